@@ -95,7 +95,7 @@ expect 0 "predicted" plan --kernels plain scan:dense:t64:n8
 expect 0 "wisdom" plan scan:dense:t64:n8
 expect 0 "nothing is measured" plan --measure delta:t64
 expect 0 "predicted" plan scan:diagonal:t64:n8
-"$carry" bench --json --repeats 3 scan:dense:f32:t1024:n32:w1 > "$folder/out" 2> "$folder/err"
+"$carry" bench --json --repeats 3 scan:dense:f32:t1024:n8:w1 > "$folder/out" 2> "$folder/err"
 head -n 1 "$folder/out" | grep -q '"ceilings": {"gemm_gflops": [0-9.e+]*, "copy_gbytes_s": [0-9.e+]*}' || {
     echo "FAILED: the first line of bench --json has no ceilings"; failures=$((failures + 1)); }
 for field in problem algorithm device median_s spread repeats products gflops gbytes_s share error planned; do

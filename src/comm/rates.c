@@ -12,12 +12,12 @@
 #include "core/span.h"
 
 #define SMALL 8
-#define LARGE ((size_t)1 << 20)
-#define SMALL_TRIPS 15
+#define LARGE ((size_t)1 << CARRY_MEASURED(20, 16))
+#define SMALL_TRIPS CARRY_MEASURED(15, 3)
 #define LARGE_TRIPS 3
 #define FAR_TRIPS 3
 #define BURST 16 /* messages at once */
-#define BURST_TRIPS 5
+#define BURST_TRIPS CARRY_MEASURED(5, 1)
 
 typedef struct game {
     carry_comm *comm;

@@ -214,13 +214,9 @@ static void check_problem(const carry_delta_problem *p, const char *gates, const
     carry_delta_set_free(in_f32, &s);
 }
 
-/* Forms to pass over: emulated tiles take ten times longer under a sanitizer. */
+/* Forms to pass over. */
 static int stride(void) {
-#if defined(__SANITIZE_ADDRESS__)
-    return 5;
-#else
     return support_cases(1, 8);
-#endif
 }
 
 static void terms_have_the_accuracy_of_f32_for_every_chunk_gate_and_shape(void **unused) {

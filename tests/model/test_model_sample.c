@@ -73,13 +73,13 @@ static int64_t reference(double *p, const float *logits, int64_t count, double t
    it is near normal with mean f and variance 2f: 5 deviations and a bit are passed once in millions of seeds. */
 static void compare(carry_ctx *ctx, const float *logits, int64_t count, double temperature, int64_t top_k,
                     double top_p) {
-    enum { DRAWS = 20000 };
+    const int draws = support_cases(20000, 4000);
     double *p = malloc((size_t)count * sizeof *p);
     int64_t *drawn = calloc((size_t)count, sizeof *drawn);
     assert_true(p != NULL && drawn != NULL);
     (void)reference(p, logits, count, temperature, top_k, top_p);
     carry_sampler *s = sampler(ctx, count, temperature, top_k, top_p);
-    for (uint64_t i = 0; i < DRAWS; i++) {
+    for (uint64_t i = 0; i < (uint64_t)draws; i++) {
         int64_t token = -1;
         assert_ok(ctx, carry_sample(ctx, s, logits, 3, i, &token));
         assert_in_range(token, 0, count - 1);
@@ -94,7 +94,7 @@ static void compare(carry_ctx *ctx, const float *logits, int64_t count, double t
     double rest = 0.0;
     double rest_drawn = 0.0;
     for (int64_t i = 0; i < count; i++) {
-        double expected = p[i] * DRAWS;
+        double expected = p[i] * draws;
         if (expected >= 5.0) {
             chi += ((double)drawn[i] - expected) * ((double)drawn[i] - expected) / expected;
             freedom += 1.0;
@@ -170,7 +170,7 @@ static void thresholds_are_those_of_a_sort(void **unused) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     static float logits[SIZE];
     static double p[SIZE];
-    for (uint64_t trial = 0; trial < 400; trial++) {
+    for (uint64_t trial = 0; trial < (uint64_t)support_cases(400, 100); trial++) {
         int64_t count = 1 + (int64_t)(uniform(1000 + trial, 0) * SIZE);
         count = count > SIZE ? SIZE : count;
         random_logits(logits, count, trial, trial % 3 == 0 ? 80.0 : 3.0);

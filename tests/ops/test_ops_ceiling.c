@@ -8,7 +8,7 @@
 #include "ops/product/matmul.h"
 #include "support.h"
 
-enum { SIDE = 256 };
+enum { SIDE = CARRY_MEASURED(256, 128) }; /* among the ceiling's */
 
 /* Flop/s of the best of some products by one way. */
 static double rate_of(carry_ctx *ctx, carry_product_function by, float *floats) {

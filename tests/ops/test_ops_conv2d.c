@@ -68,12 +68,12 @@ static carry_tensor picture(int64_t height, int64_t width, int64_t channels, boo
     return t;
 }
 
-static double at(const carry_tensor *t, int64_t y, int64_t x, int64_t c) {
+static SUPPORT_UNWATCHED double at(const carry_tensor *t, int64_t y, int64_t x, int64_t c) {
     return ((const float *)t->data)[(y * t->shape[1] + x) * t->shape[2] + c];
 }
 
 /* Pixel (y, x), counted without the frame, of the picture that the 3 x 3 window runs over. */
-static double seen(const carry_conv2d_args *a, int64_t y, int64_t x, int64_t c) {
+static SUPPORT_UNWATCHED double seen(const carry_conv2d_args *a, int64_t y, int64_t x, int64_t c) {
     int64_t first = a->x.shape[2];
     int which = c < first ? 0 : a->in == 3 * first && c >= 2 * first ? 2 : 1;
     const carry_tensor *from = which == 0 ? &a->x : which == 1 ? &a->past : &a->older;
@@ -86,7 +86,7 @@ static double seen(const carry_conv2d_args *a, int64_t y, int64_t x, int64_t c) 
     return at(from, y / factor + 1, x / factor + 1, channel);
 }
 
-static double expected(const carry_conv2d_args *a, const float *w, int64_t y, int64_t x, int64_t c) {
+static SUPPORT_UNWATCHED double expected(const carry_conv2d_args *a, const float *w, int64_t y, int64_t x, int64_t c) {
     int64_t side = a->form == CARRY_CONV2D_POINT ? 1 : 3;
     int64_t step = a->form == CARRY_CONV2D_HALF || a->form == CARRY_CONV2D_AHEAD ? 2 : 1;
     int64_t before = a->form == CARRY_CONV2D_AHEAD ? 0 : side / 2; /* pixels of a window before its place */
@@ -139,6 +139,7 @@ static void check(carry_conv2d_form form, const shape *s, int with) {
         first = i == 0 ? a.y.data : first;
         if (i == 1 || i == 2) {
             assert_memory_equal(first, a.y.data, bytes);
+            continue;
         }
         /* Terms are below 1 (those of a doubled picture below 4, and there are fewer), sums of n of them are off by at
            most n n/2 2^-24 and by sqrt of that count in fact: n 2^-24 is generous, and a wrong pixel is off by 0.1. */
@@ -148,7 +149,7 @@ static void check(carry_conv2d_form form, const shape *s, int with) {
                 bool frame = y == 0 || x == 0 || y == high + 1 || x == wide + 1;
                 for (int64_t c = 0; c < s->out; c++) {
                     double want = frame ? 0.0 : expected(&a, w.data, y - 1, x - 1, c);
-                    if (!(fabs(at(&a.y, y, x, c) - want) <= bound)) {
+                    if (!(fabs(carry_tensor_at(&a.y, (y * (wide + 2) + x) * s->out + c) - want) <= bound)) {
                         fail_msg("form %d, %lldx%lld, %lld+%lld to %lld channels, with %d: y[%lld, %lld, %lld] is %.7g "
                                  "and not %.7g",
                                  (int)form, (long long)s->height, (long long)s->width, (long long)s->x,
@@ -173,7 +174,7 @@ static void test_every_form_matches_the_reference_for_every_size(void **state) {
             if (form == CARRY_CONV2D_AHEAD && shapes[i].height < 2) {
                 continue;
             }
-            for (int with = 0; with < 16; with += i < 4 ? 1 : 5) {
+            for (int with = 0; with < 16; with += i < 4 ? support_cases(1, 3) : 5) {
                 check((carry_conv2d_form)form, &shapes[i], with);
             }
         }

@@ -32,7 +32,7 @@ static void check_layer_norm(carry_dtype type, int64_t tokens, int64_t n, bool i
             }
         }
         array first;
-        for (int c = 0; c < CTXS; c++) {
+        for (int c = 0; c < CTXS; c += ctxs_step()) {
             array from = copy_of(&x);
             array y = in_place ? from : poisoned(type, 2, SHAPE(tokens, n));
             assert_ok(ctxs[c], carry_layer_norm(ctxs[c], y.t, from.t, weighted ? w.t : absent, biased ? b.t : absent,
@@ -79,7 +79,7 @@ static void check_additions(carry_dtype type, int64_t tokens, int64_t n) {
     array x = random_array(type, 2, SHAPE(tokens, n), -1, 1), y = random_array(type, 2, SHAPE(tokens, n), -1, 1);
     array g = random_array(tokens % 2 == 0 ? CARRY_F32 : type, 1, &n, -1, 1);
     array first[2];
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array biased = copy_of(&x), gated = copy_of(&x);
         assert_ok(ctxs[c], carry_add_bias(ctxs[c], biased.t, g.t));
         assert_ok(ctxs[c], carry_gated_add(ctxs[c], gated.t, y.t, g.t));
@@ -170,7 +170,7 @@ static void check_rotary(carry_dtype type, int64_t tokens, int64_t heads, int64_
             want[2 * i] = x.v[2 * i] * c - x.v[2 * i + 1] * s;
             want[2 * i + 1] = x.v[2 * i] * s + x.v[2 * i + 1] * c;
         }
-        for (int c = 0; c < CTXS; c++) {
+        for (int c = 0; c < CTXS; c += ctxs_step()) {
             array from = copy_of(&x), y = in_place ? from : poisoned(type, 3, x.t.shape);
             assert_ok(ctxs[c], carry_rotary(ctxs[c], y.t, from.t, table.t, back == 1));
             first = c == 0 ? y : first;

@@ -51,7 +51,7 @@ static void check_layer_norm(carry_dtype type, int64_t tokens, int64_t n, bool w
     void *workspace = keep(malloc(bytes + 1));
     array first[3];
     p.dy = dy.v;
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array dx = accumulate ? copy_of(&before) : poisoned(type, 2, SHAPE(tokens, n));
         array dw = poisoned(CARRY_F32, 1, &n);
         array db = poisoned(CARRY_F32, 1, &n);
@@ -127,7 +127,7 @@ static void check_sums(carry_dtype type, int64_t tokens, int64_t n) {
         want[i] = dx.v[i] * g.v[i % n];
     }
     array first[3];
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array db = poisoned(CARRY_F32, 1, &n);
         array dg = poisoned(CARRY_F32, 1, &n);
         array dy = poisoned(type, 2, SHAPE(tokens, n));

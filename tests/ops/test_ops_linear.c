@@ -4,8 +4,8 @@
 #include "carry/nn.h"
 
 /* c[i, j] = sum_l a(i, l) b(l, j) with a stored [m, k] or [k, m], b [k, n] or [n, k]. */
-static void product64(double *c, const double *a, bool a_turned, const double *b, bool b_turned, int64_t m, int64_t n,
-                      int64_t k, const double *base) {
+static SUPPORT_UNWATCHED void product64(double *c, const double *a, bool a_turned, const double *b, bool b_turned,
+                                        int64_t m, int64_t n, int64_t k, const double *base) {
     for (int64_t i = 0; i < m; i++) {
         for (int64_t j = 0; j < n; j++) {
             double sum = base != NULL ? base[i * n + j] : 0.0;
@@ -32,7 +32,7 @@ static void check_layer(carry_dtype type, carry_dtype weights, int64_t tokens, i
     array dx0 = random_array(type, 2, SHAPE(tokens, in), -1, 1);
     array dW0 = random_array(CARRY_F32, 2, SHAPE(out, in), -1, 1);
     array first[3];
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array y = accumulate ? copy_of(&y0) : poisoned(type, 2, y0.t.shape);
         array dx = accumulate ? copy_of(&dx0) : poisoned(type, 2, dx0.t.shape);
         array dW = copy_of(&dW0);
@@ -65,7 +65,8 @@ static void test_linear_matches_float64_for_every_shape_and_type(void **state) {
             if (!support_takes((int)s * 3 + i, s < 4 ? 1 : 2)) {
                 continue;
             }
-            for (int accumulate = 0; accumulate < 2; accumulate += support_cases(1, 2)) {
+            for (int accumulate = support_cases(0, ((int)s / 2 + i) % 2); accumulate < 2;
+                 accumulate += support_cases(1, 2)) {
                 check_layer(types[i], CARRY_F32, shapes[s][0], shapes[s][1], shapes[s][2], accumulate);
             }
             check_layer(types[i], types[i], shapes[s][0], shapes[s][1], shapes[s][2], true);
@@ -112,7 +113,8 @@ static void test_linear_names_what_does_not_fit(void **state) {
 }
 
 /* The loss of one row, and its gradient times scale; d may be x. */
-static double cross_entropy64(double *d, const double *x, int64_t vocabulary, int64_t target, double scale) {
+static SUPPORT_UNWATCHED double cross_entropy64(double *d, const double *x, int64_t vocabulary, int64_t target,
+                                                double scale) {
     double largest = -INFINITY, sum = 0.0;
     for (int64_t i = 0; i < vocabulary; i++) {
         largest = fmax(largest, x[i]);
@@ -152,7 +154,7 @@ static void check_cross_entropy(carry_dtype type, int64_t tokens, int64_t vocabu
         }
     }
     array first = {0}, first_losses = {0};
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array from = copy_of(&logits);
         array d = in_place ? from : poisoned(type, 2, logits.t.shape);
         array losses = poisoned(CARRY_F32, 1, &tokens), only = poisoned(CARRY_F32, 1, &tokens);
@@ -227,7 +229,7 @@ static void check_linear_cross_entropy(carry_dtype type, int64_t tokens, int64_t
     size_t bytes = carry_linear_cross_entropy_workspace(tokens, n, vocabulary);
     void *workspace = keep(malloc(bytes));
     array first[2];
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array dx = poisoned(type, 2, x.t.shape), dW = copy_of(&dW0);
         array losses = poisoned(CARRY_F32, 1, &tokens), only = poisoned(CARRY_F32, 1, &tokens);
         double total[2];
@@ -267,7 +269,7 @@ static void test_linear_cross_entropy_matches_float64_in_blocks_and_whole(void *
     for (int i = 0; i < 3; i++) {
         check_linear_cross_entropy(types[i], 1, 5, 1);
         check_linear_cross_entropy(types[i], 33, 17, 259);
-        if (support_takes(i, 3)) {
+        if (i < support_cases(3, 1)) {
             check_linear_cross_entropy(types[i], 19, 3, 300001); /* blocks of 16 tokens, and 3 are left */
         }
         (void)free_kept(NULL);

@@ -44,7 +44,7 @@ static void check_activation(carry_dtype type, carry_activation activation, int6
     array dy = random_array(type, 1, &count, -1, 1);
     array first[2];
     p.dy = dy.v;
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array x = copy_of(&p.x), d = copy_of(&dy);
         array y = in_place ? x : poisoned(type, 1, &count), dx = in_place ? d : poisoned(type, 1, &count);
         assert_ok(ctxs[c], carry_activate_backward(ctxs[c], dx.t, d.t, x.t, activation));
@@ -109,7 +109,7 @@ static void check_swiglu(carry_dtype type, int64_t count, bool in_place) {
     array dy = random_array(type, 1, &count, -1, 1);
     array first[3];
     p.dy = dy.v;
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array gate = copy_of(&p.x), up = copy_of(&p.y);
         array got[3] = {poisoned(type, 1, &count), in_place ? gate : poisoned(type, 1, &count),
                         in_place ? up : poisoned(type, 1, &count)};
@@ -173,7 +173,7 @@ static void check_norm(carry_dtype type, int64_t tokens, int64_t n, bool weighte
     size_t bytes = carry_rms_norm_backward_workspace(tokens, n);
     void *workspace = keep(malloc(bytes));
     array first[4];
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array got[4] = {poisoned(type, 2, p.x.t.shape), accumulate ? copy_of(&dx0) : poisoned(type, 2, p.x.t.shape),
                         copy_of(&dw0), poisoned(type, 2, p.x.t.shape)};
         assert_ok(ctxs[c], carry_rms_norm(ctxs[c], got[0].t, p.x.t, p.w.t, p.z.t, 1e-3f));
@@ -278,7 +278,7 @@ static void check_embed(carry_dtype type, carry_dtype weights, int64_t tokens, i
         dtable0.v[ids[i / n] * n + i % n] += dy.v[i];
     }
     array first[2];
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array y = poisoned(type, 2, dy.t.shape), dtable = copy_of(&dtable0);
         assert_ok(ctxs[c], carry_embed(ctxs[c], y.t, table.t, carry_view_1d(ids, CARRY_I64, tokens)));
         assert_ok(ctxs[c], carry_embed_backward(ctxs[c], dtable.t, dy.t, carry_view_1d(ids, CARRY_I64, tokens)));
@@ -324,7 +324,7 @@ static void check_adamw(int64_t count, bool clipped) {
     double *m = keep(calloc((size_t)count, 8)), *v = keep(calloc((size_t)count, 8));
     carry_adamw o = {.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1, .factor = clipped ? 0.25 : 1.0};
     array first[2];
-    for (int c = 0; c < CTXS; c++) {
+    for (int c = 0; c < CTXS; c += ctxs_step()) {
         array w = copy_of(&w0), m32 = poisoned(CARRY_F32, 1, &count), v32 = poisoned(CARRY_F32, 1, &count);
         array low = poisoned(types[c], 1, &count), again = poisoned(types[c], 1, &count);
         memset(m32.t.data, 0, (size_t)count * 4);

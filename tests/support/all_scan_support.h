@@ -12,7 +12,7 @@
 static const carry_all_scan_machine some_machine = {
     .latency = 2e-6, .overhead = 5e-7, .bandwidth = 10e9, .product = 80e-6, .compose = 80e-6, .memory = 10e9};
 
-static inline double unit(uint64_t seed, uint64_t high, uint64_t low) { /* -1 to 1 */
+static inline SUPPORT_UNWATCHED double unit(uint64_t seed, uint64_t high, uint64_t low) { /* -1 to 1 */
     return (double)draw(seed, high, low) / 2147483648.0 - 1.0;
 }
 
@@ -28,7 +28,7 @@ static inline float *floats(int64_t count) {
 
 /* Rows and columns of M sum to at most 1 in absolute value, or nearly, so that errors do not grow from rank to rank,
    and M S is as large as S: a signed permutation and something dense beside it. */
-static inline void fill_dense(float *M, int64_t key, uint64_t seed, uint64_t stream) {
+static inline SUPPORT_UNWATCHED void fill_dense(float *M, int64_t key, uint64_t seed, uint64_t stream) {
     for (int64_t i = 0; i < key; i++) {
         for (int64_t j = 0; j < key; j++) {
             const double beside = 0.15 * unit(seed, stream, (uint64_t)(i * key + j)) / (double)key;
@@ -37,7 +37,7 @@ static inline void fill_dense(float *M, int64_t key, uint64_t seed, uint64_t str
     }
 }
 
-static inline part make_part(const carry_all_scan_problem *p, uint64_t seed, int rank) {
+static inline SUPPORT_UNWATCHED part make_part(const carry_all_scan_problem *p, uint64_t seed, int rank) {
     const int64_t state = p->heads * p->key * p->value, factor = p->heads * p->rows * p->key;
     const uint64_t stream = (uint64_t)rank * 8;
     part made = {.L = floats(state), .initial = floats(state), .state = floats(state), .leaving = floats(state)};
@@ -103,7 +103,8 @@ static inline carry_all_scan_args args_of(const carry_all_scan_problem *p, const
 }
 
 /* Entry i, j of the map of one head, as it acts. */
-static inline double entry(const carry_all_scan_problem *p, const part *made, int64_t head, int64_t i, int64_t j) {
+static inline SUPPORT_UNWATCHED double entry(const carry_all_scan_problem *p, const part *made, int64_t head, int64_t i,
+                                             int64_t j) {
     if (p->kind == CARRY_ALL_SCAN_DIAGONAL) {
         return i == j ? made->M[head * p->key + i] : 0.0;
     }
@@ -119,7 +120,8 @@ static inline double entry(const carry_all_scan_problem *p, const part *made, in
 }
 
 /* out = what leaves the part when S enters it. */
-static inline void leave(const carry_all_scan_problem *p, const part *made, double *out, const double *S) {
+static inline SUPPORT_UNWATCHED void leave(const carry_all_scan_problem *p, const part *made, double *out,
+                                           const double *S) {
     const int64_t state = p->key * p->value;
     for (int64_t head = 0; head < p->heads; head++) {
         for (int64_t i = 0; i < p->key; i++) {
@@ -138,8 +140,8 @@ static inline void leave(const carry_all_scan_problem *p, const part *made, doub
 }
 
 /* The state that enters a rank, and what leaves it; the largest number on the way. */
-static inline double reference(const carry_all_scan_problem *p, const part *parts, int ranks, int rank, bool initial,
-                               double *enters, double *leaves) {
+static inline SUPPORT_UNWATCHED double reference(const carry_all_scan_problem *p, const part *parts, int ranks,
+                                                 int rank, bool initial, double *enters, double *leaves) {
     const int64_t state = p->heads * p->key * p->value;
     double largest = 1.0; /* L and initial are below */
     const int first = p->reversed ? ranks - 1 : 0, step = p->reversed ? -1 : 1;

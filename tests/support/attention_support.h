@@ -34,15 +34,15 @@ static inline placed place(carry_dtype type, int64_t rows, int64_t heads, int64_
     return p;
 }
 
-static inline int64_t index_of(const carry_tensor *t, int64_t row, int64_t head, int64_t d) {
+static inline SUPPORT_UNWATCHED int64_t index_of(const carry_tensor *t, int64_t row, int64_t head, int64_t d) {
     return row * t->stride[0] + head * t->stride[1] + d;
 }
 
-static inline double value(const carry_tensor *t, int64_t row, int64_t head, int64_t d) {
+static inline SUPPORT_UNWATCHED double value(const carry_tensor *t, int64_t row, int64_t head, int64_t d) {
     return carry_tensor_at(t, index_of(t, row, head, d));
 }
 
-static inline void set_value(const carry_tensor *t, int64_t row, int64_t head, int64_t d, float x) {
+static inline SUPPORT_UNWATCHED void set_value(const carry_tensor *t, int64_t row, int64_t head, int64_t d, float x) {
     int64_t at = index_of(t, row, head, d);
     if (t->dtype == CARRY_F32) {
         ((float *)t->data)[at] = x;
@@ -51,7 +51,8 @@ static inline void set_value(const carry_tensor *t, int64_t row, int64_t head, i
     }
 }
 
-static inline placed random_placed(carry_dtype type, int64_t rows, int64_t heads, int64_t dim, int layout, float size) {
+static inline SUPPORT_UNWATCHED placed random_placed(carry_dtype type, int64_t rows, int64_t heads, int64_t dim,
+                                                     int layout, float size) {
     placed p = place(type, rows, heads, dim, layout);
     array a = random_array(CARRY_F32, 3, SHAPE(rows, heads, dim), -size, size);
     for (int64_t r = 0; r < rows; r++) {
@@ -65,7 +66,8 @@ static inline placed random_placed(carry_dtype type, int64_t rows, int64_t heads
 }
 
 /* Each element against `want`, packed [rows, H, D]. */
-static inline void assert_placed_near(const char *what, const carry_tensor *got, const double *want, double bound) {
+static inline SUPPORT_UNWATCHED void assert_placed_near(const char *what, const carry_tensor *got, const double *want,
+                                                        double bound) {
     double u = rounding(got->dtype);
     double least = got->dtype == CARRY_F16 ? 0x1p-25 : 0.0;
     for (int64_t i = 0; i < got->shape[0] * got->shape[1] * got->shape[2]; i++) {
@@ -86,7 +88,7 @@ static inline void assert_placed_near(const char *what, const carry_tensor *got,
 
 /* What is between the elements is as `place` left it: the elements are overwritten with its bytes, and then all bytes
    must be those. */
-static inline void assert_gaps_untouched(const char *what, const placed *p) {
+static inline SUPPORT_UNWATCHED void assert_gaps_untouched(const char *what, const placed *p) {
     size_t item = carry_dtype_size(p->t.dtype);
     for (int64_t r = 0; r < p->t.shape[0]; r++) {
         for (int64_t h = 0; h < p->t.shape[1]; h++) {

@@ -15,12 +15,12 @@ typedef struct recurrence {
     double *S; /* [T + 1, K, V]: states of one sequence and value head */
 } recurrence;
 
-static inline double rounded(const recurrence *r, double x) {
+static inline SUPPORT_UNWATCHED double rounded(const recurrence *r, double x) {
     return r->single ? (double)(float)x : x;
 }
 
 /* y = x / sqrt(sum of squares + 1e-6); the inverse norm. */
-static inline double read_row(const recurrence *r, double *y, const float *x) {
+static inline SUPPORT_UNWATCHED double read_row(const recurrence *r, double *y, const float *x) {
     const carry_delta_problem *p = &r->w->p;
     double sum = p->l2norm ? 1e-6 : 1.0;
     for (int64_t c = 0; p->l2norm && c < p->key; c++) {
@@ -34,7 +34,8 @@ static inline double read_row(const recurrence *r, double *y, const float *x) {
 }
 
 /* dx += (dy - y (y . dy)) inverse. */
-static inline void add_row(const recurrence *r, double *dx, double *dy, const double *y, double inverse) {
+static inline SUPPORT_UNWATCHED void add_row(const recurrence *r, double *dx, double *dy, const double *y,
+                                             double inverse) {
     const carry_delta_problem *p = &r->w->p;
     double along = 0.0;
     for (int64_t c = 0; p->l2norm && c < p->key; c++) {
@@ -51,7 +52,7 @@ typedef struct recurrence_token {
     double q_norm, k_norm, beta, scale;
 } recurrence_token;
 
-static inline recurrence_token token_of(const recurrence *r, int64_t token, int64_t value_head) {
+static inline SUPPORT_UNWATCHED recurrence_token token_of(const recurrence *r, int64_t token, int64_t value_head) {
     const whole *w = r->w;
     const carry_delta_problem *p = &w->p;
     recurrence_token t = {.head = token * p->heads + value_head / (p->value_heads / p->heads),
@@ -70,7 +71,8 @@ static inline recurrence_token token_of(const recurrence *r, int64_t token, int6
 }
 
 /* beta (v - S^T k) of a decayed state, without the beta. */
-static inline double correction(const recurrence *r, const recurrence_token *t, const double *before, int64_t j) {
+static inline SUPPORT_UNWATCHED double correction(const recurrence *r, const recurrence_token *t, const double *before,
+                                                  int64_t j) {
     const carry_delta_problem *p = &r->w->p;
     double seen = 0.0;
     for (int64_t c = 0; c < p->key; c++) {
@@ -80,7 +82,8 @@ static inline double correction(const recurrence *r, const recurrence_token *t, 
     return rounded(r, (double)r->w->v[t->value_head * p->value + j] - seen);
 }
 
-static inline void token_forward(const recurrence *r, const recurrence_token *t, const double *before, double *after) {
+static inline SUPPORT_UNWATCHED void token_forward(const recurrence *r, const recurrence_token *t, const double *before,
+                                                   double *after) {
     const carry_delta_problem *p = &r->w->p;
     for (int64_t j = 0; j < p->value; j++) {
         double u = rounded(r, t->beta * correction(r, t, before, j));
@@ -95,8 +98,8 @@ static inline void token_forward(const recurrence *r, const recurrence_token *t,
 }
 
 /* dS: of the state behind the token, then of the one before it. A gate of -inf has the gradient 0. */
-static inline void token_backward(const recurrence *r, const recurrence_token *t, const double *before,
-                                  const double *after, double *dS) {
+static inline SUPPORT_UNWATCHED void token_backward(const recurrence *r, const recurrence_token *t,
+                                                    const double *before, const double *after, double *dS) {
     const whole *w = r->w;
     const carry_delta_problem *p = &w->p;
     double dq[CARRY_DELTA_MAX_DIM] = {0}, dk[CARRY_DELTA_MAX_DIM] = {0};
@@ -133,7 +136,8 @@ static inline void token_backward(const recurrence *r, const recurrence_token *t
 }
 
 /* One value head of one sequence: tokens first..first+length-1 of all. */
-static inline void recur(const recurrence *r, int64_t sequence, int64_t value_head, int64_t first, int64_t length) {
+static inline SUPPORT_UNWATCHED void recur(const recurrence *r, int64_t sequence, int64_t value_head, int64_t first,
+                                           int64_t length) {
     const whole *w = r->w;
     const carry_delta_problem *p = &w->p;
     int64_t size = p->key * p->value;
@@ -154,7 +158,7 @@ static inline void recur(const recurrence *r, int64_t sequence, int64_t value_he
     }
 }
 
-static inline recurrence recur_whole(const whole *w, bool single) {
+static inline SUPPORT_UNWATCHED recurrence recur_whole(const whole *w, bool single) {
     const carry_delta_problem *p = &w->p;
     recurrence r = {.w = w, .single = single};
     for (int i = 0; i < REFERENCED; i++) {
@@ -174,7 +178,7 @@ static inline recurrence recur_whole(const whole *w, bool single) {
     return r;
 }
 
-static inline void discard_recurrence(recurrence *r) {
+static inline SUPPORT_UNWATCHED void discard_recurrence(recurrence *r) {
     for (int i = 0; i < REFERENCED; i++) {
         free(r->to[i]);
     }

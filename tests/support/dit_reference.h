@@ -32,14 +32,14 @@ typedef struct reference_dit {
     double *time, *projected; /* of every frame: [dim], [6 dim] */
 } reference_dit;
 
-static inline double *reference_new(int64_t count) {
+static inline SUPPORT_UNWATCHED double *reference_new(int64_t count) {
     double *made = calloc((size_t)count + 1, sizeof *made);
     assert_non_null(made);
     return made;
 }
 
 /* y = W x + b. */
-static inline double *reference_affine(carry_tensor W, carry_tensor b, const double *x, int64_t T) {
+static inline SUPPORT_UNWATCHED double *reference_affine(carry_tensor W, carry_tensor b, const double *x, int64_t T) {
     const int64_t out = W.shape[0], in = W.shape[1];
     const float *weight = W.data, *bias = b.data;
     double *y = reference_new(T * out);
@@ -53,30 +53,31 @@ static inline double *reference_affine(carry_tensor W, carry_tensor b, const dou
     return y;
 }
 
-static inline double *reference_outer(const reference_dit *r, carry_dit_outer weight, const double *x, int64_t T) {
+static inline SUPPORT_UNWATCHED double *reference_outer(const reference_dit *r, carry_dit_outer weight, const double *x,
+                                                        int64_t T) {
     return reference_affine(carry_dit_outer_weight(r->dit, weight),
                             carry_dit_outer_weight(r->dit, (carry_dit_outer)(weight + 1)), x, T);
 }
 
-static inline double *reference_inner(const reference_dit *r, int64_t block, carry_dit_slot weight, const double *x,
-                                      int64_t T) {
+static inline SUPPORT_UNWATCHED double *reference_inner(const reference_dit *r, int64_t block, carry_dit_slot weight,
+                                                        const double *x, int64_t T) {
     return reference_affine(carry_dit_block_weight(r->dit, block, weight),
                             carry_dit_block_weight(r->dit, block, carry_dit_bias(weight)), x, T);
 }
 
-static inline void reference_silu(double *x, int64_t count) {
+static inline SUPPORT_UNWATCHED void reference_silu(double *x, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         x[i] /= 1.0 + exp(-x[i]);
     }
 }
 
-static inline void reference_gelu(double *x, int64_t count) {
+static inline SUPPORT_UNWATCHED void reference_gelu(double *x, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         x[i] *= 0.5 * (1.0 + tanh(sqrt(2.0 / 3.14159265358979323846) * (x[i] + 0.044715 * x[i] * x[i] * x[i])));
     }
 }
 
-static inline void reference_rms(const reference_dit *r, carry_tensor w, double *x, int64_t T) {
+static inline SUPPORT_UNWATCHED void reference_rms(const reference_dit *r, carry_tensor w, double *x, int64_t T) {
     const int64_t dim = r->dit->config.dim;
     for (int64_t t = 0; w.data != NULL && t < T; t++) {
         double squares = 0.0;
@@ -89,7 +90,7 @@ static inline void reference_rms(const reference_dit *r, carry_tensor w, double 
     }
 }
 
-static inline void reference_normalise(const reference_dit *r, double *to, const double *x) {
+static inline SUPPORT_UNWATCHED void reference_normalise(const reference_dit *r, double *to, const double *x) {
     const int64_t dim = r->dit->config.dim;
     double mean = 0.0, variance = 0.0;
     for (int64_t i = 0; i < dim; i++) {
@@ -104,13 +105,14 @@ static inline void reference_normalise(const reference_dit *r, double *to, const
 }
 
 /* m[which] of a block, of the frame of a token. */
-static inline double reference_modulation(const reference_dit *r, int64_t block, int64_t token, int which, int64_t i) {
+static inline SUPPORT_UNWATCHED double reference_modulation(const reference_dit *r, int64_t block, int64_t token,
+                                                            int which, int64_t i) {
     const int64_t dim = r->dit->config.dim, frame = token / r->per_frame;
     const float *own = carry_dit_block_weight(r->dit, block, CARRY_DIT_MODULATION).data;
     return (double)own[which * dim + i] + r->projected[(frame * 6 + which) * dim + i];
 }
 
-static inline double *reference_modulated(const reference_dit *r, int64_t block, int shift) {
+static inline SUPPORT_UNWATCHED double *reference_modulated(const reference_dit *r, int64_t block, int shift) {
     const int64_t dim = r->dit->config.dim;
     double *y = reference_new(r->tokens * dim);
     for (int64_t t = 0; t < r->tokens; t++) {
@@ -124,7 +126,7 @@ static inline double *reference_modulated(const reference_dit *r, int64_t block,
 }
 
 /* Turns pair p of a head by the position of its part: time, height or width. */
-static inline void reference_turn(const reference_dit *r, double *x, int64_t token, int64_t p) {
+static inline SUPPORT_UNWATCHED void reference_turn(const reference_dit *r, double *x, int64_t token, int64_t p) {
     const int64_t pairs = r->dit->config.dim / r->dit->config.num_heads / 2;
     const int64_t third = 2 * pairs / 6, time = pairs - 2 * third, place = token % r->per_frame;
     const int64_t part = p < time ? time : third;
@@ -137,7 +139,7 @@ static inline void reference_turn(const reference_dit *r, double *x, int64_t tok
 }
 
 /* Does a frame see another, and is it the first that it sees? */
-static inline bool reference_sees(const reference_video *v, int64_t from, int64_t to, bool *first) {
+static inline SUPPORT_UNWATCHED bool reference_sees(const reference_video *v, int64_t from, int64_t to, bool *first) {
     const int64_t end = v->end[from], low = end - (v->window - v->sink);
     const int64_t oldest = v->sink > 0 ? 0 : low > 0 ? low : 0;
     *first = to == oldest;
@@ -145,8 +147,8 @@ static inline bool reference_sees(const reference_video *v, int64_t from, int64_
 }
 
 /* keys: of the tokens, where masked, or of the text. */
-static inline double *reference_attention(const reference_dit *r, const double *q, const double *k, const double *v,
-                                          int64_t keys, bool masked) {
+static inline SUPPORT_UNWATCHED double *reference_attention(const reference_dit *r, const double *q, const double *k,
+                                                            const double *v, int64_t keys, bool masked) {
     const carry_dit_config *c = &r->dit->config;
     const int64_t dim = c->dim, head = dim / c->num_heads;
     double *o = reference_new(r->tokens * dim), *score = reference_new(keys);
@@ -183,7 +185,7 @@ static inline double *reference_attention(const reference_dit *r, const double *
     return o;
 }
 
-static inline void reference_self(reference_dit *r, int64_t block) {
+static inline SUPPORT_UNWATCHED void reference_self(reference_dit *r, int64_t block) {
     const carry_dit_config *c = &r->dit->config;
     const int64_t dim = c->dim, head = dim / c->num_heads;
     double *a = reference_modulated(r, block, 0);
@@ -204,7 +206,7 @@ static inline void reference_self(reference_dit *r, int64_t block) {
     free(a), free(q), free(k), free(v), free(o), free(y);
 }
 
-static inline void reference_cross(reference_dit *r, int64_t block) {
+static inline SUPPORT_UNWATCHED void reference_cross(reference_dit *r, int64_t block) {
     const carry_dit_config *c = &r->dit->config;
     const int64_t dim = c->dim;
     double *b = reference_new(r->tokens * dim);
@@ -232,7 +234,7 @@ static inline void reference_cross(reference_dit *r, int64_t block) {
     free(b), free(q), free(k), free(v), free(o), free(y);
 }
 
-static inline void reference_feed(reference_dit *r, int64_t block) {
+static inline SUPPORT_UNWATCHED void reference_feed(reference_dit *r, int64_t block) {
     const int64_t dim = r->dit->config.dim;
     double *c = reference_modulated(r, block, 3);
     double *hidden = reference_inner(r, block, CARRY_DIT_FFN_UP, c, r->tokens);
@@ -245,14 +247,15 @@ static inline void reference_feed(reference_dit *r, int64_t block) {
 }
 
 /* Element (channel, frame, height, width) of token's patch, by the place in the patch. */
-static inline int64_t reference_place(const reference_dit *r, int64_t token, int64_t channel, int64_t a, int64_t b) {
+static inline SUPPORT_UNWATCHED int64_t reference_place(const reference_dit *r, int64_t token, int64_t channel,
+                                                        int64_t a, int64_t b) {
     const carry_dit_config *c = &r->dit->config;
     const int64_t place = token % r->per_frame;
     const int64_t row = place / r->columns * c->patch[1] + a, column = place % r->columns * c->patch[2] + b;
     return ((channel * r->video->frames + token / r->per_frame) * r->video->height + row) * r->video->width + column;
 }
 
-static inline void reference_embed(reference_dit *r) {
+static inline SUPPORT_UNWATCHED void reference_embed(reference_dit *r) {
     const carry_dit_config *c = &r->dit->config;
     const int64_t area = c->patch[1] * c->patch[2], size = c->in_dim * area, half = c->freq_dim / 2;
     double *patches = reference_new(r->tokens * size), *text = reference_new(c->text_len * c->text_dim);
@@ -284,7 +287,7 @@ static inline void reference_embed(reference_dit *r) {
 }
 
 /* The velocity, [out_dim, frames, height, width]; the caller frees it. */
-static inline double *reference_velocity(const carry_dit *dit, const reference_video *video) {
+static inline SUPPORT_UNWATCHED double *reference_velocity(const carry_dit *dit, const reference_video *video) {
     const carry_dit_config *c = &dit->config;
     reference_dit r = {.dit = dit, .video = video};
     r.rows = video->height / c->patch[1];

@@ -14,25 +14,25 @@ typedef struct reference {
     const double *weights;
 } reference;
 
-static inline const double *reference_parameter(const reference *r, int64_t index) {
+static inline SUPPORT_UNWATCHED const double *reference_parameter(const reference *r, int64_t index) {
     return index >= 0 ? r->weights + r->lm->own.parameter[index].offset : NULL;
 }
 
-static inline const double *reference_weight(const reference *r, int64_t layer, int slot) {
+static inline SUPPORT_UNWATCHED const double *reference_weight(const reference *r, int64_t layer, int slot) {
     return reference_parameter(r, r->lm->layer[layer].slot[slot].parameter);
 }
 
-static inline double *reference_new(int64_t count) {
+static inline SUPPORT_UNWATCHED double *reference_new(int64_t count) {
     double *made = calloc((size_t)count + 1, sizeof *made);
     assert_non_null(made);
     return made;
 }
 
-static inline double reference_sigmoid(double x) {
+static inline SUPPORT_UNWATCHED double reference_sigmoid(double x) {
     return 1.0 / (1.0 + exp(-x));
 }
 
-static inline double reference_activate(double x, carry_activation activation) {
+static inline SUPPORT_UNWATCHED double reference_activate(double x, carry_activation activation) {
     switch (activation) {
     case CARRY_SILU:
         return x * reference_sigmoid(x);
@@ -50,7 +50,8 @@ static inline double reference_activate(double x, carry_activation activation) {
 }
 
 /* y[t] = W x[t] */
-static inline double *reference_linear(const double *W, const double *x, int64_t T, int64_t out, int64_t in) {
+static inline SUPPORT_UNWATCHED double *reference_linear(const double *W, const double *x, int64_t T, int64_t out,
+                                                         int64_t in) {
     double *y = reference_new(T * out);
     for (int64_t t = 0; W != NULL && t < T; t++) {
         for (int64_t o = 0; o < out; o++) {
@@ -62,8 +63,8 @@ static inline double *reference_linear(const double *W, const double *x, int64_t
     return y;
 }
 
-static inline void reference_norm(double *y, const double *x, const double *w, const double *z, int64_t rows, int64_t n,
-                                  double eps) {
+static inline SUPPORT_UNWATCHED void reference_norm(double *y, const double *x, const double *w, const double *z,
+                                                    int64_t rows, int64_t n, double eps) {
     for (int64_t t = 0; t < rows; t++) {
         double sum = 0.0;
         for (int64_t i = 0; i < n; i++) {
@@ -78,8 +79,8 @@ static inline void reference_norm(double *y, const double *x, const double *w, c
 }
 
 /* In place; without weights the activation alone. */
-static inline void reference_conv(double *x, const double *w, int64_t T, int64_t C, int64_t W,
-                                  carry_activation activation) {
+static inline SUPPORT_UNWATCHED void reference_conv(double *x, const double *w, int64_t T, int64_t C, int64_t W,
+                                                    carry_activation activation) {
     for (int64_t t = T - 1; t >= 0; t--) {
         for (int64_t c = 0; c < C; c++) {
             double sum = w != NULL ? 0.0 : x[t * C + c];
@@ -92,7 +93,7 @@ static inline void reference_conv(double *x, const double *w, int64_t T, int64_t
     }
 }
 
-static inline void reference_l2norm(double *x, int64_t rows, int64_t n) {
+static inline SUPPORT_UNWATCHED void reference_l2norm(double *x, int64_t rows, int64_t n) {
     for (int64_t t = 0; t < rows; t++) {
         double sum = 1e-6;
         for (int64_t i = 0; i < n; i++) {
@@ -105,8 +106,8 @@ static inline void reference_l2norm(double *x, int64_t rows, int64_t n) {
 }
 
 /* S <- e^g S;  u = beta (v - S^T k);  S <- S + k u^T;  o = K^-0.5 S^T q */
-static inline void reference_token(double *S, double *o, const double *q, const double *k, const double *v, double beta,
-                                   double g, int64_t K, int64_t V) {
+static inline SUPPORT_UNWATCHED void reference_token(double *S, double *o, const double *q, const double *k,
+                                                     const double *v, double beta, double g, int64_t K, int64_t V) {
     for (int64_t j = 0; j < V; j++) {
         double seen = 0.0;
         for (int64_t i = 0; i < K; i++) {
@@ -122,7 +123,7 @@ static inline void reference_token(double *S, double *o, const double *q, const 
     }
 }
 
-static inline double *reference_mix(const reference *r, int64_t layer, const double *x, int64_t T) {
+static inline SUPPORT_UNWATCHED double *reference_mix(const reference *r, int64_t layer, const double *x, int64_t T) {
     const carry_lm_config *c = &r->lm->config;
     bool gated = c->kind == CARRY_LM_GATED_DELTANET;
     int64_t d = c->hidden_size;
@@ -165,7 +166,7 @@ static inline double *reference_mix(const reference *r, int64_t layer, const dou
     return out;
 }
 
-static inline double *reference_mlp(const reference *r, int64_t layer, const double *x, int64_t T) {
+static inline SUPPORT_UNWATCHED double *reference_mlp(const reference *r, int64_t layer, const double *x, int64_t T) {
     const carry_lm_config *c = &r->lm->config;
     int64_t I = c->intermediate;
     double *gate = reference_linear(reference_parameter(r, r->lm->layer[layer].gate), x, T, I, c->hidden_size);
@@ -179,7 +180,7 @@ static inline double *reference_mlp(const reference *r, int64_t layer, const dou
     return out;
 }
 
-static inline void reference_add(double *h, double *more, int64_t count) {
+static inline SUPPORT_UNWATCHED void reference_add(double *h, double *more, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         h[i] += more[i];
     }
@@ -187,7 +188,7 @@ static inline void reference_add(double *h, double *more, int64_t count) {
 }
 
 /* Logits [T, vocabulary] of one sequence; the caller frees them. */
-static inline double *reference_logits(const reference *r, const int64_t *ids, int64_t T) {
+static inline SUPPORT_UNWATCHED double *reference_logits(const reference *r, const int64_t *ids, int64_t T) {
     const carry_lm *lm = r->lm;
     const carry_lm_config *c = &lm->config;
     int64_t d = c->hidden_size;
@@ -210,8 +211,8 @@ static inline double *reference_logits(const reference *r, const int64_t *ids, i
 }
 
 /* The sum over counted tokens of B sequences. */
-static inline double reference_loss(const reference *r, const int64_t *ids, const int64_t *labels, int64_t B,
-                                    int64_t T) {
+static inline SUPPORT_UNWATCHED double reference_loss(const reference *r, const int64_t *ids, const int64_t *labels,
+                                                      int64_t B, int64_t T) {
     int64_t n = r->lm->config.vocab_size;
     double loss = 0.0;
     for (int64_t b = 0; b < B; b++) {

@@ -15,6 +15,11 @@ static void *kept[4096];
 static int kept_count;
 static uint64_t streams;
 
+/* Contexts to go on by in loops over all: few are those of 1 and 3 threads. */
+static inline int ctxs_step(void) {
+    return support_cases(1, 2);
+}
+
 static const carry_dtype types[] = {CARRY_F32, CARRY_BF16, CARRY_F16};
 
 static inline int open_contexts(void **state) {
@@ -55,7 +60,7 @@ typedef struct array {
     int64_t count;
 } array;
 
-static inline void read_back(array *a) {
+static inline SUPPORT_UNWATCHED void read_back(array *a) {
     for (int64_t i = 0; i < a->count; i++) {
         a->v[i] = carry_tensor_at(&a->t, i);
     }
@@ -91,13 +96,13 @@ static const carry_tensor absent = {.data = NULL};
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 
 /* Half a unit in the last place, relative. */
-static inline double rounding(carry_dtype dtype) {
+static inline SUPPORT_UNWATCHED double rounding(carry_dtype dtype) {
     return dtype == CARRY_F32 ? 0x1p-24 : dtype == CARRY_BF16 ? 0x1p-8 : 0x1p-11;
 }
 
 /* Each element to its type's rounding, and `bound` for what was lost in f32 before. Numbers below f16's normal ones are
    2^-24 apart. */
-static inline void assert_near(const char *what, const array *got, const double *want, double bound) {
+static inline SUPPORT_UNWATCHED void assert_near(const char *what, const array *got, const double *want, double bound) {
     double u = rounding(got->t.dtype);
     double least = got->t.dtype == CARRY_F16 ? 0x1p-25 : 0.0;
     for (int64_t i = 0; i < got->count; i++) {
@@ -121,8 +126,8 @@ static inline void assert_same(const char *what, const array *got, const array *
    difference is off by h^2 and 1e-16/h of the loss: 1e-9 here. */
 typedef double (*loss_function)(const void *problem);
 
-static inline void assert_gradient(const char *what, const array *got, array *x, int64_t step, loss_function loss,
-                                   const void *problem, double bound) {
+static inline SUPPORT_UNWATCHED void assert_gradient(const char *what, const array *got, array *x, int64_t step,
+                                                     loss_function loss, const void *problem, double bound) {
     const double h = 1e-5;
     double u = rounding(got->t.dtype);
     for (int64_t i = 0; i < x->count; i += step * support_cases(1, 7)) {
@@ -142,11 +147,11 @@ static inline void assert_gradient(const char *what, const array *got, array *x,
     }
 }
 
-static inline double sigmoid64(double x) {
+static inline SUPPORT_UNWATCHED double sigmoid64(double x) {
     return 1.0 / (1.0 + exp(-x));
 }
 
-static inline double activate64(double x, carry_activation activation) {
+static inline SUPPORT_UNWATCHED double activate64(double x, carry_activation activation) {
     switch (activation) {
     case CARRY_NO_ACTIVATION:
         return x;

@@ -30,15 +30,16 @@ static void test_the_loss_falls_on_the_copying_task(void **state) {
     o.hidden = 32;
     o.head_dim = 16;
     o.batch = 16;
-    o.steps = 60;
+    o.steps = support_cases(60, 10);
     o.rate = 0.01;
-    o.eval_every = 60;
+    o.eval_every = o.steps;
     train_ok(1, &o, false, &t);
     /* ln 5 = 1.61 is chance, one in five right; 60 steps end at about half of it, on rows that were not trained on
        too. */
-    assert_true(t.loss[1] > 1.6 && t.loss[60] < 1.1);
-    assert_true(t.evaluation < 1.1);
-    assert_true(t.accuracy > 0.5 && t.accuracy <= 1.0);
+    const bool whole = o.steps == 60;
+    assert_true(t.loss[1] > 1.6 && t.loss[o.steps] < (whole ? 1.1 : t.loss[1]));
+    assert_true(t.evaluation < (whole ? 1.1 : t.loss[1]));
+    assert_true(t.accuracy > (whole ? 0.5 : 0.0) && t.accuracy <= 1.0);
 }
 
 /* Sums in another order: each of some 1e4 sums of f32 is off by about 1e-7 of itself, and Adam's division by the root

@@ -6,19 +6,22 @@
 
 #include "ops/kernels/bf16.h"
 
+/* Stands for one instruction, which works on registers: the sanitizers watch what is loaded and stored beside it. */
+#define INSTRUCTION static __attribute__((no_sanitize("address", "undefined", "thread")))
+
 /* A subnormal operand is zero, and so is a subnormal result. */
-static float flushed(float x) {
+INSTRUCTION float flushed(float x) {
     return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
 }
 
-static float widened(uint16_t bits) {
+INSTRUCTION float widened(uint16_t bits) {
     uint32_t wide = (uint32_t)bits << 16;
     float x;
     memcpy(&x, &wide, sizeof x);
     return flushed(x);
 }
 
-static float fused(float sum, uint16_t x, uint16_t y) {
+INSTRUCTION float fused(float sum, uint16_t x, uint16_t y) {
     return flushed(fmaf(widened(x), widened(y), sum));
 }
 
@@ -60,7 +63,7 @@ static pairs pairs_all(const uint16_t *from) {
 }
 
 /* VDPBF16PS: the odd products first. */
-static sums dot_pairs(sums sum, pairs x, pairs y) {
+INSTRUCTION sums dot_pairs(sums sum, pairs x, pairs y) {
     for (int i = 0; i < 16; i++) {
         sum.of[i] = fused(flushed(sum.of[i]), x.of[i][1], y.of[i][1]);
         sum.of[i] = fused(sum.of[i], x.of[i][0], y.of[i][0]);
@@ -88,7 +91,7 @@ static void store_tile(const amx_tiles *tiles, int t, void *to, ptrdiff_t bytes)
 }
 
 /* TDPBF16PS: chains of even and of odd products, added together and then to c. */
-static void dot_tiles(amx_tiles *tiles, int c, int a, int b) {
+INSTRUCTION void dot_tiles(amx_tiles *tiles, int c, int a, int b) {
     for (int row = 0; row < 16; row++) {
         for (int column = 0; column < 16; column++) {
             float chain[2] = {0.0f, 0.0f};

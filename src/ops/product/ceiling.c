@@ -17,14 +17,16 @@
 #include "ops/linear.h"
 #include "ops/product/matmul.h"
 
-#define COPY_BYTES ((size_t)256 << 20)     /* of all ranks of a machine: 40 that copied so much took 20 GB and 14 s */
-#define COPY_BYTES_RANK ((size_t)16 << 20) /* of one at least */
+/* Of all ranks of a machine, of which 40 that copied so much took 20 GB and 14 s; and of one rank at least. */
+#define COPY_BYTES ((size_t)CARRY_MEASURED(256, 16) << 20)
+#define COPY_BYTES_RANK ((size_t)CARRY_MEASURED(16, 1) << 20)
 #define COPY_RUNS 7
 #define LEAST_RUNS 3
-#define SIDE_SECONDS 0.06 /* per side and way: processors and threads need a moment to reach their speed */
-#define MOST_SECONDS 0.5  /* after which no further side is begun: ranks that share a core have its smaller ones */
-#define LONG_RUN 0.03     /* a side whose runs would take longer is left out: the one before is large enough then */
-#define GPU_SIDE 8192     /* of 16-bit products; half of it in f32, which takes 20 times as long */
+/* Per side and way: processors and threads need a moment to reach their speed. */
+#define SIDE_SECONDS CARRY_MEASURED(0.06, 0.005)
+#define MOST_SECONDS 0.5 /* after which no further side is begun: ranks that share a core have its smaller ones */
+#define LONG_RUN 0.03    /* a side whose runs would take longer is left out: the one before is large enough then */
+#define GPU_SIDE 8192    /* of 16-bit products; half of it in f32, which takes 20 times as long */
 #define FILL_BYTES ((size_t)1 << 20)
 #define GPU_RUNS 5
 #define GPU_SECONDS 0.1
@@ -36,10 +38,10 @@ bool carry_ceilings_are_rough(void) {
 }
 
 size_t carry_copy_bytes(size_t usual) {
-    return carry_ceilings_are_rough() ? COPY_BYTES_RANK : usual;
+    return carry_ceilings_are_rough() && usual > COPY_BYTES_RANK ? COPY_BYTES_RANK : usual;
 }
 
-static const int64_t sides[] = {256, 512, 1024};
+static const int64_t sides[] = {CARRY_MEASURED(256, 32), CARRY_MEASURED(512, 64), CARRY_MEASURED(1024, 128)};
 
 typedef struct probe {
     carry_ctx *ctx;

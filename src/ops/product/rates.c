@@ -18,17 +18,18 @@
 #include "ops/product/packed.h"
 
 #define TRIES 3
-#define TRY_SECONDS 250e-6
+#define TRY_SECONDS CARRY_MEASURED(250e-6, 25e-6)
 /* A call that takes so long is measured once: under sanitizers and emulators, hardly ever elsewhere. */
-#define LONG_SECONDS 0.1
-#define COPY_BYTES ((size_t)64 << 20) /* more than SCRATCH_FLOATS and three matrices of the largest of blas_sizes */
+#define LONG_SECONDS CARRY_MEASURED(0.1, 1e-3)
+#define COPY_BYTES ((size_t)CARRY_MEASURED(64, 4) << 20)
 #define SCRATCH_FLOATS ((size_t)1 << 18)
 #define BLAS_SIZES 3
 
 static const int64_t sizes[CARRY_RATE_SIZES] = {4, 8, 16, 32, 64, 128};
 static const int64_t widths[CARRY_RATE_WIDTHS] = {1, 8, 32, 128};
 static const int64_t steps[CARRY_RATE_STEPS] = {4, 32, 256, 2048, 16384};
-static const int64_t blas_sizes[BLAS_SIZES] = {128, 256, 512};
+static const int64_t blas_sizes[BLAS_SIZES] = {CARRY_MEASURED(128, 32), CARRY_MEASURED(256, 64),
+                                               CARRY_MEASURED(512, 128)};
 /* OpenBLAS must be so much faster to be chosen: products then do not change with the noise of a measurement. */
 #define BLAS_MARGIN 1.1
 #define BLAS_ROUNDS 4 /* at most, while the library seems to be faster */
@@ -65,7 +66,7 @@ static double time_of(probe *p, void (*call)(probe *p)) {
     return best;
 }
 
-#define PRODUCTS_A_CALL 8
+#define PRODUCTS_A_CALL CARRY_MEASURED(8, 1)
 
 /* A few products in a row, as the scans do them, over operands that stay in the first caches. */
 static void call_product(probe *p) {
