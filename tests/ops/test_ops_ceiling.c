@@ -115,7 +115,7 @@ static void test_rough_ceilings_copy_less_and_any_other_word_is_ignored(void **s
     assert_int_equal(setenv("CARRY_CEILINGS", "roughly", 1), 0);
     assert_int_equal(carry_copy_bytes(usual), usual);
     assert_int_equal(setenv("CARRY_CEILINGS", "rough", 1), 0);
-    assert_int_equal(carry_copy_bytes(usual), (size_t)16 << 20);
+    assert_true(carry_copy_bytes(usual) < usual);
     carry_ctx *ctx;
     double rate;
     assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}), CARRY_OK);

@@ -83,8 +83,8 @@ static inline int support_cases(int all, int few) {
     return less ? few : all;
 }
 
-/* Whether a test takes case number `turn` of its loops: all of them, or every `few`-th where few suffice. A `few` that has
-   no divisor in common with the loops' lengths still meets every value of each loop. */
+/* Whether a test takes case number `turn` of its loops: all of them, or every `few`-th where few suffice. A `few` that
+   has no divisor in common with the loops' lengths still meets every value of each loop. */
 static inline bool support_takes(int turn, int few) {
     return turn % support_cases(1, few) == 0;
 }
