@@ -1,5 +1,5 @@
 #!/bin/sh
-# The demo's model shows what the prompt says: streams of 8 chunks for every form, colour and direction, and 8 more of
+# The demo's model shows what the prompt says: streams of 4 chunks of a form in every colour and direction, and 4 more of
 # another prompt, judged by their pixels. Usage: test_shapes_prompt.sh CARRY SOURCE
 set -eu
 carry=$1
