@@ -42,11 +42,12 @@ static const carry_kernels *kernels_of(carry_ctx *ctx) {
     return kernels;
 }
 
-/* The bound of kernels/bf16.h, and c's own rounding. */
+/* The bound of kernels/bf16.h, and c's own rounding. Of a large c some elements, where few suffice. */
 static SUPPORT_UNWATCHED void assert_product(const char *name, const matrix *c, const matrix *a, bool ta,
                                              const matrix *b, bool tb, int64_t k, const matrix *base) {
+    const int64_t step = c->rows * c->row > 20000 ? support_cases(1, 5) : 1;
     for (int64_t i = 0; i < c->rows; i++) {
-        for (int64_t j = 0; j < c->row; j++) {
+        for (int64_t j = i % step; j < c->row; j += step) {
             double got = carry_tensor_at(&c->a.t, i * c->row + j);
             if (j >= c->columns) {
                 assert_true(isnan(got));
