@@ -76,7 +76,10 @@ static void test_attention_matches_float64_for_every_size(void **state) {
     int turn = 0;
     for (size_t s = 0; s < sizeof shapes / sizeof *shapes; s++) {
         for (int type = 0; type < 3; type++) {
-            for (int set = support_cases(0, ((int)s + type) % 3); set < RUN_SETS; set += support_cases(1, 3), turn++) {
+            for (int set = 0; set < RUN_SETS; set++, turn++) {
+                if (!support_takes(turn, 11)) {
+                    continue;
+                }
                 const int64_t *n = shapes[s];
                 problem p = some_problem(types[type], n[0], n[1], n[2], n[3], turn % LAYOUTS, set);
                 p.scale = turn % 7 == 0 ? -0.3f : 0.0f;
@@ -92,8 +95,8 @@ static void test_attention_is_the_same_for_any_number_of_threads(void **state) {
     carry_ctx *contexts[] = {support_ctx(1, NULL, NULL), support_ctx(2, NULL, NULL), support_ctx(3, NULL, NULL),
                              support_ctx(5, NULL, NULL)};
     for (int type = 0; type < 3; type++) {
-        problem p = some_problem(types[type], 517, 131, 3, 24, type, type);
-        check(contexts, 4, &p, type);
+        problem p = some_problem(types[type], 517, support_cases(131, 67), support_cases(3, 2), 24, type, type);
+        check(contexts, support_cases(4, 3), &p, type);
     }
     for (int i = 0; i < 4; i++) {
         carry_ctx_free(contexts[i]);

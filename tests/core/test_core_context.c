@@ -172,6 +172,8 @@ static void test_planning_tells_what_was_chosen_at_info(void **state) {
         carry_ctx *ctx = NULL;
         carry_ctx_options options = {.threads = 1, .log_level = (carry_log_level)wanted, .log = hear, .log_user = &h};
         assert_int_equal(carry_ctx_new(&ctx, &options), CARRY_OK);
+        const carry_rates_table rates = support_rates();
+        assert_true(carry_rates_put(ctx, &rates));
         carry_scan_plan *plan = NULL;
         carry_scan_problem problem = {.kind = CARRY_SCAN_DIAGONAL, .batch = 1, .steps = 8, .n = 2, .width = 1};
         assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &problem, NULL));

@@ -190,7 +190,10 @@ static void check_problem(const carry_delta_problem *p, const char *gates, const
     results plain = run(in_f32, p, &s, method, true);
     results first = {0};
     for (int i = 0; i < RUNS && by_terms[i] != NULL; i++) {
-        results got = run(by_terms[i], p, &s, method, i != 1);
+        if (i == 1 && support_cases(0, 1) != 0) {
+            continue; /* three threads show as much as two */
+        }
+        results got = run(by_terms[i], p, &s, method, i != support_cases(1, 2));
         if (i == 0) {
             first = got;
             expect_close(&first, &plain, what);
@@ -213,7 +216,7 @@ static void check_problem(const carry_delta_problem *p, const char *gates, const
 
 /* Forms to pass over. */
 static int stride(void) {
-    return support_cases(1, 5);
+    return support_cases(1, 8);
 }
 
 static void terms_have_the_accuracy_of_f32_for_every_chunk_gate_and_shape(void **unused) {

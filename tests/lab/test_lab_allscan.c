@@ -215,10 +215,7 @@ static void test_the_first_ranks_of_many_work_and_all_know_the_figures(void **st
     carry_ctx *ctxs[5];
     int counts[5] = {0};
     for (int r = 0; r < 5; r++) {
-        const carry_rates_table *rates; /* measured once, not by five at the same time */
         ctxs[r] = support_ctx(1, NULL, NULL);
-        assert_ok(ctx, carry_rates_of(ctx, &rates, false));
-        assert_true(carry_rates_put(ctxs[r], rates));
     }
     assert_ok(ctxs[0], carry_comm_threads(ctxs, 5, NULL, bench_on_five, counts));
     for (int r = 0; r < 5; r++) {

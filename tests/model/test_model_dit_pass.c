@@ -120,7 +120,7 @@ static void test_gradients_match_differences(void **state) {
     float *saved = malloc((size_t)own->count * sizeof *saved);
     float *sign = malloc((size_t)own->count * sizeof *sign);
     assert_true(saved != NULL && sign != NULL);
-    for (int64_t i = 0; i < own->parameters; i++) {
+    for (int64_t i = 0; i < own->parameters; i += support_cases(1, 3)) {
         const carry_parameter *q = &own->parameter[i];
         float *w = own->weights + q->offset;
         const float *g = own->gradients + q->offset;

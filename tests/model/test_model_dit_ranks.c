@@ -133,7 +133,7 @@ static void close_problem(problem *p, carry_dit *dit) {
 static void test_meshes_agree_and_count_their_reductions(void **state) {
     (void)state;
     static const int meshes[] = {1, 2, 3, 4, 6};
-    carry_ctx *ctx = rank_ctx(1);
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
     problem p;
     carry_dit *dit;
     char message[512];
@@ -155,7 +155,7 @@ static void test_meshes_agree_and_count_their_reductions(void **state) {
 
 static void test_shards_are_loaded_from_one_folder(void **state) {
     (void)state;
-    carry_ctx *ctx = rank_ctx(1);
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
     problem p;
     carry_dit *dit;
     char message[512], folder[] = "/tmp/carry-dit-XXXXXX", file[600];
@@ -221,7 +221,7 @@ static carry_status refused(void *user, carry_comm *comm) {
 
 static void test_meshes_that_do_not_divide_are_refused_with_those_that_would(void **state) {
     (void)state;
-    carry_ctx *ctx = rank_ctx(1);
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_dit_config c;
     char message[512];
     assert_ok(ctx, carry_dit_config_named(ctx, &c, "14B"));

@@ -87,7 +87,7 @@ static void linear_is_the_recurrence_without_its_correction(void **unused) {
         const float *got[] = {l.dx[Q], l.dx[K], l.dx[V], l.dx[BETA], l.dx[G], l.dA_log, l.ddt_bias};
         for (int tensor = 0; tensor < TENSORS + 2; tensor++) {
             const int64_t count = tensor < TENSORS ? l.count[tensor] : p.value_heads;
-            for (int64_t k = 0; k < 12; k++) {
+            for (int64_t k = 0; k < support_cases(12, 2); k++) {
                 const nudge n = {tensor, (k * 7919 + 3) % count, 1e-5};
                 const double up = linear_sum(&l, n, o);
                 const double wanted = (up - linear_sum(&l, (nudge){tensor, n.at, -1e-5}, o)) / 2e-5;

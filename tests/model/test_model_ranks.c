@@ -136,7 +136,7 @@ static void compare_in(carry_dtype dtype, const char *name, carry_lm_config conf
     const double loss_bound = dtype == CARRY_F32 ? 1e-5 : 1e-2;
     job whole = {.config = config, .packed = packed, .batch = packed ? 1 : BATCH, .dtype = dtype};
     fill(&whole);
-    carry_ctx *ctx = rank_ctx(1);
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_lm *lm = model(ctx, config);
     assert_ok(ctx, run_part(&whole, lm, NULL, 0));
     assert_true(whole.counted[0] == all_counted(&whole) && whole.counted[0] < whole.batch * TOKENS);

@@ -108,6 +108,23 @@ static void test_ranks_of_a_machine_divide_the_memory_that_is_copied(void **stat
     carry_ctx_free(ctx);
 }
 
+static void test_rough_ceilings_copy_less_and_any_other_word_is_ignored(void **state) {
+    (void)state;
+    const size_t usual = (size_t)64 << 20;
+    assert_int_equal(carry_copy_bytes(usual), usual);
+    assert_int_equal(setenv("CARRY_CEILINGS", "roughly", 1), 0);
+    assert_int_equal(carry_copy_bytes(usual), usual);
+    assert_int_equal(setenv("CARRY_CEILINGS", "rough", 1), 0);
+    assert_true(carry_copy_bytes(usual) < usual);
+    carry_ctx *ctx;
+    double rate;
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}), CARRY_OK);
+    assert_ok(ctx, carry_ceiling_product(ctx, 0, CARRY_F32, &rate));
+    assert_true(isfinite(rate) && rate > 0.0);
+    carry_ctx_free(ctx);
+    assert_int_equal(unsetenv("CARRY_CEILINGS"), 0);
+}
+
 static void test_a_device_that_is_not_there_is_refused(void **state) {
     (void)state;
     carry_ctx *ctx;
@@ -144,7 +161,9 @@ int main(void) {
         cmocka_unit_test(
             test_ranks_of_a_machine_divide_the_memory_that_is_copied), /* before the largest: it is about the peak */
         cmocka_unit_test(test_a_copy_has_a_rate),
+        cmocka_unit_test(test_rough_ceilings_copy_less_and_any_other_word_is_ignored),
         cmocka_unit_test(test_a_device_that_is_not_there_is_refused),
         cmocka_unit_test(test_a_gpu_has_ceilings_of_both_kinds)};
+    (void)unsetenv("CARRY_CEILINGS"); /* ctest sets it; these are about the usual sizes */
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

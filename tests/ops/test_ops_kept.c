@@ -65,7 +65,10 @@ static void test_products_with_kept_panels_have_the_same_bits(void **state) {
     const carry_bf16 *by;
     for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
         for (size_t s = 0; by->missing() == NULL && s < sizeof sizes / sizeof *sizes; s++) {
-            for (int form = support_cases(0, (int)s % 3); form < 4; form += support_cases(1, 3)) {
+            for (int form = 0; form < 4; form++) {
+                if (!support_takes((int)s * 4 + form, by->emulated ? 7 : 3)) {
+                    continue;
+                }
                 check(by, sizes[s][0], sizes[s][1], sizes[s][2], form % 2 == 0 ? CARRY_F32 : CARRY_BF16, form >= 2);
             }
         }

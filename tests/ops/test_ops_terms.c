@@ -208,7 +208,9 @@ static void test_products_by_terms_match_float64_for_every_form(void **state) {
                               .base = (bits & 16) != 0,
                               .base_by = (bits & 32) != 0,
                               .k_by = (bits & 64) != 0};
-                    check(by, sizes[s][0], sizes[s][1], sizes[s][2], &f);
+                    if (support_takes((int)(bits % 1021), 3)) {
+                        check(by, sizes[s][0], sizes[s][1], sizes[s][2], &f);
+                    }
                 }
             }
         }
@@ -220,7 +222,7 @@ static void test_triangles_read_their_blocks_alone(void **state) {
     const carry_bf16 *by;
     for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
         for (int64_t m = 1; by->missing() == NULL && by->terms != NULL && m <= 130; m += 43) {
-            for (int lies = 0; lies < 4; lies++) {
+            for (int lies = 0; lies < 4; lies += support_cases(1, 3)) {
                 form f = {.a_across = (lies & 1) != 0, .b_across = true, .a_terms = 3, .b_terms = 3, .order = 2};
                 f.triangle = (lies & 2) != 0 ? CARRY_BF16_LOWER : CARRY_BF16_UPPER;
                 check(by, m, 40, m, &f);
@@ -266,7 +268,7 @@ static void test_numbers_that_are_not_finite_are_refused(void **state) {
     const carry_bf16 *by;
     for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++) {
         for (int kind = 0; by->missing() == NULL && by->terms != NULL && kind < 8; kind++) {
-            for (int at = 0; at < 40 * 40; at += 61) {
+            for (int at = 0; at < 40 * 40; at += support_cases(61, 305)) {
                 float x[40 * 40] = {0};
                 uint16_t terms[3 * 64 * 64];
                 carry_bf16_split split = {.lines = 40,

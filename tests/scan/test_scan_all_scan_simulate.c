@@ -68,7 +68,7 @@ static void test_the_planner_is_within_a_tenth_of_the_best(void **state) {
     static const int ranks[] = {2,  3,  4,  5,  6,  7,  8,  9,  11, 12, 14,  15,
                                 16, 17, 24, 25, 32, 44, 48, 56, 63, 64, 100, 128};
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    for (size_t r = 0; r < sizeof ranks / sizeof ranks[0]; r++) {
+    for (size_t r = 0; r < sizeof ranks / sizeof ranks[0]; r += (size_t)support_cases(1, 5)) {
         const double bound = (ranks[r] & (ranks[r] - 1)) == 0 ? 1.1 : 1.25;
         for (int which = 0; which < 4; which++) {
             const carry_all_scan_problem p = problem_of(which / 2 ? 64 : 16, which % 2);

@@ -9,7 +9,6 @@
 #include <stdbool.h>
 
 #include "core/rng.h"
-#include "ops/product/rates.h"
 
 enum { RANKS = 16 }; /* that there is room for */
 
@@ -58,54 +57,12 @@ static inline uint32_t draw(uint64_t key, uint64_t high, uint64_t low) {
         }                                       \
     } while (0)
 
-#if defined(CARRY_KEEP_SUBNORMALS)
-/* Under qemu, where to measure the machine takes 15 seconds of processor time, more than half a deadline: rates of
-   about 10 GFLOP/s and 10 GB/s. */
-static inline carry_status support_rates(carry_ctx *ctx, const carry_rates_table **rates) {
-    static carry_rates_table made;
-    const int widths[CARRY_RATE_WIDTHS] = {1, 8, 32, 128};
-    (void)ctx;
-    for (int i = 0; i < CARRY_RATE_SIZES; i++) {
-        const double n = 4 << i;
-        for (int j = 0; j < CARRY_RATE_WIDTHS; j++) {
-            made.product[i][j] = 3e-8 + 2e-10 * n * n * widths[j];
-        }
-    }
-    for (int i = 0; i < CARRY_RATE_STEPS; i++) {
-        made.step[i] = 4e-9 + 2e-10 * (4 << (3 * i));
-    }
-    made.apply_call = 2e-8;
-    made.fork = 1e-5;
-    made.memory = made.memory_one = made.large_own = 1e10;
-    made.cache_bytes = 2e6;
-    *rates = &made;
-    return CARRY_OK;
-}
-#else
-static inline carry_status support_rates(carry_ctx *ctx, const carry_rates_table **rates) {
-    return carry_rates_of(ctx, rates, false);
-}
-#endif
-
-/* A context that does not measure the machine when a plan asks: the first one's numbers will do for all. */
-static inline carry_ctx *rank_ctx(int threads) {
-    static carry_ctx *first;
-    const carry_rates_table *rates;
-    carry_ctx *ctx = support_ctx(threads, NULL, NULL);
-    if (first == NULL) {
-        first = support_ctx(1, NULL, NULL);
-    }
-    assert_ok(first, support_rates(first, &rates));
-    assert_true(carry_rates_put(ctx, rates));
-    return ctx;
-}
-
 /* Runs the function on ranks of every kind, each with so many threads; *message gets what rank 0 was told. */
 static inline carry_status run_ranks_of(int ranks, int threads, const carry_comm_options *options,
                                         carry_comm_function function, void *user, char message[512]) {
     carry_ctx *ctxs[RANKS];
     for (int r = 0; r < ranks; r++) {
-        ctxs[r] = rank_ctx(threads);
+        ctxs[r] = support_ctx(threads, NULL, NULL);
     }
     carry_status status;
     if (is_under_mpi() || ranks == 1) {

@@ -1,4 +1,5 @@
-/* What the tests share: cmocka with the headers it needs, and a context that fails the test when it cannot be made. */
+/* What the tests share: cmocka with the headers it needs, and a context that fails the test when it cannot be made and
+   does not measure the machine. */
 #ifndef CARRY_TESTS_SUPPORT_H
 #define CARRY_TESTS_SUPPORT_H
 
@@ -14,6 +15,7 @@
 #include <cmocka.h>
 
 #include "carry/carry.h"
+#include "ops/product/rates.h"
 
 /* Some tests of a program alone, by their names: cmocka does not read the environment itself. */
 __attribute__((constructor)) static inline void support_filter(void) {
@@ -27,6 +29,28 @@ static inline void support_silent(void *user, carry_log_level level, const char 
     (void)line;
 }
 
+/* Rates of about 10 GFLOP/s and 10 GB/s. Measuring takes 0.3 s of processor time for every context that plans, several
+   seconds under sanitizers and 15 under qemu; tests of measuring itself have contexts of their own. */
+static inline carry_rates_table support_rates(void) {
+    carry_rates_table made = {0};
+    static const int widths[CARRY_RATE_WIDTHS] = {1, 8, 32, 128};
+    for (int i = 0; i < CARRY_RATE_SIZES; i++) {
+        const double n = 4 << i;
+        for (int j = 0; j < CARRY_RATE_WIDTHS; j++) {
+            made.product[i][j] = 3e-8 + 2e-10 * n * n * widths[j];
+        }
+    }
+    for (int i = 0; i < CARRY_RATE_STEPS; i++) {
+        made.step[i] = 4e-9 + 2e-10 * (4 << (3 * i));
+    }
+    made.apply_call = 2e-8;
+    made.fork = 1e-5;
+    made.memory = made.memory_one = made.large_own = 1e10;
+    made.cache_bytes = 2e6;
+    return made;
+}
+
+/* With a wisdom file, rates are those of the file, or measured. */
 static inline carry_ctx *support_ctx(int threads, const char *kernels, const char *wisdom) {
     carry_ctx *ctx;
     carry_status status = carry_ctx_new(
@@ -34,6 +58,8 @@ static inline carry_ctx *support_ctx(int threads, const char *kernels, const cha
     if (status != CARRY_OK) {
         fail_msg("no context: %s", ctx != NULL ? carry_ctx_error(ctx) : "no memory");
     }
+    const carry_rates_table rates = support_rates();
+    assert_true(wisdom != NULL || carry_rates_put(ctx, &rates));
     return ctx;
 }
 
@@ -55,6 +81,12 @@ static inline int support_cases(int all, int few) {
     const char *asked = getenv("CARRY_TEST_CASES");
     bool less = asked != NULL && asked[0] != 0 ? strcmp(asked, "few") == 0 : SUPPORT_SANITIZED;
     return less ? few : all;
+}
+
+/* Whether a test takes case number `turn` of its loops: all of them, or every `few`-th where few suffice. A `few` that
+   has no divisor in common with the loops' lengths still meets every value of each loop. */
+static inline bool support_takes(int turn, int few) {
+    return turn % support_cases(1, few) == 0;
 }
 
 /* Success, or the test fails with the library's own message. */

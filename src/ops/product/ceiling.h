@@ -4,8 +4,16 @@
 #define CARRY_OPS_CEILING_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "carry/tensor.h"
+
+/* CARRY_CEILINGS=rough: ceilings and rates are measured with copies of 16 MiB and products of 256 x 256 only. Tests,
+   which start hundreds of programs that measure, would otherwise spend most of their time on that. */
+bool carry_ceilings_are_rough(void);
+
+/* Bytes that are copied to measure bandwidth. */
+size_t carry_copy_bytes(size_t usual);
 
 /* Flop/s of the best product of `type` with sums in f32: on the CPU on all threads of the context, by its kernels, by
    OpenBLAS and by what linear layers take in f32 and in that type, in about a tenth of a second; on a GPU by every way

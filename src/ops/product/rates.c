@@ -13,6 +13,7 @@
 #include "core/memory.h"
 #include "core/threads.h"
 #include "ops/product/bf16.h"
+#include "ops/product/ceiling.h"
 #include "ops/kernels/kernels.h"
 #include "ops/product/packed.h"
 
@@ -41,6 +42,7 @@ typedef struct probe {
     int64_t n, width;
     carry_product_function product;
     const carry_bf16 *bf16;
+    size_t bytes; /* of floats, and of more */
     size_t piece; /* bytes a thread copies */
 } probe;
 
@@ -146,8 +148,8 @@ static void call_copy_alone(probe *p) {
 }
 
 static double one_thread_rate(probe *p) {
-    p->piece = COPY_BYTES;
-    return 2.0 * (double)COPY_BYTES / time_of(p, call_copy_alone);
+    p->piece = p->bytes;
+    return 2.0 * (double)p->bytes / time_of(p, call_copy_alone);
 }
 
 static void measure_products(probe *p, carry_rates_table *rates) {
@@ -233,21 +235,21 @@ static void measure_steps(probe *p, carry_rates_table *rates) {
 }
 
 static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
-    probe p = {.ctx = ctx};
+    probe p = {.ctx = ctx, .bytes = carry_copy_bytes(COPY_BYTES)};
     CARRY_TRY(carry_kernels_of(ctx, &p.kernels));
     carry_device_properties cpu;
     CARRY_TRY(carry_device_describe(ctx, &cpu, 0));
-    p.floats = carry_aligned_new(COPY_BYTES);
-    p.more = carry_aligned_new(COPY_BYTES);
+    p.floats = carry_aligned_new(p.bytes);
+    p.more = carry_aligned_new(p.bytes);
     if (p.floats == NULL || p.more == NULL) {
         free(p.floats);
         free(p.more);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure this machine's rates (%zu bytes)", 2 * COPY_BYTES);
+        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure this machine's rates (%zu bytes)", 2 * p.bytes);
     }
-    for (size_t i = 0; i < COPY_BYTES / sizeof *p.floats; i++) {
+    for (size_t i = 0; i < p.bytes / sizeof *p.floats; i++) {
         p.floats[i] = 1.0f / 1024.0f; /* small enough that no sum overflows, large enough that none is subnormal */
     }
-    memset(p.more, 0, COPY_BYTES);
+    memset(p.more, 0, p.bytes);
     measure_products(&p, rates);
     measure_steps(&p, rates);
     measure_large(&p, rates);
@@ -255,7 +257,7 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     rates->fork = time_of(&p, call_fork);
     size_t inner = cpu.cache_inner > 0 ? cpu.cache_inner : (size_t)1 << 20;
     rates->cache_bytes = (double)inner * carry_ctx_threads(ctx);
-    rates->memory = copy_rate(&p, COPY_BYTES);
+    rates->memory = copy_rate(&p, p.bytes);
     rates->memory_one = one_thread_rate(&p);
     rates->memory = rates->memory > rates->memory_one ? rates->memory : rates->memory_one;
     free(p.floats);
