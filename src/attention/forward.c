@@ -14,6 +14,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "ops/convert.h"
+#include "ops/product/bf16.h"
 
 /* Keys are widened and transposed once for a block of queries, which is tall to pay for it. Scores are made for a few
    rows of it at a time: those, their part of q and o, K^T and V are 32 KB each with D = 128. */
@@ -21,6 +22,11 @@
 #define ROWS 64
 #define KEYS 64
 #define FEW 4
+/* Where the processor multiplies tiles of bf16 (kernels/bf16.h: terms): q, k and v are exact, and exp(score - m) is two
+   terms, within 2^-16. Below so many queries and so wide heads a tile would be half empty. */
+#define TILED_QUERIES 32
+#define TILED_TERMS 2
+#define UNIT 32 /* of the k of panels, and their lines */
 
 typedef struct call {
     const carry_attention_args *args;
@@ -29,6 +35,7 @@ typedef struct call {
     int runs;
     int64_t T, D, S;
     int64_t blocks, queries; /* of a head, and in each but the last */
+    const carry_bf16 *tiled; /* NULL: products of f32 */
     float scale;
 } call;
 
@@ -37,7 +44,22 @@ typedef struct scratch {
     float *k, *v, *turned; /* a block of keys; turned is k^T */
     float *scores;
     float *most, *sum;
+    uint16_t *q_panels, *k_panels, *v_panels, *terms;
+    float *scales;
 } scratch;
+
+_Static_assert(ROWS % UNIT == 0 && KEYS % UNIT == 0, "panels of a block are whole");
+
+static int64_t padded(int64_t size) {
+    return (size + UNIT - 1) / UNIT * UNIT;
+}
+
+/* Whatever the processor has: a workspace is asked for without a context. */
+static bool may_be_tiled(const call *c) {
+    const carry_attention_args *args = c->args;
+    return args->q.dtype == CARRY_BF16 && args->k.dtype == CARRY_BF16 && args->v.dtype == CARRY_BF16 &&
+           c->queries >= TILED_QUERIES && c->D >= UNIT;
+}
 
 static void take_scratch(const call *c, carry_arena *arena, scratch *s) {
     size_t Q = (size_t)c->queries;
@@ -51,6 +73,73 @@ static void take_scratch(const call *c, carry_arena *arena, scratch *s) {
     s->scores = carry_arena_take(arena, ROWS * keys, sizeof(float));
     s->most = carry_arena_take(arena, Q, sizeof(float));
     s->sum = carry_arena_take(arena, Q, sizeof(float));
+    if (may_be_tiled(c)) {
+        const size_t width = (size_t)padded(c->D);
+        s->q_panels = carry_arena_take(arena, (size_t)padded(c->queries) * width, sizeof(uint16_t));
+        s->k_panels = carry_arena_take(arena, KEYS * width, sizeof(uint16_t));
+        s->v_panels = carry_arena_take(arena, KEYS * width, sizeof(uint16_t));
+        s->terms = carry_arena_take(arena, (size_t)TILED_TERMS * ROWS * KEYS, sizeof(uint16_t));
+        s->scales = carry_arena_take(arena, ROWS, sizeof(float));
+    }
+}
+
+static const carry_bf16 *tiled_of(carry_ctx *ctx, const call *c) {
+    const carry_bf16 *by = may_be_tiled(c) ? carry_bf16_of(ctx) : NULL;
+    return by != NULL && by->terms != NULL && by->rows == UNIT && by->columns == UNIT && by->unit == UNIT ? by : NULL;
+}
+
+/* Rows first..first+count-1 of a head in panels: rows are lines, or `across` k. */
+static void pack_rows(carry_bf16_pack pack, uint16_t *to, const carry_tensor *from, int64_t head, int64_t first,
+                      int64_t count, bool across) {
+    const int64_t D = from->shape[2];
+    const int64_t lines = across ? D : count;
+    const int64_t k = across ? count : D;
+    for (int64_t line = 0; line < lines; line += UNIT) {
+        const uint16_t *at = carry_attention_at(from, head, first + (across ? 0 : line));
+        pack(to + line * padded(k), across ? at + line : at, from->stride[0], across,
+             lines - line < UNIT ? lines - line : UNIT, k);
+    }
+}
+
+static void tiled_scores(const call *c, const scratch *s, int64_t at, int64_t rows, int64_t keys) {
+    c->tiled->terms(&(carry_bf16_terms){.m = rows,
+                                        .n = keys,
+                                        .k = padded(c->D),
+                                        .a = s->q_panels + at * padded(c->D),
+                                        .b = s->k_panels,
+                                        .a_terms = 1,
+                                        .b_terms = 1,
+                                        .by = s->scales,
+                                        .c = s->scores,
+                                        .c_row = keys});
+}
+
+/* o += scores v; false: some score is not finite, and nothing was done. */
+static bool tiled_values(const call *c, const scratch *s, int64_t at, int64_t rows, int64_t keys) {
+    const ptrdiff_t next = (ptrdiff_t)ROWS * KEYS;
+    if (!c->tiled->split_a(&(carry_bf16_split){.lines = rows,
+                                               .k = keys,
+                                               .from = s->scores,
+                                               .row = keys,
+                                               .terms = TILED_TERMS,
+                                               .to = s->terms,
+                                               .next = next})) {
+        return false;
+    }
+    c->tiled->terms(&(carry_bf16_terms){.m = rows,
+                                        .n = c->D,
+                                        .k = padded(keys),
+                                        .a = s->terms,
+                                        .b = s->v_panels,
+                                        .a_next = next,
+                                        .a_terms = TILED_TERMS,
+                                        .b_terms = 1,
+                                        .order = TILED_TERMS - 1,
+                                        .base = s->o + at * c->D,
+                                        .c = s->o + at * c->D,
+                                        .base_row = c->D,
+                                        .c_row = c->D});
+    return true;
 }
 
 static void call_of(call *c, const carry_attention_args *args) {
@@ -164,9 +253,16 @@ static void key_block(const call *c, const scratch *s, int64_t head, int64_t que
     if (args->causal && !is_seen(c, query, queries, first, keys)) {
         return;
     }
-    const float *k = carry_attention_load(c->kernels, &args->k, key_head, first, keys, s->k);
-    const float *v = carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
-    if (c->queries > FEW) {
+    const float *k = NULL;
+    const float *v = NULL;
+    if (c->tiled != NULL) {
+        pack_rows(c->tiled->pack_b, s->k_panels, &args->k, key_head, first, keys, false);
+        pack_rows(c->tiled->pack_b, s->v_panels, &args->v, key_head, first, keys, true);
+    } else {
+        k = carry_attention_load(c->kernels, &args->k, key_head, first, keys, s->k);
+        v = carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
+    }
+    if (c->tiled == NULL && c->queries > FEW) {
         transpose(s->turned, k, keys, c->D);
     }
     for (int64_t at = 0; at < queries; at += ROWS) {
@@ -174,13 +270,21 @@ static void key_block(const call *c, const scratch *s, int64_t head, int64_t que
         if (args->causal && !is_seen(c, query + at, rows, first, keys)) {
             continue;
         }
-        make_scores(c, s, k, at, rows, keys);
+        if (c->tiled != NULL) {
+            tiled_scores(c, s, at, rows, keys);
+        } else {
+            make_scores(c, s, k, at, rows, keys);
+        }
         for (int64_t i = 0; i < rows && !args->causal; i++) {
             soften(c, s, at + i, s->scores + i * keys, keys, bias);
         }
         for (int64_t i = 0; i < rows && args->causal; i++) {
             soften_seen(c, s, query + at + i, at + i, first, keys, bias, s->scores + i * keys);
         }
+        if (c->tiled != NULL && tiled_values(c, s, at, rows, keys)) {
+            continue;
+        }
+        v = v != NULL ? v : carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
         c->kernels->product(&(carry_product){.m = rows,
                                              .n = c->D,
                                              .k = keys,
@@ -218,7 +322,14 @@ static void run_unit(const void *given, void *memory, int64_t unit) {
     carry_arena arena = carry_arena_over(memory, place_bytes(c));
     scratch s;
     take_scratch(c, &arena, &s);
-    carry_attention_load_scaled(c->kernels, &c->args->q, head, first, queries, c->scale, s.q);
+    if (c->tiled != NULL) {
+        pack_rows(c->tiled->pack_a, s.q_panels, &c->args->q, head, first, queries, false);
+        for (int64_t i = 0; i < ROWS; i++) {
+            s.scales[i] = c->scale;
+        }
+    } else {
+        carry_attention_load_scaled(c->kernels, &c->args->q, head, first, queries, c->scale, s.q);
+    }
     memset(s.o, 0, (size_t)(queries * c->D) * sizeof *s.o);
     for (int64_t i = 0; i < queries; i++) {
         s.most[i] = -INFINITY;
@@ -239,6 +350,7 @@ static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *arg
     call_of(&c, args);
     CARRY_TRY(carry_kernels_of(ctx, &c.kernels));
     c.runs = carry_attention_runs(args, c.seen);
+    c.tiled = tiled_of(ctx, &c);
     CARRY_SPAN(ctx, "attention", "forward");
     double seen = 0.0;
     for (int r = 0; r < c.runs; r++) {

@@ -435,6 +435,7 @@ void carry_delta_back_chunk(const carry_delta_back_unit *u, int64_t t, int64_t t
     size_t square = (size_t)(tokens * plan->chunk) * sizeof(float);
     size_t rows = (size_t)(tokens * plan->problem.key) * sizeof(float);
     s->rows.with_q = s->rows.with_q_across = true;
+    s->rows.norms_suffice = false;
     carry_delta_rows_load(plan, &u->back->in, u->sequence->batch, u->sequence->start + t, u->head, tokens, &s->rows);
     if (u->back->states_only) {
         square = rows = 0;

@@ -139,14 +139,47 @@ void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inpu
     load_rows(plan, in, batch, token, head, 1, rows);
 }
 
+/* Norms of q and k as they are given, which products by terms need of them; the same bits whether q and k are made or
+   not. False: they are not for such products, and nothing was done. */
+static bool load_norms(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                       int64_t head, const carry_delta_rows *rows) {
+    const carry_half_rows *half = plan->kernels->half_rows;
+    const int64_t K = plan->problem.key;
+    if (half == NULL || !plan->problem.l2norm || !carry_delta_by_terms(plan) ||
+        rows->tokens < CARRY_DELTA_TERMS_TOKENS) {
+        return false;
+    }
+    half->unit_norms(rows->k_norm, carry_delta_place(in->k, batch, first, head), in->k->stride[1], NORM_EPSILON,
+                     rows->tokens, K);
+    if (rows->with_q) {
+        half->unit_norms(rows->q_norm, carry_delta_place(in->q, batch, first, head), in->q->stride[1], NORM_EPSILON,
+                         rows->tokens, K);
+    }
+    return true;
+}
+
+void carry_delta_rows_in_f32(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                             int64_t head, carry_delta_rows *rows) {
+    if (!rows->in_f32) {
+        load_rows(plan, in, batch, first, head, rows->tokens, rows);
+        (void)load_norms(plan, in, batch, first, head, rows);
+        rows->in_f32 = true;
+    }
+}
+
 void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t head, int64_t tokens, carry_delta_rows *rows) {
     CARRY_SPAN(plan->ctx, "delta", "rows");
     int64_t K = plan->problem.key;
-    load_rows(plan, in, batch, first, head, tokens, rows);
+    rows->tokens = tokens;
+    rows->in_f32 = false;
+    if (!load_norms(plan, in, batch, first, head, rows) || !rows->norms_suffice) {
+        carry_delta_rows_in_f32(plan, in, batch, first, head, rows);
+    }
     if (carry_delta_terms_rows(plan, in, batch, first, head, rows)) {
         return;
     }
+    carry_delta_rows_in_f32(plan, in, batch, first, head, rows);
     if (!by_key(plan)) { /* a key gate weighs every channel on its own: its triangles are made with the decays */
         plan->kernels->transpose(rows->k_across, plan->chunk, rows->k, K, tokens, K);
         lower_products(plan, rows, rows->kk, rows->k);

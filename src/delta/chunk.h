@@ -34,6 +34,8 @@ typedef struct carry_delta_rows {
     float *kk, *qk;         /* [C, C], lower triangle with its diagonal (by blocks) */
     bool with_q;            /* else q and qk, and P of the heads, are not made */
     bool with_q_across;     /* panels.q_across are made too */
+    bool norms_suffice;     /* where products go by terms q and k are not made, but by carry_delta_rows_in_f32 */
+    bool in_f32;            /* q and k are made */
     bool exact;             /* products go by terms: */
     carry_delta_panels panels;
 } carry_delta_rows;
@@ -85,6 +87,9 @@ static inline float carry_delta_dot(const float *a, const float *b, int64_t coun
    kk and qk. */
 void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t head, int64_t tokens, carry_delta_rows *rows);
+/* Makes q and k of rows that were loaded from there, if they are not made yet. */
+void carry_delta_rows_in_f32(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
+                             int64_t head, carry_delta_rows *rows);
 /* The same of one token, without kk and qk; and its gate and beta without triangles: head->end and head->beta only. */
 void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t token,
                             int64_t head, carry_delta_rows *rows);

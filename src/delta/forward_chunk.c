@@ -178,6 +178,12 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     }
 }
 
+/* A product in f32 needs q and k. */
+static void rows_in_f32(const unit *u, int64_t t) {
+    carry_delta_rows_in_f32(u->run->plan, &u->run->in, u->sequence->batch, u->sequence->start + t, u->head,
+                            &u->scratch->rows);
+}
+
 /* S <- e^{G[C]} S + (left K)^T V'; with one gate a token it is V' that is multiplied by left, in place. */
 static void advance(const unit *u, int64_t t, int64_t tokens, float *S) {
     const carry_delta_plan *plan = u->run->plan;
@@ -207,6 +213,7 @@ static void advance(const unit *u, int64_t t, int64_t tokens, float *S) {
                                                       .ahead = soon});
         return;
     }
+    rows_in_f32(u, t);
     if (s->faded.by_v != NULL) {
         plan->kernels->rows->scale_rows(s->X, u->columns, s->X, u->columns, s->faded.by_v, tokens, u->columns);
     }
@@ -293,6 +300,9 @@ static void panel_chunk(const unit *u, int64_t t, int64_t tokens) {
         keep(u, t, tokens, value_head, S, false);
     }
     u->scratch->exact = u->scratch->rows.exact && split_state(u, S);
+    if (!u->scratch->exact) {
+        rows_in_f32(u, t);
+    }
     residual(u, t, tokens, value_head, S);
     carry_delta_solve(run->plan, &u->scratch->heads, tokens, u->scratch->X, u->columns, u->scratch->beside);
     if (run->kept != NULL) {
@@ -312,6 +322,7 @@ void carry_delta_forward_chunk(const carry_delta_unit *u, int64_t t, int64_t end
     int64_t first = u->sequence->start + t;
     s->rows.with_q = run->o != NULL;
     s->rows.with_q_across = false;
+    s->rows.norms_suffice = true;
     carry_delta_rows_load(plan, &run->in, u->sequence->batch, first, u->head, tokens, &s->rows);
     for (int64_t member = 0; member < plan->group; member++) {
         carry_delta_head_load(plan, &run->in, u->sequence->batch, first, u->head * plan->group + member, &s->rows,

@@ -45,6 +45,12 @@ static void activate_backward_range(void *argument, int64_t begin, int64_t end, 
 static void swiglu_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
+    const carry_half_rows *half = carry_half_rows_for(j->kernels, &j->x, &j->y, &j->to);
+    if (half != NULL) {
+        half->swiglu((uint16_t *)j->to.data + begin, (const uint16_t *)j->x.data + begin,
+                     (const uint16_t *)j->y.data + begin, end - begin);
+        return;
+    }
     float gate[CARRY_PIECE];
     float up[CARRY_PIECE];
     float to[CARRY_PIECE];

@@ -12,6 +12,7 @@
 #include "ops/cpu.h"
 
 #define TOKENS 64
+_Static_assert(CARRY_CONV_CHANNELS <= CARRY_HALF_CONV_CHANNELS, "channels of a block");
 
 typedef struct job {
     carry_conv_problem p;
@@ -137,6 +138,77 @@ void carry_conv_rows_of(const carry_conv_problem *p, carry_conv_rows *rows, cons
     }
 }
 
+/* A block of tokens and channels. */
+typedef struct block {
+    int64_t b, first, last, at, count;
+} block;
+
+/* The window of a token that sees rows before its sequence, in bf16; false: `before` has other numbers. Those that
+   another call left there are of bf16. */
+static bool half_window(const carry_conv_problem *p, const block *o, int64_t t, int64_t begin, bool first_sequence,
+                        uint16_t window[CARRY_HALF_CONV_TAPS * CARRY_CONV_CHANNELS]) {
+    for (int64_t i = 0; i < CARRY_HALF_CONV_TAPS; i++) {
+        const int64_t s = t - (CARRY_HALF_CONV_TAPS - 1) + i;
+        uint16_t *row = window + i * CARRY_CONV_CHANNELS;
+        if (s >= begin) {
+            const uint16_t *x = p->x.data;
+            memcpy(row, x + (o->b * p->tokens + s) * p->channels + o->at, (size_t)o->count * sizeof *row);
+        } else if (first_sequence && carry_is_here(&p->before)) {
+            const float *from = p->before.data;
+            float back[CARRY_CONV_CHANNELS];
+            from += (o->b * (p->width - 1) + s + p->width - 1) * p->channels + o->at;
+            p->kernels->bf16_from_f32(row, from, o->count);
+            p->kernels->f32_from_bf16(back, row, o->count);
+            if (memcmp(back, from, (size_t)o->count * sizeof *back) != 0) {
+                return false;
+            }
+        } else {
+            memset(row, 0, (size_t)o->count * sizeof *row);
+        }
+    }
+    return true;
+}
+
+/* Tokens from t on in one pass over bf16; how many of them were done. */
+static int64_t half_tokens(const job *j, const carry_half_rows *half, const block *o, const float *taps, int64_t t) {
+    const carry_conv_problem *p = &j->p;
+    const int64_t here = (o->b * p->tokens + t) * p->channels + o->at;
+    carry_half_conv conv = {.tokens = 1,
+                            .channels = o->count,
+                            .taps = taps,
+                            .y = (uint16_t *)j->y.data + here,
+                            .y_row = p->channels,
+                            .taps_row = CARRY_CONV_CHANNELS,
+                            .silu = p->activation == CARRY_SILU};
+    int64_t begin;
+    int64_t end;
+    bool first_sequence;
+    carry_conv_borders(p, t, &begin, &end, &first_sequence);
+    if (t - begin >= CARRY_HALF_CONV_TAPS - 1) {
+        conv.tokens = (end < o->last ? end : o->last) - t;
+        conv.x = (const uint16_t *)p->x.data + here - (CARRY_HALF_CONV_TAPS - 1) * p->channels;
+        conv.x_row = p->channels;
+        half->conv(&conv);
+        return conv.tokens;
+    }
+    uint16_t window[CARRY_HALF_CONV_TAPS * CARRY_CONV_CHANNELS];
+    if (!half_window(p, o, t, begin, first_sequence, window)) {
+        return 0;
+    }
+    conv.x = window;
+    conv.x_row = CARRY_CONV_CHANNELS;
+    half->conv(&conv);
+    return 1;
+}
+
+/* half_rows.h, where it has such a convolution. */
+static const carry_half_rows *half_of(const job *j) {
+    const carry_conv_problem *p = &j->p;
+    const bool fits =
+        p->width == CARRY_HALF_CONV_TAPS && (p->activation == CARRY_SILU || p->activation == CARRY_NO_ACTIVATION);
+    return fits ? carry_half_rows_for(p->kernels, &p->x, &j->y, &j->y) : NULL;
+}
+
 static void conv_blocks(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
@@ -145,21 +217,30 @@ static void conv_blocks(void *argument, int64_t begin, int64_t end, int worker) 
     float beside[CARRY_CONV_CHANNELS];
     const float *seen[CARRY_CONV_WIDTHS];
     carry_conv_rows rows;
-    for (int64_t block = begin; block < end; block++) {
-        int64_t at = block % j->channel_blocks * CARRY_CONV_CHANNELS;
-        int64_t count = p->channels - at < CARRY_CONV_CHANNELS ? p->channels - at : CARRY_CONV_CHANNELS;
-        int64_t first = block / j->channel_blocks % j->token_blocks * TOKENS;
-        int64_t last = p->tokens - first < TOKENS ? p->tokens : first + TOKENS;
-        int64_t b = block / j->channel_blocks / j->token_blocks;
-        carry_conv_taps(p, taps, at, count, false);
+    const carry_half_rows *half = half_of(j);
+    for (int64_t index = begin; index < end; index++) {
+        const int64_t at = index % j->channel_blocks * CARRY_CONV_CHANNELS;
+        const int64_t first = index / j->channel_blocks % j->token_blocks * TOKENS;
+        const block o = {.b = index / j->channel_blocks / j->token_blocks,
+                         .first = first,
+                         .last = p->tokens - first < TOKENS ? p->tokens : first + TOKENS,
+                         .at = at,
+                         .count = p->channels - at < CARRY_CONV_CHANNELS ? p->channels - at : CARRY_CONV_CHANNELS};
+        carry_conv_taps(p, taps, at, o.count, false);
         carry_conv_rows_start(&rows);
-        for (int64_t t = first; t < last; t++) {
-            int64_t here = (b * p->tokens + t) * p->channels + at;
+        for (int64_t t = first; t < o.last;) {
+            const int64_t done = half != NULL ? half_tokens(j, half, &o, taps, t) : 0;
+            t += done;
+            if (done > 0) {
+                continue;
+            }
+            int64_t here = (o.b * p->tokens + t) * p->channels + at;
             float *y = carry_piece_out(beside, &j->y, here);
-            carry_conv_rows_of(p, &rows, seen, b, t, at, count);
-            p->kernels->rows->conv(y, seen, taps, CARRY_CONV_CHANNELS, p->width, count);
-            p->kernels->rows->activate(y, y, count, p->activation);
-            carry_piece_done(p->kernels, beside, &j->y, here, count);
+            carry_conv_rows_of(p, &rows, seen, o.b, t, at, o.count);
+            p->kernels->rows->conv(y, seen, taps, CARRY_CONV_CHANNELS, p->width, o.count);
+            p->kernels->rows->activate(y, y, o.count, p->activation);
+            carry_piece_done(p->kernels, beside, &j->y, here, o.count);
+            t++;
         }
     }
 }

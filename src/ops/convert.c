@@ -23,6 +23,11 @@ static void convert_range(void *argument, int64_t begin, int64_t end, int worker
     float beside[BESIDE];
     size_t from_size = carry_dtype_size(j->from.dtype);
     size_t to_size = carry_dtype_size(j->to.dtype);
+    if (j->to.dtype == j->from.dtype) {
+        memmove((char *)j->to.data + (size_t)begin * to_size, (const char *)j->from.data + (size_t)begin * from_size,
+                (size_t)(end - begin) * to_size);
+        return;
+    }
     for (int64_t at = begin; at < end; at += BESIDE) {
         int64_t count = end - at < BESIDE ? end - at : BESIDE;
         carry_widen(j->kernels, beside, (const char *)j->from.data + (size_t)at * from_size, j->from.dtype, count);

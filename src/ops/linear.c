@@ -191,6 +191,9 @@ void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const
     if (bf16 != NULL && carry_bf16_run(ctx, kernels, bf16, p)) {
         return;
     }
+    if (p->a_packed != NULL) {
+        *p->a_packed = false;
+    }
     bool plain = p->a.dtype == CARRY_F32 && p->b.dtype == CARRY_F32 && p->c_dtype == CARRY_F32;
     job j = {.ctx = ctx, .kernels = kernels, .p = p, .plain = plain, .k = p->k};
     carry_product whole = plain_part(&j, 0, 0, p->m, p->n);
@@ -293,10 +296,13 @@ static bool exact_linear(carry_ctx *ctx, const carry_kernels *kernels, carry_ten
     return true;
 }
 
-carry_status carry_cpu_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate) {
+carry_status carry_linear_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate,
+                              bool *x_packed) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
     bool half = W.dtype == CARRY_BF16 || W.dtype == CARRY_F16;
+    bool packed = *x_packed;
+    *x_packed = false;
     if (exact_linear(ctx, kernels, y, x, W, accumulate)) {
         return CARRY_OK;
     }
@@ -311,7 +317,8 @@ carry_status carry_cpu_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, ca
                              .c = y.data,
                              .c_dtype = y.dtype,
                              .c_row = y.shape[1],
-                             .accumulate = accumulate};
+                             .accumulate = accumulate,
+                             .a_packed = &packed};
     if (p.m == 1) { /* one token: W times a vector, read once, with rows of W over threads */
         p = (carry_mixed_product){.m = p.n,
                                   .n = 1,
@@ -324,7 +331,13 @@ carry_status carry_cpu_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, ca
                                   .accumulate = accumulate};
     }
     carry_mixed_products(ctx, kernels, &p);
+    *x_packed = p.a_packed != NULL && packed;
     return CARRY_OK;
+}
+
+carry_status carry_cpu_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate) {
+    bool x_packed = false;
+    return carry_linear_map(ctx, y, x, W, accumulate, &x_packed);
 }
 
 carry_status carry_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x,

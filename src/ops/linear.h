@@ -21,6 +21,7 @@ typedef struct carry_mixed_product {
     carry_dtype c_dtype;
     int64_t c_row;
     bool accumulate;
+    bool *a_packed; /* NULL, or of products with the same a after each other: its panels are in the context's buffer */
 } carry_mixed_product;
 
 struct carry_bf16;
@@ -29,6 +30,10 @@ void carry_mixed_products(carry_ctx *ctx, const carry_kernels *kernels, const ca
 /* The same with this entry of kernels/bf16.h; NULL: widened to f32, whatever the processor has. */
 void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const struct carry_bf16 *bf16,
                              const carry_mixed_product *product);
+
+/* carry_cpu_linear; *x_packed: as a_packed above, false before the first of several maps of x. */
+carry_status carry_linear_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate,
+                              bool *x_packed);
 
 /* x [T, in], W [out, in] and y [T, out], which is called y_name, as carry_linear wants them. */
 carry_status carry_expect_linear(carry_ctx *ctx, const char *y_name, const carry_tensor *y, const carry_tensor *x,

@@ -55,8 +55,9 @@ carry_status carry_cpu_merged_linear(carry_ctx *ctx, const carry_merged_linear_a
     if (carry_few_tokens_merged(ctx, kernels, args)) { /* threads wait for each other once */
         return CARRY_OK;
     }
+    bool x_packed = false;
     for (int i = 0; i < args->maps; i++) {
-        CARRY_TRY(carry_cpu_linear(ctx, args->y[i], args->x, args->W[i], false));
+        CARRY_TRY(carry_linear_map(ctx, args->y[i], args->x, args->W[i], false, &x_packed));
     }
     return CARRY_OK;
 }

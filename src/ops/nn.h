@@ -34,6 +34,13 @@ static inline bool carry_is_here(const carry_tensor *tensor) {
     return tensor->data != NULL;
 }
 
+/* The kernels of half_rows.h where all of these tensors that are there are bf16; else NULL. */
+static inline const carry_half_rows *carry_half_rows_for(const carry_kernels *kernels, const carry_tensor *x,
+                                                         const carry_tensor *y, const carry_tensor *z) {
+    const bool all = x->dtype == CARRY_BF16 && y->dtype == CARRY_BF16 && (z->data == NULL || z->dtype == CARRY_BF16);
+    return all ? kernels->half_rows : NULL;
+}
+
 /* Elements at..at+count-1 as f32: the tensor's own memory, or widened into beside; NULL of an absent tensor. */
 const float *carry_piece_in(const carry_kernels *kernels, float *beside, const carry_tensor *tensor, int64_t at,
                             int64_t count);

@@ -27,10 +27,27 @@ static float scale_of(const job *j, float squares) {
     return 1.0f / sqrtf(squares / (float)j->n + j->eps);
 }
 
+/* bf16 in and out, the weight widened once. */
+static void half_norm_rows(const job *j, const carry_half_rows *half, int64_t begin, int64_t end) {
+    float w[CARRY_HALF_NORM_WIDTH];
+    half->norm(&(carry_half_norm){.rows = end - begin,
+                                  .n = j->n,
+                                  .x = (const uint16_t *)j->x.data + begin * j->n,
+                                  .z = carry_is_here(&j->z) ? (const uint16_t *)j->z.data + begin * j->n : NULL,
+                                  .w = carry_piece_in(j->kernels, w, &j->w, 0, j->n),
+                                  .y = (uint16_t *)j->y.data + begin * j->n,
+                                  .eps = j->eps});
+}
+
 static void norm_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
     const carry_rows *rows = j->kernels->rows;
+    const carry_half_rows *half = carry_half_rows_for(j->kernels, &j->x, &j->y, &j->z);
+    if (half != NULL && j->n <= CARRY_HALF_NORM_WIDTH) {
+        half_norm_rows(j, half, begin, end);
+        return;
+    }
     float x[CARRY_PIECE];
     float w[CARRY_PIECE];
     float z[CARRY_PIECE];

@@ -1,6 +1,8 @@
 /* Attention against float64: every size around the blocks, every type and layout, any runs, any number of threads. */
 #include "attention_support.h"
 
+#include "ops/kernels/bf16.h"
+
 typedef struct problem {
     placed q, k, v;
     carry_key_run run[CARRY_KEY_RUNS];
@@ -112,6 +114,29 @@ static void test_attention_matches_float64_with_every_set_of_kernels(void **stat
             check(&ctx, 1, &p, 2);
             carry_ctx_free(ctx);
         }
+    }
+}
+
+/* Tiles of bf16, emulated and where the processor has them: sizes around panels of 32 and blocks of 64 and 256, runs,
+   any number of threads. */
+static void test_attention_by_tiles_matches_float64(void **state) {
+    (void)state;
+    const char *const names[] = {"amx-emulated", "amx"};
+    const int64_t tiled[][4] = {{32, 33, 2, 32}, {33, 64, 1, 64}, {64, 130, 2, 33}, {97, 71, 1, 100}, {257, 96, 1, 48}};
+    for (int i = 0; i < 2; i++) {
+        const carry_bf16 *by = carry_bf16_named(names[i]);
+        if (by == NULL || by->missing() != NULL) {
+            print_message("skipped: %s: %s\n", names[i], by != NULL ? by->missing() : "not in this build");
+            continue;
+        }
+        carry_ctx *contexts[] = {support_ctx(1, names[i], NULL), support_ctx(3, names[i], NULL)};
+        for (size_t s = 0; s < sizeof tiled / sizeof *tiled; s++) {
+            const int64_t *n = tiled[s];
+            problem p = some_problem(CARRY_BF16, n[0], n[1], n[2], n[3], (int)s % LAYOUTS, (int)s % RUN_SETS);
+            check(contexts, 2, &p, (int)s % LAYOUTS);
+        }
+        carry_ctx_free(contexts[0]);
+        carry_ctx_free(contexts[1]);
     }
 }
 
@@ -364,6 +389,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_attention_matches_float64_for_every_size, free_kept),
         cmocka_unit_test_teardown(test_attention_is_the_same_for_any_number_of_threads, free_kept),
         cmocka_unit_test_teardown(test_attention_matches_float64_with_every_set_of_kernels, free_kept),
+        cmocka_unit_test_teardown(test_attention_by_tiles_matches_float64, free_kept),
         cmocka_unit_test_teardown(test_biases_weigh_keys, free_kept),
         cmocka_unit_test_teardown(test_keys_of_no_run_are_never_read, free_kept),
         cmocka_unit_test_teardown(test_nothing_seen_gives_zeros, free_kept),

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "carry/tensor.h"
+#include "ops/kernels/half_rows.h"
 #include "ops/kernels/packed.h"
 #include "ops/kernels/rows.h"
 
@@ -116,6 +117,7 @@ typedef struct carry_kernels {
     void (*bf16_from_f32)(uint16_t *to, const float *from, int64_t count);
     void (*f16_from_f32)(uint16_t *to, const float *from, int64_t count);
     const carry_rows *rows;
+    const carry_half_rows *half_rows; /* NULL: rows of bf16 are widened, go through `rows` and are rounded */
     /* to[j*to_row + i] = from[i*from_row + j] for i < rows, j < columns; they do not overlap. */
     void (*transpose)(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row, int64_t rows,
                       int64_t columns);

@@ -18,6 +18,7 @@
 #define SQUARE 8
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t wide_bits __attribute__((vector_size(LANES * 4)));
 
 static inline vec f16_load(const uint16_t *from) {
     return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)from));
@@ -33,15 +34,27 @@ static inline vec bf16_load(const uint16_t *from) {
 }
 
 /* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
-static inline void bf16_store(uint16_t *to, vec value) {
-    __m256i bits = (__m256i)value;
-    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
-    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+static inline wide_bits bf16_upper(vec value) {
+    __m256i whole = (__m256i)value;
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(whole, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(_mm256_add_epi32(whole, _mm256_set1_epi32(0x7fff)), odd);
+    __m256i quiet = _mm256_or_si256(whole, _mm256_set1_epi32(0x400000));
     __m256i is_nan = (__m256i)_mm256_cmp_ps((__m256)value, (__m256)value, _CMP_UNORD_Q);
-    __m256i result = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+    return (wide_bits)_mm256_blendv_epi8(rounded, quiet, is_nan);
+}
+
+static inline void bf16_store(uint16_t *to, vec value) {
+    __m256i result = _mm256_srli_epi32((__m256i)bf16_upper(value), 16);
     __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(result), _mm256_extracti128_si256(result, 1));
     _mm_storeu_si128((__m128i *)(void *)to, packed);
+}
+
+static inline vec clamped(vec x, float most) {
+    return (vec)_mm256_max_ps(_mm256_min_ps((__m256)x, _mm256_set1_ps(most)), _mm256_set1_ps(-most));
+}
+
+static inline vec reciprocal(vec x) {
+    return 1.0f / x;
 }
 
 #include "ops/kernels/kernels_vector.h"

@@ -17,6 +17,7 @@
 #define SQUARE 8
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t wide_bits __attribute__((vector_size(LANES * 4)));
 
 static inline vec f16_load(const uint16_t *from) {
     return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)from));
@@ -32,13 +33,26 @@ static inline vec bf16_load(const uint16_t *from) {
 }
 
 /* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
-static inline void bf16_store(uint16_t *to, vec value) {
-    __m512i bits = (__m512i)value;
-    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+static inline wide_bits bf16_upper(vec value) {
+    __m512i whole = (__m512i)value;
+    __m512i odd = _mm512_and_si512(_mm512_srli_epi32(whole, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_add_epi32(_mm512_add_epi32(whole, _mm512_set1_epi32(0x7fff)), odd);
     __mmask16 is_nan = _mm512_cmp_ps_mask((__m512)value, (__m512)value, _CMP_UNORD_Q);
-    __m512i result = _mm512_mask_or_epi32(rounded, is_nan, bits, _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(result, 16)));
+    return (wide_bits)_mm512_mask_or_epi32(rounded, is_nan, whole, _mm512_set1_epi32(0x400000));
+}
+
+static inline void bf16_store(uint16_t *to, vec value) {
+    __m512i upper = _mm512_srli_epi32((__m512i)bf16_upper(value), 16);
+    _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(upper));
+}
+
+static inline vec clamped(vec x, float most) {
+    return (vec)_mm512_max_ps(_mm512_min_ps((__m512)x, _mm512_set1_ps(most)), _mm512_set1_ps(-most));
+}
+
+/* Within 2^-14: a division takes longer than the exponential before it. */
+static inline vec reciprocal(vec x) {
+    return (vec)_mm512_rcp14_ps((__m512)x);
 }
 
 #include "ops/kernels/kernels_vector.h"

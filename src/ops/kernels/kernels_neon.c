@@ -18,6 +18,7 @@
 #define SQUARE 4
 
 typedef float vec __attribute__((vector_size(LANES * 4)));
+typedef uint32_t wide_bits __attribute__((vector_size(LANES * 4)));
 
 static inline vec f16_load(const uint16_t *from) {
     return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
@@ -32,13 +33,25 @@ static inline vec bf16_load(const uint16_t *from) {
 }
 
 /* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
-static inline void bf16_store(uint16_t *to, vec value) {
-    uint32x4_t bits = (uint32x4_t)value;
-    uint32x4_t odd = vandq_u32(vshrq_n_u32(bits, 16), vdupq_n_u32(1));
-    uint32x4_t rounded = vaddq_u32(vaddq_u32(bits, vdupq_n_u32(0x7fff)), odd);
-    uint32x4_t quiet = vorrq_u32(bits, vdupq_n_u32(0x400000));
+static inline wide_bits bf16_upper(vec value) {
+    uint32x4_t whole = (uint32x4_t)value;
+    uint32x4_t odd = vandq_u32(vshrq_n_u32(whole, 16), vdupq_n_u32(1));
+    uint32x4_t rounded = vaddq_u32(vaddq_u32(whole, vdupq_n_u32(0x7fff)), odd);
+    uint32x4_t quiet = vorrq_u32(whole, vdupq_n_u32(0x400000));
     uint32x4_t is_number = vceqq_f32((float32x4_t)value, (float32x4_t)value);
-    vst1_u16(to, vshrn_n_u32(vbslq_u32(is_number, rounded, quiet), 16));
+    return (wide_bits)vbslq_u32(is_number, rounded, quiet);
+}
+
+static inline void bf16_store(uint16_t *to, vec value) {
+    vst1_u16(to, vshrn_n_u32((uint32x4_t)bf16_upper(value), 16));
+}
+
+static inline vec clamped(vec x, float most) {
+    return (vec)vmaxq_f32(vminq_f32((float32x4_t)x, vdupq_n_f32(most)), vdupq_n_f32(-most));
+}
+
+static inline vec reciprocal(vec x) {
+    return 1.0f / x;
 }
 
 #include "ops/kernels/kernels_vector.h"

@@ -12,7 +12,11 @@
        SQUARE           side of the squares that packing transposes in registers, 4 or 8
        TOKEN_VECTORS    vectors of a row of the delta rule's state updated at a time: twice as many and a few fit
        vec              the vector itself, by vector_size
+       wide_bits        as many uint32_t
        f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
+       bf16_upper       rounded to bf16, which are the upper halves of the result; the lower ones are anything
+       clamped          to -most..most, and any number for NaN
+       reciprocal       within 2^-13
 
    and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one text.
  */
@@ -91,6 +95,7 @@ INLINE void narrow(const int type, uint16_t *to, const float *from, int64_t coun
 #include "ops/kernels/vector_dots.h"
 #include "ops/kernels/vector_exact.h"
 #include "ops/kernels/vector_half_dots.h"
+#include "ops/kernels/vector_half_rows.h"
 #include "ops/kernels/vector_pack.h"
 #include "ops/kernels/vector_product.h"
 #include "ops/kernels/vector_packed.h"
@@ -116,4 +121,5 @@ static void f16_from_f32(uint16_t *to, const float *from, int64_t count) {
     .usable = usable, .product = product, .packed = &packed_kernels, .columns = TILE_VECTORS * LANES,                  \
     .diagonal_scan = diagonal_scan, .diagonal_apply = diagonal_apply, .delta_token = delta_token,                      \
     .half_dots = half_dots_of, .exact_dots = exact_dots, .f32_from_bf16 = f32_from_bf16, .f32_from_f16 = f32_from_f16, \
-    .bf16_from_f32 = bf16_from_f32, .f16_from_f32 = f16_from_f32, .rows = &row_loops, .transpose = transpose
+    .bf16_from_f32 = bf16_from_f32, .f16_from_f32 = f16_from_f32, .rows = &row_loops, .half_rows = &half_row_kernels,  \
+    .transpose = transpose

@@ -314,13 +314,19 @@ static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *
     job j = {.ctx = ctx, .kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + a_room};
     j.panels = kept != NULL ? kept : j.b;
     bool a_stays = most_m >= p->m && depth >= p->k;
+    const bool a_lasts = kept != NULL && a_stays && !alone; /* the next product may find it */
+    const bool a_is_there = a_lasts && p->a_packed != NULL && *p->a_packed;
+    if (p->a_packed != NULL) {
+        *p->a_packed = a_lasts;
+    }
     for (j.j = 0; j.j < p->n; j.j += most_n) {
         for (j.l = 0; j.l < p->k; j.l += depth) {
             for (j.i = 0; j.i < p->m; j.i += most_m) {
                 j.m = least(p->m - j.i, most_m);
                 j.n = least(p->n - j.j, most_n);
                 j.k = least(p->k - j.l, depth);
-                run_block(alone ? NULL : ctx, &j, j.j == 0 || !a_stays, j.i == 0 && kept == NULL, threads);
+                run_block(alone ? NULL : ctx, &j, !a_is_there && (j.j == 0 || !a_stays), j.i == 0 && kept == NULL,
+                          threads);
             }
         }
     }
