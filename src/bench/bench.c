@@ -18,7 +18,7 @@
 #define SECONDS 0.3
 #define MOST_SET_BYTES 512e6
 #define MOST_COPIES 64
-#define MOST_BESIDE 0.1 /*  seconds of a ceiling's turn */
+#define MOST_BESIDE 0.1 /* seconds of a ceiling's turn */
 #define EQUAL 1.05      /* two measurements of the same product differ by as much: 100 %, not more */
 
 /* One problem under way. */

@@ -7,6 +7,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/progress.h"
+#include "ops/product/ceiling.h"
 #include "bench/bench_ranks.h"
 #include "bench/grid.h"
 
@@ -43,19 +44,20 @@ static void advance(void *user, double share) {
 
 static void print_ceilings(show *s) {
     if (s->json) {
-        (void)printf(
-            "{\"ceilings\": {\"gemm_gflops\": %.6g, \"copy_gbytes_s\": %.6g}, \"threads\": %d, \"kernels\": \"%s\"}\n",
-            s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx), carry_ctx_kernels(s->ctx));
+        (void)printf("{\"ceilings\": {\"gemm_gflops\": %.6g, \"copy_gbytes_s\": %.6g}, \"threads\": %d, \"kernels\": "
+                     "\"%s\"%s}\n",
+                     s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
+                     carry_ctx_kernels(s->ctx), carry_ceilings_are_rough() ? ", \"rough\": true" : "");
         (void)fflush(stdout);
         return;
     }
     (void)printf(
-        "%sceilings in this run: product %.1f GFLOP/s, copy %.1f GB/s (CPU, %d threads, %s)\n"
+        "%sceilings in this run: product %.1f GFLOP/s, copy %.1f GB/s (CPU, %d threads, %s%s)\n"
         "method: checked first; %s; one warm-up; methods take turns; median; spread is the\n"
         "interquartile range over the median; share is that of the limiting ceiling, arithmetic or memory, which on\n"
         "the CPU is measured again in turns with the problem (one thread: both by processor time)%s\n%s",
         cli_dim(), s->ceilings.gemm_gflops, s->ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
-        carry_ctx_kernels(s->ctx),
+        carry_ctx_kernels(s->ctx), carry_ceilings_are_rough() ? "; CARRY_CEILINGS=rough: shares are wrong" : "",
         s->options.hot ? "one set of inputs (hot)" : "inputs rotated through more than the last-level cache",
         cli_plain(),
         s->ranks > 1
@@ -420,7 +422,8 @@ const cli_verb cli_bench = {
         "\n"
         "On the CPU a share compares like with like: after each turn of an algorithm the limiting ceiling, a large\n"
         "product or a copy, is measured for as long as the turn took, and the share is the median over the turns of\n"
-        "one mean rate over the other. On one thread both are measured in processor time.\n"
+        "one mean rate over the other. On one thread both are measured in processor time. A share of 100 to 105 %,\n"
+        "which is the noise of two measurements, is shown as 100 %.\n"
         "\n"
         "carry --ranks N bench ... and mpirun -n N carry bench ... measure on N ranks at once, each with its share\n"
         "of the threads. The figures of an algorithm are those of its slowest rank, which --json names (ranks,\n"

@@ -7,6 +7,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/progress.h"
+#include "ops/product/ceiling.h"
 #include "bench/bench_ranks.h"
 #include "lab/experiment/experiment.h"
 
@@ -201,9 +202,9 @@ static carry_status measure(show *s, const carry_experiment_options *options, ca
     carry_ceilings ceilings;
     CARRY_TRY(carry_ceilings_measure_ranks(s->comm, &ceilings));
     if (s->prints && !s->json) {
-        (void)printf("ceilings in this run: product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s)\n",
-                     ceilings.gemm_gflops, ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx),
-                     carry_ctx_kernels(s->ctx));
+        (void)printf("ceilings in this run: product %.1f GFLOP/s, copy %.1f GB/s (%d threads, %s%s)\n",
+                     ceilings.gemm_gflops, ceilings.copy_gbytes_s, carry_ctx_threads(s->ctx), carry_ctx_kernels(s->ctx),
+                     carry_ceilings_are_rough() ? "; CARRY_CEILINGS=rough: shares are wrong" : "");
     }
     if (s->prints) {
         carry_progress_start(&s->bar, stderr, s->experiment->name, s->experiment->points);
