@@ -146,7 +146,8 @@ static void every_method_equals_the_recurrence_for_every_shape(void **unused) {
     (void)unused;
     static const int64_t shapes[][6] = {{1, 1, 1, 1, 1, 1},     {1, 17, 1, 2, 3, 5},   {2, 33, 2, 2, 16, 16},
                                         {1, 65, 1, 1, 60, 100}, {3, 15, 1, 3, 33, 17}, {1, 129, 2, 4, 8, 1},
-                                        {1, 200, 1, 1, 64, 64}, {1, 64, 1, 2, 1, 31},  {1, 20, 1, 1, 256, 256}};
+                                        {1, 200, 1, 1, 64, 64}, {1, 64, 1, 2, 1, 31},  {1, 20, 1, 1, 256, 256},
+                                        {1, 70, 4, 8, 20, 24},  {1, 40, 8, 8, 16, 80}}; /* heads in turns */
     for (int threads = 1; threads <= 3; threads++) {
         carry_ctx *ctx = support_ctx(threads, NULL, NULL);
         for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
@@ -377,12 +378,12 @@ static void results_depend_on_nothing_but_the_sequence(void **unused) {
 /* A snapshot is the state a shorter call would have ended in. */
 static void snapshots_are_the_states_on_the_way(void **unused) {
     (void)unused;
-    enum { T = 53, HV = 2, K = 10, V = 12, S = HV * K * V };
+    enum { T = 53, HV = 8, K = 10, V = 12, S = HV * K * V };
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (int form = 0; form < 6; form++) {
         carry_delta_problem p = {.batch = 1,
                                  .tokens = T,
-                                 .heads = 1,
+                                 .heads = form % 4 == 2 ? HV / 2 : HV, /* two or four of them in turns */
                                  .value_heads = HV,
                                  .key = K,
                                  .value = V,
