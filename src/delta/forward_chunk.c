@@ -190,7 +190,7 @@ static void rows_in_f32(const unit *u, int64_t t) {
 }
 
 /* S <- e^{G[C]} S + (left K)^T V'; with one gate a token it is V' that is multiplied by left, in place. */
-static void advance(const unit *u, int64_t tokens, float *S) {
+static void advance(const unit *u, int64_t t, int64_t tokens, float *S) {
     const carry_delta_plan *plan = u->run->plan;
     carry_delta_scratch *s = u->scratch;
     int64_t K = plan->problem.key;
@@ -316,7 +316,7 @@ static void panel_chunk(const unit *u, int64_t t, int64_t tokens) {
     if (run->o != NULL) {
         output(u, t, tokens, value_head, S);
     }
-    advance(u, tokens, S);
+    advance(u, t, tokens, S);
 }
 
 void carry_delta_forward_chunk(const carry_delta_unit *u, int64_t t, int64_t end) {
