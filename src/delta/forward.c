@@ -20,11 +20,6 @@ typedef carry_delta_unit unit;
 /* Columns of the state that a chunk takes at a time. They lie without gaps: 32 KiB at 128 keys, which a first cache of
    48 KiB holds; as columns of rows of 512 bytes they would share half of its places. */
 #define PANEL 64
-/* A thread takes several adjacent heads and alternates between them chunk by chunk. The rows of one head are a row of
-   all heads apart, so the lines that a processor prefetches by itself behind a row belong to the next head: in turns
-   they are used while they are still in a cache. The states of these heads have to fit the second cache. */
-#define TOGETHER 4
-#define TOGETHER_BYTES (256 << 10)
 
 static int64_t snapshot_position(const carry_delta_plan *plan, int64_t length, int64_t index) {
     const carry_delta_problem *p = &plan->problem;
@@ -117,66 +112,33 @@ static void finish(const unit *u) {
     }
 }
 
-/* One of the heads that a thread takes together. */
-static unit head_of(const unit *u, int64_t turn) {
-    unit one = *u;
-    one.head = u->head + turn;
-    one.turn = turn;
-    return one;
-}
-
-/* The chunk t..end-1 of every head. */
-static void run_chunk(const unit *u, int64_t heads, int64_t t, int64_t end) {
-    for (int64_t turn = 0; turn < heads; turn++) {
-        bool last = turn + 1 == heads;
-        unit one = head_of(u, turn);
-        one.next_head = last ? u->head : one.head + 1;
-        one.next_token = last ? end : t;
-        carry_delta_forward_chunk(&one, t, end);
-    }
-}
-
-static void start_or_finish(const unit *u, int64_t heads, void (*does)(const unit *)) {
-    for (int64_t turn = 0; turn < heads; turn++) {
-        unit one = head_of(u, turn);
-        for (int64_t at = 0; at < u->columns; at += u->panel) {
-            unit part = carry_delta_panel_of(&one, at);
-            does(&part);
-        }
-    }
-}
-
-static int64_t store_all_snapshots(const unit *u, int64_t heads, int64_t next, int64_t t) {
-    int64_t after = next;
-    for (int64_t turn = 0; turn < heads; turn++) {
-        unit one = head_of(u, turn);
-        after = store_snapshots(&one, next, t);
-    }
-    return after;
-}
-
-/* The head of u and those behind it that are taken together. */
-static void run_unit(const unit *u, int64_t heads) {
+static void run_unit(const unit *u) {
     CARRY_SPAN(u->run->plan->ctx, "delta", "walk");
     int64_t length = u->sequence->length;
-    start_or_finish(u, heads, start);
-    int64_t next = store_all_snapshots(u, heads, 0, 0);
+    for (int64_t at = 0; at < u->columns; at += u->panel) {
+        unit part = carry_delta_panel_of(u, at);
+        start(&part);
+    }
+    int64_t next = store_snapshots(u, 0, 0);
     for (int64_t t = 0; t < length;) {
         int64_t end = chunk_end(u->run->plan, length, t, u->run->snapshots != NULL ? next : INT64_MAX);
-        if (by_tokens(u->run)) { /* these heads are alone */
+        if (by_tokens(u->run)) {
             end = t + 1;
             carry_delta_tokens(u->run, u->scratch, u->sequence, u->head, t, u->first, u->columns, u->scratch->S,
                                u->columns, u->run->plan->problem.key * u->run->width);
         } else {
-            run_chunk(u, heads, t, end);
+            carry_delta_forward_chunk(u, t, end);
         }
-        next = store_all_snapshots(u, heads, next, end);
+        next = store_snapshots(u, next, end);
         t = end;
         if (u->pauses) {
             u->run->part.pause(u->run->part.user);
         }
     }
-    start_or_finish(u, heads, finish);
+    for (int64_t at = 0; at < u->columns; at += u->panel) {
+        unit part = carry_delta_panel_of(u, at);
+        finish(&part);
+    }
 }
 
 /* So many columns, but none alone: it would be summed in another order. */
@@ -190,24 +152,22 @@ static int64_t no_column_alone(int64_t width, int64_t columns) {
 static void run_units(void *argument, int64_t begin, int64_t end, int worker) {
     const carry_delta_run *run = argument;
     int64_t V = run->plan->problem.value;
-    int64_t turns = run->part.heads / run->together;
     for (int64_t i = begin; i < end; i++) {
         unit u = {.run = run,
                   .scratch = &run->scratch[worker],
-                  .sequence = &run->part.sequences[i / run->blocks / turns],
-                  .head = run->part.first_head + i / run->blocks % turns * run->together,
+                  .sequence = &run->part.sequences[i / run->blocks / run->part.heads],
+                  .head = run->part.first_head + i / run->blocks % run->part.heads,
                   .first = i % run->blocks * run->width,
                   .pauses = worker == 0 && run->part.pause != NULL};
         u.columns = run->columns - u.first < run->width ? run->columns - u.first : run->width;
         u.values = V - u.first < u.columns ? V - u.first : u.columns;
         u.values = u.values > 0 ? u.values : 0;
         u.panel = by_tokens(run) || carry_delta_by_terms(run->plan) ? u.columns : no_column_alone(PANEL, u.columns);
-        run_unit(&u, run->together);
+        run_unit(&u);
     }
 }
 
-static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry_delta_scratch *s, int64_t width,
-                         int64_t together) {
+static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry_delta_scratch *s, int64_t width) {
     size_t C = (size_t)plan->chunk;
     size_t K = (size_t)plan->problem.key;
     size_t W = (size_t)width;
@@ -228,24 +188,7 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
     s->O = carry_delta_floats(arena, C * W);
     s->made = carry_delta_floats(arena, C * W);
     s->beside = carry_delta_floats(arena, CARRY_DELTA_BLOCK * W);
-    s->S = carry_arena_take(arena, (size_t)(together * plan->group) * K, W * sizeof(float));
-}
-
-/* How many heads a unit takes, if states have so many columns: the threads still have equal shares, or many. */
-static int64_t heads_together(const carry_delta_plan *plan, int64_t columns) {
-    const carry_delta_problem *p = &plan->problem;
-    int64_t threads = carry_ctx_threads(plan->ctx);
-    if (plan->method->chunk == 0 || carry_delta_by_terms(plan)) {
-        return 1;
-    }
-    for (int64_t n = TOGETHER; n > 1; n /= 2) {
-        int64_t units = plan->sequences * p->heads / n;
-        int64_t bytes = n * plan->group * p->key * columns * (int64_t)sizeof(float);
-        if (p->heads % n == 0 && bytes <= TOGETHER_BYTES && (units % threads == 0 || units >= 4 * threads)) {
-            return n;
-        }
-    }
-    return 1;
+    s->S = carry_arena_take(arena, (size_t)plan->group * K, W * sizeof(float));
 }
 
 bool carry_delta_run_take_part(const carry_delta_plan *plan, carry_arena *arena, carry_delta_run *run, int64_t columns,
@@ -257,14 +200,13 @@ bool carry_delta_run_take_part(const carry_delta_plan *plan, carry_arena *arena,
     width = (width + LEAST_COLUMNS - 1) / LEAST_COLUMNS * LEAST_COLUMNS;
     width = no_column_alone(width, columns);
     run->plan = plan;
-    run->together = run->together > 0 ? run->together : 1;
     run->columns = columns;
     run->width = width < columns ? width : columns;
     run->blocks = (columns + run->width - 1) / run->width;
     run->scratch = carry_arena_take(arena, (size_t)threads, sizeof *run->scratch);
     for (int i = 0; i < threads; i++) {
         carry_delta_scratch none;
-        take_scratch(plan, arena, run->scratch != NULL ? &run->scratch[i] : &none, run->width, run->together);
+        take_scratch(plan, arena, run->scratch != NULL ? &run->scratch[i] : &none, run->width);
     }
     return !arena->overflowed;
 }
@@ -273,12 +215,11 @@ bool carry_delta_run_take(const carry_delta_plan *plan, carry_arena *arena, carr
                           bool cut) {
     run->sequences = carry_arena_take(arena, (size_t)plan->sequences, sizeof *run->sequences);
     run->part = (carry_delta_part){.sequences = run->sequences, .count = plan->sequences, .heads = plan->problem.heads};
-    run->together = heads_together(plan, columns);
     return carry_delta_run_take_part(plan, arena, run, columns, cut);
 }
 
 void carry_delta_run_part(carry_delta_run *run) {
-    carry_parallel(run->plan->ctx, run->part.count * run->part.heads / run->together * run->blocks, 1, run_units, run);
+    carry_parallel(run->plan->ctx, run->part.count * run->part.heads * run->blocks, 1, run_units, run);
 }
 
 void carry_delta_run_all(carry_delta_run *run) {

@@ -24,7 +24,7 @@ typedef struct carry_delta_scratch {
     carry_delta_faded faded; /* of the chunk and the value head at hand */
     float *X, *O, *made;     /* [C, width] */
     float *beside;           /* [16, width] */
-    float *S;                /* [together, group, K, width], panel of columns after panel */
+    float *S;                /* [group, K, width], panel of columns after panel */
 } carry_delta_scratch;
 
 typedef struct carry_delta_run {
@@ -39,21 +39,17 @@ typedef struct carry_delta_run {
     float *maps;      /* [sequences, value heads of the part, K, K]: M besides, from the zero state and the identity */
     bool chunks_only; /* chunks even when the method is token by token */
     int64_t columns, width, blocks; /* of the state: all, those that a unit takes, and units a head */
-    int64_t together;               /* heads that a unit takes by turns, chunk by chunk; 0 is 1 */
     carry_delta_part part;
     carry_delta_sequence *sequences;
     carry_delta_scratch *scratch; /* a thread each */
 } carry_delta_run;
 
-/* Some columns of the state of one head's group in one sequence. A thread takes `together` of them at a time. */
+/* Some columns of the state of one head's group in one sequence: what a thread takes at a time. */
 typedef struct carry_delta_unit {
     const carry_delta_run *run;
     carry_delta_scratch *scratch;
     const carry_delta_sequence *sequence;
-    int64_t head;      /* of q and k */
-    int64_t turn;      /* of the head among those that the thread takes together: which states are its own */
-    int64_t next_head; /* of the chunk that the thread does after this one, and that chunk's first token */
-    int64_t next_token;
+    int64_t head;           /* of q and k */
     int64_t first, columns; /* of the state */
     int64_t values;         /* those of them that are V's; behind them are M's */
     int64_t panel;          /* columns of a panel */
@@ -75,8 +71,7 @@ static inline carry_delta_unit carry_delta_panel_of(const carry_delta_unit *u, i
 }
 
 static inline float *carry_delta_state_of(const carry_delta_unit *u, int64_t member) {
-    int64_t state = u->turn * u->run->plan->group + member;
-    return u->scratch->S + u->run->plan->problem.key * (state * u->run->width + u->at);
+    return u->scratch->S + u->run->plan->problem.key * (member * u->run->width + u->at);
 }
 
 /* forward_chunk.c: tokens t..end-1 of the unit's sequence. */

@@ -27,19 +27,12 @@ static carry_rows_ahead ahead(const unit *u, const carry_tensor *x, int64_t head
 }
 
 /* Columns of q or k of the next chunk: every panel of every value head fetches its part of them. */
-static carry_rows_ahead ahead_keys(const unit *u, const carry_tensor *x, int64_t tokens) {
+static carry_rows_ahead ahead_keys(const unit *u, const carry_tensor *x, int64_t t, int64_t tokens) {
     int64_t K = u->run->plan->problem.key;
     int64_t whole = u->run->plan->group * u->whole;
     int64_t done = u->member * u->whole + u->at;
     int64_t first = K * done / whole;
-    return ahead(u, x, u->next_head, u->next_token, u->next_token + tokens, first,
-                 K * (done + u->columns) / whole - first);
-}
-
-/* This panel's columns of v of the next chunk, rows from..to-1 of it. */
-static carry_rows_ahead ahead_values(const unit *u, int64_t from, int64_t to) {
-    return ahead(u, u->run->in.v, u->next_head * u->run->plan->group + u->member, u->next_token + from,
-                 u->next_token + to, u->first, u->columns);
+    return ahead(u, x, u->head, t + tokens, t + 2 * tokens, first, K * (done + u->columns) / whole - first);
 }
 
 /* c = by (a S) + base_by base of all tokens; base NULL: none. By terms a has the panels and norm_by. */
@@ -113,7 +106,7 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
 }
 
 /* to = O + P V' by terms; false: some number is not finite, and nothing was done. */
-static bool output_by_terms(const unit *u, int64_t tokens, float *to, ptrdiff_t row) {
+static bool output_by_terms(const unit *u, int64_t t, int64_t tokens, int64_t value_head, float *to, ptrdiff_t row) {
     const carry_delta_plan *plan = u->run->plan;
     carry_delta_scratch *s = u->scratch;
     if (!carry_delta_terms_a(plan, &s->triangle,
@@ -139,7 +132,8 @@ static bool output_by_terms(const unit *u, int64_t tokens, float *to, ptrdiff_t 
                                                   .c = to,
                                                   .base_row = u->columns,
                                                   .c_row = row,
-                                                  .ahead = ahead_values(u, 0, tokens)});
+                                                  .ahead = ahead(u, u->run->in.v, value_head, t + tokens,
+                                                                 t + 2 * tokens, u->first, u->columns)});
     return true;
 }
 
@@ -150,7 +144,7 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     carry_delta_scratch *s = u->scratch;
     CARRY_SPAN(plan->ctx, "delta", "output");
     state_product(u, tokens, s->faded.q, s->rows.panels.q, OUTPUT_ORDER, S, s->faded.by_q, s->norm_q, NULL, 0, NULL,
-                  s->O, ahead_keys(u, u->run->in.q, tokens));
+                  s->O, ahead_keys(u, u->run->in.q, t, tokens));
     bool direct = o->dtype == CARRY_F32;
     float *to = s->made;
     ptrdiff_t row = u->columns;
@@ -158,7 +152,7 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
         to = (float *)carry_delta_place(o, u->sequence->batch, u->sequence->start + t, value_head) + u->first;
         row = o->stride[1];
     }
-    bool done = s->exact && output_by_terms(u, tokens, to, row);
+    bool done = s->exact && output_by_terms(u, t, tokens, value_head, to, row);
     for (int64_t i = 0; !done && i < tokens; i += CARRY_DELTA_BLOCK) {
         int64_t m = tokens - i < CARRY_DELTA_BLOCK ? tokens - i : CARRY_DELTA_BLOCK;
         carry_triangle_product(plan->kernels,
@@ -174,7 +168,8 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
                                                 .b_row = u->columns,
                                                 .base_row = u->columns,
                                                 .c_row = row,
-                                                .ahead = ahead_values(u, i, i + m)},
+                                                .ahead = ahead(u, u->run->in.v, value_head, t + tokens + i,
+                                                               t + tokens + i + m, u->first, u->columns)},
                                s->X, i, false);
     }
     if (!direct) {
@@ -196,7 +191,7 @@ static void advance(const unit *u, int64_t t, int64_t tokens, float *S) {
     int64_t K = plan->problem.key;
     CARRY_SPAN(plan->ctx, "delta", "state");
     const float *end = plan->problem.gate != CARRY_DELTA_NO_GATE ? s->heads.end : NULL;
-    carry_rows_ahead soon = ahead_keys(u, u->run->in.k, tokens);
+    carry_rows_ahead soon = ahead_keys(u, u->run->in.k, t, tokens);
     if (s->exact && carry_delta_terms_b(plan, &s->values,
                                         (carry_bf16_split){.lines = u->columns,
                                                            .k = tokens,
