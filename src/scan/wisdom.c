@@ -14,6 +14,7 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/file.h"
+#include "ops/product/ceiling.h"
 
 #define HEADER "carry-wisdom 1"
 #define FILE_LIMIT ((size_t)1 << 20)
@@ -394,6 +395,9 @@ carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates,
         return carry_rates_of(ctx, rates, false);
     }
     CARRY_TRY(carry_rates_of(ctx, rates, true));
+    if (carry_ceilings_are_rough()) { /* for this context: a file is also used when ceilings are not rough */
+        return CARRY_OK;
+    }
     kept = rates_for(wisdom, ctx->threads, carry_ctx_kernels(ctx), true);
     if (kept != NULL) {
         *kept = **rates;

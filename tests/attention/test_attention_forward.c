@@ -8,6 +8,8 @@ typedef struct problem {
     carry_key_run run[CARRY_KEY_RUNS];
     int runs;
     float scale;
+    bool causal;
+    int64_t window;
 } problem;
 
 static problem some_problem(carry_dtype type, int64_t T, int64_t S, int64_t H, int64_t D, int layout, int set) {
@@ -26,7 +28,9 @@ static carry_attention_args args_of(problem *p, const carry_tensor *o, const car
                                   .v = p->v.t,
                                   .run = p->run,
                                   .runs = p->runs,
-                                  .scale = p->scale};
+                                  .scale = p->scale,
+                                  .causal = p->causal,
+                                  .window = p->window};
 }
 
 static void run(carry_ctx *ctx, const carry_attention_args *args) {
@@ -118,7 +122,7 @@ static void test_attention_matches_float64_with_every_set_of_kernels(void **stat
 }
 
 /* Tiles of bf16, emulated and where the processor has them: sizes around panels of 32 and blocks of 64 and 256, runs,
-   any number of threads. */
+   causal calls, any number of threads. */
 static void test_attention_by_tiles_matches_float64(void **state) {
     (void)state;
     const char *const names[] = {"amx-emulated", "amx"};
@@ -134,6 +138,15 @@ static void test_attention_by_tiles_matches_float64(void **state) {
             const int64_t *n = tiled[s];
             problem p = some_problem(CARRY_BF16, n[0], n[1], n[2], n[3], (int)s % LAYOUTS, (int)s % RUN_SETS);
             check(contexts, 2, &p, (int)s % LAYOUTS);
+        }
+        for (int form = 0; form < 4; form++) { /* causal, with grouped heads, after other keys or not, with a window */
+            const int64_t T = form < 2 ? 70 : 300, S = form % 2 != 0 ? T : T + 33;
+            problem p = {.q = random_placed(CARRY_BF16, T, 4, 40, form, 1.0f),
+                         .k = random_placed(CARRY_BF16, S, 2, 40, form, 1.0f),
+                         .v = random_placed(CARRY_BF16, S, 2, 40, form, 1.0f),
+                         .causal = true,
+                         .window = form == 1 || form == 2 ? 21 : 0};
+            check(contexts, 2, &p, form);
         }
         carry_ctx_free(contexts[0]);
         carry_ctx_free(contexts[1]);
@@ -372,6 +385,17 @@ static void test_a_workspace_needs_the_alignment_of_malloc_only(void **state) {
     }
 }
 
+/* A workspace is asked for before all tensors are there. */
+static void test_a_workspace_depends_on_q_and_k_alone(void **state) {
+    (void)state;
+    for (int type = 0; type < 3; type++) {
+        const carry_tensor q = carry_view_3d(NULL, types[type], 64, 2, 32);
+        const carry_tensor k = carry_view_3d(NULL, types[type], 96, 1, 32);
+        const carry_attention_args some = {.q = q, .k = k}, all = {.o = q, .q = q, .k = k, .v = k};
+        assert_int_equal(carry_attention_workspace(&some), carry_attention_workspace(&all));
+    }
+}
+
 static void test_no_queries_and_no_heads_are_nothing_to_do(void **state) {
     (void)state;
     float one[64] = {0};
@@ -390,6 +414,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_attention_is_the_same_for_any_number_of_threads, free_kept),
         cmocka_unit_test_teardown(test_attention_matches_float64_with_every_set_of_kernels, free_kept),
         cmocka_unit_test_teardown(test_attention_by_tiles_matches_float64, free_kept),
+        cmocka_unit_test(test_a_workspace_depends_on_q_and_k_alone),
         cmocka_unit_test_teardown(test_biases_weigh_keys, free_kept),
         cmocka_unit_test_teardown(test_keys_of_no_run_are_never_read, free_kept),
         cmocka_unit_test_teardown(test_nothing_seen_gives_zeros, free_kept),

@@ -242,6 +242,28 @@ static void states_go_to_files_and_snapshots_and_back(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Heads that are wide enough for tiles of bf16, in every layer: no other operator asks for as much workspace. */
+static void a_prompt_of_bf16_has_the_workspace_of_wide_heads(void **unused) {
+    (void)unused;
+    static uint16_t logits[TOKENS * VOCABULARY];
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_lm_config config = hybrid(0);
+    config.attn_head_dim = 64;
+    for (int i = 0; i < 3; i++) {
+        config.layer[i] = CARRY_LM_LAYER_ATTENTION;
+    }
+    carry_lm *lm = model(ctx, config);
+    batch b;
+    fill(&b);
+    carry_lm_args args = args_of(&b, 0, TOKENS, false);
+    args.logits = carry_view_3d(logits, CARRY_BF16, 1, TOKENS, VOCABULARY);
+    const carry_lm_pass_options options = {.batch = 1, .tokens = TOKENS, .dtype = CARRY_BF16, .forward_only = true};
+    assert_ok(ctx, run_once(lm, &options, &args));
+    assert_true(isfinite(b.loss));
+    carry_lm_free(lm);
+    carry_ctx_free(ctx);
+}
+
 static void what_attention_cannot_do_is_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -264,6 +286,7 @@ int main(void) {
         cmocka_unit_test(steps_after_a_prompt_equal_the_whole),
         cmocka_unit_test(a_long_prompt_in_pieces_equals_the_whole),
         cmocka_unit_test(states_go_to_files_and_snapshots_and_back),
+        cmocka_unit_test(a_prompt_of_bf16_has_the_workspace_of_wide_heads),
         cmocka_unit_test(what_attention_cannot_do_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -112,6 +112,45 @@ static void test_a_product_finds_the_panels_of_its_own_weight(void **state) {
     }
 }
 
+/* Maps of one input share its panels, unless a map between them needed the buffer: the bits of maps one by one. */
+static void test_merged_maps_with_kept_panels_have_the_same_bits(void **state) {
+    (void)state;
+    enum { MAPS = 5, TOKENS = 70, K = 72 };
+    static const int64_t out[MAPS] = {64, 40, 33, 20, 96};
+    const carry_bf16 *by;
+    for (int i = 0; (by = carry_bf16_at(i)) != NULL; i++, (void)free_kept(NULL)) {
+        if (by->missing() != NULL) {
+            continue;
+        }
+        carry_ctx *ctx = support_ctx(2, by->name, NULL);
+        const array x = random_array(CARRY_BF16, 2, SHAPE(TOKENS, K), -1, 1);
+        carry_merged_linear_args args = {.x = x.t, .maps = MAPS};
+        array y[MAPS];
+        array alone[MAPS];
+        weight w[MAPS];
+        for (int m = 0; m < MAPS; m++) {
+            w[m] = random_weight(by, out[m], K);
+            y[m] = poisoned(CARRY_BF16, 2, SHAPE(TOKENS, out[m]));
+            alone[m] = poisoned(CARRY_BF16, 2, SHAPE(TOKENS, out[m]));
+            args.y[m] = y[m].t;
+            args.W[m] = w[m].W.t;
+            assert_ok(ctx, carry_linear(ctx, alone[m].t, x.t, w[m].W.t, false));
+        }
+        for (int m = 0; m < MAPS; m++) {
+            if (m != 2) { /* the third is packed, into the same buffer */
+                assert_ok(ctx, carry_kept_add(ctx, by, w[m].W.t, w[m].panels));
+            }
+        }
+        const array other = random_array(CARRY_BF16, 2, SHAPE(TOKENS, K), -1, 1); /* the buffer has its panels */
+        assert_ok(ctx, carry_linear(ctx, y[2].t, other.t, w[2].W.t, false));
+        assert_ok(ctx, carry_merged_linear(ctx, &args));
+        for (int m = 0; m < MAPS; m++) {
+            assert_same(by->name, &y[m], &alone[m]);
+        }
+        carry_ctx_free(ctx);
+    }
+}
+
 static void test_what_has_no_panels_is_refused(void **state) {
     (void)state;
     const carry_bf16 *by = carry_bf16_at(0);
@@ -130,6 +169,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_products_with_kept_panels_have_the_same_bits),
         TEST(test_a_product_finds_the_panels_of_its_own_weight),
+        TEST(test_merged_maps_with_kept_panels_have_the_same_bits),
         TEST(test_what_has_no_panels_is_refused),
     };
     return cmocka_run_group_tests(tests, open_contexts, close_contexts);

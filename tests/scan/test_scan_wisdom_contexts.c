@@ -118,7 +118,13 @@ static void test_rates_are_measured_once_for_all_contexts(void **state) {
     place *p = *state;
     heard h;
     char first[128];
+    assert_int_equal(setenv("CARRY_CEILINGS", "rough", 1), 0); /* as ctest does: these are not kept */
     carry_ctx *ctx = listening(&h, p->file);
+    assert_ok(ctx, carry_rates(ctx, false));
+    carry_ctx_free(ctx);
+    assert_int_equal(access(p->file, F_OK), -1);
+    assert_int_equal(unsetenv("CARRY_CEILINGS"), 0);
+    ctx = listening(&h, p->file);
     assert_ok(ctx, carry_rates(ctx, false));
     (void)snprintf(first, sizeof first, "%s", carry_rate_line(ctx, 0));
     int lines = 0;
@@ -133,6 +139,7 @@ static void test_rates_are_measured_once_for_all_contexts(void **state) {
     assert_null(carry_rate_line(ctx, lines));
     assert_null(carry_rate_line(ctx, -1));
     carry_ctx_free(ctx);
+    assert_int_equal(setenv("CARRY_CEILINGS", "rough", 1), 0);
     assert_int_equal(unlink(p->file), 0);
 }
 

@@ -49,8 +49,8 @@ static inline void bf16_store(uint16_t *to, vec value) {
     _mm_storeu_si128((__m128i *)(void *)to, packed);
 }
 
-static inline vec clamped(vec x, float most) {
-    return (vec)_mm256_max_ps(_mm256_min_ps((__m256)x, _mm256_set1_ps(most)), _mm256_set1_ps(-most));
+static inline vec clamped(vec x, float least, float most) {
+    return (vec)_mm256_max_ps(_mm256_min_ps((__m256)x, _mm256_set1_ps(most)), _mm256_set1_ps(least));
 }
 
 static inline vec reciprocal(vec x) {

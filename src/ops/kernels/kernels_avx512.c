@@ -46,8 +46,8 @@ static inline void bf16_store(uint16_t *to, vec value) {
     _mm256_storeu_si256((__m256i *)(void *)to, _mm512_cvtepi32_epi16(upper));
 }
 
-static inline vec clamped(vec x, float most) {
-    return (vec)_mm512_max_ps(_mm512_min_ps((__m512)x, _mm512_set1_ps(most)), _mm512_set1_ps(-most));
+static inline vec clamped(vec x, float least, float most) {
+    return (vec)_mm512_max_ps(_mm512_min_ps((__m512)x, _mm512_set1_ps(most)), _mm512_set1_ps(least));
 }
 
 /* Within 2^-14: a division takes longer than the exponential before it. */

@@ -46,8 +46,8 @@ static inline void bf16_store(uint16_t *to, vec value) {
     vst1_u16(to, vshrn_n_u32((uint32x4_t)bf16_upper(value), 16));
 }
 
-static inline vec clamped(vec x, float most) {
-    return (vec)vmaxq_f32(vminq_f32((float32x4_t)x, vdupq_n_f32(most)), vdupq_n_f32(-most));
+static inline vec clamped(vec x, float least, float most) {
+    return (vec)vmaxq_f32(vminq_f32((float32x4_t)x, vdupq_n_f32(most)), vdupq_n_f32(least));
 }
 
 static inline vec reciprocal(vec x) {

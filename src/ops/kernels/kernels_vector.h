@@ -15,7 +15,7 @@
        wide_bits        as many uint32_t
        f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
        bf16_upper       rounded to bf16, which are the upper halves of the result; the lower ones are anything
-       clamped          to -most..most, and any number for NaN
+       clamped          to least..most, and anything for NaN
        reciprocal       within 2^-13
 
    and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one text.

@@ -40,10 +40,11 @@ static void in_pairs(float *to, const float *from, int64_t count) {
 }
 
 /* 1 / (1 + e^-x). 2^f by a polynomial within 2^-18, its exponent by an addition to the bits: the lowest ones of
-   `shifted` are the integer. Beyond 2^125 the result is as good as zero. */
+   `shifted` are the integer. 2^128 is infinity, so that the result is zero for numbers below -89, however large the
+   number is that is multiplied by it. */
 INLINE vec half_sigmoid(vec x) {
     const float to_integer = 12582912.0f; /* 1.5 2^23 */
-    const vec t = clamped(x * -1.44269504f, 125.0f);
+    const vec t = clamped(x * -1.44269504f, -125.0f, 128.0f);
     const vec shifted = t + to_integer;
     const vec f = t - (shifted - to_integer);
     vec p = f * 9.66636852e-3f + 5.59219758e-2f;

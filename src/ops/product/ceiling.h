@@ -9,7 +9,8 @@
 #include "carry/tensor.h"
 
 /* CARRY_CEILINGS=rough: ceilings and rates are measured with copies of 16 MiB and products of 256 x 256 only. Tests,
-   which start hundreds of programs that measure, would otherwise spend most of their time on that. */
+   which start hundreds of programs that measure, would otherwise spend most of their time on that. Such rates are not
+   kept in a wisdom file. */
 bool carry_ceilings_are_rough(void);
 
 /* Bytes that are copied to measure bandwidth. */
