@@ -62,17 +62,17 @@ typedef struct block {
     int64_t m, k;
     const float *a, *base;
     float *c;
-    ptrdiff_t a_row, a_col, base_row, c_row;
+    ptrdiff_t a_row, base_row, c_row;
     const float *by, *base_by;
     carry_rows_ahead *ahead;
 } block;
 
-/* c[rows x vectors] = by a[rows x k] b[k x vectors] + base_by base, from row i and column j of c on; a's element (r, l)
-   is a[r*a_row + l*a_col]. Rows and vectors are constants where this is called. */
-INLINE_TILE void tile(const int rows, const int vectors, const block *o, int64_t i, int64_t j, const float *b,
-                      ptrdiff_t b_row) {
-    const ptrdiff_t a_row = o->a_row;
-    const ptrdiff_t a_col = o->a_col;
+/* c[rows x vectors] = by a[rows x k] b[k x vectors] + base_by base, from row i and column j of c on; across: a is
+   transposed. Rows, vectors and across are constants where this is called. */
+INLINE_TILE void tile(const int rows, const int vectors, const bool across, const block *o, int64_t i, int64_t j,
+                      const float *b, ptrdiff_t b_row) {
+    const ptrdiff_t a_row = across ? 1 : o->a_row;
+    const ptrdiff_t a_col = across ? o->a_row : 1;
     const float *a = o->a + i * a_row;
     const float *base = o->base != NULL ? o->base + i * o->base_row + j : NULL;
     const float *base_by = o->base_by != NULL ? o->base_by + i : NULL;
@@ -148,7 +148,8 @@ INLINE_TILE void tile(const int rows, const int vectors, const block *o, int64_t
 
 /* All m rows of the columns from j on, `vectors` vectors wide, in tiles of `most` rows and of four, so that no tile of
    one or two rows is left where that can be: those leave most of the registers idle. */
-INLINE_TILE void panel(const int most, const int vectors, const block *o, int64_t j, const float *b, ptrdiff_t b_row) {
+INLINE_TILE void panel(const int most, const int vectors, const bool across, const block *o, int64_t j, const float *b,
+                       ptrdiff_t b_row) {
     int64_t tall = o->m;
     for (int64_t fours = 0; fours < most && 4 * fours <= o->m; fours++) {
         if ((o->m - 4 * fours) % most == 0) {
@@ -158,18 +159,47 @@ INLINE_TILE void panel(const int most, const int vectors, const block *o, int64_
     }
     int64_t i = 0;
     for (; i + most <= tall; i += most) {
-        tile(most, vectors, o, i, j, b, b_row);
+        tile(most, vectors, across, o, i, j, b, b_row);
     }
     for (; i + 4 <= o->m; i += 4) {
-        tile(4, vectors, o, i, j, b, b_row);
+        tile(4, vectors, across, o, i, j, b, b_row);
     }
     for (; i + 2 <= o->m; i += 2) {
-        tile(2, vectors, o, i, j, b, b_row);
+        tile(2, vectors, across, o, i, j, b, b_row);
     }
     if (i < o->m) {
-        tile(1, vectors, o, i, j, b, b_row);
+        tile(1, vectors, across, o, i, j, b, b_row);
     }
 }
+
+/* Panels are functions of their own, so that each has all registers: inlined into one function, gcc kept pointers of
+   their innermost loops on the stack, and the delta rule took 6 to 10 % longer (docs/results/x86.md). */
+typedef void (*panel_function)(const block *o, int64_t j, const float *b, ptrdiff_t b_row);
+#define PANEL(name, most, vectors)                                                                                     \
+    static __attribute__((noinline)) void name##_rows(const block *o, int64_t j, const float *b, ptrdiff_t b_row) {    \
+        panel(most, vectors, false, o, j, b, b_row);                                                                   \
+    }                                                                                                                  \
+    static __attribute__((noinline)) void name##_across(const block *o, int64_t j, const float *b, ptrdiff_t b_row) {  \
+        panel(most, vectors, true, o, j, b, b_row);                                                                    \
+    }
+PANEL(panel_1, ONE_ROWS, 1)
+PANEL(panel_2, PAIR_ROWS, 2)
+#if THREE_ROWS > 0
+PANEL(panel_3, THREE_ROWS, 3)
+#else
+#define panel_3_rows NULL
+#define panel_3_across NULL
+#endif
+#if TILE_VECTORS > 2
+PANEL(panel_4, TILE_ROWS, 4)
+#else
+#define panel_4_rows NULL
+#define panel_4_across NULL
+#endif
+
+/* By whether a is transposed, and vectors less one; NULL: there is none so wide. */
+static const panel_function panels[2][4] = {{panel_1_rows, panel_2_rows, panel_3_rows, panel_4_rows},
+                                            {panel_1_across, panel_2_across, panel_3_across, panel_4_across}};
 
 /* Copies columns j..j+columns-1 of the k rows from `from` on into packed rows of `stride`, zeros after them. */
 static void pack(float *packed, int64_t stride, const carry_product *p, const float *b, int64_t from, int64_t k,
@@ -188,7 +218,7 @@ static void pack(float *packed, int64_t stride, const carry_product *p, const fl
 }
 
 /* The last columns, fewer than a vector: computed in a vector beside c and copied. b is packed to LANES a row. */
-static void edge_panel(const block *o, int64_t j, int64_t columns, const float *b) {
+static void edge_panel(const block *o, bool across, int64_t j, int64_t columns, const float *b) {
     for (int64_t i = 0; i < o->m; i += 4) {
         int64_t rows = o->m - i < 4 ? o->m - i : 4;
         float beside[4 * LANES] = {0};
@@ -197,73 +227,51 @@ static void edge_panel(const block *o, int64_t j, int64_t columns, const float *
             memcpy(beside + r * LANES, o->base + (i + r) * o->base_row + j, (size_t)columns * sizeof *c);
         }
         block here = *o;
-        here.a = o->a + i * o->a_row;
+        here.m = rows;
+        here.a = o->a + i * (across ? 1 : o->a_row);
         here.base = here.c = beside;
         here.base_row = here.c_row = LANES;
         here.by = o->by != NULL ? o->by + i : NULL;
         here.base_by = o->base_by != NULL ? o->base_by + i : NULL;
-        if (rows == 4) {
-            tile(4, 1, &here, 0, 0, b, LANES);
-        } else {
-            for (int64_t r = 0; r < rows; r++) {
-                tile(1, 1, &here, r, 0, b, LANES);
-            }
-        }
+        panels[across][0](&here, 0, b, LANES);
         for (int64_t r = 0; r < rows; r++) {
             memcpy(c + r * o->c_row, beside + r * LANES, (size_t)columns * sizeof *c);
         }
     }
 }
 
-INLINE_TILE void full_panel(const int vectors, const carry_product *p, const block *o, const float *b, int64_t from,
-                            int64_t j, float *packed) {
-    const int most = vectors == TILE_VECTORS ? TILE_ROWS
-                     : vectors == 1          ? ONE_ROWS
-                     : vectors == 2          ? PAIR_ROWS
-                                             : THREE_ROWS;
-    if (p->b_transposed) {
-        pack(packed, vectors * LANES, p, b, from, o->k, j, vectors * LANES);
-        panel(most, vectors, o, j, packed, vectors * LANES);
-    } else {
-        panel(most, vectors, o, j, b + from * p->b_row + j, p->b_row);
-    }
-}
-
-INLINE_TILE void product_item(const carry_product *p, ptrdiff_t a_row, ptrdiff_t a_col, const float *a, const float *b,
-                              const float *base, float *c, carry_rows_ahead *ahead) {
+static void product_item(const carry_product *p, const float *a, const float *b, const float *base, float *c,
+                         carry_rows_ahead *ahead) {
+    const bool across = p->a_transposed;
     float packed[KBLOCK * TILE_VECTORS * LANES];
     for (int64_t from = 0; from < p->k; from += KBLOCK) {
         block o = {.m = p->m,
                    .k = p->k - from < KBLOCK ? p->k - from : KBLOCK,
-                   .a = a + from * a_col,
+                   .a = a + from * (across ? p->a_row : 1),
                    .c = c,
                    .base = from == 0 ? base : c,
-                   .a_row = a_row,
-                   .a_col = a_col,
+                   .a_row = p->a_row,
                    .base_row = from == 0 ? p->base_row : p->c_row,
                    .c_row = p->c_row,
                    .by = p->by,
                    .base_by = from == 0 ? p->base_by : NULL,
                    .ahead = ahead};
         int64_t j = 0;
-        for (; j + TILE_VECTORS * LANES <= p->n; j += TILE_VECTORS * LANES) {
-            full_panel(TILE_VECTORS, p, &o, b, from, j, packed);
-        }
-        if (THREE_ROWS > 0 && j + 3 * LANES <= p->n) {
-            full_panel(3, p, &o, b, from, j, packed);
-            j += 3 * LANES;
-        }
-        if (TILE_VECTORS > 2 && j + 2 * LANES <= p->n) {
-            full_panel(2, p, &o, b, from, j, packed);
-            j += 2 * LANES;
-        }
-        if (j + LANES <= p->n) {
-            full_panel(1, p, &o, b, from, j, packed);
-            j += LANES;
+        for (int vectors = TILE_VECTORS; vectors > 0; vectors--) {
+            const panel_function function = panels[across][vectors - 1];
+            const int64_t columns = vectors * LANES;
+            for (; function != NULL && j + columns <= p->n; j += columns) {
+                if (p->b_transposed) {
+                    pack(packed, columns, p, b, from, o.k, j, columns);
+                    function(&o, j, packed, columns);
+                } else {
+                    function(&o, j, b + from * p->b_row + j, p->b_row);
+                }
+            }
         }
         if (j < p->n) {
             pack(packed, LANES, p, b, from, o.k, j, p->n - j);
-            edge_panel(&o, j, p->n - j, packed);
+            edge_panel(&o, across, j, p->n - j, packed);
         }
     }
 }
@@ -310,10 +318,8 @@ static void product(const carry_product *given) {
             base_only(p, base, c);
         } else if (packed_vector && !p->a_transposed && !turned) {
             times_vector(p, a, b, base, c);
-        } else if (p->a_transposed) {
-            product_item(p, 1, p->a_row, a, b, base, c, &ahead);
         } else {
-            product_item(p, p->a_row, 1, a, b, base, c, &ahead);
+            product_item(p, a, b, base, c, &ahead);
         }
     }
 }
