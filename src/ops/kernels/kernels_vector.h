@@ -26,12 +26,6 @@
 #include "ops/kernels/rows_loops.h"
 
 #define INLINE static inline __attribute__((always_inline))
-/* Loops over constant bounds must vanish, or the arrays of sums go to memory. */
-#if defined(__clang__)
-#define UNROLL _Pragma("clang loop unroll(full)")
-#else
-#define UNROLL _Pragma("GCC unroll 16")
-#endif
 
 typedef float vec_unaligned __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 

@@ -16,6 +16,13 @@
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
+/* Loops over constant bounds must vanish, or arrays of vectors go to memory. */
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 16")
+#endif
+
 #define PARTS 16
 /* Called with constants, so that each combination is a loop without a question in it. */
 #define INLINE_ROWS static inline __attribute__((always_inline))

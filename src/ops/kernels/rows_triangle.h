@@ -22,23 +22,45 @@ static void rows_scale_rows(float *to, int64_t to_row, const float *from, int64_
     }
 }
 
-/* rows_sum_squares of whole sixteens, the same bits: there gcc keeps the sums in memory and adds them one by one. */
-INLINE_ROWS float sixteens_squares(const float *x, int64_t count) {
+INLINE_ROWS float sixteen_sum(const sixteen *part) {
     typedef float four __attribute__((vector_size(16)));
-    sixteen part = {0};
-    for (int64_t i = 0; i < count; i += CARRY_UNIT_ROWS) {
-        part += SIXTEEN(x + i) * SIXTEEN(x + i);
-    }
-    const four low = __builtin_shufflevector(part, part, 0, 1, 2, 3) + __builtin_shufflevector(part, part, 4, 5, 6, 7);
+    const four low =
+        __builtin_shufflevector(*part, *part, 0, 1, 2, 3) + __builtin_shufflevector(*part, *part, 4, 5, 6, 7);
     const four high =
-        __builtin_shufflevector(part, part, 8, 9, 10, 11) + __builtin_shufflevector(part, part, 12, 13, 14, 15);
+        __builtin_shufflevector(*part, *part, 8, 9, 10, 11) + __builtin_shufflevector(*part, *part, 12, 13, 14, 15);
     const four sum = low + high;
     return sum[0] + sum[1] + (sum[2] + sum[3]);
 }
 
-/* Sixteen rows at a time, which are still in the first cache when they are multiplied; their roots are one vector. */
-static void rows_unit_rows(float *to, const float *from, int64_t from_row, float *norms, float epsilon, int64_t rows,
-                           int64_t size) {
+/* One row of so many sixteens, which stay in registers: read a second time, rows that lie a page apart would no longer
+   be in the first cache, where they share a few places. */
+INLINE_ROWS float unit_row(const int sixteens, float *to, const float *x, float epsilon) {
+    sixteen given[8];
+    sixteen part = {0};
+    UNROLL
+    for (int i = 0; i < sixteens; i++) {
+        given[i] = SIXTEEN(x + i * CARRY_UNIT_ROWS);
+        part += given[i] * given[i];
+    }
+    const float norm = 1.0f / sqrtf(epsilon + sixteen_sum(&part));
+    UNROLL
+    for (int i = 0; i < sixteens; i++) {
+        SIXTEEN_TO(to + i * CARRY_UNIT_ROWS) = norm * given[i];
+    }
+    return norm;
+}
+
+INLINE_ROWS float sixteens_squares(const float *x, int64_t count) {
+    sixteen part = {0};
+    for (int64_t i = 0; i < count; i += CARRY_UNIT_ROWS) {
+        part += SIXTEEN(x + i) * SIXTEEN(x + i);
+    }
+    return sixteen_sum(&part);
+}
+
+/* Rows of any other size sixteen at a time: their roots are one vector. */
+static void unit_rows_of(float *to, const float *from, int64_t from_row, float *norms, float epsilon, int64_t rows,
+                         int64_t size) {
     const int whole = size % CARRY_UNIT_ROWS == 0;
     for (int64_t i = 0; i < rows; i += CARRY_UNIT_ROWS) {
         const float *x = from + i * from_row;
@@ -54,6 +76,21 @@ static void rows_unit_rows(float *to, const float *from, int64_t from_row, float
             norms[i + r] = norm[r];
         }
         rows_scale_rows(to + i * size, size, x, from_row, norm, count, size);
+    }
+}
+
+static void rows_unit_rows(float *to, const float *from, int64_t from_row, float *norms, float epsilon, int64_t rows,
+                           int64_t size) {
+    if (size == 8 * CARRY_UNIT_ROWS) {
+        for (int64_t i = 0; i < rows; i++) {
+            norms[i] = unit_row(8, to + i * size, from + i * from_row, epsilon);
+        }
+    } else if (size == 4 * CARRY_UNIT_ROWS) {
+        for (int64_t i = 0; i < rows; i++) {
+            norms[i] = unit_row(4, to + i * size, from + i * from_row, epsilon);
+        }
+    } else {
+        unit_rows_of(to, from, from_row, norms, epsilon, rows, size);
     }
 }
 
