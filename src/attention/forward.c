@@ -23,7 +23,7 @@
 #define KEYS 64
 #define FEW 4
 /* Where the processor multiplies tiles of bf16 (kernels/bf16.h: terms): q, k and v are exact, and exp(score - m) is two
-   terms, within 2^-16. Below so many queries and so wide heads a tile would be half empty. */
+   terms, within 2^-18. Below so many queries and so wide heads a tile would be half empty. */
 #define TILED_QUERIES 32
 #define TILED_TERMS 2
 #define UNIT 32 /* of the k of panels, and their lines */

@@ -1,30 +1,11 @@
 /* bf16 products: every entry that can run here, and the emulated ones everywhere, against float64 and against each
    other, over odd sizes, all forms and 1, 2, 3 threads. */
-#include "nn_support.h"
+#include "matrix_support.h"
 
 #include "carry/nn.h"
 #include "core/context.h"
 #include "ops/product/bf16.h"
 #include "ops/kernels/kernels.h"
-
-/* Rows lie a little further apart than they are long, and the gaps are NaN: what is read or written there is seen. */
-enum { GAP = 3 };
-
-typedef struct matrix {
-    array a;
-    int64_t rows, columns, row;
-} matrix;
-
-static matrix random_matrix(carry_dtype dtype, int64_t rows, int64_t columns) {
-    matrix made = {.rows = rows, .columns = columns, .row = columns + GAP};
-    made.a = random_array(dtype, 2, SHAPE(rows, made.row), -1, 1);
-    array gaps = poisoned(dtype, 1, SHAPE(GAP));
-    size_t size = carry_dtype_size(dtype);
-    for (int64_t r = 0; r < rows; r++) {
-        memcpy((char *)made.a.t.data + (size_t)(r * made.row + columns) * size, gaps.t.data, GAP * size);
-    }
-    return made;
-}
 
 static matrix copy_of_matrix(const matrix *from) {
     matrix made = *from;

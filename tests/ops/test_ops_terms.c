@@ -1,27 +1,10 @@
 /* f32 products as sums of bf16 products (kernels/bf16.h: terms): every entry that has them, and the emulated one
    everywhere, against float64 over odd sizes and all forms; and the instructions against their emulation. */
-#include "nn_support.h"
+#include "matrix_support.h"
 
 #include "ops/kernels/bf16.h"
 
-enum { GAP = 3, GUARD = 64 };
-
-typedef struct matrix {
-    array a;
-    int64_t rows, columns, row;
-} matrix;
-
-/* Gaps between rows are NaN: what is read there is seen. */
-static matrix random_matrix(carry_dtype dtype, int64_t rows, int64_t columns) {
-    matrix made = {.rows = rows, .columns = columns, .row = columns + GAP};
-    made.a = random_array(dtype, 2, SHAPE(rows, made.row), -1, 1);
-    array gaps = poisoned(dtype, 1, SHAPE(GAP));
-    size_t size = carry_dtype_size(dtype);
-    for (int64_t r = 0; r < rows; r++) {
-        memcpy((char *)made.a.t.data + (size_t)(r * made.row + columns) * size, gaps.t.data, GAP * size);
-    }
-    return made;
-}
+enum { GUARD = 64 };
 
 typedef struct form {
     bool a_across, b_across; /* as carry_bf16_pack has it: lines are contiguous, not k */
