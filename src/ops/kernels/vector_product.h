@@ -175,12 +175,12 @@ INLINE_TILE void panel(const int most, const int vectors, const bool across, con
 /* Panels are functions of their own, so that each has all registers: inlined into one function, gcc kept pointers of
    their innermost loops on the stack, and the delta rule took 6 to 10 % longer (docs/results/x86.md). */
 typedef void (*panel_function)(const block *o, int64_t j, const float *b, ptrdiff_t b_row);
-#define PANEL(name, most, vectors)                                                                                     \
-    static __attribute__((noinline)) void name##_rows(const block *o, int64_t j, const float *b, ptrdiff_t b_row) {    \
-        panel(most, vectors, false, o, j, b, b_row);                                                                   \
-    }                                                                                                                  \
-    static __attribute__((noinline)) void name##_across(const block *o, int64_t j, const float *b, ptrdiff_t b_row) {  \
-        panel(most, vectors, true, o, j, b, b_row);                                                                    \
+#define PANEL(name, most, vectors)                                                                                    \
+    static __attribute__((noinline)) void name##_rows(const block *o, int64_t j, const float *b, ptrdiff_t b_row) {   \
+        panel(most, vectors, false, o, j, b, b_row);                                                                  \
+    }                                                                                                                 \
+    static __attribute__((noinline)) void name##_across(const block *o, int64_t j, const float *b, ptrdiff_t b_row) { \
+        panel(most, vectors, true, o, j, b, b_row);                                                                   \
     }
 PANEL(panel_1, ONE_ROWS, 1)
 PANEL(panel_2, PAIR_ROWS, 2)
