@@ -15,6 +15,7 @@
 #include "core/tensor.h"
 #include "ops/convert.h"
 #include "ops/product/bf16.h"
+#include "ops/product/triangle.h"
 
 /* Keys are widened and transposed once for a block of queries, which is tall to pay for it. Scores are made for a few
    rows of it at a time: those, their part of q and o, K^T and V are 32 KB each with D = 128. */
@@ -218,15 +219,20 @@ static void make_scores(const call *c, const scratch *s, const float *k, int64_t
     c->kernels->product(c->queries > FEW ? &all : &each);
 }
 
+/* Of the keys from `first` on those that query t sees, *from..*end-1 counted from there; false: none. */
+static bool seen_keys(const call *c, int64_t t, int64_t first, int64_t keys, int64_t *from, int64_t *end) {
+    carry_attention_span(c->args, t, from, end);
+    *from = *from > first ? *from - first : 0;
+    *end = *end - first < keys ? *end - first : keys;
+    return *from < *end;
+}
+
 /* The scores of a causal call: those of keys that query t does not see become zeros. */
 static void soften_seen(const call *c, const scratch *s, int64_t t, int64_t i, int64_t first, int64_t keys, float bias,
                         float *scores) {
     int64_t from;
     int64_t end;
-    carry_attention_span(c->args, t, &from, &end);
-    from = from > first ? from - first : 0;
-    end = end - first < keys ? end - first : keys;
-    if (from >= end) {
+    if (!seen_keys(c, t, first, keys, &from, &end)) {
         memset(scores, 0, (size_t)keys * sizeof *scores);
         return;
     }
@@ -245,6 +251,60 @@ static bool is_seen(const call *c, int64_t query, int64_t queries, int64_t first
     return first < end && first + keys > from;
 }
 
+/* Does each of these queries see all of these keys? */
+static bool sees_all(const call *c, int64_t query, int64_t queries, int64_t first, int64_t keys) {
+    int64_t from;
+    int64_t end;
+    int64_t unused;
+    carry_attention_span(c->args, query, &unused, &end);
+    carry_attention_span(c->args, query + queries - 1, &from, &unused);
+    return from <= first && end >= first + keys;
+}
+
+/* No bf16 number of these rows is NaN or infinite. Tiles multiply them by terms, of which one may be zero. */
+static bool finite_halves(const carry_tensor *x, int64_t head, int64_t first, int64_t rows) {
+    const int16_t infinity = 0x7f80;
+    int16_t most = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        const int16_t *row = carry_attention_at(x, head, first + i);
+        for (int64_t d = 0; d < x->shape[2]; d++) {
+            const int16_t size = (int16_t)(row[d] & INT16_MAX);
+            most = size > most ? size : most;
+        }
+    }
+    return most < infinity;
+}
+
+/* o += scores v of the queries from row `at` on. */
+static void add_values(const call *c, const scratch *s, const float *v, int64_t at, int64_t rows, int64_t keys) {
+    c->kernels->product(&(carry_product){.m = rows,
+                                         .n = c->D,
+                                         .k = keys,
+                                         .count = 1,
+                                         .a = s->scores,
+                                         .b = v,
+                                         .base = s->o + at * c->D,
+                                         .c = s->o + at * c->D,
+                                         .a_row = keys,
+                                         .b_row = c->D,
+                                         .base_row = c->D,
+                                         .c_row = c->D});
+}
+
+/* The same where a v is NaN or infinite, by the keys that each query sees alone: zero times that is NaN. */
+static void add_seen_values(const call *c, const scratch *s, const float *v, int64_t query, int64_t at, int64_t rows,
+                            int64_t first, int64_t keys) {
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t from;
+        int64_t end;
+        if (seen_keys(c, query + i, first, keys, &from, &end)) {
+            scratch one = *s;
+            one.scores = s->scores + i * keys + from;
+            add_values(c, &one, v + from * c->D, at + i, 1, end - from);
+        }
+    }
+}
+
 static void key_block(const call *c, const scratch *s, int64_t head, int64_t query, int64_t queries, int64_t first,
                       int64_t keys, float bias) {
     const carry_attention_args *args = c->args;
@@ -254,6 +314,7 @@ static void key_block(const call *c, const scratch *s, int64_t head, int64_t que
     }
     const float *k = NULL;
     const float *v = NULL;
+    const bool exact = c->tiled != NULL && finite_halves(&args->v, key_head, first, keys);
     if (c->tiled != NULL) {
         pack_rows(c->tiled->pack_b, s->k_panels, &args->k, key_head, first, keys, false);
         pack_rows(c->tiled->pack_b, s->v_panels, &args->v, key_head, first, keys, true);
@@ -280,22 +341,15 @@ static void key_block(const call *c, const scratch *s, int64_t head, int64_t que
         for (int64_t i = 0; i < rows && args->causal; i++) {
             soften_seen(c, s, query + at + i, at + i, first, keys, bias, s->scores + i * keys);
         }
-        if (c->tiled != NULL && tiled_values(c, s, at, rows, keys)) {
+        if (exact && tiled_values(c, s, at, rows, keys)) {
             continue;
         }
         v = v != NULL ? v : carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
-        c->kernels->product(&(carry_product){.m = rows,
-                                             .n = c->D,
-                                             .k = keys,
-                                             .count = 1,
-                                             .a = s->scores,
-                                             .b = v,
-                                             .base = s->o + at * c->D,
-                                             .c = s->o + at * c->D,
-                                             .a_row = keys,
-                                             .b_row = c->D,
-                                             .base_row = c->D,
-                                             .c_row = c->D});
+        if (!args->causal || sees_all(c, query + at, rows, first, keys) || carry_all_finite(v, keys * c->D)) {
+            add_values(c, s, v, at, rows, keys);
+        } else {
+            add_seen_values(c, s, v, query + at, at, rows, first, keys);
+        }
     }
 }
 

@@ -278,6 +278,46 @@ static void test_infinities_and_nans_stay_where_they_belong(void **state) {
     }
 }
 
+/* v of token 50 holds NaN and that of token 60 infinity: they reach the queries that see them, in their own channel,
+   and no earlier ones and none beyond the window, which have zeros for them. */
+static void check_values_stay(carry_ctx *ctx, carry_dtype type, int64_t window) {
+    enum { T = 100, D = 33 };
+    problem p = some_problem(type, T, T, 2, D, 0, 0);
+    p.causal = true;
+    p.window = window;
+    p.runs = 0;
+    set_value(&p.v.t, 50, 1, 3, NAN);
+    set_value(&p.v.t, 60, 1, 4, INFINITY);
+    placed o = place(type, T, 2, D, 0);
+    carry_attention_args args = args_of(&p, &o.t, NULL);
+    run(ctx, &args);
+    for (int64_t i = 0; i < (int64_t)T * 2 * D; i++) {
+        int64_t t = i / (2 * D), head = i / D % 2, d = i % D;
+        double is = value(&o.t, t, head, d);
+        bool sees_nan = t >= 50 && (window == 0 || t < 50 + window),
+             sees_infinity = t >= 60 && (window == 0 || t < 60 + window);
+        if (head == 1 && d == 3 && sees_nan) {
+            assert_true(isnan(is));
+        } else if (head == 1 && d == 4 && sees_infinity) {
+            assert_true(is == INFINITY);
+        } else {
+            assert_true(isfinite(is));
+        }
+    }
+}
+
+static void test_values_that_are_not_finite_reach_no_earlier_query(void **state) {
+    (void)state;
+    carry_ctx *tiles = support_ctx(2, "amx-emulated", NULL);
+    for (int window = 0; window <= 21; window += 21) {
+        for (int i = 0; i < 3; i++) {
+            check_values_stay(ctxs[1], types[i], window);
+        }
+        check_values_stay(tiles, CARRY_BF16, window);
+    }
+    carry_ctx_free(tiles);
+}
+
 /* A bias that swallows every score: alone it changes nothing, beside others its keys count for nothing. */
 static void test_huge_biases_do_not_overflow(void **state) {
     (void)state;
@@ -420,6 +460,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_nothing_seen_gives_zeros, free_kept),
         cmocka_unit_test_teardown(test_huge_scores_do_not_overflow, free_kept),
         cmocka_unit_test_teardown(test_infinities_and_nans_stay_where_they_belong, free_kept),
+        cmocka_unit_test_teardown(test_values_that_are_not_finite_reach_no_earlier_query, free_kept),
         cmocka_unit_test_teardown(test_huge_biases_do_not_overflow, free_kept),
         cmocka_unit_test_teardown(test_wrong_calls_are_refused, free_kept),
         cmocka_unit_test_teardown(test_a_workspace_needs_the_alignment_of_malloc_only, free_kept),
