@@ -373,7 +373,7 @@ static void run_unit(const void *given, void *memory, int64_t unit) {
     int64_t first = unit % c->blocks * c->queries;
     int64_t queries = c->T - first < c->queries ? c->T - first : c->queries;
     carry_arena arena = carry_arena_over(memory, place_bytes(c));
-    scratch s;
+    scratch s = {0};
     take_scratch(c, &arena, &s);
     if (c->tiled != NULL) {
         pack_rows(c->tiled->pack_a, s.q_panels, &c->args->q, head, first, queries, false);
