@@ -73,7 +73,7 @@ static void take_scratch(const call *c, carry_arena *arena, scratch *s) {
     s->scores = carry_arena_take(arena, ROWS * keys, sizeof(float));
     s->most = carry_arena_take(arena, Q, sizeof(float));
     s->sum = carry_arena_take(arena, Q, sizeof(float));
-    if (may_be_tiled(c)) {
+    if (c->tiled != NULL || may_be_tiled(c)) {
         const size_t width = (size_t)padded(c->D);
         s->q_panels = carry_arena_take(arena, (size_t)padded(c->queries) * width, sizeof(uint16_t));
         s->k_panels = carry_arena_take(arena, KEYS * width, sizeof(uint16_t));

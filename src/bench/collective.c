@@ -155,7 +155,7 @@ carry_status carry_collective_neighbours(carry_comm *comm, int *ranks) {
     machine *all;
     const carry_status status = gather_machines(comm, &all);
     *ranks = 0;
-    for (int i = 0; status == CARRY_OK && i < carry_comm_size(comm); i++) {
+    for (int i = 0; status == CARRY_OK && all != NULL && i < carry_comm_size(comm); i++) {
         *ranks += memcmp(all[i].name, all[carry_comm_rank(comm)].name, HOST) == 0;
     }
     free(all);
