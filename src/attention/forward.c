@@ -219,7 +219,7 @@ static void make_scores(const call *c, const scratch *s, const float *k, int64_t
     c->kernels->product(c->queries > FEW ? &all : &each);
 }
 
-/* Of the keys from `first` on those that query t sees, *from..*end-1 counted from there; false: none. */
+/* Which of the keys first..first+keys-1 query t sees: *from..*end-1, relative to first. False: it sees none of them. */
 static bool seen_keys(const call *c, int64_t t, int64_t first, int64_t keys, int64_t *from, int64_t *end) {
     carry_attention_span(c->args, t, from, end);
     *from = *from > first ? *from - first : 0;
@@ -261,7 +261,8 @@ static bool sees_all(const call *c, int64_t query, int64_t queries, int64_t firs
     return from <= first && end >= first + keys;
 }
 
-/* No bf16 number of these rows is NaN or infinite. Tiles multiply them by terms, of which one may be zero. */
+/* Whether these rows of bf16 are all finite. Weights are split into two terms, one of which may be zero, and zero times
+   infinity would be NaN. */
 static bool finite_halves(const carry_tensor *x, int64_t head, int64_t first, int64_t rows) {
     const int16_t infinity = 0x7f80;
     int16_t most = 0;
@@ -291,7 +292,8 @@ static void add_values(const call *c, const scratch *s, const float *v, int64_t 
                                          .c_row = c->D});
 }
 
-/* The same where a v is NaN or infinite, by the keys that each query sees alone: zero times that is NaN. */
+/* The same if a value is not finite: one query at a time, and only the keys that it sees. The others have a weight of
+   zero, and zero times NaN or infinity is NaN. */
 static void add_seen_values(const call *c, const scratch *s, const float *v, int64_t query, int64_t at, int64_t rows,
                             int64_t first, int64_t keys) {
     for (int64_t i = 0; i < rows; i++) {

@@ -278,8 +278,8 @@ static void test_infinities_and_nans_stay_where_they_belong(void **state) {
     }
 }
 
-/* v of token 50 holds NaN and that of token 60 infinity: they reach the queries that see them, in their own channel,
-   and no earlier ones and none beyond the window, which have zeros for them. */
+/* A NaN in v of token 50 and an infinity in v of token 60 reach the queries that see these tokens, in the same channel,
+   but no earlier query and none beyond the window. */
 static void check_values_stay(carry_ctx *ctx, carry_dtype type, int64_t window) {
     enum { T = 100, D = 33 };
     problem p = some_problem(type, T, T, 2, D, 0, 0);

@@ -6,7 +6,7 @@
 #define TILE_VECTORS 4
 #define TILE_ROWS 6
 #define THREE_ROWS 8
-#define PAIR_ROWS 8
+#define PAIR_ROWS 8 /* 12 also fit, but leave a short tile of the usual 16 or 32 rows */
 #define ONE_ROWS 16
 #define DOT_AHEAD 2048
 #define TOKEN_VECTORS 8

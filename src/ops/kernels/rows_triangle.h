@@ -32,8 +32,8 @@ INLINE_ROWS float sixteen_sum(const sixteen *part) {
     return sum[0] + sum[1] + (sum[2] + sum[3]);
 }
 
-/* One row of so many sixteens, which stay in registers: read a second time, rows that lie a page apart would no longer
-   be in the first cache, where they share a few places. */
+/* Keeps the row in registers between the sum and the scaling. A second pass over rows that lie a page apart would miss
+   the first cache, because they share a few of its sets. */
 INLINE_ROWS float unit_row(const int sixteens, float *to, const float *x, float epsilon) {
     sixteen given[8];
     sixteen part = {0};
@@ -58,7 +58,7 @@ INLINE_ROWS float sixteens_squares(const float *x, int64_t count) {
     return sixteen_sum(&part);
 }
 
-/* Rows of any other size sixteen at a time: their roots are one vector. */
+/* Rows of any other size, sixteen at a time, so that their square roots are computed as one vector. */
 static void unit_rows_of(float *to, const float *from, int64_t from_row, float *norms, float epsilon, int64_t rows,
                          int64_t size) {
     const int whole = size % CARRY_UNIT_ROWS == 0;

@@ -173,7 +173,7 @@ INLINE_TILE void panel(const int most, const int vectors, const bool across, con
 }
 
 /* Panels are functions of their own, so that each has all registers: inlined into one function, gcc kept pointers of
-   their innermost loops on the stack, and the delta rule took 6 to 10 % longer (docs/results/x86.md). */
+   their innermost loops on the stack, and the delta rule took 5 to 10 % longer (docs/results/x86.md). */
 typedef void (*panel_function)(const block *o, int64_t j, const float *b, ptrdiff_t b_row);
 #define PANEL(name, most, vectors)                                                                                    \
     static __attribute__((noinline)) void name##_rows(const block *o, int64_t j, const float *b, ptrdiff_t b_row) {   \
@@ -197,7 +197,7 @@ PANEL(panel_4, TILE_ROWS, 4)
 #define panel_4_across NULL
 #endif
 
-/* By whether a is transposed, and vectors less one; NULL: there is none so wide. */
+/* Indexed by whether a is transposed, then by the panel's width in vectors minus one. NULL: no panel has that width. */
 static const panel_function panels[2][4] = {{panel_1_rows, panel_2_rows, panel_3_rows, panel_4_rows},
                                             {panel_1_across, panel_2_across, panel_3_across, panel_4_across}};
 
