@@ -2,7 +2,7 @@
    two at every token. */
 #include "delta_ranks_support.h"
 
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 #define VECTORS CARRY_SOURCE "/../shared/vectors/gated_delta_rule.safetensors"
 
