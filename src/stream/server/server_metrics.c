@@ -4,7 +4,7 @@
 
 #include "core/clock.h"
 #include "core/memory.h"
-#include "stream/server/server_internal.h"
+#include "http/http_internal.h"
 
 #define QUIET 10.0 /* seconds without a frame after which something is wrong, at least */
 #define AT_ONCE 4  /* frames that a codec makes of a latent frame, at most */

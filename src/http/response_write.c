@@ -1,5 +1,5 @@
 /* Requests. A table of routes; every answer is made whole, head and body, and ends the connection. */
-#include "stream/server/server_internal.h"
+#include "http/http_internal.h"
 
 #include <limits.h>
 #include <stdio.h>

@@ -12,7 +12,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
-#include "stream/server/server_internal.h"
+#include "http/http_internal.h"
 
 #define LINGER 2.0       /* seconds */
 #define HEAD_SECONDS 5.0 /* for the head of a request to come, or patience if that is less */

@@ -16,7 +16,7 @@
 #include "core/context.h"
 #include "stream/server/recording.h"
 #include "stream/server/server.h"
-#include "stream/server/server_request.h"
+#include "http/request.h"
 
 #define CARRY_SERVER_CONNECTIONS (CARRY_HUB_VIEWERS + 64)
 #define CARRY_SERVER_SHARE (CARRY_SERVER_CONNECTIONS - 32) /* of one address: some are left for the others */

@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "core/clock.h"
-#include "stream/server/server_internal.h"
+#include "http/http_internal.h"
 
 #define SEND_BUFFER (128 << 10) /* bytes in the kernel a viewer may be behind: a few frames, not seconds */
 #define AT_ONCE 16              /* accepted before those that are there are read from again */

@@ -1,5 +1,5 @@
 /* The head of a request, line by line. */
-#include "stream/server/server_request.h"
+#include "http/request.h"
 
 #include <ctype.h>
 #include <string.h>

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "stream/server/server_internal.h"
+#include "http/http_internal.h"
 
 static size_t without_port(const char *name, size_t length) {
     if (length > 0 && name[0] == '[') {

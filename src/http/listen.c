@@ -7,7 +7,7 @@
 #include <sys/socket.h>
 
 #include "core/error.h"
-#include "stream/server/server_internal.h"
+#include "http/http_internal.h"
 
 #define BACKLOG 128
 

@@ -1,7 +1,7 @@
 /* Viewers. What a viewer gets next: an answer to what it said, else the state when there is a new one, else a frame.
    One message is under way at a time; libwebsockets calls again when the socket takes more, so that a viewer that does
    not read holds one frame and misses the rest. */
-#include "stream/server/server_internal.h"
+#include "http/http_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "core/clock.h"
-#include "stream/server/server_internal.h"
+#include "http/http_internal.h"
 
 #define GUESSES 10.0           /* wrong tokens at once */
 #define GUESSES_PER_SECOND 1.0 /* and then */

@@ -2,7 +2,7 @@
 
    The listening socket is our own and not libwebsockets', so that a port that is taken is told with its reason, no
    socket option lets two servers share it, and connections can be counted before they cost anything. */
-#include "stream/server/server_internal.h"
+#include "http/http_internal.h"
 
 #include <fcntl.h>
 #include <stdlib.h>
