@@ -15,7 +15,7 @@ math(EXPR size "${digits} / 2")
 string(REGEX REPLACE "(................................)" "\\1\n" bytes "${bytes}")
 string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
 file(WRITE ${TO} "/* Made from src/stream/page by cmake/page.cmake. */
-#include \"http/http_internal.h\"
+#include \"stream/server/server_internal.h\"
 
 const size_t carry_page_size = ${size};
 const unsigned char carry_page[] = {

@@ -1,5 +1,5 @@
-/* Connections as they come in, and how many there may be: in all, of one address, and of one address without a request.
-   The oldest of those gives way to a new one, so that silent connections cannot lock others out. */
+/* Incoming connections and their limits: in total, per address, and per address without a request. The oldest of those
+   is closed for a new one, so that silent connections cannot lock others out. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -10,107 +10,107 @@
 #include "core/clock.h"
 #include "http/http_internal.h"
 
-#define SEND_BUFFER (128 << 10) /* bytes in the kernel a viewer may be behind: a few frames, not seconds */
-#define AT_ONCE 16              /* accepted before those that are there are read from again */
-#define PAUSE 20000             /* microseconds, where nothing can be accepted and nothing can be given up for it */
+#define SEND_BUFFER (128 << 10) /* bytes in the kernel: a slow client is noticed early */
+#define AT_ONCE 16              /* accepted before the others are read from again */
+#define PAUSE 20000             /* microseconds, when nothing can be accepted and nothing can be closed */
 
-void carry_server_opened(carry_server *server, struct lws *wsi) {
+void carry_http_opened(carry_http_server *server, struct lws *wsi) {
     lws_set_opaque_user_data(wsi, server->arriving);
     if (server->arriving != NULL) {
         server->arriving->open++;
-        server->connections++;
+        server->counts.connections++;
     }
 }
 
-void carry_server_closed(carry_server *server, struct lws *wsi) {
-    carry_address *address = lws_get_opaque_user_data(wsi);
+void carry_http_closed(carry_http_server *server, struct lws *wsi) {
+    carry_http_address *address = lws_get_opaque_user_data(wsi);
     if (address != NULL) {
         address->open--;
-        server->connections--;
+        server->counts.connections--;
     }
 }
 
-static bool is_half_open(const carry_client *client) {
-    return client->request.method == NULL && !client->lingering;
+static bool is_half_open(const carry_http_connection *connection) {
+    return connection->request.method == NULL && !connection->lingering;
 }
 
-/* The oldest connection without a request, of one address or (NULL) of all, is hung up on when there are `least`. */
-static void drop_oldest(carry_server *server, const carry_address *address, int least) {
-    carry_client *oldest = NULL;
+/* Closes the oldest connection without a request, of one address or (NULL) of all, if there are at least `least`. */
+static void drop_oldest(carry_http_server *server, const carry_http_address *address, int least) {
+    carry_http_connection *oldest = NULL;
     int count = 0;
-    for (carry_client *client = server->clients; client != NULL; client = client->next) { /* the newest first */
-        if (is_half_open(client) && (address == NULL || client->address == address)) {
-            oldest = client;
+    for (carry_http_connection *one = server->connections; one != NULL; one = one->next) { /* the newest first */
+        if (is_half_open(one) && (address == NULL || one->address == address)) {
+            oldest = one;
             count++;
         }
     }
     if (oldest != NULL && count >= least) {
         oldest->since = carry_seconds();
         oldest->lingering = true;
-        server->stalled++;
+        server->counts.stalled++;
         (void)shutdown(oldest->file, SHUT_RDWR); /* its callback sees the end and closes it */
     }
 }
 
-static void refuse(carry_server *server, int file, const char *why) {
+static void refuse(carry_http_server *server, int file, const char *why) {
     if (!server->refusing) {
         server->refusing = true;
-        carry_log(server->ctx, CARRY_LOG_WARNING, "%d connections are open, %s: more are hung up on",
-                  server->connections, why);
+        carry_log(server->ctx, CARRY_LOG_WARNING, "%d connections are open, %s: new ones are closed",
+                  server->counts.connections, why);
     }
-    server->refused++;
+    server->counts.refused++;
     (void)close(file);
 }
 
 /* A file descriptor that libwebsockets does not take stays ours: only sockets are closed by a failed adoption, and this
    one is adopted as a file. */
-static void adopt(carry_server *server, int file) {
+static void adopt(carry_http_server *server, int file) {
     lws_sock_file_fd_type given = {.filefd = file};
-    int one = 1, room = SEND_BUFFER;
-    (void)setsockopt(file, SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
+    int one = 1, size = SEND_BUFFER;
+    (void)setsockopt(file, SOL_SOCKET, SO_SNDBUF, &size, sizeof size);
     (void)setsockopt(file, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-    struct lws *wsi = lws_adopt_descriptor_vhost(server->vhost, LWS_ADOPT_RAW_FILE_DESC, given, "client", NULL);
+    struct lws *wsi = lws_adopt_descriptor_vhost(server->vhost, LWS_ADOPT_RAW_FILE_DESC, given, "connection", NULL);
     if (wsi == NULL) {
-        refuse(server, file, "and libwebsockets takes no more");
+        refuse(server, file, "and libwebsockets accepts no more");
         return;
     }
-    carry_server_add_client(server, wsi, file);
+    carry_http_add_connection(server, wsi, file);
 }
 
-static void admit(carry_server *server, int file, const struct sockaddr_storage *from) {
-    carry_address *address = carry_server_address(server, from);
-    if (address == NULL || server->connections >= CARRY_SERVER_CONNECTIONS) {
+static void admit(carry_http_server *server, int file, const struct sockaddr_storage *from) {
+    carry_http_address *address = carry_http_address_of(server, from);
+    if (address == NULL || server->counts.connections >= server->options.connections) {
         drop_oldest(server, NULL, 1);
-        refuse(server, file, "as many as there may be");
+        refuse(server, file, "the limit");
         return;
     }
-    if (address->open >= CARRY_SERVER_SHARE) {
+    if (address->open >= server->share) {
         drop_oldest(server, address, 1);
-        refuse(server, file, "most of them of one address");
+        refuse(server, file, "the limit of one address");
         return;
     }
     server->refusing = false;
-    drop_oldest(server, address, CARRY_SERVER_HALF_OPEN);
+    drop_oldest(server, address, CARRY_HTTP_HALF_OPEN);
     server->arriving = address;
     adopt(server, file);
 }
 
-/* No descriptor is left. The caller in front is hung up on by means of the spare one, else it would stay in front and
-   wake us for ever. */
-static bool shed_one(carry_server *server) {
+/* No descriptor is left. The first connection in the backlog is accepted with the spare one and closed; otherwise it
+   would stay there and wake the server for ever. */
+static bool shed_one(carry_http_server *server) {
     drop_oldest(server, NULL, 1);
     if (server->spare >= 0) {
         (void)close(server->spare);
         int file = accept4(server->listener, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
         if (file >= 0) {
-            refuse(server, file, "and this process may open no more files");
+            refuse(server, file, "and this process cannot open more files");
         }
     }
     server->spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
     return server->spare >= 0;
 }
 
-void carry_server_accept(carry_server *server) {
+void carry_http_accept(carry_http_server *server) {
     for (int i = 0; i < AT_ONCE; i++) {
         struct sockaddr_storage from = {0};
         socklen_t size = sizeof from;

@@ -1,5 +1,5 @@
-/* How much of the server one address has. An IPv4 address counts alone, of an IPv6 address the first 64 bits: the owner
-   of one has them all. Entries of addresses without connections are kept while there is room, for their guesses. */
+/* Connections and wrong tokens per address. Of an IPv6 address the first 64 bits count, because one owner has all the
+   others. An address without connections keeps its entry until another one needs it, for its guesses. */
 #include <netinet/in.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "http/http_internal.h"
 
 #define GUESSES 10.0           /* wrong tokens at once */
-#define GUESSES_PER_SECOND 1.0 /* and then */
+#define GUESSES_PER_SECOND 1.0 /* afterwards */
 
 static void key_of(unsigned char key[16], const struct sockaddr_storage *from) {
     static const unsigned char mapped[12] = {[10] = 0xFF, [11] = 0xFF};
@@ -21,39 +21,39 @@ static void key_of(unsigned char key[16], const struct sockaddr_storage *from) {
     }
 }
 
-carry_address *carry_server_address(carry_server *server, const struct sockaddr_storage *from) {
+carry_http_address *carry_http_address_of(carry_http_server *server, const struct sockaddr_storage *from) {
     unsigned char key[16];
-    carry_address *free_one = NULL;
+    carry_http_address *unused = NULL;
     key_of(key, from);
-    for (int i = 0; i < CARRY_SERVER_ADDRESSES; i++) {
-        carry_address *at = &server->addresses[i];
+    for (int i = 0; i < server->address_count; i++) {
+        carry_http_address *at = &server->addresses[i];
         if (memcmp(at->key, key, sizeof key) == 0) {
             return at;
         }
-        if (at->open == 0 && (free_one == NULL || at->guessed_at < free_one->guessed_at)) {
-            free_one = at;
+        if (at->open == 0 && (unused == NULL || at->guessed_at < unused->guessed_at)) {
+            unused = at;
         }
     }
-    if (free_one != NULL) { /* there are more entries than connections */
-        *free_one = (carry_address){.guesses = GUESSES};
-        memcpy(free_one->key, key, sizeof key);
+    if (unused != NULL) { /* there are more entries than connections */
+        *unused = (carry_http_address){.guesses = GUESSES};
+        memcpy(unused->key, key, sizeof key);
     }
-    return free_one;
+    return unused;
 }
 
-static void refill(carry_address *address) {
+static void refill(carry_http_address *address) {
     double now = carry_seconds();
     double more = address->guesses + GUESSES_PER_SECOND * (now - address->guessed_at);
     address->guesses = address->guessed_at == 0.0 || more > GUESSES ? GUESSES : more;
     address->guessed_at = now;
 }
 
-bool carry_server_may_guess(carry_address *address) {
+bool carry_http_may_guess(carry_http_address *address) {
     refill(address);
     return address->guesses >= 1.0;
 }
 
-void carry_server_guessed_wrong(carry_address *address) {
+void carry_http_guessed_wrong(carry_http_address *address) {
     refill(address);
     address->guesses -= 1.0;
 }

@@ -1,6 +1,5 @@
-/* Who may ask. Three questions, in this order: is the request for a name of this machine (a page elsewhere that has its
-   name pointed here, "DNS rebinding", asks under its own name); does it come from our own page (a browser tells the
-   origin of every WebSocket and POST); does it know the token. */
+/* Access checks, in this order. Host: a page elsewhere whose name was pointed at this machine ("DNS rebinding") sends
+   its own name. Origin: browsers send it with every WebSocket and POST of a page. Token. */
 #include <ctype.h>
 #include <string.h>
 #include <strings.h>
@@ -20,7 +19,7 @@ static bool is_text(const char *name, size_t length, const char *text) {
     return length == strlen(text) && strncasecmp(name, text, length) == 0;
 }
 
-bool carry_server_is_loopback(const char *name, size_t length) {
+bool carry_http_is_loopback(const char *name, size_t length) {
     length = without_port(name, length);
     if (is_text(name, length, "localhost") || is_text(name, length, "[::1]")) {
         return true;
@@ -30,7 +29,7 @@ bool carry_server_is_loopback(const char *name, size_t length) {
         return true;
     }
     int dots = 0;
-    for (size_t i = 0; i < length; i++) { /* 127.0.0.1.example.com is somebody else's */
+    for (size_t i = 0; i < length; i++) { /* 127.0.0.1.example.com is another machine */
         dots += name[i] == '.';
         if (name[i] != '.' && !isdigit((unsigned char)name[i])) {
             return false;
@@ -39,19 +38,53 @@ bool carry_server_is_loopback(const char *name, size_t length) {
     return dots == 3 && length > 4 && strncmp(name, "127.", 4) == 0;
 }
 
-bool carry_server_same_secret(const char *given, const char *secret) {
+bool carry_http_same_secret(const char *given, const char *secret) {
     size_t given_length = strlen(given), length = strlen(secret);
     volatile unsigned char difference = given_length != length;
-    for (size_t i = 0; i < length; i++) { /* as long for every guess */
+    for (size_t i = 0; i < length; i++) { /* takes as long for every guess */
         difference = (unsigned char)(difference | (given[given_length > 0 ? i % given_length : 0] ^ secret[i]));
     }
     return difference == 0;
 }
 
+static bool is_listed(char *const *list, const char *name) {
+    for (; list != NULL && *list != NULL; list++) {
+        if (strcasecmp(*list, name) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "192.0.2.1:80", "[2001:db8::1]": not a name, so DNS has no part in it. */
+static bool is_numeric(const char *host) {
+    size_t length = without_port(host, strlen(host));
+    return length > 0 && (host[0] == '[' || strspn(host, "0123456789.") >= length);
+}
+
+/* With a token a foreign name does no harm: the page behind it does not know the token. */
+static bool allows_host(const carry_http_server *server, const char *host) {
+    char name[CARRY_HTTP_HEADERS + 1];
+    size_t length = without_port(host, strlen(host));
+    if (carry_http_is_loopback(host, strlen(host))) {
+        return true;
+    }
+    memcpy(name, host, length);
+    name[length] = '\0';
+    if (is_listed(server->hosts, host) || is_listed(server->hosts, name)) {
+        return true;
+    }
+    return !server->loopback && (server->token != NULL || is_numeric(host));
+}
+
+bool carry_http_allows_origin(const carry_http_server *server, const char *origin) {
+    return is_listed(server->origins, origin);
+}
+
 static bool same_origin(const char *origin, const char *host) {
     if (strncasecmp(origin, "http://", 7) == 0) {
         origin += 7;
-    } else if (strncasecmp(origin, "https://", 8) == 0) { /* behind somebody's proxy */
+    } else if (strncasecmp(origin, "https://", 8) == 0) { /* behind a proxy */
         origin += 8;
     } else {
         return false;
@@ -59,42 +92,55 @@ static bool same_origin(const char *origin, const char *host) {
     return strcasecmp(origin, host) == 0;
 }
 
-/* The token that was given, or NULL. */
-static const char *given_token(const carry_http_request *request, char room[CARRY_SERVER_TOKEN]) {
+/* NULL: none. */
+static const char *given_token(const carry_http_request *request, char buffer[CARRY_HTTP_TOKEN]) {
     const char *bearer = "Bearer ";
     if (request->authorization != NULL && strncasecmp(request->authorization, bearer, strlen(bearer)) == 0) {
         return request->authorization + strlen(bearer);
     }
-    return carry_http_request_argument(request, "token", room, CARRY_SERVER_TOKEN) ? room : NULL;
+    if (request->api_key != NULL) {
+        return request->api_key;
+    }
+    return carry_http_query(request, "token", buffer, CARRY_HTTP_TOKEN) ? buffer : NULL;
 }
 
-/* Guesses are counted for each address, and one that has made too many is not told whether the next is right. */
-static carry_refusal check_token(const carry_server *server, carry_address *address,
-                                 const carry_http_request *request) {
-    char room[CARRY_SERVER_TOKEN];
-    const char *given = given_token(request, room);
-    if (given != NULL && !carry_server_may_guess(address)) {
-        return (carry_refusal){429, "too many wrong tokens came from this address: wait some seconds"};
+/* An address with too many wrong tokens does not learn whether the next one is right. */
+static carry_http_refusal check_token(const carry_http_server *server, carry_http_address *address,
+                                      const carry_http_request *request) {
+    char buffer[CARRY_HTTP_TOKEN];
+    const char *given = given_token(request, buffer);
+    if (given != NULL && !carry_http_may_guess(address)) {
+        return (carry_http_refusal){429, "too many wrong tokens from this address: wait some seconds"};
     }
-    if (given != NULL && carry_server_same_secret(given, server->token)) {
-        return (carry_refusal){0};
+    if (given != NULL && carry_http_same_secret(given, server->token)) {
+        return (carry_http_refusal){0};
     }
     if (given != NULL) {
-        carry_server_guessed_wrong(address);
+        carry_http_guessed_wrong(address);
     }
-    return (carry_refusal){401, "a token is needed: Authorization: Bearer TOKEN, or ?token=TOKEN"};
+    return (carry_http_refusal){401, "a token is needed: Authorization: Bearer TOKEN, or ?token=TOKEN"};
 }
 
-carry_refusal carry_server_guard(const carry_server *server, carry_address *address,
-                                 const carry_http_request *request) {
+/* A browser asks without the token whether a page of another origin may send a request. */
+static bool is_preflight(const carry_http_request *request) {
+    return strcmp(request->method, "OPTIONS") == 0 && request->origin != NULL &&
+           carry_http_header(request, "access-control-request-method") != NULL;
+}
+
+carry_http_refusal carry_http_guard(const carry_http_server *server, carry_http_address *address,
+                                    const carry_http_request *request) {
     if (request->host == NULL || *request->host == '\0') {
-        return (carry_refusal){400, "the request has no Host header"};
+        return (carry_http_refusal){400, "the request has no Host header"};
     }
-    if (server->loopback && !carry_server_is_loopback(request->host, strlen(request->host))) {
-        return (carry_refusal){403, "this server answers to names of this machine only, such as localhost"};
+    if (!allows_host(server, request->host)) {
+        return (carry_http_refusal){403, "Host: expected a name of this machine, such as localhost"};
     }
-    if (request->origin != NULL && !same_origin(request->origin, request->host)) {
-        return (carry_refusal){403, "this request comes from a page of another origin"};
+    if (request->origin != NULL && !same_origin(request->origin, request->host) &&
+        !carry_http_allows_origin(server, request->origin)) {
+        return (carry_http_refusal){403, "this request comes from a page of another origin"};
     }
-    return server->token != NULL ? check_token(server, address, request) : (carry_refusal){0};
+    if (server->token == NULL || is_preflight(request)) {
+        return (carry_http_refusal){0};
+    }
+    return check_token(server, address, request);
 }

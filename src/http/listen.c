@@ -1,4 +1,4 @@
-/* What a server may be asked for, and the socket it listens on. */
+/* Checks of the options, and the listening socket. */
 #include <errno.h>
 #include <netdb.h>
 #include <netinet/in.h>
@@ -10,8 +10,9 @@
 #include "http/http_internal.h"
 
 #define BACKLOG 128
+#define CONNECTIONS 4096 /* at most */
 
-carry_status carry_server_listen(carry_ctx *ctx, carry_server *server, const char *address, int port) {
+carry_status carry_http_listen(carry_ctx *ctx, carry_http_server *server, const char *address, int port) {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *found;
     char number[16];
     (void)snprintf(number, sizeof number, "%d", port);
@@ -41,26 +42,37 @@ carry_status carry_server_listen(carry_ctx *ctx, carry_server *server, const cha
     return CARRY_OK;
 }
 
-carry_status carry_server_check(carry_ctx *ctx, const carry_server_options *options, const char *address,
-                                bool loopback) {
+carry_status carry_http_check_options(carry_ctx *ctx, const carry_http_options *options, const char *address,
+                                      bool loopback) {
     if (options->port < 0 || options->port > 65535) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "port %d is not 0 (any) to 65535", options->port);
+        return carry_fail(ctx, CARRY_EARGUMENT, "port %d: expected 0 (any) to 65535", options->port);
     }
-    if (options->token == NULL && !loopback) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the address %s can be reached from elsewhere: give a token", address);
+    if (options->token == NULL && !loopback && !options->open) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "the address %s can be reached from other machines: give a token",
+                          address);
     }
-    size_t length = options->token != NULL ? strlen(options->token) : CARRY_SERVER_TOKEN_LEAST;
+    size_t length = options->token != NULL ? strlen(options->token) : CARRY_HTTP_TOKEN_LEAST;
     for (size_t i = 0; options->token != NULL && i < length; i++) {
         if (options->token[i] <= ' ' || options->token[i] >= 0x7F) {
-            return carry_fail(ctx, CARRY_EARGUMENT, "a token has visible ASCII characters only");
+            return carry_fail(ctx, CARRY_EARGUMENT, "a token must have visible ASCII characters only");
         }
     }
-    if (length < CARRY_SERVER_TOKEN_LEAST || length >= CARRY_SERVER_TOKEN) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a token has %d to %d characters, not %zu", CARRY_SERVER_TOKEN_LEAST,
-                          CARRY_SERVER_TOKEN - 1, length);
+    if (length < CARRY_HTTP_TOKEN_LEAST || length >= CARRY_HTTP_TOKEN) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a token must have %d to %d characters, not %zu",
+                          CARRY_HTTP_TOKEN_LEAST, CARRY_HTTP_TOKEN - 1, length);
     }
     if (!(options->patience >= 0.0 && options->patience <= 3600.0)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a patience of %g seconds is not 0 (30) to 3600", options->patience);
+        return carry_fail(ctx, CARRY_EARGUMENT, "patience %g: expected 0 (30 s) to 3600 s", options->patience);
+    }
+    if (options->connections < 0 || options->connections > CONNECTIONS) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "connections %d: expected 0 (%d) to %d", options->connections,
+                          CARRY_HTTP_CONNECTIONS, CONNECTIONS);
+    }
+    for (size_t i = 0; i < options->route_count; i++) {
+        if (options->routes[i].body_limit > CARRY_HTTP_BODY_LIMIT) {
+            return carry_fail(ctx, CARRY_EARGUMENT, "route %s: a body limit of over %zu bytes", options->routes[i].path,
+                              CARRY_HTTP_BODY_LIMIT);
+        }
     }
     return CARRY_OK;
 }

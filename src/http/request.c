@@ -1,4 +1,3 @@
-/* The head of a request, line by line. */
 #include "http/request.h"
 
 #include <ctype.h>
@@ -7,12 +6,12 @@
 
 #define KEY 24 /* characters of 16 bytes in base64 */
 
-size_t carry_http_request_end(const char *text, size_t length) {
+size_t carry_http_head_length(const char *text, size_t length) {
     const char *end = memmem(text, length, "\r\n\r\n", 4);
     return end != NULL ? (size_t)(end - text) + 4 : 0;
 }
 
-/* Letters, digits and what RFC 9110 calls tchar. */
+/* RFC 9110: letters, digits and other tchar. */
 static bool is_token(const char *text) {
     if (*text == '\0') {
         return false;
@@ -25,9 +24,9 @@ static bool is_token(const char *text) {
     return true;
 }
 
-static const carry_refusal malformed = {400, "this is not an HTTP request"};
+static const carry_http_refusal malformed = {400, "this is not an HTTP request"};
 
-static carry_refusal parse_first_line(carry_http_request *request, char *line) {
+static carry_http_refusal parse_first_line(carry_http_request *request, char *line) {
     char *target = strchr(line, ' ');
     char *version = target != NULL ? strchr(target + 1, ' ') : NULL;
     if (version == NULL) {
@@ -39,7 +38,7 @@ static carry_refusal parse_first_line(carry_http_request *request, char *line) {
         return malformed;
     }
     if (*target != '/') {
-        return (carry_refusal){400, "the path of a request starts with /"};
+        return (carry_http_refusal){400, "the path of a request must start with /"};
     }
     char *query = strchr(target, '?');
     if (query != NULL) {
@@ -48,10 +47,11 @@ static carry_refusal parse_first_line(carry_http_request *request, char *line) {
     request->method = line;
     request->path = target;
     request->query = query != NULL ? query : "";
-    return (carry_refusal){0};
+    request->is_http10 = strcmp(version, "HTTP/1.0") == 0;
+    return (carry_http_refusal){0};
 }
 
-static carry_refusal parse_field(carry_http_request *request, char *line) {
+static carry_http_refusal parse_field(carry_http_request *request, char *line) {
     const struct {
         const char *name;
         const char **to;
@@ -59,12 +59,13 @@ static carry_refusal parse_field(carry_http_request *request, char *line) {
         {"host", &request->host},
         {"origin", &request->origin},
         {"authorization", &request->authorization},
+        {"x-api-key", &request->api_key},
         {"upgrade", &request->upgrade},
         {"connection", &request->connection},
         {"sec-websocket-key", &request->key},
         {"sec-websocket-version", &request->version},
-        {"content-length", &request->length},
-        {"transfer-encoding", &request->encoding},
+        {"content-length", &request->content_length},
+        {"transfer-encoding", &request->transfer_encoding},
         {"expect", &request->expect},
     };
     char *value = strchr(line, ':');
@@ -84,16 +85,16 @@ static carry_refusal parse_field(carry_http_request *request, char *line) {
             continue;
         }
         if (*known[i].to != NULL) {
-            return (carry_refusal){400, "duplicate header"};
+            return (carry_http_refusal){400, "duplicate header"};
         }
         *known[i].to = value;
     }
-    return (carry_refusal){0};
+    return (carry_http_refusal){0};
 }
 
-carry_refusal carry_http_request_parse(carry_http_request *request, char *head, size_t length) {
-    *request = (carry_http_request){0};
-    for (size_t i = 0; i < length; i++) { /* CR LF and tabs are all of what is not printed */
+carry_http_refusal carry_http_parse(carry_http_request *request, char *head, size_t length) {
+    *request = (carry_http_request){.rest = "", .body = "", .fields_end = head + length};
+    for (size_t i = 0; i < length; i++) { /* CR LF and tabs are the only control characters */
         unsigned char c = (unsigned char)head[i];
         bool ends = c == '\r' ? i + 1 < length && head[i + 1] == '\n' : c == '\n' && i > 0 && head[i - 1] == '\r';
         if ((c < 0x20 && c != '\t' && !ends) || c == 0x7F) {
@@ -104,14 +105,15 @@ carry_refusal carry_http_request_parse(carry_http_request *request, char *head, 
     for (char *line = head; line < head + length - 2;) {
         char *end = memchr(line, '\r', (size_t)(head + length - line));
         *end = '\0'; /* there is one: the head ends with it */
-        carry_refusal refusal = first ? parse_first_line(request, line) : parse_field(request, line);
+        carry_http_refusal refusal = first ? parse_first_line(request, line) : parse_field(request, line);
         if (refusal.status != 0) {
             return refusal;
         }
-        first = false;
         line = end + 2;
+        request->fields = first ? line : request->fields;
+        first = false;
     }
-    return first ? malformed : (carry_refusal){0};
+    return first ? malformed : (carry_http_refusal){0};
 }
 
 static int hex(char c) {
@@ -120,7 +122,7 @@ static int hex(char c) {
     return found != NULL ? (int)(found - digits) : -1;
 }
 
-static bool undo(const char *from, size_t length, char *value, size_t room) {
+static bool decode(const char *from, size_t length, char *value, size_t capacity) {
     size_t used = 0;
     for (size_t i = 0; i < length; i++) {
         int c = (unsigned char)from[i];
@@ -132,7 +134,7 @@ static bool undo(const char *from, size_t length, char *value, size_t room) {
             c = 16 * high + low;
             i += 2;
         }
-        if (c == 0 || used + 1 >= room) {
+        if (c == 0 || used + 1 >= capacity) {
             return false;
         }
         value[used++] = (char)c;
@@ -141,19 +143,35 @@ static bool undo(const char *from, size_t length, char *value, size_t room) {
     return true;
 }
 
-bool carry_http_request_argument(const carry_http_request *request, const char *name, char *value, size_t room) {
+/* Parsing has put zeros behind names and values; lines still end with '\n'. */
+const char *carry_http_header(const carry_http_request *request, const char *name) {
+    for (const char *line = request->fields; line != NULL && line < request->fields_end;) {
+        const char *end = memchr(line, '\n', (size_t)(request->fields_end - line));
+        if (end == NULL) {
+            break;
+        }
+        if (strcasecmp(line, name) == 0) {
+            const char *value = line + strlen(line) + 1;
+            return value + strspn(value, " \t");
+        }
+        line = end + 1;
+    }
+    return NULL;
+}
+
+bool carry_http_query(const carry_http_request *request, const char *name, char *value, size_t capacity) {
     size_t length = strlen(name);
     for (const char *at = request->query; *at != '\0';) {
         size_t part = strcspn(at, "&");
         if (part > length && at[length] == '=' && strncmp(at, name, length) == 0) {
-            return undo(at + length + 1, part - length - 1, value, room);
+            return decode(at + length + 1, part - length - 1, value, capacity);
         }
         at += part + (at[part] == '&');
     }
     return false;
 }
 
-bool carry_http_request_is_upgrade(const carry_http_request *request) {
+bool carry_http_is_upgrade(const carry_http_request *request) {
     if (request->key == NULL || request->version == NULL || request->connection == NULL ||
         strcmp(request->method, "GET") != 0 || strcmp(request->version, "13") != 0 || strlen(request->key) != KEY ||
         strcasestr(request->connection, "upgrade") == NULL) {

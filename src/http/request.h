@@ -1,31 +1,21 @@
-/* The head of an HTTP/1.1 request, read strictly: lines end in CR LF, nothing is folded, nothing that matters comes
-   twice. What is doubtful is refused: two readers that understand a request differently are how requests are smuggled.
- */
-#ifndef CARRY_STREAM_SERVER_REQUEST_H
-#define CARRY_STREAM_SERVER_REQUEST_H
+/* The head of an HTTP/1.1 request, parsed strictly: lines end in CR LF, no folding, no duplicate of a header that is
+   used here. Anything doubtful is refused, because request smuggling relies on two parsers that disagree. */
+#ifndef CARRY_HTTP_REQUEST_H
+#define CARRY_HTTP_REQUEST_H
 
-#include <stdbool.h>
-#include <stddef.h>
+#include "http/http.h"
 
-typedef struct carry_http_request {
-    const char *method, *path, *query;                                                /* query: "" when there is none */
-    const char *host, *origin, *authorization, *upgrade, *connection, *key, *version; /* NULL: not there */
-    const char *length, *encoding, *expect;                                           /* of the body, as they stand */
-} carry_http_request;
-
-/* Why a request is not answered: an HTTP status and an error message; 0 when it is. */
-typedef struct carry_refusal {
+/* An HTTP status and an error message; status 0: not refused. */
+typedef struct carry_http_refusal {
     int status;
-    const char *why;
-} carry_refusal;
+    const char *message;
+} carry_http_refusal;
 
-/* Bytes up to and with the empty line, or 0 when it has not come. */
-size_t carry_http_request_end(const char *text, size_t length);
-/* head: those bytes, which are cut into strings. */
-carry_refusal carry_http_request_parse(carry_http_request *request, char *head, size_t length);
-/* The value of name in the query, with %xx undone, into value. False: it is not there, or too long, or malformed. */
-bool carry_http_request_argument(const carry_http_request *request, const char *name, char *value, size_t room);
-/* A request for a WebSocket that can be granted. */
-bool carry_http_request_is_upgrade(const carry_http_request *request);
+/* Bytes up to and including the empty line; 0 if it has not come. */
+size_t carry_http_head_length(const char *text, size_t length);
+/* head: those bytes, which are split into strings in place. */
+carry_http_refusal carry_http_parse(carry_http_request *request, char *head, size_t length);
+/* A WebSocket request that can be granted. */
+bool carry_http_is_upgrade(const carry_http_request *request);
 
 #endif

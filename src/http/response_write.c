@@ -1,266 +1,315 @@
-/* Requests. A table of routes; every answer is made whole, head and body, and ends the connection. */
-#include "http/http_internal.h"
-
-#include <limits.h>
+/* Responses from the responder's side: status line, headers, bodies whole or in chunks, server-sent events. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
+#include <strings.h>
 
-#define HEAD_ROOM 1024 /* bytes of an answer's headers */
-#define NONCE 32
+#include "http/http_internal.h"
+#include "http/response.h"
 
-typedef struct answer {
-    int status;
-    const char *type; /* of the body; NULL: there is none */
-    const void *body;
-    size_t length;
-    const char *nonce; /* of a page's own scripts; NULL: nothing may run */
-    const char *allow; /* methods, where one was refused */
-} answer;
+#define FIRST_CAPACITY 2048
+#define HEAD 1024 /* bytes of the status line and the headers that every response has, at most */
 
 static const char *reason_of(int status) {
-    switch (status) {
-    case 200:
-        return "OK";
-    case 204:
-        return "No Content";
-    case 400:
-        return "Bad Request";
-    case 401:
-        return "Unauthorized";
-    case 403:
-        return "Forbidden";
-    case 404:
-        return "Not Found";
-    case 405:
-        return "Method Not Allowed";
-    case 409:
-        return "Conflict";
-    case 411:
-        return "Length Required";
-    case 413:
-        return "Content Too Large";
-    case 429:
-        return "Too Many Requests";
-    case 431:
-        return "Request Header Fields Too Large";
-    case 503:
-        return "Service Unavailable";
-    case 507:
-        return "Insufficient Storage";
-    default:
-        return "Internal Server Error";
+    static const struct {
+        int status;
+        const char *reason;
+    } reasons[] = {
+        {200, "OK"},
+        {201, "Created"},
+        {202, "Accepted"},
+        {204, "No Content"},
+        {400, "Bad Request"},
+        {401, "Unauthorized"},
+        {403, "Forbidden"},
+        {404, "Not Found"},
+        {405, "Method Not Allowed"},
+        {409, "Conflict"},
+        {411, "Length Required"},
+        {413, "Content Too Large"},
+        {422, "Unprocessable Content"},
+        {429, "Too Many Requests"},
+        {431, "Request Header Fields Too Large"},
+        {501, "Not Implemented"},
+        {503, "Service Unavailable"},
+        {507, "Insufficient Storage"},
+    };
+    for (size_t i = 0; i < sizeof reasons / sizeof reasons[0]; i++) {
+        if (reasons[i].status == status) {
+            return reasons[i].reason;
+        }
+    }
+    return "Internal Server Error";
+}
+
+/* Room for `more` bytes behind the queue. False: out of memory. */
+static bool reserve(carry_http_response *response, size_t more) {
+    if (response->sent > 0) {
+        memmove(response->out, response->out + response->sent, response->length - response->sent);
+        response->length -= response->sent;
+        response->sent = 0;
+    }
+    if (more > SIZE_MAX / 4) {
+        return false;
+    }
+    size_t capacity = response->capacity > 0 ? response->capacity : FIRST_CAPACITY;
+    while (capacity < response->length + more) {
+        capacity *= 2;
+    }
+    if (capacity != response->capacity) {
+        unsigned char *grown = realloc(response->out, capacity);
+        if (grown == NULL) {
+            return false;
+        }
+        response->out = grown;
+        response->capacity = capacity;
+    }
+    return true;
+}
+
+static void put(carry_http_response *response, const void *bytes, size_t length) {
+    if (length == 0 || response->failed) {
+        return;
+    }
+    if (!reserve(response, length)) {
+        response->failed = true;
+        return;
+    }
+    memcpy(response->out + response->length, bytes, length);
+    response->length += length;
+}
+
+static void put_text(carry_http_response *response, const char *text) {
+    put(response, text, strlen(text));
+}
+
+/* length: the last header and the empty line. */
+static void put_head(carry_http_response *response, int status, const char *type, const char *length) {
+    char head[HEAD];
+    (void)snprintf(head, sizeof head, "HTTP/1.1 %d %s\r\n", status, reason_of(status));
+    put_text(response, head);
+    if (type != NULL) {
+        (void)snprintf(head, sizeof head, "Content-Type: %.200s\r\n", type);
+        put_text(response, head);
+    }
+    if (status == 401) {
+        put_text(response, "WWW-Authenticate: Bearer realm=\"carry\"\r\n");
+    }
+    if (!response->has_policy) {
+        put_text(response, "Content-Security-Policy: default-src 'none'\r\n");
+    }
+    put(response, response->fields, response->fields_length);
+    put_text(response, "X-Content-Type-Options: nosniff\r\nReferrer-Policy: no-referrer\r\n"
+                       "Cross-Origin-Resource-Policy: same-origin\r\nCache-Control: no-store\r\n"
+                       "Connection: close\r\n");
+    put_text(response, length);
+}
+
+/* With the lock held. */
+static void wake(carry_http_response *response) {
+    if (response->server != NULL && !response->handling) {
+        lws_cancel_service(response->server->lws);
     }
 }
 
-static int put_head(char *head, const answer *a) {
-    char policy[300] = "default-src 'none'";
-    if (a->nonce != NULL) {
-        (void)snprintf(policy, sizeof policy,
-                       "default-src 'none'; script-src 'nonce-%s'; style-src 'nonce-%s'; connect-src 'self'; "
-                       "img-src 'self' blob: data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-                       a->nonce, a->nonce);
+/* Ends the responder's hold. With the lock held, which is released. */
+static void finish(carry_http_response *response) {
+    response->ended = true;
+    wake(response);
+    while (response->calling && !pthread_equal(pthread_self(), response->thread)) {
+        (void)pthread_cond_wait(&response->returned, &response->lock);
     }
-    int length = snprintf(head, HEAD_ROOM,
-                          "HTTP/1.1 %d %s\r\n%s%s%s%s%s%s"
-                          "Content-Security-Policy: %s\r\nX-Content-Type-Options: nosniff\r\n"
-                          "Referrer-Policy: no-referrer\r\nCross-Origin-Resource-Policy: same-origin\r\n"
-                          "Cache-Control: no-store\r\nConnection: close\r\n",
-                          a->status, reason_of(a->status), a->type != NULL ? "Content-Type: " : "",
-                          a->type != NULL ? a->type : "", a->type != NULL ? "\r\n" : "",
-                          a->status == 401 ? "WWW-Authenticate: Bearer realm=\"carry\"\r\n" : "",
-                          a->allow != NULL ? "Allow: " : "", a->allow != NULL ? a->allow : "", policy);
-    int more = a->status == 204
-                   ? snprintf(head + length, (size_t)(HEAD_ROOM - length), "\r\n")
-                   : snprintf(head + length, (size_t)(HEAD_ROOM - length), "Content-Length: %zu\r\n\r\n", a->length);
-    return length + more;
+    response->watch = (carry_http_watch){0};
+    (void)pthread_mutex_unlock(&response->lock);
+    carry_http_release(response);
 }
 
-/* A body that was asked for by HEAD is measured and not sent. */
-static int send_answer(carry_client *client, const answer *a) {
-    char head[HEAD_ROOM];
-    size_t head_length = (size_t)put_head(head, a);
-    size_t body = strcmp(client->request.method, "HEAD") == 0 ? 0 : a->length;
-    client->out = malloc(head_length + body);
-    if (client->out == NULL) {
-        return -1;
+bool carry_http_add_header(carry_http_response *response, const char *name, const char *value) {
+    for (const char *c = name; *c != '\0'; c++) {
+        if ((unsigned char)*c <= ' ' || *c == ':' || *c == 0x7F) {
+            return false;
+        }
     }
-    memcpy(client->out, head, head_length);
-    if (body > 0) {
-        memcpy(client->out + head_length, a->body, body);
+    for (const char *c = value; *c != '\0'; c++) {
+        if (((unsigned char)*c < ' ' && *c != '\t') || *c == 0x7F) {
+            return false;
+        }
     }
-    client->out_length = head_length + body;
-    return 0;
+    (void)pthread_mutex_lock(&response->lock);
+    size_t left = sizeof response->fields - response->fields_length;
+    int length = snprintf(response->fields + response->fields_length, left, "%s: %s\r\n", name, value);
+    bool fits = length > 0 && (size_t)length < left;
+    if (fits) {
+        response->fields_length += (size_t)length;
+        response->has_policy |= strcasecmp(name, "Content-Security-Policy") == 0;
+    }
+    (void)pthread_mutex_unlock(&response->lock);
+    return fits;
 }
 
-static int send_error(carry_server *server, carry_client *client, int status, const char *why, const char *allow) {
-    carry_json_text text = {0};
-    carry_json_put_raw(&text, "{\"error\":");
-    carry_json_put_string(&text, why);
-    carry_json_put_raw(&text, "}\n");
-    server->refused++;
-    carry_log(server->ctx, CARRY_LOG_INFO, "a request is refused with %d: %s", status, why);
-    answer a = {
-        .status = status, .type = "application/json", .body = text.bytes, .length = text.length, .allow = allow};
-    int result = text.failed ? -1 : send_answer(client, &a);
-    carry_json_text_free(&text);
-    return result;
+void carry_http_reply(carry_http_response *response, int status, const char *type, const void *body, size_t length) {
+    (void)pthread_mutex_lock(&response->lock);
+    if (response->server != NULL && !response->begun) {
+        char last[64] = "\r\n";
+        if (status != 204) {
+            (void)snprintf(last, sizeof last, "Content-Length: %zu\r\n\r\n", type != NULL ? length : 0);
+        }
+        put_head(response, status, type, last);
+        if (type != NULL && !response->is_head && status != 204) { /* HEAD: the length alone */
+            put(response, body, length);
+        }
+    }
+    finish(response);
 }
 
-int carry_server_refuse(carry_server *server, carry_client *client, int status, const char *why) {
-    return send_error(server, client, status, why, NULL);
-}
-
-static int send_text(carry_server *server, carry_client *client, int status, const char *type, carry_json_text *text) {
-    int result =
-        text->failed
-            ? carry_server_refuse(server, client, 500, "no memory for an answer")
-            : send_answer(client,
-                          &(answer){.status = status, .type = type, .body = text->bytes, .length = text->length});
+void carry_http_reply_text(carry_http_response *response, int status, const char *type, carry_json_text *text) {
+    if (text->failed) {
+        carry_http_reply_error(response, 500, "out of memory");
+    } else {
+        carry_http_reply(response, status, type, text->bytes, text->length);
+    }
     carry_json_text_free(text);
-    return result;
 }
 
-static int get_page(carry_server *server, carry_client *client) {
-    unsigned char dice[NONCE / 2];
-    char nonce[NONCE + 1];
-    if (getrandom(dice, sizeof dice, 0) != (ssize_t)sizeof dice) {
-        return carry_server_refuse(server, client, 500, "no random numbers are available");
-    }
-    for (size_t i = 0; i < sizeof dice; i++) {
-        (void)snprintf(nonce + 2 * i, 3, "%02x", dice[i]);
-    }
+void carry_http_reply_error(carry_http_response *response, int status, const char *message) {
     carry_json_text text = {0};
-    const char *at = (const char *)carry_page, *end = at + carry_page_size;
-    while (at < end) {
-        const char *mark = memmem(at, (size_t)(end - at), "@NONCE@", 7);
-        carry_json_put_raw(&text, "%.*s%s", (int)((mark != NULL ? mark : end) - at), at, mark != NULL ? nonce : "");
-        at = mark != NULL ? mark + 7 : end;
+    (void)pthread_mutex_lock(&response->lock);
+    if (response->server != NULL) {
+        (void)atomic_fetch_add(&response->server->errors, 1);
+        if (pthread_equal(pthread_self(), response->thread)) { /* the log's context is that thread's */
+            carry_log(response->server->ctx, CARRY_LOG_INFO, "request refused with %d: %s", status, message);
+        }
+    }
+    (void)pthread_mutex_unlock(&response->lock);
+    if (response->write_error != NULL) {
+        response->write_error(response->user, response->path, status, message, &text);
+    } else {
+        carry_json_put_raw(&text, "{\"error\":");
+        carry_json_put_string(&text, message);
+        carry_json_put_raw(&text, "}\n");
     }
     if (text.failed) {
-        carry_json_text_free(&text);
-        return carry_server_refuse(server, client, 500, "no memory for the page");
-    }
-    answer a = {
-        .status = 200, .type = "text/html; charset=utf-8", .body = text.bytes, .length = text.length, .nonce = nonce};
-    int result = send_answer(client, &a);
-    carry_json_text_free(&text);
-    return result;
-}
-
-static int get_health(carry_server *server, carry_client *client) {
-    const char *why;
-    bool healthy = carry_server_healthy(server, &why);
-    carry_json_text text = {0};
-    carry_json_put_raw(&text, "{\"healthy\":%s,\"state\":", healthy ? "true" : "false");
-    carry_json_put_string(&text, why);
-    carry_json_put_raw(&text, ",\"quiet_s\":%.3g}\n", carry_server_quiet(server));
-    return send_text(server, client, healthy ? 200 : 503, "application/json", &text);
-}
-
-static int get_metrics(carry_server *server, carry_client *client) {
-    carry_json_text text = {0};
-    carry_server_metrics(server, &text);
-    return send_text(server, client, 200, "text/plain; version=0.0.4; charset=utf-8", &text);
-}
-
-static int get_state(carry_server *server, carry_client *client) {
-    carry_json_text text = {0};
-    carry_server_state(server, &text);
-    return send_text(server, client, 200, "application/json", &text);
-}
-
-static int get_frame(carry_server *server, carry_client *client) {
-    carry_viewer *viewer;
-    carry_frame frame;
-    if (carry_hub_join(server->hub, &viewer) != CARRY_OK) {
-        return carry_server_refuse(server, client, 503, "there are too many viewers");
-    }
-    int result;
-    if (carry_viewer_take(viewer, &frame)) {
-        answer a = {.status = 200, .type = "image/jpeg", .body = frame.bytes, .length = frame.size};
-        result = send_answer(client, &a);
+        carry_http_abort(response);
     } else {
-        result = carry_server_refuse(server, client, 503, "there is no frame yet");
+        carry_http_reply(response, status, "application/json", text.bytes, text.length);
     }
-    carry_hub_leave(viewer);
+    carry_json_text_free(&text);
+}
+
+carry_http_sent carry_http_begin(carry_http_response *response, int status, const char *type) {
+    (void)pthread_mutex_lock(&response->lock);
+    if (response->server != NULL && !response->begun) { /* HTTP/1.0: the body ends with the connection */
+        put_head(response, status, type, response->is_http10 ? "\r\n" : "Transfer-Encoding: chunked\r\n\r\n");
+        response->begun = true;
+        wake(response);
+    }
+    carry_http_sent result = response->server != NULL && !response->failed ? CARRY_HTTP_QUEUED : CARRY_HTTP_GONE;
+    (void)pthread_mutex_unlock(&response->lock);
     return result;
 }
 
-static int post_controls(carry_server *server, carry_client *client) {
-    char why[600] = "";
-    if (carry_controls_apply(server->controls, client->body, client->body_length, why, sizeof why) != CARRY_OK) {
-        return carry_server_refuse(server, client, 400, why);
+/* A write is accepted whole or not at all; into an empty queue always. */
+static carry_http_sent write_chunk(carry_http_response *response, const void *bytes, size_t length) {
+    carry_http_sent result = CARRY_HTTP_QUEUED;
+    (void)pthread_mutex_lock(&response->lock);
+    size_t queued = response->length - response->sent;
+    if (response->server == NULL || response->failed || !response->begun) {
+        result = CARRY_HTTP_GONE;
+    } else if (queued > 0 && (queued > response->queue_limit || length > response->queue_limit - queued)) {
+        response->full = true;
+        result = CARRY_HTTP_FULL;
+    } else if (length > 0 && !response->is_head) {
+        char size[32];
+        if (!response->is_http10) {
+            (void)snprintf(size, sizeof size, "%zx\r\n", length);
+            put_text(response, size);
+        }
+        put(response, bytes, length);
+        if (!response->is_http10) {
+            put_text(response, "\r\n");
+        }
+        wake(response);
+        result = response->failed ? CARRY_HTTP_GONE : CARRY_HTTP_QUEUED;
     }
-    return send_answer(client, &(answer){.status = 204});
+    (void)pthread_mutex_unlock(&response->lock);
+    return result;
 }
 
-static int post_record(carry_server *server, carry_client *client) {
-    char why[600] = "";
-    int status = carry_server_record(server, client->body, client->body_length, why, sizeof why);
-    return status != 0 ? carry_server_refuse(server, client, status, why)
-                       : send_answer(client, &(answer){.status = 204});
+carry_http_sent carry_http_write(carry_http_response *response, const void *bytes, size_t length) {
+    return write_chunk(response, bytes, length);
 }
 
-/* Each has one of the two. */
-static const struct route {
-    const char *path;
-    int (*get)(carry_server *server, carry_client *client);
-    int (*post)(carry_server *server, carry_client *client);
-} routes[] = {
-    {"/", get_page, NULL},
-    {"/healthz", get_health, NULL},
-    {"/health", get_health, NULL}, /* what those who do not know the z try */
-    {"/metrics", get_metrics, NULL},
-    {"/api/state", get_state, NULL},
-    {"/frame.jpg", get_frame, NULL},
-    {"/api/controls", NULL, post_controls},
-    {"/api/record", NULL, post_record},
-};
-
-static int begin_body(carry_server *server, carry_client *client,
-                      int (*post)(carry_server *server, carry_client *client)) {
-    const char *digits = client->request.length;
-    if (digits == NULL || client->request.encoding != NULL) {
-        return carry_server_refuse(server, client, 411, "a body comes with its Content-Length");
+static size_t line_end(const char *data, size_t at, size_t length) {
+    while (at < length && data[at] != '\n' && data[at] != '\r') {
+        at++;
     }
-    if (*digits == '\0' || strspn(digits, "0123456789") != strlen(digits)) {
-        return carry_server_refuse(server, client, 400, "Content-Length is not a number");
-    }
-    unsigned long length = strlen(digits) <= 9 ? strtoul(digits, NULL, 10) : ULONG_MAX;
-    if (length > CARRY_SERVER_BODY) {
-        return carry_server_refuse(server, client, 413, "the body is larger than 256 KiB");
-    }
-    if (length == 0) {
-        return carry_server_refuse(server, client, 400, "the body is empty: JSON is expected");
-    }
-    client->body = calloc(1, length + 1);
-    client->body_length = length;
-    client->post = post;
-    return client->body != NULL ? 0 : -1;
+    return at;
 }
 
-int carry_server_request(carry_server *server, carry_client *client) {
-    const char *path = client->request.path, *method = client->request.method;
-    carry_refusal refusal = carry_server_guard(server, client->address, &client->request);
-    if (refusal.status != 0) {
-        return carry_server_refuse(server, client, refusal.status, refusal.why);
+/* Lines may end in LF, CR LF or CR, as event streams allow. Returns the bytes written; to may be NULL, to count them.
+ */
+static size_t put_data(char *to, const char *data, size_t length) {
+    static const char field[] = "data: ";
+    const size_t width = sizeof field - 1;
+    size_t used = 0;
+    for (size_t at = 0;;) {
+        size_t end = line_end(data, at, length);
+        if (to != NULL) {
+            memcpy(to + used, field, width);
+            memcpy(to + used + width, data + at, end - at);
+            to[used + width + end - at] = '\n';
+        }
+        used += width + end - at + 1;
+        if (end == length) {
+            return used;
+        }
+        at = end + (data[end] == '\r' && end + 1 < length && data[end + 1] == '\n' ? 2 : 1);
     }
-    for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
-        if (strcmp(routes[i].path, path) != 0) {
-            continue;
-        }
-        if (routes[i].get != NULL && (strcmp(method, "GET") == 0 || strcmp(method, "HEAD") == 0)) {
-            return routes[i].get(server, client);
-        }
-        if (routes[i].post != NULL && strcmp(method, "POST") == 0) {
-            return begin_body(server, client, routes[i].post);
-        }
-        return send_error(server, client, 405,
-                          routes[i].get != NULL ? "this is read with GET" : "this is sent with POST",
-                          routes[i].get != NULL ? "GET, HEAD\r\n" : "POST\r\n");
+}
+
+carry_http_sent carry_http_event(carry_http_response *response, const char *name, const char *data, size_t length) {
+    static const char comment[] = ":\n\n";
+    if (data == NULL) {
+        return write_chunk(response, comment, sizeof comment - 1);
     }
-    return strcmp(path, "/ws") == 0 ? carry_server_refuse(server, client, 400, "/ws is for WebSockets")
-                                    : carry_server_refuse(server, client, 404, "not found");
+    size_t head = name != NULL ? strlen("event: \n") + strlen(name) : 0;
+    size_t size = head + put_data(NULL, data, length) + 1;
+    char *text = malloc(size + 1);
+    if (text == NULL) {
+        return CARRY_HTTP_GONE;
+    }
+    if (name != NULL) {
+        (void)snprintf(text, size, "event: %s\n", name);
+    }
+    (void)put_data(text + head, data, length);
+    text[size - 1] = '\n';
+    carry_http_sent result = write_chunk(response, text, size);
+    free(text);
+    return result;
+}
+
+void carry_http_end(carry_http_response *response) {
+    (void)pthread_mutex_lock(&response->lock);
+    if (!response->begun) {
+        response->failed = true;
+    } else if (!response->is_http10 && !response->is_head) {
+        put_text(response, "0\r\n\r\n");
+    }
+    finish(response);
+}
+
+void carry_http_abort(carry_http_response *response) {
+    (void)pthread_mutex_lock(&response->lock);
+    response->failed = true;
+    finish(response);
+}
+
+bool carry_http_watch_client(carry_http_response *response, const carry_http_watch *watch) {
+    (void)pthread_mutex_lock(&response->lock);
+    bool there = response->server != NULL;
+    if (there) {
+        response->watch = *watch;
+    }
+    (void)pthread_mutex_unlock(&response->lock);
+    return there;
 }

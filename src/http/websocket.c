@@ -1,216 +1,197 @@
-/* Viewers. What a viewer gets next: an answer to what it said, else the state when there is a new one, else a frame.
-   One message is under way at a time; libwebsockets calls again when the socket takes more, so that a viewer that does
-   not read holds one frame and misses the rest. */
-#include "http/http_internal.h"
-
+/* WebSockets. One message is sent at a time: libwebsockets calls again when the socket takes another, so that a client
+   that does not read makes nothing queue up here. */
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/clock.h"
+#include "http/http_internal.h"
 
-#define HEADER 32 /* bytes before the JPEG */
-
-static bool collect(carry_peer *peer, const void *bytes, size_t length) {
-    if (length > CARRY_SERVER_BODY || peer->length + length > CARRY_SERVER_BODY) {
+/* The next part of a message. False: larger than the limit, or out of memory. */
+static bool collect(carry_http_socket *socket, const void *bytes, size_t length) {
+    size_t limit = socket->endpoint->message_limit;
+    if (length > limit || socket->length > limit - length) {
         return false;
     }
-    if (peer->length + length + 1 > peer->room) {
-        size_t room = 2 * (peer->length + length) + 1;
-        char *grown = realloc(peer->body, room);
+    if (socket->length + length + 1 > socket->capacity) {
+        size_t capacity = 2 * (socket->length + length) + 1;
+        char *grown = realloc(socket->message, capacity);
         if (grown == NULL) {
             return false;
         }
-        peer->body = grown;
-        peer->room = room;
+        socket->message = grown;
+        socket->capacity = capacity;
     }
     if (length > 0) {
-        memcpy(peer->body + peer->length, bytes, length);
+        memcpy(socket->message + socket->length, bytes, length);
     }
-    peer->length += length;
-    peer->body[peer->length] = '\0';
+    socket->length += length;
+    socket->message[socket->length] = '\0';
     return true;
 }
 
-static void forget(carry_peer *peer) {
-    free(peer->body);
-    peer->body = NULL;
-    peer->length = peer->room = 0;
+static void drop_message(carry_http_socket *socket) {
+    free(socket->message);
+    socket->message = NULL;
+    socket->length = socket->capacity = 0;
 }
 
-static void ask(carry_peer *peer) {
-    if (peer->waiting == 0.0) {
-        peer->waiting = carry_seconds();
-    }
-    (void)lws_callback_on_writable(peer->wsi);
-}
-
-static int hang_up(struct lws *wsi, enum lws_close_status status, const char *why) {
-    lws_close_reason(wsi, status, (unsigned char *)(uintptr_t)why, strlen(why));
+static int close_now(carry_http_socket *socket) {
+    lws_close_reason(socket->wsi, (enum lws_close_status)socket->close_status,
+                     (unsigned char *)(uintptr_t)socket->close_reason, strlen(socket->close_reason));
     return -1;
 }
 
-int carry_server_join(carry_server *server, struct lws *wsi, carry_peer *peer) {
-    *peer = (carry_peer){.wsi = wsi};
-    if (carry_hub_join(server->hub, &peer->viewer) != CARRY_OK) {
-        server->refused++; /* told when it can be written to: here it would be hung up on without a word */
-        (void)lws_callback_on_writable(wsi);
-        return 0;
+static void ask(carry_http_socket *socket) {
+    if (socket->waiting == 0.0) {
+        socket->waiting = carry_seconds();
     }
-    peer->next = server->viewers;
-    peer->before = &server->viewers;
-    if (peer->next != NULL) {
-        peer->next->before = &peer->next;
-    }
-    server->viewers = peer;
-    ask(peer);
-    return 0;
+    (void)lws_callback_on_writable(socket->wsi);
 }
 
-void carry_server_leave(carry_peer *peer) {
-    forget(peer);
-    free(peer->reply);
-    peer->reply = NULL;
-    carry_hub_leave(peer->viewer);
-    peer->viewer = NULL;
-    if (peer->before != NULL) {
-        *peer->before = peer->next;
-        if (peer->next != NULL) {
-            peer->next->before = peer->before;
-        }
-        peer->before = NULL;
+void carry_http_socket_ask(carry_http_socket *socket) {
+    ask(socket);
+}
+
+void carry_http_ask_all(carry_http_server *server) {
+    for (carry_http_socket *one = server->sockets; one != NULL; one = one->next) {
+        ask(one);
     }
 }
 
-/* One answer waits: where messages come faster than they are answered, a refusal is not lost to what went well. */
-static void set_reply(carry_peer *peer, const char *why) {
-    carry_json_text text = {0};
-    if (why[0] == '\0' && peer->reply != NULL) {
-        return;
-    }
-    if (why[0] == '\0') {
-        carry_json_put_raw(&text, "{\"done\":true}");
-    } else {
-        carry_json_put_raw(&text, "{\"error\":");
-        carry_json_put_string(&text, why);
-        carry_json_put_raw(&text, "}");
-    }
-    if (text.failed) {
-        carry_json_text_free(&text);
-    }
-    free(peer->reply);
-    peer->reply = text.bytes;
+void carry_http_socket_close(carry_http_socket *socket, int status, const char *reason) {
+    socket->close_status = status;
+    socket->close_reason = reason;
+    ask(socket); /* a status can be sent only when it is writable */
 }
 
-static void obey(carry_server *server, carry_peer *peer) {
-    char why[600] = "";
-    server->messages++;
-    if (carry_controls_apply(server->controls, peer->body, peer->length, why, sizeof why) != CARRY_OK) {
-        server->refused++;
-        carry_log(server->ctx, CARRY_LOG_INFO, "a viewer's message is refused: %s", why);
+/* The path that connection.c has written: the endpoint's index. */
+static const carry_http_endpoint *endpoint_of(const carry_http_server *server, struct lws *wsi) {
+    char path[32] = "";
+    size_t index = server->options.endpoint_count;
+    if (lws_hdr_copy(wsi, path, (int)sizeof path, WSI_TOKEN_GET_URI) <= 0 || sscanf(path, "/%zu", &index) != 1 ||
+        index >= server->options.endpoint_count) {
+        return NULL;
     }
-    set_reply(peer, why);
-    carry_json_text_free(&server->state); /* a viewer sees what was changed */
-    carry_server_state(server, &server->state);
-    server->state_serial++;
-    carry_server_ask_all(server);
+    return &server->options.endpoints[index];
 }
 
-int carry_server_message(carry_server *server, struct lws *wsi, carry_peer *peer, const void *bytes, size_t length) {
-    if (peer->viewer == NULL) {
-        return 0;
-    }
-    if (lws_frame_is_binary(wsi)) {
-        return hang_up(wsi, LWS_CLOSE_STATUS_UNACCEPTABLE_OPCODE, "messages are JSON, as text");
-    }
-    size_t more = lws_remaining_packet_payload(wsi);
-    if (peer->length + length > CARRY_SERVER_BODY || more > CARRY_SERVER_BODY - length ||
-        !collect(peer, bytes, length)) {
-        server->refused++;
-        carry_log(server->ctx, CARRY_LOG_INFO, "a viewer's message of over 256 KiB ends its connection");
-        return hang_up(wsi, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "a message has at most 256 KiB");
-    }
-    if (more == 0 && lws_is_final_fragment(wsi)) {
-        if (peer->length > 0) {
-            obey(server, peer);
-        }
-        forget(peer);
-    }
-    return 0;
-}
-
-static void put64(unsigned char *at, uint64_t value) {
-    for (int i = 0; i < 8; i++) {
-        at[i] = (unsigned char)(value >> 8 * i);
-    }
-}
-
-static int send_message(carry_server *server, struct lws *wsi, const char *text, size_t length) {
-    unsigned char *out = carry_server_room(server, length);
-    if (out == NULL) {
+static int open_socket(carry_http_server *server, struct lws *wsi, carry_http_socket *socket) {
+    const carry_http_endpoint *endpoint = endpoint_of(server, wsi);
+    *socket = (carry_http_socket){.wsi = wsi, .server = server, .endpoint = endpoint};
+    if (endpoint == NULL) {
         return -1;
     }
-    memcpy(out, text, length);
-    return lws_write(wsi, out, length, LWS_WRITE_TEXT) < 0 ? -1 : 1;
+    socket->next = server->sockets;
+    socket->before = &server->sockets;
+    if (socket->next != NULL) {
+        socket->next->before = &socket->next;
+    }
+    server->sockets = socket;
+    socket->data = endpoint->opened(server->options.user, socket);
+    return 0;
 }
 
-static int send_frame(carry_server *server, struct lws *wsi, carry_viewer *viewer) {
-    carry_frame frame;
-    if (!carry_viewer_take(viewer, &frame)) {
+static void close_socket(carry_http_server *server, carry_http_socket *socket) {
+    drop_message(socket);
+    if (socket->before != NULL) {
+        *socket->before = socket->next;
+        if (socket->next != NULL) {
+            socket->next->before = socket->before;
+        }
+        socket->before = NULL;
+        socket->endpoint->closed(server->options.user, socket->data);
+    }
+}
+
+static int refuse(carry_http_server *server, carry_http_socket *socket, int status, const char *reason) {
+    server->counts.refused++;
+    carry_log(server->ctx, CARRY_LOG_INFO, "message refused, WebSocket closed: %s", reason);
+    socket->close_status = status;
+    socket->close_reason = reason;
+    return close_now(socket);
+}
+
+static int receive(carry_http_server *server, carry_http_socket *socket, const void *bytes, size_t length) {
+    size_t limit = socket->endpoint->message_limit, more = lws_remaining_packet_payload(socket->wsi);
+    if (socket->close_status != 0) {
         return 0;
     }
-    unsigned char *out = carry_server_room(server, HEADER + frame.size);
-    int result = -1;
-    if (out != NULL) {
-        uint64_t seconds;
-        memcpy(&seconds, &frame.seconds, sizeof seconds);
-        put64(out, frame.number);
-        put64(out + 8, frame.chunk_index);
-        put64(out + 16, frame.cache_epoch);
-        put64(out + 24, seconds);
-        memcpy(out + HEADER, frame.bytes, frame.size);
-        result = lws_write(wsi, out, HEADER + frame.size, LWS_WRITE_BINARY) < 0 ? -1 : 1;
+    if (lws_frame_is_binary(socket->wsi) && !socket->endpoint->binary) {
+        return refuse(server, socket, LWS_CLOSE_STATUS_UNACCEPTABLE_OPCODE, "expected text messages");
     }
-    carry_viewer_give_back(viewer);
-    return result;
+    if (length > limit || more > limit - length || !collect(socket, bytes, length)) {
+        return refuse(server, socket, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "the message is too large");
+    }
+    if (more == 0 && lws_is_final_fragment(socket->wsi)) {
+        if (socket->length > 0) {
+            server->counts.messages++;
+            socket->endpoint->message(server->options.user, socket->data, socket->message, socket->length);
+        }
+        drop_message(socket);
+    }
+    return 0;
 }
 
-int carry_server_writable(carry_server *server, struct lws *wsi, carry_peer *peer) {
-    if (peer->viewer == NULL) {
-        return hang_up(wsi, (enum lws_close_status)1013, "there are too many viewers");
+static int send_next(carry_http_server *server, carry_http_socket *socket) {
+    if (socket->close_status != 0) {
+        return close_now(socket);
     }
-    peer->waiting = 0.0;
-    int sent; /* 1: something, 0: there is nothing */
-    if (peer->reply != NULL) {
-        sent = send_message(server, wsi, peer->reply, strlen(peer->reply));
-        free(peer->reply);
-        peer->reply = NULL;
-    } else if (peer->state_sent != server->state_serial && !server->state.failed && server->state.bytes != NULL) {
-        peer->state_sent = server->state_serial;
-        sent = send_message(server, wsi, server->state.bytes, server->state.length);
-    } else {
-        sent = send_frame(server, wsi, peer->viewer);
+    socket->waiting = 0.0;
+    if (socket->endpoint->writable(server->options.user, socket->data)) {
+        ask(socket);
     }
-    if (sent > 0) {
-        ask(peer);
-    }
-    return sent < 0 ? -1 : 0;
+    return socket->failed ? -1 : 0;
 }
 
-void carry_server_ask_all(carry_server *server) {
-    for (carry_peer *peer = server->viewers; peer != NULL; peer = peer->next) {
-        ask(peer);
+int carry_http_socket_callback(carry_http_server *server, struct lws *wsi, enum lws_callback_reasons reason,
+                               carry_http_socket *socket, void *in, size_t length) {
+    switch ((int)reason) {
+    case LWS_CALLBACK_ESTABLISHED:
+        return open_socket(server, wsi, socket);
+    case LWS_CALLBACK_RECEIVE:
+        return receive(server, socket, in, length);
+    case LWS_CALLBACK_SERVER_WRITEABLE:
+        return send_next(server, socket);
+    case LWS_CALLBACK_CLOSED:
+        close_socket(server, socket);
+        return 0;
+    default:
+        return 0;
     }
 }
 
-void carry_server_drop_stalled(carry_server *server) {
+unsigned char *carry_http_socket_buffer(carry_http_socket *socket, size_t length) {
+    carry_http_server *server = socket->server;
+    if (server->out_capacity < LWS_PRE + length) {
+        size_t capacity = LWS_PRE + length + length / 2;
+        unsigned char *grown = realloc(server->out, capacity);
+        if (grown == NULL) {
+            socket->failed = true;
+            return NULL;
+        }
+        server->out = grown;
+        server->out_capacity = capacity;
+    }
+    return server->out + LWS_PRE;
+}
+
+bool carry_http_socket_send(carry_http_socket *socket, bool binary, size_t length) {
+    int sent =
+        lws_write(socket->wsi, socket->server->out + LWS_PRE, length, binary ? LWS_WRITE_BINARY : LWS_WRITE_TEXT);
+    socket->failed |= sent < 0;
+    return sent >= 0;
+}
+
+void carry_http_drop_stalled(carry_http_server *server) {
     double now = carry_seconds();
-    for (carry_peer *peer = server->viewers; peer != NULL; peer = peer->next) {
-        if (peer->waiting > 0.0 && now - peer->waiting > server->patience) {
-            carry_log(server->ctx, CARRY_LOG_INFO, "a viewer that took nothing for %.0f s is hung up on",
-                      now - peer->waiting);
-            server->stalled++;
-            peer->waiting = now + 1e9; /* once */
-            lws_set_timeout(peer->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, LWS_TO_KILL_ASYNC);
+    for (carry_http_socket *one = server->sockets; one != NULL; one = one->next) {
+        if (one->waiting > 0.0 && now - one->waiting > server->options.patience) {
+            carry_log(server->ctx, CARRY_LOG_INFO, "a WebSocket that took nothing for %.0f s is closed",
+                      now - one->waiting);
+            server->counts.stalled++;
+            one->waiting = now + 1e9; /* once */
+            lws_set_timeout(one->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, LWS_TO_KILL_ASYNC);
         }
     }
 }

@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 #include "core/json.h"
-#include "http/http_internal.h"
+#include "stream/server/server_internal.h"
 
 #define RECORD_NAME 128 /* bytes */
 
