@@ -4,7 +4,7 @@
 
 #include "cli/cli.h"
 #include "train/generate.h"
-#include "train/tokenizer/chat.h"
+#include "tokenizer/chat.h"
 
 typedef struct cli_generating {
     cli_common common;

@@ -105,7 +105,7 @@ static int refuse_verb(const char *name) {
                           name);
     }
     if (needs_train(name)) {
-        return cli_refuse("this carry was built without training, which '%s' needs: build it where PCRE2 is found",
+        return cli_refuse("this carry was built without training, which '%s' needs: build it with CARRY_TRAIN=ON",
                           name);
     }
     carry_nearest near = carry_nearest_to(name);

@@ -11,8 +11,8 @@
 
 #include "core/error.h"
 #include "core/span.h"
-#include "model/json_write.h"
-#include "model/safetensors.h"
+#include "core/json_write.h"
+#include "file/safetensors.h"
 #include "train/checkpoint_files.h"
 
 static carry_status cannot(carry_ctx *ctx, const char *path) {

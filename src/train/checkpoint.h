@@ -17,11 +17,11 @@
 
 #include "core/file.h"
 #include "core/sink.h"
-#include "model/json.h"
+#include "core/json.h"
 #include "train/data/batches.h"
 #include "model/parameters.h"
 #include "train/optimizer.h"
-#include "train/tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct carry_run_folder {
     char path[CARRY_FILE_PATH];

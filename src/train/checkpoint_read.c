@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 
 #include "core/error.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 #include "train/checkpoint.h"
 #include "train/checkpoint_files.h"
 

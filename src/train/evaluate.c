@@ -11,7 +11,7 @@
 #include "core/memory.h"
 #include "train/data/text.h"
 #include "train/scorer.h"
-#include "train/tokenizer/tokenizer_internal.h"
+#include "tokenizer/tokenizer_internal.h"
 #include "train/data/wikitext.h"
 
 /* Tokens of a call: enough for large products, little enough for memory; and on a GPU. */

@@ -8,7 +8,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/memory.h"
-#include "train/tokenizer/tokenizer_internal.h"
+#include "tokenizer/tokenizer_internal.h"
 
 #define BATCH 16
 #define PIECE 2048 /* tokens of a prompt between two looks at whether to stop */

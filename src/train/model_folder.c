@@ -11,7 +11,7 @@
 #include <sys/stat.h>
 
 #include "core/context.h"
-#include "model/json.h"
+#include "core/json.h"
 #include "train/checkpoint.h"
 
 #define PADDING 128

@@ -12,7 +12,7 @@
 
 #include "core/file.h"
 #include "model/lm/lm.h"
-#include "train/tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 #define CARRY_MODEL_ENDS 16
 

@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "bench/golden/golden.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 enum { BATCH = 2, FRAMES = 2, HEIGHT = 4, WIDTH = 6, COUNT = 16 * FRAMES * HEIGHT * WIDTH, TEXT = 3 };
 

@@ -2,7 +2,7 @@
    two at every token. */
 #include "delta_ranks_support.h"
 
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 static carry_ctx *ctx;
 static carry_safetensors file;

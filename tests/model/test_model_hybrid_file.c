@@ -5,7 +5,7 @@
 #include <unistd.h>
 
 #include "core/file.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 static char folder[64];
 

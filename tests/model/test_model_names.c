@@ -2,7 +2,7 @@
    here from its formulas, apart from the one that the library makes. */
 #include "lm_support.h"
 
-#include "model/weights.h"
+#include "file/weights.h"
 
 typedef struct expected {
     char name[64];

@@ -10,7 +10,7 @@
 #include "carry/ops.h"
 #include "model/codec/codec.h"
 #include "model/codec/wan_names.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 enum { TENSORS = 256, HEIGHT = 16, WIDTH = 24, AREA = 6, LATENT = 16 * AREA, FRAME = 3 * HEIGHT * WIDTH, BLOCKS = 1 };
 

@@ -17,7 +17,7 @@
 #include "bench/golden/golden.h"
 #include "model/host.h"
 #include "model/lm/lm.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 #define LOGITS_BOUND 1e-5
 #define LOSS_BOUND 1e-5

@@ -15,8 +15,8 @@
 #include <stdint.h>
 
 #include "carry/nn.h"
-#include "model/json.h"
-#include "model/json_write.h"
+#include "core/json.h"
+#include "core/json_write.h"
 
 typedef enum carry_lm_kind {
     CARRY_LM_GATED_DELTANET,

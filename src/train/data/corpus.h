@@ -15,7 +15,7 @@
 
 #include "train/data/source.h"
 #include "train/data/text.h"
-#include "train/tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct carry_corpus_options {
     const carry_tokenizer *tokenizer;  /* lives as long as the corpus */

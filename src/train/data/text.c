@@ -12,8 +12,8 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "train/data/text_files.h"
-#include "train/tokenizer/tokenizer_internal.h"
-#include "train/tokenizer/utf8.h"
+#include "tokenizer/tokenizer_internal.h"
+#include "tokenizer/utf8.h"
 
 #define BLOCK_BYTES ((int64_t)1 << 20)
 #define BLOCK_LEAST 4096

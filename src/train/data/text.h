@@ -16,7 +16,7 @@
 #include <stdint.h>
 
 #include "carry/context.h"
-#include "train/tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct carry_text_options {
     const carry_tokenizer *tokenizer; /* whose added tokens are not to be cut; may be NULL */

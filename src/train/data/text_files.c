@@ -10,7 +10,7 @@
 #include <sys/stat.h>
 
 #include "core/context.h"
-#include "train/tokenizer/tokenizer_internal.h"
+#include "tokenizer/tokenizer_internal.h"
 
 #define DEPTH_MOST 32
 #define FILES_MOST ((int64_t)1 << 24)
