@@ -1,6 +1,7 @@
 /* Evaluation on a GPU: recorded calls have the bits of launched ones, losses are those of the CPU, and what cannot be
    evaluated is refused, also when it is found a call later. Without a GPU all of it is reported as skipped; the
    emulated one records graphs too. */
+/* labels: gpu */
 #include "text_model_support.h"
 
 #include <unistd.h>
