@@ -49,8 +49,8 @@ extern const carry_lm_recurrence carry_lm_recurrence_ranks;
    For models whose config has use_delta_rule false. It is not in the table, whose entries compute the delta rule. */
 extern const carry_lm_recurrence carry_lm_recurrence_linear;
 
-/* The recurrences that need no ranks: chunk, and the recurrence as a dense scan by cyclic, scan (hillis_steele),
-   blelloch or sequential (mixer_scan.c; no options). NULL past the end, and where there is none of that name. */
+/* The recurrences that need no ranks: chunk, and the dense scans cyclic, scan (hillis_steele), blelloch and sequential
+   (scan.c; no options). NULL past the end, and for an unknown name. */
 const carry_lm_recurrence *carry_lm_recurrence_at(int index);
 const carry_lm_recurrence *carry_lm_recurrence_named(const char *name);
 
