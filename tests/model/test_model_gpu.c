@@ -4,6 +4,7 @@
 #include "lm_support.h"
 
 #include "carry/device.h"
+#include "engine/generator.h"
 #include "model/host.h"
 
 #define BATCH 2

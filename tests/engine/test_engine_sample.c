@@ -5,7 +5,7 @@
 #include "support.h"
 
 #include "core/rng.h"
-#include "model/lm/sample.h"
+#include "engine/sample.h"
 
 #define SIZE 1031
 

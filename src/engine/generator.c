@@ -4,6 +4,8 @@
    On a GPU a step is recorded at its second call and replayed: ids go up and logits come back through pinned memory,
    and the host waits once a token. With attention, positions and lengths go up before each step, and a step is recorded
    anew when its caches have moved; where the device has no steps of attention (f32), every step is launched anew. */
+#include "engine/generator.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
 /* Blocks of text files. */
-#include "train/data/text.h"
+#include "tokenizer/text.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -11,7 +11,7 @@
 
 #include "core/error.h"
 #include "core/file.h"
-#include "train/data/text_files.h"
+#include "tokenizer/text_files.h"
 #include "tokenizer/tokenizer_internal.h"
 #include "tokenizer/utf8.h"
 

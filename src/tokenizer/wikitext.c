@@ -1,5 +1,5 @@
 /* Counting WikiText's words. */
-#include "train/data/wikitext.h"
+#include "tokenizer/wikitext.h"
 
 #include <errno.h>
 #include <math.h>

@@ -1,5 +1,5 @@
 /* Evaluation: a text's tokens as they are read, some rows at a time; on a GPU the next ones are read while it works. */
-#include "train/evaluate.h"
+#include "engine/evaluate.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -9,10 +9,10 @@
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/memory.h"
-#include "train/data/text.h"
-#include "train/scorer.h"
+#include "tokenizer/text.h"
+#include "engine/scorer.h"
 #include "tokenizer/tokenizer_internal.h"
-#include "train/data/wikitext.h"
+#include "tokenizer/wikitext.h"
 
 /* Tokens of a call: enough for large products, little enough for memory; and on a GPU. */
 #define SOME 1024

@@ -1,6 +1,6 @@
 /* The files that paths refer to (train/text.h). */
-#ifndef CARRY_TRAIN_TEXT_FILES_H
-#define CARRY_TRAIN_TEXT_FILES_H
+#ifndef CARRY_TOKENIZER_TEXT_FILES_H
+#define CARRY_TOKENIZER_TEXT_FILES_H
 
 #include <stddef.h>
 #include <stdint.h>

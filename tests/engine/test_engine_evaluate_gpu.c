@@ -8,8 +8,8 @@
 
 #include "carry/device.h"
 #include "hybrid_support.h"
-#include "train/evaluate.h"
-#include "train/scorer.h"
+#include "engine/evaluate.h"
+#include "engine/scorer.h"
 
 #define LETTERS 90
 #define AT_ONCE 12 /* tokens of a call: several calls of one shape, and a rest */

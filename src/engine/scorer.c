@@ -1,5 +1,5 @@
 /* Calls of an evaluation. */
-#include "train/scorer.h"
+#include "engine/scorer.h"
 
 #include <inttypes.h>
 

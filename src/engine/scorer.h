@@ -7,8 +7,8 @@
        carry_scorer_rows: where the next rows go; fill them
        carry_scorer_take: the result of the call before, if there is one that was not taken
        carry_scorer_run */
-#ifndef CARRY_TRAIN_SCORER_H
-#define CARRY_TRAIN_SCORER_H
+#ifndef CARRY_ENGINE_SCORER_H
+#define CARRY_ENGINE_SCORER_H
 
 #include "model/lm/lm_repeat.h"
 

@@ -1,5 +1,5 @@
 /* Finding a model: the folder, the checkpoint, the tokenizer. */
-#include "train/model_folder.h"
+#include "engine/model_folder.h"
 
 #include <ctype.h>
 #include <dirent.h>
@@ -12,7 +12,7 @@
 
 #include "core/context.h"
 #include "core/json.h"
-#include "train/checkpoint.h"
+#include "file/checkpoint_files.h"
 
 #define PADDING 128
 #define BYTES 256

@@ -11,7 +11,7 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "model/host.h"
-#include "model/lm/llm.h"
+#include "engine/llm.h"
 
 void carry_llm_training_free(carry_llm *model) {
     carry_llm_training *t = &model->training;

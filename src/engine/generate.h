@@ -4,11 +4,11 @@
    its place. A text is a function of model, prompt and options, and does not depend on the other texts (except the
    last bits of the logits, since the order of sums may depend on the number of texts). The same prompt given twice
    gets two texts. */
-#ifndef CARRY_TRAIN_GENERATE_H
-#define CARRY_TRAIN_GENERATE_H
+#ifndef CARRY_ENGINE_GENERATE_H
+#define CARRY_ENGINE_GENERATE_H
 
-#include "model/lm/sample.h"
-#include "train/model_folder.h"
+#include "engine/sample.h"
+#include "engine/model_folder.h"
 
 typedef struct carry_prompt {
     const char *text; /* any bytes; an empty one needs a model with a start */

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "train/evaluate.h"
+#include "engine/evaluate.h"
 
 typedef struct place {
     carry_ctx *ctx;

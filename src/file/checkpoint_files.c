@@ -1,5 +1,5 @@
 /* Folders of checkpoints. */
-#include "train/checkpoint_files.h"
+#include "file/checkpoint_files.h"
 
 #include <dirent.h>
 #include <errno.h>

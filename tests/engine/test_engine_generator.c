@@ -2,6 +2,8 @@
    beside a sequence. */
 #include "lm_support.h"
 
+#include "engine/generator.h"
+
 #define TOKENS 41
 #define SEQUENCES 3
 #define VOCABULARY SUPPORT_VOCABULARY

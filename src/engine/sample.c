@@ -1,5 +1,5 @@
 /* Sampling: weights, two thresholds, one walk. */
-#include "model/lm/sample.h"
+#include "engine/sample.h"
 
 #include <inttypes.h>
 #include <math.h>

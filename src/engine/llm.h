@@ -1,6 +1,6 @@
 /* The inside of the model of carry/model.h. */
-#ifndef CARRY_MODEL_LLM_H
-#define CARRY_MODEL_LLM_H
+#ifndef CARRY_ENGINE_LLM_H
+#define CARRY_ENGINE_LLM_H
 
 #include "carry/model.h"
 #include "model/lm/lm.h"

@@ -7,8 +7,8 @@
    Without a tokenizer.json, a vocabulary of 256 means bytes, and one of 257 to 384 bytes and <|endoftext|>. A
    vocabulary may be larger than its tokenizer (published ones are padded by hundreds): the extra numbers are not
    tokens and are never generated. */
-#ifndef CARRY_TRAIN_MODEL_FOLDER_H
-#define CARRY_TRAIN_MODEL_FOLDER_H
+#ifndef CARRY_ENGINE_MODEL_FOLDER_H
+#define CARRY_ENGINE_MODEL_FOLDER_H
 
 #include "core/file.h"
 #include "model/lm/lm.h"

@@ -10,10 +10,10 @@
    one pass; or the text is cut into windows of `length` tokens that know nothing of each other, as models without a
    state are measured. The first token of a window is predicted from the last one before it, where windows of Hugging
    Face's leave it out. Memory does not grow with the text. */
-#ifndef CARRY_TRAIN_EVALUATE_H
-#define CARRY_TRAIN_EVALUATE_H
+#ifndef CARRY_ENGINE_EVALUATE_H
+#define CARRY_ENGINE_EVALUATE_H
 
-#include "train/model_folder.h"
+#include "engine/model_folder.h"
 
 typedef struct carry_evaluation {
     double nll;            /* the sum of -ln p over what was predicted */

@@ -7,8 +7,8 @@
    taken is a function of the logits, the options and (stream, at) alone, so a text does not depend on what else is
    generated beside it. A call takes time that grows with the vocabulary and nothing else: thresholds are found digit by
    digit in the bits of the logits, never by sorting. */
-#ifndef CARRY_MODEL_SAMPLE_H
-#define CARRY_MODEL_SAMPLE_H
+#ifndef CARRY_ENGINE_SAMPLE_H
+#define CARRY_ENGINE_SAMPLE_H
 
 #include <stddef.h>
 #include <stdint.h>

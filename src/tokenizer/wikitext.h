@@ -3,8 +3,8 @@
    The files are words with spaces between them, rare ones replaced by <unk>; the end of each line counts as a word,
    <eos>. Perplexity per word is exp(nll / words), nll being the sum over the whole file of -ln p of what the model
    predicts, however it cuts words into tokens. wiki.test.tokens of WikiText-103 has 245,569 words so. */
-#ifndef CARRY_TRAIN_WIKITEXT_H
-#define CARRY_TRAIN_WIKITEXT_H
+#ifndef CARRY_TOKENIZER_WIKITEXT_H
+#define CARRY_TOKENIZER_WIKITEXT_H
 
 #include <stdbool.h>
 #include <stdint.h>

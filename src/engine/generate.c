@@ -1,5 +1,5 @@
 /* Generation: a row of places, each with a text under way. */
-#include "train/generate.h"
+#include "engine/generate.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -8,6 +8,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "engine/generator.h"
 #include "tokenizer/tokenizer_internal.h"
 
 #define BATCH 16

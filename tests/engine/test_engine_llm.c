@@ -6,6 +6,7 @@
 
 #include "carry/model.h"
 #include "core/tensor.h"
+#include "engine/generator.h"
 #include "model/lm/lm_pass.h"
 
 enum { TOKENS = 40, TEXT = 10 };

@@ -8,8 +8,8 @@
    Files are read by pread rather than mapped: a mapped file that shrinks under its reader kills the process with a
    signal, a read one is refused with an error message. What grows behind the size that a file had at first is not seen.
  */
-#ifndef CARRY_TRAIN_TEXT_H
-#define CARRY_TRAIN_TEXT_H
+#ifndef CARRY_TOKENIZER_TEXT_H
+#define CARRY_TOKENIZER_TEXT_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -1,5 +1,5 @@
 /* Walking folders. */
-#include "train/data/text_files.h"
+#include "tokenizer/text_files.h"
 
 #include <dirent.h>
 #include <errno.h>

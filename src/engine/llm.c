@@ -1,5 +1,5 @@
 /* carry/model.h over model/lm: opening, logits, states and generation. */
-#include "model/lm/llm.h"
+#include "engine/llm.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -9,8 +9,9 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "engine/generator.h"
 #include "model/host.h"
-#include "model/lm/sample.h"
+#include "engine/sample.h"
 
 struct carry_llm_state {
     carry_llm *model;

@@ -1,7 +1,7 @@
 /* Generated texts: those of the full forward pass, the same beside others as alone, ended where they should be. */
 #include "text_model_support.h"
 
-#include "train/generate.h"
+#include "engine/generate.h"
 
 #define VOCABULARY 257
 #define PROMPTS 21
