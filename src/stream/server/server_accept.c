@@ -1,5 +1,6 @@
 /* Connections as they come in, and how many there may be: in all, of one address, and of one address without a request.
-   The oldest of those gives way to a new one, so that silent connections cannot lock others out. */
+   The oldest of those gives way to a new one, and viewers of the address that has the most to viewers of others, so
+   that silent connections cannot lock others out. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -81,6 +82,9 @@ static void admit(carry_server *server, int file, const struct sockaddr_storage 
     carry_address *address = carry_server_address(server, from);
     if (address == NULL || server->connections >= CARRY_SERVER_CONNECTIONS) {
         drop_oldest(server, NULL, 1);
+        if (address != NULL) { /* for its next attempt */
+            (void)carry_server_end_viewer_for(server, address);
+        }
         refuse(server, file, "as many as there may be");
         return;
     }

@@ -68,16 +68,17 @@ static const char *given_token(const carry_http_request *request, char room[CARR
     return carry_http_request_argument(request, "token", room, CARRY_SERVER_TOKEN) ? room : NULL;
 }
 
-/* Guesses are counted for each address, and one that has made too many is not told whether the next is right. */
+/* Wrong tokens are counted for each address. The right one always passes, so that an address that several people share
+   is not locked out by one of them; no number of guesses finds a token of CARRY_SERVER_TOKEN_LEAST characters. */
 static carry_refusal check_token(const carry_server *server, carry_address *address,
                                  const carry_http_request *request) {
     char room[CARRY_SERVER_TOKEN];
     const char *given = given_token(request, room);
-    if (given != NULL && !carry_server_may_guess(address)) {
-        return (carry_refusal){429, "too many wrong tokens came from this address: wait some seconds"};
-    }
     if (given != NULL && carry_server_same_secret(given, server->token)) {
         return (carry_refusal){0};
+    }
+    if (given != NULL && !carry_server_may_guess(address)) {
+        return (carry_refusal){429, "too many wrong tokens came from this address: wait some seconds"};
     }
     if (given != NULL) {
         carry_server_guessed_wrong(address);

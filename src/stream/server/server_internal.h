@@ -31,6 +31,7 @@
 typedef struct carry_address {
     unsigned char key[16];
     int open;          /* connections */
+    int viewers;       /* of these */
     double guesses;    /* of tokens that it may still make */
     double guessed_at; /* when they were counted last; 0: never */
 } carry_address;
@@ -60,6 +61,8 @@ typedef struct carry_peer {
     char *body; /* of a message, as far as it has come; with room for a 0 */
     size_t length, room;
     carry_viewer *viewer;
+    carry_address *address;
+    double heard;        /* when it joined, or sent a message last */
     char *reply;         /* a text that waits to be sent */
     uint64_t state_sent; /* serial of the last state it got */
     double waiting;      /* since when it could not be written to; 0: it can */
@@ -147,6 +150,8 @@ int carry_server_message(carry_server *server, struct lws *wsi, carry_peer *peer
 int carry_server_writable(carry_server *server, struct lws *wsi, carry_peer *peer);
 void carry_server_ask_all(carry_server *server); /* every viewer that has something to get may be written to */
 void carry_server_drop_stalled(carry_server *server);
+/* Ends a viewer of the address that has the most, if it has at least two more than `newcomer`; false: none has. */
+bool carry_server_end_viewer_for(carry_server *server, const carry_address *newcomer);
 
 /* server_metrics.c */
 void carry_server_state(carry_server *server,

@@ -8,7 +8,8 @@
 
 #include "core/clock.h"
 
-#define HEADER 32 /* bytes before the JPEG */
+#define HEADER 32   /* bytes before the JPEG */
+#define STALLED 1.0 /* seconds without taking anything, to be ended before others of its address */
 
 static bool collect(carry_peer *peer, const void *bytes, size_t length) {
     if (length > CARRY_SERVER_BODY || peer->length + length > CARRY_SERVER_BODY) {
@@ -50,8 +51,12 @@ static int hang_up(struct lws *wsi, enum lws_close_status status, const char *wh
 }
 
 int carry_server_join(carry_server *server, struct lws *wsi, carry_peer *peer) {
-    *peer = (carry_peer){.wsi = wsi};
-    if (carry_hub_join(server->hub, &peer->viewer) != CARRY_OK) {
+    *peer = (carry_peer){.wsi = wsi, .address = lws_get_opaque_user_data(wsi), .heard = carry_seconds()};
+    carry_status joined = carry_hub_join(server->hub, &peer->viewer);
+    if (joined == CARRY_ERANGE && peer->address != NULL && carry_server_end_viewer_for(server, peer->address)) {
+        joined = carry_hub_join(server->hub, &peer->viewer);
+    }
+    if (joined != CARRY_OK) {
         server->refused++; /* told when it can be written to: here it would be hung up on without a word */
         (void)lws_callback_on_writable(wsi);
         return 0;
@@ -62,6 +67,9 @@ int carry_server_join(carry_server *server, struct lws *wsi, carry_peer *peer) {
         peer->next->before = &peer->next;
     }
     server->viewers = peer;
+    if (peer->address != NULL) {
+        peer->address->viewers++;
+    }
     ask(peer);
     return 0;
 }
@@ -78,7 +86,41 @@ void carry_server_leave(carry_peer *peer) {
             peer->next->before = peer->before;
         }
         peer->before = NULL;
+        if (peer->address != NULL) {
+            peer->address->viewers--;
+        }
     }
+}
+
+/* One that takes nothing is ended before one that does, then the one that has been silent for longest. */
+static bool ends_before(const carry_peer *a, const carry_peer *b, double now) {
+    const bool a_waits = a->waiting > 0.0 && now - a->waiting > STALLED;
+    const bool b_waits = b->waiting > 0.0 && now - b->waiting > STALLED;
+    return a_waits != b_waits ? a_waits : a->heard < b->heard;
+}
+
+bool carry_server_end_viewer_for(carry_server *server, const carry_address *newcomer) {
+    const carry_address *most = newcomer;
+    carry_peer *chosen = NULL;
+    double now = carry_seconds();
+    for (carry_peer *peer = server->viewers; peer != NULL; peer = peer->next) {
+        most = peer->address != NULL && peer->address->viewers > most->viewers ? peer->address : most;
+    }
+    if (most->viewers < newcomer->viewers + 2) {
+        return false;
+    }
+    for (carry_peer *peer = server->viewers; peer != NULL; peer = peer->next) {
+        if (peer->address == most && (chosen == NULL || ends_before(peer, chosen, now))) {
+            chosen = peer;
+        }
+    }
+    carry_log(server->ctx, CARRY_LOG_INFO, "a viewer of an address with %d viewers is ended for one of another address",
+              most->viewers);
+    server->stalled++;
+    carry_server_leave(chosen); /* it is told when it can be written to, and has a second for it */
+    (void)lws_callback_on_writable(chosen->wsi);
+    lws_set_timeout(chosen->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, 1);
+    return true;
 }
 
 /* One answer waits: where messages come faster than they are answered, a refusal is not lost to what went well. */
@@ -129,6 +171,7 @@ int carry_server_message(carry_server *server, struct lws *wsi, carry_peer *peer
         carry_log(server->ctx, CARRY_LOG_INFO, "a viewer's message of over 256 KiB ends its connection");
         return hang_up(wsi, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "a message has at most 256 KiB");
     }
+    peer->heard = carry_seconds();
     if (more == 0 && lws_is_final_fragment(wsi)) {
         if (peer->length > 0) {
             obey(server, peer);
