@@ -10,7 +10,7 @@
 #include <stdbool.h>
 
 #include "carry/tensor.h"
-#include "model/weights.h"
+#include "file/weights.h"
 
 /* How ranks share a parameter: each has all of it, or a part of its first or second index. */
 typedef enum carry_parameter_cut { CARRY_CUT_NONE, CARRY_CUT_ROWS, CARRY_CUT_COLUMNS } carry_parameter_cut;
@@ -110,7 +110,7 @@ carry_status carry_parameters_see(const carry_parameters *own, float *buffer, co
 /* Does a folder have all of the list, by name, shape and type? To be asked before memory is: a configuration is a few
    bytes, and what it asks for must be in the files. */
 carry_status carry_parameters_check(const carry_parameters *own, const char *folder);
-/* From a folder's weights (model/weights.h), in f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused
+/* From a folder's weights (file/weights.h), in f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused
    by name; `spare` (NULL: none) says which surplus ones may be there. */
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,
                                    bool (*spare)(const void *model, const carry_weights *weights, const char *name),
