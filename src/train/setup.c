@@ -8,6 +8,7 @@
 #include "carry/device.h"
 #include "comm/rates.h"
 #include "core/error.h"
+#include "file/checkpoint_files.h"
 #include "core/memory.h"
 #include "train/presets.h"
 #include "train/training.h"

@@ -1,8 +1,10 @@
 /* A language model on every GPU against the same model on the CPU: start values bit by bit, loss, logits and gradients,
    generation. Without a GPU all of it is reported as skipped. */
+/* labels: gpu */
 #include "lm_support.h"
 
 #include "carry/device.h"
+#include "engine/generator.h"
 #include "model/host.h"
 
 #define BATCH 2

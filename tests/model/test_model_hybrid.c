@@ -4,6 +4,8 @@
 
 #include <unistd.h>
 
+#include "engine/generator.h"
+
 #define TOKENS 41
 #define VOCABULARY SUPPORT_VOCABULARY
 

@@ -2,6 +2,8 @@
    model generates. */
 #include "mixer_support.h"
 
+#include "engine/generator.h"
+
 /* The recurrence without the delta rule, in float64 from the inputs: sum of grad_o o, the final states beside. `nudged`
    is one number of one input (of all but A_log and dt_bias, which stand behind), moved by `by`. */
 typedef struct nudge {
