@@ -17,7 +17,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "model/host.h"
-#include "model/lm/layer_attention.h"
+#include "model/lm/mixers/attention.h"
 #include "model/lm/lm_pass.h"
 
 /* Tokens of a prompt at a time: bounds the memory that a long one takes. A GPU is not filled by fewer. */

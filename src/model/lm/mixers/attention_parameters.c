@@ -5,7 +5,7 @@
 #include <string.h>
 
 #include "core/error.h"
-#include "model/lm/layer_attention.h"
+#include "model/lm/mixers/attention.h"
 
 enum {
     FLA = CARRY_LM_IN(GATED_DELTANET) | CARRY_LM_IN(DELTA_NET) | CARRY_LM_IN(GATED_DELTAPRODUCT),
@@ -25,7 +25,7 @@ static carry_status read_layers(const carry_lm_source *s, const carry_json *node
         if (layer < 0 || layer >= CARRY_LM_MAX_LAYERS) {
             return carry_lm_config_refuse(s, node, "a list of the numbers of layers is expected");
         }
-        s->config->layer[layer] = CARRY_LM_LAYER_ATTENTION;
+        s->config->layer[layer] = CARRY_LM_MIXER_ATTENTION;
     }
     return node->kind == CARRY_JSON_ARRAY ? CARRY_OK : carry_lm_config_refuse(s, node, "a list of layers is expected");
 }
@@ -75,7 +75,7 @@ static void write_attn(carry_json_text *text, const carry_lm_config *c) {
     carry_json_put_raw(text, "{\"layers\": [");
     const char *comma = "";
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        if (c->layer[i] == CARRY_LM_LAYER_ATTENTION) {
+        if (c->layer[i] == CARRY_LM_MIXER_ATTENTION) {
             carry_json_put_raw(text, "%s%" PRId64, comma, i);
             comma = ", ";
         }

@@ -3,9 +3,9 @@
        q, k, v = f(conv(proj x));  o = delta rule (q, k, v, beta(b_proj x), g(a_proj x));
        out = o_proj(head-wise norm(o) silu(g_proj x))
 
-   The recurrence itself is run by a method of mixer.h. */
-#ifndef CARRY_MODEL_LAYER_DELTA_H
-#define CARRY_MODEL_LAYER_DELTA_H
+   The recurrence itself is computed by a method of recurrence/recurrence.h. */
+#ifndef CARRY_MODEL_LM_DELTA_H
+#define CARRY_MODEL_LM_DELTA_H
 
 #include "model/lm/lm_pass.h"
 
@@ -28,8 +28,8 @@ typedef enum carry_lm_delta_slot {
 
 typedef struct carry_lm_delta {
     carry_delta_problem problem;
-    const carry_lm_mixer *method;
-    void *mixing;
+    const carry_lm_recurrence *method;
+    void *recurrence;
     carry_tensor beta, ones; /* constants, where the configuration asks for them */
     char about[192];
 } carry_lm_delta;

@@ -3,7 +3,7 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
-#include "model/lm/layer_attention.h"
+#include "model/lm/mixers/attention.h"
 
 static carry_status attend_backward(const carry_lm_mixer_call *call) {
     carry_lm_pass *pass = call->pass;

@@ -10,21 +10,21 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
-#include "model/lm/layer_delta.h"
+#include "model/lm/mixers/delta.h"
 
 #define PRODUCT CARRY_LM_IN(GATED_DELTAPRODUCT)
 #define CLOSED (-1e4) /* softplus of it is 0, in every type */
 
 typedef struct product {
     int64_t steps;
-    void *mixing;
-    const carry_lm_mixer *method;
+    void *recurrence;
+    const carry_lm_recurrence *method;
     int64_t *cuts; /* cu_seqlens of steps */
     char about[192];
 } product;
 
 typedef struct product_rows {
-    carry_tensor q_in, k_in, v_in, q, k, v, a, b, z; /* as of layer_delta.h */
+    carry_tensor q_in, k_in, v_in, q, k, v, a, b, z; /* as in delta.h */
     carry_tensor q_wide, a_wide, o_wide;             /* with a row a step */
     carry_tensor o, y;
     void *kept;
@@ -62,8 +62,8 @@ static int state(const carry_lm_config *c, carry_lm_state_part *parts) {
 static void close_product(void *opened) {
     product *o = opened;
     if (o != NULL) {
-        if (o->mixing != NULL) {
-            o->method->close(o->mixing);
+        if (o->recurrence != NULL) {
+            o->method->close(o->recurrence);
         }
         free(o->cuts);
         free(o);
@@ -74,16 +74,16 @@ static carry_status open_product(carry_lm_pass *pass, void **opened) {
     const carry_lm_config *c = &pass->lm->config;
     const carry_lm_pass_options *options = &pass->options;
     *opened = NULL;
-    if (options->mixer != NULL && options->mixer != &carry_lm_mixer_chunk) {
+    if (options->recurrence != NULL && options->recurrence != &carry_lm_recurrence_chunk) {
         return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "the method %s does not support gated_deltaproduct: use chunk",
-                          options->mixer->name);
+                          options->recurrence->name);
     }
     product *o = calloc(1, sizeof *o);
     if (o == NULL) {
         return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
     }
     o->steps = c->num_householder;
-    o->method = &carry_lm_mixer_chunk;
+    o->method = &carry_lm_recurrence_chunk;
     o->cuts = calloc((size_t)options->sequences + 1, sizeof *o->cuts);
     const carry_delta_problem problem = {.batch = options->batch,
                                          .tokens = options->tokens * o->steps,
@@ -103,13 +103,13 @@ static carry_status open_product(carry_lm_pass *pass, void **opened) {
     if (o->cuts == NULL) {
         status = carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
     } else {
-        status = o->method->open(pass->ctx, &o->mixing, &problem, options->mixer_options);
+        status = o->method->open(pass->ctx, &o->recurrence, &problem, options->recurrence_options);
     }
     if (status != CARRY_OK) {
         close_product(o);
         return status;
     }
-    (void)snprintf(o->about, sizeof o->about, "%s: %.120s", o->method->name, o->method->plan(o->mixing));
+    (void)snprintf(o->about, sizeof o->about, "%s: %.120s", o->method->name, o->method->plan(o->recurrence));
     *opened = o;
     return CARRY_OK;
 }
@@ -121,7 +121,7 @@ static const char *plan_line(const void *opened) {
 static size_t scratch(const carry_lm_pass *pass, const void *opened) {
     const carry_lm_config *c = &pass->lm->config;
     const product *o = opened;
-    size_t bytes = o->method->workspace(o->mixing);
+    size_t bytes = o->method->workspace(o->recurrence);
     if (!pass->options.forward_only) {
         const int64_t widest = o->steps * (c->key_width > c->value_width ? c->key_width : c->value_width);
         const size_t norm = carry_rms_norm_backward_workspace(pass->tokens * c->value_heads, c->value);
@@ -154,7 +154,7 @@ static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, vo
     r->o_wide = carry_lm_take(pass, arena, dtype, n * c->value_width);
     r->o = carry_lm_take(pass, arena, dtype, c->value_width);
     r->y = carry_lm_take(pass, arena, dtype, c->value_width);
-    r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, o->method->kept(o->mixing), 1);
+    r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, o->method->kept(o->recurrence), 1);
 }
 
 static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *given) {
@@ -260,7 +260,7 @@ static carry_status mix(const carry_lm_mixer_call *call) {
                                             .cu_seqlens = args->cu_seqlens.data != NULL ? cuts : (carry_tensor){0},
                                             .A_log = c->gated ? A_log : (carry_tensor){0},
                                             .dt_bias = c->gated ? dt_bias : (carry_tensor){0}};
-    CARRY_TRY(o->method->forward(o->mixing, &delta, pass->scratch, pass->scratch_bytes));
+    CARRY_TRY(o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes));
     return carry_copy_columns(pass->ctx, r->o, 0, r->o_wide, last * c->value_width, c->value_width);
 }
 
@@ -298,7 +298,7 @@ static carry_status mix_backward(const carry_lm_mixer_call *call) {
                                                  call->args->cu_seqlens.data != NULL ? cuts : (carry_tensor){0},
                                              .A_log = c->gated ? A_log : (carry_tensor){0},
                                              .dt_bias = c->gated ? dt_bias : (carry_tensor){0}};
-    CARRY_TRY(o->method->backward(o->mixing, &delta, pass->scratch, pass->scratch_bytes));
+    CARRY_TRY(o->method->backward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes));
     CARRY_TRY(carry_copy_columns(pass->ctx, b->dq, 0, b->dq_wide, last * c->key_width, c->key_width));
     if (!c->gated) {
         return CARRY_OK;
@@ -355,7 +355,7 @@ static carry_status backward(const carry_lm_mixer_call *call) {
     return CARRY_OK;
 }
 
-const carry_lm_layer_mixer carry_lm_layer_deltaproduct = {
+const carry_lm_mixer carry_lm_mixer_deltaproduct = {
     .name = "deltaproduct",
     .about = "several steps of the delta rule a token",
     .keys = keys,

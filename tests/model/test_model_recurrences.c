@@ -1,6 +1,6 @@
-/* Every way to run a layer's recurrence does what the chunk mixer does: outputs, states and all gradients, over odd
-   sizes and all flags; and a whole model with it has the same loss and gradients. */
-#include "mixer_support.h"
+/* Every way to run a layer's recurrence does what the chunk recurrence does: outputs, states and all gradients, over
+   odd sizes and all flags; and a whole model with it has the same loss and gradients. */
+#include "recurrence_support.h"
 
 /* |a - b| <= tolerance (|b| + floor), in RMS: floor is what a gradient is made of, where it cancels. */
 static void compare(const char *name, const char *what, carry_dtype dtype, const void *got, const void *wanted,
@@ -43,27 +43,27 @@ static void compare_layers(const char *name, const layer *a, const layer *b) {
     }
 }
 
-static void compare_mixers(carry_ctx *ctx, const carry_delta_problem *problem, bool packed, bool with_initial) {
+static void compare_recurrences(carry_ctx *ctx, const carry_delta_problem *problem, bool packed, bool with_initial) {
     layer wanted = layer_new(problem, packed, with_initial);
-    assert_ok(ctx, run(ctx, &wanted, &carry_lm_mixer_chunk, "chunk16"));
-    for (int i = 0; carry_lm_mixer_at(i) != NULL; i++) {
+    assert_ok(ctx, run(ctx, &wanted, &carry_lm_recurrence_chunk, "chunk16"));
+    for (int i = 0; carry_lm_recurrence_at(i) != NULL; i++) {
         char name[160];
         const carry_delta_problem *p = problem;
         (void)snprintf(name, sizeof name,
                        "%s, %lldx%lld of %lld/%lld heads of %lldx%lld, gate %d%s, norm %d, beta %d x%g%s%s",
-                       carry_lm_mixer_at(i)->name, (long long)p->batch, (long long)p->tokens, (long long)p->heads,
+                       carry_lm_recurrence_at(i)->name, (long long)p->batch, (long long)p->tokens, (long long)p->heads,
                        (long long)p->value_heads, (long long)p->key, (long long)p->value, (int)p->gate,
                        p->gate_inside ? " inside" : "", p->l2norm, p->beta_sigmoid, (double)p->beta_factor,
                        packed ? ", packed" : "", with_initial ? ", from states" : "");
         layer got = layer_new(problem, packed, with_initial);
-        assert_ok(ctx, run(ctx, &got, carry_lm_mixer_at(i), NULL));
+        assert_ok(ctx, run(ctx, &got, carry_lm_recurrence_at(i), NULL));
         compare_layers(name, &got, &wanted);
         layer_free(&got);
     }
     layer_free(&wanted);
 }
 
-static void every_mixer_is_chunk_for_every_shape_and_flag(void **unused) {
+static void every_recurrence_is_chunk_for_every_shape_and_flag(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
@@ -75,7 +75,7 @@ static void every_mixer_is_chunk_for_every_shape_and_flag(void **unused) {
             p.beta_sigmoid = flags / 6 == 0;
             p.beta_factor = p.beta_sigmoid && flags % 2 == 1 ? 2.0f : 0.0f;
             p.scale = flags % 4 == 3 ? 0.7f : 0.0f;
-            compare_mixers(ctx, &p, p.batch == 1 && flags % 2 == 0, flags % 3 == 1 || flags == 8);
+            compare_recurrences(ctx, &p, p.batch == 1 && flags % 2 == 0, flags % 3 == 1 || flags == 8);
         }
     }
     carry_ctx_free(ctx);
@@ -88,13 +88,13 @@ static void storage_in_16_bits_is_rounded_alike(void **unused) {
     p.dtype = CARRY_BF16;
     p.gate = CARRY_DELTA_HEAD_GATE;
     p.gate_inside = p.l2norm = p.beta_sigmoid = true;
-    compare_mixers(ctx, &p, true, false);
+    compare_recurrences(ctx, &p, true, false);
     carry_ctx_free(ctx);
 }
 
 static void threads_change_no_bit(void **unused) {
     (void)unused;
-    for (int i = 1; carry_lm_mixer_at(i) != NULL; i++) {
+    for (int i = 1; carry_lm_recurrence_at(i) != NULL; i++) {
         layer of[2];
         for (int k = 0; k < 2; k++) {
             carry_ctx *ctx = support_ctx(1 + 2 * k, NULL, NULL);
@@ -102,7 +102,7 @@ static void threads_change_no_bit(void **unused) {
             p.gate = CARRY_DELTA_HEAD_GATE;
             p.gate_inside = p.l2norm = p.beta_sigmoid = true;
             of[k] = layer_new(&p, true, true);
-            assert_ok(ctx, run(ctx, &of[k], carry_lm_mixer_at(i), NULL));
+            assert_ok(ctx, run(ctx, &of[k], carry_lm_recurrence_at(i), NULL));
             carry_ctx_free(ctx);
         }
         assert_memory_equal(of[0].o, of[1].o, (size_t)of[0].count[V] * sizeof(float));
@@ -115,8 +115,8 @@ static void threads_change_no_bit(void **unused) {
     }
 }
 
-/* The loss of a model by a mixer, and its gradients, which the caller frees. */
-static double loss_of(const carry_lm_mixer *mixer, carry_lm_config config, bool recompute, float **gradients,
+/* The loss of a model by a recurrence, and its gradients, which the caller frees. */
+static double loss_of(const carry_lm_recurrence *recurrence, carry_lm_config config, bool recompute, float **gradients,
                       int64_t *count) {
     enum { B = 2, T = 29 };
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
@@ -131,7 +131,7 @@ static double loss_of(const carry_lm_mixer *mixer, carry_lm_config config, bool 
                                 .labels = carry_view_2d(labels, CARRY_I64, B, T),
                                 .backward = true,
                                 .loss = &loss};
-    const carry_lm_pass_options options = {.batch = B, .tokens = T, .mixer = mixer, .recompute = recompute};
+    const carry_lm_pass_options options = {.batch = B, .tokens = T, .recurrence = recurrence, .recompute = recompute};
     assert_ok(ctx, run_once(lm, &options, &args));
     *gradients = lm->own.gradients;
     *count = lm->own.count;
@@ -141,19 +141,19 @@ static double loss_of(const carry_lm_mixer *mixer, carry_lm_config config, bool 
     return loss;
 }
 
-static void a_model_is_the_same_with_every_mixer(void **unused) {
+static void a_model_is_the_same_with_every_recurrence(void **unused) {
     (void)unused;
     for (int variant = 0; variant < 3; variant++) {
         carry_lm_config config = small(variant == 0 ? CARRY_LM_DELTA_NET : CARRY_LM_GATED_DELTANET);
         config.allow_neg_eigval = variant == 2;
         float *wanted, *got;
         int64_t count;
-        double loss = loss_of(&carry_lm_mixer_chunk, config, false, &wanted, &count);
-        for (int i = 1; carry_lm_mixer_at(i) != NULL; i++) {
-            double other = loss_of(carry_lm_mixer_at(i), config, variant == 1, &got, &count);
+        double loss = loss_of(&carry_lm_recurrence_chunk, config, false, &wanted, &count);
+        for (int i = 1; carry_lm_recurrence_at(i) != NULL; i++) {
+            double other = loss_of(carry_lm_recurrence_at(i), config, variant == 1, &got, &count);
             if (!(fabs(other - loss) <= 1e-5 * loss) || !(apart_f32(got, wanted, count) <= 1e-4)) {
-                fail_msg("%s: the loss is %.9g and should be %.9g; gradients are %g apart", carry_lm_mixer_at(i)->name,
-                         other, loss, apart_f32(got, wanted, count));
+                fail_msg("%s: the loss is %.9g and should be %.9g; gradients are %g apart",
+                         carry_lm_recurrence_at(i)->name, other, loss, apart_f32(got, wanted, count));
             }
             free(got);
         }
@@ -168,13 +168,13 @@ static void memory_is_what_the_algorithm_needs(void **unused) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     const carry_delta_problem p = {.batch = 1, .tokens = 512, .heads = 2, .value_heads = 2, .key = 32, .value = 32};
     size_t bytes[8] = {0};
-    for (int i = 1; carry_lm_mixer_at(i) != NULL; i++) {
-        void *mixing;
-        assert_ok(ctx, carry_lm_mixer_at(i)->open(ctx, &mixing, &p, NULL));
-        bytes[i] = carry_lm_mixer_at(i)->workspace(mixing);
-        assert_int_equal(carry_lm_mixer_at(i)->kept(mixing), 0);
-        assert_non_null(strstr(carry_lm_mixer_at(i)->plan(mixing), "1 of 2 heads at a time"));
-        carry_lm_mixer_at(i)->close(mixing);
+    for (int i = 1; carry_lm_recurrence_at(i) != NULL; i++) {
+        void *running;
+        assert_ok(ctx, carry_lm_recurrence_at(i)->open(ctx, &running, &p, NULL));
+        bytes[i] = carry_lm_recurrence_at(i)->workspace(running);
+        assert_int_equal(carry_lm_recurrence_at(i)->kept(running), 0);
+        assert_non_null(strstr(carry_lm_recurrence_at(i)->plan(running), "1 of 2 heads at a time"));
+        carry_lm_recurrence_at(i)->close(running);
     }
     const size_t cyclic = bytes[1], scan = bytes[2], blelloch = bytes[3], sequential = bytes[4];
     const size_t steps = 512 * 32 * 32 * sizeof(float); /* of A, of b, of l and so on */
@@ -183,46 +183,46 @@ static void memory_is_what_the_algorithm_needs(void **unused) {
     carry_ctx_free(ctx);
 }
 
-static void mixers_have_names_and_refuse_what_they_cannot_do(void **unused) {
+static void recurrences_have_names_and_refuse_what_they_cannot_do(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     static const char *const names[] = {"chunk", "cyclic", "scan", "blelloch", "sequential"};
     for (int i = 0; i < 5; i++) {
-        assert_ptr_equal(carry_lm_mixer_named(names[i]), carry_lm_mixer_at(i));
-        assert_string_equal(carry_lm_mixer_at(i)->name, names[i]);
+        assert_ptr_equal(carry_lm_recurrence_named(names[i]), carry_lm_recurrence_at(i));
+        assert_string_equal(carry_lm_recurrence_at(i)->name, names[i]);
     }
-    assert_null(carry_lm_mixer_at(5));
-    assert_null(carry_lm_mixer_at(-1));
-    assert_null(carry_lm_mixer_named("chunky"));
-    const carry_lm_mixer *scan = carry_lm_mixer_named("scan");
+    assert_null(carry_lm_recurrence_at(5));
+    assert_null(carry_lm_recurrence_at(-1));
+    assert_null(carry_lm_recurrence_named("chunky"));
+    const carry_lm_recurrence *scan = carry_lm_recurrence_named("scan");
     carry_delta_problem p = problem_of(&shapes[1]);
-    void *mixing;
+    void *running;
     p.gate = CARRY_DELTA_KEY_GATE;
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "no key gate", scan->open(ctx, &mixing, &p, NULL));
-    assert_null(mixing);
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "no key gate", scan->open(ctx, &running, &p, NULL));
+    assert_null(running);
     p.gate = CARRY_DELTA_NO_GATE;
     p.tokens = p.value_heads = (int64_t)1 << 30;
-    assert_refused(ctx, CARRY_ESIZE, "memory", scan->open(ctx, &mixing, &p, NULL));
-    assert_null(mixing);
+    assert_refused(ctx, CARRY_ESIZE, "memory", scan->open(ctx, &running, &p, NULL));
+    assert_null(running);
     p.tokens = 3;
 
     p.value_heads = 0;
-    assert_refused(ctx, CARRY_ESIZE, "value_heads", scan->open(ctx, &mixing, &p, NULL));
+    assert_refused(ctx, CARRY_ESIZE, "value_heads", scan->open(ctx, &running, &p, NULL));
     p.value_heads = 2;
-    assert_ok(ctx, scan->open(ctx, &mixing, &p, NULL));
-    assert_refused(ctx, CARRY_ESHAPE, "q", scan->forward(mixing, &(carry_delta_forward_args){0}, NULL, 0));
-    scan->close(mixing);
+    assert_ok(ctx, scan->open(ctx, &running, &p, NULL));
+    assert_refused(ctx, CARRY_ESHAPE, "q", scan->forward(running, &(carry_delta_forward_args){0}, NULL, 0));
+    scan->close(running);
     carry_ctx_free(ctx);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_mixer_is_chunk_for_every_shape_and_flag),
+        cmocka_unit_test(every_recurrence_is_chunk_for_every_shape_and_flag),
         cmocka_unit_test(storage_in_16_bits_is_rounded_alike),
         cmocka_unit_test(threads_change_no_bit),
-        cmocka_unit_test(a_model_is_the_same_with_every_mixer),
+        cmocka_unit_test(a_model_is_the_same_with_every_recurrence),
         cmocka_unit_test(memory_is_what_the_algorithm_needs),
-        cmocka_unit_test(mixers_have_names_and_refuse_what_they_cannot_do),
+        cmocka_unit_test(recurrences_have_names_and_refuse_what_they_cannot_do),
     };
-    return cmocka_run_group_tests_name("model/mixers", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("model/recurrences", tests, NULL, NULL);
 }

@@ -6,7 +6,7 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
-#include "model/lm/layer_attention.h"
+#include "model/lm/mixers/attention.h"
 
 #define BLOCK 256 /* queries of a block of attention: workspaces are largest for whole blocks */
 #define BLOCKS 64 /* and do not grow from here on */
@@ -113,7 +113,7 @@ static size_t workspace_of(const carry_lm_pass *pass) {
 static carry_status open_attention(carry_lm_pass *pass, void **opened) {
     const carry_lm_config *c = &pass->lm->config;
     *opened = NULL;
-    if (pass->options.mixer == &carry_lm_mixer_ranks) {
+    if (pass->options.recurrence == &carry_lm_recurrence_ranks) {
         return carry_fail(
             pass->ctx, CARRY_EUNSUPPORTED,
             "the model has layers with attention, whose rows cannot be split over ranks: let ranks share the batch");
@@ -334,7 +334,7 @@ static carry_status forward(const carry_lm_mixer_call *call) {
     return carry_lm_project_out(call, CARRY_LM_ATTENTION_O, r->y);
 }
 
-const carry_lm_layer_mixer carry_lm_layer_attention = {
+const carry_lm_mixer carry_lm_mixer_attention = {
     .name = "attention",
     .about = "softmax attention with grouped heads",
     .keys = carry_lm_attention_keys,

@@ -1,7 +1,7 @@
 /* The delta rule's layers backward: forward's lines in mirror order. */
 #include "carry/ops.h"
 #include "core/context.h"
-#include "model/lm/layer_delta.h"
+#include "model/lm/mixers/delta.h"
 
 static carry_status add_to(carry_lm_pass *pass, carry_tensor to, carry_tensor from) {
     return to.data != NULL ? carry_elementwise(pass->ctx, to, to, from, CARRY_ADD) : CARRY_OK;
@@ -38,7 +38,7 @@ static carry_status mix_backward(const carry_lm_mixer_call *call) {
         .A_log = gated ? A_log : (carry_tensor){0},
         .dt_bias = gated ? dt_bias : (carry_tensor){0},
     };
-    CARRY_TRY(o->method->backward(o->mixing, &delta, pass->scratch, pass->scratch_bytes));
+    CARRY_TRY(o->method->backward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes));
     CARRY_TRY(add_to(pass, carry_lm_dw(pass, layer, CARRY_LM_A_LOG), back->dA_log));
     return add_to(pass, carry_lm_dw(pass, layer, CARRY_LM_DT_BIAS), back->ddt_bias);
 }
@@ -67,7 +67,7 @@ static carry_status convolve_backward(const carry_lm_mixer_call *call, int which
         conv.dbefore = which == 2 ? back->dbefore_value : back->dbefore_key;
     }
     CARRY_TRY(carry_conv_backward(pass->ctx, &conv, pass->scratch, pass->scratch_bytes));
-    return halo ? o->method->halo_backward(o->mixing, conv.dx, conv.dbefore, call->args->cu_seqlens) : CARRY_OK;
+    return halo ? o->method->halo_backward(o->recurrence, conv.dx, conv.dbefore, call->args->cu_seqlens) : CARRY_OK;
 }
 
 carry_status carry_lm_delta_backward(const carry_lm_mixer_call *call) {

@@ -9,9 +9,9 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "delta/ranks.h"
-#include "model/lm/mixer.h"
+#include "model/lm/recurrence/recurrence.h"
 
-typedef struct mixing {
+typedef struct running {
     carry_ctx *ctx;
     carry_delta_plan *plan;        /* of one slice; */
     carry_delta_ranks_plan *ranks; /* or this one, over comm */
@@ -20,7 +20,7 @@ typedef struct mixing {
     int64_t slices, slice; /* their number and width */
     size_t delta_workspace, kept_slice, workspace;
     bool keeps;
-} mixing;
+} running;
 
 /* What a slice adds to, when it is not the first. */
 typedef struct sums {
@@ -29,7 +29,7 @@ typedef struct sums {
     size_t rest_bytes;
 } sums;
 
-int64_t carry_lm_mixer_slices(int64_t value) {
+int64_t carry_lm_recurrence_slices(int64_t value) {
     int64_t slices = value > CARRY_DELTA_MAX_DIM ? (value + CARRY_DELTA_MAX_DIM - 1) / CARRY_DELTA_MAX_DIM : 1;
     while (value % slices != 0) {
         slices++;
@@ -42,7 +42,7 @@ static carry_tensor take_rows(carry_arena *arena, const carry_delta_problem *p, 
     return carry_arena_tensor(arena, p->device, p->dtype, width > 0 ? 4 : 3, shape);
 }
 
-static void take_sums(const mixing *m, carry_arena *arena, sums *s) {
+static void take_sums(const running *m, carry_arena *arena, sums *s) {
     const carry_delta_problem *p = &m->problem;
     if (m->slices > 1) {
         int64_t heads = p->value_heads;
@@ -58,7 +58,7 @@ static void take_sums(const mixing *m, carry_arena *arena, sums *s) {
 }
 
 static void close_mixing(void *opened) {
-    mixing *m = opened;
+    running *m = opened;
     if (m != NULL) {
         carry_delta_plan_free(m->plan);
         carry_delta_ranks_plan_free(m->ranks);
@@ -67,7 +67,7 @@ static void close_mixing(void *opened) {
 }
 
 /* Sizes, once the plan of a slice is there. */
-static carry_status measure(mixing *m) {
+static carry_status measure(running *m) {
     size_t kept;
     if (m->ranks != NULL) {
         m->keeps = true;
@@ -92,13 +92,13 @@ static carry_status measure(mixing *m) {
 static carry_status open_either(carry_ctx *ctx, void **opened, const carry_delta_problem *problem, const char *method,
                                 const carry_lm_ranks_options *over) {
     *opened = NULL;
-    mixing *m = calloc(1, sizeof *m);
+    running *m = calloc(1, sizeof *m);
     if (m == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a mixer");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a recurrence");
     }
     m->ctx = ctx;
     m->problem = *problem;
-    m->slices = carry_lm_mixer_slices(problem->value);
+    m->slices = carry_lm_recurrence_slices(problem->value);
     m->slice = m->slices > 0 ? problem->value / m->slices : problem->value;
     carry_delta_problem one = *problem;
     one.value = m->slice;
@@ -128,27 +128,27 @@ static carry_status open_mixing(carry_ctx *ctx, void **opened, const carry_delta
 static carry_status open_ranks(carry_ctx *ctx, void **opened, const carry_delta_problem *problem, const void *options) {
     *opened = NULL;
     if (options == NULL) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a mixer over ranks needs a communicator");
+        return carry_fail(ctx, CARRY_EARGUMENT, "a recurrence over ranks needs a communicator");
     }
     return open_either(ctx, opened, problem, NULL, options);
 }
 
 static const char *plan_line(const void *opened) {
-    const mixing *m = opened;
+    const running *m = opened;
     return m->ranks != NULL ? carry_delta_ranks_plan_about(m->ranks) : carry_delta_plan_about(m->plan);
 }
 
 static size_t workspace_bytes(const void *opened) {
-    return ((const mixing *)opened)->workspace;
+    return ((const running *)opened)->workspace;
 }
 
 static size_t kept_bytes(const void *opened) {
-    const mixing *m = opened;
+    const running *m = opened;
     return m->keeps ? m->kept_slice * (size_t)m->slices : 0;
 }
 
 /* Columns `index` of every head of v, o and their gradients. */
-static carry_tensor slice_of(const mixing *m, carry_tensor tensor, int64_t index) {
+static carry_tensor slice_of(const running *m, carry_tensor tensor, int64_t index) {
     if (m->slices > 1) {
         tensor.data = (unsigned char *)tensor.data + (size_t)(index * m->slice) * carry_dtype_size(tensor.dtype);
         tensor.shape[3] = m->slice;
@@ -156,13 +156,13 @@ static carry_tensor slice_of(const mixing *m, carry_tensor tensor, int64_t index
     return tensor;
 }
 
-static carry_tensor state_of(const mixing *m, const carry_tensor *state, int64_t index) {
+static carry_tensor state_of(const running *m, const carry_tensor *state, int64_t index) {
     const int64_t *s = state->shape;
     const carry_tensor slices = carry_reshape_2d(*state, m->slices, s[0] * s[1] * s[2] * m->slice);
     return carry_reshape_4d(carry_slice(slices, index, 1), s[0], s[1], s[2], m->slice);
 }
 
-static carry_status forward_slice(mixing *m, const carry_delta_forward_args *args, int64_t index, void *workspace) {
+static carry_status forward_slice(running *m, const carry_delta_forward_args *args, int64_t index, void *workspace) {
     carry_tensor initial;
     carry_tensor final;
     carry_delta_forward_args one = *args;
@@ -187,14 +187,14 @@ static carry_status forward_slice(mixing *m, const carry_delta_forward_args *arg
     return carry_delta_forward(m->plan, &one, workspace, m->delta_workspace);
 }
 
-static carry_status check_workspace(const mixing *m, size_t bytes) {
+static carry_status check_workspace(const running *m, size_t bytes) {
     return bytes >= m->workspace
                ? CARRY_OK
                : carry_fail(m->ctx, CARRY_EWORKSPACE, "a layer's workspace has %zu of %zu bytes", bytes, m->workspace);
 }
 
 static carry_status forward(void *opened, const carry_delta_forward_args *args, void *workspace, size_t bytes) {
-    mixing *m = opened;
+    running *m = opened;
     sums s = {0};
     CARRY_TRY(check_workspace(m, bytes));
     carry_arena arena = carry_arena_over(workspace, bytes);
@@ -205,11 +205,11 @@ static carry_status forward(void *opened, const carry_delta_forward_args *args, 
     return CARRY_OK;
 }
 
-static carry_status add(const mixing *m, const carry_tensor *to, carry_tensor from) {
+static carry_status add(const running *m, const carry_tensor *to, carry_tensor from) {
     return to != NULL ? carry_elementwise(m->ctx, *to, *to, from, CARRY_ADD) : CARRY_OK;
 }
 
-static carry_status backward_slice(mixing *m, const carry_delta_backward_args *args, int64_t index, const sums *s) {
+static carry_status backward_slice(running *m, const carry_delta_backward_args *args, int64_t index, const sums *s) {
     carry_tensor initial;
     carry_delta_backward_args one = *args;
     one.v = slice_of(m, args->v, index);
@@ -243,7 +243,7 @@ static carry_status backward_slice(mixing *m, const carry_delta_backward_args *a
 }
 
 static carry_status backward(void *opened, const carry_delta_backward_args *args, void *workspace, size_t bytes) {
-    mixing *m = opened;
+    running *m = opened;
     sums s = {0};
     CARRY_TRY(check_workspace(m, bytes));
     if (args->dinitial_state.data != NULL || args->dfinal_state.data != NULL) {
@@ -259,7 +259,7 @@ static carry_status backward(void *opened, const carry_delta_backward_args *args
 
 /* Rows of `before` that belong to a sequence which ended before this rank's first token. The convolution stops where a
    sequence starts among its own tokens; this start is in the halo, where it cannot see it. */
-static carry_status forget_other_sequences(const mixing *m, carry_tensor before, carry_tensor cu_seqlens) {
+static carry_status forget_other_sequences(const running *m, carry_tensor before, carry_tensor cu_seqlens) {
     const int64_t *starts = cu_seqlens.data;
     int64_t window = before.shape[1];
     int64_t others = 0;
@@ -276,18 +276,18 @@ static carry_status forget_other_sequences(const mixing *m, carry_tensor before,
 }
 
 static carry_status halo(void *opened, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens) {
-    mixing *m = opened;
+    running *m = opened;
     CARRY_TRY(carry_halo_forward(m->comm, before, x));
     return forget_other_sequences(m, before, cu_seqlens);
 }
 
 static carry_status halo_backward(void *opened, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens) {
-    mixing *m = opened;
+    running *m = opened;
     CARRY_TRY(forget_other_sequences(m, dbefore, cu_seqlens));
     return carry_halo_backward(m->comm, dx, dbefore);
 }
 
-const carry_lm_mixer carry_lm_mixer_chunk = {
+const carry_lm_recurrence carry_lm_recurrence_chunk = {
     .name = "chunk",
     .about = "the delta rule by chunks, as matrix products",
     .open = open_mixing,
@@ -299,7 +299,7 @@ const carry_lm_mixer carry_lm_mixer_chunk = {
     .backward = backward,
 };
 
-const carry_lm_mixer carry_lm_mixer_ranks = {
+const carry_lm_recurrence carry_lm_recurrence_ranks = {
     .name = "ranks",
     .about = "the delta rule by chunks, tokens split over ranks",
     .open = open_ranks,

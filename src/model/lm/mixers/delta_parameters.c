@@ -1,5 +1,5 @@
 /* The delta rule's layers: keys of config.json, parameters and state. */
-#include "model/lm/layer_delta.h"
+#include "model/lm/mixers/delta.h"
 
 enum {
     GATED = CARRY_LM_IN(GATED_DELTANET),
@@ -128,6 +128,6 @@ int carry_lm_delta_state(const carry_lm_config *c, carry_lm_state_part *parts) {
         parts[i] = (carry_lm_state_part){.rank = 2, .shape = {before, channels[i]}, .slices = 1};
     }
     parts[3] = (carry_lm_state_part){
-        .rank = 3, .shape = {c->value_heads, c->key, c->value}, .slices = carry_lm_mixer_slices(c->value)};
+        .rank = 3, .shape = {c->value_heads, c->key, c->value}, .slices = carry_lm_recurrence_slices(c->value)};
     return 4;
 }

@@ -5,8 +5,8 @@
 
    Heads of q share heads of k and v. Documents of a packed row, and sequences of a batch, do not see each other. The
    state of a sequence is its keys, turned, and values. */
-#ifndef CARRY_MODEL_LAYER_ATTENTION_H
-#define CARRY_MODEL_LAYER_ATTENTION_H
+#ifndef CARRY_MODEL_LM_ATTENTION_H
+#define CARRY_MODEL_LM_ATTENTION_H
 
 #include "carry/attention.h"
 #include "model/lm/lm_pass.h"

@@ -1,6 +1,6 @@
-/* One layer's recurrence with all its tensors, for tests of mixers. */
-#ifndef CARRY_TESTS_MIXER_SUPPORT_H
-#define CARRY_TESTS_MIXER_SUPPORT_H
+/* One layer's recurrence with all its tensors, for tests of recurrences. */
+#ifndef CARRY_TESTS_RECURRENCE_SUPPORT_H
+#define CARRY_TESTS_RECURRENCE_SUPPORT_H
 
 #include "lm_support.h"
 
@@ -109,15 +109,15 @@ static inline carry_tensor rows(const layer *l, void *data, int64_t heads, int64
 }
 
 /* Forward and backward in a workspace of exactly the size that was stated. */
-static inline carry_status run(carry_ctx *ctx, layer *l, const carry_lm_mixer *mixer, const void *options) {
+static inline carry_status run(carry_ctx *ctx, layer *l, const carry_lm_recurrence *recurrence, const void *options) {
     const carry_delta_problem *p = &l->problem;
-    void *mixing;
-    carry_status status = mixer->open(ctx, &mixing, p, options);
+    void *running;
+    carry_status status = recurrence->open(ctx, &running, p, options);
     if (status != CARRY_OK) {
         return status;
     }
-    size_t bytes = mixer->workspace(mixing);
-    void *workspace = malloc(bytes + 1), *kept = malloc(mixer->kept(mixing) + 1);
+    size_t bytes = recurrence->workspace(running);
+    void *workspace = malloc(bytes + 1), *kept = malloc(recurrence->kept(running) + 1);
     assert_true(workspace != NULL && kept != NULL);
     memset(workspace, 0xff, bytes);
     const bool gated = p->gate != CARRY_DELTA_NO_GATE;
@@ -159,13 +159,13 @@ static inline carry_status run(carry_ctx *ctx, layer *l, const carry_lm_mixer *m
                                                 .cu_seqlens = forward.cu_seqlens,
                                                 .A_log = forward.A_log,
                                                 .dt_bias = forward.dt_bias};
-    status = mixer->forward(mixing, &forward, workspace, bytes);
+    status = recurrence->forward(running, &forward, workspace, bytes);
     if (status == CARRY_OK) {
-        status = mixer->backward(mixing, &backward, workspace, bytes);
+        status = recurrence->backward(running, &backward, workspace, bytes);
     }
     free(workspace);
     free(kept);
-    mixer->close(mixing);
+    recurrence->close(running);
     return status;
 }
 

@@ -1,6 +1,6 @@
 /* A layer's recurrence as a dense scan on a GPU. As many units at a time as fit into MOST_BYTES of transitions and
    states, so that a GPU is full and memory is not. */
-#include "model/lm/mixer_scan_device.h"
+#include "model/lm/recurrence/scan_device.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 
 #define MOST_BYTES ((int64_t)2 << 30)
 
-typedef struct mixing {
+typedef struct running {
     carry_ctx *ctx;
     const carry_delta_dense *kernels;
     carry_delta_plan *delta; /* for what it knows of a token. It runs nothing */
@@ -22,7 +22,7 @@ typedef struct mixing {
     int64_t units, together;
     size_t scan_bytes, workspace;
     char about[192];
-} mixing;
+} running;
 
 typedef struct layout {
     carry_delta_units units;
@@ -39,7 +39,7 @@ static float *take(carry_arena *arena, int64_t a, int64_t b, int64_t c) {
     return carry_arena_take(arena, count, sizeof(float));
 }
 
-static void lay_out(const mixing *m, carry_arena *arena, layout *l) {
+static void lay_out(const running *m, carry_arena *arena, layout *l) {
     const carry_delta_problem *p = &m->delta->problem;
     const int64_t items = m->together * p->tokens;
     const int64_t rows = p->batch * p->tokens;
@@ -66,7 +66,7 @@ static int64_t share_units(const carry_delta_problem *p) {
     return most;
 }
 
-static carry_status plan_scans(mixing *m, const char *algorithm) {
+static carry_status plan_scans(running *m, const char *algorithm) {
     const carry_delta_problem *p = &m->delta->problem;
     carry_scan_problem scan = {.kind = CARRY_SCAN_DENSE,
                                .batch = m->together,
@@ -92,8 +92,8 @@ static carry_status plan_scans(mixing *m, const char *algorithm) {
     return CARRY_OK;
 }
 
-carry_status carry_mixer_device_open(carry_ctx *ctx, void **opened, const carry_delta_problem *problem,
-                                     const char *algorithm, bool linear) {
+carry_status carry_recurrence_device_open(carry_ctx *ctx, void **opened, const carry_delta_problem *problem,
+                                          const char *algorithm, bool linear) {
     *opened = NULL;
     if (linear) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
@@ -109,9 +109,9 @@ carry_status carry_mixer_device_open(carry_ctx *ctx, void **opened, const carry_
             "a layer as a scan on a GPU has no key gate, no transposed states, no snapshots and no packed "
             "rows");
     }
-    mixing *m = calloc(1, sizeof *m);
+    running *m = calloc(1, sizeof *m);
     if (m == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a mixer");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a recurrence");
     }
     m->ctx = ctx;
     m->kernels = carry_delta_dense_on_gpu();
@@ -122,15 +122,15 @@ carry_status carry_mixer_device_open(carry_ctx *ctx, void **opened, const carry_
         status = plan_scans(m, algorithm);
     }
     if (status != CARRY_OK) {
-        carry_mixer_device_close(m);
+        carry_recurrence_device_close(m);
         return status;
     }
     *opened = m;
     return CARRY_OK;
 }
 
-void carry_mixer_device_close(void *opened) {
-    mixing *m = opened;
+void carry_recurrence_device_close(void *opened) {
+    running *m = opened;
     if (m != NULL) {
         carry_delta_plan_free(m->delta);
         carry_scan_plan_free(m->forward);
@@ -139,26 +139,26 @@ void carry_mixer_device_close(void *opened) {
     }
 }
 
-const char *carry_mixer_device_plan(const void *opened) {
-    return ((const mixing *)opened)->about;
+const char *carry_recurrence_device_plan(const void *opened) {
+    return ((const running *)opened)->about;
 }
 
-size_t carry_mixer_device_workspace(const void *opened) {
-    return ((const mixing *)opened)->workspace;
+size_t carry_recurrence_device_workspace(const void *opened) {
+    return ((const running *)opened)->workspace;
 }
 
-static carry_tensor states(const mixing *m, float *data) {
+static carry_tensor states(const running *m, float *data) {
     const carry_delta_problem *p = &m->delta->problem;
     return carry_view_on(p->device, data, CARRY_F32, 4, (const int64_t[]){m->together, p->tokens, p->key, p->value});
 }
 
-static carry_tensor transitions(const mixing *m, float *data) {
+static carry_tensor transitions(const running *m, float *data) {
     const carry_delta_problem *p = &m->delta->problem;
     return carry_view_on(p->device, data, CARRY_F32, 4, (const int64_t[]){m->together, p->tokens, p->key, p->key});
 }
 
 /* The states after every token of these units. */
-static carry_status make_states(mixing *m, const carry_delta_inputs *in, const layout *l) {
+static carry_status make_states(running *m, const carry_delta_inputs *in, const layout *l) {
     CARRY_SPAN(m->ctx, "model", "scan");
     carry_launching_set("delta as a scan");
     CARRY_TRY(m->kernels->steps(m->delta, in, &l->units));
@@ -167,9 +167,9 @@ static carry_status make_states(mixing *m, const carry_delta_inputs *in, const l
                           m->scan_bytes);
 }
 
-carry_status carry_mixer_device_forward(void *opened, const carry_delta_forward_args *args, void *workspace,
-                                        size_t bytes) {
-    mixing *m = opened;
+carry_status carry_recurrence_device_forward(void *opened, const carry_delta_forward_args *args, void *workspace,
+                                             size_t bytes) {
+    running *m = opened;
     const carry_delta_problem *p = &m->delta->problem;
     carry_delta_inputs in = {.q = &args->q,
                              .k = &args->k,
@@ -195,9 +195,9 @@ carry_status carry_mixer_device_forward(void *opened, const carry_delta_forward_
     return CARRY_OK;
 }
 
-carry_status carry_mixer_device_backward(void *opened, const carry_delta_backward_args *args, void *workspace,
-                                         size_t bytes) {
-    mixing *m = opened;
+carry_status carry_recurrence_device_backward(void *opened, const carry_delta_backward_args *args, void *workspace,
+                                              size_t bytes) {
+    running *m = opened;
     const carry_delta_problem *p = &m->delta->problem;
     carry_delta_inputs in = {.q = &args->q,
                              .k = &args->k,

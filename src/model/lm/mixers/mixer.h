@@ -1,19 +1,19 @@
-/* What mixes tokens in a layer of a language model: the delta rule, attention, and what is added later.
+/* Mixers: the part of a layer that moves information between tokens, such as the delta rule or attention.
 
-   A model is a list of layers, and every layer names its mixer. A mixer owns its parameters (its slots), its keys of
-   config.json, its activations and gradients in a pass, and its state in generation. The model owns the rest: norms,
-   MLPs, embeddings, loss. Each mixer is one file that exports one const struct, and one line of CARRY_LM_LAYER_LIST.
+   Every layer of a model names its mixer. A mixer owns its parameters (its slots), its keys of config.json, its
+   activations and gradients in a pass, and its state in generation. The model owns the rest: norms, MLPs, embeddings,
+   loss. Each mixer is one file that exports one const struct, and one line of CARRY_LM_MIXER_LIST.
 
-   A pass opens a mixer once for all the layers that have it. Nothing but open allocates. */
-#ifndef CARRY_MODEL_LAYER_MIXER_H
-#define CARRY_MODEL_LAYER_MIXER_H
+   A pass opens a mixer once for all the layers that have it. Only open allocates. */
+#ifndef CARRY_MODEL_LM_MIXER_H
+#define CARRY_MODEL_LM_MIXER_H
 
 #include "core/memory.h"
 #include "model/lm/config.h"
 #include "model/parameters.h"
 
-/* The mixers. X(NAME, name): CARRY_LM_LAYER_NAME in a configuration, carry_lm_layer_name here. */
-#define CARRY_LM_LAYER_LIST(X) X(DELTA, delta) X(ATTENTION, attention) X(DELTAPRODUCT, deltaproduct)
+/* The mixers. X(NAME, name): CARRY_LM_MIXER_NAME in a configuration, carry_lm_mixer_name here. */
+#define CARRY_LM_MIXER_LIST(X) X(DELTA, delta) X(ATTENTION, attention) X(DELTAPRODUCT, deltaproduct)
 
 #define CARRY_LM_SLOTS 16 /* parameters of a mixer, at most */
 #define CARRY_LM_STATE_PARTS 4
@@ -56,7 +56,7 @@ typedef struct carry_lm_state_part {
     bool grows;     /* shape[0] counts tokens that were read: a cache, in the activations' type. Others are f32 */
 } carry_lm_state_part;
 
-typedef struct carry_lm_layer_mixer {
+typedef struct carry_lm_mixer {
     const char *name, *about;
     const carry_lm_key *keys; /* of config.json; the last has key NULL */
     int slots;
@@ -84,20 +84,20 @@ typedef struct carry_lm_layer_mixer {
     carry_status (*begin)(struct carry_lm_pass *pass, void *opened, const struct carry_lm_args *args);
     carry_status (*forward)(const carry_lm_mixer_call *call);
     carry_status (*backward)(const carry_lm_mixer_call *call);
-} carry_lm_layer_mixer;
+} carry_lm_mixer;
 
-#define X(NAME, name) extern const carry_lm_layer_mixer carry_lm_layer_##name;
-CARRY_LM_LAYER_LIST(X)
+#define X(NAME, name) extern const carry_lm_mixer carry_lm_mixer_##name;
+CARRY_LM_MIXER_LIST(X)
 #undef X
 
 enum {
-#define X(NAME, name) CARRY_LM_LAYER_##NAME,
-    CARRY_LM_LAYER_LIST(X)
+#define X(NAME, name) CARRY_LM_MIXER_##NAME,
+    CARRY_LM_MIXER_LIST(X)
 #undef X
-        CARRY_LM_LAYER_MIXERS
+        CARRY_LM_MIXERS
 };
 
 /* NULL past the end. */
-const carry_lm_layer_mixer *carry_lm_layer_mixer_at(int index);
+const carry_lm_mixer *carry_lm_mixer_at(int index);
 
 #endif

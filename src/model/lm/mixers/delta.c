@@ -1,5 +1,5 @@
 /* The delta rule's layers: memory and forward. */
-#include "model/lm/layer_delta.h"
+#include "model/lm/mixers/delta.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -40,7 +40,7 @@ carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows) {
 
 /* On a GPU the maps of x are one product, whose columns they are; by methods and convolutions that take such rows. */
 static bool joins(const carry_lm_pass *pass, const carry_lm_delta *o) {
-    return pass->lm->own.device != 0 && pass->lm->config.use_short_conv && o->method == &carry_lm_mixer_chunk;
+    return pass->lm->own.device != 0 && pass->lm->config.use_short_conv && o->method == &carry_lm_recurrence_chunk;
 }
 
 static const int together[] = {
@@ -76,14 +76,14 @@ static carry_delta_problem problem_of(const carry_lm *lm, const carry_lm_pass_op
 }
 
 /* A model is run by the recurrence that it was trained with. */
-static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry_lm_mixer *method) {
+static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry_lm_recurrence *method) {
     const carry_lm_config *config = &lm->config;
-    const carry_lm_mixer *wanted = method != NULL || config->use_delta_rule ? method : &carry_lm_mixer_linear;
-    if (lm->own.device != 0 && wanted == &carry_lm_mixer_linear) {
+    const carry_lm_recurrence *wanted = method != NULL || config->use_delta_rule ? method : &carry_lm_recurrence_linear;
+    if (lm->own.device != 0 && wanted == &carry_lm_recurrence_linear) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "the method %s works on the CPU only: use --device cpu",
                           wanted->name);
     }
-    if (method == NULL || (method == &carry_lm_mixer_linear) == !config->use_delta_rule) {
+    if (method == NULL || (method == &carry_lm_recurrence_linear) == !config->use_delta_rule) {
         return CARRY_OK;
     }
     return config->use_delta_rule
@@ -99,8 +99,8 @@ static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry
 static void close_delta(void *opened) {
     carry_lm_delta *o = opened;
     if (o != NULL) {
-        if (o->mixing != NULL) {
-            o->method->close(o->mixing);
+        if (o->recurrence != NULL) {
+            o->method->close(o->recurrence);
         }
         free(o);
     }
@@ -109,21 +109,21 @@ static void close_delta(void *opened) {
 static carry_status open_delta(carry_lm_pass *pass, void **opened) {
     const carry_lm_pass_options *options = &pass->options;
     *opened = NULL;
-    CARRY_TRY(check_method(pass->ctx, pass->lm, options->mixer));
+    CARRY_TRY(check_method(pass->ctx, pass->lm, options->recurrence));
     carry_lm_delta *o = calloc(1, sizeof *o);
     if (o == NULL) {
         return carry_fail(pass->ctx, CARRY_EMEMORY, "no memory for a pass");
     }
     o->problem = problem_of(pass->lm, options);
-    o->method = options->mixer != NULL            ? options->mixer
-                : pass->lm->config.use_delta_rule ? &carry_lm_mixer_chunk
-                                                  : &carry_lm_mixer_linear;
-    carry_status status = o->method->open(pass->ctx, &o->mixing, &o->problem, options->mixer_options);
+    o->method = options->recurrence != NULL       ? options->recurrence
+                : pass->lm->config.use_delta_rule ? &carry_lm_recurrence_chunk
+                                                  : &carry_lm_recurrence_linear;
+    carry_status status = o->method->open(pass->ctx, &o->recurrence, &o->problem, options->recurrence_options);
     if (status != CARRY_OK) {
         close_delta(o);
         return status;
     }
-    (void)snprintf(o->about, sizeof o->about, "%s: %.120s", o->method->name, o->method->plan(o->mixing));
+    (void)snprintf(o->about, sizeof o->about, "%s: %.120s", o->method->name, o->method->plan(o->recurrence));
     *opened = o;
     return CARRY_OK;
 }
@@ -140,7 +140,7 @@ static size_t scratch(const carry_lm_pass *pass, const void *opened) {
     const carry_lm_config *c = &pass->lm->config;
     const carry_lm_pass_options *options = &pass->options;
     const carry_lm_delta *o = opened;
-    size_t bytes = o->method->workspace(o->mixing);
+    size_t bytes = o->method->workspace(o->recurrence);
     if (!options->forward_only) {
         bytes = larger(bytes, carry_rms_norm_backward_workspace(pass->tokens * c->value_heads, c->value));
         if (c->use_short_conv) {
@@ -211,7 +211,7 @@ static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, vo
     r->b = c->gated || c->use_beta ? r->b : o->beta;
     r->o = carry_lm_take(pass, arena, dtype, c->value_width);
     r->y = carry_lm_take(pass, arena, dtype, c->value_width);
-    r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, o->method->kept(o->mixing), 1);
+    r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, o->method->kept(o->recurrence), 1);
 }
 
 static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *given) {
@@ -248,7 +248,7 @@ static carry_status clear_rest(const carry_lm_pass *pass, const carry_lm_delta_b
 
 static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args) {
     const carry_lm_delta *o = opened;
-    const carry_lm_delta_back *back = pass->mixer[CARRY_LM_LAYER_DELTA].back;
+    const carry_lm_delta_back *back = pass->mixer[CARRY_LM_MIXER_DELTA].back;
     if (args->backward && back->rest.data != NULL) {
         CARRY_TRY(clear_rest(pass, back));
     }
@@ -277,7 +277,7 @@ static carry_status convolve(const carry_lm_mixer_call *call, int which, carry_t
         } else if (o->method->halo != NULL) {
             conv.before = ((carry_lm_delta_rows *)call->rows)->before[which];
             if (conv.before.data != NULL) {
-                CARRY_TRY(o->method->halo(o->mixing, conv.before, conv.x, call->args->cu_seqlens));
+                CARRY_TRY(o->method->halo(o->recurrence, conv.before, conv.x, call->args->cu_seqlens));
             }
         }
         CARRY_TRY(carry_conv(pass->ctx, &conv));
@@ -313,7 +313,7 @@ static carry_status mix(const carry_lm_mixer_call *call) {
         .A_log = gated ? A_log : (carry_tensor){0},
         .dt_bias = gated ? dt_bias : (carry_tensor){0},
     };
-    return o->method->forward(o->mixing, &delta, pass->scratch, pass->scratch_bytes);
+    return o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes);
 }
 
 static carry_status forward(const carry_lm_mixer_call *call) {
@@ -333,7 +333,7 @@ static carry_status forward(const carry_lm_mixer_call *call) {
     return carry_lm_project_out(call, CARRY_LM_O_PROJ, r->y);
 }
 
-const carry_lm_layer_mixer carry_lm_layer_delta = {
+const carry_lm_mixer carry_lm_mixer_delta = {
     .name = "delta",
     .about = "the delta rule, gated or not",
     .keys = carry_lm_delta_keys,

@@ -15,18 +15,18 @@
 #include "core/span.h"
 #include "core/threads.h"
 #include "delta/backward.h"
-#include "model/lm/mixer_scan.h"
-#include "model/lm/mixer_scan_device.h"
+#include "model/lm/recurrence/scan.h"
+#include "model/lm/recurrence/scan_device.h"
 
 /* G = scale q do^T, the gradient that reaches every state by its own output. */
 static void write_gradients(void *argument, int64_t begin, int64_t end, int worker) {
-    const carry_mixer_scan_work *w = argument;
+    const carry_recurrence_scan_work *w = argument;
     const carry_delta_problem *p = &w->m->problem;
-    carry_mixer_token *x = &w->token[worker];
+    carry_recurrence_token *x = &w->token[worker];
     int64_t V = p->value;
     for (int64_t item = begin; item < end; item++) {
         int64_t unit = w->first + item / p->tokens;
-        carry_mixer_scan_load(w, item, x);
+        carry_recurrence_scan_load(w, item, x);
         carry_delta_load(w->m->delta, x->o, &w->backward->d_o, unit / p->value_heads, item % p->tokens,
                          unit % p->value_heads, 1, 0, V);
         for (int64_t r = 0; r < p->key; r++) {
@@ -40,15 +40,15 @@ static void write_gradients(void *argument, int64_t begin, int64_t end, int work
 }
 
 /* Row r of the state that entered a token, in columns first..; NULL: it was zero. */
-static const float *row_before(const carry_mixer_scan_work *w, int64_t item, int64_t sequence, int64_t r,
+static const float *row_before(const carry_recurrence_scan_work *w, int64_t item, int64_t sequence, int64_t r,
                                int64_t slice) {
-    const carry_mixer_scan *m = w->m;
+    const carry_recurrence_scan *m = w->m;
     if (sequence < 0) {
         return w->S + ((item - 1) * m->problem.key + r) * m->problem.value + slice * m->slice;
     }
     int64_t unit = w->first + item / m->problem.tokens;
     return w->in.initial_state != NULL
-               ? carry_mixer_scan_state(m, w->in.initial_state, sequence, unit % m->problem.value_heads, r, slice)
+               ? carry_recurrence_scan_state(m, w->in.initial_state, sequence, unit % m->problem.value_heads, r, slice)
                : NULL;
 }
 
@@ -58,8 +58,8 @@ static void add_row(float *to, float factor, const float *from, int64_t count) {
     }
 }
 
-static float trace_of(const carry_mixer_scan_work *w, int64_t item, int64_t sequence) {
-    const carry_mixer_scan *m = w->m;
+static float trace_of(const carry_recurrence_scan_work *w, int64_t item, int64_t sequence) {
+    const carry_recurrence_scan *m = w->m;
     const float *L = w->dS + item * m->problem.key * m->problem.value;
     float trace = 0.0f;
     for (int64_t i = 0; i < m->problem.key * m->slices; i++) {
@@ -72,9 +72,9 @@ static float trace_of(const carry_mixer_scan_work *w, int64_t item, int64_t sequ
 }
 
 /* dA's part: (dA k + dA^T k) into on_k[1], k^T dA k and tr dA. */
-static void through_transition(const carry_mixer_scan_work *w, int64_t item, int64_t sequence,
-                               const carry_mixer_token *x, float *along, float *trace) {
-    const carry_mixer_scan *m = w->m;
+static void through_transition(const carry_recurrence_scan_work *w, int64_t item, int64_t sequence,
+                               const carry_recurrence_token *x, float *along, float *trace) {
+    const carry_recurrence_scan *m = w->m;
     int64_t K = m->problem.key;
     const float *L = w->dS + item * K * m->problem.value;
     const float *k = x->rows.k;
@@ -106,8 +106,8 @@ static float sigmoid(float x) {
 }
 
 /* beta and the gate: from what was used to what was given. */
-static void store_scalars(const carry_mixer_scan_work *w, int64_t item, const carry_mixer_token *x, float dbeta,
-                          float dg) {
+static void store_scalars(const carry_recurrence_scan_work *w, int64_t item, const carry_recurrence_token *x,
+                          float dbeta, float dg) {
     const carry_delta_problem *p = &w->m->problem;
     int64_t unit = w->first + item / p->tokens;
     int64_t t = item % p->tokens;
@@ -132,8 +132,8 @@ static void store_scalars(const carry_mixer_scan_work *w, int64_t item, const ca
     }
 }
 
-static void one_token(const carry_mixer_scan_work *w, int64_t unit, int64_t t, carry_mixer_token *x) {
-    const carry_mixer_scan *m = w->m;
+static void one_token(const carry_recurrence_scan_work *w, int64_t unit, int64_t t, carry_recurrence_token *x) {
+    const carry_recurrence_scan *m = w->m;
     const carry_delta_problem *p = &m->problem;
     int64_t item = (unit - w->first) * p->tokens + t;
     int64_t b = unit / p->value_heads;
@@ -144,11 +144,11 @@ static void one_token(const carry_mixer_scan_work *w, int64_t unit, int64_t t, c
     int64_t at = ((b * p->tokens + t) * p->heads + value_head / m->delta->group) * p->key;
     float *dq = w->dq + at;
     float *dk = w->dk + at;
-    carry_mixer_scan_load(w, item, x);
+    carry_recurrence_scan_load(w, item, x);
     carry_delta_load(m->delta, x->o, &w->backward->d_o, b, t, value_head, 1, 0, V);
     float beta = x->head.beta[0];
     float decay = x->head.end[0];
-    int64_t sequence = carry_mixer_scan_starts(w, b, t);
+    int64_t sequence = carry_recurrence_scan_starts(w, b, t);
     float along = 0.0f;
     float trace = 0.0f;
     const bool is_first = sequence >= 0 && w->in.initial_state == NULL;
@@ -173,7 +173,7 @@ static void one_token(const carry_mixer_scan_work *w, int64_t unit, int64_t t, c
 
 /* A thread takes tokens, all units of each: those of one group add to the same dq and dk, in their order. */
 static void read_gradients(void *argument, int64_t begin, int64_t end, int worker) {
-    const carry_mixer_scan_work *w = argument;
+    const carry_recurrence_scan_work *w = argument;
     for (int64_t t = begin; t < end; t++) {
         for (int64_t i = 0; i < w->m->together; i++) {
             one_token(w, w->first + i, t, &w->token[worker]);
@@ -190,10 +190,10 @@ static void through_norm(float *dy, const float *y, float inverse, int64_t size)
 }
 
 static void store_rows(void *argument, int64_t begin, int64_t end, int worker) {
-    const carry_mixer_scan_work *w = argument;
+    const carry_recurrence_scan_work *w = argument;
     const carry_delta_plan *delta = w->m->delta;
     const carry_delta_problem *p = &w->m->problem;
-    carry_mixer_token *x = &w->token[worker];
+    carry_recurrence_token *x = &w->token[worker];
     for (int64_t i = begin; i < end; i++) {
         int64_t head = i % p->heads;
         int64_t t = i / p->heads % p->tokens;
@@ -211,7 +211,7 @@ static void store_rows(void *argument, int64_t begin, int64_t end, int worker) {
 }
 
 /* The gate's own parameters: sums over tokens in their order, so that threads do not matter. */
-static void add_parameters(const carry_mixer_scan_work *w) {
+static void add_parameters(const carry_recurrence_scan_work *w) {
     const carry_delta_problem *p = &w->m->problem;
     for (int64_t i = 0; p->gate_inside && i < w->m->together; i++) {
         int64_t value_head = (w->first + i) % p->value_heads;
@@ -230,16 +230,16 @@ static void add_parameters(const carry_mixer_scan_work *w) {
     }
 }
 
-static carry_status backward_units(carry_mixer_scan_work *w) {
-    const carry_mixer_scan *m = w->m;
+static carry_status backward_units(carry_recurrence_scan_work *w) {
+    const carry_recurrence_scan *m = w->m;
     const carry_delta_problem *p = &m->problem;
     int64_t grain = 16384 / (p->key * p->value) + 1;
-    CARRY_TRY(carry_mixer_scan_states(w));
+    CARRY_TRY(carry_recurrence_scan_states(w));
     carry_parallel(m->ctx, m->together * p->tokens, grain, write_gradients, w);
     carry_tensor dS = carry_view_4d(w->dS, CARRY_F32, m->together, p->tokens, p->key, p->value);
     const carry_scan_backward_args gradients = {
         .db = dS,
-        .A = carry_mixer_scan_transitions(w),
+        .A = carry_recurrence_scan_transitions(w),
         .h = carry_view_4d(w->S, CARRY_F32, m->together, p->tokens, p->key, p->value),
         .dh = dS};
     CARRY_TRY(carry_scan_backward(m->backward, &gradients, w->scan, m->scan_bytes));
@@ -249,7 +249,7 @@ static carry_status backward_units(carry_mixer_scan_work *w) {
     return CARRY_OK;
 }
 
-static carry_status check(const carry_mixer_scan *m, const carry_delta_backward_args *args,
+static carry_status check(const carry_recurrence_scan *m, const carry_delta_backward_args *args,
                           const carry_delta_inputs *in, const void *workspace, size_t bytes) {
     if (args->dinitial_state.data != NULL || args->dfinal_state.data != NULL) {
         return carry_fail(m->ctx, CARRY_EUNSUPPORTED, "a layer has no gradients of states");
@@ -266,18 +266,18 @@ static void clear(const carry_tensor *heads, int64_t count) {
     }
 }
 
-carry_status carry_mixer_scan_backward(void *mixing, const carry_delta_backward_args *args, void *workspace,
-                                       size_t bytes) {
-    carry_mixer_scan *m = mixing;
+carry_status carry_recurrence_scan_backward(void *running, const carry_delta_backward_args *args, void *workspace,
+                                            size_t bytes) {
+    carry_recurrence_scan *m = running;
     if (m->device != NULL) {
-        return carry_mixer_device_backward(m->device, args, workspace, bytes);
+        return carry_recurrence_device_backward(m->device, args, workspace, bytes);
     }
     const carry_delta_problem *p = &m->problem;
-    carry_mixer_scan_work w = {.m = m, .in = carry_delta_back_inputs_of(args), .backward = args};
+    carry_recurrence_scan_work w = {.m = m, .in = carry_delta_back_inputs_of(args), .backward = args};
     CARRY_TRY(check(m, args, &w.in, workspace, bytes));
     carry_arena arena = carry_arena_over(workspace, bytes);
-    carry_mixer_scan_take(m, &arena, &w);
-    carry_mixer_scan_start(&w);
+    carry_recurrence_scan_take(m, &arena, &w);
+    carry_recurrence_scan_start(&w);
     int64_t rows = p->batch * p->tokens * p->heads;
     memset(w.dq, 0, (size_t)(rows * p->key) * sizeof *w.dq);
     memset(w.dk, 0, (size_t)(rows * p->key) * sizeof *w.dk);
