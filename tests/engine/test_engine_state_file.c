@@ -5,6 +5,7 @@
 
 #include "core/hash.h"
 #include "core/tensor.h"
+#include "engine/generator.h"
 #include "hybrid_support.h"
 #include "model/lm/lm_state_file.h"
 
