@@ -3,7 +3,7 @@
 #define CARRY_CLI_CMD_GENERATE_H
 
 #include "cli/cli.h"
-#include "train/generate.h"
+#include "engine/generate.h"
 #include "tokenizer/chat.h"
 
 typedef struct cli_generating {

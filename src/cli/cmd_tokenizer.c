@@ -7,7 +7,7 @@
 #include "cli/cli.h"
 #include "core/error.h"
 #include "core/progress.h"
-#include "train/data/text.h"
+#include "tokenizer/text.h"
 #include "tokenizer/tokenizer.h"
 
 #define VOCABULARY 4096

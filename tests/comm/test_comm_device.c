@@ -1,6 +1,7 @@
 /* Communicators over others that move memory of a device, "peer" and "staged": the same collectives and messages as
    NCCL's, on 1 to 8 ranks that share the first GPU, or on CPU memory without a GPU, which takes the same
    way; order, sizes that differ, deadlines, a rank that leaves, refusals. */
+/* labels: gpu */
 #include "comm_buffers.h"
 
 #include "comm/rates.h"

@@ -1,5 +1,6 @@
 /* The communicator of GPUs: collectives and messages against plain loops, refusals, deadlines. One GPU has one rank,
    which sends to itself; with more, every GPU has one, as threads. Skipped aloud where there is no GPU or no NCCL. */
+/* labels: gpu */
 #include "comm_buffers.h"
 
 #include "core/clock.h"

@@ -1,5 +1,6 @@
 /* Every device there is: memory, copies both ways and within, fills, streams, events, graphs, pinned memory, where
    pointers point, refusals that leave it usable. On a machine without a GPU this walks the CPU alone and says so. */
+/* labels: gpu */
 #include "device/gpu.h"
 #include "support.h"
 

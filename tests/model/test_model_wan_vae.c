@@ -1,5 +1,6 @@
 /* Wan's autoencoder over random weights of small widths: cut into calls in every way, started anew, as bytes, by the
    names of its own file, and folders that do not fit. Its numbers are compared with others' by the golden wan-vae. */
+/* labels: gpu */
 #include "support.h"
 
 #include <math.h>

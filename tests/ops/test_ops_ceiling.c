@@ -1,4 +1,5 @@
 /* Ceilings: no product of the context runs faster, whichever way it goes; devices that are not there are refused. */
+/* labels: gpu */
 #include <math.h>
 #include <sys/resource.h>
 

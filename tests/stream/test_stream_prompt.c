@@ -1,5 +1,6 @@
 /* How soon a prompt is seen: one that comes while a chunk is denoised is that of the steps which are left, at least of
    the last; the first chunk that is begun after it has it from its first step. On every device. */
+/* labels: gpu */
 #include "stream_support.h"
 
 #include "carry/device.h"

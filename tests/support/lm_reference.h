@@ -7,7 +7,7 @@
 
 #include "support.h"
 
-#include "model/lm/layer_delta.h"
+#include "model/lm/mixers/delta.h"
 
 typedef struct reference {
     const carry_lm *lm;

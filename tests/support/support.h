@@ -11,6 +11,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
@@ -87,6 +88,19 @@ static inline int support_cases(int all, int few) {
    has no divisor in common with the loops' lengths still meets every value of each loop. */
 static inline bool support_takes(int turn, int few) {
     return turn % support_cases(1, few) == 0;
+}
+
+/* The path of golden vectors by name: of ../shared/vectors, which has more cases, or else of tests/golden/vectors.
+   False if neither has them. */
+static inline bool support_vectors(char *path, size_t size, const char *name) {
+    static const char *const folders[] = {"../shared/vectors", "tests/golden/vectors"};
+    for (int i = 0; i < 2; i++) {
+        (void)snprintf(path, size, "%s/%s/%s", CARRY_SOURCE, folders[i], name);
+        if (access(path, R_OK) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 /* Success, or the test fails with the library's own message. */

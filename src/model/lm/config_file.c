@@ -9,7 +9,7 @@
 #include "core/context.h"
 #include "core/file.h"
 #include "model/lm/config.h"
-#include "model/lm/layer_mixer.h"
+#include "model/lm/mixers/mixer.h"
 
 #define FILE_LIMIT ((size_t)4 << 20)
 
@@ -129,9 +129,7 @@ carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_k
 
 /* The tables of keys: NULL past the last. */
 static const carry_lm_key *table_at(int index) {
-    return index == 0                       ? carry_lm_model_keys
-           : index <= CARRY_LM_LAYER_MIXERS ? carry_lm_layer_mixer_at(index - 1)->keys
-                                            : NULL;
+    return index == 0 ? carry_lm_model_keys : index <= CARRY_LM_MIXERS ? carry_lm_mixer_at(index - 1)->keys : NULL;
 }
 
 static const carry_lm_key *find_key(const carry_json *node, carry_lm_kind kind) {

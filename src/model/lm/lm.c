@@ -37,7 +37,7 @@ static int64_t add_to_layer(carry_lm *lm, int64_t layer, const char *key, carry_
 /* Slots of one name are rows of one tensor. */
 static void list_slots(carry_lm *lm, int64_t layer, carry_lm_layer *l) {
     const carry_lm_config *c = &lm->config;
-    const carry_lm_layer_mixer *m = l->mixer;
+    const carry_lm_mixer *m = l->mixer;
     for (int i = 0, next; i < m->slots; i = next) {
         carry_lm_parameter whole = m->describe(c, i);
         l->slot[i].parameter = -1;
@@ -95,8 +95,8 @@ static void list_layer(carry_lm *lm, int64_t layer) {
     };
     const carry_lm_config *c = &lm->config;
     carry_lm_layer *l = &lm->layer[layer];
-    l->mixer = carry_lm_layer_mixer_at(c->layer[layer]);
-    l->norms_after = c->kind == CARRY_LM_OLMO_HYBRID && c->layer[layer] == CARRY_LM_LAYER_ATTENTION;
+    l->mixer = carry_lm_mixer_at(c->layer[layer]);
+    l->norms_after = c->kind == CARRY_LM_OLMO_HYBRID && c->layer[layer] == CARRY_LM_MIXER_ATTENTION;
     const int named = l->norms_after ? 2 : carry_lm_is_fla(c->kind) ? 0 : 1;
     l->norm[0] = add_to_layer(lm, layer, names[named][0], norm_of(c));
     const int64_t listed = lm->own.parameters;

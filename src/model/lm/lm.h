@@ -3,7 +3,7 @@
        h = embeddings[ids];  for every layer:  h += mixer(norm(h));  h += down(silu(gate(x)) * up(x)), x = norm(h)
        logits = lm_head norm(h)
 
-   or with norms after mixer and MLP. Every layer names its mixer: the delta rule, attention (layer_mixer.h).
+   or with norms after mixer and MLP. Every layer names its mixer: the delta rule, attention (mixers/mixer.h).
 
    Parameters and gradients are model/parameters.h, on one device, where all the work is done. A pass is a plan for
    batches of one shape: it states how much memory a call needs and allocates nothing in it. Model code calls operators
@@ -11,8 +11,8 @@
 #ifndef CARRY_MODEL_LM_H
 #define CARRY_MODEL_LM_H
 
-#include "model/lm/layer_mixer.h"
-#include "model/lm/mixer.h"
+#include "model/lm/mixers/mixer.h"
+#include "model/lm/recurrence/recurrence.h"
 #include "model/parameters.h"
 
 /* A slot of a mixer: rows of a parameter. */
@@ -22,7 +22,7 @@ typedef struct carry_lm_slot {
 } carry_lm_slot;
 
 typedef struct carry_lm_layer {
-    const carry_lm_layer_mixer *mixer;
+    const carry_lm_mixer *mixer;
     bool norms_after;                /* h += norm(f(h)); otherwise h += f(norm(h)) */
     int64_t norm[2], gate, up, down; /* parameters: of the norms of mixer and MLP; of the MLP. norm[0] is the first */
     carry_lm_slot slot[CARRY_LM_SLOTS];
@@ -82,12 +82,12 @@ carry_status carry_lm_load_weights(carry_lm *lm, const char *folder);
 
 typedef struct carry_lm_pass_options {
     int64_t batch, tokens;
-    int64_t sequences;           /* > 0: packed, batch being 1 */
-    carry_dtype dtype;           /* of activations: f32, bf16 or f16; weights are f32 */
-    bool forward_only;           /* no gradients will be asked for: layers share their memory */
-    bool recompute;              /* keep only what enters a layer and do its forward again in backward: the same bits */
-    const carry_lm_mixer *mixer; /* NULL: chunk, or linear without the delta rule */
-    const void *mixer_options;
+    int64_t sequences; /* > 0: packed, batch being 1 */
+    carry_dtype dtype; /* of activations: f32, bf16 or f16; weights are f32 */
+    bool forward_only; /* no gradients will be asked for: layers share their memory */
+    bool recompute;    /* keep only what enters a layer and do its forward again in backward: the same bits */
+    const carry_lm_recurrence *recurrence; /* NULL: chunk, or linear without the delta rule */
+    const void *recurrence_options;
 } carry_lm_pass_options;
 
 typedef struct carry_lm_pass carry_lm_pass;
@@ -149,17 +149,5 @@ carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_
    into another state, and going back to it is the same the other way. */
 carry_status carry_lm_state_save(carry_lm_state *state, int64_t sequence, const char *path);
 carry_status carry_lm_state_load(carry_lm_state *state, int64_t sequence, const char *path);
-
-/* Generation for `batch` sequences at once. A prompt is read by chunks, from where its sequence stands, then every step
-   takes one token of each sequence. logits are f32: [vocab] of the token after the prompt, [batch, vocab] after a step.
-   A prompt is read in pieces of bounded size. Steps allocate nothing but room for the keys and values of attention
-   layers, at intervals. */
-typedef struct carry_lm_generator carry_lm_generator;
-carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int64_t batch, carry_dtype dtype);
-void carry_lm_generator_free(carry_lm_generator *g);
-carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, const int64_t *ids, int64_t count,
-                                       float *logits);
-carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, float *logits);
-carry_lm_state *carry_lm_generator_state(carry_lm_generator *g);
 
 #endif

@@ -66,7 +66,7 @@ static void take_layers(carry_lm_pass *pass, carry_arena *arena) {
     }
     carry_lm_rows common;
     take_common(pass, arena, &common, true, true);
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+    for (int i = 0; i < CARRY_LM_MIXERS; i++) {
         const carry_lm_opened *mixer = &pass->mixer[i];
         if (mixer->mixer != NULL) {
             void *rows = pass->layer[i].mixer;
@@ -85,7 +85,7 @@ static void take_back(carry_lm_pass *pass, carry_arena *arena) {
     back->dx = carry_lm_take(pass, arena, dtype, c->hidden_size);
     back->dout = carry_lm_take(pass, arena, dtype, c->hidden_size);
     back->dmiddle_wide = carry_lm_take(pass, arena, dtype, c->intermediate);
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+    for (int i = 0; i < CARRY_LM_MIXERS; i++) {
         if (pass->mixer[i].mixer != NULL) {
             pass->mixer[i].mixer->take_back(pass, pass->mixer[i].opened, arena, pass->mixer[i].back);
         }
@@ -113,7 +113,7 @@ static size_t head_bytes(const carry_lm_pass *pass) {
 static size_t scratch_bytes(const carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
     size_t bytes = head_bytes(pass);
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+    for (int i = 0; i < CARRY_LM_MIXERS; i++) {
         if (pass->mixer[i].mixer != NULL) {
             bytes = larger(bytes, pass->mixer[i].mixer->scratch(pass, pass->mixer[i].opened));
         }
@@ -130,7 +130,7 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
         pass->ones = take_1d(pass, arena, CARRY_F32, widest);
         pass->factor = take_1d(pass, arena, CARRY_F32, widest);
     }
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+    for (int i = 0; i < CARRY_LM_MIXERS; i++) {
         if (pass->mixer[i].mixer != NULL && pass->mixer[i].mixer->take_once != NULL) {
             pass->mixer[i].mixer->take_once(pass, pass->mixer[i].opened, arena);
         }

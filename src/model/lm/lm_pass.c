@@ -16,7 +16,7 @@
 #define MAX_TOKENS ((int64_t)1 << 32)
 
 static void release(carry_lm_pass *pass) {
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+    for (int i = 0; i < CARRY_LM_MIXERS; i++) {
         if (pass->mixer[i].mixer != NULL) {
             pass->mixer[i].mixer->close(pass->mixer[i].opened);
         }
@@ -45,23 +45,23 @@ static carry_status check_options(carry_ctx *ctx, const carry_lm_pass_options *o
 /* Host memory: a struct of rows for each layer that has its own, and one of gradients for each mixer. */
 static carry_status make_structs(carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
-    const int64_t layers = pass->shares ? CARRY_LM_LAYER_MIXERS : c->num_hidden_layers;
+    const int64_t layers = pass->shares ? CARRY_LM_MIXERS : c->num_hidden_layers;
     size_t each = 1;
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
-        const carry_lm_layer_mixer *mixer = pass->mixer[i].mixer;
+    for (int i = 0; i < CARRY_LM_MIXERS; i++) {
+        const carry_lm_mixer *mixer = pass->mixer[i].mixer;
         each = mixer != NULL && mixer->rows_size > each ? mixer->rows_size : each;
         each = mixer != NULL && mixer->back_size > each ? mixer->back_size : each;
     }
     pass->layer = calloc((size_t)layers, sizeof *pass->layer);
     pass->h = calloc((size_t)c->num_hidden_layers + 1, sizeof *pass->h);
-    pass->structs = calloc((size_t)layers + CARRY_LM_LAYER_MIXERS, each);
+    pass->structs = calloc((size_t)layers + CARRY_LM_MIXERS, each);
     if (pass->layer == NULL || pass->h == NULL || pass->structs == NULL) {
         return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
     }
     for (int64_t i = 0; i < layers; i++) {
         pass->layer[i].mixer = pass->structs + (size_t)i * each;
     }
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+    for (int i = 0; i < CARRY_LM_MIXERS; i++) {
         pass->mixer[i].back = pass->structs + (size_t)(layers + i) * each;
     }
     return CARRY_OK;
@@ -73,7 +73,7 @@ static carry_status open_mixers(carry_lm_pass *pass) {
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
         carry_lm_opened *at = &pass->mixer[c->layer[i]];
         if (at->mixer == NULL) {
-            const carry_lm_layer_mixer *mixer = carry_lm_layer_mixer_at(c->layer[i]);
+            const carry_lm_mixer *mixer = carry_lm_mixer_at(c->layer[i]);
             CARRY_TRY(mixer->open(pass, &at->opened));
             at->mixer = mixer;
         }
@@ -86,7 +86,7 @@ static void describe(carry_lm_pass *pass) {
                                    1e-6 * (double)pass->memory, carry_dtype_name(pass->options.dtype),
                                    pass->options.recompute ? ", layers done again in backward" : "");
     bool first = true;
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS && used < sizeof pass->about; i++) {
+    for (int i = 0; i < CARRY_LM_MIXERS && used < sizeof pass->about; i++) {
         if (pass->mixer[i].mixer != NULL) {
             used += (size_t)snprintf(pass->about + used, sizeof pass->about - used, "%s%s", first ? "" : "; ",
                                      pass->mixer[i].mixer->plan(pass->mixer[i].opened));
@@ -318,7 +318,7 @@ carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args) {
     if (args->state != NULL) {
         CARRY_TRY(carry_lm_state_reserve(args->state, pass->options.tokens, pass->options.dtype));
     }
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
+    for (int i = 0; i < CARRY_LM_MIXERS; i++) {
         if (pass->mixer[i].mixer != NULL && pass->mixer[i].mixer->begin != NULL) {
             CARRY_TRY(pass->mixer[i].mixer->begin(pass, pass->mixer[i].opened, args));
         }

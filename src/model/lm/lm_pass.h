@@ -22,7 +22,7 @@ typedef struct carry_lm_back {
 
 /* A mixer that some layers have. */
 typedef struct carry_lm_opened {
-    const carry_lm_layer_mixer *mixer; /* NULL: no layer has it */
+    const carry_lm_mixer *mixer; /* NULL: no layer has it */
     void *opened;
     void *back;
 } carry_lm_opened;
@@ -32,7 +32,7 @@ struct carry_lm_pass {
     carry_lm *lm;
     carry_lm_pass_options options;
     int64_t tokens; /* of the whole batch */
-    carry_lm_opened mixer[CARRY_LM_LAYER_MIXERS];
+    carry_lm_opened mixer[CARRY_LM_MIXERS];
     size_t memory;
     char about[256];
     unsigned char *structs; /* the mixers' structs of rows and gradients */

@@ -14,7 +14,7 @@
 #define CARRY_TRAIN_CORPUS_H
 
 #include "train/data/source.h"
-#include "train/data/text.h"
+#include "tokenizer/text.h"
 #include "tokenizer/tokenizer.h"
 
 typedef struct carry_corpus_options {
