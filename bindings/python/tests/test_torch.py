@@ -326,7 +326,7 @@ def test_mixed_types_are_computed_in_float32(function):
     types = {"q": torch.bfloat16, "k": torch.float32, "v": torch.float16, "g": torch.bfloat16, "beta": torch.float16}
     mixed = {name: x.to(types.get(name, x.dtype)).requires_grad_() for name, x in given.items()}
     o, _ = function(**mixed)
-    wanted, _ = function(**{name: x.detach().float() for name, x in mixed.items()})
+    wanted, _ = function(**{name: x.detach().float().requires_grad_() for name, x in mixed.items()})
     assert o.dtype == (torch.bfloat16 if "chunk" in function.__name__ else torch.float16)
     assert torch.equal(o, wanted.to(o.dtype))
     o.float().square().sum().backward()

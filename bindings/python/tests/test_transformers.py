@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 
 import pytest
@@ -10,7 +11,8 @@ import libcarry
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: its tests are skipped")
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: its models are not run")
-pytest.importorskip("fla", reason="flash-linear-attention is not installed: patch_fla needs it")
+if importlib.util.find_spec("fla") is None:  # not imported here: test_fla.py has another one
+    pytest.skip("flash-linear-attention is not installed: patch_fla needs it", allow_module_level=True)
 
 SIZES = {
     "hidden_size": 32, "vocab_size": 64, "num_hidden_layers": 4, "intermediate_size": 48, "num_attention_heads": 2,
@@ -58,7 +60,8 @@ def test_a_model_on_the_cpu_equals_its_own_functions(name, monkeypatch):
     assert not torch.equal(logits, wanted_logits)  # otherwise Carry was not called
     torch.testing.assert_close(logits, wanted_logits, rtol=0, atol=1e-4 * float(wanted_logits.abs().max()))
     assert gradients.keys() == wanted_gradients.keys()
-    for parameter, gradient in wanted_gradients.items():
-        scale = float(gradient.abs().max())
-        torch.testing.assert_close(gradients[parameter], gradient, rtol=0, atol=1e-3 * scale + 1e-9, msg=parameter)
+    largest = max(float(gradient.abs().max()) for gradient in wanted_gradients.values())
+    for parameter, gradient in wanted_gradients.items():  # those of dt_bias are sums that cancel to 1e-5 of the largest
+        allowed = 1e-4 * float(gradient.abs().max()) + 1e-6 * largest
+        torch.testing.assert_close(gradients[parameter], gradient, rtol=0, atol=allowed, msg=parameter)
     assert torch.equal(text, model.generate(ids[:, :5], max_new_tokens=8, do_sample=False))
