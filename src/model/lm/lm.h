@@ -1,9 +1,9 @@
 /* Language models: a list of layers between embeddings and a head.
 
-       h = embeddings[ids];  for every layer:  h += mixer(norm(h));  h += down(silu(gate(x)) * up(x)), x = norm(h)
+       h = embeddings[ids];  for every layer:  h += mixer(norm(h));  h += feedforward(norm(h))
        logits = lm_head norm(h)
 
-   or with norms after mixer and MLP. Every layer names its mixer: the delta rule, attention (mixers/mixer.h).
+   or with norms after mixer and feed-forward. Every layer names both (part.h).
 
    Parameters and gradients are model/parameters.h, on one device, where all the work is done. A pass is a plan for
    batches of one shape: it states how much memory a call needs and allocates nothing in it. Model code calls operators
@@ -11,22 +11,14 @@
 #ifndef CARRY_MODEL_LM_H
 #define CARRY_MODEL_LM_H
 
+#include "model/lm/feedforward/feedforward.h"
 #include "model/lm/mixers/mixer.h"
 #include "model/lm/recurrence/recurrence.h"
 #include "model/parameters.h"
 
-/* A slot of a mixer: rows of a parameter. */
-typedef struct carry_lm_slot {
-    int64_t parameter;   /* -1: the model has none */
-    int64_t first, rows; /* rows 0: all of it */
-} carry_lm_slot;
-
 typedef struct carry_lm_layer {
-    const carry_lm_mixer *mixer;
-    bool norms_after;                /* h += norm(f(h)); otherwise h += f(norm(h)) */
-    int64_t norm[2], gate, up, down; /* parameters: of the norms of mixer and MLP; of the MLP. norm[0] is the first */
-    carry_lm_slot slot[CARRY_LM_SLOTS];
-    int64_t rest, rest_rows; /* on a GPU: rows of zeros after the mixer's maps, where they begin in the flat buffers */
+    bool norms_after; /* h += norm(f(h)); otherwise h += f(norm(h)) */
+    carry_lm_sublayer mixer, feedforward;
 } carry_lm_layer;
 
 typedef struct carry_lm {

@@ -49,7 +49,7 @@ static carry_status make(carry_lm_state *state) {
     state->about = calloc((size_t)state->layers, sizeof *state->about);
     if (state->length != NULL && state->part != NULL && state->about != NULL) {
         for (int64_t layer = 0; layer < state->layers; layer++) {
-            (void)lm->layer[layer].mixer->state(&lm->config, state->about[layer]);
+            (void)lm->layer[layer].mixer.part->state(&lm->config, state->about[layer]);
         }
         carry_arena arena = carry_arena_over(NULL, 0);
         place(state, &arena);
