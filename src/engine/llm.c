@@ -14,8 +14,8 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "engine/generator.h"
-#include "model/host.h"
 #include "engine/sample.h"
+#include "model/host.h"
 
 struct carry_llm_state {
     carry_llm *model;
@@ -100,7 +100,8 @@ static void find_ends(carry_llm *llm) {
     if (carry_file_in(llm->ctx, path, llm->folder, "tokenizer.json") == CARRY_OK && access(path, F_OK) == 0 &&
         carry_tokenizer_open(llm->ctx, &model.tokenizer, path) != CARRY_OK) {
         model.tokenizer = NULL;
-        carry_log(llm->ctx, CARRY_LOG_WARNING, "the tokens of this tokenizer do not end texts: %s", carry_ctx_error(llm->ctx));
+        carry_log(llm->ctx, CARRY_LOG_WARNING, "the tokens of this tokenizer do not end texts: %s",
+                  carry_ctx_error(llm->ctx));
     }
     carry_model_find_ends(llm->ctx, &model);
     const int64_t first[] = {model.end, model.other_end};

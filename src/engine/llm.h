@@ -24,8 +24,8 @@ struct carry_llm {
     char *folder;
     int64_t ends[CARRY_MODEL_ENDS + 2]; /* of carry_llm_ends */
     int end_count;                      /* -1: not read yet */
-    int generating; /* calls of carry_llm_generate under way, one inside the other */
-    bool is_closed; /* by one of their callbacks: freed when the outermost returns */
+    int generating;                     /* calls of carry_llm_generate under way, one inside the other */
+    bool is_closed;                     /* by one of their callbacks: freed when the outermost returns */
     carry_llm_training training;
 };
 

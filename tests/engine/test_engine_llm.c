@@ -315,8 +315,7 @@ static bool use_inside(void *user, int64_t token) {
     assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_read(in->state, &token, 1, NULL));
     assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_state_clear(in->state));
     assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_state_load(in->state, in_folder("state")));
-    assert_refused(in->ctx, CARRY_EARGUMENT, "in use",
-                   carry_llm_generate(in->state, &token, 1, &options, NULL, NULL));
+    assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_generate(in->state, &token, 1, &options, NULL, NULL));
     assert_ok(in->ctx, carry_llm_state_new(in->llm, &other));
     assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_state_copy(in->state, other));
     assert_ok(in->ctx, carry_llm_state_copy(other, in->state));

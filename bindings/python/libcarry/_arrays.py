@@ -179,7 +179,7 @@ def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
 
 
 def packed_rows(array: Any) -> Any:
-    """The array, or a packed copy if its last index is not contiguous (transformers' Qwen3.5 passes such q, k and v)."""
+    """The array, or a packed copy if its last index is not contiguous, as in transformers' Qwen3.5."""
     if is_torch(array):
         return array if array.ndim == 0 or array.shape[-1] <= 1 or array.stride(-1) == 1 else array.contiguous()
     size = array.dtype.itemsize

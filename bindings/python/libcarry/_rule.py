@@ -5,7 +5,7 @@ delta.py reads its arguments into `Inputs` and `Options`; from there on numpy an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref
 from typing import Any, NamedTuple
 
@@ -85,9 +85,9 @@ def _plan(x: Inputs, options: Options) -> tuple[Context, Plan]:
 
 def _readable(x: Inputs) -> Inputs:
     """The inputs, with packed copies of those whose strides or alignment the kernels do not support."""
-    if device_number(x.q) == 0:
-        rows_of, whole_of = packed_rows, packed
-    else:
+    rows_of: Callable[[Any], Any] = packed_rows
+    whole_of: Callable[[Any], Any] = packed
+    if device_number(x.q) != 0:
         from . import _cuda
 
         rows_of, whole_of = _cuda.readable, _cuda.packed

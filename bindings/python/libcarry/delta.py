@@ -197,7 +197,8 @@ def fused_recurrent_gated_delta_rule(
         beta_factor=beta_factor_of(use_beta_sigmoid_in_kernel, allow_neg_eigval),
         method="recurrent",
     )
-    return _apply(_inputs(q, k, v, gate, beta, initial_state, cu_seqlens, A_log, dt_bias), options, output_final_state, v)
+    x = _inputs(q, k, v, gate, beta, initial_state, cu_seqlens, A_log, dt_bias)
+    return _apply(x, options, output_final_state, v)
 
 
 def chunk_kda(

@@ -1,8 +1,8 @@
 """Language models from a folder: logits, states, generation and training steps. include/carry/model.h from Python.
 
-    model = libcarry.load("Qwen3.5-0.8B", dtype="bf16")
-    print(model.generate("Once upon a time", max_new_tokens=64))     # with the tokenizers package
-    ids = model.generate([1, 2, 3], max_new_tokens=64, temperature=0)
+model = libcarry.load("Qwen3.5-0.8B", dtype="bf16")
+print(model.generate("Once upon a time", max_new_tokens=64))     # with the tokenizers package
+ids = model.generate([1, 2, 3], max_new_tokens=64, temperature=0)
 """
 
 from __future__ import annotations

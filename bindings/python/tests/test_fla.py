@@ -84,15 +84,21 @@ def test_layers_loaded_before_and_after_call_carry_until_undone(fla):
 
 def test_functions_that_enclose_one_call_carry_until_undone(fla):
     """As transformers keeps it, in a wrapper that is made when its module is imported."""
+
+    def wrap(inner):
+        def wrapped(**given):
+            return inner(**given)
+
+        return wrapped
+
     module = type(sys)("keeps_one")
-    exec("def wrap(inner):\n    def wrapped(**given): return inner(**given)\n    return wrapped", vars(module))
     original = importlib.import_module("fla.ops").chunk_gated_delta_rule
     sys.modules[module.__name__] = module
     try:
-        module.early = module.wrap(original)
+        module.early = wrap(original)
         with libcarry.patch_fla():
             assert module.early(**given())[0].shape == (1, 9, 4, 8)
-            module.late = module.wrap(importlib.import_module("fla.ops").chunk_gated_delta_rule)
+            module.late = wrap(importlib.import_module("fla.ops").chunk_gated_delta_rule)
         assert module.early() == "fla" and module.late() == "fla"
     finally:
         del sys.modules[module.__name__]

@@ -163,7 +163,10 @@ def test_close_of_another_thread_waits_for_generate(model: libcarry.model.Model)
 def test_threads_take_turns(model: libcarry.model.Model) -> None:
     wanted = model.generate([1, 2], 30, temperature=0, eos_token_id=())
     found: list[list[int]] = []
-    run = lambda: found.append(model.generate([1, 2], 30, temperature=0, eos_token_id=()))  # noqa: E731
+
+    def run() -> None:
+        found.append(model.generate([1, 2], 30, temperature=0, eos_token_id=()))
+
     threads = [threading.Thread(target=run) for _ in range(4)]
     for thread in threads:
         thread.start()
@@ -199,7 +202,8 @@ def test_texts_end_where_the_folder_says(folder: Path, rng: np.random.Generator)
         ends = min(whole.index(whole[5]), whole.index(whole[8]))
         assert model.generate([1, 2, 3], 12, temperature=0) == whole[:ends]
         assert model.generate([1, 2, 3], 12, temperature=0, eos_token_id=()) == whole
-        assert model.generate([1, 2, 3], 12, temperature=0, eos_token_id=np.int64(whole[2])) == whole[: whole.index(whole[2])]
+        third = np.int64(whole[2])
+        assert model.generate([1, 2, 3], 12, temperature=0, eos_token_id=third) == whole[: whole.index(whole[2])]
 
 
 def test_a_device_that_is_not_here_is_named(folder: Path) -> None:

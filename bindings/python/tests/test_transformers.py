@@ -22,7 +22,11 @@ SIZES = {
 }  # fmt: skip
 MODELS = {
     "Qwen3_5": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
-    "OlmoHybrid": ("OlmoHybridConfig", "OlmoHybridForCausalLM", {"num_key_value_heads": 2, "linear_num_value_heads": 2}),
+    "OlmoHybrid": (
+        "OlmoHybridConfig",
+        "OlmoHybridForCausalLM",
+        {"num_key_value_heads": 2, "linear_num_value_heads": 2},
+    ),
 }
 FUNCTIONS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 
