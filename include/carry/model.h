@@ -64,7 +64,8 @@ CARRY_API int64_t carry_llm_state_length(const carry_llm_state *state); /* the n
 CARRY_API carry_status carry_llm_state_clear(carry_llm_state *state);
 /* Copies a state to another one of the same model: takes a snapshot, or restores one. */
 CARRY_API carry_status carry_llm_state_copy(carry_llm_state *to, const carry_llm_state *from);
-/* Write to and read from a file. A file saved from another model is refused. */
+/* Write to and read from a file. A damaged file, and one saved from another model, is refused; the state is then
+   unchanged. */
 CARRY_API carry_status carry_llm_state_save(carry_llm_state *state, const char *path);
 CARRY_API carry_status carry_llm_state_load(carry_llm_state *state, const char *path);
 

@@ -263,6 +263,7 @@ static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, flo
         CARRY_TRY(carry_graph_launch(ctx, device, g->graph, carry_ctx_stream(ctx, device)));
         carry_lm_state_advance(g->state, 1);
     }
+    carry_lm_state_tell(g->state, ids, 1);
     CARRY_TRY(carry_read(ctx, seen, g->wide));
     memcpy(logits, g->pinned_logits, (size_t)(g->batch * vocabulary) * sizeof *logits);
     return CARRY_OK;
