@@ -196,26 +196,26 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
     CARRY_SPAN(plan->ctx, "delta", "through states");
     if (s->exact) { /* other roundings than below: the bits of f32 problems stay */
         const double at_last = plan->kernels->rows->delta_states(&(carry_delta_states){.tokens = tokens,
-                                                                                      .key = K,
-                                                                                      .value = V,
-                                                                                      .on_R = s->by_state,
-                                                                                      .on_O = s->by_state + tokens * K,
-                                                                                      .on_end = s->by_end,
-                                                                                      .q = s->rows.q,
-                                                                                      .k = s->rows.k,
-                                                                                      .dR = s->gradients,
-                                                                                      .v = s->v,
-                                                                                      .S = S,
-                                                                                      .dS = dS,
-                                                                                      .fade = s->heads.fade,
-                                                                                      .left = s->heads.left,
-                                                                                      .beta = s->heads.beta,
-                                                                                      .scale = plan->scale,
-                                                                                      .end = s->heads.end[0],
-                                                                                      .dq = s->dq,
-                                                                                      .dk = s->dk,
-                                                                                      .dbeta = s->dbeta,
-                                                                                      .dG = s->dG});
+                                                                                       .key = K,
+                                                                                       .value = V,
+                                                                                       .on_R = s->by_state,
+                                                                                       .on_O = s->by_state + tokens * K,
+                                                                                       .on_end = s->by_end,
+                                                                                       .q = s->rows.q,
+                                                                                       .k = s->rows.k,
+                                                                                       .dR = s->gradients,
+                                                                                       .v = s->v,
+                                                                                       .S = S,
+                                                                                       .dS = dS,
+                                                                                       .fade = s->heads.fade,
+                                                                                       .left = s->heads.left,
+                                                                                       .beta = s->heads.beta,
+                                                                                       .scale = plan->scale,
+                                                                                       .end = s->heads.end[0],
+                                                                                       .dq = s->dq,
+                                                                                       .dk = s->dk,
+                                                                                       .dbeta = s->dbeta,
+                                                                                       .dG = s->dG});
         s->dG[tokens - 1] += at_last;
         return;
     }
@@ -342,8 +342,7 @@ static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_h
             back->on_dt_bias[at] += given;
         }
         if (back->args->dg.data != NULL) {
-            carry_delta_scalar_store(&back->args->dg, u->sequence->batch, first + i, value_head,
-                                     (float)given);
+            carry_delta_scalar_store(&back->args->dg, u->sequence->batch, first + i, value_head, (float)given);
         }
     }
 }

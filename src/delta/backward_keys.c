@@ -185,6 +185,6 @@ void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64
             s->key_dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0f : (float)dg[c];
         }
     }
-    carry_delta_store(plan, &u->back->args->dg, s->key_dG, u->sequence->batch, u->sequence->start + t, value_head, tokens,
-                      0, K);
+    carry_delta_store(plan, &u->back->args->dg, s->key_dG, u->sequence->batch, u->sequence->start + t, value_head,
+                      tokens, 0, K);
 }

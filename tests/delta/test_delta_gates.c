@@ -239,7 +239,7 @@ static void parameters_of_the_gate_are_no_worse_either(void **unused) {
         int64_t tokens, key, value;
         float level, spread; /* of a */
         bool l2norm;
-    } cases[] = {{155, 24, 16, 2.0f, 4.0f, false}, {260, 32, 4, 4.0f, 0.1f, true}, {264, 64, 24, 4.0f, 4.0f, true},
+    } cases[] = {{155, 24, 16, 2.0f, 4.0f, false}, {260, 32, 4, 4.0f, 0.1f, true},  {264, 64, 24, 4.0f, 4.0f, true},
                  {300, 16, 64, 4.0f, 4.0f, false}, {142, 96, 64, 4.0f, 1.0f, true}, {280, 24, 24, 0.0f, 4.0f, false}};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -293,8 +293,7 @@ static void kept_memory_changes_no_bit(void **unused) {
             carry_delta_plan *plan;
             call c;
             run_method(ctx, &w, carry_delta_name(m), w.wanted, false, false);
-            assert_ok(ctx,
-                      carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = carry_delta_name(m)}));
+            assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = carry_delta_name(m)}));
             size_t bytes = carry_delta_backward_workspace(plan) + carry_delta_forward_workspace(plan);
             void *workspace = malloc(bytes);
             assert_non_null(workspace);

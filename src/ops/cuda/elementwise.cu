@@ -32,12 +32,8 @@ static __device__ __forceinline__ float apply(int op, float x, float y) {
     }
 }
 
-template <typename A, typename B> struct is_same_type {
-    static const bool value = false;
-};
-template <typename A> struct is_same_type<A, A> {
-    static const bool value = true;
-};
+template <typename A, typename B> struct is_same_type { static const bool value = false; };
+template <typename A> struct is_same_type<A, A> { static const bool value = true; };
 
 /* A conversion of a type to itself is a copy: a signalling NaN, which narrow() would make quiet, keeps its bits. */
 template <typename To, typename X, bool PAIR>
@@ -126,8 +122,7 @@ template <typename E> __global__ void __launch_bounds__(THREADS) fill_kernel(E *
     }
 }
 
-template <typename E>
-static void launch_fill(const carry_tensor &to, const unsigned char *bits, cudaStream_t stream) {
+template <typename E> static void launch_fill(const carry_tensor &to, const unsigned char *bits, cudaStream_t stream) {
     E value;
     memcpy(&value, bits, sizeof value);
     int64_t count = carry_tensor_count(&to);
