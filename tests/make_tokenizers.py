@@ -5,7 +5,7 @@ the texts of texts.txt, and what the package makes of them.
     python3 tests/make_tokenizers.py FOLDER      tokenizers 0.23.3 made the files that are kept
 
 texts.txt has a text a line, in hexadecimal. KIND.txt has for each its tokens, special ones of the template included, then
-" : " and the text that they are decoded to, "=" where it is the text itself. Used by test_train_tokenizer_kinds.c and
+" : " and the text that they are decoded to, "=" where it is the text itself. Used by test_tokenizer_kinds.c and
 compare_tokenizers.py."""
 
 import json

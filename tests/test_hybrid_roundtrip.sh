@@ -3,7 +3,7 @@
 # CARRY_PYTHON names the Python that has torch and transformers.
 set -eu
 carry=$1
-vectors=$2
+vectors=$2/tests/golden/vectors
 python=${CARRY_PYTHON:-python3}
 here=$(dirname "$0")
 if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
@@ -12,10 +12,7 @@ if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
 fi
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-seen=0
 for model in lm-qwen3_5 lm-olmo_hybrid; do
-    [ -e "$vectors/$model" ] || continue
-    seen=$((seen + 1))
     CARRY_STORE=$made/store "$carry" train --model "$vectors/$model" --task copy --steps 2 --batch 2 --length 64 \
         --out "$made/$model" > "$made/log" 2>&1 || { cat "$made/log"; exit 1; }
     "$python" "$here/hybrid_roundtrip.py" "$made/$model/latest" > "$made/log" 2>&1 || { cat "$made/log"; exit 1; }
@@ -24,4 +21,3 @@ for model in lm-qwen3_5 lm-olmo_hybrid; do
     awk '$4 == "logits" || $4 == "loss" { print; seen += ($6 < 5e-5) } END { exit seen != 2 }' "$made/checked" ||
         { cat "$made/checked"; exit 1; }
 done
-[ "$seen" -gt 0 ] || { echo "skipped: the vectors are not here"; exit 77; }

@@ -4,8 +4,8 @@
 
 #include "cli/cli.h"
 #include "core/progress.h"
-#include "train/evaluate.h"
-#include "train/data/wikitext.h"
+#include "engine/evaluate.h"
+#include "tokenizer/wikitext.h"
 
 typedef struct desk {
     cli_common common;

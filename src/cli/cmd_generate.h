@@ -3,8 +3,8 @@
 #define CARRY_CLI_CMD_GENERATE_H
 
 #include "cli/cli.h"
-#include "train/generate.h"
-#include "train/tokenizer/chat.h"
+#include "engine/generate.h"
+#include "tokenizer/chat.h"
 
 typedef struct cli_generating {
     cli_common common;

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "cli/cmd_generate.h"
-#include "model/json.h"
+#include "core/json.h"
 
 #define MESSAGES_BYTES ((size_t)64 << 20)
 

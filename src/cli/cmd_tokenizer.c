@@ -7,8 +7,8 @@
 #include "cli/cli.h"
 #include "core/error.h"
 #include "core/progress.h"
-#include "train/data/text.h"
-#include "train/tokenizer/tokenizer.h"
+#include "tokenizer/text.h"
+#include "tokenizer/tokenizer.h"
 
 #define VOCABULARY 4096
 #define LEAST 2

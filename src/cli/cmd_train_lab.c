@@ -10,7 +10,7 @@
 #ifdef CARRY_HAVE_LAB
 #include "core/file.h"
 #include "lab/store/store.h"
-#include "model/json_write.h"
+#include "core/json_write.h"
 #include "lab/yaml.h"
 
 #define CONFIG_BYTES ((size_t)1 << 20)

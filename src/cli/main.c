@@ -11,14 +11,14 @@
 #include "core/nearest.h"
 
 const cli_verb *const cli_verbs[] = {
-    &cli_list,   &cli_plan,     &cli_check, &cli_bench,
+    &cli_list,     &cli_plan,   &cli_check,     &cli_bench,
 #ifdef CARRY_HAVE_LAB
-    &cli_run,    &cli_report,   &cli_runs,  &cli_profile,   &cli_climb, &cli_job, &cli_cards,
+    &cli_run,      &cli_report, &cli_runs,      &cli_profile, &cli_climb, &cli_job, &cli_cards,
 #endif
 #ifdef CARRY_HAVE_TRAIN
-    &cli_train,  &cli_generate, &cli_eval,  &cli_tokenizer,
+    &cli_train,
 #endif
-    &cli_stream, NULL,
+    &cli_generate, &cli_eval,   &cli_tokenizer, &cli_stream,  NULL,
 };
 
 #ifdef CARRY_HAVE_LAB
@@ -38,22 +38,15 @@ static bool needs_lab(const char *name) {
 }
 #endif
 
-#ifdef CARRY_HAVE_TRAIN
+/* True if this build lacks training, which the verb needs. */
 static bool needs_train(const char *name) {
+#ifdef CARRY_HAVE_TRAIN
     (void)name;
     return false;
-}
 #else
-static bool needs_train(const char *name) {
-    static const char *const verbs[] = {"train", "generate", "eval", "tokenizer"};
-    for (size_t i = 0; i < sizeof verbs / sizeof verbs[0]; i++) {
-        if (strcmp(name, verbs[i]) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
+    return strcmp(name, "train") == 0;
 #endif
+}
 
 static int processes; /* --processes, or 0 */
 
@@ -105,7 +98,7 @@ static int refuse_verb(const char *name) {
                           name);
     }
     if (needs_train(name)) {
-        return cli_refuse("this carry was built without training, which '%s' needs: build it where PCRE2 is found",
+        return cli_refuse("this carry was built without training, which '%s' needs: build it with CARRY_TRAIN=ON",
                           name);
     }
     carry_nearest near = carry_nearest_to(name);

@@ -7,7 +7,7 @@
 #include "cli/cli.h"
 #include "cli/ranks.h"
 #include "core/clock.h"
-#include "model/json_write.h"
+#include "core/json_write.h"
 
 #define WHOLE 9007199254740992.0 /* 2^53: every whole number below it is exact */
 

@@ -10,7 +10,7 @@
 
 #include "core/error.h"
 #include "core/shared.h"
-#include "model/weights.h"
+#include "file/weights.h"
 
 #define DEMO "models/shapes"
 

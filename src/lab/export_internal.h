@@ -5,7 +5,7 @@
 #include <stdio.h>
 
 #include "lab/store/store.h"
-#include "model/json_write.h"
+#include "core/json_write.h"
 
 /* The object that was begun in text is ended and written as one line. */
 carry_status carry_export_line(carry_ctx *ctx, FILE *to, const carry_run *run, carry_json_text *text);

@@ -10,7 +10,7 @@
 #include <stdint.h>
 
 #include "carry/context.h"
-#include "model/json_write.h"
+#include "core/json_write.h"
 
 #define CARRY_PROMPT_BYTES 4096 /* of one prompt; what is longer is refused, not cut */
 #define CARRY_PROMPTS 8

@@ -2,7 +2,7 @@
 #ifndef CARRY_STREAM_CONTROLS_JSON_H
 #define CARRY_STREAM_CONTROLS_JSON_H
 
-#include "model/json.h"
+#include "core/json.h"
 #include "stream/controls.h"
 
 /* Changes the state by what the object says. On refusal the state is between the two: callers give a copy. */

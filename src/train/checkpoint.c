@@ -11,9 +11,9 @@
 
 #include "core/error.h"
 #include "core/span.h"
-#include "model/json_write.h"
-#include "model/safetensors.h"
-#include "train/checkpoint_files.h"
+#include "core/json_write.h"
+#include "file/safetensors.h"
+#include "file/checkpoint_files.h"
 
 static carry_status cannot(carry_ctx *ctx, const char *path) {
     return carry_fail(ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));

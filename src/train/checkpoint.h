@@ -17,11 +17,11 @@
 
 #include "core/file.h"
 #include "core/sink.h"
-#include "model/json.h"
+#include "core/json.h"
 #include "train/data/batches.h"
 #include "model/parameters.h"
 #include "train/optimizer.h"
-#include "train/tokenizer/tokenizer.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct carry_run_folder {
     char path[CARRY_FILE_PATH];
@@ -68,9 +68,6 @@ typedef struct carry_found {
    wrong. CARRY_ENOTFOUND when there is none. */
 carry_status carry_checkpoint_find(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink);
 void carry_found_free(carry_found *found);
-/* A model that lies in a checkpoint, or was copied from one with its train.json: its files but the optimizer's state
-   are compared with the sizes and checksums there. Nothing to do where there is no train.json. */
-carry_status carry_checkpoint_verify_model(carry_ctx *ctx, const char *folder);
 /* The slice's m and v, from the checkpoint. */
 carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *optimizer);
 /* The weights that were trained, of a checkpoint whose model is their average. */

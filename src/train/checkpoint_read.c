@@ -8,11 +8,9 @@
 #include <sys/stat.h>
 
 #include "core/error.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 #include "train/checkpoint.h"
-#include "train/checkpoint_files.h"
-
-#define NOTE_BYTES ((size_t)1 << 20) /* of train.json, at most */
+#include "file/checkpoint_files.h"
 
 bool carry_run_folder_is_used(const char *path) {
     carry_ctx *ctx = NULL;
@@ -53,98 +51,37 @@ void carry_found_free(carry_found *found) {
     found->document = NULL;
 }
 
-static carry_status take_whole(carry_ctx *ctx, int64_t *to, const carry_json *object, const char *key,
-                               const char *path) {
-    const carry_json *node = carry_json_find(object, key);
-    if (node == NULL || node->kind != CARRY_JSON_NUMBER || !node->whole || node->as.number.integer < 0) {
-        return carry_fail(ctx, CARRY_EFORMAT, "%s has no whole number '%s'", path, key);
-    }
-    *to = node->as.number.integer;
-    return CARRY_OK;
-}
-
 static carry_status take_note(carry_ctx *ctx, carry_found *found, const char *path) {
     const carry_json *root = found->document;
     const carry_json *position = carry_json_find(root, "position");
     int64_t format;
     int64_t source;
-    CARRY_TRY(take_whole(ctx, &format, root, "format", path));
+    CARRY_TRY(carry_checkpoint_whole(ctx, &format, root, "format", path));
     if (format != CARRY_CHECKPOINT_FORMAT) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s has format %" PRId64 ", but this carry supports %d", path,
                           format, CARRY_CHECKPOINT_FORMAT);
     }
-    CARRY_TRY(take_whole(ctx, &found->step, root, "step", path));
-    CARRY_TRY(take_whole(ctx, &found->seen, root, "tokens", path));
-    CARRY_TRY(take_whole(ctx, &found->position.epoch, position, "epoch", path));
-    CARRY_TRY(take_whole(ctx, &found->position.window, position, "window", path));
-    CARRY_TRY(take_whole(ctx, &found->position.row, position, "row", path));
-    CARRY_TRY(take_whole(ctx, &source, root, "source", path));
+    CARRY_TRY(carry_checkpoint_whole(ctx, &found->step, root, "step", path));
+    CARRY_TRY(carry_checkpoint_whole(ctx, &found->seen, root, "tokens", path));
+    CARRY_TRY(carry_checkpoint_whole(ctx, &found->position.epoch, position, "epoch", path));
+    CARRY_TRY(carry_checkpoint_whole(ctx, &found->position.window, position, "window", path));
+    CARRY_TRY(carry_checkpoint_whole(ctx, &found->position.row, position, "row", path));
+    CARRY_TRY(carry_checkpoint_whole(ctx, &source, root, "source", path));
     found->source = (uint32_t)source;
     return CARRY_OK;
-}
-
-/* Is this one of the files that a checkpoint has? Names in a file from elsewhere are not paths to follow. */
-static bool is_known(const carry_json *name) {
-    for (int i = 0; carry_checkpoint_files[i] != NULL; i++) {
-        if (carry_json_is_text(name, carry_checkpoint_files[i])) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static carry_status check_file(carry_ctx *ctx, const carry_json *entry, const char *folder, const char *note) {
-    const carry_json *name = carry_json_find(entry, "name");
-    char path[CARRY_FILE_PATH];
-    int64_t bytes;
-    int64_t crc;
-    int64_t has_bytes;
-    uint32_t has_crc;
-    if (!is_known(name)) {
-        return carry_fail(ctx, CARRY_EFORMAT, "%s lists a file that checkpoints do not have", note);
-    }
-    CARRY_TRY(take_whole(ctx, &bytes, entry, "bytes", note));
-    CARRY_TRY(take_whole(ctx, &crc, entry, "crc32c", note));
-    CARRY_TRY(carry_file_in(ctx, path, folder, name->as.text.bytes));
-    CARRY_TRY(carry_checkpoint_sum(ctx, path, &has_bytes, &has_crc));
-    if (bytes != has_bytes) {
-        return carry_fail(ctx, CARRY_EFORMAT, "%s has %" PRId64 " bytes, and %" PRId64 " were written", path, has_bytes,
-                          bytes);
-    }
-    return (uint32_t)crc == has_crc ? CARRY_OK
-                                    : carry_fail(ctx, CARRY_EFORMAT, "%s has other bytes than were written", path);
-}
-
-/* The note, whose last member is the sum of what stands before it; older ones have none. */
-static carry_status read_note(carry_ctx *ctx, carry_found *found, const char *path) {
-    char *text;
-    size_t length;
-    CARRY_TRY(carry_file_read(ctx, &text, &length, path, NOTE_BYTES));
-    carry_status status = carry_json_parse(ctx, &found->document, text, length, path);
-    const carry_json *sum = status == CARRY_OK ? carry_json_find(found->document, CARRY_NOTE_SUM_KEY) : NULL;
-    if (sum != NULL) {
-        const char *at = strstr(text, CARRY_NOTE_SUM); /* in a string the line's end would be an escape */
-        int64_t wanted = -1;
-        status = take_whole(ctx, &wanted, found->document, CARRY_NOTE_SUM_KEY, path);
-        if (status == CARRY_OK && (at == NULL || carry_crc32c(0, text, (size_t)(at - text)) != (uint32_t)wanted)) {
-            status = carry_fail(ctx, CARRY_EFORMAT, "%s has other bytes than were written", path);
-        }
-    }
-    free(text);
-    return status;
 }
 
 /* One folder: whole, or an error message. */
 static carry_status check_checkpoint(carry_ctx *ctx, carry_found *found, const char *folder) {
     char note[CARRY_FILE_PATH];
     CARRY_TRY(carry_file_in(ctx, note, folder, CARRY_NOTE_FILE));
-    carry_status status = read_note(ctx, found, note);
+    carry_status status = carry_checkpoint_note(ctx, &found->document, note);
     status = status == CARRY_OK ? take_note(ctx, found, note) : status;
     const carry_json *files = carry_json_find(found->document, "files");
     int64_t count = 0;
     if (status == CARRY_OK && files != NULL && files->kind == CARRY_JSON_ARRAY) {
         for (const carry_json *f = files->as.inside.first; f != NULL && status == CARRY_OK; f = f->next) {
-            status = check_file(ctx, f, folder, note);
+            status = carry_checkpoint_check(ctx, f, folder, note);
             count++;
         }
     }
@@ -157,26 +94,6 @@ static carry_status check_checkpoint(carry_ctx *ctx, carry_found *found, const c
     }
     (void)snprintf(found->path, sizeof found->path, "%s", folder);
     return CARRY_OK;
-}
-
-carry_status carry_checkpoint_verify_model(carry_ctx *ctx, const char *folder) {
-    char note[CARRY_FILE_PATH];
-    struct stat about;
-    carry_found found = {0};
-    CARRY_TRY(carry_file_in(ctx, note, folder, CARRY_NOTE_FILE));
-    if (stat(note, &about) != 0) {
-        return CARRY_OK;
-    }
-    carry_status status = read_note(ctx, &found, note);
-    const carry_json *files = status == CARRY_OK ? carry_json_find(found.document, "files") : NULL;
-    if (files != NULL && files->kind == CARRY_JSON_ARRAY) {
-        for (const carry_json *f = files->as.inside.first; f != NULL && status == CARRY_OK; f = f->next) {
-            const bool is_state = carry_json_is_text(carry_json_find(f, "name"), CARRY_STATE_FILE);
-            status = is_state ? CARRY_OK : check_file(ctx, f, folder, note);
-        }
-    }
-    carry_found_free(&found);
-    return status;
 }
 
 static carry_status find_newest(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink) {

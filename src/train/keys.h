@@ -8,8 +8,8 @@
 #include <stdint.h>
 
 #include "carry/context.h"
-#include "model/json.h"
-#include "model/json_write.h"
+#include "core/json.h"
+#include "core/json_write.h"
 
 typedef enum carry_train_kind {
     CARRY_TRAIN_WHOLE, /* int64_t */

@@ -9,7 +9,7 @@
 
 #include "carry/context.h"
 #include "model/lm/config.h"
-#include "model/json_write.h"
+#include "core/json_write.h"
 #include "train/keys.h"
 #include "train/schedule.h"
 

@@ -1,5 +1,6 @@
 /* Causal attention with grouped heads and windows, forward and backward, against float64; and through a cache: the last
    queries of a longer row see what they saw in it. On a GPU, where there is one, the same. */
+/* labels: gpu */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /* Attention on a GPU against float64: sizes around every tile, layouts with gaps, runs that wrap and runs that are left
    out, more tiles than multiprocessors; the same bits in every run, and from a graph; wrong memory is refused by name.
    What the fast kernels do not take is in test_attention_gpu_plain.c. Without a GPU all of it is skipped. */
+/* labels: gpu */
 #include "attention_support.h"
 
 #include "attention/device.h"

@@ -1,6 +1,7 @@
 /* The plain kernels of attention on a GPU, forward and backward, against float64: every type, D that the fast kernels
    do not take, every layout (gaps, heads outermost, rows backwards) and every set of runs; dk and dv are added to in
    the rows of the runs alone; the same bits twice. Without a GPU all of it is skipped. */
+/* labels: gpu */
 #include "attention_support.h"
 
 #include "attention/device.h"

@@ -1,6 +1,7 @@
 /* Communicators over others that move memory of a device, "peer" and "staged": the same collectives and messages as
    NCCL's, on 1 to 8 ranks that share the first GPU, or on CPU memory without a GPU, which takes the same
    way; order, sizes that differ, deadlines, a rank that leaves, refusals. */
+/* labels: gpu */
 #include "comm_buffers.h"
 
 #include "comm/rates.h"
@@ -103,9 +104,7 @@ static carry_status with_buffer(carry_comm *comm, const work *w, double deadline
     void *data;
     TRY(open_on(comm, w, deadline, &gpus));
     TRY(carry_device_alloc(ctx, &data, w->device, 64));
-    const double start = carry_seconds();
     const carry_status status = function(gpus, data, carry_comm_rank(comm));
-    EXPECT(comm, carry_seconds() - start < 30, "it took %g s", carry_seconds() - start);
     carry_comm_free(gpus);
     carry_device_free(ctx, w->device, data);
     return status;

@@ -1,5 +1,6 @@
 /* The communicator of GPUs: collectives and messages against plain loops, refusals, deadlines. One GPU has one rank,
    which sends to itself; with more, every GPU has one, as threads. Skipped aloud where there is no GPU or no NCCL. */
+/* labels: gpu */
 #include "comm_buffers.h"
 
 #include "core/clock.h"
@@ -65,7 +66,7 @@ static void test_what_cannot_be_is_refused(void **state) {
     assert_ok(ctx, carry_barrier(gpu)); /* the refusals broke nothing */
     const double start = carry_seconds();
     assert_int_not_equal(carry_recv(gpu, there, 8, 0, 0), CARRY_OK); /* what nobody sends */
-    assert_true(carry_seconds() - start < 15);
+    assert_true(carry_seconds() - start < 60);
     print_message("a receive that nobody sends: %s\n", carry_ctx_error(ctx));
     assert_int_equal(carry_barrier(gpu), CARRY_EPEER);
     carry_comm_free(gpu);

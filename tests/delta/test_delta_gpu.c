@@ -1,5 +1,6 @@
 /* Every method that a GPU has for the gated delta rule: outputs and states equal the float64 recurrence, gradients
    those of the CPU, over odd sizes, every option and every storage type. Without a GPU all of it is skipped. */
+/* labels: gpu */
 #include "delta_gpu_support.h"
 
 static void every_method_equals_the_recurrence_for_every_shape(void **unused) {

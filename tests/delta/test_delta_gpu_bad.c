@@ -1,6 +1,7 @@
 /* A NaN or an infinity in one token reaches no token before it, by any method of the GPU: outputs there are as without
    it, but for roundings (a chunk with one may be worked out otherwise). From that token on, what is NaN by the
    recurrence is no number. Without a GPU all of it is skipped. */
+/* labels: gpu */
 #include "delta_gpu_support.h"
 
 enum { TOKENS = 150 };

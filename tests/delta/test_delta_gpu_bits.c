@@ -1,6 +1,7 @@
 /* Forward and backward on a GPU give the same bits in every run, by every method: segments of one sequence, packed
    sequences, many heads in rounds, f16 and f32, gates by key channel. CARRY_RUNS is the number of runs (20).
    Without a GPU all of it is skipped. */
+/* labels: gpu */
 #include "delta_gpu_support.h"
 
 static int runs_wanted(void) {

@@ -1,6 +1,7 @@
 /* The chunk kernels of Hopper GPUs against the token-by-token ones of the same GPU, at sizes where their launches
    differ: segments, rings of chunks, rounds of heads, packed sequences; other sizes of heads; betas of zero, deep
    gates, keys that are alike. The same bits in every run. Without such a GPU all of it is skipped. */
+/* labels: gpu */
 #include <math.h>
 
 #include "core/tensor.h"

@@ -1,5 +1,6 @@
 /* The other ways into the gated delta rule on a GPU: snapshots, ranges, single tokens; the same bits in repeated runs
    and whatever the strides are; bad input is refused by name. Without a GPU all of it is skipped. */
+/* labels: gpu */
 #include "delta_gpu_support.h"
 
 #define REPEATS 50

@@ -1,6 +1,7 @@
 /* Gates by key channel (KDA) in bf16 and f16, the backward pass of every method of the GPU: gradients are those of the
    CPU over sizes and options, deep gates and betas up to 2, with tensors that are not given, in rounds of sequences,
    and the same bits whatever the strides. Without a GPU all of it is skipped. */
+/* labels: gpu */
 #include "delta_gpu_support.h"
 
 static carry_delta_problem problem_of(int64_t tokens, int64_t heads, int64_t value_heads, int64_t key, int64_t value) {

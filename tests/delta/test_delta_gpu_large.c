@@ -1,6 +1,7 @@
 /* Sizes that need 64-bit offsets and grids beyond 65,535 blocks, on a GPU: one long sequence gives what its two halves
    give after each other, and many short packed ones give by every method what the plain one gives. Where there is less
    than 60 GB of free memory (an emulated GPU) the same of small sizes; without a GPU all of it is skipped. */
+/* labels: gpu */
 #include <math.h>
 
 #include "core/tensor.h"

@@ -1,5 +1,6 @@
 /* A GPU older than sm_80 is refused with its name, what it is and what is needed, whatever method would have been
    chosen. On an emulated GPU, which is then as old as it is told to be; elsewhere skipped. */
+/* labels: gpu */
 #include "support.h"
 
 static void an_old_gpu_is_refused(void **unused) {

@@ -2,9 +2,7 @@
    two at every token. */
 #include "delta_ranks_support.h"
 
-#include "model/safetensors.h"
-
-#define VECTORS CARRY_SOURCE "/../shared/vectors/gated_delta_rule.safetensors"
+#include "file/safetensors.h"
 
 static carry_ctx *ctx;
 static carry_safetensors file;
@@ -119,14 +117,10 @@ int main(void) {
         cmocka_unit_test(every_case_on_2_and_3_ranks),
         cmocka_unit_test(the_shortest_case_cut_at_every_token),
     };
-    FILE *vectors = fopen(VECTORS, "rb");
-    if (vectors == NULL) {
-        print_message("skipped: the vectors are not here\n");
-        return 77;
-    }
-    (void)fclose(vectors);
+    char vectors[512];
     ctx = support_ctx(1, NULL, NULL);
-    if (carry_safetensors_open(ctx, &file, VECTORS) != CARRY_OK) {
+    if (!support_vectors(vectors, sizeof vectors, "gated_delta_rule.safetensors") ||
+        carry_safetensors_open(ctx, &file, vectors) != CARRY_OK) {
         print_error("%s\n", carry_ctx_error(ctx));
         return 1;
     }

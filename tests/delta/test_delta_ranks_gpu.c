@@ -2,6 +2,7 @@
    and empty parts, forward and backward, messages by "peer" and by "staged". Skipped where there is no GPU. f32, so
    that what is compared is the rule and not its rounding: tolerances are those of ranks on the CPU, and the rounding of
    another order of sums, which tolerance_of has from other chunks. */
+/* labels: gpu */
 #include "delta_ranks_support.h"
 
 enum { SKIPPED = 77 };

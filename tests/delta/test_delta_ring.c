@@ -1,5 +1,6 @@
 /* Steps with a ring: on the CPU, and on a GPU where there is one, tokens and states equal the float64 recurrence; a
    copy of state and ring is a snapshot; what it does not take is refused by name. */
+/* labels: gpu */
 #include <math.h>
 
 #include "core/tensor.h"

@@ -1,6 +1,7 @@
 /* The workspace of backward on a GPU: at most 1.5 times q, k, v and do, or 32 MB. Counted for a GPU of 132
    multiprocessors by the methods' own functions, which need none; and results are the same when a backward pass is done
    in many rounds, on the GPU that is there. Skipped where this build has no kernels for GPUs. */
+/* labels: gpu */
 #include "delta_gpu_support.h"
 
 #include "delta/plan.h"

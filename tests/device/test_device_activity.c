@@ -1,5 +1,6 @@
 /* The log of what GPUs did: names, sums, what is kept and what is dropped, time in which a GPU was busy; that the
    absence of libcupti is said; and, where there is a GPU, that its work is told at the right time. */
+/* labels: gpu */
 #include "support.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
 /* Every device: memory, copies both ways and within, fills, streams, events, graphs, pinned memory, pointers, refusals
    that leave it usable. On a machine without a GPU only the CPU is tested, and the test says so. Other processes may
    use the GPU at the same time: memory is judged by what this context holds, and rates only by what no GPU exceeds. */
+/* labels: gpu */
 #include <math.h>
 
 #include "device/gpu.h"

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 static void silent(void *user, carry_log_level level, const char *line) {
     (void)user;

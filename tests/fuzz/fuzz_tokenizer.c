@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "train/tokenizer/chat.h"
-#include "train/tokenizer/tokenizer_internal.h"
+#include "tokenizer/chat.h"
+#include "tokenizer/tokenizer_internal.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

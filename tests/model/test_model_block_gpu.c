@@ -1,5 +1,6 @@
 /* A block of a video transformer on a GPU in bf16 against the CPU in f32, up to 64 tokens of small ones; the same bits
    in every run; what does not fit is refused by name. Without a GPU all of it is skipped. */
+/* labels: gpu */
 #include "support.h"
 
 #include "bench/family/family.h"

@@ -5,7 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 /* The sanitizers end the program at a size that malloc would refuse, unless they find this and are told so. */
 __attribute__((visibility("default"))) const char *__asan_default_options(void);

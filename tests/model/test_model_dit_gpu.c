@@ -1,6 +1,7 @@
 /* A video transformer on every device and in every type against the same model on the CPU in f32: the velocities of a
    stream over its cache, and the loss and gradients of a training pass. In 16 bits the CPU is compared too; without a
    GPU that is all. */
+/* labels: gpu */
 #include "dit_support.h"
 
 #include "carry/device.h"

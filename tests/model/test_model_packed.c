@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include "model/lm/llm.h"
+#include "engine/llm.h"
 #include "ops/kernels/bf16.h"
 
 enum { TOKENS = 1100 }; /* more than two of the pieces that a prompt is read in, the last of them of 76 rows */

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "carry/device.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 #include "model/text/umt5.h"
 
 enum { D = 24, F = 40, K = 5, H = 3, LAYERS = 2, V = 50, BUCKETS = 8, FAR = 20, T = 37, TENSORS = 2 + 10 * LAYERS };

@@ -1,5 +1,6 @@
 /* Wan's autoencoder over random weights of small widths: cut into calls in every way, started anew, as bytes, by the
    names of its own file, and folders that do not fit. Its numbers are compared with others' by the golden wan-vae. */
+/* labels: gpu */
 #include "support.h"
 
 #include <math.h>
@@ -9,7 +10,7 @@
 #include "carry/ops.h"
 #include "model/codec/codec.h"
 #include "model/codec/wan_names.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 enum { TENSORS = 256, HEIGHT = 16, WIDTH = 24, AREA = 6, LATENT = 16 * AREA, FRAME = 3 * HEIGHT * WIDTH, BLOCKS = 1 };
 

@@ -1,6 +1,7 @@
 /* The operators that a GPU does in one pass (affine, add_layer_norm, qk_norm_rotary, squared_error, relative_softmax)
    and those of a sampler on every device that is not the CPU, against the CPU's result: sizes that go through the fast
    kernels and sizes that do not. Skipped where there is no such device. */
+/* labels: gpu */
 #include "backend_support.h"
 
 #include "ops/sampler.h"

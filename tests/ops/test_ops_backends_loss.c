@@ -1,5 +1,6 @@
 /* Embeddings, losses and AdamW on every device that is not the CPU, against the CPU's result: all types and odd sizes.
    Skipped where there is no such device. */
+/* labels: gpu */
 #include <math.h>
 
 #include "backend_support.h"

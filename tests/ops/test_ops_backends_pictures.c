@@ -1,6 +1,7 @@
 /* Convolutions of bf16 pictures, pictures from and to planes and bytes, and the norm with SiLU, on every device that is
    not the CPU, against the CPU's result in f32: sizes that go through the fast kernels and sizes that do not. Skipped
    where there is no such device. */
+/* labels: gpu */
 #include "backend_support.h"
 
 #include "ops/conv2d.h"

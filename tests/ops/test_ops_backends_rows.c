@@ -1,6 +1,7 @@
 /* Operators whose rows may lie further apart on a GPU, as columns of one wider array (merged_linear, conv, rms_norm's
    gate, swiglu), on every device that is not the CPU, against the CPU's result of packed rows; and that nothing beside
    those columns is written. Skipped where there is no such device. */
+/* labels: gpu */
 #include "backend_support.h"
 
 static double sums(int64_t k) {

@@ -1,6 +1,7 @@
 /* Operators on GPUs against those of the CPU: conversions bit by bit, element-wise operators, products of every form,
    type, size and alignment; tensors in the wrong memory are refused. Skipped, with the reason, where there is no GPU.
  */
+/* labels: gpu */
 #include <math.h>
 
 #include "ops/table.h"

@@ -2,6 +2,7 @@
    directions, with and without a state that enters; the same bits in a hundred runs; gradients as on the CPU; host
    pointers refused with an error message. Without a GPU all of it is reported as skipped; an emulated one
    (tests/emulate) has fewer and smaller sizes, since it does thousands of operations where a GPU does one. */
+/* labels: gpu */
 #include <math.h>
 
 #include "support.h"

@@ -1,6 +1,7 @@
 /* A generator on every device but the CPU, against the CPU: the latents of a stream whose ring wraps, with a cut, a
    prompt that changes and steps that change. What is replayed as a graph is the same bits as what is not. Skipped where
    there is no such device. */
+/* labels: gpu */
 #include "stream_support.h"
 
 #include <math.h>

@@ -11,10 +11,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <cmocka.h>
 
 #include "carry/carry.h"
+#include "core/clock.h"
 #include "ops/product/rates.h"
 
 /* Some tests of a program alone, by their names: cmocka does not read the environment itself. */
@@ -88,6 +90,33 @@ static inline int support_cases(int all, int few) {
 static inline bool support_takes(int turn, int few) {
     return turn % support_cases(1, few) == 0;
 }
+
+/* The path of golden vectors by name: of ../shared/vectors, which has more cases, or else of tests/golden/vectors.
+   False if neither has them. */
+static inline bool support_vectors(char *path, size_t size, const char *name) {
+    static const char *const folders[] = {"../shared/vectors", "tests/golden/vectors"};
+    for (int i = 0; i < 2; i++) {
+        (void)snprintf(path, size, "%s/%s/%s", CARRY_SOURCE, folders[i], name);
+        if (access(path, R_OK) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Repeats an expression every 10 ms until it is true, and fails the test if it is not within two minutes: tests wait
+   for events, with a limit far beyond the time that a busy machine takes, and never for a fixed time. */
+#define SUPPORT_PATIENCE 120.0 /* seconds */
+#define support_wait_for(expression)                                            \
+    do {                                                                        \
+        const double support_end = carry_seconds() + SUPPORT_PATIENCE;          \
+        while (!(expression)) {                                                 \
+            if (carry_seconds() > support_end) {                                \
+                fail_msg("not within %g s: %s", SUPPORT_PATIENCE, #expression); \
+            }                                                                   \
+            (void)usleep(10000);                                                \
+        }                                                                       \
+    } while (0)
 
 /* Success, or the test fails with the library's own message. */
 #define assert_ok(ctx, expression)                                                                         \

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 
 #include "model/codec/codec.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 enum { TENSORS = 128 };
 

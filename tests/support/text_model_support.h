@@ -4,7 +4,7 @@
 
 #include "lm_support.h"
 
-#include "train/model_folder.h"
+#include "engine/model_folder.h"
 
 static inline carry_lm_config byte_config(int64_t vocabulary) {
     carry_lm_config config = small(CARRY_LM_GATED_DELTANET);

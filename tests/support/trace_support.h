@@ -10,7 +10,7 @@
 #include "core/span.h"
 #include "core/threads.h"
 #include "lab/profile/trace.h"
-#include "model/json.h"
+#include "core/json.h"
 #include "support.h"
 
 typedef struct span {

@@ -7,7 +7,7 @@
 
 #include "core/rng.h"
 #include "train/data/corpus.h"
-#include "train/data/wikitext.h"
+#include "tokenizer/wikitext.h"
 
 static carry_ctx *ctx;
 static char folder[64];

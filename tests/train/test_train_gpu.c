@@ -1,5 +1,6 @@
 /* Two training steps on a GPU have the CPU's losses: language models by every kernel of the delta rule, and a video
    transformer. Small enough for compute-sanitizer (CARRY_CASE: a pattern of test names). */
+/* labels: gpu */
 #include "train_support.h"
 
 #include "carry/device.h"

@@ -1,6 +1,7 @@
 /* Training on a GPU: a step that is replayed as a graph has the bits of one that is launched kernel by kernel, a run
    that is resumed those of one that was not stopped, and steps whose gradients are not finite are skipped. Without a
    GPU all of it is reported as skipped; the emulated one records graphs too. */
+/* labels: gpu */
 #include "train_gpu_support.h"
 
 /* Some losses are reported after each step, others once in four: what is read when must not matter either. */

@@ -1,5 +1,6 @@
 /* Training on ranks that share a GPU: data ranks and sequence ranks have the losses of one rank on the CPU, and a run
    is saved and resumed. Skipped where there is no GPU; an emulated one is slow, so it is little that is trained. */
+/* labels: gpu */
 #include "train_support.h"
 
 #include "carry/device.h"

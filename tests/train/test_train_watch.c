@@ -2,6 +2,7 @@
    nothing; steps whose gradients are not finite are left out, counted and told, and the run goes on; a disk that fills
    leaves the last checkpoint; the memory that is reported is the run's own. Without a GPU all of it is reported as
    skipped; the emulated one runs it. */
+/* labels: gpu */
 #include "train_gpu_support.h"
 
 #include <signal.h>

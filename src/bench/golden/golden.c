@@ -13,7 +13,7 @@
 #include "core/tensor.h"
 #include "core/error.h"
 #include "core/memory.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 /* Relative RMS. */
 #define F32_BOUND 1e-5

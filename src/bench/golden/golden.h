@@ -14,8 +14,7 @@ typedef struct carry_golden_line {
     const char *tensor;
     carry_dtype dtype;
     double error, bound;
-    double moves; /* how far the last bits of the weights move it, by the same measure; 0: not looked at */
-    int column;   /* the widest tensor's name, for a table; 0: 15 */
+    int column; /* the widest tensor's name, for a table; 0: 15 */
 } carry_golden_line;
 
 /* Runs every case in f32 and in bf16, forward and backward, by every method of the device, and reports each tensor. */

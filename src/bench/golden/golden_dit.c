@@ -11,7 +11,7 @@
 #include "core/tensor.h"
 #include "bench/golden/golden.h"
 #include "model/dit/dit.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 #define BOUND 1e-5
 /* bf16 keeps 8 bits (2^-9 for a rounding), and weights, activations and keys are all rounded: 0.0066 was measured. */

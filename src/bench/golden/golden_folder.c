@@ -10,7 +10,7 @@
 #include "core/file.h"
 #include "core/tensor.h"
 #include "bench/golden/golden.h"
-#include "model/json.h"
+#include "core/json.h"
 
 #define CONFIG_LIMIT ((size_t)4 << 20)
 

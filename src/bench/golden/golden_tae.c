@@ -14,7 +14,7 @@
 #include "core/tensor.h"
 #include "bench/golden/golden.h"
 #include "model/codec/codec.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 #define BOUND 1e-5
 /* bf16 keeps 8 bits, and some thirty convolutions follow each other: 0.004 to 0.006 was measured. */

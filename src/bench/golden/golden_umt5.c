@@ -8,7 +8,7 @@
 #include "core/file.h"
 #include "core/memory.h"
 #include "core/tensor.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 #include "model/text/umt5.h"
 
 #define BOUND 1e-5

@@ -11,7 +11,7 @@
 #include "core/file.h"
 #include "core/tensor.h"
 #include "model/codec/wan_vae.h"
-#include "model/safetensors.h"
+#include "file/safetensors.h"
 
 #define BOUND 1e-5
 /* bf16 keeps 8 bits, and some forty convolutions and norms follow each other: 0.010 to 0.015 was measured. */

@@ -1,7 +1,7 @@
 /* A page as JSON: the keys of its front matter, and its text. */
 #include "lab/cards/cards.h"
 #include "lab/cards/cards_field.h"
-#include "model/json_write.h"
+#include "core/json_write.h"
 
 /* Not valid UTF-8: null, which is what JSON has for it. */
 static void add_text(carry_json_text *to, const char *key, const char *text) {

@@ -20,7 +20,7 @@
 #include "core/error.h"
 #include "lab/climb/climb_internal.h"
 #include "bench/sample.h"
-#include "model/json.h"
+#include "core/json.h"
 
 #define OUTPUT_BYTES ((size_t)16 << 20)
 #define MOST_PROBLEMS 64

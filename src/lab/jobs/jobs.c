@@ -12,7 +12,7 @@
 #include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
 #include "lab/remote.h"
-#include "model/json_write.h"
+#include "core/json_write.h"
 
 #define MOST_COMMAND ((size_t)128 << 10)
 #define FIRST_INTERVAL 0.02

@@ -12,7 +12,7 @@
 
 #include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
-#include "model/json.h"
+#include "core/json.h"
 
 double carry_job_now(void) {
     struct timespec t;

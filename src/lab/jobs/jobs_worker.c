@@ -19,7 +19,7 @@
 #include "core/file.h"
 #include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
-#include "model/json.h"
+#include "core/json.h"
 
 #define MOST_ENVIRONMENT ((size_t)8 << 20)
 #define LONGEST_INTERVAL 0.2

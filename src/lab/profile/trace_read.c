@@ -8,7 +8,7 @@
 
 #include "core/context.h"
 #include "lab/profile/trace.h"
-#include "model/json.h"
+#include "core/json.h"
 
 #define GZIP 16
 #define MOST_COUNT 1e15

@@ -13,7 +13,7 @@
 #include "lab/machine.h"
 #include "lab/process.h"
 #include "lab/store/store_internal.h"
-#include "model/json_write.h"
+#include "core/json_write.h"
 
 #define MOST_ARTEFACT ((size_t)64 << 20)
 #define GIT_SECONDS 10.0

@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "lab/store/store_internal.h"
-#include "model/json.h"
+#include "core/json.h"
 
 #define MOST_ROWS 10000000
 

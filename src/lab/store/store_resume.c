@@ -6,7 +6,7 @@
 
 #include "lab/alive.h"
 #include "lab/store/store_internal.h"
-#include "model/json_write.h"
+#include "core/json_write.h"
 
 static carry_status check_commit(carry_store *store, int64_t run, const char *stored) {
     char commit[64];

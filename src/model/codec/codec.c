@@ -12,7 +12,7 @@
 #include "core/file.h"
 #include "core/span.h"
 #include "model/codec/codec_weights.h"
-#include "model/json.h"
+#include "core/json.h"
 #include "ops/nn.h"
 
 #define CONFIG_LIMIT ((size_t)4 << 20)

@@ -9,7 +9,7 @@
 
 #include "core/memory.h"
 #include "model/codec/codec_kind.h"
-#include "model/weights.h"
+#include "file/weights.h"
 #include "ops/conv2d.h"
 
 #define CARRY_CODEC_WIDTH_LIMIT 8192 /* channels: products of sizes cannot overflow */

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "model/codec/codec_weights.h"
-#include "model/json.h"
+#include "core/json.h"
 #include "model/codec/tae.h"
 
 #define CONFIG_LIMIT ((size_t)4 << 20)

@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "model/codec/wan_vae.h"
-#include "model/json.h"
+#include "core/json.h"
 
 #define CONFIG_LIMIT ((size_t)4 << 20)
 

@@ -11,9 +11,9 @@
 #include "core/file.h"
 #include "model/dit/dit_config.h"
 #include "model/dit/dit_names.h"
-#include "model/json.h"
-#include "model/json_write.h"
-#include "model/weights.h"
+#include "core/json.h"
+#include "core/json_write.h"
+#include "file/weights.h"
 
 #define FILE_LIMIT ((size_t)4 << 20)
 

@@ -14,7 +14,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "model/text/umt5.h"
-#include "model/text/unigram.h"
+#include "tokenizer/unigram.h"
 
 /* A prompt and what it became. */
 typedef struct kept {

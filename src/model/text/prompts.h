@@ -1,6 +1,6 @@
 /* Prompts through a text encoder: tokenizer, encoder, and what was encoded before.
 
-   A model's folder has text_encoder (model/text/umt5.h) and tokenizer (model/text/unigram.h) as diffusers lays them
+   A model's folder has text_encoder (model/text/umt5.h) and tokenizer (tokenizer/unigram.h) as diffusers lays them
    out; a folder of transformers has both in one. A prompt is encoded once: the last ones are kept. Runs of spaces are
    one and those at the ends are dropped, as Wan's own pipeline has it. */
 #ifndef CARRY_MODEL_TEXT_PROMPTS_H

@@ -5,7 +5,7 @@
 
 #include "core/context.h"
 #include "core/file.h"
-#include "model/json.h"
+#include "core/json.h"
 #include "model/text/umt5.h"
 
 #define FILE_LIMIT ((size_t)4 << 20)

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "core/error.h"
-#include "model/json.h"
+#include "core/json.h"
 #include "stream/server/server_internal.h"
 
 #define RECORD_NAME 128 /* bytes */

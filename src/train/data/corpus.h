@@ -14,8 +14,8 @@
 #define CARRY_TRAIN_CORPUS_H
 
 #include "train/data/source.h"
-#include "train/data/text.h"
-#include "train/tokenizer/tokenizer.h"
+#include "tokenizer/text.h"
+#include "tokenizer/tokenizer.h"
 
 typedef struct carry_corpus_options {
     const carry_tokenizer *tokenizer;  /* lives as long as the corpus */

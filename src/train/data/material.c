@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/span.h"
-#include "train/checkpoint_files.h"
+#include "file/checkpoint_files.h"
 
 #define TOKENIZER_BYTES ((int64_t)4 << 20) /* of text that a tokenizer is trained on */
 #define WINDOW_BYTES ((int64_t)4 << 20)    /* of text that is tokenized before the first step: a fraction of a second */

@@ -9,6 +9,7 @@
 #include "carry/nn.h"
 #include "carry/ops.h"
 #include "core/error.h"
+#include "file/checkpoint_files.h"
 #include "core/file.h"
 #include "core/memory.h"
 #include "train/dit/shapes_batch.h"

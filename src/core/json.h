@@ -1,0 +1,83 @@
+/* JSON as RFC 8259 has it, read whole: config.json, model.safetensors.index.json, tokenizer.json, the header of a
+   safetensors file.
+
+   The text is borrowed while it is read and not needed afterwards. Nodes and strings lie in one block, so a document is
+   freed at once. Strings are UTF-8 with escapes undone (surrogates joined) and a 0 after their end; they may hold zeros
+   inside, so their length counts. Depth, number of nodes and size are bounded: a hostile text costs about a hundred
+   bytes of memory for each of its own. */
+#ifndef CARRY_JSON_H
+#define CARRY_JSON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+#define CARRY_JSON_DEPTH 64
+#define CARRY_JSON_NODES ((size_t)1 << 24)
+#define CARRY_JSON_BYTES ((size_t)256 << 20)
+
+typedef enum carry_json_kind {
+    CARRY_JSON_NULL,
+    CARRY_JSON_BOOL,
+    CARRY_JSON_NUMBER,
+    CARRY_JSON_STRING,
+    CARRY_JSON_ARRAY,
+    CARRY_JSON_OBJECT
+} carry_json_kind;
+
+typedef struct carry_json {
+    carry_json_kind kind;
+    bool truth;    /* of a bool */
+    bool whole;    /* a number without point and exponent that fits an int64_t */
+    uint32_t line; /* where it starts, from 1 */
+    uint32_t column;
+    const char *key; /* in an object; else NULL */
+    size_t key_length;
+    union {
+        struct {
+            double value;
+            int64_t integer; /* where whole */
+        } number;
+        struct {
+            const char *bytes;
+            size_t length;
+        } text;
+        struct {
+            struct carry_json *first; /* NULL: empty */
+            int64_t count;
+        } inside;
+    } as;
+    struct carry_json *next; /* in the same array or object, in the order of the text */
+} carry_json;
+
+/* *document is the root, to be freed with carry_json_free. name is what messages call the text. CARRY_EFORMAT tells
+   line and column. */
+carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char *text, size_t length, const char *name);
+/* The same from a file of at most limit bytes. */
+carry_status carry_json_read(carry_ctx *ctx, carry_json **document, const char *path, size_t limit);
+void carry_json_free(carry_json *document);
+
+/* The first member of an object with this key; NULL when there is none, or the node is NULL or no object. */
+const carry_json *carry_json_find(const carry_json *object, const char *key);
+/* Is it this string, all of it? */
+bool carry_json_is_text(const carry_json *node, const char *text);
+/* A string without zeros inside; NULL for another node, and for NULL. */
+const char *carry_json_string(const carry_json *node);
+/* A number; NaN for another node, and for NULL. */
+double carry_json_number(const carry_json *node);
+/* Elements or members; 0 for another node, and for NULL. */
+int64_t carry_json_count(const carry_json *node);
+const carry_json *carry_json_first(const carry_json *node); /* NULL where there is none */
+
+/* Bytes of the UTF-8 sequence at `at`, 0 when there is none: no overlong forms, no surrogates, nothing above 10FFFF. */
+int carry_json_utf8_length(const char *at, const char *end);
+/* Is a text UTF-8, as JSON must be? */
+bool carry_json_is_utf8(const char *text);
+
+/* The node as a person would write it, cut to fit: for messages. */
+#define CARRY_JSON_SHOWN 64
+const char *carry_json_show(char shown[CARRY_JSON_SHOWN], const carry_json *node);
+
+#endif

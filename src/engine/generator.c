@@ -1,0 +1,283 @@
+/* Generation: a prompt through passes of many tokens, then a pass of one token a step. Both read and leave the same
+   states.
+
+   On a GPU a step is recorded at its second call and replayed: ids go up and logits come back through pinned memory,
+   and the host waits once a token. With attention, positions and lengths go up before each step, and a step is recorded
+   anew when its caches have moved; where the device has no steps of attention (f32), every step is launched anew. */
+#include "engine/generator.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/device.h"
+#include "carry/nn.h"
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/span.h"
+#include "core/tensor.h"
+#include "model/host.h"
+#include "model/lm/mixers/attention.h"
+#include "model/lm/lm_pass.h"
+
+/* Tokens of a prompt at a time: bounds the memory that a long one takes. A GPU is not filled by fewer. */
+#define PIECE 512
+#define PIECE_GPU 4096
+
+struct carry_lm_generator {
+    carry_lm *lm;
+    int64_t batch;
+    carry_dtype dtype;
+    carry_lm_state *state;
+    carry_lm_state *one; /* of a prompt that is being read; NULL: of a batch of one it is read into state */
+    carry_lm_pass *step;
+    void *memory;
+    void *room;          /* of the logits */
+    carry_tensor logits; /* [batch, vocabulary], in the activations' type, */
+    carry_tensor wide;   /* and in f32 */
+    /* On a GPU: */
+    carry_tensor ids;     /* [batch, 1], there */
+    int64_t *pinned_ids;  /* and in pinned memory; NULL: steps are not recorded */
+    float *pinned_logits; /* [batch, vocabulary] */
+    carry_stream *stream; /* made for the context; NULL: it had one */
+    carry_graph *graph;
+    bool has_run;       /* a step, so that all is set up */
+    int64_t cache_room; /* of the caches when it was recorded */
+};
+
+static void close_recording(carry_lm_generator *g) {
+    carry_ctx *ctx = g->lm->ctx;
+    const int device = g->lm->own.device;
+    if (g->pinned_ids != NULL) {
+        (void)carry_stream_wait(ctx, device, carry_ctx_stream(ctx, device));
+        carry_graph_free(ctx, device, g->graph);
+        carry_host_free(ctx, g->pinned_ids);
+    }
+    if (g->stream != NULL) {
+        (void)carry_stream_wait(ctx, device, g->stream);
+        (void)carry_ctx_set_stream(ctx, device, NULL);
+        carry_stream_free(ctx, device, g->stream);
+    }
+}
+
+/* Pinned memory, and a stream that can be recorded. */
+static carry_status open_recording(carry_lm_generator *g) {
+    carry_ctx *ctx = g->lm->ctx;
+    const int device = g->lm->own.device;
+    const int64_t sizes[] = {g->batch, g->lm->config.vocab_size};
+    size_t logits;
+    void *pinned;
+    const bool records = !g->lm->config.has_attention || carry_lm_attention_records(g->lm, g->batch, g->dtype);
+    if (device == 0 || !records || !carry_size_product(&logits, sizes, 2, sizeof(float))) {
+        return CARRY_OK;
+    }
+    const size_t ids = (size_t)g->batch * sizeof(int64_t);
+    CARRY_TRY(carry_host_alloc(ctx, &pinned, ids + logits));
+    g->pinned_ids = pinned;
+    g->pinned_logits = (void *)(g->pinned_ids + g->batch);
+    if (carry_ctx_stream(ctx, device) != NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_stream_wait(ctx, device, NULL));
+    CARRY_TRY(carry_stream_new(ctx, &g->stream, device));
+    return carry_ctx_set_stream(ctx, device, g->stream);
+}
+
+void carry_lm_generator_free(carry_lm_generator *g) {
+    if (g != NULL) {
+        close_recording(g);
+        carry_lm_state_free(g->state);
+        carry_lm_state_free(g->one);
+        carry_device_free(g->lm->ctx, g->lm->own.device, g->memory);
+        carry_device_free(g->lm->ctx, g->lm->own.device, g->room);
+        carry_lm_pass_free(g->step);
+        free(g);
+    }
+}
+
+static void place_logits(carry_lm_generator *g, carry_arena *arena) {
+    const int64_t shape[] = {g->batch, g->lm->config.vocab_size};
+    g->wide = carry_arena_tensor(arena, g->lm->own.device, CARRY_F32, 2, shape);
+    g->logits = g->dtype == CARRY_F32 ? g->wide : carry_arena_tensor(arena, g->lm->own.device, g->dtype, 2, shape);
+    g->ids = carry_arena_tensor(arena, g->lm->own.device, CARRY_I64, 2, (const int64_t[]){g->batch, 1});
+}
+
+static carry_status open_generator(carry_lm_generator *g) {
+    carry_lm *lm = g->lm;
+    const carry_lm_pass_options options = {.batch = g->batch, .tokens = 1, .dtype = g->dtype, .forward_only = true};
+    CARRY_TRY(open_recording(g));
+    CARRY_TRY(carry_lm_pass_new(lm, &g->step, &options));
+    CARRY_TRY(carry_lm_state_new(lm, &g->state, g->batch));
+    if (g->batch > 1) {
+        CARRY_TRY(carry_lm_state_new(lm, &g->one, 1));
+    }
+    CARRY_TRY(carry_lm_pass_take(g->step, &g->memory));
+    size_t bytes;
+    carry_arena count = carry_arena_over(NULL, 0);
+    place_logits(g, &count);
+    if (!carry_arena_total(&count, &bytes)) {
+        return carry_fail(lm->ctx, CARRY_ESIZE, "the logits of %" PRId64 " sequences are too large", g->batch);
+    }
+    CARRY_TRY(carry_device_alloc(lm->ctx, &g->room, lm->own.device, bytes));
+    carry_arena arena = carry_arena_over(g->room, bytes);
+    place_logits(g, &arena);
+    return carry_lm_pack(lm, g->dtype, 0);
+}
+
+carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int64_t batch, carry_dtype dtype) {
+    *made = NULL;
+    carry_lm_generator *g = calloc(1, sizeof *g);
+    if (g == NULL) {
+        return carry_fail(lm->ctx, CARRY_EMEMORY, "no memory to generate");
+    }
+    g->lm = lm;
+    g->batch = batch;
+    g->dtype = dtype;
+    carry_status status = open_generator(g);
+    if (status != CARRY_OK) {
+        carry_lm_generator_free(g);
+        return status;
+    }
+    *made = g;
+    return CARRY_OK;
+}
+
+carry_lm_state *carry_lm_generator_state(carry_lm_generator *g) {
+    return g->state;
+}
+
+int64_t carry_lm_generator_piece(const carry_lm_generator *g) {
+    return g->lm->own.device != 0 ? PIECE_GPU : PIECE;
+}
+
+/* The logits of `rows` sequences to host memory. */
+static carry_status read_logits(carry_lm_generator *g, float *to, int64_t rows) {
+    if (g->dtype != CARRY_F32) {
+        CARRY_TRY(carry_convert(g->lm->ctx, g->wide, g->logits));
+    }
+    return carry_read(g->lm->ctx, carry_view_2d(to, CARRY_F32, rows, g->lm->config.vocab_size),
+                      carry_slice(g->wide, 0, rows));
+}
+
+/* The next piece of a prompt. */
+static carry_status read_piece(carry_lm_generator *g, const int64_t *ids, int64_t count, bool last) {
+    carry_lm_pass *pass = NULL;
+    void *memory = NULL;
+    const carry_lm_pass_options options = {.batch = 1, .tokens = count, .dtype = g->dtype, .forward_only = true};
+    CARRY_TRY(carry_lm_pass_new(g->lm, &pass, &options));
+    const carry_lm_args args = {.ids = carry_view_2d((void *)(uintptr_t)ids, CARRY_I64, 1, count),
+                                .logits = last ? carry_slice(g->logits, 0, 1) : (carry_tensor){0},
+                                .last_logits = true,
+                                .state = g->one != NULL ? g->one : g->state};
+    carry_status status = carry_lm_pass_take(pass, &memory);
+    status = status == CARRY_OK ? carry_lm_run(pass, &args, memory, carry_lm_pass_memory(pass)) : status;
+    carry_lm_pass_give(pass, memory);
+    carry_lm_pass_free(pass);
+    return status;
+}
+
+carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, const int64_t *ids, int64_t count,
+                                       float *logits) {
+    carry_ctx *ctx = g->lm->ctx;
+    CARRY_SPAN(ctx, "model", "prompt");
+    if (sequence < 0 || sequence >= g->batch || count < 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a prompt of %" PRId64 " tokens for sequence %" PRId64 " of %" PRId64 " cannot be read",
+                          count, sequence, g->batch);
+    }
+    if (g->one != NULL) {
+        CARRY_TRY(carry_lm_state_copy(g->one, 0, g->state, sequence));
+    }
+    CARRY_TRY(carry_lm_pack(g->lm, g->dtype, count));
+    const int64_t piece = carry_lm_generator_piece(g);
+    for (int64_t at = 0; at < count; at += piece) {
+        int64_t some = count - at < piece ? count - at : piece;
+        CARRY_TRY(read_piece(g, ids + at, some, at + some == count));
+    }
+    if (g->one != NULL) {
+        CARRY_TRY(carry_lm_state_copy(g->state, sequence, g->one, 0));
+    }
+    return read_logits(g, logits, 1);
+}
+
+/* A step from ids on the device to logits in f32 there. begun: carry_lm_begin was called. */
+static carry_status enqueue_step(carry_lm_generator *g, bool begun) {
+    const carry_lm_args args = {
+        .ids = g->ids, .logits = g->logits, .last_logits = true, .state = g->state, .begun = begun};
+    CARRY_TRY(carry_lm_run(g->step, &args, g->memory, carry_lm_pass_memory(g->step)));
+    return g->dtype != CARRY_F32 ? carry_convert(g->lm->ctx, g->wide, g->logits) : CARRY_OK;
+}
+
+/* What cannot be recorded is launched as it is, then and from then on. */
+static carry_status record_step(carry_lm_generator *g) {
+    carry_ctx *ctx = g->lm->ctx;
+    const int device = g->lm->own.device;
+    carry_stream *stream = carry_ctx_stream(ctx, device);
+    if (carry_graph_begin(ctx, device, stream) != CARRY_OK) {
+        return enqueue_step(g, true);
+    }
+    const carry_status status = enqueue_step(g, true);
+    const carry_status ended = carry_graph_end(ctx, &g->graph, device, stream);
+    carry_lm_state_advance(g->state, -1); /* nothing has run yet */
+    if (status != CARRY_OK || ended != CARRY_OK) {
+        carry_graph_free(ctx, device, g->graph);
+        g->graph = NULL;
+        g->has_run = false;
+        return enqueue_step(g, true);
+    }
+    g->cache_room = g->state->room;
+    return CARRY_OK;
+}
+
+/* Before a step that was or will be recorded. Caches that were moved are not those of the record. */
+static carry_status begin_step(carry_lm_generator *g) {
+    const carry_lm_args args = {.state = g->state};
+    CARRY_TRY(carry_lm_begin(g->step, &args));
+    if (g->graph != NULL && g->state->room != g->cache_room) {
+        CARRY_TRY(carry_stream_wait(g->lm->ctx, g->lm->own.device, carry_ctx_stream(g->lm->ctx, g->lm->own.device)));
+        carry_graph_free(g->lm->ctx, g->lm->own.device, g->graph);
+        g->graph = NULL;
+    }
+    return CARRY_OK;
+}
+
+static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, float *logits) {
+    carry_ctx *ctx = g->lm->ctx;
+    const int device = g->lm->own.device;
+    const int64_t vocabulary = g->lm->config.vocab_size;
+    const carry_tensor seen = carry_view_2d(g->pinned_logits, CARRY_F32, g->batch, vocabulary);
+    const carry_tensor given = carry_view_2d(g->pinned_ids, CARRY_I64, g->batch, 1);
+    memcpy(g->pinned_ids, ids, (size_t)g->batch * sizeof *ids);
+    CARRY_TRY(carry_check_ids(ctx, given, vocabulary));
+    CARRY_TRY(carry_copy(ctx, g->ids, given));
+    if (g->has_run) {
+        CARRY_TRY(begin_step(g));
+    }
+    if (g->graph == NULL && g->has_run) {
+        CARRY_TRY(record_step(g));
+    } else if (g->graph == NULL) {
+        CARRY_TRY(enqueue_step(g, false));
+        g->has_run = true;
+    }
+    if (g->graph != NULL) {
+        CARRY_TRY(carry_graph_launch(ctx, device, g->graph, carry_ctx_stream(ctx, device)));
+        carry_lm_state_advance(g->state, 1);
+    }
+    carry_lm_state_tell(g->state, ids, 1);
+    CARRY_TRY(carry_read(ctx, seen, g->wide));
+    memcpy(logits, g->pinned_logits, (size_t)(g->batch * vocabulary) * sizeof *logits);
+    return CARRY_OK;
+}
+
+carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, float *logits) {
+    CARRY_SPAN(g->lm->ctx, "model", "step");
+    if (g->pinned_ids != NULL) {
+        return recorded_step(g, ids, logits);
+    }
+    const carry_lm_args args = {.ids = carry_view_2d((void *)(uintptr_t)ids, CARRY_I64, g->batch, 1),
+                                .logits = g->logits,
+                                .last_logits = true,
+                                .state = g->state};
+    CARRY_TRY(carry_lm_run(g->step, &args, g->memory, carry_lm_pass_memory(g->step)));
+    return read_logits(g, logits, g->batch);
+}

@@ -1,0 +1,220 @@
+/* Finding a model: the folder, the checkpoint, the tokenizer. */
+#include "engine/model_folder.h"
+
+#include <ctype.h>
+#include <dirent.h>
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/context.h"
+#include "core/json.h"
+#include "file/checkpoint_files.h"
+
+#define PADDING 128
+#define BYTES 256
+#define GENERATION_BYTES ((size_t)1 << 20)
+
+static bool has_file(carry_ctx *ctx, const char *folder, const char *name) {
+    char path[CARRY_FILE_PATH];
+    struct stat about;
+    return carry_file_in(ctx, path, folder, name) == CARRY_OK && stat(path, &about) == 0;
+}
+
+/* N of step-N; -1 for other names. */
+static int64_t step_of(const char *name) {
+    size_t digits = strncmp(name, "step-", 5) == 0 ? strspn(name + 5, "0123456789") : 0;
+    return digits > 0 && digits <= 18 && name[5 + digits] == '\0' ? strtoll(name + 5, NULL, 10) : -1;
+}
+
+static int is_step(const struct dirent *entry) {
+    return step_of(entry->d_name) >= 0;
+}
+
+static int newest_first(const struct dirent **a, const struct dirent **b) {
+    int64_t of_a = step_of((*a)->d_name);
+    int64_t of_b = step_of((*b)->d_name);
+    return of_a < of_b ? 1 : of_a > of_b ? -1 : strcmp((*a)->d_name, (*b)->d_name);
+}
+
+/* The newest of these that loads; the error message of the newest when none does. */
+static carry_status load_newest(carry_ctx *ctx, carry_model *model, const char *folder, struct dirent **entry,
+                                int count) {
+    char first[512] = "";
+    carry_status status = CARRY_ENOTFOUND;
+    for (int i = 0; i < count && status != CARRY_OK; i++) {
+        status = carry_file_in(ctx, model->folder, folder, entry[i]->d_name);
+        status = status == CARRY_OK ? carry_checkpoint_verify_model(ctx, model->folder) : status;
+        status = status == CARRY_OK ? carry_lm_open(ctx, &model->lm, model->folder, model->device) : status;
+        if (status != CARRY_OK && i + 1 < count) {
+            carry_log(ctx, CARRY_LOG_WARNING, "%.40s is skipped: %s", entry[i]->d_name, carry_ctx_error(ctx));
+        }
+        if (status != CARRY_OK && i == 0) {
+            (void)snprintf(first, sizeof first, "%s", carry_ctx_error(ctx));
+        }
+    }
+    return status == CARRY_OK
+               ? CARRY_OK
+               : carry_fail(ctx, status, "%s holds no step that is whole; the newest: %s", folder, first);
+}
+
+static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char *folder) {
+    struct stat about;
+    if (stat(folder, &about) != 0) {
+        const int error = errno;
+        if (error == ENOENT) {
+            return carry_fail(ctx, CARRY_ENOTFOUND,
+                              "there is no folder %s: a model is a folder with config.json and weights", folder);
+        }
+        return carry_fail(ctx, CARRY_EIO, "the model %s cannot be read: %s", folder, strerror(error));
+    }
+    if (!S_ISDIR(about.st_mode)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "%s is not a folder: a model is a folder with config.json and weights",
+                          folder);
+    }
+    if (has_file(ctx, folder, "config.json")) {
+        (void)snprintf(model->folder, sizeof model->folder, "%s", folder);
+        CARRY_TRY(carry_checkpoint_verify_model(ctx, folder));
+        return carry_lm_open(ctx, &model->lm, folder, model->device);
+    }
+    struct dirent **entry;
+    int count = scandir(folder, &entry, is_step, newest_first);
+    if (count < 0) {
+        return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be read: %s", folder, strerror(errno));
+    }
+    carry_status status;
+    if (count == 0) {
+        status = carry_fail(ctx, CARRY_ENOTFOUND,
+                            "%s holds no model: neither a config.json nor folders of a training, named step-N", folder);
+    } else {
+        status = load_newest(ctx, model, folder, entry, count);
+    }
+    for (int i = 0; i < count; i++) {
+        free(entry[i]);
+    }
+    free(entry);
+    return status;
+}
+
+static carry_status open_tokenizer(carry_ctx *ctx, carry_model *model, const char *folder) {
+    int64_t vocabulary = model->lm->config.vocab_size;
+    if (has_file(ctx, model->folder, "tokenizer.json")) {
+        return carry_tokenizer_open(ctx, &model->tokenizer, model->folder);
+    }
+    if (has_file(ctx, folder, "tokenizer.json")) {
+        return carry_tokenizer_open(ctx, &model->tokenizer, folder);
+    }
+    if (vocabulary < BYTES || vocabulary > BYTES + PADDING) {
+        return carry_fail(ctx, CARRY_ENOTFOUND,
+                          "%s has no tokenizer.json, and a vocabulary of %" PRId64
+                          " is not that of bytes (256, or 257 with %s); generate --ids needs none",
+                          model->folder, vocabulary, CARRY_END_OF_TEXT);
+    }
+    static const char *const added[] = {CARRY_END_OF_TEXT};
+    return carry_tokenizer_bytes(ctx, &model->tokenizer, added, vocabulary > BYTES);
+}
+
+static carry_status compare_sizes(carry_ctx *ctx, const carry_model *model) {
+    int64_t has = carry_tokenizer_size(model->tokenizer);
+    int64_t vocabulary = model->lm->config.vocab_size;
+    if (has > vocabulary) {
+        return carry_fail(ctx, CARRY_EFORMAT,
+                          "%s: the model has a vocabulary of %" PRId64 " tokens, its tokenizer one of %" PRId64
+                          ": they do not belong together",
+                          model->folder, vocabulary, has);
+    }
+    return CARRY_OK;
+}
+
+/* Configurations name tokens that their tokenizer does not have as such: flash-linear-attention's defaults, 1 and 2,
+   are bytes where the vocabulary is bytes. */
+static int64_t special_or_none(const carry_model *model, int64_t id) {
+    return id >= 0 && carry_tokenizer_is_special(model->tokenizer, id) ? id : -1;
+}
+
+bool carry_model_ends_with(const carry_model *model, int64_t token) {
+    bool ends = token == model->end || token == model->other_end;
+    for (int i = 0; i < model->end_count && !ends; i++) {
+        ends = token == model->ends[i];
+    }
+    return ends;
+}
+
+void carry_model_add_end(carry_model *model, int64_t token) {
+    if (token >= 0 && token < model->lm->config.vocab_size && !carry_model_ends_with(model, token) &&
+        model->end_count < CARRY_MODEL_ENDS) {
+        model->ends[model->end_count++] = token;
+    }
+}
+
+/* eos_token_id of generation_config.json, a number or a list. A damaged file is ignored with a warning: it
+   decides nothing else here. */
+static void read_generation(carry_ctx *ctx, carry_model *model) {
+    char path[CARRY_FILE_PATH];
+    carry_json *root;
+    if (!has_file(ctx, model->folder, "generation_config.json") ||
+        carry_file_in(ctx, path, model->folder, "generation_config.json") != CARRY_OK) {
+        return;
+    }
+    if (carry_json_read(ctx, &root, path, GENERATION_BYTES) != CARRY_OK) {
+        carry_log(ctx, CARRY_LOG_WARNING, "generation_config.json is ignored: %s", carry_ctx_error(ctx));
+        return;
+    }
+    const carry_json *eos = carry_json_find(root, "eos_token_id");
+    const carry_json *one = eos != NULL && eos->kind == CARRY_JSON_ARRAY ? eos->as.inside.first : eos;
+    for (; one != NULL; one = eos->kind == CARRY_JSON_ARRAY ? one->next : NULL) {
+        if (one->kind == CARRY_JSON_NUMBER && one->whole) {
+            carry_model_add_end(model, one->as.number.integer);
+        }
+    }
+    carry_json_free(root);
+}
+
+void carry_model_find_ends(carry_ctx *ctx, carry_model *model) {
+    const carry_lm_config *config = &model->lm->config;
+    if (model->tokenizer == NULL) {
+        model->start = config->bos_token_id < config->vocab_size ? config->bos_token_id : -1;
+        carry_model_add_end(model, config->eos_token_id);
+    } else {
+        model->end = carry_tokenizer_end(model->tokenizer);
+        model->other_end = special_or_none(model, config->eos_token_id);
+        model->start = special_or_none(model, config->bos_token_id);
+        model->start = model->start >= 0 ? model->start : model->end >= 0 ? model->end : model->other_end;
+        carry_model_add_end(model, carry_tokenizer_eos(model->tokenizer));
+    }
+    read_generation(ctx, model);
+}
+
+carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
+    *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
+    carry_status status = load_weights(ctx, model, folder);
+    if (status != CARRY_OK) {
+        carry_model_close(model);
+        return status;
+    }
+    carry_model_find_ends(ctx, model);
+    return CARRY_OK;
+}
+
+carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
+    *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
+    carry_status status = load_weights(ctx, model, folder);
+    status = status == CARRY_OK ? open_tokenizer(ctx, model, folder) : status;
+    status = status == CARRY_OK ? compare_sizes(ctx, model) : status;
+    if (status != CARRY_OK) {
+        carry_model_close(model);
+        return status;
+    }
+    carry_model_find_ends(ctx, model);
+    return CARRY_OK;
+}
+
+void carry_model_close(carry_model *model) {
+    carry_lm_free(model->lm);
+    carry_tokenizer_free(model->tokenizer);
+    model->lm = NULL;
+    model->tokenizer = NULL;
+}

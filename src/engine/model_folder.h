@@ -1,0 +1,42 @@
+/* A model and its tokenizer, from a folder.
+
+   The folder is in the format of Hugging Face (config.json, weights, tokenizer.json), or was written by a training
+   and contains such folders named step-N: then the newest complete one is used, and a warning names the incomplete
+   ones. The tokenizer of a training may be in either place.
+
+   Without a tokenizer.json, a vocabulary of 256 means bytes, and one of 257 to 384 bytes and <|endoftext|>. A
+   vocabulary may be larger than its tokenizer (published ones are padded by hundreds): the extra numbers are not
+   tokens and are never generated. */
+#ifndef CARRY_ENGINE_MODEL_FOLDER_H
+#define CARRY_ENGINE_MODEL_FOLDER_H
+
+#include "core/file.h"
+#include "model/lm/lm.h"
+#include "tokenizer/tokenizer.h"
+
+#define CARRY_MODEL_ENDS 16
+
+typedef struct carry_model {
+    int device; /* that it is on */
+    carry_lm *lm;
+    carry_tokenizer *tokenizer; /* NULL: opened without */
+    int64_t start;              /* what an empty text is continued from: bos_token_id or the end of text; -1: none */
+    int64_t end, other_end;     /* tokens that end a text: end-of-text and eos_token_id; -1: none */
+    int64_t ends[CARRY_MODEL_ENDS]; /* more of them: generation_config.json's, and tokenizer_config.json's eos_token */
+    int end_count;
+    char folder[CARRY_FILE_PATH]; /* that it was read from */
+} carry_model;
+
+/* On failure nothing is held. */
+carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device);
+/* The same without looking for a tokenizer: prompts and texts are tokens' numbers. */
+carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device);
+void carry_model_close(carry_model *model);
+
+/* Sets start and the ends of a model with weights, from its configuration, its tokenizer if it has one, and
+   generation_config.json of its folder. */
+void carry_model_find_ends(carry_ctx *ctx, carry_model *model);
+bool carry_model_ends_with(const carry_model *model, int64_t token);
+void carry_model_add_end(carry_model *model, int64_t token); /* of the vocabulary; else nothing happens */
+
+#endif

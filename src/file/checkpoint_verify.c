@@ -1,0 +1,94 @@
+/* Compares the files of a checkpoint with the sizes and checksums that training wrote. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "core/crc32c.h"
+#include "core/error.h"
+#include "core/file.h"
+#include "file/checkpoint_files.h"
+
+#define NOTE_BYTES ((size_t)1 << 20) /* of train.json, at most */
+
+carry_status carry_checkpoint_whole(carry_ctx *ctx, int64_t *to, const carry_json *object, const char *key,
+                                    const char *path) {
+    const carry_json *node = carry_json_find(object, key);
+    if (node == NULL || node->kind != CARRY_JSON_NUMBER || !node->whole || node->as.number.integer < 0) {
+        return carry_fail(ctx, CARRY_EFORMAT, "%s has no whole number '%s'", path, key);
+    }
+    *to = node->as.number.integer;
+    return CARRY_OK;
+}
+
+/* Is this one of the files that a checkpoint has? Names in a file from elsewhere are not paths to follow. */
+static bool is_known(const carry_json *name) {
+    for (int i = 0; carry_checkpoint_files[i] != NULL; i++) {
+        if (carry_json_is_text(name, carry_checkpoint_files[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+carry_status carry_checkpoint_check(carry_ctx *ctx, const carry_json *entry, const char *folder, const char *note) {
+    const carry_json *name = carry_json_find(entry, "name");
+    char path[CARRY_FILE_PATH];
+    int64_t bytes;
+    int64_t crc;
+    int64_t has_bytes;
+    uint32_t has_crc;
+    if (!is_known(name)) {
+        return carry_fail(ctx, CARRY_EFORMAT, "%s lists a file that checkpoints do not have", note);
+    }
+    CARRY_TRY(carry_checkpoint_whole(ctx, &bytes, entry, "bytes", note));
+    CARRY_TRY(carry_checkpoint_whole(ctx, &crc, entry, "crc32c", note));
+    CARRY_TRY(carry_file_in(ctx, path, folder, name->as.text.bytes));
+    CARRY_TRY(carry_checkpoint_sum(ctx, path, &has_bytes, &has_crc));
+    if (bytes != has_bytes) {
+        return carry_fail(ctx, CARRY_EFORMAT, "%s has %" PRId64 " bytes, and %" PRId64 " were written", path, has_bytes,
+                          bytes);
+    }
+    return (uint32_t)crc == has_crc ? CARRY_OK
+                                    : carry_fail(ctx, CARRY_EFORMAT, "%s has other bytes than were written", path);
+}
+
+/* The note, whose last member is the sum of what stands before it; older ones have none. */
+carry_status carry_checkpoint_note(carry_ctx *ctx, carry_json **document, const char *path) {
+    char *text;
+    size_t length;
+    CARRY_TRY(carry_file_read(ctx, &text, &length, path, NOTE_BYTES));
+    carry_status status = carry_json_parse(ctx, document, text, length, path);
+    const carry_json *sum = status == CARRY_OK ? carry_json_find(*document, CARRY_NOTE_SUM_KEY) : NULL;
+    if (sum != NULL) {
+        const char *at = strstr(text, CARRY_NOTE_SUM); /* in a string the line's end would be an escape */
+        int64_t wanted = -1;
+        status = carry_checkpoint_whole(ctx, &wanted, *document, CARRY_NOTE_SUM_KEY, path);
+        if (status == CARRY_OK && (at == NULL || carry_crc32c(0, text, (size_t)(at - text)) != (uint32_t)wanted)) {
+            status = carry_fail(ctx, CARRY_EFORMAT, "%s has other bytes than were written", path);
+        }
+    }
+    free(text);
+    return status;
+}
+
+carry_status carry_checkpoint_verify_model(carry_ctx *ctx, const char *folder) {
+    char note[CARRY_FILE_PATH];
+    struct stat about;
+    carry_json *document = NULL;
+    CARRY_TRY(carry_file_in(ctx, note, folder, CARRY_NOTE_FILE));
+    if (stat(note, &about) != 0) {
+        return CARRY_OK;
+    }
+    carry_status status = carry_checkpoint_note(ctx, &document, note);
+    const carry_json *files = status == CARRY_OK ? carry_json_find(document, "files") : NULL;
+    if (files != NULL && files->kind == CARRY_JSON_ARRAY) {
+        for (const carry_json *f = files->as.inside.first; f != NULL && status == CARRY_OK; f = f->next) {
+            const bool is_state = carry_json_is_text(carry_json_find(f, "name"), CARRY_STATE_FILE);
+            status = is_state ? CARRY_OK : carry_checkpoint_check(ctx, f, folder, note);
+        }
+    }
+    carry_json_free(document);
+    return status;
+}

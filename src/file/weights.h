@@ -1,0 +1,25 @@
+/* The weights of a model folder: model.safetensors, or the files that model.safetensors.index.json lists; or, as in
+   diffusers, the same with diffusion_pytorch_model instead of model. A path that ends in .safetensors is a single
+   file with all weights. */
+#ifndef CARRY_WEIGHTS_H
+#define CARRY_WEIGHTS_H
+
+#include "file/safetensors.h"
+
+typedef struct carry_weights {
+    carry_safetensors *file;
+    int64_t files;
+    int64_t count; /* tensors of all files */
+} carry_weights;
+
+/* Names in the index stand for files of the same folder: a path is refused, and so is a tensor that is not in the file
+   the index names, or in one it does not. */
+bool carry_weights_is_file(const char *folder); /* does it end in .safetensors, and is no folder? */
+carry_status carry_weights_open(carry_ctx *ctx, carry_weights *weights, const char *folder);
+void carry_weights_close(carry_weights *weights);
+
+const carry_tensor *carry_weights_find(const carry_weights *weights, const char *name); /* NULL: none */
+/* The name of tensor `index` of all files, one after the other. */
+const char *carry_weights_name(const carry_weights *weights, int64_t index);
+
+#endif

@@ -1,0 +1,208 @@
+/* Normalizers and Metaspace: what is done to a text before it is cut; and decoding's replacements in a token.
+
+   NFC is utf8proc's, run by run: bytes that are not UTF-8 stay as they are and end a run. Nothing below U+0300 changes,
+   so a text without such characters is passed on without a copy. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tokenizer/tokenizer_internal.h"
+#include "tokenizer/utf8.h"
+
+#ifdef CARRY_HAVE_UTF8PROC
+#include <utf8proc.h>
+#endif
+
+bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length) {
+    if (!carry_list_grow(&buffer->at, &buffer->room, buffer->count, length + 1, 1)) {
+        return false;
+    }
+    if (length > 0) {
+        memcpy(buffer->at + buffer->count, bytes, length);
+    }
+    buffer->count += length;
+    return true;
+}
+
+bool carry_normal_has_nfc(void) {
+#ifdef CARRY_HAVE_UTF8PROC
+    return true;
+#else
+    return false;
+#endif
+}
+
+/* Everything below U+0300 starts with a byte below this one. */
+#define FIRST_LEAD 0xCC
+
+static bool may_change(const unsigned char *text, size_t length) {
+    for (size_t i = 0; i < length; i++) {
+        if (text[i] >= FIRST_LEAD) {
+            return true;
+        }
+    }
+    return false;
+}
+
+#ifdef CARRY_HAVE_UTF8PROC
+static bool compose(const unsigned char *text, size_t length, carry_buffer *to) {
+    utf8proc_uint8_t *made = NULL;
+    utf8proc_ssize_t bytes =
+        utf8proc_map(text, (utf8proc_ssize_t)length, &made, (utf8proc_option_t)(UTF8PROC_STABLE | UTF8PROC_COMPOSE));
+    bool done = bytes >= 0 && carry_buffer_add(to, made, (size_t)bytes);
+    free(made);
+    return done;
+}
+#else
+static bool compose(const unsigned char *text, size_t length, carry_buffer *to) {
+    return carry_buffer_add(to, text, length); /* a tokenizer that needs it was refused */
+}
+#endif
+
+static bool nfc(const unsigned char *text, size_t length, carry_buffer *to) {
+    for (size_t at = 0; at < length;) {
+        size_t end = at;
+        for (int used; end < length && (used = carry_utf8_at(text + end, length - end)) > 0;) {
+            end += (size_t)used;
+        }
+        if (end > at && !compose(text + at, end - at, to)) {
+            return false;
+        }
+        at = end;
+        while (end < length && carry_utf8_at(text + end, length - end) == 0) {
+            end++;
+        }
+        if (!carry_buffer_add(to, text + at, end - at)) {
+            return false;
+        }
+        at = end;
+    }
+    return true;
+}
+
+static bool replace(const char *from, size_t from_length, const char *to, size_t to_length, const unsigned char *text,
+                    size_t length, carry_buffer *made) {
+    while (length > 0) {
+        const unsigned char *found = memmem(text, length, from, from_length);
+        size_t before = found != NULL ? (size_t)(found - text) : length;
+        if (!carry_buffer_add(made, text, before) || (found != NULL && !carry_buffer_add(made, to, to_length))) {
+            return false;
+        }
+        text += before;
+        length -= before;
+        if (found != NULL) {
+            text += from_length;
+            length -= from_length;
+        }
+    }
+    return true;
+}
+
+static bool apply(const carry_normal *step, bool first, const unsigned char *text, size_t length, carry_buffer *to) {
+    switch (step->kind) {
+    case CARRY_NORMAL_NFC:
+        return nfc(text, length, to);
+    case CARRY_NORMAL_PREPEND:
+        return (!first || length == 0 || carry_buffer_add(to, step->to, step->to_length)) &&
+               carry_buffer_add(to, text, length);
+    case CARRY_NORMAL_REPLACE:
+        return replace(step->from, step->from_length, step->to, step->to_length, text, length, to);
+    }
+    return false;
+}
+
+static bool apply_all(const carry_normal *steps, int count, bool first, const unsigned char *text, size_t length,
+                      carry_buffer buffer[2], const unsigned char **to, size_t *to_length) {
+    int turn = 0;
+    for (int i = 0; i < count; i++) {
+        if (steps[i].kind == CARRY_NORMAL_NFC && !may_change(text, length)) {
+            continue;
+        }
+        carry_buffer *into = &buffer[turn];
+        turn = 1 - turn;
+        into->count = 0;
+        if (!apply(&steps[i], first, text, length, into) || !carry_buffer_add(into, "", 0)) {
+            return false;
+        }
+        text = (const unsigned char *)into->at;
+        length = into->count;
+    }
+    *to = text;
+    *to_length = length;
+    return true;
+}
+
+bool carry_normalize(const carry_parts *parts, bool first, const unsigned char *text, size_t length,
+                     carry_buffer buffer[2], const unsigned char **to, size_t *to_length) {
+    return apply_all(parts->normal, parts->normals, first, text, length, buffer, to, to_length);
+}
+
+bool carry_metaspace_put(const carry_metaspace *metaspace, bool first, const unsigned char *text, size_t length,
+                         carry_buffer *buffer) {
+    buffer->count = 0;
+    bool is_marked =
+        length > 0 &&
+        (text[0] == ' ' || (length >= metaspace->length && memcmp(text, metaspace->mark, metaspace->length) == 0));
+    bool wanted = metaspace->prepend == CARRY_PREPEND_ALWAYS || (metaspace->prepend == CARRY_PREPEND_FIRST && first);
+    if (length > 0 && wanted && !is_marked && !carry_buffer_add(buffer, metaspace->mark, metaspace->length)) {
+        return false;
+    }
+    return replace(" ", 1, metaspace->mark, metaspace->length, text, length, buffer) && carry_buffer_add(buffer, "", 0);
+}
+
+static bool is_mark(const carry_metaspace *m, const unsigned char *text, size_t length) {
+    return length >= m->length && memcmp(text, m->mark, m->length) == 0;
+}
+
+size_t carry_metaspace_piece(const carry_parts *parts, const unsigned char *text, size_t length) {
+    const carry_metaspace *m = &parts->metaspace;
+    if (!(m->used && m->splits) && !parts->words_are_apart) {
+        return length;
+    }
+    size_t at = 0;
+    while (is_mark(m, text + at, length - at)) { /* its own: one, or all that stand here */
+        at += m->length;
+        if (m->used && m->splits) {
+            break;
+        }
+    }
+    const unsigned char *next = at < length ? memmem(text + at, length - at, m->mark, m->length) : NULL;
+    return next != NULL ? (size_t)(next - text) : length;
+}
+
+/* <0xE2>, as `tokenizers` reads it; -1 for other names. */
+static int byte_of(const char *name, size_t length) {
+    if (length != 6 || memcmp(name, "<0x", 3) != 0 || name[5] != '>') {
+        return -1;
+    }
+    int byte = 0;
+    for (int i = 3; i < 5; i++) {
+        const char *digits = "0123456789abcdef";
+        char lower = (char)(name[i] >= 'A' && name[i] <= 'F' ? name[i] + 32 : name[i]);
+        const char *digit = lower != '\0' ? strchr(digits, lower) : NULL;
+        if (digit == NULL) {
+            return -1;
+        }
+        byte = 16 * byte + (int)(digit - digits);
+    }
+    return byte;
+}
+
+bool carry_shown(const carry_parts *parts, const char *name, size_t length, carry_buffer buffer[2], const char **to,
+                 size_t *to_length) {
+    const unsigned char *made;
+    if (!apply_all(parts->shown, parts->shows, true, (const unsigned char *)name, length, buffer, &made, to_length)) {
+        return false;
+    }
+    *to = (const char *)made;
+    int byte = parts->shows_bytes ? byte_of(*to, *to_length) : -1;
+    if (byte >= 0) {
+        buffer[0].count = 0;
+        unsigned char one = (unsigned char)byte;
+        if (!carry_buffer_add(&buffer[0], &one, 1)) {
+            return false;
+        }
+        *to = buffer[0].at;
+        *to_length = 1;
+    }
+    return true;
+}

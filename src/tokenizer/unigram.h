@@ -1,0 +1,27 @@
+/* Unigram tokenizers as SentencePiece trains them, which text encoders of the T5 family have: spiece.model, or
+   tokenizer.json with a model of type Unigram.
+
+   A text is normalized (the character map of the file; spaces together, one before the first word, as U+2581), then cut
+   into the pieces whose scores add up highest. A character that no piece has becomes its bytes, or <unk>. Pieces that
+   stand for something else than text, such as </s>, are never found in a text. */
+#ifndef CARRY_UNIGRAM_H
+#define CARRY_UNIGRAM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+typedef struct carry_unigram carry_unigram;
+
+/* A folder with tokenizer.json or spiece.model; the first that is there. CARRY_ENOTFOUND: neither. */
+carry_status carry_unigram_open(carry_ctx *ctx, carry_unigram **made, const char *folder);
+void carry_unigram_free(carry_unigram *unigram);
+int64_t carry_unigram_size(const carry_unigram *unigram); /* pieces */
+
+/* The ids of a text and of </s> behind them: *count of at most `most`, which is 1 or more. What does not fit is left
+   out before </s>; *left_out, unless NULL, is how many. Bytes that are not UTF-8 are U+FFFD each. */
+carry_status carry_unigram_encode(carry_unigram *unigram, int64_t *ids, int64_t most, int64_t *count, int64_t *left_out,
+                                  const char *text, size_t length);
+
+#endif

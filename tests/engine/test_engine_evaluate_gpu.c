@@ -1,0 +1,181 @@
+/* Evaluation on a GPU: recorded calls have the bits of launched ones, losses are those of the CPU, and what cannot be
+   evaluated is refused, also when it is found a call later. Without a GPU all of it is reported as skipped; the
+   emulated one records graphs too. */
+/* labels: gpu */
+#include "text_model_support.h"
+
+#include <unistd.h>
+
+#include "carry/device.h"
+#include "hybrid_support.h"
+#include "engine/evaluate.h"
+#include "engine/scorer.h"
+
+#define LETTERS 90
+#define AT_ONCE 12 /* tokens of a call: several calls of one shape, and a rest */
+
+typedef struct place {
+    carry_ctx *ctx;
+    char path[64];
+    carry_model cpu, gpu;
+} place;
+
+/* The same weights on device 1. */
+static carry_lm *on_gpu(carry_ctx *ctx, const carry_lm *from) {
+    carry_lm *lm;
+    assert_ok(ctx, carry_lm_new(ctx, &lm, &from->config, 1));
+    for (int64_t i = 0; i < from->own.parameters; i++) { /* their order in the buffers is not the CPU's */
+        const carry_parameter *p = &from->own.parameter[i];
+        assert_ok(ctx, carry_parameters_put(&lm->own, i, from->own.weights + p->offset, CARRY_F32));
+    }
+    return lm;
+}
+
+static int make_place(void **state) {
+    static place p;
+    p.ctx = support_ctx(1, NULL, NULL);
+    (void)snprintf(p.path, sizeof p.path, "/tmp/carry-evaluate-XXXXXX");
+    const int file = mkstemp(p.path);
+    assert_true(file >= 0);
+    char text[LETTERS];
+    for (int i = 0; i < LETTERS; i++) {
+        text[i] = "the state of\na rule "[(i * i / 3 + i / 7) % 20];
+    }
+    assert_int_equal(write(file, text, LETTERS), LETTERS);
+    assert_int_equal(close(file), 0);
+    p.cpu = byte_model(p.ctx, 257);
+    p.gpu = p.cpu;
+    p.gpu.lm = on_gpu(p.ctx, p.cpu.lm);
+    p.gpu.device = 1;
+    *state = &p;
+    return 0;
+}
+
+static int leave_place(void **state) {
+    place *p = *state;
+    assert_int_equal(unlink(p->path), 0);
+    carry_lm_free(p->gpu.lm);
+    carry_model_close(&p->cpu);
+    carry_ctx_free(p->ctx);
+    return 0;
+}
+
+static carry_evaluation evaluate(const place *p, const carry_model *m, carry_evaluate_options options) {
+    carry_evaluation got;
+    options.at_once = AT_ONCE;
+    assert_ok(p->ctx, carry_evaluate(p->ctx, m, p->path, &options, &got));
+    assert_int_equal(got.tokens, LETTERS - 1);
+    assert_int_equal(got.bytes, LETTERS - 1);
+    return got;
+}
+
+/* Sums of some hundred losses with roundings of 1e-7 each; bf16 has 8 bits. */
+static void recorded_calls_have_the_bits_of_launched_ones(void **state) {
+    const place *p = *state;
+    static const struct {
+        carry_dtype dtype;
+        int64_t length;
+        double apart;
+    } cases[] = {{CARRY_F32, 0, 1e-5}, {CARRY_F32, 4, 1e-5}, {CARRY_BF16, 0, 2e-2}, {CARRY_BF16, 5, 2e-2}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const carry_evaluate_options wide = {.length = cases[i].length};
+        carry_evaluate_options options = {.length = cases[i].length, .dtype = cases[i].dtype};
+        const carry_evaluation cpu = evaluate(p, &p->cpu, wide);
+        const carry_evaluation recorded = evaluate(p, &p->gpu, options);
+        options.no_graph = true;
+        const carry_evaluation launched = evaluate(p, &p->gpu, options);
+        assert_true(recorded.nll == launched.nll);
+        assert_true(fabs(recorded.nll - cpu.nll) <= cases[i].apart * cpu.nll);
+    }
+}
+
+/* A call of 1 row of 6 tokens, from ids that depend on `turn`. */
+static double call(carry_scorer *s, int turn) {
+    int64_t *input;
+    int64_t *label;
+    double loss = 0.0;
+    int64_t counted = 0;
+    bool is_there;
+    carry_scorer_rows(s, &input, &label);
+    for (int i = 0; i < 6; i++) {
+        input[i] = (turn * 5 + i * 3) % SUPPORT_VOCABULARY;
+        label[i] = i == 2 ? -100 : (turn * 5 + (i + 1) * 3) % SUPPORT_VOCABULARY;
+    }
+    assert_ok(s->ctx, carry_scorer_run(s, 1, 6));
+    assert_refused(s->ctx, CARRY_EARGUMENT, "not taken", carry_scorer_run(s, 1, 6));
+    assert_ok(s->ctx, carry_scorer_take(s, &is_there, &loss, &counted));
+    assert_true(is_there && counted == 5 && loss > 0.0);
+    assert_ok(s->ctx, carry_scorer_take(s, &is_there, &loss, &counted));
+    assert_false(is_there);
+    return loss;
+}
+
+/* Calls after the second are one graph; with attention only where no state grows. */
+static void calls_are_recorded_where_they_can_be(void **state) {
+    const place *p = *state;
+    for (int attention = 0; attention < 2; attention++) {
+        carry_lm *cpu = model(p->ctx, attention ? hybrid(1) : small(CARRY_LM_GATED_DELTANET));
+        carry_lm *gpu = on_gpu(p->ctx, cpu);
+        for (int with_state = 0; with_state < 2; with_state++) {
+            const carry_scorer_options options = {.most = 6, .has_state = with_state == 1};
+            carry_scorer s[2];
+            assert_ok(p->ctx, carry_scorer_open(cpu, &s[0], &options));
+            assert_ok(p->ctx, carry_scorer_open(gpu, &s[1], &options));
+            for (int turn = 0; turn < 4; turn++) {
+                const double wanted = call(&s[0], turn);
+                const double got = call(&s[1], turn);
+                assert_true(fabs(got - wanted) <= 1e-4 * wanted);
+                const bool records = turn > 0 && !(attention == 1 && with_state == 1);
+                assert_true((s[1].repeat.graph != NULL) == records);
+                if (with_state == 1) {
+                    assert_int_equal(carry_lm_state_length(s[1].state, 0), 6 * (turn + 1));
+                }
+            }
+            assert_refused(p->ctx, CARRY_EARGUMENT, "6 at most", carry_scorer_run(&s[1], 2, 6));
+            carry_scorer_close(&s[0]);
+            carry_scorer_close(&s[1]);
+        }
+        carry_lm_free(gpu);
+        carry_lm_free(cpu);
+    }
+}
+
+static int calls_left;
+
+static bool stop_later(void *user, int64_t done, int64_t total) {
+    (void)user;
+    assert_true(done <= total);
+    return calls_left-- > 0;
+}
+
+static void what_cannot_be_evaluated_is_refused(void **state) {
+    place *p = *state;
+    carry_evaluation got;
+    carry_evaluate_options options = {.at_once = AT_ONCE, .progress = stop_later};
+    calls_left = 2;
+    assert_refused(p->ctx, CARRY_EINTERRUPTED, "36", carry_evaluate(p->ctx, &p->gpu, p->path, &options, &got));
+    assert_true(got.tokens == 36 && got.nll > 0.0); /* three calls were taken, a fourth may have been begun */
+    const carry_parameters *own = &p->gpu.lm->own;
+    const int64_t at = own->parameter[p->gpu.lm->norm].offset;
+    float was;
+    const float bad = NAN;
+    assert_ok(p->ctx, carry_parameters_download(own, &was, own->weights, at, 1));
+    assert_ok(p->ctx, carry_parameters_upload(own, own->weights, at, &bad, 1));
+    options.progress = NULL;
+    assert_refused(p->ctx, CARRY_ERANGE, "tokens 0 to 11", carry_evaluate(p->ctx, &p->gpu, p->path, &options, &got));
+    assert_ok(p->ctx, carry_parameters_upload(own, own->weights, at, &was, 1));
+    (void)evaluate(p, &p->gpu, (carry_evaluate_options){0}); /* and all is well again */
+}
+
+int main(void) {
+    if (carry_device_count() < 2) {
+        (void)printf("skipped: there is no GPU here\n");
+        return 77;
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(what_cannot_be_evaluated_is_refused), /* in f32: before the model has weights of 16 bits */
+        cmocka_unit_test(recorded_calls_have_the_bits_of_launched_ones),
+        cmocka_unit_test(calls_are_recorded_where_they_can_be),
+    };
+    return cmocka_run_group_tests_name("train/evaluate_gpu", tests, make_place, leave_place);
+}
