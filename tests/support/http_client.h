@@ -13,7 +13,7 @@
 #include "core/clock.h"
 #include "support.h"
 
-#define PATIENCE 20.0 /* seconds: far longer than anything takes that works */
+#define PATIENCE SUPPORT_PATIENCE
 
 static inline int knock(int port) {
     int to = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
@@ -120,14 +120,13 @@ static inline reply *ask_for(int port, const char *method, const char *path, con
         }                                                                                             \
     } while (0)
 
-/* A WebSocket: the connection after 101, or the status in *status and -1. */
-static inline int ws_open(int port, const char *path, const char *headers, int *status) {
+/* A WebSocket on a new connection: the connection after 101, or the status in *status and -1. */
+static inline int ws_upgrade(int to, int port, const char *path, const char *headers, int *status) {
     char request[2048];
     int length = snprintf(request, sizeof request,
                           "GET %s HTTP/1.1\r\nHost: localhost:%d\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                           "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n%s\r\n",
                           path, port, headers);
-    int to = knock(port);
     assert_true(say(to, request, (size_t)length));
     char head[4096];
     size_t got = 0;
@@ -147,6 +146,10 @@ static inline int ws_open(int port, const char *path, const char *headers, int *
     }
     (void)close(to);
     return -1;
+}
+
+static inline int ws_open(int port, const char *path, const char *headers, int *status) {
+    return ws_upgrade(knock(port), port, path, headers, status);
 }
 
 static inline int ws_join(int port) {
