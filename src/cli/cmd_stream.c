@@ -76,7 +76,7 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
         (void)fflush(stdout);
     }
     if (session->unsaved[0] != '\0') {
-        (void)fprintf(stderr, "carry: not everything was saved: %s\n", session->unsaved);
+        (void)fprintf(stderr, "carry: not all was saved: %s\n", session->unsaved);
     }
     return status;
 }
