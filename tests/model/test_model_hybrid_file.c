@@ -40,11 +40,13 @@ static void what_is_saved_loads_again(void **unused) {
         const carry_lm_config *b = &back->config;
         assert_int_equal(lm->own.count, back->own.count);
         assert_memory_equal(lm->own.weights, back->own.weights, (size_t)lm->own.count * sizeof(float));
-        assert_memory_equal(a->layer, b->layer, (size_t)a->num_hidden_layers);
-        assert_true(a->kind == b->kind && a->rotary == b->rotary && a->attn_window == b->attn_window);
-        assert_true(a->attn_heads == b->attn_heads && a->attn_kv_heads == b->attn_kv_heads);
-        assert_true(a->attn_head_dim == b->attn_head_dim && a->qk_norm == b->qk_norm);
-        assert_true(a->rope_theta == b->rope_theta && a->value == b->value && a->key == b->key);
+        assert_memory_equal(a->mixer, b->mixer, (size_t)a->num_hidden_layers);
+        assert_true(a->family == b->family && a->attention.rotary == b->attention.rotary &&
+                    a->attention.window == b->attention.window);
+        assert_true(a->attention.heads == b->attention.heads && a->attention.kv_heads == b->attention.kv_heads);
+        assert_true(a->attention.head_dim == b->attention.head_dim && a->attention.qk_norm == b->attention.qk_norm);
+        assert_true(a->attention.rope_theta == b->attention.rope_theta && a->delta.value == b->delta.value &&
+                    a->delta.key == b->delta.key);
         carry_lm_free(back);
         carry_lm_free(lm);
     }
@@ -201,17 +203,18 @@ static void configurations_mean_what_their_origin_means(void **unused) {
                              "{\"model_type\": \"qwen3_5\", \"tie_word_embeddings\": true, \"vision_config\": {}, "
                              "\"text_config\": {\"model_type\": \"qwen3_5_text\", \"num_hidden_layers\": 8, "
                              "\"rope_parameters\": {\"rope_theta\": 10000000, \"mrope_section\": [11, 11, 10]}}}"));
-    assert_true(c.kind == CARRY_LM_QWEN3_5 && c.is_nested && c.tie_word_embeddings && c.rotary == 64);
+    assert_true(c.family == &carry_lm_family_qwen3_5 && c.tie_word_embeddings && c.attention.rotary == 64);
     for (int64_t i = 0; i < 8; i++) {
-        assert_int_equal(c.layer[i], i % 4 == 3 ? CARRY_LM_MIXER_ATTENTION : CARRY_LM_MIXER_DELTA);
+        assert_int_equal(c.mixer[i], i % 4 == 3 ? CARRY_LM_MIXER_ATTENTION : CARRY_LM_MIXER_DELTA);
     }
     assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"olmo_hybrid\"}"));
-    assert_true(c.rotary == 0 && c.num_heads == 30 && c.key == 96 && c.value == 192 && c.attn_head_dim == 128);
+    assert_true(c.attention.rotary == 0 && c.delta.heads == 30 && c.delta.key == 96 && c.delta.value == 192 &&
+                c.attention.head_dim == 128);
     assert_ok(ctx, read_text(ctx, &c,
                              "{\"model_type\": \"gated_deltanet\", \"attn\": {\"layers\": [2], \"num_heads\": 32, "
                              "\"num_kv_heads\": 8, \"window_size\": 2048, \"rope_theta\": 500000.0}}"));
-    assert_true(c.layer[2] == CARRY_LM_MIXER_ATTENTION && c.attn_kv_heads == 8 && c.attn_window == 2048);
-    assert_true(c.rotary == 64 && c.rope_theta == 500000.0 && c.layer[1] == CARRY_LM_MIXER_DELTA);
+    assert_true(c.mixer[2] == CARRY_LM_MIXER_ATTENTION && c.attention.kv_heads == 8 && c.attention.window == 2048);
+    assert_true(c.attention.rotary == 64 && c.attention.rope_theta == 500000.0 && c.mixer[1] == CARRY_LM_MIXER_DELTA);
     carry_ctx_free(ctx);
 }
 
