@@ -6,16 +6,22 @@
 
 #include "model/lm/families/hybrid.h"
 
-#define HYBRIDS 7
+#define HYBRIDS 8
 
 /* Qwen3.5's (tied), OLMo's with and without rotary positions, and flash-linear-attention's: without a window, and with
-   one that is shorter than the rows; and products of delta rules, of two steps a token and, without gates, of three. */
+   one that is shorter than the rows; products of delta rules, of two steps a token and, without gates, of three; and
+   Qwen3-Next's, with two heads of values for each head of keys. */
 static inline carry_lm_config hybrid(int index) {
-    static const carry_lm_family *const families[] = {
-        &carry_lm_family_qwen3_5,           &carry_lm_family_olmo_hybrid, &carry_lm_family_olmo_hybrid,
-        &carry_lm_family_gated_deltanet,    &carry_lm_family_delta_net,   &carry_lm_family_gated_deltaproduct,
-        &carry_lm_family_gated_deltaproduct};
-    const bool from_fla = index >= 3;
+    static const carry_lm_family *const families[] = {&carry_lm_family_qwen3_5,
+                                                      &carry_lm_family_olmo_hybrid,
+                                                      &carry_lm_family_olmo_hybrid,
+                                                      &carry_lm_family_gated_deltanet,
+                                                      &carry_lm_family_delta_net,
+                                                      &carry_lm_family_gated_deltaproduct,
+                                                      &carry_lm_family_gated_deltaproduct,
+                                                      &carry_lm_family_qwen3_next};
+    const bool from_fla = index >= 3 && index <= 6;
+    const bool is_qwen = index == 0 || index == 7;
     carry_lm_config c = from_fla ? small(families[index]) : carry_lm_config_default(families[index]);
     if (from_fla) {
         carry_lm_fla *own = carry_lm_fla_of(&c);
@@ -27,7 +33,9 @@ static inline carry_lm_config hybrid(int index) {
         c.vocab_size = SUPPORT_VOCABULARY;
         c.norm_eps = 1e-2;
         c.swiglu.width = 20;
-        c.delta.heads = c.delta.value_heads = 2;
+        memset(c.feedforward, CARRY_LM_FEEDFORWARD_SWIGLU, sizeof c.feedforward);
+        c.delta.heads = 2;
+        c.delta.value_heads = index == 7 ? 4 : 2;
         c.delta.key = 5;
         c.delta.value = 6;
     }
@@ -35,10 +43,10 @@ static inline carry_lm_config hybrid(int index) {
     c.mixer[1] = CARRY_LM_MIXER_ATTENTION;
     c.attention.heads = 4;
     c.attention.kv_heads = 2;
-    c.attention.head_dim = index == 0 ? 8 : 0;
+    c.attention.head_dim = is_qwen ? 8 : 0;
     c.attention.window = index == 4 ? 7 : 0;
     c.attention.rope_theta = index == 2 ? 0.0 : 100.0;
-    c.attention.rotary_factor = index == 0 ? 0.5 : 1.0;
+    c.attention.rotary_factor = is_qwen ? 0.5 : 1.0;
     c.hidden_size = 16;
     c.tie_word_embeddings = index == 0;
     c.delta.steps = index == 6 ? 3 : 2;
