@@ -283,20 +283,24 @@ static bool is_written(const carry_lm_config *config, const carry_lm_key *key) {
     return key->text != NULL || (key->form < CARRY_LM_READ_SIZE && (key->form != CARRY_LM_OTHER || key->write != NULL));
 }
 
-carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path) {
-    carry_json_text text = {0};
-    carry_json_put_raw(&text, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
+void carry_lm_config_put(carry_json_text *text, const carry_lm_config *config, carry_dtype dtype) {
+    carry_json_put_raw(text, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
                        config->family->architecture, config->family->name);
     for (const carry_lm_key *key = config->family->keys; key->key != NULL; key++) {
         if (is_written(config, key)) {
-            put_key(&text, config, key);
+            put_key(text, config, key);
         }
     }
-    carry_json_put_raw(&text, ",\n  \"dtype\": \"%s\"\n}\n",
+    carry_json_put_raw(text, ",\n  \"dtype\": \"%s\"\n}\n",
                        dtype == CARRY_BF16  ? "bfloat16"
                        : dtype == CARRY_F16 ? "float16"
                                             : "float32");
+}
+
+carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path) {
+    carry_json_text text = {0};
     carry_status status;
+    carry_lm_config_put(&text, config, dtype);
     if (text.failed) {
         status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
     } else {
