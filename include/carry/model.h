@@ -38,10 +38,12 @@ typedef struct carry_llm_options {
     bool trains;
 } carry_llm_options;
 
-/* options NULL: on the CPU, in f32, read-only. */
+/* options NULL: on the CPU, in f32, read-only. The folder of a training run means its newest complete step. Files that
+   differ from the checksums that `carry train` wrote beside them are refused. */
 CARRY_API carry_status carry_llm_open(carry_ctx *ctx, carry_llm **made, const char *folder,
                                       const carry_llm_options *options);
 CARRY_API void carry_llm_close(carry_llm *model);
+CARRY_API const char *carry_llm_folder(const carry_llm *model); /* that it was loaded from: the run's step-N */
 CARRY_API int64_t carry_llm_vocabulary(const carry_llm *model);
 CARRY_API int64_t carry_llm_parameters(const carry_llm *model); /* the number of parameters */
 /* Writes config.json and model.safetensors, in f32, bf16 or f16, into an existing folder, which transformers and

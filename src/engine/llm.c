@@ -51,6 +51,10 @@ void carry_llm_close(carry_llm *model) {
     }
 }
 
+const char *carry_llm_folder(const carry_llm *model) {
+    return model->lm->folder;
+}
+
 int64_t carry_llm_vocabulary(const carry_llm *model) {
     return model->lm->config.vocab_size;
 }

@@ -75,6 +75,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_llm_state_length": (c_int64, [c_void_p]),
     "carry_llm_state_clear": (c_int, [c_void_p]),
     "carry_llm_state_copy": (c_int, [c_void_p, c_void_p]),
+    "carry_llm_folder": (c_char_p, [c_void_p]),
     "carry_llm_state_save": (c_int, [c_void_p, c_char_p]),
     "carry_llm_state_load": (c_int, [c_void_p, c_char_p]),
     "carry_llm_read": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
@@ -187,6 +188,7 @@ class Model:
         )
         self._finalizer = weakref.finalize(self, lib.carry_llm_close, self._handle)
         self._finalizer.atexit = False
+        self.folder = os.fsdecode(lib.carry_llm_folder(self._handle))  # of a training run: its newest step
         self.vocabulary = int(lib.carry_llm_vocabulary(self._handle))
         self.parameters = int(lib.carry_llm_parameters(self._handle))
 
@@ -327,6 +329,9 @@ def load(
     folder: str | os.PathLike[str], *, dtype: str = "f32", device: str | int = "cpu", trains: bool = False
 ) -> Model:
     """Open a model's folder as Hugging Face has it: config.json and its safetensors files.
+
+    The folder of a training run means its newest complete step. Files that differ from the checksums that `carry train`
+    wrote beside them are refused.
 
     Args:
         dtype: what is computed in: f32, bf16 or f16.
