@@ -50,14 +50,14 @@ for verb in "eval $step book.txt" "generate $step -p the -n 4" "train --model $s
     mv kept $step
 done
 
-# A video model: its steps, the file of a step, and what a run leaves when it has ended.
+# A video model: its steps, and what a run leaves when it has ended.
 expect 0 "step 2/2" train dit --layers 1 --dim 24 --heads 2 --size 16 --batch 4 --chunks 2 --steps 2 --out video
-for model in video video/step-2 video/step-2/model.safetensors; do
-    weights=${model%/model.safetensors}/model.safetensors
+for model in video video/step-2; do
+    weights=$model/model.safetensors
     expect 0 "" stream --model $model --chunks 1 --size 16x16
     cp $weights kept
     byte $weights $(($(wc -c < $weights) - 4)) 001
-    refused "model.safetensors has other bytes than were written" stream --model $model --chunks 1 --size 16x16
+    expect 2 "model.safetensors has other bytes than were written" stream --model $model --chunks 1 --size 16x16
     cp kept $weights
 done
 rm video/config.json # a run that has not ended: its newest complete step
