@@ -38,6 +38,9 @@ void carry_model_close(carry_model *model);
 #define CARRY_MODEL_WHY 128
 carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why[CARRY_MODEL_WHY]);
 
+/* Sets start and the ends of a model with weights, from its configuration, its tokenizer if it has one, and
+   generation_config.json of its folder. */
+void carry_model_find_ends(carry_ctx *ctx, carry_model *model);
 bool carry_model_ends_with(const carry_model *model, int64_t token);
 void carry_model_add_end(carry_model *model, int64_t token); /* of the vocabulary; else nothing happens */
 
