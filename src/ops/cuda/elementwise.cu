@@ -115,8 +115,7 @@ template <typename E> __global__ void __launch_bounds__(THREADS) fill_kernel(E *
     }
 }
 
-template <typename E>
-static void launch_fill(const carry_tensor &to, const unsigned char *bits, cudaStream_t stream) {
+template <typename E> static void launch_fill(const carry_tensor &to, const unsigned char *bits, cudaStream_t stream) {
     E value;
     memcpy(&value, bits, sizeof value);
     int64_t count = carry_tensor_count(&to);
