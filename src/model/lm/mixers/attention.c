@@ -243,10 +243,10 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
 }
 
 /* to = the norm of from, turned. */
-static carry_status prepare(const carry_lm_mixer_call *call, int slot, carry_tensor to, carry_tensor from) {
+static carry_status prepare(const carry_lm_call *call, int slot, carry_tensor to, carry_tensor from) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention *o = call->opened;
-    const carry_tensor w = carry_lm_w(pass, call->layer, slot);
+    const carry_tensor w = carry_lm_w(call, slot);
     if (w.data != NULL) {
         CARRY_TRY(
             carry_lm_norm(pass, carry_lm_attention_norm_rows(pass, to), carry_lm_attention_norm_rows(pass, from), w));
@@ -258,7 +258,7 @@ static carry_status prepare(const carry_lm_mixer_call *call, int slot, carry_ten
 }
 
 /* Puts the keys and values of a sequence behind those that its state has, and gives all of them to attention. */
-static carry_status extend(const carry_lm_mixer_call *call, int64_t sequence, carry_attention_args *attention) {
+static carry_status extend(const carry_lm_call *call, int64_t sequence, carry_attention_args *attention) {
     carry_lm_state *state = call->args->state;
     const int64_t past = state->length[sequence];
     const int64_t count = attention->k.shape[0];
@@ -273,7 +273,7 @@ static carry_status extend(const carry_lm_mixer_call *call, int64_t sequence, ca
     return CARRY_OK;
 }
 
-static carry_status attend_step(const carry_lm_mixer_call *call) {
+static carry_status attend_step(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention_rows *r = call->rows;
     carry_attention_step_args step = step_of(pass->lm, pass->options.batch, pass->options.dtype);
@@ -287,7 +287,7 @@ static carry_status attend_step(const carry_lm_mixer_call *call) {
     return carry_attention_step(pass->ctx, &step, pass->scratch, pass->scratch_bytes);
 }
 
-static carry_status attend(const carry_lm_mixer_call *call) {
+static carry_status attend(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention_rows *r = call->rows;
     int64_t first;
@@ -308,17 +308,16 @@ static carry_status attend(const carry_lm_mixer_call *call) {
     return CARRY_OK;
 }
 
-static carry_status forward(const carry_lm_mixer_call *call) {
+static carry_status forward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     carry_ctx *ctx = pass->ctx;
     const carry_lm_attention_rows *r = call->rows;
-    const int64_t layer = call->layer;
     const int64_t D = pass->lm->config.attn_head_dim;
     const int64_t heads = pass->tokens * pass->lm->config.attn_heads;
     const bool gate = r->gate.data != NULL;
-    CARRY_TRY(carry_lm_project(pass, layer, CARRY_LM_ATTENTION_Q, gate ? r->both : r->q_in, call->x));
-    CARRY_TRY(carry_lm_project(pass, layer, CARRY_LM_ATTENTION_K, r->k_in, call->x));
-    CARRY_TRY(carry_lm_project(pass, layer, CARRY_LM_ATTENTION_V, r->v, call->x));
+    CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_Q, gate ? r->both : r->q_in, call->x));
+    CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_K, r->k_in, call->x));
+    CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_V, r->v, call->x));
     if (gate) {
         const carry_tensor both = carry_reshape_2d(r->both, heads, 2 * D);
         CARRY_TRY(carry_copy_columns(ctx, carry_reshape_2d(r->q_in, heads, D), 0, both, 0, D));
@@ -334,7 +333,7 @@ static carry_status forward(const carry_lm_mixer_call *call) {
     return carry_lm_project_out(call, CARRY_LM_ATTENTION_O, r->y);
 }
 
-const carry_lm_mixer carry_lm_mixer_attention = {
+const carry_lm_part carry_lm_mixer_attention = {
     .name = "attention",
     .about = "softmax attention with grouped heads",
     .keys = carry_lm_attention_keys,

@@ -58,6 +58,6 @@ extern const carry_lm_key carry_lm_attention_keys[];
 const char *carry_lm_attention_key(const carry_lm_config *config, int slot);
 carry_lm_parameter carry_lm_attention_describe(const carry_lm_config *config, int slot);
 int carry_lm_attention_state(const carry_lm_config *config, carry_lm_state_part *parts);
-carry_status carry_lm_attention_backward(const carry_lm_mixer_call *call);
+carry_status carry_lm_attention_backward(const carry_lm_call *call);
 
 #endif

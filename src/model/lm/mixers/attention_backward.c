@@ -5,7 +5,7 @@
 #include "core/tensor.h"
 #include "model/lm/mixers/attention.h"
 
-static carry_status attend_backward(const carry_lm_mixer_call *call) {
+static carry_status attend_backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention_rows *r = call->rows;
     carry_lm_attention_back *back = call->back;
@@ -29,11 +29,11 @@ static carry_status attend_backward(const carry_lm_mixer_call *call) {
 }
 
 /* dfrom of what prepare made `from` into; dto is used up. */
-static carry_status prepare_backward(const carry_lm_mixer_call *call, int slot, carry_tensor *dfrom, carry_tensor dto,
+static carry_status prepare_backward(const carry_lm_call *call, int slot, carry_tensor *dfrom, carry_tensor dto,
                                      carry_tensor from) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention *o = call->opened;
-    const carry_tensor w = carry_lm_w(pass, call->layer, slot);
+    const carry_tensor w = carry_lm_w(call, slot);
     if (o->table.data != NULL) {
         CARRY_TRY(carry_rotary_halves(pass->ctx, carry_lm_attention_heads(pass, dto),
                                       carry_lm_attention_heads(pass, dto), o->table, true));
@@ -42,23 +42,22 @@ static carry_status prepare_backward(const carry_lm_mixer_call *call, int slot, 
         *dfrom = dto;
         return CARRY_OK;
     }
-    return carry_lm_norm_backward(pass, carry_lm_attention_norm_rows(pass, *dfrom),
-                                  carry_lm_dw(pass, call->layer, slot), carry_lm_attention_norm_rows(pass, dto),
-                                  carry_lm_attention_norm_rows(pass, from), w, false);
+    return carry_lm_norm_backward(pass, carry_lm_attention_norm_rows(pass, *dfrom), carry_lm_dw(call, slot),
+                                  carry_lm_attention_norm_rows(pass, dto), carry_lm_attention_norm_rows(pass, from), w,
+                                  false);
 }
 
-carry_status carry_lm_attention_backward(const carry_lm_mixer_call *call) {
+carry_status carry_lm_attention_backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     carry_ctx *ctx = pass->ctx;
     const carry_lm_attention_rows *r = call->rows;
     carry_lm_attention_back *back = call->back;
-    const int64_t layer = call->layer;
     const int64_t D = pass->lm->config.attn_head_dim;
     const int64_t heads = pass->tokens * pass->lm->config.attn_heads;
     const bool gate = r->gate.data != NULL;
     carry_tensor dq_in = back->dq_in;
     carry_tensor dk_in = back->dk_in;
-    CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_ATTENTION_O, back->dy, call->dout, r->y, false));
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_O, back->dy, call->dout, r->y, false));
     if (gate) {
         CARRY_TRY(carry_elementwise(ctx, back->d_o, back->dy, r->open, CARRY_MULTIPLY));
         CARRY_TRY(carry_elementwise(ctx, back->dy, back->dy, r->o, CARRY_MULTIPLY));
@@ -73,7 +72,7 @@ carry_status carry_lm_attention_backward(const carry_lm_mixer_call *call) {
         CARRY_TRY(carry_copy_columns(ctx, both, D, carry_reshape_2d(back->dgate, heads, D), 0, D));
         dq_in = back->dboth;
     }
-    CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_ATTENTION_Q, call->dx, dq_in, call->x, false));
-    CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_ATTENTION_K, call->dx, dk_in, call->x, true));
-    return carry_lm_project_backward(pass, layer, CARRY_LM_ATTENTION_V, call->dx, back->dv, call->x, true);
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_Q, call->dx, dq_in, call->x, false));
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_K, call->dx, dk_in, call->x, true));
+    return carry_lm_project_backward(call, CARRY_LM_ATTENTION_V, call->dx, back->dv, call->x, true);
 }

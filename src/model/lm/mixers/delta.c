@@ -176,7 +176,7 @@ static void take_once(const carry_lm_pass *pass, void *opened, carry_arena *aren
 static int64_t rest_of(const carry_lm_pass *pass, const carry_lm_delta *o) {
     int64_t rows = 0;
     for (int64_t i = 0; joins(pass, o) && rows == 0 && i < pass->lm->config.num_hidden_layers; i++) {
-        rows = pass->lm->layer[i].rest_rows;
+        rows = pass->lm->layer[i].mixer.rest_rows;
     }
     return rows;
 }
@@ -248,7 +248,7 @@ static carry_status clear_rest(const carry_lm_pass *pass, const carry_lm_delta_b
 
 static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args) {
     const carry_lm_delta *o = opened;
-    const carry_lm_delta_back *back = pass->mixer[CARRY_LM_MIXER_DELTA].back;
+    const carry_lm_delta_back *back = pass->part[CARRY_LM_MIXER_DELTA].back;
     if (args->backward && back->rest.data != NULL) {
         CARRY_TRY(clear_rest(pass, back));
     }
@@ -259,7 +259,7 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
 }
 
 /* y = activation(conv(x)), or activation(x) without convolutions. `which` is 0, 1, 2 for q, k, v. */
-static carry_status convolve(const carry_lm_mixer_call *call, int which, carry_tensor y, carry_tensor x) {
+static carry_status convolve(const carry_lm_call *call, int which, carry_tensor y, carry_tensor x) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_delta *o = call->opened;
     const int slot = CARRY_LM_Q_CONV + which;
@@ -269,7 +269,7 @@ static carry_status convolve(const carry_lm_mixer_call *call, int which, carry_t
     } else {
         carry_conv_args conv = {.y = carry_lm_channels(pass, y),
                                 .x = carry_lm_channels(pass, x),
-                                .w = carry_lm_w(pass, call->layer, slot),
+                                .w = carry_lm_w(call, slot),
                                 .cu_seqlens = pass->cuts,
                                 .activation = activation};
         if (call->args->state != NULL) {
@@ -288,15 +288,15 @@ static carry_status convolve(const carry_lm_mixer_call *call, int which, carry_t
     return CARRY_OK;
 }
 
-static carry_status mix(const carry_lm_mixer_call *call) {
+static carry_status mix(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_args *args = call->args;
     const carry_lm_config *c = &pass->lm->config;
     const carry_lm_delta *o = call->opened;
     const carry_lm_delta_rows *r = call->rows;
     carry_tensor g = carry_lm_heads(pass, r->a, c->value_heads, 0);
-    carry_tensor A_log = carry_lm_w(pass, call->layer, CARRY_LM_A_LOG);
-    carry_tensor dt_bias = carry_lm_w(pass, call->layer, CARRY_LM_DT_BIAS);
+    carry_tensor A_log = carry_lm_w(call, CARRY_LM_A_LOG);
+    carry_tensor dt_bias = carry_lm_w(call, CARRY_LM_DT_BIAS);
     bool gated = A_log.data != NULL;
     const carry_tensor *kept = args->state != NULL ? &args->state->part[call->layer][3] : NULL;
     const carry_delta_forward_args delta = {
@@ -316,24 +316,23 @@ static carry_status mix(const carry_lm_mixer_call *call) {
     return o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes);
 }
 
-static carry_status forward(const carry_lm_mixer_call *call) {
+static carry_status forward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_delta_rows *r = call->rows;
-    const int64_t layer = call->layer;
     const carry_tensor maps[] = {[CARRY_LM_Q_PROJ] = r->q_in, [CARRY_LM_K_PROJ] = r->k_in, [CARRY_LM_V_PROJ] = r->v_in,
                                  [CARRY_LM_A_PROJ] = r->a,    [CARRY_LM_B_PROJ] = r->b,    [CARRY_LM_G_PROJ] = r->z};
-    CARRY_TRY(carry_lm_project_all(pass, layer, carry_lm_delta_maps(pass), maps, r->rest, call->x));
+    CARRY_TRY(carry_lm_project_all(call, carry_lm_delta_maps(pass), maps, r->rest, call->x));
     CARRY_TRY(convolve(call, 0, r->q, r->q_in));
     CARRY_TRY(convolve(call, 1, r->k, r->k_in));
     CARRY_TRY(convolve(call, 2, r->v, r->v_in));
     CARRY_TRY(mix(call));
     carry_tensor z = r->z.data != NULL ? carry_lm_by_head(pass, r->z) : (carry_tensor){0};
     CARRY_TRY(carry_rms_norm(pass->ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),
-                             carry_lm_w(pass, layer, CARRY_LM_O_NORM), z, (float)pass->lm->config.o_norm_eps));
+                             carry_lm_w(call, CARRY_LM_O_NORM), z, (float)pass->lm->config.o_norm_eps));
     return carry_lm_project_out(call, CARRY_LM_O_PROJ, r->y);
 }
 
-const carry_lm_mixer carry_lm_mixer_delta = {
+const carry_lm_part carry_lm_mixer_delta = {
     .name = "delta",
     .about = "the delta rule, gated or not",
     .keys = carry_lm_delta_keys,
@@ -342,6 +341,7 @@ const carry_lm_mixer carry_lm_mixer_delta = {
     .describe = carry_lm_delta_describe,
     .together = together,
     .state = carry_lm_delta_state,
+    .multiplications = carry_lm_delta_multiplications,
     .open = open_delta,
     .close = close_delta,
     .plan = plan_line,

@@ -66,6 +66,7 @@ extern const carry_lm_key carry_lm_delta_keys[];
 const char *carry_lm_delta_key(const carry_lm_config *config, int slot);
 carry_lm_parameter carry_lm_delta_describe(const carry_lm_config *config, int slot);
 int carry_lm_delta_state(const carry_lm_config *config, carry_lm_state_part *parts);
-carry_status carry_lm_delta_backward(const carry_lm_mixer_call *call);
+double carry_lm_delta_multiplications(const carry_lm_config *config);
+carry_status carry_lm_delta_backward(const carry_lm_call *call);
 
 #endif

@@ -7,17 +7,16 @@ static carry_status add_to(carry_lm_pass *pass, carry_tensor to, carry_tensor fr
     return to.data != NULL ? carry_elementwise(pass->ctx, to, to, from, CARRY_ADD) : CARRY_OK;
 }
 
-static carry_status mix_backward(const carry_lm_mixer_call *call) {
+static carry_status mix_backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_config *c = &pass->lm->config;
     const carry_lm_delta *o = call->opened;
     const carry_lm_delta_rows *r = call->rows;
     carry_lm_delta_back *back = call->back;
-    const int64_t layer = call->layer;
     carry_tensor g = carry_lm_heads(pass, r->a, c->value_heads, 0);
     carry_tensor dg = carry_lm_heads(pass, back->da, c->value_heads, 0);
-    carry_tensor A_log = carry_lm_w(pass, layer, CARRY_LM_A_LOG);
-    carry_tensor dt_bias = carry_lm_w(pass, layer, CARRY_LM_DT_BIAS);
+    carry_tensor A_log = carry_lm_w(call, CARRY_LM_A_LOG);
+    carry_tensor dt_bias = carry_lm_w(call, CARRY_LM_DT_BIAS);
     bool gated = A_log.data != NULL;
     const carry_delta_backward_args delta = {
         .dq = carry_lm_heads(pass, back->dq, c->num_heads, c->key),
@@ -39,11 +38,11 @@ static carry_status mix_backward(const carry_lm_mixer_call *call) {
         .dt_bias = gated ? dt_bias : (carry_tensor){0},
     };
     CARRY_TRY(o->method->backward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes));
-    CARRY_TRY(add_to(pass, carry_lm_dw(pass, layer, CARRY_LM_A_LOG), back->dA_log));
-    return add_to(pass, carry_lm_dw(pass, layer, CARRY_LM_DT_BIAS), back->ddt_bias);
+    CARRY_TRY(add_to(pass, carry_lm_dw(call, CARRY_LM_A_LOG), back->dA_log));
+    return add_to(pass, carry_lm_dw(call, CARRY_LM_DT_BIAS), back->ddt_bias);
 }
 
-static carry_status convolve_backward(const carry_lm_mixer_call *call, int which, carry_tensor dx, carry_tensor dy,
+static carry_status convolve_backward(const carry_lm_call *call, int which, carry_tensor dx, carry_tensor dy,
                                       carry_tensor x) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_delta *o = call->opened;
@@ -55,10 +54,10 @@ static carry_status convolve_backward(const carry_lm_mixer_call *call, int which
         return carry_activate_backward(pass->ctx, dx, dy, x, activation);
     }
     carry_conv_backward_args conv = {.dx = carry_lm_channels(pass, dx),
-                                     .dw = carry_lm_dw(pass, call->layer, slot),
+                                     .dw = carry_lm_dw(call, slot),
                                      .dy = carry_lm_channels(pass, dy),
                                      .x = carry_lm_channels(pass, x),
-                                     .w = carry_lm_w(pass, call->layer, slot),
+                                     .w = carry_lm_w(call, slot),
                                      .cu_seqlens = pass->cuts,
                                      .activation = activation};
     bool halo = o->method->halo != NULL && r->before[which].data != NULL;
@@ -70,22 +69,21 @@ static carry_status convolve_backward(const carry_lm_mixer_call *call, int which
     return halo ? o->method->halo_backward(o->recurrence, conv.dx, conv.dbefore, call->args->cu_seqlens) : CARRY_OK;
 }
 
-carry_status carry_lm_delta_backward(const carry_lm_mixer_call *call) {
+carry_status carry_lm_delta_backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_delta_rows *r = call->rows;
     carry_lm_delta_back *back = call->back;
-    const int64_t layer = call->layer;
     const carry_tensor absent = {0};
     bool gate = r->z.data != NULL;
-    CARRY_TRY(carry_lm_project_backward(pass, layer, CARRY_LM_O_PROJ, back->dy, call->dout, r->y, false));
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_O_PROJ, back->dy, call->dout, r->y, false));
     CARRY_TRY(
         carry_rms_norm_backward(pass->ctx,
                                 &(carry_rms_norm_backward_args){.dx = carry_lm_by_head(pass, back->dout),
-                                                                .dw = carry_lm_dw(pass, layer, CARRY_LM_O_NORM),
+                                                                .dw = carry_lm_dw(call, CARRY_LM_O_NORM),
                                                                 .dz = gate ? carry_lm_by_head(pass, back->dz) : absent,
                                                                 .dy = carry_lm_by_head(pass, back->dy),
                                                                 .x = carry_lm_by_head(pass, r->o),
-                                                                .w = carry_lm_w(pass, layer, CARRY_LM_O_NORM),
+                                                                .w = carry_lm_w(call, CARRY_LM_O_NORM),
                                                                 .z = gate ? carry_lm_by_head(pass, r->z) : absent,
                                                                 .eps = (float)pass->lm->config.o_norm_eps},
                                 pass->scratch, pass->scratch_bytes));
@@ -96,5 +94,5 @@ carry_status carry_lm_delta_backward(const carry_lm_mixer_call *call) {
     const carry_tensor maps[] = {
         [CARRY_LM_Q_PROJ] = back->dq_in, [CARRY_LM_K_PROJ] = back->dk_in, [CARRY_LM_V_PROJ] = back->dv_in,
         [CARRY_LM_A_PROJ] = back->da,    [CARRY_LM_B_PROJ] = back->db,    [CARRY_LM_G_PROJ] = back->dz};
-    return carry_lm_project_all_backward(pass, layer, carry_lm_delta_maps(pass), call->dx, maps, back->rest, call->x);
+    return carry_lm_project_all_backward(call, carry_lm_delta_maps(pass), call->dx, maps, back->rest, call->x);
 }

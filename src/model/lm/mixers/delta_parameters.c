@@ -131,3 +131,8 @@ int carry_lm_delta_state(const carry_lm_config *c, carry_lm_state_part *parts) {
         .rank = 3, .shape = {c->value_heads, c->key, c->value}, .slices = carry_lm_recurrence_slices(c->value)};
     return 4;
 }
+
+/* A head and token: k^T S, the outer product into S, q^T S. */
+double carry_lm_delta_multiplications(const carry_lm_config *c) {
+    return 3.0 * (double)c->value_heads * (double)(c->key * c->value);
+}

@@ -59,6 +59,10 @@ static int state(const carry_lm_config *c, carry_lm_state_part *parts) {
     return count;
 }
 
+static double multiplications(const carry_lm_config *c) {
+    return (double)c->num_householder * carry_lm_delta_multiplications(c);
+}
+
 static void close_product(void *opened) {
     product *o = opened;
     if (o != NULL) {
@@ -191,20 +195,20 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
 }
 
 /* [B, T steps, heads, width], or rank 3 with width 0. */
-static carry_tensor by_step(const carry_lm_mixer_call *call, carry_tensor rows, int64_t heads, int64_t width) {
+static carry_tensor by_step(const carry_lm_call *call, carry_tensor rows, int64_t heads, int64_t width) {
     const carry_lm_pass_options *o = &call->pass->options;
     const int64_t shape[] = {o->batch, o->tokens * ((const product *)call->opened)->steps, heads, width};
     return carry_reshape(rows, width > 0 ? 4 : 3, shape);
 }
 
-static carry_status convolve(const carry_lm_mixer_call *call, int which, carry_tensor y, carry_tensor x) {
+static carry_status convolve(const carry_lm_call *call, int which, carry_tensor y, carry_tensor x) {
     carry_lm_pass *pass = call->pass;
     if (!pass->lm->config.use_short_conv) {
         return carry_activate(pass->ctx, y, x, CARRY_SILU);
     }
     carry_conv_args conv = {.y = carry_lm_channels(pass, y),
                             .x = carry_lm_channels(pass, x),
-                            .w = carry_lm_w(pass, call->layer, CARRY_LM_Q_CONV + which),
+                            .w = carry_lm_w(call, CARRY_LM_Q_CONV + which),
                             .cu_seqlens = pass->cuts,
                             .activation = CARRY_SILU};
     if (call->args->state != NULL) {
@@ -213,7 +217,7 @@ static carry_status convolve(const carry_lm_mixer_call *call, int which, carry_t
     return carry_conv(pass->ctx, &conv);
 }
 
-static carry_status convolve_backward(const carry_lm_mixer_call *call, int which, carry_tensor dx, carry_tensor dy,
+static carry_status convolve_backward(const carry_lm_call *call, int which, carry_tensor dx, carry_tensor dy,
                                       carry_tensor x) {
     carry_lm_pass *pass = call->pass;
     const int slot = CARRY_LM_Q_CONV + which;
@@ -221,24 +225,24 @@ static carry_status convolve_backward(const carry_lm_mixer_call *call, int which
         return carry_activate_backward(pass->ctx, dx, dy, x, CARRY_SILU);
     }
     const carry_conv_backward_args conv = {.dx = carry_lm_channels(pass, dx),
-                                           .dw = carry_lm_dw(pass, call->layer, slot),
+                                           .dw = carry_lm_dw(call, slot),
                                            .dy = carry_lm_channels(pass, dy),
                                            .x = carry_lm_channels(pass, x),
-                                           .w = carry_lm_w(pass, call->layer, slot),
+                                           .w = carry_lm_w(call, slot),
                                            .cu_seqlens = pass->cuts,
                                            .activation = CARRY_SILU};
     return carry_conv_backward(pass->ctx, &conv, pass->scratch, pass->scratch_bytes);
 }
 
-static carry_status mix(const carry_lm_mixer_call *call) {
+static carry_status mix(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_config *c = &pass->lm->config;
     const carry_lm_args *args = call->args;
     const product *o = call->opened;
     const product_rows *r = call->rows;
     const carry_tensor g = by_step(call, r->a_wide, c->value_heads, 0);
-    const carry_tensor A_log = carry_lm_w(pass, call->layer, CARRY_LM_A_LOG);
-    const carry_tensor dt_bias = carry_lm_w(pass, call->layer, CARRY_LM_DT_BIAS);
+    const carry_tensor A_log = carry_lm_w(call, CARRY_LM_A_LOG);
+    const carry_tensor dt_bias = carry_lm_w(call, CARRY_LM_DT_BIAS);
     const carry_tensor cuts = carry_view_1d(o->cuts, CARRY_I64, pass->options.sequences + 1);
     const carry_tensor *kept = args->state != NULL ? &args->state->part[call->layer][3] : NULL;
     const int64_t last = o->steps - 1;
@@ -264,7 +268,7 @@ static carry_status mix(const carry_lm_mixer_call *call) {
     return carry_copy_columns(pass->ctx, r->o, 0, r->o_wide, last * c->value_width, c->value_width);
 }
 
-static carry_status mix_backward(const carry_lm_mixer_call *call) {
+static carry_status mix_backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_config *c = &pass->lm->config;
     const product *o = call->opened;
@@ -272,10 +276,10 @@ static carry_status mix_backward(const carry_lm_mixer_call *call) {
     product_back *b = call->back;
     const carry_tensor g = by_step(call, r->a_wide, c->value_heads, 0);
     const carry_tensor dg = by_step(call, b->da_wide, c->value_heads, 0);
-    const carry_tensor A_log = carry_lm_w(pass, call->layer, CARRY_LM_A_LOG);
-    const carry_tensor dt_bias = carry_lm_w(pass, call->layer, CARRY_LM_DT_BIAS);
-    const carry_tensor dA_log = carry_lm_dw(pass, call->layer, CARRY_LM_A_LOG);
-    const carry_tensor ddt_bias = carry_lm_dw(pass, call->layer, CARRY_LM_DT_BIAS);
+    const carry_tensor A_log = carry_lm_w(call, CARRY_LM_A_LOG);
+    const carry_tensor dt_bias = carry_lm_w(call, CARRY_LM_DT_BIAS);
+    const carry_tensor dA_log = carry_lm_dw(call, CARRY_LM_A_LOG);
+    const carry_tensor ddt_bias = carry_lm_dw(call, CARRY_LM_DT_BIAS);
     const carry_tensor cuts = carry_view_1d(o->cuts, CARRY_I64, pass->options.sequences + 1);
     const int64_t last = o->steps - 1;
     CARRY_TRY(carry_zero(pass->ctx, b->dout_wide));
@@ -308,12 +312,12 @@ static carry_status mix_backward(const carry_lm_mixer_call *call) {
     return carry_elementwise(pass->ctx, ddt_bias, ddt_bias, b->ddt_bias, CARRY_ADD);
 }
 
-static carry_status forward(const carry_lm_mixer_call *call) {
+static carry_status forward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const product_rows *r = call->rows;
     const carry_tensor to[] = {r->q_in, r->k_in, r->v_in, r->a, r->b, r->z};
     for (int slot = CARRY_LM_Q_PROJ; slot <= CARRY_LM_G_PROJ; slot++) {
-        CARRY_TRY(carry_lm_project(pass, call->layer, slot, to[slot], call->x));
+        CARRY_TRY(carry_lm_project(call, slot, to[slot], call->x));
     }
     CARRY_TRY(convolve(call, 0, r->q, r->q_in));
     CARRY_TRY(convolve(call, 1, r->k, r->k_in));
@@ -321,25 +325,25 @@ static carry_status forward(const carry_lm_mixer_call *call) {
     CARRY_TRY(mix(call));
     const carry_tensor z = r->z.data != NULL ? carry_lm_by_head(pass, r->z) : (carry_tensor){0};
     CARRY_TRY(carry_rms_norm(pass->ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),
-                             carry_lm_w(pass, call->layer, CARRY_LM_O_NORM), z, (float)pass->lm->config.o_norm_eps));
+                             carry_lm_w(call, CARRY_LM_O_NORM), z, (float)pass->lm->config.o_norm_eps));
     return carry_lm_project_out(call, CARRY_LM_O_PROJ, r->y);
 }
 
-static carry_status backward(const carry_lm_mixer_call *call) {
+static carry_status backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const product_rows *r = call->rows;
     product_back *b = call->back;
     const carry_tensor absent = {0};
     const bool gate = r->z.data != NULL;
-    CARRY_TRY(carry_lm_project_backward(pass, call->layer, CARRY_LM_O_PROJ, b->dy, call->dout, r->y, false));
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_O_PROJ, b->dy, call->dout, r->y, false));
     CARRY_TRY(
         carry_rms_norm_backward(pass->ctx,
                                 &(carry_rms_norm_backward_args){.dx = carry_lm_by_head(pass, b->dout),
-                                                                .dw = carry_lm_dw(pass, call->layer, CARRY_LM_O_NORM),
+                                                                .dw = carry_lm_dw(call, CARRY_LM_O_NORM),
                                                                 .dz = gate ? carry_lm_by_head(pass, b->dz) : absent,
                                                                 .dy = carry_lm_by_head(pass, b->dy),
                                                                 .x = carry_lm_by_head(pass, r->o),
-                                                                .w = carry_lm_w(pass, call->layer, CARRY_LM_O_NORM),
+                                                                .w = carry_lm_w(call, CARRY_LM_O_NORM),
                                                                 .z = gate ? carry_lm_by_head(pass, r->z) : absent,
                                                                 .eps = (float)pass->lm->config.o_norm_eps},
                                 pass->scratch, pass->scratch_bytes));
@@ -349,13 +353,12 @@ static carry_status backward(const carry_lm_mixer_call *call) {
     CARRY_TRY(convolve_backward(call, 2, b->dv_in, b->dv, r->v_in));
     const carry_tensor from[] = {b->dq_in, b->dk_in, b->dv_in, b->da, b->db, b->dz};
     for (int slot = CARRY_LM_Q_PROJ; slot <= CARRY_LM_G_PROJ; slot++) {
-        CARRY_TRY(
-            carry_lm_project_backward(pass, call->layer, slot, call->dx, from[slot], call->x, slot != CARRY_LM_Q_PROJ));
+        CARRY_TRY(carry_lm_project_backward(call, slot, call->dx, from[slot], call->x, slot != CARRY_LM_Q_PROJ));
     }
     return CARRY_OK;
 }
 
-const carry_lm_mixer carry_lm_mixer_deltaproduct = {
+const carry_lm_part carry_lm_mixer_deltaproduct = {
     .name = "deltaproduct",
     .about = "several steps of the delta rule a token",
     .keys = keys,
@@ -363,6 +366,7 @@ const carry_lm_mixer carry_lm_mixer_deltaproduct = {
     .key = carry_lm_delta_key,
     .describe = describe,
     .state = state,
+    .multiplications = multiplications,
     .open = open_product,
     .close = close_product,
     .plan = plan_line,
