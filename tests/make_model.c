@@ -1,5 +1,5 @@
 /* A small model for the tests of whole verbs, with start values so large that what it reads matters. No test by itself.
-   Usage: make_model FOLDER VOCABULARY [nan] */
+   Usage: make_model FOLDER VOCABULARY [nan|bf16] */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,7 +7,7 @@
 
 #include "model/lm/lm.h"
 
-static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary, bool damaged) {
+static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary, const char *option) {
     carry_lm_config config = carry_lm_config_default(CARRY_LM_GATED_DELTANET);
     config.vocab_size = vocabulary;
     config.hidden_size = 24;
@@ -25,10 +25,11 @@ static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary,
             lm->own.weights[p->offset + j] *= 20.0f;
         }
     }
-    if (status == CARRY_OK && damaged) {
+    if (status == CARRY_OK && strcmp(option, "nan") == 0) {
         lm->own.weights[lm->own.parameter[lm->norm].offset] = NAN;
     }
-    status = status == CARRY_OK ? carry_lm_save(lm, folder, CARRY_F32) : status;
+    status =
+        status == CARRY_OK ? carry_lm_save(lm, folder, strcmp(option, "bf16") == 0 ? CARRY_BF16 : CARRY_F32) : status;
     carry_lm_free(lm);
     return status;
 }
@@ -38,8 +39,7 @@ int main(int count, char **arguments) {
     if (count < 3 || carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
         return 2;
     }
-    carry_status status =
-        make(ctx, arguments[1], strtoll(arguments[2], NULL, 10), count > 3 && strcmp(arguments[3], "nan") == 0);
+    carry_status status = make(ctx, arguments[1], strtoll(arguments[2], NULL, 10), count > 3 ? arguments[3] : "");
     if (status != CARRY_OK) {
         (void)fprintf(stderr, "make_model: %s\n", carry_ctx_error(ctx));
     }

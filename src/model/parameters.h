@@ -42,6 +42,7 @@ typedef struct carry_parameters {
     void *low;        /* the weights in low_dtype; NULL until wanted */
     carry_dtype low_dtype;
     carry_weights files; /* stay open while parameters are mapped */
+    int64_t stored[3];   /* elements that the files have in f32, bf16 and f16 */
     bool is_narrow;      /* carry_parameters_narrow was called */
     int64_t wide_count;  /* elements of the f32 buffer then */
     bool reads_only;     /* carry_parameters_map was called: the weights do not change after loading */
@@ -118,6 +119,7 @@ carry_status carry_parameters_check(const carry_parameters *own, const char *fol
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,
                                    bool (*spare)(const void *model, const carry_weights *weights, const char *name),
                                    const void *model);
+carry_dtype carry_parameters_stored(const carry_parameters *own); /* the type that the files have most elements in */
 /* model.safetensors in a folder, replaced as a whole. Not of a rank's part. */
 carry_status carry_parameters_save(const carry_parameters *own, const char *folder, carry_dtype dtype);
 

@@ -193,6 +193,7 @@ static carry_status load_pieces(carry_parameters *own, const carry_weights *weig
     int64_t at = 0;
     for (int i = 0; status == CARRY_OK && i < pieces; i++) {
         const int64_t count = carry_tensor_count(piece[i]);
+        own->stored[piece[i]->dtype] += count; /* f32, bf16 or f16: checked before */
         status = check_values(own, piece[i], p->name, folder);
         status = status == CARRY_OK ? carry_convert(own->ctx, carry_view_1d(whole + at, CARRY_F32, count),
                                                     carry_view_1d(piece[i]->data, piece[i]->dtype, count))
@@ -211,6 +212,7 @@ static carry_status load_one(carry_parameters *own, const carry_weights *weights
         return load_pieces(own, weights, index, folder);
     }
     CARRY_TRY(check_values(own, from, own->parameter[index].name, folder));
+    own->stored[from->dtype] += carry_tensor_count(from);
     if (own->parameter[index].mapped != NULL) {
         return CARRY_OK;
     }
@@ -259,12 +261,20 @@ static carry_status open_files(const carry_parameters *own, carry_weights *weigh
     return CARRY_OK;
 }
 
+carry_dtype carry_parameters_stored(const carry_parameters *own) {
+    const int64_t *of = own->stored;
+    return of[CARRY_BF16] > of[CARRY_F32] && of[CARRY_BF16] > of[CARRY_F16] ? CARRY_BF16
+           : of[CARRY_F16] > of[CARRY_F32]                                  ? CARRY_F16
+                                                                            : CARRY_F32;
+}
+
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,
                                    bool (*spare)(const void *model, const carry_weights *weights, const char *name),
                                    const void *model) {
     carry_weights weights;
     CARRY_TRY(open_files(own, &weights, folder));
     carry_status status = CARRY_OK;
+    memset(own->stored, 0, sizeof own->stored);
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         status = load_one(own, &weights, i, folder);
     }

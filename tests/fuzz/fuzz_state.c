@@ -25,7 +25,7 @@ static void make(void) {
     c.num_hidden_layers = 2;
     c.num_heads = 1;
     c.head_dim = 4;
-    c.layer[1] = CARRY_LM_LAYER_ATTENTION;
+    c.layer[1] = CARRY_LM_MIXER_ATTENTION;
     c.attn_heads = 2;
     c.attn_kv_heads = 1;
     if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = silent}) != CARRY_OK ||

@@ -181,6 +181,7 @@ void carry_lm_free(carry_lm *lm) {
         carry_lm_unpack(lm);
         carry_parameters_free(&lm->own);
         free(lm->layer);
+        free(lm->folder);
         free(lm);
     }
 }

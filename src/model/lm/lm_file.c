@@ -4,6 +4,7 @@
 #include "core/context.h"
 #include "core/file.h"
 #include "core/tensor.h"
+#include "file/checkpoint.h"
 #include "model/lm/lm.h"
 #include "model/lm/lm_names.h"
 
@@ -60,14 +61,20 @@ carry_status carry_lm_load_weights(carry_lm *lm, const char *folder) {
     return name_passed_over(lm, folder);
 }
 
-static carry_status load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device, bool maps) {
+static carry_status load(carry_ctx *ctx, carry_lm **lm, const char *from, int device, bool maps) {
+    char folder[CARRY_FILE_PATH];
     char path[CARRY_FILE_PATH];
     carry_lm_config config;
     *lm = NULL;
+    CARRY_TRY(carry_checkpoint_resolve(ctx, folder, from));
     CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
     CARRY_TRY(carry_lm_config_read(ctx, &config, path));
     CARRY_TRY((maps ? carry_lm_new_mapped : carry_lm_new_for)(ctx, lm, &config, device, folder));
     carry_status status = carry_lm_load_weights(*lm, folder);
+    (*lm)->folder = strdup(folder);
+    if (status == CARRY_OK && (*lm)->folder == NULL) {
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: %s", folder);
+    }
     if (status != CARRY_OK) {
         carry_lm_free(*lm);
         *lm = NULL;
