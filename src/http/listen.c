@@ -58,8 +58,8 @@ carry_status carry_http_check_options(carry_ctx *ctx, const carry_http_options *
         }
     }
     if (length < CARRY_HTTP_TOKEN_LEAST || length >= CARRY_HTTP_TOKEN) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a token has %d to %d characters, not %zu",
-                          CARRY_HTTP_TOKEN_LEAST, CARRY_HTTP_TOKEN - 1, length);
+        return carry_fail(ctx, CARRY_EARGUMENT, "a token has %d to %d characters, not %zu", CARRY_HTTP_TOKEN_LEAST,
+                          CARRY_HTTP_TOKEN - 1, length);
     }
     if (!(options->patience >= 0.0 && options->patience <= 3600.0)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "patience %g: expected 0 (30 s) to 3600 s", options->patience);
