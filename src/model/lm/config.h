@@ -147,7 +147,9 @@ carry_status carry_lm_config_finish(carry_ctx *ctx, carry_lm_config *config);
 carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, const carry_json *root, const char *name);
 carry_status carry_lm_config_read(carry_ctx *ctx, carry_lm_config *config, const char *path);
 
-/* Replaces path, with the keys that the family's origin writes; dtype is what the weights beside it are stored as. */
+/* The text of a config.json, with the keys that the family's origin writes; dtype is the type of the weights beside it.
+   carry_lm_config_write replaces path with it. */
+void carry_lm_config_put(carry_json_text *text, const carry_lm_config *config, carry_dtype dtype);
 carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path);
 
 #endif

@@ -32,6 +32,8 @@ typedef struct carry_lm {
     bool is_settled;
     void *panels; /* of the layers' weights (lm_packed.c); NULL: packed by every product */
     size_t panel_bytes;
+    uint64_t hash; /* carry_lm_hash, once is_hashed */
+    bool is_hashed;
 } carry_lm;
 
 /* On a device of carry/device.h; 0 is the CPU. The weights of a new model are zero: load or init. The model uses ctx.
@@ -130,15 +132,20 @@ carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args);
 /* The states of `batch` sequences: for every layer what its mixer has of one, such as the last conv_size - 1 inputs of
    each convolution and the state of the delta rule, in f32, or the keys and values of all tokens, in the activations'
    type. A new one is zero: nothing was read. Caches grow with the tokens that are read. */
-carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64_t batch);
+carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t batch);
 void carry_lm_state_free(carry_lm_state *state);
 int64_t carry_lm_state_length(const carry_lm_state *state, int64_t sequence); /* tokens that were read */
 carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
 /* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
 carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);
 
-/* One sequence to and from a file; a state of another model is refused. A snapshot in memory is carry_lm_state_copy
-   into another state, and going back to it is the same the other way. */
+/* A hash of the configuration and all weights, which tells models apart: the same on every device. It is computed once
+   for a model of carry_lm_open, whose weights do not change. */
+carry_status carry_lm_hash(carry_lm *lm, uint64_t *hash);
+
+/* One sequence to and from a file (file/state_file.h). Loading refuses a damaged file, the state of another model, and
+   any part of another type or shape, before anything of the state is changed. A snapshot in memory is
+   carry_lm_state_copy into another state, and going back to it is the same the other way. */
 carry_status carry_lm_state_save(carry_lm_state *state, int64_t sequence, const char *path);
 carry_status carry_lm_state_load(carry_lm_state *state, int64_t sequence, const char *path);
 
