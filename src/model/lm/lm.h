@@ -32,6 +32,9 @@ typedef struct carry_lm {
     bool is_settled;
     void *panels; /* of the layers' weights (lm_packed.c); NULL: packed by every product */
     size_t panel_bytes;
+    char *folder;  /* that it was loaded from; NULL: none */
+    uint64_t hash; /* carry_lm_hash, once is_hashed */
+    bool is_hashed;
 } carry_lm;
 
 /* On a device of carry/device.h; 0 is the CPU. The weights of a new model are zero: load or init. The model uses ctx.
@@ -61,8 +64,9 @@ carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter);
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count);
 
 /* A folder as Hugging Face has it: config.json, and model.safetensors or what model.safetensors.index.json lists, in
-   f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused by name. A tied lm_head may be there if it is
-   the embeddings. */
+   f32, bf16 or f16; or the folder of a training run, of which the newest complete step is loaded (file/checkpoint.h).
+   Files that differ from the checksums beside them are refused. Wrong shapes, missing and surplus tensors are refused
+   by name. A tied lm_head may be there if it is the embeddings. */
 carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
 /* The same for a model that is only read, as generation and evaluation do: on the CPU matrices in bf16 or f16 stay in
    the mapped file. No gradients. The files must not be changed while the model is open. */
@@ -130,15 +134,20 @@ carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args);
 /* The states of `batch` sequences: for every layer what its mixer has of one, such as the last conv_size - 1 inputs of
    each convolution and the state of the delta rule, in f32, or the keys and values of all tokens, in the activations'
    type. A new one is zero: nothing was read. Caches grow with the tokens that are read. */
-carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64_t batch);
+carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t batch);
 void carry_lm_state_free(carry_lm_state *state);
 int64_t carry_lm_state_length(const carry_lm_state *state, int64_t sequence); /* tokens that were read */
 carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
 /* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
 carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);
 
-/* One sequence to and from a file; a state of another model is refused. A snapshot in memory is carry_lm_state_copy
-   into another state, and going back to it is the same the other way. */
+/* A hash of the configuration and all weights, which tells models apart: the same on every device. It is computed once
+   for a model of carry_lm_open, whose weights do not change. */
+carry_status carry_lm_hash(carry_lm *lm, uint64_t *hash);
+
+/* One sequence to and from a file (file/state_file.h). Loading refuses a damaged file, the state of another model, and
+   any part of another type or shape, before anything of the state is changed. A snapshot in memory is
+   carry_lm_state_copy into another state, and going back to it is the same the other way. */
 carry_status carry_lm_state_save(carry_lm_state *state, int64_t sequence, const char *path);
 carry_status carry_lm_state_load(carry_lm_state *state, int64_t sequence, const char *path);
 

@@ -356,6 +356,9 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
     }
     if (args->state != NULL) {
         carry_lm_state_advance(args->state, pass->options.tokens);
+        if (args->ids.device == 0) {
+            carry_lm_state_tell(args->state, args->ids.data, pass->options.tokens);
+        }
     }
     CARRY_TRY(run_head(pass, args, counted));
     if (!args->backward) {

@@ -54,12 +54,19 @@ struct carry_lm_pass {
     size_t scratch_bytes;
 };
 
+/* The ids that a sequence has read, as far as they were in host memory. */
+typedef struct carry_lm_state_ids {
+    int64_t count;
+    uint64_t hash; /* carry_hash_ids */
+} carry_lm_state_ids;
+
 struct carry_lm_state {
     carry_ctx *ctx;
-    const carry_lm *lm;
+    carry_lm *lm;
     int device;
     int64_t batch, layers;
     int64_t *length;                            /* tokens that each sequence has read */
+    carry_lm_state_ids *ids;                    /* of each sequence */
     carry_tensor (*part)[CARRY_LM_STATE_PARTS]; /* of each layer: [batch, ...]; data NULL: none */
     carry_lm_state_part (*about)[CARRY_LM_STATE_PARTS];
     void *memory;      /* of the parts that do not grow; those that do have their own */
@@ -109,8 +116,12 @@ carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, 
 carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_tensor dw, carry_tensor dy,
                                     carry_tensor x, carry_tensor w, bool accumulate);
 
-/* Before a call with a state: room for its tokens in the caches; and after it. */
+/* Before a call with a state: capacity for its tokens in the caches; and after it. */
 carry_status carry_lm_state_reserve(carry_lm_state *state, int64_t tokens, carry_dtype dtype);
 void carry_lm_state_advance(carry_lm_state *state, int64_t tokens);
+/* The ids of those tokens, [batch, tokens] in host memory. A state of which some are not told is not saved. */
+void carry_lm_state_tell(carry_lm_state *state, const int64_t *ids, int64_t tokens);
+/* Caches of a model with attention that hold `tokens` of every sequence, in this type. */
+carry_status carry_lm_state_fit(carry_lm_state *state, int64_t tokens, carry_dtype dtype);
 
 #endif
