@@ -151,10 +151,10 @@ static carry_status check_problem(carry_experiment *e, carry_point *point, const
     }
     if (family != NULL) {
         CARRY_TRY(check_methods(e, point, family, node));
-        status = family->plan(e->ctx, &instance, &problem, false);
+        status = carry_family_plan(family, e->ctx, &instance, &problem, false);
     }
     if (instance != NULL) {
-        family->close(instance);
+        carry_family_close(family, instance);
     }
     if (status == CARRY_EUNSUPPORTED && point->missing[0] == '\0') {
         (void)snprintf(point->missing, sizeof point->missing, "%.150s", carry_ctx_error(e->ctx));
