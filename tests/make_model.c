@@ -5,16 +5,17 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/lm/families/fla.h"
 #include "model/lm/lm.h"
 
 static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary, const char *option) {
-    carry_lm_config config = carry_lm_config_default(CARRY_LM_GATED_DELTANET);
+    carry_lm_config config = carry_lm_config_default(&carry_lm_family_gated_deltanet);
     config.vocab_size = vocabulary;
     config.hidden_size = 24;
     config.num_hidden_layers = 2;
-    config.num_heads = 2;
-    config.head_dim = 8;
-    config.intermediate_size = 32;
+    config.delta.heads = 2;
+    carry_lm_fla_of(&config)->head_dim = 8;
+    carry_lm_fla_of(&config)->intermediate_size = 32;
     config.norm_eps = 1e-2;
     carry_lm *lm;
     carry_status status = carry_lm_new(ctx, &lm, &config, 0);
