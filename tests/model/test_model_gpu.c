@@ -191,7 +191,7 @@ static void states_move_between_cpu_and_gpu(void **unused) {
             carry_lm_generator *g[2];
             float logits[2][VOCABULARY];
             uint64_t hash[2];
-            lm[0] = model(ctx, kind == 0 ? small(CARRY_LM_GATED_DELTANET) : hybrid(0));
+            lm[0] = model(ctx, kind == 0 ? small(&carry_lm_family_gated_deltanet) : hybrid(0));
             lm[1] = moved(ctx, lm[0], device);
             for (int i = 0; i < 2; i++) {
                 assert_ok(ctx, carry_lm_hash(lm[i], &hash[i]));
