@@ -23,7 +23,7 @@ def connected(folder):
     """A line to rank 0, once it listens."""
     line = socket.socket(socket.AF_UNIX)
     started = time.monotonic()
-    while time.monotonic() < started + 30:
+    while time.monotonic() < started + 120:
         try:
             line.connect(folder + "/0.0")
             break
@@ -38,7 +38,7 @@ def try_silence(worker):
         ranks, lines = [], []
         for rank in range(2):
             environment = dict(os.environ, CARRY_RANK=str(rank), CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
-            ranks.append(subprocess.Popen([worker, "60"], env=environment, stdout=subprocess.PIPE,
+            ranks.append(subprocess.Popen([worker, "600"], env=environment, stdout=subprocess.PIPE,
                                           stderr=subprocess.STDOUT, text=True))
             if rank == 0:
                 lines = [connected(folder) for _ in range(3)]
@@ -50,7 +50,16 @@ def try_silence(worker):
             rank.communicate()
         for line in lines:
             line.close()
-        return None if "is process" in said and took < 50 else f"after {took:.1f} s rank 0 said '{said}'"
+        return None if "is process" in said and took < 300 else f"after {took:.1f} s rank 0 said '{said}'"
+
+
+def has_become_a_rank(process):
+    """It runs carry as a rank, no longer the copy of the process that started it."""
+    try:
+        with open(f"/proc/{process}/environ", "rb") as environment:
+            return b"CARRY_RANK=" in environment.read()
+    except OSError:
+        return False
 
 
 def is_running(process):
@@ -69,15 +78,16 @@ def try_stopped(carry, how, folder):
                              env=dict(os.environ, CARRY_WISDOM="none", TMPDIR=folder))
     ranks = []
     started = time.monotonic()
-    while len(ranks) < 2 and time.monotonic() < started + 30:
+    while len(ranks) < 2 and time.monotonic() < started + 120:
         with open(f"/proc/{typed.pid}/task/{typed.pid}/children", encoding="utf-8") as children:
             ranks = [int(child) for child in children.read().split()]
         time.sleep(0.05)
-    time.sleep(1.0)  # until they run carry
+    while not all(has_become_a_rank(rank) for rank in ranks) and time.monotonic() < started + 120:
+        time.sleep(0.05)
     os.kill(ranks[-1], signal.SIGSTOP)
     typed.send_signal(how)
     started = time.monotonic()
-    while any(is_running(process) for process in ranks + [typed.pid]) and time.monotonic() < started + 60:
+    while any(is_running(process) for process in ranks + [typed.pid]) and time.monotonic() < started + 300:
         typed.poll()
         time.sleep(0.05)
     left = [process for process in ranks if is_running(process)]
@@ -92,11 +102,11 @@ def try_header(worker, header):
     """What rank 0 printed and its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, CARRY_RANK="0", CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
-        rank0 = subprocess.Popen([worker, "2"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        rank0 = subprocess.Popen([worker, "300"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         line = connected(folder)
         line.sendall(struct.pack("=i", 1) + header + b"\0" * 65536)
         try:
-            return rank0.communicate(timeout=30)[0], rank0.returncode
+            return rank0.communicate(timeout=300)[0], rank0.returncode
         except subprocess.TimeoutExpired:
             rank0.kill()
             return rank0.communicate()[0] + "(it waited for more)", None
@@ -111,10 +121,10 @@ def first_words(worker):
         listening.bind(folder + "/0.0")
         listening.listen(1)
         environment = dict(os.environ, CARRY_RANK="1", CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
-        rank1 = subprocess.Popen([worker, "30"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        listening.settimeout(30)
+        rank1 = subprocess.Popen([worker, "300"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        listening.settimeout(300)
         line, _ = listening.accept()
-        line.settimeout(30)
+        line.settimeout(300)
         words = b""
         while len(words) < 20 or len(words) < 20 + struct.unpack_from("=Q", words, 4)[0]:
             words += line.recv(65536)
@@ -129,11 +139,11 @@ def try_stranger(worker, words, place):
     """Rank 1 has another first letter at this place of the record: what rank 0 printed and its exit code."""
     with tempfile.TemporaryDirectory() as folder:
         environment = dict(os.environ, CARRY_RANK="0", CARRY_RANKS="2", CARRY_MEET=folder, CARRY_WISDOM="none")
-        rank0 = subprocess.Popen([worker, "20"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        rank0 = subprocess.Popen([worker, "300"], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
         line = connected(folder)
         line.sendall(words[:20 + place] + b"~" + words[21 + place:])
         try:
-            return rank0.communicate(timeout=30)[0], rank0.returncode
+            return rank0.communicate(timeout=300)[0], rank0.returncode
         except subprocess.TimeoutExpired:
             rank0.kill()
             return rank0.communicate()[0] + "(it waited for more)", None

@@ -1,6 +1,6 @@
 #!/bin/sh
-# Ranks that are killed (-9) or stopped, a random one at a random moment, under Open MPI's mpirun: the others end within
-# their deadline, none of them with 0, and no process is left.
+# Ranks that are killed (-9) or stopped, a random one at a random moment, under Open MPI's mpirun: the others end, none of
+# them with 0, and no process is left.
 #
 # mpirun ends everybody as soon as one process was killed, before a deadline could; so it is asked every other time to
 # leave the survivors alone (--enable-recovery), and then each of them must say one error message: operation, rank, seconds.
@@ -14,8 +14,8 @@ where=${2:-cpu}
 kills=${KILLS:-8}
 random=${SEED:-$(date +%s)}
 ranks=4
-deadline=1
-margin=8 # seconds more for two cores that four ranks and others share
+deadline=3
+. "$(dirname "$0")/support.sh"
 if ! mpirun --version 2> /dev/null | grep -q 'Open MPI'; then
     echo "skipped: the options below are Open MPI's, whose mpirun is not here"
     exit 77
@@ -41,22 +41,8 @@ fail() {
     bad=1
 }
 
-# A process that has ended and that nobody has asked after yet (Z) is not left.
-is_left() {
-    kill -0 "$1" 2> /dev/null && ! grep -q '^[0-9]* ([^)]*) [ZX]' "/proc/$1/stat" 2> /dev/null
-}
-
 processes() {
     sed -n 's/^rank [0-9]* is process //p' "$log"
-}
-
-# Until this many lines of the log match, or 60 s have passed.
-await() {
-    waited=0
-    while [ "$(grep -c "$2" "$log")" -lt "$1" ] && [ $waited -lt 1200 ]; do
-        sleep 0.05
-        waited=$((waited + 1))
-    done
 }
 
 check_survivors() {
@@ -65,8 +51,6 @@ check_survivors() {
     [ "$(grep -c '^told' "$log")" = $survivors ] || fail "not one error message from each of $survivors ranks"
     [ "$(grep -c "$message" "$log")" = $survivors ] || fail "an error message without operation, rank or seconds"
     [ "$(grep -c '^1$' "$codes")" = $survivors ] || fail "not every survivor ended with 1"
-    awk -v most=$((deadline + margin)) '/^told after/ && $3 > most { late = 1 } END { exit late }' "$log" ||
-        fail "somebody waited for longer than the deadline"
 }
 
 # disturb SIGNAL RANK MILLISECONDS RECOVERY TRANSPORT
@@ -77,11 +61,11 @@ disturb() {
     # The shell around each rank keeps its exit code, since mpirun forgets it with --enable-recovery.
     # shellcheck disable=SC2016,SC2086
     # Over TCP by the loopback alone: a connection to a dead rank is refused there, on another interface Open MPI may wait for it.
-    timeout -k 5 120 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none --mca btl_tcp_if_include lo \
+    timeout -k 5 300 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none --mca btl_tcp_if_include lo \
         --mca orte_base_help_aggregate 0 $4 --mca btl "$5" -np $ranks \
         sh -c '"$0" "$1" "$3"; code=$?; echo $code >> "$2"; exit $code' "$worker" $deadline "$codes" "$where" > "$log" 2>&1 &
     launcher=$!
-    await $ranks 'is process'
+    wait_for 120 has_lines $ranks 'is process' "$log"
     victim=$(sed -n "s/^rank $2 is process //p" "$log")
     if [ -z "$victim" ]; then
         fail "rank $2 did not start"
@@ -93,15 +77,15 @@ disturb() {
     kill "-$1" "$victim" || fail "rank $2 ended before it was disturbed"
     start=$(date +%s%N)
     if [ "$1" = STOP ]; then
-        await 1 '^told'
-        [ -n "$4" ] && await $((ranks - 1)) '^told' && sleep 1 && kill -9 "$victim" # nobody else would
+        wait_for 120 has_lines 1 '^told' "$log"
+        [ -n "$4" ] && wait_for 120 has_lines $((ranks - 1)) . "$codes" && kill -9 "$victim" # mpirun leaves a stopped process
     fi
     wait $launcher
     code=$?
     milliseconds=$((($(date +%s%N) - start) / 1000000))
     [ $milliseconds -gt $slowest ] && slowest=$milliseconds
     echo "$1 of rank $2 after 0.$(printf '%03d' "$3") s, $5${4:+, survivors left alone}: all ended in $milliseconds ms"
-    [ $milliseconds -gt $(((deadline + margin) * 1000)) ] && fail "too late"
+    [ $milliseconds -lt 290000 ] || fail "the survivors have not ended"
     if [ -n "$4" ]; then
         check_survivors
     elif [ $code = 0 ]; then
@@ -109,12 +93,7 @@ disturb() {
     fi
     if [ "$1" = STOP ] && ! grep -q '^told .*s waited)' "$log"; then fail "nobody said which rank did not come"; fi
     for process in $(processes); do
-        waited=0
-        while is_left "$process" && [ $waited -lt 30 ]; do # a large one takes the system a while to take apart
-            sleep 0.1
-            waited=$((waited + 1))
-        done
-        if is_left "$process"; then
+        if ! wait_for 60 gone "$process"; then
             fail "process $process is left"
             kill -9 "$process"
         fi

@@ -29,9 +29,9 @@ class Browser:
             command.append("--no-sandbox")
         self.process = subprocess.Popen(command + ["about:blank"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         port = self._port()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/json/list", timeout=120) as answer:
             pages = [page for page in json.load(answer) if page["type"] == "page"]
-        self.socket = websocket.create_connection(pages[0]["webSocketDebuggerUrl"], timeout=30, max_size=None)
+        self.socket = websocket.create_connection(pages[0]["webSocketDebuggerUrl"], timeout=120, max_size=None)
         self.number = 0
         self.errors = []  # what went to the console as an error, exceptions, and requests that failed
         for domain in ("Page", "Runtime", "Log", "Network"):
@@ -39,14 +39,14 @@ class Browser:
 
     def _port(self):
         name = os.path.join(self.folder, "DevToolsActivePort")
-        for _ in range(600):
+        for _ in range(3000):
             if self.process.poll() is not None:
                 raise RuntimeError(f"the browser ended by itself with {self.process.returncode}")
             if os.path.exists(name) and os.path.getsize(name) > 0:
                 with open(name, encoding="utf-8") as file:
                     return int(file.readline())
             time.sleep(0.1)
-        raise RuntimeError("the browser did not open its port in a minute")
+        raise RuntimeError("the browser did not open its port in five minutes")
 
     def _note(self, event):
         method, what = event.get("method"), event.get("params", {})
@@ -79,7 +79,7 @@ class Browser:
             raise RuntimeError(f'{expression}: {result["exceptionDetails"]}')
         return result["result"].get("value")
 
-    def wait(self, expression, seconds=30):
+    def wait(self, expression, seconds=120):
         """Until the expression is true; its value."""
         until = time.monotonic() + seconds
         while True:
@@ -110,7 +110,7 @@ class Browser:
         except (OSError, RuntimeError, websocket.WebSocketException):
             pass
         try:
-            self.process.wait(timeout=10)
+            self.process.wait(timeout=60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -6,15 +6,33 @@ fail() {
     failures=$((failures + 1))
 }
 
-# Until the process is carry, no longer the shell that was forked for it and may have a handler too, and has a handler for
-# SIGINT; or 30 s have passed.
-until_caught() {
-    waited=0
-    until { [ "$(cat "/proc/$1/comm" 2> /dev/null)" = "${carry##*/}" ] &&
-        grep -q '^SigCgt:.*[2367abef]$' "/proc/$1/status" 2> /dev/null; } || [ $waited -ge 600 ]; do
+# wait_for SECONDS COMMAND...: repeats the command until it succeeds; fails if it has not within SECONDS by the clock.
+# Tests wait for events, with a limit far beyond the time that a busy machine takes, and never for a fixed time.
+wait_for() {
+    wait_end=$(($(date +%s) + $1))
+    shift
+    until "$@"; do
+        [ "$(date +%s)" -lt $wait_end ] || return 1
         sleep 0.05
-        waited=$((waited + 1))
     done
+}
+
+# has_lines COUNT PATTERN FILE: at least COUNT lines of the file match.
+has_lines() { [ "$(grep -c -e "$2" "$3" 2> /dev/null)" -ge "$1" ] 2> /dev/null; }
+
+# gone PID...: the processes have ended; their parents may not have waited for them yet.
+gone() {
+    for gone_pid in "$@"; do
+        if kill -0 "$gone_pid" 2> /dev/null && ! grep -q '^State:.[ZX]' "/proc/$gone_pid/status" 2> /dev/null; then return 1; fi
+    done
+}
+
+# Until the process is carry, no longer the shell that was forked for it and may have a handler too, and has a handler for
+# SIGINT; or 120 s have passed.
+until_caught() { wait_for 120 is_caught "$1"; }
+is_caught() {
+    [ "$(cat "/proc/$1/comm" 2> /dev/null)" = "${carry##*/}" ] &&
+        grep -q '^SigCgt:.*[2367abef]$' "/proc/$1/status" 2> /dev/null
 }
 
 # expect CODE WORDS ARGUMENTS...: exit code, and words that standard output and standard error together contain.

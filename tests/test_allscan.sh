@@ -90,7 +90,7 @@ launch() {
     words=$2
     ranks=$3
     shift 3
-    timeout -k 5 200 mpirun --oversubscribe --mca btl_vader_single_copy_mechanism none -n "$ranks" "$carry" "$@" \
+    timeout -k 5 600 mpirun --oversubscribe --mca btl_vader_single_copy_mechanism none -n "$ranks" "$carry" "$@" \
         > out 2> err < /dev/null
     got=$?
     if [ $got != "$code" ] || ! cat out err | grep -qF -e "$words"; then

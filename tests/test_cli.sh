@@ -9,7 +9,7 @@ export CARRY_WISDOM
 # The leak sanitizer takes seconds at the end of every process on some machines: a few runs at the end of this file have it.
 ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1
 export ASAN_OPTIONS
-failures=0
+. "$(dirname "$0")/support.sh"
 
 # expect CODE WORDS ARGUMENTS...: exit code, and words that standard output and standard error together contain.
 expect() {
@@ -134,11 +134,7 @@ many=$(awk 'BEGIN { for (i = 0; i < 400; i++) printf "scan:dense:t16:n4 " }') # 
 # shellcheck disable=SC2086
 "$carry" bench --unchecked --seconds 0.02 $many > "$folder/out" 2> "$folder/err" &
 process=$!
-waited=0
-while [ $waited -lt 90 ] && ! grep -q "sequential .*%.*%" "$folder/out"; do
-    sleep 1
-    waited=$((waited + 1))
-done
+wait_for 300 has_lines 1 "sequential .*%.*%" "$folder/out"
 kill -INT $process
 wait $process
 [ $? = 2 ] && grep -q "interrupted" "$folder/err" && grep -q "sequential .*%.*%" "$folder/out" || {

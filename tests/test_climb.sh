@@ -96,7 +96,7 @@ refused "options only" start --profile true now
 refused "does not lie in the repository" start --profile true --log "$folder/log.md"
 expect 2 "there is no baseline: the profile command printed no JSON" start --profile true
 expect 2 "there is no baseline: the profile command failed with exit 4: oh" start --profile 'echo oh >&2; exit 4'
-expect 2 "the profile command took more than 0.3 s" start --profile "sleep 9" --timeout 0.3
+expect 2 "the profile command took more than 0.3 s" start --profile "sleep 600" --timeout 0.3
 expect 2 "the tests command fails with exit 3" start --profile 'sh profile.sh' --tests 'exit 3'
 echo stray > stray
 refused "the working tree has changes (stray)" start --profile 'sh profile.sh'
@@ -228,7 +228,7 @@ expect 0 "12 entries, all in order" lint
 cat > "$folder/stop.sh" << 'END'
 while [ ! -s "$PIDFILE" ]; do :; done
 kill -INT "$(cat "$PIDFILE")"
-exec sleep 60
+exec sleep 600
 END
 PIDFILE=$folder/pid
 export PIDFILE

@@ -106,11 +106,7 @@ expect 0 "decision: proceed" run first.yaml
 } > many.yaml
 "$carry" run many.yaml --json > out 2> err < /dev/null &
 process=$!
-waited=0
-while [ "$(grep -c median_s out)" -lt 5 ] && [ $waited -lt 600 ] && kill -0 $process 2> /dev/null; do
-    sleep 0.05
-    waited=$((waited + 1))
-done
+wait_for 120 has_lines 5 median_s out || fail "no five results"
 kill -KILL $process 2> /dev/null
 wait $process 2> /dev/null
 process=

@@ -74,11 +74,8 @@ if command -v python3 > /dev/null; then
 fi
 "$carry" generate bytes -p Hello -n 100000000 > out 2> err &
 process=$!
-waited=0
-while [ "$(wc -c < out)" -lt 500 ] && [ $waited -lt 600 ]; do
-    sleep 0.1
-    waited=$((waited + 1))
-done
+has_text() { [ "$(wc -c < out)" -ge 500 ]; }
+wait_for 120 has_text
 kill -INT $process
 wait $process
 code=$?

@@ -13,11 +13,8 @@ export ASAN_OPTIONS
 
 # The worker may not have ended yet.
 unmount() {
-    tries=0
-    while grep -qF " $folder/small " /proc/mounts && [ $tries -lt 100 ]; do
-        umount "$folder/small" 2> /dev/null || sleep 0.05
-        tries=$((tries + 1))
-    done
+    grep -qF " $folder/small " /proc/mounts || return 0
+    wait_for 60 umount "$folder/small" 2> /dev/null
 }
 
 # Whatever goes wrong, no job is left running.
@@ -64,15 +61,7 @@ submit() {
     "$carry" job submit --json "$@" < /dev/null | sed 's/{"id": \([0-9]*\),.*/\1/'
 }
 
-# until_there FILE: at most twenty seconds.
-until_there() {
-    tries=0
-    while [ ! -s "$1" ] && [ $tries -lt 400 ]; do
-        sleep 0.05
-        tries=$((tries + 1))
-    done
-    [ -s "$1" ] || fail "$1 has not come"
-}
+until_there() { wait_for 120 test -s "$1" || fail "$1 has not come"; }
 
 # worker_of KEEPER: its parent; never a number that it would be wrong to kill.
 worker_of() {
@@ -84,8 +73,6 @@ worker_of() {
         echo none
     fi
 }
-
-gone() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
 
 # Nothing there yet, and what is not understood.
 refused "there is no run store" job list
@@ -163,7 +150,7 @@ first=$(submit -- sh "$folder/one" "$folder" 1)
 for n in 2 3 4; do submit -- sh "$folder/one" "$folder" $n > /dev/null; done
 until_there "$folder/order"
 touch "$folder/gate"
-expect 0 "done" job wait $((first + 3)) --seconds 60
+expect 0 "done" job wait $((first + 3)) --seconds 600
 [ "$(tr '\n' ' ' < "$folder/order")" = "1 2 3 4 " ] || { fail "order:"; cat "$folder/order"; }
 pids=
 for submitter in a b; do
@@ -175,13 +162,13 @@ for worker in 1 2 3; do
     pids="$pids $!"
 done
 for pid in $pids; do wait "$pid"; done
-for id in $(seq $((first + 4)) $((first + 11))); do expect 0 "done" job wait "$id" --seconds 60; done
+for id in $(seq $((first + 4)) $((first + 11))); do expect 0 "done" job wait "$id" --seconds 600; done
 [ "$(wc -l < "$folder/order")" = 12 ] || { fail "not every job ran once:"; cat "$folder/order"; }
 [ ! -e "$folder/overlaps" ] || fail "two jobs ran at once"
 
 # Cancelling: a queued one, a running one, one that does not listen and has children; what it left behind is ended.
 rm -f "$folder/gate"
-running=$(submit -- sh -c 'echo $$ > "$1/pid"; sleep 100; echo never' sh "$folder")
+running=$(submit -- sh -c 'echo $$ > "$1/pid"; sleep 1000; echo never' sh "$folder")
 queued=$(submit -- touch "$folder/never")
 until_there "$folder/pid"
 expect 0 '"state": "cancelled"' job cancel "$queued" --json
@@ -190,21 +177,19 @@ expect 1 "cancelled, exit code 143" job wait "$running"
 expect 1 "cancelled" job wait "$queued"
 expect 0 "cancelled" job cancel "$running"
 [ ! -e "$folder/never" ] || fail "a cancelled job ran"
-gone "$(cat "$folder/pid")" || fail "a cancelled job runs on"
+wait_for 60 gone "$(cat "$folder/pid")" || fail "a cancelled job runs on"
 rm "$folder/pid"
-deaf=$(submit -- sh -c 'trap "" TERM; (echo $$; sh -c "echo \$\$ >> $1/children; sleep 100") & echo $$ > "$1/pid"; while :; do sleep 1; done' sh "$folder")
+deaf=$(submit -- sh -c 'trap "" TERM; (echo $$; sh -c "echo \$\$ >> $1/children; sleep 1000") & echo $$ > "$1/pid"; while :; do sleep 1; done' sh "$folder")
 until_there "$folder/pid"
 until_there "$folder/children"
 expect 0 "cancelled" job cancel "$deaf"
 for pid in $(cat "$folder/pid" "$folder/children"); do
-    gone "$pid" || fail "process $pid of a cancelled job runs on"
+    wait_for 60 gone "$pid" || fail "process $pid of a cancelled job runs on"
 done
 rm "$folder/pid" "$folder/children"
-id=$(submit -- sh -c 'sleep 100 & echo $! > "$1/pid"' sh "$folder")
+id=$(submit -- sh -c 'sleep 1000 & echo $! > "$1/pid"' sh "$folder")
 expect 0 "done" job wait "$id"
-waited=0
-until gone "$(cat "$folder/pid")" || [ $waited -ge 100 ]; do sleep 0.1; waited=$((waited + 1)); done
-gone "$(cat "$folder/pid")" || fail "what a job left behind runs on"
+wait_for 60 gone "$(cat "$folder/pid")" || fail "what a job left behind runs on"
 refused "has ended already: done" job cancel "$id"
 
 # Waiting ends by time and by Ctrl-C, and the job goes on.
@@ -227,30 +212,30 @@ next=$(submit -- sh -c '[ -e "$1/gate" ]' sh "$folder")
 expect 0 "running" job list
 refused "has not ended" job wait "$next" --seconds 0.3
 touch "$folder/gate"
-expect 1 "failed, exit code 7" job wait "$id" --seconds 60
-expect 0 "done" job wait "$next" --seconds 60
+expect 1 "failed, exit code 7" job wait "$id" --seconds 600
+expect 0 "done" job wait "$next" --seconds 600
 
 # The worker and the keeper of its job are killed, as by a reboot: the job is lost, its command is gone, and what was
 # queued goes on with the next worker.
 rm -f "$folder/pid" "$folder/gate"
-id=$(submit -- sh -c 'echo $PPID $$ > "$1/pid"; sleep 100' sh "$folder")
+id=$(submit -- sh -c 'echo $PPID $$ > "$1/pid"; sleep 1000' sh "$folder")
 next=$(submit -- sh -c 'echo went on > "$1/next"' sh "$folder")
 until_there "$folder/pid"
 read -r keeper command < "$folder/pid"
 worker=$(worker_of "$keeper")
 kill -STOP "$worker"
 kill -9 "$keeper" "$worker"
-until gone "$keeper" && gone "$worker"; do sleep 0.02; done
+wait_for 60 gone "$keeper" "$worker" || fail "a killed worker or keeper is left"
 expect 0 "lost" job list
 "$carry" job work || fail "job work: exit $?"
 until_there "$folder/next"
 expect 1 "lost, exit code -" job wait "$id"
-expect 0 "done" job wait "$next" --seconds 60
-gone "$command" || fail "the command of a lost job runs on"
+expect 0 "done" job wait "$next" --seconds 600
+wait_for 60 gone "$command" || fail "the command of a lost job runs on"
 
 # Logs: the end of a huge one, binary bytes, following.
 id=$(submit -- sh -c 'seq 1 2000000; printf "last without newline"')
-expect 0 "done" job wait "$id" --seconds 120
+expect 0 "done" job wait "$id" --seconds 600
 expect 0 "last without newline" job logs "$id" --tail 3
 [ "$(head -n 2 "$folder/out" | tr '\n' ' ')" = "1999999 2000000 " ] || { fail "tail:"; head -n 5 "$folder/out"; }
 "$carry" job logs "$id" | cmp -s - "$here/jobs/$id.log" || fail "logs does not print the log"
@@ -278,7 +263,7 @@ mkdir "$folder/small"
 if mount -t tmpfs -o size=400k none "$folder/small" 2> /dev/null; then
     id=$(submit --store "$folder/small/store.db" -- sh -c 'head -c 1000000 /dev/zero 2> /dev/null; rm "$1"; exit 5' sh \
         "$folder/small/jobs/1.log")
-    expect 1 "failed, exit code 5" job wait "$id" --store "$folder/small/store.db" --seconds 60
+    expect 1 "failed, exit code 5" job wait "$id" --store "$folder/small/store.db" --seconds 600
     unmount
 else
     echo "not tested: a full disk, since no file system can be mounted here"

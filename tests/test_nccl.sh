@@ -18,7 +18,7 @@ two() {
     CARRY_RANKS=2
     export CARRY_MEET CARRY_RANKS
     for rank in 1 0; do
-        unshare -u sh -c "hostname machine$rank && CARRY_RANK=$rank exec timeout -k 5 100 '$carry' bench -v --unchecked --repeats 3 \
+        unshare -u sh -c "hostname machine$rank && CARRY_RANK=$rank exec timeout -k 5 300 '$carry' bench -v --unchecked --repeats 3 \
             --device cuda allscan:wy:bf16:h2:k16:v16:p2" > "$folder/log.$rank" 2>&1 &
         process=$!
     done

@@ -20,10 +20,10 @@ export PYTHONDONTWRITEBYTECODE=1
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 
-"$python" "$here/page_test.py" --record "$folder" -- "$stream_page" --record-to "$folder" --seconds 240
+"$python" "$here/page_test.py" --record "$folder" -- "$stream_page" --record-to "$folder" --seconds 1200
 code=$?
 if [ $code != 0 ]; then exit $code; fi
-"$python" "$here/page_test.py" --token 'a+b/c+0123456789' --brief -- "$stream_page" --token 'a+b/c+0123456789' --seconds 240 || exit 1
+"$python" "$here/page_test.py" --token 'a+b/c+0123456789' --brief -- "$stream_page" --token 'a+b/c+0123456789' --seconds 1200 || exit 1
 
 # A stream of the pipeline itself: random weights, so nothing is asked of what the pictures show.
 if "$carry" stream --help 2> /dev/null | grep -q -e --serve; then

@@ -16,7 +16,7 @@ for ranks in 2 3; do
         processes=
         rank=0
         while [ $rank -lt $ranks ]; do
-            CARRY_RANK=$rank timeout -k 5 200 "$program" > "$folder/log.$rank" 2>&1 &
+            CARRY_RANK=$rank timeout -k 5 900 "$program" > "$folder/log.$rank" 2>&1 &
             processes="$processes $!"
             rank=$((rank + 1))
         done

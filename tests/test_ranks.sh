@@ -19,7 +19,7 @@ grep -q '^threads ' collectives || fail "list collectives has no threads"
 if grep -q '^mpi ' collectives; then has_mpi=1; else has_mpi=0; fi
 
 # Threads.
-expect 0 '"ranks": 2' --ranks 2 bench --json --deadline 30 $quick
+expect 0 '"ranks": 2' --ranks 2 bench --json --deadline 120 $quick
 [ "$(grep -c sequential out)" = 1 ] || fail "not rank 0 alone printed"
 refused "positive number, not '0'" bench --deadline 0 $quick
 refused "positive number, not '-1'" bench --deadline -1 $quick
@@ -28,9 +28,9 @@ refused "at most 1e8" bench --deadline 1e300 $quick
 refused "no option '--deadline" list --deadline 3 scans
 
 # Processes without MPI: rank 0 alone prints, what differs or cannot be is said once, and no folder is left.
-expect 0 '"ranks": 2' --processes 2 bench --json --deadline 60 $quick
+expect 0 '"ranks": 2' --processes 2 bench --json --deadline 120 $quick
 [ "$(grep -c sequential out)" = 1 ] || fail "not rank 0 alone printed"
-expect 0 "right, 0 wrong" --processes 3 check --deadline 60 delta:f32:t40:h2:k8:v8:p3
+expect 0 "right, 0 wrong" --processes 3 check --deadline 120 delta:f32:t40:h2:k8:v8:p3
 refused "give one" --ranks 2 --processes 2 bench $quick
 refused "--processes needs a number from 1 to" --processes 0 bench $quick
 refused "is for 4 ranks, and there are 2" --processes 2 check allscan:wy:f32:h2:k8:v8:p4
@@ -101,7 +101,7 @@ launch() {
     words=$2
     ranks=$3
     shift 3
-    timeout -k 5 100 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none -n "$ranks" \
+    timeout -k 5 600 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none -n "$ranks" \
         "$carry" "$@" > out 2> err < /dev/null
     got=$?
     if [ $got != "$code" ] || ! cat out err | grep -qF -e "$words"; then

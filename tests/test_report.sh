@@ -110,7 +110,7 @@ fi
 
 # browse ARGUMENTS...: with an own profile, which goes with the folder.
 browse() {
-    timeout -k 5 90 "$browser" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
+    timeout -k 5 300 "$browser" --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --no-first-run \
         --user-data-dir="$folder/profile" --hide-scrollbars --enable-logging=stderr --v=0 "$@"
 }
 

@@ -149,11 +149,7 @@ begin_many() {
     : > out # of the one before
     "$carry" run many.yaml --json --store "$store" > out 2> err < /dev/null &
     process=$!
-    waited=0
-    while [ "$(grep -c median_s out)" -lt "$1" ] && [ $waited -lt 600 ] && kill -0 $process 2> /dev/null; do
-        sleep 0.1
-        waited=$((waited + 1))
-    done
+    wait_for 120 has_lines "$1" median_s out || fail "no $1 results"
 }
 
 # Ctrl-C ends cleanly and keeps what is done.

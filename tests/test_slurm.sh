@@ -3,7 +3,7 @@
 # slurmd of its own, on free ports of the loopback, and ends by their process numbers. Usage: test_slurm.sh PATH-OF-CARRY
 set -u
 if [ "${CARRY_SLURM_TEST_LIMIT:-}" = "" ]; then
-    CARRY_SLURM_TEST_LIMIT=120
+    CARRY_SLURM_TEST_LIMIT=600
     export CARRY_SLURM_TEST_LIMIT
     exec timeout -k 15 $CARRY_SLURM_TEST_LIMIT sh "$0" "$@"
 fi
@@ -23,7 +23,7 @@ done
 
 carry=$(realpath "$1") || exit 2
 folder=$(mktemp -d /tmp/carry-slurm.XXXXXX) # short, since it holds a socket
-failures=0
+. "$(dirname "$0")/support.sh"
 daemons=
 
 # Processes of ours that Slurm has detached (slurmstepd, and what a job runs): those that have our files open.
@@ -39,17 +39,13 @@ ours() {
 # Jobs first, then slurmd and slurmctld, then munged; each by its number, and harder when it does not listen.
 clean_up() {
     trap '' TERM INT
-    for job in $(kill -0 "${slurmctld:-none}" 2> /dev/null && timeout 10 squeue --noheader --format=%i 2> /dev/null); do
-        timeout 10 scancel --full --signal=KILL "$job" > /dev/null 2>&1
-        timeout 10 scancel "$job" > /dev/null 2>&1
+    for job in $(kill -0 "${slurmctld:-none}" 2> /dev/null && timeout 60 squeue --noheader --format=%i 2> /dev/null); do
+        timeout 60 scancel --full --signal=KILL "$job" > /dev/null 2>&1
+        timeout 60 scancel "$job" > /dev/null 2>&1
     done
     for pid in $daemons; do kill "$pid" 2> /dev/null; done
-    tries=0
     for pid in $daemons; do
-        while kill -0 "$pid" 2> /dev/null && [ $tries -lt 50 ]; do
-            sleep 0.1
-            tries=$((tries + 1))
-        done
+        wait_for 10 gone "$pid"
         kill -9 "$pid" 2> /dev/null
         wait "$pid" 2> /dev/null
     done
@@ -78,14 +74,7 @@ expect() {
 
 submit() { "$carry" job submit --on slurm --json "$@" < /dev/null | sed 's/{"id": \([0-9]*\),.*/\1/'; }
 
-until_there() {
-    tries=0
-    while [ ! -s "$1" ] && [ $tries -lt 400 ]; do
-        sleep 0.05
-        tries=$((tries + 1))
-    done
-    [ -s "$1" ] || fail "$1 has not come"
-}
+until_there() { wait_for 120 test -s "$1" || fail "$1 has not come"; }
 
 # Two ports that nobody listens on, near a number that differs between tests running at once.
 free_port() {
@@ -104,11 +93,7 @@ start_slurm() {
         --log-file="$folder/munge/log" --pid-file="$folder/munge/pid" --seed-file="$folder/munge/seed" \
         > "$folder/munged.out" 2>&1 &
     munged=$!
-    tries=0
-    while [ ! -S "$folder/munge/socket" ] && [ $tries -lt 100 ]; do
-        sleep 0.05
-        tries=$((tries + 1))
-    done
+    wait_for 60 test -S "$folder/munge/socket"
     controller_port=$(free_port $((20000 + $$ % 10000)))
     node_port=$(free_port $((controller_port + 1)))
     cat > "$folder/slurm.conf" << CONF
@@ -152,16 +137,13 @@ CONF
     slurmctld=$!
     slurmd -D -N localhost -f "$SLURM_CONF" > "$folder/slurmd.out" 2>&1 &
     daemons="$! $slurmctld $munged"
-    tries=0
-    while ! sinfo --noheader --format=%T 2> /dev/null | grep -q idle; do
-        sleep 0.1
-        tries=$((tries + 1))
-        if [ $tries -gt 200 ]; then
-            tail -n 5 "$folder"/*.out "$folder"/*.log
-            skip "a Slurm of one node does not come up here"
-        fi
-    done
+    if ! wait_for 120 is_up; then
+        tail -n 5 "$folder"/*.out "$folder"/*.log
+        skip "a Slurm of one node does not come up here"
+    fi
 }
+
+is_up() { sinfo --noheader --format=%T 2> /dev/null | grep -q idle; }
 
 start_slurm
 mkdir "$folder/a b%c"
@@ -175,33 +157,29 @@ id=$(CARRY_TEST_WORD="two words" submit --name "odd name" -- sh -c 'printf "<%s>
     "a b" "it's" '"' '$HOME' 'new
 #SBATCH --hold
 line' '' '\' '*')
-expect 0 "done, exit code 0" job wait "$id" --show-logs --seconds 60
+expect 0 "done, exit code 0" job wait "$id" --show-logs --seconds 300
 for words in "<a b><it's><\"><\$HOME><new" 'line><><\><*>' "two words" "$folder/a b%c"; do
     grep -qF -e "$words" "$folder/out" || { fail "'$words' is not in the log:"; cat "$folder/out"; }
 done
 expect 0 '"on": "slurm"' job list --json
 grep -q '"external": "[1-9][0-9]*"' "$folder/out" || fail "Slurm's number is not listed"
 id=$(submit -- sh -c 'exit 3')
-expect 1 "failed, exit code 3" job wait "$id" --seconds 60
+expect 1 "failed, exit code 3" job wait "$id" --seconds 300
 id=$(submit -- exit 5) # a builtin of the batch script's shell is no program
-expect 1 "failed, exit code 127" job wait "$id" --seconds 60
+expect 1 "failed, exit code 127" job wait "$id" --seconds 300
 
 # Cancelling: one that waits for the node, and the one that has it.
-running=$(submit -- sh -c 'echo $$ > "$1/pid"; sleep 100' sh "$folder")
+running=$(submit -- sh -c 'echo $$ > "$1/pid"; sleep 1000' sh "$folder")
 until_there "$folder/pid"
 pending=$(submit -- touch "$folder/never")
 expect 0 "queued" job list
 grep -q running "$folder/out" || { fail "no job runs:"; cat "$folder/out"; }
 expect 0 "cancelled" job cancel "$pending"
 expect 0 "cancel" job cancel "$running"
-expect 1 "cancelled" job wait "$running" --seconds 60
-expect 1 "cancelled" job wait "$pending" --seconds 60
+expect 1 "cancelled" job wait "$running" --seconds 300
+expect 1 "cancelled" job wait "$pending" --seconds 300
 # Slurm says cancelled when it has sent the signal; a process that nobody has waited for yet (Z) has ended.
-for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-    grep -q '^State:[[:space:]]*[^ZX]' "/proc/$(cat "$folder/pid")/status" 2> /dev/null || break
-    sleep 0.5
-done
-! grep -q '^State:[[:space:]]*[^ZX]' "/proc/$(cat "$folder/pid")/status" 2> /dev/null || fail "a cancelled job runs on"
+wait_for 60 gone "$(cat "$folder/pid")" || fail "a cancelled job runs on"
 [ ! -e "$folder/never" ] || fail "a cancelled job ran"
 
 # An attempt of a hill-climb as a job of Slurm's, not waited for: the entry comes when the job has run.
@@ -222,7 +200,7 @@ if command -v git > /dev/null; then
     echo 150 > speed
     expect 0 "job" climb try --hypothesis "half as fast again" --on slurm --no-wait
     expect 0 "slurm" job list
-    expect 0 "done, exit code 0" job wait last --seconds 60
+    expect 0 "done, exit code 0" job wait last --seconds 300
     expect 0 "2 entries, all in order" climb lint
     grep -q "half as fast again" climb.md || { fail "the attempt is not in the log:"; cat climb.md; }
     [ -z "$(git status --porcelain)" ] || { fail "the change was not committed:"; git status --short; }
@@ -236,16 +214,13 @@ last=$("$carry" job list --json | sed -n '1s/.*"id": \([0-9]*\).*/\1/p')
 next=$((last + 1))
 id=$(submit -- sh -c 'mkdir "$1"; exit 4' sh "$folder/a b%c/jobs/$next.end.new")
 [ "$id" = $next ] || fail "job $id is not the next after $pending"
-expect 1 "failed, exit code 4" job wait "$id" --seconds 60
+expect 1 "failed, exit code 4" job wait "$id" --seconds 300
 id=$(submit -- sh -c 'exit 6')
 until_there "$folder/a b%c/jobs/$id.end"
-tries=0
-while squeue --noheader 2> /dev/null | grep -q . && [ $tries -lt 200 ]; do # until the node has told the controller
-    sleep 0.05
-    tries=$((tries + 1))
-done
+is_idle() { ! squeue --noheader 2> /dev/null | grep -q .; }
+wait_for 60 is_idle # until the node has told the controller
 kill "$slurmctld"
 wait "$slurmctld"
-expect 1 "failed, exit code 6" job wait "$id" --seconds 5
+expect 1 "failed, exit code 6" job wait "$id" --seconds 300
 [ $failures = 0 ] && echo "jobs on a real Slurm are submitted, waited for and cancelled"
 exit $((failures > 0))

@@ -27,6 +27,11 @@ cd "$folder" || exit 2
 # A daemon of its own: keys, port and home are the test's.
 ssh-keygen -q -t ed25519 -N '' -f host_key && ssh-keygen -q -t ed25519 -N '' -f user_key || exit 2
 cp user_key.pub authorized_keys
+answers_or_ended() {
+    ! kill -0 $daemon 2> /dev/null ||
+        ssh -F "$folder/ssh_config" -oBatchMode=yes there true < /dev/null > /dev/null 2> "$folder/ssh.err"
+}
+
 # begin_sshd: on a free port; a port that another process takes meanwhile is given up for the next.
 begin_sshd() {
     for attempt in 1 2 3 4 5; do
@@ -57,12 +62,7 @@ Host nowhere
 END
         "$sshd" -D -e -f "$folder/sshd_config" > "$folder/sshd.log" 2>&1 &
         daemon=$!
-        waited=0
-        while [ $waited -lt 50 ] && kill -0 $daemon 2> /dev/null; do
-            ssh -F "$folder/ssh_config" -oBatchMode=yes there true < /dev/null > /dev/null 2> "$folder/ssh.err" && return 0
-            sleep 0.1
-            waited=$((waited + 1))
-        done
+        wait_for 60 answers_or_ended && kill -0 $daemon 2> /dev/null && return 0
         kill $daemon 2> /dev/null
         wait $daemon 2> /dev/null
         daemon=
@@ -72,16 +72,13 @@ END
 [ "$(id -u)" != 0 ] || mkdir -p /run/sshd 2> /dev/null # where it separates its privileges
 begin_sshd || { echo "skipped: sshd does not start here: $(tail -n 1 sshd.log) $(tail -n 1 ssh.err)"; exit 77; }
 
-# Ended, or a zombie whose parent has not waited for it yet.
-gone() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
-
 # A project with names that a shell would take for something else.
 mkdir -p "project/it's \$(touch pwned); a folder" && cd project || exit 2
 git init -q . && printf 'ignored\nout\nerr\n' > .gitignore && echo secret > ignored && echo tracked > tracked && echo new > new
 echo inside > "it's \$(touch pwned); a folder/file"
 git add tracked .gitignore && git -c user.name=a -c user.email=a@b commit -q -m one
 expect 0 "running" job submit --on ssh:there -- sh -c 'cat tracked new; ls ignored; pwd; exit 3'
-expect 1 "failed, exit code 3" job wait last --show-logs --seconds 120
+expect 1 "failed, exit code 3" job wait last --show-logs --seconds 600
 grep -qx tracked out && grep -qx new out || { fail "the tree is not there"; cat out; }
 grep -q "ls: .*ignored" out || fail "what git ignores was copied"
 grep -q "/there/.carry/jobs/1-" out || fail "the job did not run in a folder of its own"
@@ -93,7 +90,7 @@ cd "it's \$(touch pwned); a folder" || exit 2
 expect 0 "running" job submit --on ssh:there --bring 'made,absent,sub/x;y' -- sh -c 'cat file; printf "%s|" "$@"; mkdir ../sub; echo made > ../made; echo xy > "../sub/x;y"' sh "a 'b' \"c\"" '$(touch pwned)' '*' '' 'END OF JOB
 two lines'
 cd ..
-expect 0 "done, exit code 0" job wait last --show-logs --seconds 120
+expect 0 "done, exit code 0" job wait last --show-logs --seconds 600
 grep -qF "a 'b' \"c\"|\$(touch pwned)|*||END OF JOB" out || { fail "words are changed on the way"; cat out; }
 grep -qx inside out || fail "the job did not run in its folder"
 grep -q "its files: .*/2.files" out || fail "nothing says where the files are"
@@ -101,22 +98,15 @@ grep -q "its files: .*/2.files" out || fail "nothing says where the files are"
 [ -z "$(find "$folder" -name pwned)" ] || fail "a name was run as a command: $(find "$folder" -name pwned)"
 
 # The log is followed while the job runs; cancelling ends all of its processes.
-expect 0 "running" job submit --on ssh:there -- sh -c 'echo begun; sleep 600 & echo $! > '"$folder"'/sleeper; wait'
-waited=0
-while [ $waited -lt 300 ] && ! "$carry" job logs last 2> /dev/null | grep -q begun; do
-    sleep 0.1
-    waited=$((waited + 1))
-done
+expect 0 "running" job submit --on ssh:there -- sh -c 'echo begun; sleep 1000 & echo $! > '"$folder"'/sleeper; wait'
+has_begun() { "$carry" job logs last 2> /dev/null | grep -q begun; }
+wait_for 120 has_begun
+wait_for 60 test -s "$folder/sleeper"
 expect 0 "begun" job logs last
 expect 0 "running" job list
 expect 0 "cancelled" job cancel last
-waited=0
-until gone "$(cat "$folder/sleeper")" || [ $waited -ge 100 ]; do
-    sleep 0.1
-    waited=$((waited + 1))
-done
-gone "$(cat "$folder/sleeper")" || fail "a cancelled job's processes are left there"
-expect 1 "cancelled" job wait last --seconds 60
+wait_for 60 gone "$(cat "$folder/sleeper")" || fail "a cancelled job's processes are left there"
+expect 1 "cancelled" job wait last --seconds 600
 
 # The connection is lost in the middle: the job goes on, nothing is lost, and it is found again.
 expect 0 "running" job submit --on ssh:there --bring result -- sh -c 'while [ ! -e '"$folder"'/go ]; do sleep 0.1; done; echo result > result; echo finished'
@@ -128,7 +118,7 @@ expect 0 "as last known" job list
 expect 2 "cannot be reached by ssh" job cancel last
 touch "$folder/go"
 begin_sshd || fail "sshd does not start again"
-expect 0 "done, exit code 0" job wait last --show-logs --seconds 120
+expect 0 "done, exit code 0" job wait last --show-logs --seconds 600
 grep -qx finished out && [ "$(cat "$folder/store/jobs/4.files/result")" = result ] || fail "what the job did without us is lost"
 
 # Refused before anything is made: hosts that are options, hosts that are not there, programs for another processor.
@@ -151,7 +141,7 @@ rm "$folder/bin/uname"
 expect 0 "running" job submit --on ssh:there -- true
 mkdir "$folder/copy" && cp "$folder"/store/store.db* "$folder/copy/"
 CARRY_STORE=$folder/copy/store.db expect 0 "held" job list
-expect 0 "done" job wait last --seconds 120
+expect 0 "done" job wait last --seconds 600
 
 # A climb whose build, tests and figures are made there: kept here, and refused here.
 git checkout -q tracked && rm -rf sub made program new

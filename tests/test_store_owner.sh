@@ -11,19 +11,16 @@ unset CARRY_STORE SUDO_UID
 ASAN_OPTIONS=detect_leaks=0
 export ASAN_OPTIONS
 
-gone() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
-
 # A project whose queue holds `touch ran`, with no worker at work: the worker and the keeper of job 1 are killed.
 mkdir -p owner/.carry owner/below
-(cd owner && "$carry" job submit -- sh -c 'echo $PPID > pid; sleep 100' > out && "$carry" job submit -- touch "$folder/ran" > out)
-tries=0
-while [ ! -s owner/pid ] && [ $tries -lt 400 ]; do sleep 0.05; tries=$((tries + 1)); done
+(cd owner && "$carry" job submit -- sh -c 'echo $PPID > pid; sleep 1000' > out && "$carry" job submit -- touch "$folder/ran" > out)
+wait_for 120 test -s owner/pid || fail "job 1 does not run"
 keeper=$(cat owner/pid)
 worker=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$keeper/status")
 [ "${worker:-0}" -gt 1 ] && tr '\0' ' ' < "/proc/$worker/cmdline" | grep -q "job work" || { fail "no worker"; exit 1; }
 kill -STOP "$worker"
 kill -9 "$keeper" "$worker"
-until gone "$keeper" && gone "$worker"; do sleep 0.02; done
+wait_for 60 gone "$keeper" "$worker" || fail "a killed worker or keeper is left"
 
 # started WHAT...: nothing may have been started by it, not even a second later.
 started() {
@@ -75,12 +72,12 @@ expect 0 "held" job list
 started "job list in a copy"
 refused "was submitted in another folder" job wait 2
 expect 0 "queued" job submit -- true
-expect 0 "done" job wait last --seconds 60
+expect 0 "done" job wait last --seconds 600
 expect 0 "held" job list
 "$carry" job work || fail "job work: exit $?"
 started "job submit and job work in a copy"
 expect 0 "job 2: queued" job release 2
-expect 0 "done" job wait 2 --seconds 60
+expect 0 "done" job wait 2 --seconds 600
 [ -e "$folder/ran" ] || fail "a released job did not run"
 rm -f "$folder/ran"
 refused "is not held, it is done" job release 2

@@ -58,9 +58,9 @@ expect 0 "step-4 is skipped" eval run book.txt
 cp -a run/step-2 large
 rm large/train.json
 sed -i 's/"intermediate_size": *[^,]*/"intermediate_size": 4000000/; s/"num_hidden_layers": *[0-9]*/"num_hidden_layers": 8/' large/config.json
-(ulimit -v 3000000 && timeout 60 "$carry" eval large book.txt --threads 1 > out 2> err)
+(ulimit -v 3000000 && timeout 600 "$carry" eval large book.txt --threads 1 > out 2> err)
 [ $? = 2 ] && grep -q "has no tensor\|has shape" err || fail "a configuration beyond its weights: $(cat err)"
-(ulimit -v 3000000 && timeout 60 "$carry" train --model large --data book.txt --steps 1 --no-store --out more --threads 1 > out 2> err)
+(ulimit -v 3000000 && timeout 600 "$carry" train --model large --data book.txt --steps 1 --no-store --out more --threads 1 > out 2> err)
 [ $? = 2 ] && grep -q "has no tensor\|has shape" err || fail "a configuration beyond its weights, trained: $(cat err)"
 
 [ $failures = 0 ] && echo "damaged weights are refused by name"

@@ -232,9 +232,7 @@ def bad_input() -> None:
     ]
     tell(close([parts[0]], [torch.cat(alone, 1)], 2e-3), "packed sequences are the sequences, cu_seqlens on the GPU")
     refused(ValueError, "beta is on cpu and q on cuda:0", lambda: rule(**{**given, "beta": given["beta"].cpu()}))
-    refused(
-        ValueError, "k is f32 and the problem is planned for bf16", lambda: rule(**{**given, "k": given["k"].float()})
-    )
+    refused(ValueError, "k is torch.float64", lambda: rule(**{**given, "k": given["k"].double()}))
     refused(ValueError, "g is torch.float64", lambda: rule(**{**given, "g": given["g"].double()}))
     refused(ValueError, "[2, 129, 2, 128]", lambda: rule(**{**given, "k": given["k"][:, 1:]}))
     refused(ValueError, "cu_seqlens ends at 999", lambda: rule(**packed, cu_seqlens=[0, 211, 211, 985, 999]))

@@ -4,7 +4,7 @@
     CARRY_CUDA=1 pip wheel bindings/python         with the CUDA backend; needs nvcc
     CARRY_PREBUILT=FILE pip wheel bindings/python  around a library that was built before, also for another machine
 
-The wheel's library stands alone: it is built without OpenBLAS and MPI, which the user may not have, and its tag,
+The wheel's library stands alone: it is built without OpenBLAS, MPI and PCRE2, which the user may not have, and its tag,
 manylinux_2_N, is that of the newest glibc whose functions it calls. With CUDA it has the runtime inside and looks for
 the driver when it is first asked for GPUs, so that one wheel serves machines with and without one; its build tag is
 1cuda. CARRY_CMAKE_ARGS adds arguments for CMake, for example -DCARRY_OPENBLAS=ON, and makes a wheel for this machine
@@ -37,7 +37,7 @@ CUDA = os.environ.get("CARRY_CUDA", "") not in ("", "0", "OFF")
 PREBUILT = os.environ.get("CARRY_PREBUILT")
 MACHINES = {0x3E: "x86_64", 0xB7: "aarch64"}  # e_machine of ELF files
 
-WITHOUT = [f"-DCARRY_{part}=OFF" for part in ("OPENBLAS", "MPI", "LAB", "TRAIN", "PAGE", "WERROR")]
+WITHOUT = [f"-DCARRY_{part}=OFF" for part in ("OPENBLAS", "MPI", "PCRE2", "UTF8PROC", "LAB", "TRAIN", "PAGE", "WERROR")]
 
 
 def build_library(folder: Path) -> Path:

@@ -38,12 +38,17 @@ typedef struct carry_llm_options {
     bool trains;
 } carry_llm_options;
 
-/* options NULL: on the CPU, in f32, read-only. */
+/* options NULL: on the CPU, in f32, read-only. CARRY_EUNSUPPORTED if this build or machine has no such device. */
 CARRY_API carry_status carry_llm_open(carry_ctx *ctx, carry_llm **made, const char *folder,
                                       const carry_llm_options *options);
 CARRY_API void carry_llm_close(carry_llm *model);
 CARRY_API int64_t carry_llm_vocabulary(const carry_llm *model);
 CARRY_API int64_t carry_llm_parameters(const carry_llm *model); /* the number of parameters */
+/* The tokens that end a text of this model, as `carry generate` uses them: eos_token_id of config.json and of
+   generation_config.json, and if the folder has a tokenizer.json, its end-of-text token and the eos_token of
+   tokenizer_config.json. A tokenizer that this build cannot read is left out with a warning. Writes at most `capacity`
+   ids and returns their total number, 0 if there are none. The first call reads the files. */
+CARRY_API int64_t carry_llm_ends(carry_llm *model, int64_t *ends, int64_t capacity);
 /* Writes config.json and model.safetensors, in f32, bf16 or f16, into an existing folder, which transformers and
    flash-linear-attention can load. */
 CARRY_API carry_status carry_llm_save(const carry_llm *model, const char *folder, carry_dtype dtype);
@@ -59,7 +64,8 @@ CARRY_API int64_t carry_llm_state_length(const carry_llm_state *state); /* the n
 CARRY_API carry_status carry_llm_state_clear(carry_llm_state *state);
 /* Copies a state to another one of the same model: takes a snapshot, or restores one. */
 CARRY_API carry_status carry_llm_state_copy(carry_llm_state *to, const carry_llm_state *from);
-/* Write to and read from a file. A file saved from another model is refused. */
+/* Write to and read from a file. A damaged file, and one saved from another model, is refused; the state is then
+   unchanged. */
 CARRY_API carry_status carry_llm_state_save(carry_llm_state *state, const char *path);
 CARRY_API carry_status carry_llm_state_load(carry_llm_state *state, const char *path);
 
@@ -77,11 +83,18 @@ typedef struct carry_llm_generation {
     uint64_t seed;
     const int64_t *ends; /* tokens that end the text; heard is not called for them */
     int64_t end_count;
+    /* Called with `user` between the pieces in which a long prompt is read. If it returns false, the call ends with
+       CARRY_OK after that piece, before any token. NULL: not called. */
+    bool (*proceed)(void *user);
 } carry_llm_generation;
 
 /* Reads a prompt of at least one token, then generates. Calls heard with every token as it is generated; if heard
    returns false, the call ends with CARRY_OK. The state has then read the prompt and the text except its last token.
-   The same arguments give the same tokens. */
+   The same arguments give the same tokens.
+
+   heard and proceed may use the model and its other states. Functions that would change the state of this call fail
+   with CARRY_EARGUMENT. carry_llm_state_free of this state and carry_llm_close of the model end the text and take
+   effect when the call returns. */
 CARRY_API carry_status carry_llm_generate(carry_llm_state *state, const int64_t *prompt, int64_t count,
                                           const carry_llm_generation *options, bool (*heard)(void *user, int64_t token),
                                           void *user);

@@ -232,7 +232,7 @@ static void print_end(const train_desk *desk) {
 /* Ranks, and models without the delta rule, are on the CPU where nothing was typed. Ranks on "cuda" have the GPUs in
    turn. */
 static int choose_device(train_desk *desk) {
-    const bool needs_cpu = cli_ranks() != 1 || strcmp(desk->options.method, carry_lm_mixer_linear.name) == 0;
+    const bool needs_cpu = cli_ranks() != 1 || strcmp(desk->options.method, carry_lm_recurrence_linear.name) == 0;
     const char *text = desk->device == NULL && needs_cpu ? "cpu" : desk->device;
     const int code = cli_device(desk->ctx, text, &desk->hooks.device);
     desk->hooks.spreads = text != NULL && strcmp(text, "cuda") == 0;

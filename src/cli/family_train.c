@@ -22,7 +22,7 @@
 #include "core/context.h"
 #include "core/file.h"
 #include "bench/sample.h"
-#include "model/lm/mixer.h"
+#include "model/lm/recurrence/recurrence.h"
 #include "train/loop.h"
 #include "train/data/tasks.h"
 
@@ -46,8 +46,8 @@ typedef struct instance {
     carry_train_options options;
     int device;
     char only[CARRY_PROBLEM_WORD], about[160];
-    const carry_lm_mixer *mixer;
-    trained of[METHODS]; /* as carry_lm_mixer_at counts */
+    const carry_lm_recurrence *recurrence;
+    trained of[METHODS]; /* as carry_lm_recurrence_at counts */
 } instance;
 
 /* A training under way. */
@@ -65,8 +65,8 @@ static const char takes[] =
     "task=NAME, algo=METHOD, device=cpu or cuda";
 
 static const char *method(int index) {
-    const carry_lm_mixer *mixer = carry_lm_mixer_at(index);
-    return mixer != NULL && index < METHODS ? mixer->name : NULL;
+    const carry_lm_recurrence *recurrence = carry_lm_recurrence_at(index);
+    return recurrence != NULL && index < METHODS ? recurrence->name : NULL;
 }
 
 static void close_instance(void *given) {
@@ -129,13 +129,14 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
 
 static carry_status choose(void *given, const char *wanted) {
     instance *it = given;
-    const carry_lm_mixer *mixer = carry_lm_mixer_named(wanted != NULL ? wanted : carry_lm_mixer_chunk.name);
-    if (mixer == NULL) {
+    const carry_lm_recurrence *recurrence =
+        carry_lm_recurrence_named(wanted != NULL ? wanted : carry_lm_recurrence_chunk.name);
+    if (recurrence == NULL) {
         return carry_fail(it->ctx, CARRY_ENOTFOUND, "there is no method '%.40s' of training", wanted);
     }
-    it->mixer = mixer;
-    (void)snprintf(it->options.method, sizeof it->options.method, "%s", mixer->name);
-    (void)snprintf(it->about, sizeof it->about, "%s: %s; %lld steps", mixer->name, mixer->about,
+    it->recurrence = recurrence;
+    (void)snprintf(it->options.method, sizeof it->options.method, "%s", recurrence->name);
+    (void)snprintf(it->about, sizeof it->about, "%s: %s; %lld steps", recurrence->name, recurrence->about,
                    (long long)it->options.steps);
     return CARRY_OK;
 }
@@ -176,7 +177,7 @@ static double bytes(const void *given) {
 }
 
 static const char *chosen(const void *given) {
-    return ((const instance *)given)->mixer->name;
+    return ((const instance *)given)->recurrence->name;
 }
 
 static const char *about_plan(const void *given) {
@@ -199,7 +200,7 @@ static void hear_start(void *user, const carry_train_start *start) {
     session *s = user;
     s->to->tokens = (double)start->tokens;
     s->to->flops = start->flops * (double)start->tokens;
-    /* Activations with the mixer's workspace; weights, gradients and AdamW's two, f32 each. */
+    /* Activations with the recurrence's workspace; weights, gradients and AdamW's two, f32 each. */
     s->to->memory = (double)start->memory + 16.0 * (double)start->lm->own.count;
 }
 
@@ -281,7 +282,7 @@ static carry_status train(const instance *it, trained *to, int64_t steps) {
 
 static trained *record_of(const instance *it) {
     int at = 0;
-    while (carry_lm_mixer_at(at) != it->mixer) {
+    while (carry_lm_recurrence_at(at) != it->recurrence) {
         at++;
     }
     return (trained *)(uintptr_t)&it->of[at];
@@ -337,8 +338,8 @@ static const double *curve(const void *given, int *count) {
 
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
-    const carry_lm_mixer *own = it->mixer;
-    const char *other = own == &carry_lm_mixer_chunk ? "sequential" : carry_lm_mixer_chunk.name;
+    const carry_lm_recurrence *own = it->recurrence;
+    const char *other = own == &carry_lm_recurrence_chunk ? "sequential" : carry_lm_recurrence_chunk.name;
     int64_t steps = it->options.steps < COMPARED ? it->options.steps : COMPARED;
     double loss[2][COMPARED], seconds[COMPARED];
     carry_status status = CARRY_OK;

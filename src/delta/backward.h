@@ -89,7 +89,6 @@ void carry_delta_back_finish(carry_delta_back *back); /* after the last: dA_log 
 carry_status carry_delta_cpu_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
                                       size_t workspace_bytes);
 
-carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *args);
 /* Every tensor of a call but for those that carry_delta_check_inputs looks at. */
 carry_status carry_delta_check_gradients(carry_ctx *ctx, const carry_delta_problem *problem,
                                          const carry_delta_backward_args *args);

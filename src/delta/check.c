@@ -80,9 +80,10 @@ static carry_status check_rows(carry_ctx *ctx, const carry_delta_problem *p, con
                                const carry_tensor *tensor, int rank, const int64_t *shape, bool f32_allowed) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, rank, shape));
     if (tensor->dtype != p->dtype && !(f32_allowed && tensor->dtype == CARRY_F32)) {
-        return carry_fail(ctx, CARRY_EDTYPE, "%s is %s and the problem is planned for %s%s", name,
-                          carry_dtype_name(tensor->dtype), carry_dtype_name(p->dtype),
-                          f32_allowed && p->dtype != CARRY_F32 ? " (or f32 here)" : "");
+        return carry_fail(ctx, CARRY_EDTYPE,
+                          "%s is %s and the problem is planned for %s: q, k, v and o have the problem's type, g and "
+                          "beta that type or f32",
+                          name, carry_dtype_name(tensor->dtype), carry_dtype_name(p->dtype));
     }
     CARRY_TRY(check_device(ctx, p, name, tensor));
     if (rank == 4 && !carry_tensor_is_packed(tensor, 3)) {

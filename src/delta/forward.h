@@ -102,7 +102,6 @@ carry_status carry_delta_cpu_range(carry_delta_plan *plan, const carry_tensor *M
                                    const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes);
 
 double carry_delta_forward_flops(const carry_delta_plan *plan);
-carry_delta_inputs carry_delta_inputs_of(const carry_delta_forward_args *args);
 carry_status carry_delta_check_outputs(carry_ctx *ctx, const carry_delta_plan *plan,
                                        const carry_delta_forward_args *args);
 

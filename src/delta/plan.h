@@ -83,10 +83,12 @@ static inline const carry_tensor *carry_delta_given(const carry_tensor *tensor) 
     return tensor->data != NULL ? tensor : NULL;
 }
 
-/* All inputs of a call, whatever it does with them. */
+/* The inputs of a call; NULL where absent. */
 typedef struct carry_delta_inputs {
     const carry_tensor *q, *k, *v, *beta, *g, *initial_state, *cu_seqlens, *A_log, *dt_bias;
 } carry_delta_inputs;
+carry_delta_inputs carry_delta_inputs_of(const carry_delta_forward_args *args);       /* check.c */
+carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *args); /* backward.c */
 
 /* check.c: every refusal, before anything is written. */
 carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem *problem);

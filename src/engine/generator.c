@@ -17,7 +17,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "model/host.h"
-#include "model/lm/layer_attention.h"
+#include "model/lm/mixers/attention.h"
 #include "model/lm/lm_pass.h"
 
 /* Tokens of a prompt at a time: bounds the memory that a long one takes. A GPU is not filled by fewer. */
@@ -146,6 +146,10 @@ carry_lm_state *carry_lm_generator_state(carry_lm_generator *g) {
     return g->state;
 }
 
+int64_t carry_lm_generator_piece(const carry_lm_generator *g) {
+    return g->lm->own.device != 0 ? PIECE_GPU : PIECE;
+}
+
 /* The logits of `rows` sequences to host memory. */
 static carry_status read_logits(carry_lm_generator *g, float *to, int64_t rows) {
     if (g->dtype != CARRY_F32) {
@@ -185,7 +189,7 @@ carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, 
         CARRY_TRY(carry_lm_state_copy(g->one, 0, g->state, sequence));
     }
     CARRY_TRY(carry_lm_pack(g->lm, g->dtype, count));
-    const int64_t piece = g->lm->own.device != 0 ? PIECE_GPU : PIECE;
+    const int64_t piece = carry_lm_generator_piece(g);
     for (int64_t at = 0; at < count; at += piece) {
         int64_t some = count - at < piece ? count - at : piece;
         CARRY_TRY(read_piece(g, ids + at, some, at + some == count));
@@ -259,6 +263,7 @@ static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, flo
         CARRY_TRY(carry_graph_launch(ctx, device, g->graph, carry_ctx_stream(ctx, device)));
         carry_lm_state_advance(g->state, 1);
     }
+    carry_lm_state_tell(g->state, ids, 1);
     CARRY_TRY(carry_read(ctx, seen, g->wide));
     memcpy(logits, g->pinned_logits, (size_t)(g->batch * vocabulary) * sizeof *logits);
     return CARRY_OK;

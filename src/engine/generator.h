@@ -13,6 +13,7 @@ carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int
 void carry_lm_generator_free(carry_lm_generator *g);
 carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, const int64_t *ids, int64_t count,
                                        float *logits);
+int64_t carry_lm_generator_piece(const carry_lm_generator *g); /* the most tokens of a prompt that are read at once */
 carry_status carry_lm_generator_step(carry_lm_generator *g, const int64_t *ids, float *logits);
 carry_lm_state *carry_lm_generator_state(carry_lm_generator *g);
 

@@ -2,21 +2,38 @@
 #include "engine/llm.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
 
 #include "carry/device.h"
 #include "carry/ops.h"
+#include "core/context.h"
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "engine/generator.h"
-#include "model/host.h"
 #include "engine/sample.h"
+#include "model/host.h"
 
 struct carry_llm_state {
     carry_llm *model;
     carry_lm_generator *generator;
+    bool is_busy;  /* in carry_llm_generate */
+    bool is_freed; /* by a callback of that call, which frees it at the end */
 };
+
+/* The message names the device, and says whether the build or the machine lacks it. */
+static carry_status check_device(carry_ctx *ctx, int device) {
+    char name[32];
+    int found;
+    if (device < 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "device %d: expected 0 for the CPU or the number of a GPU", device);
+    }
+    (void)snprintf(name, sizeof name, "cuda:%d", device - 1);
+    return device == 0 ? CARRY_OK : carry_device_named(ctx, &found, name);
+}
 
 carry_status carry_llm_open(carry_ctx *ctx, carry_llm **made, const char *folder, const carry_llm_options *options) {
     const carry_llm_options o = options != NULL ? *options : (carry_llm_options){0};
@@ -25,12 +42,18 @@ carry_status carry_llm_open(carry_ctx *ctx, carry_llm **made, const char *folder
         return carry_fail(ctx, CARRY_EDTYPE, "a model computes in f32, bf16 or f16, not in %s",
                           carry_dtype_name(o.dtype));
     }
+    CARRY_TRY(check_device(ctx, o.device));
     carry_llm *model = calloc(1, sizeof *model);
-    if (model == NULL) {
+    char *copy = strdup(folder);
+    if (model == NULL || copy == NULL) {
+        free(model);
+        free(copy);
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a model");
     }
     model->ctx = ctx;
     model->dtype = o.dtype;
+    model->folder = copy;
+    model->end_count = -1;
     carry_status status = (o.trains ? carry_lm_load : carry_lm_open)(ctx, &model->lm, folder, o.device);
     status = status == CARRY_OK && o.trains ? carry_lm_want_gradients(model->lm) : status;
     if (status != CARRY_OK) {
@@ -42,13 +65,19 @@ carry_status carry_llm_open(carry_ctx *ctx, carry_llm **made, const char *folder
 }
 
 void carry_llm_close(carry_llm *model) {
-    if (model != NULL) {
-        if (model->lm != NULL) {
-            carry_llm_training_free(model);
-        }
-        carry_lm_free(model->lm);
-        free(model);
+    if (model == NULL) {
+        return;
     }
+    if (model->generating > 0) {
+        model->is_closed = true;
+        return;
+    }
+    if (model->lm != NULL) {
+        carry_llm_training_free(model);
+    }
+    carry_lm_free(model->lm);
+    free(model->folder);
+    free(model);
 }
 
 int64_t carry_llm_vocabulary(const carry_llm *model) {
@@ -57,6 +86,44 @@ int64_t carry_llm_vocabulary(const carry_llm *model) {
 
 int64_t carry_llm_parameters(const carry_llm *model) {
     return model->lm->own.trained;
+}
+
+/* A tokenizer that cannot be read does not prevent generation from ids: then its tokens are not among the ends. */
+static void find_ends(carry_llm *llm) {
+    carry_model model = {.lm = llm->lm, .start = -1, .end = -1, .other_end = -1};
+    char path[CARRY_FILE_PATH];
+    llm->end_count = 0;
+    if (strlen(llm->folder) >= sizeof model.folder) {
+        return;
+    }
+    memcpy(model.folder, llm->folder, strlen(llm->folder) + 1);
+    if (carry_file_in(llm->ctx, path, llm->folder, "tokenizer.json") == CARRY_OK && access(path, F_OK) == 0 &&
+        carry_tokenizer_open(llm->ctx, &model.tokenizer, path) != CARRY_OK) {
+        model.tokenizer = NULL;
+        carry_log(llm->ctx, CARRY_LOG_WARNING, "the tokens of this tokenizer do not end texts: %s",
+                  carry_ctx_error(llm->ctx));
+    }
+    carry_model_find_ends(llm->ctx, &model);
+    const int64_t first[] = {model.end, model.other_end};
+    for (int i = 0; i < 2; i++) {
+        if (first[i] >= 0 && (i == 0 || first[1] != first[0])) {
+            llm->ends[llm->end_count++] = first[i];
+        }
+    }
+    for (int i = 0; i < model.end_count; i++) {
+        llm->ends[llm->end_count++] = model.ends[i];
+    }
+    carry_tokenizer_free(model.tokenizer);
+}
+
+int64_t carry_llm_ends(carry_llm *model, int64_t *ends, int64_t capacity) {
+    if (model->end_count < 0) {
+        find_ends(model);
+    }
+    for (int64_t i = 0; i < model->end_count && i < capacity; i++) {
+        ends[i] = model->ends[i];
+    }
+    return model->end_count;
 }
 
 carry_status carry_llm_save(const carry_llm *model, const char *folder, carry_dtype dtype) {
@@ -132,7 +199,9 @@ carry_status carry_llm_state_new(carry_llm *model, carry_llm_state **made) {
 }
 
 void carry_llm_state_free(carry_llm_state *state) {
-    if (state != NULL) {
+    if (state != NULL && state->is_busy) {
+        state->is_freed = true;
+    } else if (state != NULL) {
         carry_lm_generator_free(state->generator);
         free(state);
     }
@@ -142,7 +211,15 @@ int64_t carry_llm_state_length(const carry_llm_state *state) {
     return carry_lm_state_length(carry_lm_generator_state(state->generator), 0);
 }
 
+static carry_status check_idle(const carry_llm_state *state) {
+    return !state->is_busy ? CARRY_OK
+                           : carry_fail(state->model->ctx, CARRY_EARGUMENT,
+                                        "the state is in use by carry_llm_generate, which called this callback: use "
+                                        "another state, or a copy");
+}
+
 carry_status carry_llm_state_clear(carry_llm_state *state) {
+    CARRY_TRY(check_idle(state));
     return carry_lm_state_clear(carry_lm_generator_state(state->generator), 0);
 }
 
@@ -150,6 +227,7 @@ carry_status carry_llm_state_copy(carry_llm_state *to, const carry_llm_state *fr
     if (to->model != from->model) {
         return carry_fail(to->model->ctx, CARRY_EARGUMENT, "a state can be copied only to a state of the same model");
     }
+    CARRY_TRY(check_idle(to));
     return carry_lm_state_copy(carry_lm_generator_state(to->generator), 0, carry_lm_generator_state(from->generator),
                                0);
 }
@@ -159,10 +237,11 @@ carry_status carry_llm_state_save(carry_llm_state *state, const char *path) {
 }
 
 carry_status carry_llm_state_load(carry_llm_state *state, const char *path) {
+    CARRY_TRY(check_idle(state));
     return carry_lm_state_load(carry_lm_generator_state(state->generator), 0, path);
 }
 
-carry_status carry_llm_read(carry_llm_state *state, const int64_t *ids, int64_t count, float *logits) {
+static carry_status read_tokens(carry_llm_state *state, const int64_t *ids, int64_t count, float *logits) {
     carry_ctx *ctx = state->model->ctx;
     float *own = logits != NULL ? NULL : malloc((size_t)carry_llm_vocabulary(state->model) * sizeof *own);
     if (logits == NULL && own == NULL) {
@@ -176,6 +255,11 @@ carry_status carry_llm_read(carry_llm_state *state, const int64_t *ids, int64_t 
     }
     free(own);
     return status;
+}
+
+carry_status carry_llm_read(carry_llm_state *state, const int64_t *ids, int64_t count, float *logits) {
+    CARRY_TRY(check_idle(state));
+    return read_tokens(state, ids, count, logits);
 }
 
 /* A text under way. */
@@ -236,6 +320,28 @@ static bool is_end(const carry_llm_generation *o, int64_t token) {
     return ends;
 }
 
+/* A callback closed the model or freed the state. */
+static bool is_ended(const text *t) {
+    return t->state->is_freed || t->state->model->is_closed;
+}
+
+/* In the pieces in which the generator reads it, so that the logits do not depend on `proceed`. */
+static carry_status read_prompt(text *t, const int64_t *prompt, int64_t count, void *user, bool *proceeds) {
+    const int64_t piece = carry_lm_generator_piece(t->state->generator);
+    *proceeds = true;
+    for (int64_t at = 0; *proceeds && (at < count || at == 0); at += piece) {
+        const int64_t some = count - at < piece ? count - at : piece;
+        CARRY_TRY(read_tokens(t->state, prompt != NULL ? prompt + at : NULL, some, t->logits));
+        for (int64_t i = at; i < at + some; i++) {
+            note_seen(t, prompt[i]); /* read: all of them are tokens */
+        }
+        if (at + some < count) {
+            *proceeds = (t->options->proceed == NULL || t->options->proceed(user)) && !is_ended(t);
+        }
+    }
+    return CARRY_OK;
+}
+
 static carry_status write_text(text *t, carry_ctx *ctx, bool (*heard)(void *user, int64_t token), void *user) {
     for (int64_t i = 0; i < t->options->tokens; i++) {
         int64_t token;
@@ -244,7 +350,8 @@ static carry_status write_text(text *t, carry_ctx *ctx, bool (*heard)(void *user
         }
         CARRY_TRY(carry_sample(ctx, t->sampler, t->logits, 0, (uint64_t)i, &token));
         note_seen(t, token);
-        if (is_end(t->options, token) || (heard != NULL && !heard(user, token)) || i + 1 == t->options->tokens) {
+        if (is_end(t->options, token) || (heard != NULL && !heard(user, token)) || i + 1 == t->options->tokens ||
+            is_ended(t)) {
             break;
         }
         CARRY_TRY(carry_lm_generator_step(t->state->generator, &token, t->logits));
@@ -252,17 +359,32 @@ static carry_status write_text(text *t, carry_ctx *ctx, bool (*heard)(void *user
     return CARRY_OK;
 }
 
+/* After the last use of the state: frees what callbacks asked to free. */
+static void leave(carry_llm_state *state) {
+    carry_llm *model = state->model;
+    state->is_busy = false;
+    model->generating--;
+    if (state->is_freed) {
+        carry_llm_state_free(state);
+    }
+    if (model->is_closed && model->generating == 0) {
+        carry_llm_close(model);
+    }
+}
+
 carry_status carry_llm_generate(carry_llm_state *state, const int64_t *prompt, int64_t count,
                                 const carry_llm_generation *options, bool (*heard)(void *user, int64_t token),
                                 void *user) {
     carry_ctx *ctx = state->model->ctx;
     text t = {.state = state, .options = options};
+    bool proceeds = true;
+    CARRY_TRY(check_idle(state));
+    state->is_busy = true;
+    state->model->generating++;
     carry_status status = open_text(&t, ctx, carry_llm_vocabulary(state->model));
-    status = status == CARRY_OK ? carry_llm_read(state, prompt, count, t.logits) : status;
-    for (int64_t i = 0; status == CARRY_OK && i < count; i++) {
-        note_seen(&t, prompt[i]); /* read: all of them are tokens */
-    }
-    status = status == CARRY_OK ? write_text(&t, ctx, heard, user) : status;
+    status = status == CARRY_OK ? read_prompt(&t, prompt, count, user, &proceeds) : status;
+    status = status == CARRY_OK && proceeds ? write_text(&t, ctx, heard, user) : status;
     close_text(&t);
+    leave(state);
     return status;
 }

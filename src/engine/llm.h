@@ -3,6 +3,7 @@
 #define CARRY_ENGINE_LLM_H
 
 #include "carry/model.h"
+#include "engine/model_folder.h"
 #include "model/lm/lm.h"
 
 /* Of carry_llm_train_step, made when it is first called. */
@@ -20,6 +21,11 @@ struct carry_llm {
     carry_ctx *ctx;
     carry_lm *lm;
     carry_dtype dtype;
+    char *folder;
+    int64_t ends[CARRY_MODEL_ENDS + 2]; /* of carry_llm_ends */
+    int end_count;                      /* -1: not read yet */
+    int generating;                     /* calls of carry_llm_generate under way, one inside the other */
+    bool is_closed;                     /* by one of their callbacks: freed when the outermost returns */
     carry_llm_training training;
 };
 

@@ -173,6 +173,21 @@ static void read_generation(carry_ctx *ctx, carry_model *model) {
     carry_json_free(root);
 }
 
+void carry_model_find_ends(carry_ctx *ctx, carry_model *model) {
+    const carry_lm_config *config = &model->lm->config;
+    if (model->tokenizer == NULL) {
+        model->start = config->bos_token_id < config->vocab_size ? config->bos_token_id : -1;
+        carry_model_add_end(model, config->eos_token_id);
+    } else {
+        model->end = carry_tokenizer_end(model->tokenizer);
+        model->other_end = special_or_none(model, config->eos_token_id);
+        model->start = special_or_none(model, config->bos_token_id);
+        model->start = model->start >= 0 ? model->start : model->end >= 0 ? model->end : model->other_end;
+        carry_model_add_end(model, carry_tokenizer_eos(model->tokenizer));
+    }
+    read_generation(ctx, model);
+}
+
 carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
     *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
     carry_status status = load_weights(ctx, model, folder);
@@ -180,10 +195,7 @@ carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const cha
         carry_model_close(model);
         return status;
     }
-    int64_t bos = model->lm->config.bos_token_id;
-    model->start = bos < model->lm->config.vocab_size ? bos : -1;
-    carry_model_add_end(model, model->lm->config.eos_token_id);
-    read_generation(ctx, model);
+    carry_model_find_ends(ctx, model);
     return CARRY_OK;
 }
 
@@ -196,12 +208,7 @@ carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *fo
         carry_model_close(model);
         return status;
     }
-    model->end = carry_tokenizer_end(model->tokenizer);
-    model->other_end = special_or_none(model, model->lm->config.eos_token_id);
-    model->start = special_or_none(model, model->lm->config.bos_token_id);
-    model->start = model->start >= 0 ? model->start : model->end >= 0 ? model->end : model->other_end;
-    carry_model_add_end(model, carry_tokenizer_eos(model->tokenizer));
-    read_generation(ctx, model);
+    carry_model_find_ends(ctx, model);
     return CARRY_OK;
 }
 

@@ -33,6 +33,9 @@ carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *fo
 carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device);
 void carry_model_close(carry_model *model);
 
+/* Sets start and the ends of a model with weights, from its configuration, its tokenizer if it has one, and
+   generation_config.json of its folder. */
+void carry_model_find_ends(carry_ctx *ctx, carry_model *model);
 bool carry_model_ends_with(const carry_model *model, int64_t token);
 void carry_model_add_end(carry_model *model, int64_t token); /* of the vocabulary; else nothing happens */
 

@@ -44,7 +44,7 @@ typedef struct carry_parameters {
     carry_weights files; /* stay open while parameters are mapped */
     bool is_narrow;      /* carry_parameters_narrow was called */
     int64_t wide_count;  /* elements of the f32 buffer then */
-    bool reads_only;     /* carry_parameters_map was called: no gradients, no start values */
+    bool reads_only;     /* carry_parameters_map was called: the weights do not change after loading */
     /* What a file may call a tensor that it does not have by its own name. NULL: nothing else. `other` is asked for
        which = 0, 1, ... and returns false after the last; with `pieces` they are consecutive rows of the tensor. */
     bool (*other)(const char *name, int which, bool pieces, char *to, size_t size);
@@ -59,7 +59,7 @@ int64_t carry_parameters_room(int64_t count); /* elements of a buffer that a par
 /* Weights, all zero. Refused with what is needed and free when the device has too little memory. */
 carry_status carry_parameters_allocate(carry_parameters *own);
 /* Before memory is allocated, for a model on the CPU that is only read: matrices (rank 2) that a folder has in bf16 or
-   f16 are used where the file is mapped, and have no room in the buffers. Of another device nothing is mapped. */
+   f16 are used where the file is mapped, and have no room in the buffers. On another device nothing is mapped. */
 carry_status carry_parameters_map(carry_parameters *own, const char *folder);
 /* Before memory is allocated, for a model that is only read: parameters that may be narrow have no f32 master, only
    their elements in bf16 or f16; the others have both. */
@@ -103,6 +103,9 @@ carry_status carry_parameters_download(const carry_parameters *own, float *to, f
 
 /* The first `count` elements of a parameter's weight, in f32, to host memory. */
 carry_status carry_parameters_sample(const carry_parameters *own, float *to, int64_t index, int64_t count);
+
+/* A hash of all names, shapes and weights: the same for equal weights on any device, in any type that holds them. */
+carry_status carry_parameters_hash(const carry_parameters *own, uint64_t *hash);
 
 /* A flat buffer in host memory: where it is, or a copy, which the caller frees (NULL: none was made). */
 carry_status carry_parameters_see(const carry_parameters *own, float *buffer, const float **seen, float **copied);

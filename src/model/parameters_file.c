@@ -230,11 +230,11 @@ carry_status carry_parameters_check(const carry_parameters *own, const char *fol
 }
 
 carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
+    own->reads_only = true;
     if (own->device != 0 || own->ranks > 1) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_weights_open(own->ctx, &own->files, folder));
-    own->reads_only = true;
     own->count = 0;
     for (int64_t i = 0; i < own->parameters; i++) {
         carry_parameter *p = &own->parameter[i];

@@ -1,10 +1,10 @@
 /* The operator table: one const struct of functions per backend; table.c is the only list.
 
    The public function of an operator (carry/nn.h, carry/ops.h, ops/conv2d.h, ops/sampler.h) checks shapes, types,
-   devices and workspaces for all backends, and calls the entry of the backend that its tensors are on: ops/cpu.c and
-   ops/cuda/cuda.c list the entries, twins share a stem (norm.c, norm.cu). An entry may rely on those checks. It
-   enqueues its work on the context's stream of the device, waits for nothing and allocates nothing. A missing entry
-   (NULL) is refused by the operator's name. */
+   devices and workspaces for all backends, and calls the entry of the backend that its tensors are on. The tables of
+   ops/cpu.c and ops/cuda/cuda.c are made from the list below: carry_cpu_NAME and carry_cuda_NAME, in files of the same
+   stem (norm.c, norm.cu). An entry may rely on those checks. It enqueues its work on the context's stream of the
+   device, waits for nothing and allocates nothing. A missing entry (NULL) is refused by the operator's name. */
 #ifndef CARRY_OPS_TABLE_H
 #define CARRY_OPS_TABLE_H
 

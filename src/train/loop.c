@@ -19,9 +19,13 @@ double carry_train_flops(const carry_lm *lm) {
         const bool is_table = i == lm->embeddings && lm->head != lm->embeddings; /* rows of it are copied */
         products += p->rank == 2 && !is_table ? (double)p->count : 0.0;
     }
-    /* A head and token: k^T S, the outer product into S, q^T S. */
-    const double recurrence = 3.0 * (double)(c->num_hidden_layers * c->value_heads) * (double)(c->key * c->value);
-    return 3.0 * 2.0 * (products + recurrence);
+    for (int64_t i = 0; i < c->num_hidden_layers; i++) {
+        const carry_lm_part *parts[] = {lm->layer[i].mixer.part, lm->layer[i].feedforward.part};
+        for (int j = 0; j < 2; j++) {
+            products += parts[j]->multiplications != NULL ? parts[j]->multiplications(c) : 0.0;
+        }
+    }
+    return 3.0 * 2.0 * products;
 }
 
 carry_status carry_training_pass(carry_training *t, const carry_batch *batch, int64_t part, carry_lm_args *args) {

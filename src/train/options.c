@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "core/nearest.h"
 #include "core/tensor.h"
-#include "train/mixers.h"
+#include "train/recurrences.h"
 #include "train/presets.h"
 
 #define MOST 9e15 /* a whole number that a double holds */
@@ -145,7 +145,7 @@ static carry_status check_names(carry_ctx *ctx, const carry_train_options *o) {
         return carry_fail(ctx, CARRY_ENOTFOUND, "there is no model type '%s': expected gated_deltanet or delta_net",
                           o->type);
     }
-    return carry_train_mixer(ctx, o->method, NULL, &(carry_train_mixing){0});
+    return carry_train_recurrence(ctx, o->method, NULL, &(carry_train_recurrence_choice){0});
 }
 
 carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options *o, int ranks) {

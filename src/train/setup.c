@@ -71,7 +71,7 @@ static carry_status configure(carry_training *t, carry_lm_config *config) {
     config->conv_size = o->conv > 0 ? o->conv : config->conv_size;
     config->initializer_range = o->init > 0.0 ? o->init : config->initializer_range;
     config->allow_neg_eigval = o->neg_eigval;
-    config->use_delta_rule = strcmp(o->method, carry_lm_mixer_linear.name) != 0;
+    config->use_delta_rule = strcmp(o->method, carry_lm_recurrence_linear.name) != 0;
     config->tie_word_embeddings = o->tie;
     config->eos_token_id = t->material.source.end;
     config->bos_token_id = config->pad_token_id = -1;
@@ -169,9 +169,9 @@ static carry_status open_pass(carry_training *t) {
         CARRY_TRY(carry_comm_open_device(sequence, &t->moving, t->lm->own.device, NULL));
         sequence = t->moving;
     }
-    CARRY_TRY(carry_train_mixer(t->ctx, o->method, sequence, &t->mixing));
-    pass.mixer = t->mixing.mixer;
-    pass.mixer_options = t->mixing.options;
+    CARRY_TRY(carry_train_recurrence(t->ctx, o->method, sequence, &t->recurrence));
+    pass.recurrence = t->recurrence.recurrence;
+    pass.recurrence_options = t->recurrence.options;
     CARRY_TRY(carry_lm_pass_new(t->lm, &t->pass, &pass));
     t->pass_options = pass;
     t->bytes = carry_lm_pass_memory(t->pass);

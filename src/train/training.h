@@ -7,7 +7,7 @@
 #include "train/memory.h"
 #include "train/loop.h"
 #include "train/data/material.h"
-#include "train/mixers.h"
+#include "train/recurrences.h"
 #include "train/parallel.h"
 #include "train/steps.h"
 
@@ -21,7 +21,7 @@ typedef struct carry_training {
     carry_grid grid;
     carry_material material;
     carry_lm *lm;
-    carry_train_mixing mixing;
+    carry_train_recurrence_choice recurrence;
     carry_lm_pass *pass;
     carry_lm_pass_options pass_options;
     carry_train_memory memory_plan;

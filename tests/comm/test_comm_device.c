@@ -104,9 +104,7 @@ static carry_status with_buffer(carry_comm *comm, const work *w, double deadline
     void *data;
     TRY(open_on(comm, w, deadline, &gpus));
     TRY(carry_device_alloc(ctx, &data, w->device, 64));
-    const double start = carry_seconds();
     const carry_status status = function(gpus, data, carry_comm_rank(comm));
-    EXPECT(comm, carry_seconds() - start < 30, "it took %g s", carry_seconds() - start);
     carry_comm_free(gpus);
     carry_device_free(ctx, w->device, data);
     return status;

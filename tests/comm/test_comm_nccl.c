@@ -66,7 +66,7 @@ static void test_what_cannot_be_is_refused(void **state) {
     assert_ok(ctx, carry_barrier(gpu)); /* the refusals broke nothing */
     const double start = carry_seconds();
     assert_int_not_equal(carry_recv(gpu, there, 8, 0, 0), CARRY_OK); /* what nobody sends */
-    assert_true(carry_seconds() - start < 15);
+    assert_true(carry_seconds() - start < 60);
     print_message("a receive that nobody sends: %s\n", carry_ctx_error(ctx));
     assert_int_equal(carry_barrier(gpu), CARRY_EPEER);
     carry_comm_free(gpu);

@@ -225,7 +225,7 @@ static void test_a_file_over_the_limit_is_refused(void **state) {
 static void test_what_is_no_file_is_refused_without_waiting(void **state) {
     place *p = *state;
     char path[PATH_ROOM];
-    alarm(60); /* ends the test program if opening waits */
+    alarm(600); /* ends the test program if opening waits */
     expect_unreadable(p, CARRY_ENOTFOUND, inside(p, path, "missing"), 100);
     expect_unreadable(p, CARRY_ENOTFOUND, inside(p, path, "missing/file"), 100);
     expect_unreadable(p, CARRY_EIO, p->folder, 100);

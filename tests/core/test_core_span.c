@@ -103,7 +103,11 @@ static void test_events_nest_and_say_where_they_are(void **state) {
         }
         spans++;
         assert_true(event->end >= event->start);
-        assert_string_equal(event->site->file, "tests/core/test_core_span.c");
+        const char *file = event->site->file; /* a compiler cache may make it relative to the build folder */
+        while (strncmp(file, "../", 3) == 0) {
+            file += 3;
+        }
+        assert_string_equal(file, "tests/core/test_core_span.c");
         assert_true(event->site->line > 0);
     }
     assert_int_equal(spans, 4);

@@ -137,7 +137,7 @@ static carry_status call(void *user, carry_comm *comm) {
 
 static void expect_fault(fault f) {
     char message[512];
-    carry_status got = run_ranks(3, &(carry_comm_options){.deadline = 20}, call, &f, message);
+    carry_status got = run_ranks(3, &(carry_comm_options){.deadline = 120}, call, &f, message);
     if (got != f.wanted || strstr(message, f.words) == NULL) {
         fail_msg("expected '%s', got %s: %s", f.words, carry_status_name(got), message);
     }
@@ -164,7 +164,7 @@ static void a_rank_that_leaves_ends_the_others(void **unused) {
     (void)unused;
     fault f = {.borders = {0, 18, 18}, .others = {0, 18, 18}, .leaves = true};
     char message[512];
-    assert_int_equal(run_ranks(3, &(carry_comm_options){.deadline = 20}, call, &f, message), CARRY_ERANGE);
+    assert_int_equal(run_ranks(3, &(carry_comm_options){.deadline = 120}, call, &f, message), CARRY_ERANGE);
     assert_int_equal(f.seen[2], CARRY_EPEER);
 }
 

@@ -1,6 +1,6 @@
 /* What an emulated GPU does not have: cuBLASLt, and the kernels that only Hopper GPUs run. */
 #include "attention/kernels.cuh"
-#include "delta/cuda/chunk/chunk_cuda.h"
+#include "delta/cuda/chunk/chunk.h"
 #include "device/cuda.h"
 #include "ops/cuda/conv2d.cuh"
 #include "scan/cuda/dense_hopper.cuh"
@@ -54,19 +54,14 @@ cudaError_t dense::fold(const fold_job &, int, int, cudaStream_t) {
 
 extern const attention_way carry_attention_hopper = {"hopper", never, NULL, NULL};
 
+static size_t no_bytes(const carry_delta_job *, int) {
+    return 0;
+}
+
+const carry_delta_chunk_kernels carry_delta_chunk_bf16 = {.works = never, .bytes = no_bytes, .back_bytes = no_bytes},
+                                carry_delta_chunk_f16 = carry_delta_chunk_bf16;
+
 extern "C" {
-bool carry_delta_chunk_works(int ordinal) {
-    return never(ordinal);
-}
-
-size_t carry_delta_chunk_bytes(const carry_delta_chunk_job *, int) {
-    return 0;
-}
-
-size_t carry_delta_chunk_back_bytes(const carry_delta_chunk_job *, int) {
-    return 0;
-}
-
 bool carry_delta_splits(const carry_delta_plan *) {
     return false;
 }
@@ -81,21 +76,5 @@ carry_status carry_delta_split_pair(carry_delta_plan *plan, const carry_delta_sp
 
 carry_status carry_delta_split_rest(carry_delta_plan *plan, const carry_delta_split *) {
     return refuse(plan->ctx);
-}
-
-carry_status carry_delta_chunk_forward(carry_ctx *ctx, const carry_delta_chunk_job *, int, void *) {
-    return refuse(ctx);
-}
-
-carry_status carry_delta_chunk_forward_f16(carry_ctx *ctx, const carry_delta_chunk_job *, int, void *) {
-    return refuse(ctx);
-}
-
-carry_status carry_delta_chunk_backward(carry_ctx *ctx, const carry_delta_chunk_back *, int, void *) {
-    return refuse(ctx);
-}
-
-carry_status carry_delta_chunk_backward_f16(carry_ctx *ctx, const carry_delta_chunk_back *, int, void *) {
-    return refuse(ctx);
 }
 }

@@ -281,6 +281,10 @@ static void mistakes_are_named(void **unused) {
     assert_refused(ctx, CARRY_EDTYPE, "f32, bf16 or f16",
                    carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.dtype = CARRY_I64}));
     save_model(ctx, 0, CARRY_F32);
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "cuda:98",
+                   carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.device = 99}));
+    assert_refused(ctx, CARRY_EARGUMENT, "device -1",
+                   carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.device = -1}));
     assert_ok(ctx, carry_llm_open(ctx, &llm, folder, NULL));
     assert_true(carry_llm_vocabulary(llm) <= 1024);
     assert_refused(ctx, CARRY_EARGUMENT, "one token or more", carry_llm_logits(llm, &large, 0, logits));
@@ -294,6 +298,101 @@ static void mistakes_are_named(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* A callback that uses the model which called it. */
+typedef struct inside {
+    carry_ctx *ctx;
+    carry_llm *llm;
+    carry_llm_state *state;
+    bool frees, closes;
+    int tokens, pieces;
+} inside;
+
+static bool use_inside(void *user, int64_t token) {
+    inside *in = user;
+    carry_llm_state *other;
+    const carry_llm_generation options = {.tokens = 1};
+    in->tokens++;
+    assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_read(in->state, &token, 1, NULL));
+    assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_state_clear(in->state));
+    assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_state_load(in->state, in_folder("state")));
+    assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_generate(in->state, &token, 1, &options, NULL, NULL));
+    assert_ok(in->ctx, carry_llm_state_new(in->llm, &other));
+    assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_state_copy(in->state, other));
+    assert_ok(in->ctx, carry_llm_state_copy(other, in->state));
+    assert_ok(in->ctx, carry_llm_generate(other, &token, 1, &options, NULL, NULL));
+    carry_llm_state_free(other);
+    if (in->frees) {
+        carry_llm_state_free(in->state);
+    }
+    if (in->closes) {
+        carry_llm_close(in->llm);
+    }
+    return true;
+}
+
+static bool stop_at_second_piece(void *user) {
+    inside *in = user;
+    return ++in->pieces < 2;
+}
+
+static void callbacks_cannot_free_what_is_in_use(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    save_model(ctx, 0, CARRY_F32);
+    for (int closes = 0; closes < 2; closes++) {
+        inside in = {.ctx = ctx, .frees = true, .closes = closes != 0};
+        const int64_t first = 1;
+        assert_ok(ctx, carry_llm_open(ctx, &in.llm, folder, NULL));
+        assert_ok(ctx, carry_llm_state_new(in.llm, &in.state));
+        assert_ok(ctx, carry_llm_generate(in.state, &first, 1, &(carry_llm_generation){.tokens = 5}, use_inside, &in));
+        assert_int_equal(in.tokens, 1);
+        if (!in.closes) {
+            carry_llm_close(in.llm);
+        }
+    }
+    carry_ctx_free(ctx);
+}
+
+static void a_long_prompt_ends_between_pieces(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    inside in = {.ctx = ctx};
+    int64_t ids[1100];
+    save_model(ctx, 0, CARRY_F32);
+    assert_ok(ctx, carry_llm_open(ctx, &in.llm, folder, NULL));
+    assert_ok(ctx, carry_llm_state_new(in.llm, &in.state));
+    fill_ids(ids, 1100, carry_llm_vocabulary(in.llm));
+    const carry_llm_generation options = {.tokens = 3, .proceed = stop_at_second_piece};
+    assert_ok(ctx, carry_llm_generate(in.state, ids, 1100, &options, use_inside, &in));
+    assert_int_equal(in.pieces, 2);
+    assert_int_equal(in.tokens, 0);
+    assert_int_equal(carry_llm_state_length(in.state), 1024);
+    carry_llm_state_free(in.state);
+    carry_llm_close(in.llm);
+    carry_ctx_free(ctx);
+}
+
+static void ends_come_from_the_folder(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_llm *llm;
+    int64_t ends[4] = {-1, -1, -1, -1};
+    save_model(ctx, 0, CARRY_F32);
+    FILE *file = fopen(in_folder("generation_config.json"), "w");
+    assert_non_null(file);
+    (void)fputs("{\"eos_token_id\": [7, 3, 100000]}", file);
+    assert_int_equal(fclose(file), 0);
+    assert_ok(ctx, carry_llm_open(ctx, &llm, folder, NULL));
+    const int64_t count = carry_llm_ends(llm, ends, 4);
+    assert_true(count >= 2 && count <= 4); /* 100000 is not in the vocabulary */
+    assert_int_equal(carry_llm_ends(llm, NULL, 0), count);
+    assert_int_equal(ends[count - 2], 7);
+    assert_int_equal(ends[count - 1], 3);
+    carry_llm_close(llm);
+    (void)unlink(in_folder("generation_config.json"));
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(reading_by_pieces_equals_one_pass),
@@ -302,6 +401,9 @@ int main(void) {
         cmocka_unit_test(generation_is_greedy_and_snapshots_go_back),
         cmocka_unit_test(steps_lower_the_loss),
         cmocka_unit_test(mistakes_are_named),
+        cmocka_unit_test(callbacks_cannot_free_what_is_in_use),
+        cmocka_unit_test(a_long_prompt_ends_between_pieces),
+        cmocka_unit_test(ends_come_from_the_folder),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

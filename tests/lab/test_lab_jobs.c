@@ -82,7 +82,7 @@ static void test_the_batch_script_keeps_every_argument(void **state) {
     assert_ok(f->ctx, carry_process_run(
                           f->ctx, &result,
                           &(carry_process){
-                              .arguments = shell, .input = script, .input_length = strlen(script), .seconds = 20}));
+                              .arguments = shell, .input = script, .input_length = strlen(script), .seconds = 120}));
     assert_int_equal(result.code, 0);
     assert_string_equal(result.output,
                         "[a b][it's]['][''][\"][$HOME][`id`][new\nline][\\][\\'][*][][#][&& exit][\xc3\xa9]");
@@ -223,7 +223,7 @@ static void test_a_job_that_cannot_start_does_not_stop_the_queue(void **state) {
     const char *const command[] = {"sh", "-c", "exit 5", NULL};
     int64_t id;
     assert_ok(f->ctx, carry_job_submit(f->store, &id, &(carry_job_request){.arguments = command}));
-    assert_ok(f->ctx, carry_job_wait(f->store, &job, id, 60.0, NULL));
+    assert_ok(f->ctx, carry_job_wait(f->store, &job, id, 600.0, NULL));
     assert_string_equal(job.state, "failed");
     assert_int_equal(job.code, 5);
     for (size_t i = 0; i < sizeof damaged / sizeof damaged[0]; i++) {
@@ -262,9 +262,9 @@ static void test_jobs_submitted_elsewhere_are_held(void **state) {
         assert_ok(f->ctx, carry_job_refresh(f->store, &job, id));
         assert_string_equal(job.state, "held");
         assert_string_equal(job.held, cases[i].held);
-        assert_refused(f->ctx, CARRY_EUNSUPPORTED, cases[i].held, carry_job_wait(f->store, &job, id, 60.0, NULL));
+        assert_refused(f->ctx, CARRY_EUNSUPPORTED, cases[i].held, carry_job_wait(f->store, &job, id, 600.0, NULL));
         assert_ok(f->ctx, carry_job_release(f->store, id)); /* without its environment it fails, but it was started */
-        assert_ok(f->ctx, carry_job_wait(f->store, &job, id, 60.0, NULL));
+        assert_ok(f->ctx, carry_job_wait(f->store, &job, id, 600.0, NULL));
         assert_string_equal(job.state, "failed");
         id = row_in_queue(f, "[\"true\"]");
         (void)snprintf(sql, sizeof sql, "UPDATE jobs SET %s WHERE id = %lld", cases[i].change, (long long)id);
@@ -289,7 +289,7 @@ static void test_requests_that_cannot_be(void **state) {
     const char *const none[] = {NULL};
     const char *const broken[] = {"echo", "\xff\xfe", NULL};
     const char *const huge[] = {"echo", large, NULL};
-    const char *const sleeping[] = {"sleep", "100", NULL};
+    const char *const sleeping[] = {"sleep", "1000", NULL};
     assert_refused(f->ctx, CARRY_EARGUMENT, "needs a command",
                    carry_job_submit(f->store, &id, &(carry_job_request){.arguments = none}));
     assert_refused(f->ctx, CARRY_EARGUMENT, "word 2 of the command is not UTF-8",
@@ -305,7 +305,7 @@ static void test_requests_that_cannot_be(void **state) {
     assert_refused(f->ctx, CARRY_ETIMEOUT, "has not ended", carry_job_wait(f->store, &job, id, 0.05, NULL));
     assert_refused(f->ctx, CARRY_EINTERRUPTED, "goes on", carry_job_wait(f->store, &job, id, 60.0, always));
     assert_ok(f->ctx, carry_job_cancel(f->store, id));
-    assert_ok(f->ctx, carry_job_wait(f->store, &job, id, 60.0, NULL));
+    assert_ok(f->ctx, carry_job_wait(f->store, &job, id, 600.0, NULL));
     assert_string_equal(job.state, "cancelled");
 }
 

@@ -98,6 +98,36 @@ static void test_several_processes_make_and_write_one_store_at_once(void **state
     carry_store_close(store);
 }
 
+static int gate[2]; /* closed when all may begin */
+
+static void open_at_once(int report) {
+    char byte;
+    carry_store *store;
+    (void)close(gate[1]);
+    (void)!read(gate[0], &byte, 1);
+    must(carry_store_open(ctx, &store, path), report);
+    carry_store_close(store);
+}
+
+/* Each sees no store or a whole one, never one that another has made in part. */
+static void test_a_store_may_be_made_by_several_processes_at_once(void **state) {
+    (void)state;
+    for (int round = 0; round < support_cases(60, 10); round++) {
+        pid_t ids[WRITERS];
+        int reports[WRITERS];
+        (void)snprintf(path, sizeof path, "%s/store-%d.db", folder, round);
+        assert_int_equal(pipe2(gate, O_CLOEXEC), 0);
+        for (int i = 0; i < WRITERS; i++) {
+            ids[i] = start(open_at_once, &reports[i]);
+        }
+        (void)close(gate[0]);
+        (void)close(gate[1]);
+        for (int i = 0; i < WRITERS; i++) {
+            expect_end(ids[i], reports[i]);
+        }
+    }
+}
+
 #define MANY_SAMPLES 400
 
 /* Tells a byte after every result that it was told is stored. */
@@ -346,6 +376,7 @@ int main(void) {
 #define in_a_folder(test) cmocka_unit_test_setup_teardown(test, open_folder, remove_folder)
     const struct CMUnitTest tests[] = {
         in_a_folder(test_several_processes_make_and_write_one_store_at_once),
+        in_a_folder(test_a_store_may_be_made_by_several_processes_at_once),
         in_a_folder(test_a_killed_writer_loses_nothing_that_was_stored),
         in_a_folder(test_only_runs_whose_process_is_gone_are_marked_killed),
         in_a_folder(test_a_full_disk_is_said_and_loses_nothing),

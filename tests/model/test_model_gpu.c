@@ -182,10 +182,10 @@ static void what_a_gpu_cannot_do_is_refused(void **unused) {
     carry_lm *lm;
     carry_lm_pass *pass;
     assert_ok(ctx, carry_lm_new(ctx, &lm, &c, 1));
-    const carry_lm_pass_options linear = {.batch = 1, .tokens = 4, .mixer = &carry_lm_mixer_linear};
+    const carry_lm_pass_options linear = {.batch = 1, .tokens = 4, .recurrence = &carry_lm_recurrence_linear};
     assert_refused(ctx, CARRY_EUNSUPPORTED, "linear works on the CPU only", carry_lm_pass_new(lm, &pass, &linear));
     const carry_lm_pass_options packed = {
-        .batch = 1, .tokens = 4, .sequences = 2, .mixer = carry_lm_mixer_named("blelloch")};
+        .batch = 1, .tokens = 4, .sequences = 2, .recurrence = carry_lm_recurrence_named("blelloch")};
     assert_refused(ctx, CARRY_EUNSUPPORTED, "no packed rows", carry_lm_pass_new(lm, &pass, &packed));
     carry_lm_free(lm);
     c.hidden_size = 1 << 20;

@@ -252,7 +252,7 @@ static void a_prompt_of_bf16_has_the_workspace_of_wide_heads(void **unused) {
     carry_lm_config config = hybrid(0);
     config.attn_head_dim = 64;
     for (int i = 0; i < 3; i++) {
-        config.layer[i] = CARRY_LM_LAYER_ATTENTION;
+        config.layer[i] = CARRY_LM_MIXER_ATTENTION;
     }
     carry_lm *lm = model(ctx, config);
     batch b;
@@ -270,12 +270,13 @@ static void what_attention_cannot_do_is_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_lm_config config = hybrid(0);
-    config.layer[0] = CARRY_LM_LAYER_ATTENTION;
+    config.layer[0] = CARRY_LM_MIXER_ATTENTION;
     carry_lm *lm = model(ctx, config);
     carry_lm_pass *pass;
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "layers with attention",
-                   carry_lm_pass_new(
-                       lm, &pass, &(carry_lm_pass_options){.batch = 1, .tokens = 8, .mixer = &carry_lm_mixer_ranks}));
+    assert_refused(
+        ctx, CARRY_EUNSUPPORTED, "layers with attention",
+        carry_lm_pass_new(lm, &pass,
+                          &(carry_lm_pass_options){.batch = 1, .tokens = 8, .recurrence = &carry_lm_recurrence_ranks}));
     carry_lm_free(lm);
     carry_ctx_free(ctx);
 }

@@ -203,15 +203,15 @@ static void configurations_mean_what_their_origin_means(void **unused) {
                              "\"rope_parameters\": {\"rope_theta\": 10000000, \"mrope_section\": [11, 11, 10]}}}"));
     assert_true(c.kind == CARRY_LM_QWEN3_5 && c.is_nested && c.tie_word_embeddings && c.rotary == 64);
     for (int64_t i = 0; i < 8; i++) {
-        assert_int_equal(c.layer[i], i % 4 == 3 ? CARRY_LM_LAYER_ATTENTION : CARRY_LM_LAYER_DELTA);
+        assert_int_equal(c.layer[i], i % 4 == 3 ? CARRY_LM_MIXER_ATTENTION : CARRY_LM_MIXER_DELTA);
     }
     assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"olmo_hybrid\"}"));
     assert_true(c.rotary == 0 && c.num_heads == 30 && c.key == 96 && c.value == 192 && c.attn_head_dim == 128);
     assert_ok(ctx, read_text(ctx, &c,
                              "{\"model_type\": \"gated_deltanet\", \"attn\": {\"layers\": [2], \"num_heads\": 32, "
                              "\"num_kv_heads\": 8, \"window_size\": 2048, \"rope_theta\": 500000.0}}"));
-    assert_true(c.layer[2] == CARRY_LM_LAYER_ATTENTION && c.attn_kv_heads == 8 && c.attn_window == 2048);
-    assert_true(c.rotary == 64 && c.rope_theta == 500000.0 && c.layer[1] == CARRY_LM_LAYER_DELTA);
+    assert_true(c.layer[2] == CARRY_LM_MIXER_ATTENTION && c.attn_kv_heads == 8 && c.attn_window == 2048);
+    assert_true(c.rotary == 64 && c.rope_theta == 500000.0 && c.layer[1] == CARRY_LM_MIXER_DELTA);
     carry_ctx_free(ctx);
 }
 

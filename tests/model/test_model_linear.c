@@ -1,6 +1,6 @@
 /* The layer without the delta rule: what it computes, that no model is run by the other's recurrence, and that such a
    model generates. */
-#include "mixer_support.h"
+#include "recurrence_support.h"
 
 #include "engine/generator.h"
 
@@ -79,7 +79,7 @@ static void linear_is_the_recurrence_without_its_correction(void **unused) {
         p.l2norm = i != 1;
         p.beta_factor = i % 2 == 0 ? 2.0f : 1.0f;
         layer l = layer_new(&p, false, i % 3 == 1);
-        assert_ok(ctx, run(ctx, &l, &carry_lm_mixer_linear, NULL));
+        assert_ok(ctx, run(ctx, &l, &carry_lm_recurrence_linear, NULL));
         double *o = malloc((size_t)l.count[V] * sizeof *o);
         assert_non_null(o);
         (void)linear_sum(&l, (nudge){.tensor = -1}, o);
@@ -119,11 +119,11 @@ static void linear_and_the_delta_rule_are_not_mixed_up(void **unused) {
         assert_ok(ctx, carry_lm_pass_new(lm, &pass, &options));
         assert_non_null(strstr(carry_lm_pass_about(pass), k == 0 ? "by chunk" : "by linear"));
         carry_lm_pass_free(pass);
-        options.mixer = k == 0 ? &carry_lm_mixer_linear : &carry_lm_mixer_chunk;
+        options.recurrence = k == 0 ? &carry_lm_recurrence_linear : &carry_lm_recurrence_chunk;
         assert_refused(ctx, CARRY_EUNSUPPORTED, "use_delta_rule", carry_lm_pass_new(lm, &pass, &options));
         carry_lm_free(lm);
     }
-    assert_null(carry_lm_mixer_named("linear")); /* what has a name in the list is the delta rule */
+    assert_null(carry_lm_recurrence_named("linear")); /* what has a name in the list is the delta rule */
     carry_ctx_free(ctx);
 }
 

@@ -385,8 +385,9 @@ static void what_does_not_fit_is_refused(void **unused) {
     assert_refused(ctx, CARRY_ESIZE, "cannot be planned", run_once(lm, &(carry_lm_pass_options){.batch = B}, &args));
     assert_refused(ctx, CARRY_EDTYPE, "i64",
                    run_once(lm, &(carry_lm_pass_options){.batch = B, .tokens = T, .dtype = CARRY_I64}, &args));
-    assert_refused(ctx, CARRY_ENOTFOUND, "nosuch",
-                   run_once(lm, &(carry_lm_pass_options){.batch = B, .tokens = T, .mixer_options = "nosuch"}, &args));
+    assert_refused(
+        ctx, CARRY_ENOTFOUND, "nosuch",
+        run_once(lm, &(carry_lm_pass_options){.batch = B, .tokens = T, .recurrence_options = "nosuch"}, &args));
     carry_lm_pass *pass;
     assert_ok(ctx, carry_lm_pass_new(lm, &pass, &options));
     char little[64];

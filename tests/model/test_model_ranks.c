@@ -56,7 +56,7 @@ static int64_t cut(int64_t *cuts, int64_t first, int64_t last) {
     return count;
 }
 
-/* The tokens of one rank; comm NULL: all of them, by the mixer that knows no ranks. */
+/* The tokens of one rank; comm NULL: all of them, by the recurrence that knows no ranks. */
 static carry_status run_part(job *j, carry_lm *lm, carry_comm *comm, int rank) {
     const int64_t first = comm != NULL ? j->bounds[rank] : 0;
     const int64_t last = comm != NULL ? j->bounds[rank + 1] : TOKENS;
@@ -75,8 +75,8 @@ static carry_status run_part(job *j, carry_lm *lm, carry_comm *comm, int rank) {
                                            .sequences = j->packed ? SEQUENCES : 0,
                                            .recompute = j->recompute,
                                            .dtype = j->dtype,
-                                           .mixer = comm != NULL ? &carry_lm_mixer_ranks : NULL,
-                                           .mixer_options = comm != NULL ? &over : NULL};
+                                           .recurrence = comm != NULL ? &carry_lm_recurrence_ranks : NULL,
+                                           .recurrence_options = comm != NULL ? &over : NULL};
     carry_lm_args args = {.ids = carry_view_2d(ids, CARRY_I64, j->batch, n),
                           .labels = carry_view_2d(labels, CARRY_I64, j->batch, n),
                           .scale = 1.0f / (float)all_counted(j),
@@ -233,8 +233,8 @@ static carry_status empty_part(void *user, carry_comm *comm) {
     const carry_lm_ranks_options over = {.comm = comm};
     const carry_lm_pass_options options = {.batch = 1,
                                            .tokens = carry_comm_rank(comm) == 1 ? 0 : 4,
-                                           .mixer = &carry_lm_mixer_ranks,
-                                           .mixer_options = &over};
+                                           .recurrence = &carry_lm_recurrence_ranks,
+                                           .recurrence_options = &over};
     carry_lm_pass *pass = NULL;
     carry_status status = carry_lm_pass_new(lm, &pass, &options);
     carry_lm_pass_free(pass);
@@ -256,7 +256,7 @@ static void a_communicator_is_needed(void **unused) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_lm *lm = model(ctx, small(CARRY_LM_GATED_DELTANET));
     carry_lm_pass *pass;
-    const carry_lm_pass_options options = {.batch = 1, .tokens = 4, .mixer = &carry_lm_mixer_ranks};
+    const carry_lm_pass_options options = {.batch = 1, .tokens = 4, .recurrence = &carry_lm_recurrence_ranks};
     assert_refused(ctx, CARRY_EARGUMENT, "needs a communicator", carry_lm_pass_new(lm, &pass, &options));
     carry_lm_free(lm);
     carry_ctx_free(ctx);

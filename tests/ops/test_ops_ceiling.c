@@ -32,9 +32,19 @@ static double rate_of(carry_ctx *ctx, carry_product_function by, float *floats) 
     return 2.0 * SIDE * SIDE * SIDE / best;
 }
 
-/* A factor of two, since other processes may have slowed either measurement. */
-static void test_no_way_is_faster_than_the_ceiling(void **state) {
-    (void)state;
+/* Other processes may slow either measurement, by any factor while they run: once in many attempts both are
+   undisturbed, and then the rate is below twice the ceiling. */
+#define ATTEMPTS 50
+static void try_often(bool (*is_below)(void)) {
+    for (int i = 0; i < ATTEMPTS; i++) {
+        if (is_below()) {
+            return;
+        }
+    }
+    fail_msg("faster than the ceiling in %d attempts", ATTEMPTS);
+}
+
+static bool is_below_the_ceiling(void) {
     carry_ctx *ctx;
     const carry_kernels *kernels;
     double ceiling;
@@ -44,17 +54,20 @@ static void test_no_way_is_faster_than_the_ceiling(void **state) {
     assert_non_null(floats);
     assert_ok(ctx, carry_ceiling_product(ctx, 0, CARRY_F32, &ceiling));
     assert_true(isfinite(ceiling) && ceiling > 0.0);
-    assert_true(rate_of(ctx, kernels->product, floats) < 2.0 * ceiling);
-    if (carry_blas_product != NULL) {
-        assert_true(rate_of(ctx, carry_blas_product, floats) < 2.0 * ceiling);
-    }
+    const bool is_below = rate_of(ctx, kernels->product, floats) < 2.0 * ceiling &&
+                          (carry_blas_product == NULL || rate_of(ctx, carry_blas_product, floats) < 2.0 * ceiling);
     free(floats);
     carry_ctx_free(ctx);
+    return is_below;
+}
+
+static void test_no_way_is_faster_than_the_ceiling(void **state) {
+    (void)state;
+    try_often(is_below_the_ceiling);
 }
 
 /* Instructions for bf16 are several times as fast as f32: the ceiling of a type is of its own products too. */
-static void test_no_product_of_bf16_is_faster_than_its_ceiling(void **state) {
-    (void)state;
+static bool is_below_the_ceiling_of_bf16(void) {
     carry_ctx *ctx;
     const carry_kernels *kernels;
     double ceiling;
@@ -78,10 +91,15 @@ static void test_no_product_of_bf16_is_faster_than_its_ceiling(void **state) {
         best = fmin(best, carry_seconds() - start);
     }
     assert_ok(ctx, carry_ceiling_product(ctx, 0, CARRY_BF16, &ceiling));
-    assert_true(2.0 * SIDE * SIDE * SIDE / best < 2.0 * ceiling);
     free(numbers);
     free(c);
     carry_ctx_free(ctx);
+    return 2.0 * SIDE * SIDE * SIDE / best < 2.0 * ceiling;
+}
+
+static void test_no_product_of_bf16_is_faster_than_its_ceiling(void **state) {
+    (void)state;
+    try_often(is_below_the_ceiling_of_bf16);
 }
 
 static void test_a_copy_has_a_rate(void **state) {

@@ -390,7 +390,7 @@ static void test_a_scan_ends_at_the_deadline(void **state) {
     told t = {0};
     const double start = carry_seconds();
     assert_int_equal(run_ranks(3, &world, never_come, &t, NULL), CARRY_ETIMEOUT);
-    assert_true(carry_seconds() - start < 15);
+    assert_true(carry_seconds() - start < world.deadline / 2); /* by its own deadline of 0.3 s */
     for (int r = 0; r < 3; r++) {
         assert_true(t.status[r] == CARRY_ETIMEOUT || t.status[r] == CARRY_EPEER);
     }

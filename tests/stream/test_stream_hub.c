@@ -202,14 +202,14 @@ static void test_an_epoch_that_is_no_cut_follows_what_waits(void **state) {
     publish(&f, 1, 3); /* too late */
     publish(&f, 2, 4);
     for (uint64_t n = 0; n < 7; n++) {
-        assert_true(carry_viewer_wait(viewer, 10.0));
+        assert_true(carry_viewer_wait(viewer, SUPPORT_PATIENCE));
         assert_true(carry_viewer_take(viewer, &frame));
         assert_int_equal(frame.number, n);
         assert_int_equal(frame.cache_epoch, n < 5 ? 3 : 4);
     }
     carry_hub_follow(f.hub, 2); /* an older one is none */
     publish(&f, 1, 4);
-    assert_true(carry_viewer_wait(viewer, 10.0));
+    assert_true(carry_viewer_wait(viewer, SUPPORT_PATIENCE));
     carry_hub_leave(viewer);
     finish(&f);
 }
@@ -299,7 +299,7 @@ static void test_a_burst_is_released_at_the_pace(void **state) {
     assert_true(carry_hub_next_release(f.hub) <= 8.0 / fps);
     for (int n = 0; n < 8; n++) {
         carry_frame frame;
-        assert_true(carry_viewer_wait(viewer, 10.0));
+        assert_true(carry_viewer_wait(viewer, SUPPORT_PATIENCE));
         assert_true(carry_viewer_take(viewer, &frame));
         assert_int_equal(frame.number, n);
         if (carry_seconds() - began < n / fps - 1e-4) {

@@ -192,7 +192,7 @@ static carry_film_state publish_one(stage *s, carry_film *film, uint64_t n) {
     carry_film_look(film, &seen);
     uint64_t before = seen.frames;
     assert_ok(s->ctx, carry_hub_publish(s->hub, s->pixels, n, 0));
-    for (double until = carry_seconds() + 20.0; carry_seconds() < until;) {
+    for (double until = carry_seconds() + SUPPORT_PATIENCE; carry_seconds() < until;) {
         carry_film_look(film, &seen);
         if (seen.ended || seen.frames > before) {
             return seen;

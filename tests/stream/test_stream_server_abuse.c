@@ -16,7 +16,7 @@ static void check_service(site *s) {
 static void test_malformed_requests_are_refused_with_an_error_message(void **state) {
     (void)state;
     site s;
-    site_open(&s, &(carry_server_options){.patience = 1.0});
+    site_open(&s, &(carry_server_options){.patience = 3.0});
     static const struct {
         int status;
         const char *bytes;
@@ -273,7 +273,7 @@ static bool hung_up_on(int from, double seconds) {
 static void test_slow_clients_are_hung_up_on_and_hold_up_nobody(void **state) {
     (void)state;
     site s;
-    site_open(&s, &(carry_server_options){.patience = 1.0});
+    site_open(&s, &(carry_server_options){.patience = 3.0});
     int silent = knock(s.port), halting = knock(s.port), bodyless = knock(s.port), deaf = ws_join(s.port);
     const char *half = "GET /metrics HTTP/1.1\r\nHost: local";
     assert_true(say(halting, half, strlen(half)));
@@ -284,7 +284,7 @@ static void test_slow_clients_are_hung_up_on_and_hold_up_nobody(void **state) {
     uint64_t heard = 0, number = 0;
     double began = carry_seconds();
     /* Longer than the server's timeout, and more than the unread viewer's buffers hold (about 2 MB). */
-    while (carry_seconds() - began < 4.0 || s.published < 500) {
+    while (carry_seconds() - began < 8.0 || s.published < 500) {
         site_publish(&s, 0);
         ws_hear_kind(watching, 2, &m);
         number = little64(m.bytes);
@@ -351,11 +351,15 @@ static void test_connections_and_viewers_have_a_limit(void **state) {
     for (int i = 0; i < MANY; i++) {
         to[i] = knock(s.port);
     }
-    for (int i = 0; i < MANY; i++) {
-        char byte;
-        refused += hear(to[i], &byte, 1, i < 5 ? 0.1 : 0.0) == 0;
+    /* 320 at most are served; silent ones give way beyond 64. */
+    for (const double until = carry_seconds() + PATIENCE; refused < MANY - 340 && carry_seconds() < until;) {
+        refused = 0;
+        for (int i = 0; i < MANY; i++) {
+            char byte;
+            refused += hear(to[i], &byte, 1, 0.0) == 0;
+        }
     }
-    assert_in_range(refused, MANY - 340, MANY - 60); /* 320 at most are served; silent ones give way beyond 64 */
+    assert_in_range(refused, MANY - 340, MANY - 60);
     for (int i = 0; i < MANY; i++) {
         (void)close(to[i]);
     }

@@ -123,8 +123,8 @@ static void test_a_request_must_come_within_seconds(void **state) {
     double began = carry_seconds();
     int silent = knock(s.port), slow = knock(s.port);
     assert_true(say(slow, "GET / HT", 8));
-    assert_int_equal(hear(silent, &byte, 1, 15.0), 0);
-    assert_int_equal(hear(slow, &byte, 1, 15.0), 0);
+    assert_int_equal(hear(silent, &byte, 1, PATIENCE), 0);
+    assert_int_equal(hear(slow, &byte, 1, PATIENCE), 0);
     assert_true(carry_seconds() - began > 2.0);
     (void)close(silent);
     (void)close(slow);
@@ -143,7 +143,7 @@ static int ask_while_full(int port) {
     for (int i = 0; i < 20; i++) {
         int to = knock(port);
         (void)say(to, request, sizeof request - 1);
-        if (hear(to, text, sizeof text, 5.0) < 0) {
+        if (hear(to, text, sizeof text, PATIENCE) < 0) {
             return 1;
         }
         (void)close(to);

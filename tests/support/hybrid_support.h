@@ -17,7 +17,7 @@ static inline carry_lm_config hybrid(int index) {
     c.value_head_dim = index < 3 ? 6 : 0;
     c.num_hidden_layers = 3;
     c.layers_listed = index < 3 ? 3 : 0;
-    c.layer[1] = CARRY_LM_LAYER_ATTENTION;
+    c.layer[1] = CARRY_LM_MIXER_ATTENTION;
     c.attn_heads = 4;
     c.attn_kv_heads = 2;
     c.attn_head_dim = index == 0 ? 8 : 0;

@@ -7,7 +7,7 @@
 
 #include "support.h"
 
-#include "model/lm/layer_delta.h"
+#include "model/lm/mixers/delta.h"
 
 typedef struct reference {
     const carry_lm *lm;
@@ -19,7 +19,7 @@ static inline SUPPORT_UNWATCHED const double *reference_parameter(const referenc
 }
 
 static inline SUPPORT_UNWATCHED const double *reference_weight(const reference *r, int64_t layer, int slot) {
-    return reference_parameter(r, r->lm->layer[layer].slot[slot].parameter);
+    return reference_parameter(r, r->lm->layer[layer].mixer.slot[slot].parameter);
 }
 
 static inline SUPPORT_UNWATCHED double *reference_new(int64_t count) {
@@ -169,12 +169,15 @@ static inline SUPPORT_UNWATCHED double *reference_mix(const reference *r, int64_
 static inline SUPPORT_UNWATCHED double *reference_mlp(const reference *r, int64_t layer, const double *x, int64_t T) {
     const carry_lm_config *c = &r->lm->config;
     int64_t I = c->intermediate;
-    double *gate = reference_linear(reference_parameter(r, r->lm->layer[layer].gate), x, T, I, c->hidden_size);
-    double *up = reference_linear(reference_parameter(r, r->lm->layer[layer].up), x, T, I, c->hidden_size);
+    double *gate = reference_linear(reference_parameter(r, r->lm->layer[layer].feedforward.slot[0].parameter), x, T, I,
+                                    c->hidden_size);
+    double *up = reference_linear(reference_parameter(r, r->lm->layer[layer].feedforward.slot[1].parameter), x, T, I,
+                                  c->hidden_size);
     for (int64_t i = 0; i < T * I; i++) {
         up[i] *= reference_activate(gate[i], CARRY_SILU);
     }
-    double *out = reference_linear(reference_parameter(r, r->lm->layer[layer].down), up, T, c->hidden_size, I);
+    double *out = reference_linear(reference_parameter(r, r->lm->layer[layer].feedforward.slot[2].parameter), up, T,
+                                   c->hidden_size, I);
     free(gate);
     free(up);
     return out;
@@ -198,9 +201,9 @@ static inline SUPPORT_UNWATCHED double *reference_logits(const reference *r, con
         memcpy(h + t * d, r->weights + lm->own.parameter[lm->embeddings].offset + ids[t] * d, (size_t)d * sizeof *h);
     }
     for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
-        reference_norm(x, h, reference_parameter(r, r->lm->layer[layer].norm[0]), NULL, T, d, c->norm_eps);
+        reference_norm(x, h, reference_parameter(r, r->lm->layer[layer].mixer.norm), NULL, T, d, c->norm_eps);
         reference_add(h, reference_mix(r, layer, x, T), T * d);
-        reference_norm(x, h, reference_parameter(r, r->lm->layer[layer].norm[1]), NULL, T, d, c->norm_eps);
+        reference_norm(x, h, reference_parameter(r, r->lm->layer[layer].feedforward.norm), NULL, T, d, c->norm_eps);
         reference_add(h, reference_mlp(r, layer, x, T), T * d);
     }
     reference_norm(x, h, r->weights + lm->own.parameter[lm->norm].offset, NULL, T, d, c->norm_eps);

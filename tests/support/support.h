@@ -16,6 +16,7 @@
 #include <cmocka.h>
 
 #include "carry/carry.h"
+#include "core/clock.h"
 #include "ops/product/rates.h"
 
 /* Some tests of a program alone, by their names: cmocka does not read the environment itself. */
@@ -102,6 +103,20 @@ static inline bool support_vectors(char *path, size_t size, const char *name) {
     }
     return false;
 }
+
+/* Repeats an expression every 10 ms until it is true, and fails the test if it is not within two minutes: tests wait
+   for events, with a limit far beyond the time that a busy machine takes, and never for a fixed time. */
+#define SUPPORT_PATIENCE 120.0 /* seconds */
+#define support_wait_for(expression)                                            \
+    do {                                                                        \
+        const double support_end = carry_seconds() + SUPPORT_PATIENCE;          \
+        while (!(expression)) {                                                 \
+            if (carry_seconds() > support_end) {                                \
+                fail_msg("not within %g s: %s", SUPPORT_PATIENCE, #expression); \
+            }                                                                   \
+            (void)usleep(10000);                                                \
+        }                                                                       \
+    } while (0)
 
 /* Success, or the test fails with the library's own message. */
 #define assert_ok(ctx, expression)                                                                         \

@@ -82,6 +82,14 @@ def gate_parameters(use_gate: bool, A_log: Any, dt_bias: Any, g: Any) -> tuple[A
     return widened("A_log", A_log), widened("dt_bias", dt_bias)
 
 
+def check_safe_gate(lower_bound: float | None) -> None:
+    """flash-linear-attention's condition for safe_gate=True with use_gate_in_kernel=True."""
+    if lower_bound is None or not -5 <= lower_bound < 0:
+        raise ValueError(
+            f"lower_bound is {lower_bound}: safe_gate=True with use_gate_in_kernel=True needs one from -5 to below 0"
+        )
+
+
 def key_gate_of(g: Any, A_log: Any, dt_bias: Any, lower_bound: float | None) -> Any:
     """The gate of KDA in f32, [B, T, HV, K]: the library makes a gate inside for one a head only."""
     if A_log is None and lower_bound is None:

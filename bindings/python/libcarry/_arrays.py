@@ -178,6 +178,20 @@ def empty(like: Any, shape: Sequence[int], dtype: str | None = None) -> Any:
     return np.empty(tuple(shape), dtype=like.dtype if dtype is None else dtype)
 
 
+def packed_rows(array: Any) -> Any:
+    """The array, or a packed copy if its last index is not contiguous, as in transformers' Qwen3.5."""
+    if is_torch(array):
+        return array if array.ndim == 0 or array.shape[-1] <= 1 or array.stride(-1) == 1 else array.contiguous()
+    size = array.dtype.itemsize
+    is_packed = array.ndim == 0 or array.shape[-1] <= 1 or array.strides[-1] == size
+    return array if is_packed and not any(stride % size for stride in array.strides) else np.ascontiguousarray(array)
+
+
+def packed(array: Any) -> Any:
+    """The array, or a copy if it is not contiguous."""
+    return array.contiguous() if is_torch(array) else np.ascontiguousarray(array)
+
+
 def address(array: Any) -> int:
     """Where its first element is."""
     return int(array.data_ptr() if is_torch(array) else array.__array_interface__["data"][0])
@@ -190,12 +204,24 @@ def mark_written(array: Any) -> None:
 
 
 def widened(name: str, array: Any) -> Any:
-    """States and per-head parameters are f32 in the library: f16 and bf16 ones, which are small, are converted."""
+    """The array in float32: itself, or a converted f16 or bf16 one. PyTorch differentiates the conversion."""
     if array is None or array.dtype is _torch_float32 or dtype_of(name, array) == s.F32:
         return array
     if dtype_of(name, array) == s.I64:
         raise ValueError(f"{name} is int64: give float32")
     return array.float() if is_torch(array) else array.astype(np.float32)
+
+
+def same_type(q: Any, k: Any, v: Any) -> tuple[Any, Any, Any]:
+    """q, k and v in one type: in their own if they agree, otherwise in float32, which holds the values of all three."""
+    if q.dtype == k.dtype == v.dtype:
+        return q, k, v
+    return widened("q", q), widened("k", k), widened("v", v)
+
+
+def like_q_or_wide(name: str, array: Any, q: Any) -> Any:
+    """A gate or beta as the library takes it: in q's type or in float32."""
+    return array if array is None or array.dtype == q.dtype else widened(name, array)
 
 
 def offsets(name: str, values: Any) -> np.ndarray[Any, Any]:

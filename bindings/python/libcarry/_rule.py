@@ -5,14 +5,14 @@ delta.py reads its arguments into `Inputs` and `Options`; from there on numpy an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import byref
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from . import _structs as s
-from ._arrays import address, device_number, dtype_of, empty, view, zero
+from ._arrays import address, device_number, dtype_of, empty, packed, packed_rows, view, zero
 from ._context import Context, Plan, current
 from ._library import lib
 
@@ -84,18 +84,20 @@ def _plan(x: Inputs, options: Options) -> tuple[Context, Plan]:
 
 
 def _readable(x: Inputs) -> Inputs:
-    """On a GPU, with copies of what its kernels cannot read; on the CPU the library says what it does not take."""
-    if device_number(x.q) == 0:
-        return x
-    from ._cuda import packed, readable
+    """The inputs, with packed copies of those whose strides or alignment the kernels do not support."""
+    rows_of: Callable[[Any], Any] = packed_rows
+    whole_of: Callable[[Any], Any] = packed
+    if device_number(x.q) != 0:
+        from . import _cuda
 
-    rows = {name: readable(getattr(x, name)) for name in ("q", "k", "v")}
+        rows_of, whole_of = _cuda.readable, _cuda.packed
+    rows = {name: rows_of(getattr(x, name)) for name in ("q", "k", "v")}
     small = {
-        name: packed(value)
+        name: whole_of(value)
         for name, value in (("initial_state", x.initial_state), ("A_log", x.A_log), ("dt_bias", x.dt_bias))
         if value is not None
     }
-    gate = x.g if x.g is None or x.g.ndim == 3 else readable(x.g)
+    gate = x.g if x.g is None or x.g.ndim == 3 else rows_of(x.g)
     return x._replace(**rows, **small, g=gate)
 
 
@@ -276,9 +278,9 @@ def backward(x: Inputs, options: Options, kept: Any, grad_o: Any, grad_state: An
         return _backward_again(x, prepared, kept)
     given, x = x, _readable(x)
     if device_number(x.q) != 0:
-        from ._cuda import packed, readable
+        from . import _cuda
 
-        grad_o, grad_state = readable(grad_o), None if grad_state is None else packed(grad_state)
+        grad_o, grad_state = _cuda.readable(grad_o), None if grad_state is None else _cuda.packed(grad_state)
     context, plan = _plan(x, options)
     if kept is not None and kept.shape[0] != lib.carry_delta_kept(plan.handle):
         kept = None

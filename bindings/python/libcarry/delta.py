@@ -5,9 +5,10 @@ Per value head the state S is K x V, and one token does
     S <- e^g S;   u = beta (v - S^T k);   S <- S + k u^T;   o = scale S^T q
 
 numpy arrays give numpy arrays; PyTorch tensors, on the CPU or on a CUDA device, give tensors, with gradients of every
-tensor argument. What differs from flash-linear-attention: float32 is taken everywhere; the recurrent functions have
-gradients too; q, k and v are of one type; on the CPU they are not copied, so their last index must be packed; K and V
-are at most 256; a keyword that is not known is refused.
+tensor argument. q, k and v of different types are computed in float32; the chunked functions give o in the type of q,
+the recurrent ones in that of v, as flash-linear-attention does. Tensors whose last index is not contiguous are copied.
+Differences from flash-linear-attention: float32 is accepted everywhere; the recurrent functions have gradients too; K
+and V are at most 256; unknown keywords are refused.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from ._arguments import (
     beta_factor_of,
     beta_of,
     borders_of,
+    check_safe_gate,
     gate_of,
     gate_parameters,
     key_gate_of,
@@ -30,16 +32,25 @@ from ._arguments import (
 from ._arrays import (
     Array,
     is_traced,
+    like_q_or_wide,
     offsets,
     same_kind_and_device,
+    same_type,
     wants_autograd,
     widened,
 )
 from ._rule import Inputs, Options, forward, resolved
 
 
-def _apply(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, Any]:
-    """The call, in the shortest way that its user allows; x.cu_seqlens is what was given."""
+def _apply(x: Inputs, options: Options, output_final_state: bool, o_like: Any) -> tuple[Any, Any]:
+    """The call, in the shortest way that its user allows; o gets the type of o_like. x.cu_seqlens is what was given."""
+    o, final_state = _run(x, options, output_final_state)
+    if o.dtype != o_like.dtype:
+        o = o.astype(o_like.dtype) if isinstance(o, np.ndarray) else o.to(o_like.dtype)
+    return o, final_state
+
+
+def _run(x: Inputs, options: Options, output_final_state: bool) -> tuple[Any, Any]:
     tensors = x[:-1]
     is_torch = not isinstance(x.q, np.ndarray)
     if is_torch and is_traced(tensors):
@@ -68,7 +79,9 @@ def _inputs(
     same_kind_and_device(**given)
     if v.ndim != 4:
         raise ValueError(f"v has {v.ndim} dimensions: give [batch, tokens, value heads, size]")
-    return Inputs(q, k, v, g, beta_of(beta, v), widened("initial_state", initial_state), A_log, dt_bias, cu_seqlens)
+    q, k, v = same_type(q, k, v)
+    g, beta = like_q_or_wide("g", g, q), like_q_or_wide("beta", beta_of(beta, v), q)
+    return Inputs(q, k, v, g, beta, widened("initial_state", initial_state), A_log, dt_bias, cu_seqlens)
 
 
 def chunk_gated_delta_rule(
@@ -132,7 +145,7 @@ def chunk_gated_delta_rule(
     )
     gate = gate_of(g)
     borders = borders_of(cu_seqlens, cu_seqlens_cpu)
-    return _apply(_inputs(q, k, v, gate, beta, initial_state, borders, A_log, dt_bias), options, output_final_state)
+    return _apply(_inputs(q, k, v, gate, beta, initial_state, borders, A_log, dt_bias), options, output_final_state, q)
 
 
 def fused_recurrent_gated_delta_rule(
@@ -184,7 +197,8 @@ def fused_recurrent_gated_delta_rule(
         beta_factor=beta_factor_of(use_beta_sigmoid_in_kernel, allow_neg_eigval),
         method="recurrent",
     )
-    return _apply(_inputs(q, k, v, gate, beta, initial_state, cu_seqlens, A_log, dt_bias), options, output_final_state)
+    x = _inputs(q, k, v, gate, beta, initial_state, cu_seqlens, A_log, dt_bias)
+    return _apply(x, options, output_final_state, v)
 
 
 def chunk_kda(
@@ -222,8 +236,10 @@ def chunk_kda(
         use_gate_in_kernel: the gate is -exp(A_log) softplus(g + dt_bias), or with `lower_bound`
             lower_bound sigmoid(exp(A_log) (g + dt_bias)); A_log is `[HV]`, dt_bias `[HV, K]` or flat. It is made before
             the library is called, with gradients.
-        safe_gate, disable_recompute, use_graph, max_num_seqs: helpers of other implementations, not needed here. The
-            gate is taken as it is, however deep.
+        lower_bound: of the gate that use_gate_in_kernel makes.
+        safe_gate: with use_gate_in_kernel it needs a lower_bound from -5 to below 0, as flash-linear-attention does.
+            It changes no result: the gate is used as it is, however deep.
+        disable_recompute, use_graph, max_num_seqs: helpers of other implementations, not needed here.
         The others: as in `chunk_gated_delta_rule`.
 
     Returns:
@@ -247,9 +263,11 @@ def chunk_kda(
     if g.ndim != 4:
         raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads, K]")
     if use_gate_in_kernel:
+        if safe_gate:
+            check_safe_gate(lower_bound)
         g = key_gate_of(g, A_log, dt_bias, lower_bound)
     borders = borders_of(cu_seqlens, cu_seqlens_cpu)
-    return _apply(_inputs(q, k, v, g, beta, initial_state, borders), options, output_final_state)
+    return _apply(_inputs(q, k, v, g, beta, initial_state, borders), options, output_final_state, q)
 
 
 def fused_recurrent_kda(
@@ -286,7 +304,7 @@ def fused_recurrent_kda(
         raise ValueError(f"g has {g.ndim} dimensions: give [batch, tokens, value heads, K]")
     if use_gate_in_kernel:
         g = key_gate_of(g, A_log, dt_bias, lower_bound)
-    return _apply(_inputs(q, k, v, g, beta, initial_state, cu_seqlens), options, output_final_state)
+    return _apply(_inputs(q, k, v, g, beta, initial_state, cu_seqlens), options, output_final_state, v)
 
 
 def chunk_delta_rule(
@@ -306,7 +324,7 @@ def chunk_delta_rule(
     """DeltaNet: the delta rule without a gate, chunk by chunk. Arguments and results as in `chunk_gated_delta_rule`."""
     options = Options(scale_of(scale), False, use_qk_l2norm_in_kernel, False, 0.0, method_of(chunk_size, q))
     borders = borders_of(cu_seqlens, cu_seqlens_cpu)
-    return _apply(_inputs(q, k, v, None, beta, initial_state, borders), options, output_final_state)
+    return _apply(_inputs(q, k, v, None, beta, initial_state, borders), options, output_final_state, q)
 
 
 def fused_recurrent_delta_rule(
@@ -322,4 +340,4 @@ def fused_recurrent_delta_rule(
 ) -> tuple[Array, Array | None]:
     """DeltaNet, token by token. Arguments and results as in `chunk_gated_delta_rule`; beta is ones when absent."""
     options = Options(scale_of(scale), False, use_qk_l2norm_in_kernel, False, 0.0, "recurrent")
-    return _apply(_inputs(q, k, v, None, beta, initial_state, cu_seqlens), options, output_final_state)
+    return _apply(_inputs(q, k, v, None, beta, initial_state, cu_seqlens), options, output_final_state, v)

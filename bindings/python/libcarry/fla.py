@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from types import ModuleType, TracebackType
+from collections.abc import Iterator
+from types import CellType, FunctionType, ModuleType, TracebackType
 from typing import Any
 
 from . import delta
@@ -20,34 +21,61 @@ _FUNCTIONS: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 
+def _modules() -> list[ModuleType]:
+    """Every loaded module except this package's."""
+    found = [module for module in list(sys.modules.values()) if isinstance(module, ModuleType)]
+    return [module for module in found if module.__name__.partition(".")[0] != "libcarry"]
+
+
+def _cells(module: ModuleType) -> Iterator[CellType]:
+    """The variables that a module's functions enclose: transformers' wrappers keep the function they call there."""
+    for value in list(vars(module).values()):
+        if type(value) is FunctionType:  # asking other objects for their class makes some of them warn
+            yield from value.__closure__ or ()
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
 class Patch:
-    """What patch_fla changed; `undo`, or leaving a `with` block, puts it back."""
+    """The changes made by patch_fla; `undo`, or leaving a `with` block, reverts them."""
 
     def __init__(self) -> None:
         self.changed: list[tuple[ModuleType, str, Any, Any]] = []  # where, under which name, the old and the new value
+        self._theirs: list[tuple[Any, Any]] = []  # old and new
 
     def _replace(self, old: Any, new: Any) -> None:
         """In every module that has it: `from fla.ops... import chunk_...` leaves a name in each."""
-        for module in list(sys.modules.values()):
-            if not isinstance(module, ModuleType) or module.__name__.partition(".")[0] == "libcarry":
-                continue
+        self._theirs.append((old, new))
+        for module in _modules():
             for name, value in list(vars(module).items()):
                 if value is old:
                     setattr(module, name, new)
                     self.changed.append((module, name, old, new))
+            for cell in _cells(module):
+                if _content(cell) is old:
+                    cell.cell_contents = new
 
     def undo(self) -> None:
-        """Put flash-linear-attention's functions back, also in those of its modules that were loaded meanwhile."""
-        theirs = {id(new): old for _, _, old, new in self.changed}
+        """Put flash-linear-attention's functions back, also in modules that were loaded meanwhile."""
         for module, name, old, new in reversed(self.changed):
             if vars(module).get(name) is new:
                 setattr(module, name, old)
-        for module in list(sys.modules.values()) if theirs else []:
-            if isinstance(module, ModuleType) and module.__name__.partition(".")[0] == "fla":
+        theirs = {id(new): old for old, new in reversed(self._theirs)}
+        for module in _modules() if theirs else []:
+            if module.__name__.partition(".")[0] == "fla":
                 for name, value in list(vars(module).items()):
                     if id(value) in theirs:
                         setattr(module, name, theirs[id(value)])
+            for cell in _cells(module):
+                if id(_content(cell)) in theirs:
+                    cell.cell_contents = theirs[id(_content(cell))]
         self.changed.clear()
+        self._theirs.clear()
 
     def __enter__(self) -> Patch:
         return self
@@ -61,9 +89,10 @@ class Patch:
 def patch_fla(*names: str) -> Patch:
     """Make flash-linear-attention's layers and models, loaded already or later, call Carry.
 
-    Every module that has imported one of the functions gets Carry's. Objects that keep a function of their own, as
-    layers of transformers do from when they are built, are not changed: call this first. What Carry does not take
-    raises; nothing falls back to another implementation.
+    Every module that has imported one of the functions gets Carry's, and so does every function of a module that
+    encloses one, as those of transformers do. Objects that keep a function in an attribute, as layers of some versions
+    of transformers do, are not changed: call this before building models. Arguments that Carry does not support raise
+    an error; nothing falls back to another implementation.
 
     Args:
         names: which functions, for example "chunk_gated_delta_rule"; all that flash-linear-attention has when absent.

@@ -1,17 +1,18 @@
 """Language models from a folder: logits, states, generation and training steps. include/carry/model.h from Python.
 
-    model = libcarry.load("Qwen3.5-0.8B", dtype="bf16")
-    print(model.generate("Once upon a time", max_new_tokens=64))     # with the tokenizers package
-    ids = model.generate([1, 2, 3], max_new_tokens=64, temperature=0)
+model = libcarry.load("Qwen3.5-0.8B", dtype="bf16")
+print(model.generate("Once upon a time", max_new_tokens=64))     # with the tokenizers package
+ids = model.generate([1, 2, 3], max_new_tokens=64, temperature=0)
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
+import shutil
+import tempfile
 import weakref
 from collections.abc import Callable, Iterable
-from ctypes import CFUNCTYPE, POINTER, Structure, byref, c_bool, c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
+from ctypes import byref, c_double, c_int64, c_void_p
 from typing import Any
 
 import numpy as np
@@ -19,77 +20,17 @@ import numpy as np
 from . import _context
 from . import _structs as s
 from ._library import lib
+from ._llm import HEARD, PROCEED, Batch, Generation, Interrupts, Options, Owner
 
-
-class Options(Structure):
-    """carry_llm_options"""
-
-    _fields_ = [("device", c_int), ("dtype", c_int), ("trains", c_bool)]
-
-
-class Generation(Structure):
-    """carry_llm_generation"""
-
-    _fields_ = [
-        ("tokens", c_int64),
-        ("temperature", c_double),
-        ("top_k", c_int64),
-        ("top_p", c_double),
-        ("min_p", c_double),
-        ("repetition", c_double),
-        ("seed", c_uint64),
-        ("ends", POINTER(c_int64)),
-        ("end_count", c_int64),
-    ]
-
-
-class Batch(Structure):
-    """carry_llm_batch"""
-
-    _fields_ = [
-        ("batch", c_int64),
-        ("tokens", c_int64),
-        ("ids", c_void_p),
-        ("labels", c_void_p),
-        ("rate", c_double),
-        ("b1", c_double),
-        ("b2", c_double),
-        ("eps", c_double),
-        ("decay", c_double),
-        ("clip", c_double),
-    ]
-
-
-_HEARD = CFUNCTYPE(c_bool, c_void_p, c_int64)
-_OUT = POINTER(c_void_p)
-
-_PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
-    "carry_llm_open": (c_int, [c_void_p, _OUT, c_char_p, POINTER(Options)]),
-    "carry_llm_close": (None, [c_void_p]),
-    "carry_llm_vocabulary": (c_int64, [c_void_p]),
-    "carry_llm_parameters": (c_int64, [c_void_p]),
-    "carry_llm_save": (c_int, [c_void_p, c_char_p, c_int]),
-    "carry_llm_logits": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
-    "carry_llm_state_new": (c_int, [c_void_p, _OUT]),
-    "carry_llm_state_free": (None, [c_void_p]),
-    "carry_llm_state_length": (c_int64, [c_void_p]),
-    "carry_llm_state_clear": (c_int, [c_void_p]),
-    "carry_llm_state_copy": (c_int, [c_void_p, c_void_p]),
-    "carry_llm_state_save": (c_int, [c_void_p, c_char_p]),
-    "carry_llm_state_load": (c_int, [c_void_p, c_char_p]),
-    "carry_llm_read": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
-    "carry_llm_generate": (c_int, [c_void_p, c_void_p, c_int64, POINTER(Generation), _HEARD, c_void_p]),
-    "carry_llm_train_step": (c_int, [c_void_p, POINTER(Batch), POINTER(c_double)]),
-}
-
-for _name, (_result, _arguments) in _PROTOTYPES.items():
-    try:
-        _function = getattr(lib, _name)
-    except AttributeError:
-        raise ImportError(f"the library has no function {_name}: it was built from other sources") from None
-    _function.restype, _function.argtypes = _result, _arguments
 
 _DTYPES = {"f32": s.F32, "float32": s.F32, "bf16": s.BF16, "bfloat16": s.BF16, "f16": s.F16, "float16": s.F16}
+
+
+# What a folder of transformers has beside its weights and configuration.
+_BESIDE = (
+    "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json",
+)  # fmt: skip
 
 
 def _dtype(name: str) -> int:
@@ -122,6 +63,27 @@ def _tokens(ids: Any, what: str, rank: int) -> np.ndarray:
     return np.ascontiguousarray(array, np.int64)
 
 
+def _ids(given: int | Iterable[int]) -> list[int]:
+    return [int(given)] if isinstance(given, (int, np.integer)) else [int(token) for token in given]
+
+
+def _copy(path: str, to: str) -> None:
+    """Copy a file if there is one, replacing the other as a whole: after a crash it is the old or the new one."""
+    if not os.path.isfile(path) or (os.path.exists(to) and os.path.samefile(path, to)):
+        return
+    handle, name = tempfile.mkstemp(prefix=".carry-", dir=os.path.dirname(to))
+    try:
+        with open(path, "rb") as source, open(handle, "wb") as target:
+            shutil.copyfileobj(source, target)
+            target.flush()
+            os.fsync(target.fileno())
+        shutil.copymode(path, name)
+        os.replace(name, to)
+    except BaseException:
+        os.unlink(name)
+        raise
+
+
 def _address(array: np.ndarray) -> int:
     return int(array.__array_interface__["data"][0])
 
@@ -130,79 +92,88 @@ class State:
     """What a model remembers of the tokens that it has read. Made by `Model.state`."""
 
     def __init__(self, model: Model) -> None:
-        self._model = model
-        self._handle = c_void_p()
-        model._check(lib.carry_llm_state_new(model._handle, byref(self._handle)))
-        self._finalizer = weakref.finalize(self, lib.carry_llm_state_free, self._handle)
-        self._finalizer.atexit = False
-        model._states.add(self)
+        self._model, self._owner = model, model._owner
+        made = c_void_p()
+        with self._owner.lock:
+            self._owner.call(lib.carry_llm_state_new, model._opened(), byref(made))
+            self._handle = int(made.value or 0)
+            self._owner.states.add(self._handle)
+            weakref.finalize(self, self._owner.drop, self._handle).atexit = False
 
     def __len__(self) -> int:
-        """Tokens that were read."""
-        return int(lib.carry_llm_state_length(self._opened()))
+        """The number of tokens read."""
+        with self._owner.lock:
+            return int(lib.carry_llm_state_length(self._opened()))
 
-    def _opened(self) -> c_void_p:
-        if not self._finalizer.alive:
+    def _opened(self) -> int:
+        if self._handle not in self._owner.states:
             raise ValueError("the state's model was closed")
         return self._handle
 
+    def _writable(self) -> int:
+        """The handle, for a call that changes the state."""
+        if self._opened() in self._owner.generating:
+            raise RuntimeError("the state is in generate, which called on_token: use a copy of it, or another state")
+        return self._handle
+
+    def _call(self, function: Callable[..., int], *arguments: Any, writes: bool = True) -> None:
+        with self._owner.lock:
+            self._owner.call(function, self._writable() if writes else self._opened(), *arguments)
+
     def read(self, ids: Any) -> np.ndarray:
-        """Read tokens; the logits of the one that comes next, [vocabulary]."""
-        row = _tokens(ids, "ids", 1)
+        """Read tokens, or text (with the package tokenizers); the logits of the next token, [vocabulary]."""
+        row = self._model._row(ids, "ids", self)
         logits = np.empty(self._model.vocabulary, np.float32)
-        self._model._check(lib.carry_llm_read(self._opened(), _address(row), row.size, _address(logits)))
+        self._call(lib.carry_llm_read, _address(row), row.size, _address(logits))
         return logits
 
     def clear(self) -> None:
         """Forget everything."""
-        self._model._check(lib.carry_llm_state_clear(self._opened()))
+        self._call(lib.carry_llm_state_clear)
 
     def copy(self) -> State:
         """A snapshot, which goes on by itself."""
         made = State(self._model)
-        self._model._check(lib.carry_llm_state_copy(made._handle, self._opened()))
+        made._call(lib.carry_llm_state_copy, self._opened())
         return made
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """To a file, from which `load` of the same model goes on."""
-        self._model._check(lib.carry_llm_state_save(self._opened(), os.fsencode(path)))
+        self._call(lib.carry_llm_state_save, os.fsencode(path), writes=False)
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Become what was saved."""
-        self._model._check(lib.carry_llm_state_load(self._opened(), os.fsencode(path)))
+        self._call(lib.carry_llm_state_load, os.fsencode(path))
 
 
 class Model:
-    """A language model that was opened by `load`. Used by one thread at a time."""
+    """A language model that was opened by `load`. A call from another thread waits until the one under way ends."""
 
     def __init__(self, folder: str | os.PathLike[str], dtype: str, device: str | int, trains: bool) -> None:
         self.folder = os.fspath(folder)
-        self._context = _context.Context(_context._threads)
-        self._handle = c_void_p()
-        self._states: weakref.WeakSet[State] = weakref.WeakSet()
+        self._owner = Owner(_context.Context(_context._threads))
         self._tokenizer: Any = None
+        self._ends: list[int] | None = None
         options = Options(_device(device), _dtype(dtype), trains)
-        self._check(
-            lib.carry_llm_open(self._context.handle, byref(self._handle), os.fsencode(folder), byref(options))
-        )
-        self._finalizer = weakref.finalize(self, lib.carry_llm_close, self._handle)
-        self._finalizer.atexit = False
-        self.vocabulary = int(lib.carry_llm_vocabulary(self._handle))
-        self.parameters = int(lib.carry_llm_parameters(self._handle))
+        context, made = self._owner.context, c_void_p()
+        self._owner.call(lib.carry_llm_open, context.handle, byref(made), os.fsencode(folder), byref(options))
+        self._owner.model = made.value
+        weakref.finalize(self, self._owner.close).atexit = False
+        self.vocabulary = int(lib.carry_llm_vocabulary(made))
+        self.parameters = int(lib.carry_llm_parameters(made))
 
-    def _check(self, status: int) -> None:
-        self._context.check(status)
-
-    def _opened(self) -> c_void_p:
-        if not self._finalizer.alive:
+    def _opened(self) -> int:
+        if self._owner.model is None:
             raise ValueError("the model was closed")
-        return self._handle
+        return self._owner.model
+
+    def _call(self, function: Callable[..., int], *arguments: Any) -> None:
+        with self._owner.lock:
+            self._owner.call(function, self._opened(), *arguments)
 
     def close(self) -> None:
-        """Free the weights now, and the states that were made of them."""
-        for state in list(self._states):
-            state._finalizer()
-        self._finalizer()
+        """Free the weights now, and the states that were made of them. Not inside on_token."""
+        self._owner.close()
 
     def __enter__(self) -> Model:
         return self
@@ -221,11 +192,28 @@ class Model:
             self._tokenizer = tokenizers.Tokenizer.from_file(os.path.join(self.folder, "tokenizer.json"))
         return self._tokenizer
 
+    def _row(self, prompt: Any, what: str, state: State | None = None) -> np.ndarray:
+        """Token numbers of a row or of a text. A start token is added only before the first text that a state reads."""
+        if isinstance(prompt, str):
+            prompt = self.tokenizer.encode(prompt, add_special_tokens=state is None or len(state) == 0).ids
+        return _tokens(prompt, what, 1)
+
+    @property
+    def end_token_ids(self) -> list[int]:
+        """The tokens that end a text, as `carry generate` uses them: of the folder's configurations and tokenizer."""
+        if self._ends is None:
+            with self._owner.lock:
+                model = self._opened()
+                ends = (c_int64 * lib.carry_llm_ends(model, None, 0))()
+                lib.carry_llm_ends(model, ends, len(ends))
+            self._ends = list(ends)
+        return self._ends
+
     def logits(self, ids: Any) -> np.ndarray:
-        """The logits after every token of a row, in one pass: [tokens, vocabulary]."""
-        row = _tokens(ids, "ids", 1)
+        """The logits after every token of a row, or of a text, in one pass: [tokens, vocabulary]."""
+        row = self._row(ids, "ids")
         logits = np.empty((row.size, self.vocabulary), np.float32)
-        self._check(lib.carry_llm_logits(self._opened(), _address(row), row.size, _address(logits)))
+        self._call(lib.carry_llm_logits, _address(row), row.size, _address(logits))
         return logits
 
     def state(self) -> State:
@@ -244,7 +232,7 @@ class Model:
         min_p: float = 0.0,
         repetition_penalty: float = 1.0,
         seed: int = 1,
-        eos_token_id: int | Iterable[int] = (),
+        eos_token_id: int | Iterable[int] | None = None,
         state: State | None = None,
         on_token: Callable[[int], Any] | None = None,
     ) -> Any:
@@ -253,13 +241,27 @@ class Model:
         Args:
             prompt: token numbers (a list, an array, a tensor), or text, which needs the package tokenizers.
             temperature: 0 takes the likeliest token.
-            eos_token_id: the token or tokens that end the text; they are not part of it.
+            eos_token_id: the token or tokens that end the text; they are not part of it. None: `end_token_ids` of the
+                model. (): none.
             state: goes on from it, and leaves it after the text but for its last token. None: a new one.
-            on_token: called with every token as it comes; False ends the text.
+            on_token: called with every token as it is generated; False ends the text. It may use the model and other
+                states; closing the model or using `state` there raises RuntimeError.
+
+        Ctrl-C ends the call with KeyboardInterrupt at the next token, or at the next 512 tokens of a long prompt (4096
+        on a GPU). The state can be used afterwards.
         """
-        is_text = isinstance(prompt, str)
-        row = _tokens(self.tokenizer.encode(prompt).ids if is_text else prompt, "prompt", 1)
-        ends = [eos_token_id] if isinstance(eos_token_id, int) else [*eos_token_id]
+        if state is not None and state._model is not self:
+            raise ValueError(f"the state is of the model {state._model.folder!r}, and this model is {self.folder!r}")
+        row = self._row(prompt, "prompt", state)
+        ends = self.end_token_ids if eos_token_id is None else _ids(eos_token_id)
+        made: list[int] = []
+        interrupts = Interrupts()
+
+        def heard(_user: int | None, token: int) -> bool:
+            made.append(token)
+            return interrupts.guard(on_token, token)
+
+        proceed = PROCEED(lambda _user: interrupts.raised is None)
         options = Generation(
             tokens=max_new_tokens,
             temperature=temperature,
@@ -270,24 +272,25 @@ class Model:
             seed=seed,
             ends=(c_int64 * len(ends))(*ends),
             end_count=len(ends),
+            proceed=proceed,
         )
-        made: list[int] = []
-        raised: list[BaseException] = []
+        self._run(self.state() if state is None else state, row, options, HEARD(heard), interrupts)
+        return self.tokenizer.decode(made) if isinstance(prompt, str) else made
 
-        def heard(_user: int | None, token: int) -> bool:
-            made.append(token)
-            try:
-                return on_token is None or on_token(token) is not False
-            except BaseException as error:  # ctypes would print it and go on
-                raised.append(error)
-                return False
-
-        at = self.state() if state is None else state
-        call = _HEARD(heard)
-        self._check(lib.carry_llm_generate(at._opened(), _address(row), row.size, byref(options), call, None))
-        if raised:
-            raise raised[0]
-        return self.tokenizer.decode(made) if is_text else made
+    def _run(self, state: State, row: np.ndarray, options: Generation, heard: Any, interrupts: Interrupts) -> None:
+        owner = self._owner
+        with owner.lock:
+            handle = state._writable()
+            with interrupts:
+                owner.generating.append(handle)
+                try:
+                    status = lib.carry_llm_generate(handle, _address(row), row.size, byref(options), heard, None)
+                finally:
+                    owner.generating.pop()
+            if interrupts.raised is not None:
+                raise interrupts.raised
+            owner.context.check(status)
+            owner.free_unused()
 
     def train_step(
         self,
@@ -314,13 +317,16 @@ class Model:
                 raise ValueError(f"labels have shape {wanted.shape} and ids {rows.shape}: they must be equal")
         batch = Batch(*rows.shape, _address(rows), _address(wanted), rate, *betas, eps, decay, clip)
         loss = c_double()
-        self._check(lib.carry_llm_train_step(self._opened(), byref(batch), byref(loss)))
+        self._call(lib.carry_llm_train_step, byref(batch), byref(loss))
         return loss.value
 
     def save(self, folder: str | os.PathLike[str], dtype: str = "f32") -> None:
-        """config.json and model.safetensors, as transformers and flash-linear-attention load them."""
+        """A folder that transformers and flash-linear-attention load: config.json and model.safetensors, and copies of
+        the tokenizer, the chat template and generation_config.json of the folder that the model was loaded from."""
         os.makedirs(folder, exist_ok=True)
-        self._check(lib.carry_llm_save(self._opened(), os.fsencode(folder), _dtype(dtype)))
+        for name in _BESIDE:
+            _copy(os.path.join(self.folder, name), os.path.join(folder, name))
+        self._call(lib.carry_llm_save, os.fsencode(folder), _dtype(dtype))
 
 
 def load(

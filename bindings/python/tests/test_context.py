@@ -92,7 +92,7 @@ time.sleep(0.2)
 """
     environment = {**os.environ, "PYTHONPATH": str(Path(libcarry.__file__).parents[1])}
     done = subprocess.run(
-        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=600, check=False
     )
     assert done.returncode == 0, done.stderr
 

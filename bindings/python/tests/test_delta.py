@@ -191,6 +191,25 @@ def test_transposed_and_sliced_inputs_are_read_where_they_lie(rng, function):
 
 
 @pytest.mark.parametrize("function", FUNCTIONS)
+def test_rows_that_are_not_contiguous_are_copied(rng, function):
+    names = ("q", "k", "v", "g", "beta", "initial_state")
+    given = dict(zip(names, inputs(rng)))
+    turned = {name: np.asfortranarray(x) for name, x in given.items()}
+    turned["v"] = np.repeat(given["v"], 2, axis=3)[..., ::2]
+    for found, wanted in zip(function(**turned, output_final_state=True), function(**given, output_final_state=True)):
+        assert np.array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_mixed_types_are_computed_in_float32(rng, function):
+    q, k, v, g, beta, _ = inputs(rng)
+    k, beta = k.astype(np.float16), beta.astype(np.float16)
+    o, _ = function(q, k, v, g, beta=beta)
+    wanted, _ = function(q, k.astype(np.float32), v, g, beta=beta.astype(np.float32))
+    assert o.dtype == np.float32 and np.array_equal(o, wanted)
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
 def test_no_decay_deep_decay_and_beta_at_its_ends(rng, function):
     q, k, v, g, beta, h0 = inputs(rng, T=150, H=4, HV=4)
     g[:, :, 0], g[:, :, 1], beta[:, :, 2], beta[:, :, 3] = 0, -20, 0, 1.99

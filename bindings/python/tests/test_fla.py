@@ -82,6 +82,28 @@ def test_layers_loaded_before_and_after_call_carry_until_undone(fla):
     assert late.forward() == "fla"  # although it was loaded while Carry's was there
 
 
+def test_functions_that_enclose_one_call_carry_until_undone(fla):
+    """As transformers keeps it, in a wrapper that is made when its module is imported."""
+
+    def wrap(inner):
+        def wrapped(**given):
+            return inner(**given)
+
+        return wrapped
+
+    module = type(sys)("keeps_one")
+    original = importlib.import_module("fla.ops").chunk_gated_delta_rule
+    sys.modules[module.__name__] = module
+    try:
+        module.early = wrap(original)
+        with libcarry.patch_fla():
+            assert module.early(**given())[0].shape == (1, 9, 4, 8)
+            module.late = wrap(importlib.import_module("fla.ops").chunk_gated_delta_rule)
+        assert module.early() == "fla" and module.late() == "fla"
+    finally:
+        del sys.modules[module.__name__]
+
+
 def test_a_block_ends_the_patch_and_a_second_one_is_harmless(fla):
     with libcarry.patch_fla(), libcarry.patch_fla() as second:
         assert not second.changed

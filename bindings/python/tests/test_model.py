@@ -13,13 +13,13 @@ import numpy as np
 import pytest
 
 import libcarry
-from libcarry import model as module
+from libcarry import _llm as module
 
 HEADER = Path(__file__).resolve().parents[3] / "include" / "carry" / "model.h"
 HIDDEN, VOCABULARY = 16, 40
 
 
-def _tensors() -> dict[str, tuple[int, ...]]:
+def tensors() -> dict[str, tuple[int, ...]]:
     """A small Qwen3.5: one layer of the delta rule, one of attention."""
     tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}
     for layer in range(2):
@@ -38,9 +38,9 @@ def _tensors() -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def _write(folder: Path, rng: np.random.Generator) -> None:
+def write(folder: Path, rng: np.random.Generator, **changes: object) -> None:
     header, data, at = {}, b"", 0
-    for name, shape in _tensors().items():
+    for name, shape in tensors().items():
         values = rng.normal(0, 0.2, shape).astype(np.float32)
         bits = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + len(bits)]}
@@ -55,12 +55,12 @@ def _write(folder: Path, rng: np.random.Generator) -> None:
         "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"], "tie_word_embeddings": True,
         "rms_norm_eps": 1e-6, "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))
 
 
 @pytest.fixture
 def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
-    _write(tmp_path, rng)
+    write(tmp_path, rng)
     return tmp_path
 
 
@@ -142,8 +142,8 @@ def test_mistakes_are_named(folder: Path, tmp_path: Path) -> None:
 def test_declarations_are_the_headers(tmp_path: Path) -> None:
     text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
     declared = dict(re.findall(r"CARRY_API [^;(]*?(\w+)\(([^;]*)\);", text))
-    assert declared.keys() == module._PROTOTYPES.keys()
-    for name, (_, arguments) in module._PROTOTYPES.items():
+    assert declared.keys() == module.PROTOTYPES.keys()
+    for name, (_, arguments) in module.PROTOTYPES.items():
         parameters = re.sub(r"\(\*heard\)\([^)]*\)", "heard", declared[name])
         assert len(arguments) == parameters.count(",") + 1, name
     compiler = shutil.which("cc")

@@ -305,8 +305,32 @@ def test_refusals():
         libcarry.chunk_gated_delta_rule(**{**given, "k": given["k"].numpy()})
     with pytest.raises(ValueError, match="layout"):
         libcarry.chunk_gated_delta_rule(**{**given, "beta": given["beta"].to_sparse()})
-    with pytest.raises(ValueError, match="last index"):
-        libcarry.chunk_gated_delta_rule(**{**given, "q": given["q"].mT.contiguous().mT})
+
+
+def test_rows_that_are_not_contiguous_are_copied():
+    given = inputs()
+    turned = {name: x.detach().mT.contiguous().mT.requires_grad_() for name, x in given.items()}
+    assert turned["q"].stride(-1) != 1
+    found, _ = libcarry.chunk_gated_delta_rule(**turned)
+    wanted, _ = libcarry.chunk_gated_delta_rule(**given)
+    assert torch.equal(found, wanted)
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    for name in given:
+        assert torch.equal(turned[name].grad, given[name].grad), name
+
+
+@pytest.mark.parametrize("function", [libcarry.chunk_gated_delta_rule, libcarry.fused_recurrent_gated_delta_rule])
+def test_mixed_types_are_computed_in_float32(function):
+    given = {name: x.detach() for name, x in inputs().items()}
+    types = {"q": torch.bfloat16, "k": torch.float32, "v": torch.float16, "g": torch.bfloat16, "beta": torch.float16}
+    mixed = {name: x.to(types.get(name, x.dtype)).requires_grad_() for name, x in given.items()}
+    o, _ = function(**mixed)
+    wanted, _ = function(**{name: x.detach().float().requires_grad_() for name, x in mixed.items()})
+    assert o.dtype == (torch.bfloat16 if "chunk" in function.__name__ else torch.float16)
+    assert torch.equal(o, wanted.to(o.dtype))
+    o.float().square().sum().backward()
+    assert all(x.grad.dtype == x.dtype and x.grad.isfinite().all() for x in mixed.values())
 
 
 @pytest.mark.parametrize("dense", [False, True])

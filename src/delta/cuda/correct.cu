@@ -1,8 +1,8 @@
 /* What the state that enters a rank adds to its outputs: o += R S, where R is what the tokens' queries see of the
    identity. A product for every head: [tokens, K] by [K, V].
 
-   bf16 with K up to 128, K a multiple of 16 and V even: on tensor cores by mma.sync, S as two numbers of bf16 (its first
-   16 bits) in shared memory, for 512 tokens a block. All else in f32, tiles of 64 tokens by 64 columns. */
+   bf16 with K up to 128, K a multiple of 16 and V even: on tensor cores by mma.sync, S as two numbers of bf16 (its
+   first 16 bits) in shared memory, for 512 tokens a block. All else in f32, tiles of 64 tokens by 64 columns. */
 #include "device/cuda.h"
 
 extern "C" {
@@ -135,8 +135,8 @@ __global__ void __launch_bounds__(256) correct_f32(carry_delta_correction c) {
 extern "C" carry_status carry_delta_correct(carry_ctx *ctx, int device, const carry_delta_correction *c) {
     int ordinal = 0;
     (void)carry_backend_of(device, &ordinal);
-    const bool matrix = c->dtype == CARRY_BF16 && c->key <= KEYS && c->key % 16 == 0 && c->value % 2 == 0 &&
-                        (uintptr_t)c->o % 4 == 0;
+    const bool matrix =
+        c->dtype == CARRY_BF16 && c->key <= KEYS && c->key % 16 == 0 && c->value % 2 == 0 && (uintptr_t)c->o % 4 == 0;
     const int64_t tokens = matrix ? ROUNDS * 128 : TILE;
     const dim3 grid((unsigned)((c->tokens + tokens - 1) / tokens), (unsigned)((c->value + TILE - 1) / TILE),
                     (unsigned)(c->batch * c->heads));

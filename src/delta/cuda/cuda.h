@@ -1,8 +1,7 @@
-/* The plain kernels of the delta rule on a GPU: what cuda.cu and rounds.cu give to recurrent.cu, recurrent_backward.cu,
-   gradients.cu, step.cu and step_rows.cu. Only *.cu files include it.
-
-   Everything is token by token in f32, the gate being e^g of one token: no sum of gates is formed, so gates of 0, -1000
-   and -inf are all exact. */
+/* Shared by the delta rule's methods on a GPU: kernel arguments, host functions around the launches, and single tokens,
+   ranges and backward rounds for methods without kernels of their own for them. Each method is a folder, plain/,
+   tiles/, keys/ or chunk/, whose method.cu has the entry for the table (delta/table.c). Device functions that they
+   share are in device.cuh, and in mma.cuh and mma_walk.cuh for chunks on tensor cores. Only *.cu files include it. */
 #ifndef CARRY_DELTA_CUDA_H
 #define CARRY_DELTA_CUDA_H
 
@@ -14,31 +13,36 @@ extern "C" {
 }
 
 #define CARRY_DELTA_KEEP 64 /* tokens between two states that are kept for backward */
-#define CARRY_DELTA_SUB 8   /* tokens whose states backward holds at once */
 
-/* A [B, T, heads, size] or [B, T, heads] tensor; strides count elements. data NULL: it is not there. */
+/* A [B, T, heads, size] or [B, T, heads] tensor; strides count elements. data NULL: absent. */
 typedef struct carry_delta_array {
     void *data;
-    carry_dtype dtype;
     int64_t batch, token, head;
+    carry_dtype dtype;
 } carry_delta_array;
 
-/* All that a kernel is told. */
+/* Kernel arguments, and for chunk/ the host code around its kernels. */
 typedef struct carry_delta_job {
     int64_t tokens, sequences, heads, value_heads, group;
     int key, value;
-    const int64_t *borders; /* on the device; NULL: a sequence is an item of the batch */
+    const int64_t *borders; /* of packed sequences, in device memory; NULL: a sequence is an item of the batch */
     carry_delta_array q, k, v, o, beta, g;
     const float *A_log, *dt_bias;
     const float *initial;
     float *final_state, *snapshots, *kept;
-    /* kept is of sequences of so many tokens and so many value heads, of which these are some; kept_token: tokens of
-       the sequences before these. */
+    /* Strides of `kept`, which may cover more tokens and value heads than this job; kept_token: tokens before it. */
     int64_t kept_tokens, kept_heads, kept_token;
-    float *maps; /* M of a range: K columns behind V's */
+    float *maps; /* M of a range: K columns after those of V */
     int64_t snapshot_every, snapshot_last, snapshot_count;
     float scale, beta_factor;
     bool transposed, l2norm, gated, by_key, gate_inside, beta_sigmoid;
+    int64_t batch;
+    int64_t state_heads; /* value heads of the states in memory, which may be more than those of this job */
+    /* Read by the host code of chunk/ only. */
+    const int64_t *host_borders; /* `borders` in host memory */
+    int64_t first_token;         /* the token that `borders` counts from */
+    void *workspace;
+    int split; /* above 0: computed in two calls, pair and rest; the number of ranks that share the GPU */
 } carry_delta_job;
 
 /* Gradients. part_* are sums over the columns of one block of V, which gradients.cu adds up in order:
@@ -49,59 +53,67 @@ typedef struct carry_delta_back_job {
     const float *dfinal;
     float *dinitial, *dA_log, *ddt_bias;
     int64_t blocks;    /* of V */
-    int64_t lanes;     /* value heads of all sequences that blocks were counted for: those of the job, or more */
-    bool add_partials; /* to what is there of dA_log and ddt_bias */
+    int64_t lanes;     /* value heads of all sequences that `blocks` was computed for: those of the job, or more */
+    bool add_partials; /* dA_log and ddt_bias are added to, not overwritten */
     float *part_q, *part_k, *part_beta, *part_g;
     int64_t most_blocks; /* of the grid */
-    float4 *stash;       /* states of a few tokens, for each of them */
+    float4 *stash;       /* states of a few tokens for each block of the grid */
 } carry_delta_back_job;
 
-/* recurrent.cu */
-cudaError_t carry_delta_recurrent_launch(const carry_delta_job *job, cudaStream_t stream);
-/* recurrent_backward.cu: blocks of V, and bytes of stash with at most so many blocks of the grid, on a GPU with so many
-   multiprocessors. */
-int64_t carry_delta_back_blocks(const carry_delta_job *job, int multiprocessors);
-size_t carry_delta_back_stash(const carry_delta_job *job, int64_t most, int multiprocessors);
-cudaError_t carry_delta_back_launch(const carry_delta_back_job *back, int multiprocessors, cudaStream_t stream);
-/* gradients.cu: all of them; dq and dk alone, from part_q and part_k. */
-cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaStream_t stream);
-cudaError_t carry_delta_rows_launch(const carry_delta_back_job *back, cudaStream_t stream);
-/* step.cu: false: the state is transposed or not aligned, and the plain kernel has to do it. */
-bool carry_delta_step_applies(const carry_delta_job *job);
-cudaError_t carry_delta_step_launch(const carry_delta_job *job, int units, cudaStream_t stream);
-/* step_rows.cu: the same for transposed states. */
-bool carry_delta_step_rows_applies(const carry_delta_job *job);
-cudaError_t carry_delta_step_rows_launch(const carry_delta_job *job, cudaStream_t stream);
+/* cuda.cu. A job has the sizes and options of the plan, and the inputs and gradients of a call. */
+carry_delta_array carry_delta_array_of(const carry_tensor *tensor); /* tensor NULL: absent */
+carry_delta_job carry_delta_job_of(const carry_delta_plan *plan, const carry_delta_inputs *inputs); /* or NULL */
+carry_delta_back_job carry_delta_back_job_of(const carry_delta_plan *plan, const carry_delta_backward_args *args);
+/* Moves every tensor, parameter and state of a job to a later item of the batch, token, head of q and k, or sequence.
+ */
+void carry_delta_job_move(carry_delta_job *job, int64_t batch, int64_t token, int64_t head, int64_t sequence);
+void carry_delta_back_job_move(carry_delta_back_job *back, int64_t batch, int64_t token, int64_t head,
+                               int64_t sequence);
 
-/* cuda.cu: what other methods on GPUs need too. The kernels' view of a tensor, or of none; and cu_seqlens (on the CPU,
-   checked) copied to device memory through kernel parameters, so that neither the caller's memory nor a stream that is
-   being captured matters. */
-carry_delta_array carry_delta_array_of(const carry_tensor *tensor);
-/* A step's job; inputs NULL: of the state alone. */
-carry_delta_job carry_delta_step_job(const carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
-                                     const carry_delta_forward_args *inputs);
+/* Selects the plan's device and returns its stream. */
+carry_status carry_delta_begin(const carry_delta_plan *plan, cudaStream_t *stream);
+/* Records factor * tokens * HV * K * V floating-point operations. */
+void carry_delta_count_work(carry_delta_plan *plan, double factor);
+/* Copies cu_seqlens (in host memory, checked; NULL: not packed) to device memory as kernel parameters, so that neither
+   the caller's memory nor a stream that is being captured matters. The second function copies `count` borders, counted
+   from the first of them. */
+int64_t *carry_delta_take_borders(const carry_delta_plan *plan, carry_arena *arena);
 carry_status carry_delta_upload_borders(carry_delta_plan *plan, int64_t *to, const carry_tensor *cu_seqlens,
                                         cudaStream_t stream);
-/* The same of `count` borders from `from` on, counted from the first of them. */
 carry_status carry_delta_upload_some(carry_delta_plan *plan, int64_t *to, const int64_t *from, int64_t count,
                                      cudaStream_t stream);
-bool carry_delta_gpu_is_new_enough(const carry_delta_plan *plan, char *why, size_t why_size);
-/* What rounds.cu needs of it: a job without tensors, its inputs, forward over whole sequences by the plan's method. */
-carry_delta_job carry_delta_plain_job(const carry_delta_plan *plan);
-bool carry_delta_by_tiles(const carry_delta_plan *plan);
-carry_status carry_delta_plain_begin(carry_delta_plan *plan, cudaStream_t *stream);
-carry_status carry_delta_plain_walk(carry_delta_plan *plan, const carry_delta_job *job, cudaStream_t stream);
-void carry_delta_plain_told(carry_delta_plan *plan, double factor);
-/* Single tokens and ranges, for every method. */
+/* States every CARRY_DELTA_KEEP tokens: how many there may be for each value head. */
+int64_t carry_delta_kept_slots(const carry_delta_plan *plan);
+/* `applies` of a method: true if reason is NULL and the GPU is new enough; otherwise writes the reason. */
+bool carry_delta_applies_unless(const carry_delta_plan *plan, const char *reason, char *why, size_t why_size);
+
+/* plain/method.cu: single tokens and ranges, for every method. */
 carry_status carry_delta_plain_step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
                                     const carry_delta_forward_args *inputs, void *memory, size_t bytes);
 carry_status carry_delta_plain_range(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
                                      const carry_delta_forward_args *inputs, void *memory, size_t bytes);
 
-/* rounds.cu: backward of "recurrent" and "tiles64". Sets backward_workspace and back_room of the plan; false: overflow.
- */
-bool carry_delta_rounds_workspace(carry_delta_plan *plan);
-carry_status carry_delta_rounds_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *memory,
-                                         size_t bytes);
+/* gradients.cu: all gradients from their parts; dq and dk only, from part_q and part_k. */
+cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaStream_t stream);
+cudaError_t carry_delta_rows_launch(const carry_delta_back_job *back, cudaStream_t stream);
+
+/* rounds.cu: workspace, forward and backward of a method that walks tokens in order, from its launches. */
+typedef struct carry_delta_walks {
+    /* Walks all tokens forward. job->kept, unless NULL, gets a state every CARRY_DELTA_KEEP tokens. */
+    cudaError_t (*forward)(const carry_delta_job *job, int units, cudaStream_t stream);
+    /* Walks them backward; job.kept is given. */
+    cudaError_t (*backward)(const carry_delta_back_job *back, int units, cudaStream_t stream);
+    /* Blocks of V, and bytes of stash with at most `most` blocks in the grid. NULL: one block, no stash. */
+    int64_t (*blocks)(const carry_delta_job *job, int units);
+    size_t (*stash)(const carry_delta_job *job, int64_t most, int units);
+    bool writes_rows; /* with one value head for each head, backward writes dq and dk, not part_q and part_k */
+    double forward_cost, backward_cost; /* of a token, in microseconds */
+} carry_delta_walks;
+
+bool carry_delta_walks_workspace(carry_delta_plan *plan, const carry_delta_walks *walks);
+carry_status carry_delta_walks_forward(carry_delta_plan *plan, const carry_delta_walks *walks,
+                                       const carry_delta_forward_args *args, void *memory, size_t bytes);
+carry_status carry_delta_walks_backward(carry_delta_plan *plan, const carry_delta_walks *walks,
+                                        const carry_delta_backward_args *args, void *memory, size_t bytes);
 
 #endif

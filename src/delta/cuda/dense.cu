@@ -1,9 +1,7 @@
 /* Around a dense scan: kernels in which a warp has one token of one unit. Its lanes share the columns of V, so that a
    row of a state is read and written whole; sums over V go through shuffles. Plain: every state is read once or twice
    from memory, which is what bounds it. */
-#include <string.h>
-
-#include "delta/cuda/rows.cuh"
+#include "delta/cuda/device.cuh"
 
 extern "C" {
 #include "delta/dense.h"
@@ -22,14 +20,6 @@ struct dense_job {
     carry_delta_array grad_o, dv;
     carry_delta_units units;
 };
-
-__device__ __forceinline__ float over_warp(float x) {
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) {
-        x += __shfl_xor_sync(WARP, x, far);
-    }
-    return x;
-}
 
 /* A token of a unit, and its row of q or k in shared memory, normalised where the problem says so. */
 struct dense_token {
@@ -235,37 +225,6 @@ __global__ void __launch_bounds__(WARPS * 32) dense_parts(const __grid_constant_
     }
 }
 
-float *floats(const carry_tensor *tensor) {
-    return tensor != NULL ? (float *)tensor->data : NULL;
-}
-
-carry_delta_job job_of(const carry_delta_plan *plan, const carry_delta_inputs *in) {
-    const carry_delta_problem *p = &plan->problem;
-    carry_delta_job job;
-    memset(&job, 0, sizeof job);
-    job.tokens = p->tokens;
-    job.sequences = plan->sequences;
-    job.heads = p->heads;
-    job.value_heads = p->value_heads;
-    job.group = plan->group;
-    job.key = (int)p->key;
-    job.value = (int)p->value;
-    job.scale = plan->scale;
-    job.beta_factor = p->beta_factor != 0.0f ? p->beta_factor : 1.0f;
-    job.l2norm = p->l2norm;
-    job.gated = p->gate != CARRY_DELTA_NO_GATE;
-    job.gate_inside = p->gate_inside;
-    job.beta_sigmoid = p->beta_sigmoid;
-    job.q = carry_delta_array_of(in->q);
-    job.k = carry_delta_array_of(in->k);
-    job.v = carry_delta_array_of(in->v);
-    job.beta = carry_delta_array_of(in->beta);
-    job.g = carry_delta_array_of(in->g);
-    job.A_log = floats(in->A_log);
-    job.dt_bias = floats(in->dt_bias);
-    return job;
-}
-
 typedef void (*dense_kernel)(const dense_job, int64_t);
 
 carry_status launch(const carry_delta_plan *plan, dense_kernel kernel, const dense_job &d) {
@@ -273,75 +232,50 @@ carry_status launch(const carry_delta_plan *plan, dense_kernel kernel, const den
     int ordinal = plan->ordinal;
     const int64_t items = d.units.count * d.job.tokens;
     const int64_t blocks = (items + WARPS - 1) / WARPS;
-    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    kernel<<<(unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), WARPS * 32, 0,
-             (cudaStream_t)carry_ctx_stream(ctx, plan->problem.device)>>>(d, items);
+    cudaStream_t stream;
+    CARRY_TRY(carry_delta_begin(plan, &stream));
+    kernel<<<(unsigned)(blocks < MOST_BLOCKS ? blocks : MOST_BLOCKS), WARPS * 32, 0, stream>>>(d, items);
     CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule as a scan could not be started");
     return CARRY_OK;
 }
 
-carry_delta_inputs inputs_of(const carry_delta_backward_args *args) {
-    carry_delta_inputs in;
-    memset(&in, 0, sizeof in);
-    in.q = &args->q;
-    in.k = &args->k;
-    in.v = &args->v;
-    in.beta = &args->beta;
-    in.g = carry_delta_given(&args->g);
-    in.A_log = carry_delta_given(&args->A_log);
-    in.dt_bias = carry_delta_given(&args->dt_bias);
-    return in;
+carry_status do_steps(const carry_delta_plan *plan, const carry_delta_inputs *in, const carry_delta_units *units) {
+    return launch(plan, dense_steps, dense_job{carry_delta_job_of(plan, in), {}, {}, *units});
 }
 
-carry_status do_steps(const carry_delta_plan *plan, const carry_delta_inputs *in,
-                     const carry_delta_units *units) {
-    return launch(plan, dense_steps, dense_job{job_of(plan, in), {}, {}, *units});
-}
-
-carry_status do_outputs(const carry_delta_plan *plan, const carry_delta_inputs *in,
-                                                  carry_tensor o, const carry_delta_units *units) {
-    dense_job d = {job_of(plan, in), {}, {}, *units};
+carry_status do_outputs(const carry_delta_plan *plan, const carry_delta_inputs *in, carry_tensor o,
+                        const carry_delta_units *units) {
+    dense_job d = {carry_delta_job_of(plan, in), {}, {}, *units};
     d.job.o = carry_delta_array_of(&o);
     return launch(plan, dense_outputs, d);
 }
 
-carry_status do_seeds(const carry_delta_plan *plan, const carry_delta_inputs *in,
-                                                carry_tensor grad_o, const carry_delta_units *units) {
-    return launch(plan, dense_seeds, dense_job{job_of(plan, in), carry_delta_array_of(&grad_o), {}, *units});
+carry_status do_seeds(const carry_delta_plan *plan, const carry_delta_inputs *in, carry_tensor grad_o,
+                      const carry_delta_units *units) {
+    return launch(plan, dense_seeds,
+                  dense_job{carry_delta_job_of(plan, in), carry_delta_array_of(&grad_o), {}, *units});
 }
 
 carry_status do_parts(const carry_delta_plan *plan, const carry_delta_backward_args *args,
-                     const carry_delta_units *units) {
-                     const carry_delta_inputs in = inputs_of(args);
+                      const carry_delta_units *units) {
+    const carry_delta_inputs in = carry_delta_back_inputs_of(args);
     return launch(plan, dense_parts,
-                  dense_job{job_of(plan, &in), carry_delta_array_of(&args->d_o), carry_delta_array_of(&args->dv),
-                            *units});
+                  dense_job{carry_delta_job_of(plan, &in), carry_delta_array_of(&args->d_o),
+                            carry_delta_array_of(&args->dv), *units});
 }
 
-carry_status do_gradients(const carry_delta_plan *plan,
-                     const carry_delta_backward_args *args,
-                     const carry_delta_units *units) {
+carry_status do_gradients(const carry_delta_plan *plan, const carry_delta_backward_args *args,
+                          const carry_delta_units *units) {
     carry_ctx *ctx = plan->ctx;
     int ordinal = plan->ordinal;
-                     const carry_delta_inputs in = inputs_of(args);
-    carry_delta_back_job back;
-    memset(&back, 0, sizeof back);
-    back.job = job_of(plan, &in);
-    back.dq = carry_delta_array_of(&args->dq);
-    back.dk = carry_delta_array_of(&args->dk);
-    back.dbeta = carry_delta_array_of(&args->dbeta);
-    back.dg = carry_delta_array_of(carry_delta_given(&args->dg));
-    back.dA_log = floats(carry_delta_given(&args->dA_log));
-    back.ddt_bias = floats(carry_delta_given(&args->ddt_bias));
-    back.blocks = 1;
+    cudaStream_t stream;
+    carry_delta_back_job back = carry_delta_back_job_of(plan, args);
     back.part_q = units->part_q;
     back.part_k = units->part_k;
     back.part_beta = units->part_beta;
     back.part_g = units->part_g;
-    CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    CARRY_CUDA_TRY(
-        carry_delta_gradients_launch(&back, (cudaStream_t)carry_ctx_stream(ctx, plan->problem.device)),
-        "gradients of the delta rule could not be summed");
+    CARRY_TRY(carry_delta_begin(plan, &stream));
+    CARRY_CUDA_TRY(carry_delta_gradients_launch(&back, stream), "gradients of the delta rule could not be summed");
     return CARRY_OK;
 }
 

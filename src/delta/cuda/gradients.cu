@@ -1,19 +1,11 @@
 /* The end of a backward pass on a GPU: parts of gradients, made by blocks of V and by the value heads that share q and
    k, are added up in their order, taken back through what was done inside (l2norm, sigmoid, the gate's formula), and
    written in the tensors' types. */
-#include "delta/cuda/rows.cuh"
+#include "delta/cuda/device.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
-
-__device__ __forceinline__ float over_warp(float x) {
-#pragma unroll
-    for (int far = 16; far > 0; far /= 2) {
-        x += __shfl_xor_sync(WARP, x, far);
-    }
-    return x;
-}
 
 /* Where a token, counted over the batch, is. */
 __device__ __forceinline__ int64_t place(const carry_delta_job &job, const carry_delta_array &array, int64_t token,

@@ -1,10 +1,16 @@
-/* In which rounds a backward pass of rounds.cu is done, and where everything lies in its workspace. */
+/* How rounds.cu cuts a backward pass into rounds, and the layout of its workspace. */
 #ifndef CARRY_DELTA_ROUNDS_CUH
 #define CARRY_DELTA_ROUNDS_CUH
 
 #include "delta/cuda/cuda.h"
 
 namespace {
+
+/* A plan, and the launches of its method. */
+struct planned {
+    carry_delta_plan *plan;
+    const carry_delta_walks *walks;
+};
 
 /* Of a round: sequences, heads of q and k, tokens of a sequence (or of all packed ones), and of a piece of them. */
 struct cut {
@@ -26,18 +32,18 @@ struct layout {
     float4 *stash;
 };
 
-carry_delta_job job_of(const carry_delta_plan *plan, const cut &c) {
-    carry_delta_job job = carry_delta_plain_job(plan);
+carry_delta_job job_of(const planned &by, const cut &c) {
+    carry_delta_job job = carry_delta_job_of(by.plan, NULL);
     job.sequences = c.sequences;
     job.heads = c.heads;
-    job.value_heads = c.heads * plan->group;
+    job.value_heads = c.heads * by.plan->group;
     job.tokens = c.pieces() > 1 ? c.piece : c.tokens;
     return job;
 }
 
 /* Of V. */
-int64_t blocks_of(const carry_delta_plan *plan, const carry_delta_job *job) {
-    return carry_delta_by_tiles(plan) ? 1 : carry_delta_back_blocks(job, plan->gpu.units);
+int64_t blocks_of(const planned &by, const carry_delta_job *job) {
+    return by.walks->blocks != NULL ? by.walks->blocks(job, by.plan->gpu.units) : 1;
 }
 
 size_t states_of(const carry_delta_job &job) {
@@ -45,22 +51,21 @@ size_t states_of(const carry_delta_job &job) {
 }
 
 /* keep: the caller kept no states. */
-layout take(const carry_delta_plan *plan, const cut &c, bool keep, carry_arena *arena) {
-    const carry_delta_job job = job_of(plan, c);
-    const bool tiles = carry_delta_by_tiles(plan);
+layout take(const planned &by, const cut &c, bool keep, carry_arena *arena) {
+    const carry_delta_job job = job_of(by, c);
     const int64_t tokens = c.packed ? job.tokens : job.sequences * job.tokens;
-    const size_t rows = (size_t)(tokens * job.value_heads * blocks_of(plan, &job));
+    const size_t rows = (size_t)(tokens * job.value_heads * blocks_of(by, &job));
     const size_t K = (size_t)job.key, states = (size_t)c.sequences * states_of(job);
     const size_t pieces = (size_t)c.pieces();
     layout l = {};
     l.borders = (int64_t *)carry_arena_take(arena, c.packed ? (size_t)c.sequences + 1 : 0, sizeof(int64_t));
-    if (!tiles || plan->group > 1) { /* else dq and dk are written as they are made */
+    if (!by.walks->writes_rows || by.plan->group > 1) {
         l.part_q = (float *)carry_arena_take(arena, rows, K * sizeof(float));
         l.part_k = (float *)carry_arena_take(arena, rows, K * sizeof(float));
     }
     l.part_g = (float *)carry_arena_take(arena, rows, (job.by_key ? K : 1) * sizeof(float));
     l.part_beta = (float *)carry_arena_take(arena, rows, sizeof(float));
-    const size_t stash = tiles ? 0 : carry_delta_back_stash(&job, c.most_blocks, plan->gpu.units);
+    const size_t stash = by.walks->stash != NULL ? by.walks->stash(&job, c.most_blocks, by.plan->gpu.units) : 0;
     l.stash = (float4 *)carry_arena_take(arena, stash, 1);
     if (keep) {
         const size_t slots = (size_t)(tokens / CARRY_DELTA_KEEP + c.sequences);
@@ -72,25 +77,23 @@ layout take(const carry_delta_plan *plan, const cut &c, bool keep, carry_arena *
 }
 
 /* SIZE_MAX: more than can be counted. */
-size_t bytes_of(const carry_delta_plan *plan, const cut &c, bool keep) {
+size_t bytes_of(const planned &by, const cut &c, bool keep) {
     carry_arena arena = carry_arena_over(NULL, 0);
     size_t bytes = 0;
-    (void)take(plan, c, keep, &arena);
+    (void)take(by, c, keep, &arena);
     return carry_arena_total(&arena, &bytes) ? bytes : SIZE_MAX;
 }
 
-/* Microseconds: what a token costs a block back and forward, and what launches of a piece cost. */
-double cost_of(const carry_delta_plan *plan, const cut &c, int64_t sequences, bool keep) {
-    const bool tiles = carry_delta_by_tiles(plan);
-    const double back = tiles ? 0.28 : 2.0, forward = tiles ? 0.14 : 0.86;
-    const carry_delta_job job = job_of(plan, c);
-    int64_t resident = 2 * (int64_t)(plan->gpu.units > 0 ? plan->gpu.units : 1);
+/* Microseconds: of the walks, and 30 for the launches of a piece. */
+double cost_of(const planned &by, const cut &c, int64_t sequences, bool keep) {
+    const carry_delta_job job = job_of(by, c);
+    int64_t resident = 2 * (int64_t)(by.plan->gpu.units > 0 ? by.plan->gpu.units : 1);
     resident = resident < c.most_blocks ? resident : c.most_blocks;
-    const int64_t turns = (c.sequences * job.value_heads * blocks_of(plan, &job) + resident - 1) / resident;
-    const int64_t rounds = ((sequences + c.sequences - 1) / c.sequences) *
-                           ((plan->problem.heads + c.heads - 1) / c.heads);
+    const int64_t turns = (c.sequences * job.value_heads * blocks_of(by, &job) + resident - 1) / resident;
+    const int64_t rounds =
+        ((sequences + c.sequences - 1) / c.sequences) * ((by.plan->problem.heads + c.heads - 1) / c.heads);
     const double walks = c.pieces() == 1 ? 1.0 : c.again ? 1.0 + 0.5 * (double)c.pieces() : 2.0;
-    const double each = back + (keep ? walks * forward : 0.0);
+    const double each = by.walks->backward_cost + (keep ? walks * by.walks->forward_cost : 0.0);
     return (double)rounds * ((double)turns * (double)c.tokens * each + (double)c.pieces() * 30.0);
 }
 
@@ -101,8 +104,8 @@ struct way {
 };
 
 /* The quickest that has room, else the smallest. */
-void consider(const carry_delta_plan *plan, way *best, const cut &c, int64_t sequences, bool keep, size_t most) {
-    const way one = {c, bytes_of(plan, c, keep), cost_of(plan, c, sequences, keep)};
+void consider(const planned &by, way *best, const cut &c, int64_t sequences, bool keep, size_t most) {
+    const way one = {c, bytes_of(by, c, keep), cost_of(by, c, sequences, keep)};
     const bool fits = one.bytes <= most;
     if (fits ? best->bytes > most || one.cost < best->cost : one.bytes < best->bytes) {
         *best = one;
@@ -111,29 +114,29 @@ void consider(const carry_delta_plan *plan, way *best, const cut &c, int64_t seq
 
 /* Pieces of 64, 128, 192, 256, 384, 512, ... tokens and of all; whatever the length, the same ones, so that a sequence
    has room where a longer one has. */
-void consider_pieces(const carry_delta_plan *plan, way *best, cut c, int64_t sequences, bool keep, size_t most) {
+void consider_pieces(const planned &by, way *best, cut c, int64_t sequences, bool keep, size_t most) {
     for (int64_t two = CARRY_DELTA_KEEP; two < c.tokens && two <= INT64_MAX / 4; two *= 2) {
         for (int64_t piece = two; piece < 2 * two && piece < c.tokens; piece += two / 2) {
             if (piece % CARRY_DELTA_KEEP == 0) {
                 c.piece = piece;
-                consider(plan, best, c, sequences, keep, most);
+                consider(by, best, c, sequences, keep, most);
             }
         }
     }
     c.piece = c.tokens;
-    consider(plan, best, c, sequences, keep, most);
+    consider(by, best, c, sequences, keep, most);
 }
 
 /* How sequences that are not packed are done in `most` bytes. */
-way way_of(const carry_delta_plan *plan, int64_t sequences, int64_t tokens, bool keep, size_t most) {
-    cut c = {sequences, plan->problem.heads, tokens, tokens, false, false, INT64_MAX};
-    way best = {c, bytes_of(plan, c, keep), cost_of(plan, c, sequences, keep)};
+way way_of(const planned &by, int64_t sequences, int64_t tokens, bool keep, size_t most) {
+    cut c = {sequences, by.plan->problem.heads, tokens, tokens, false, false, INT64_MAX};
+    way best = {c, bytes_of(by, c, keep), cost_of(by, c, sequences, keep)};
     if (best.bytes <= most) {
         return best;
     }
     for (bool last = false; !last;) {
         last = c.sequences == 1 && c.heads == 1;
-        consider_pieces(plan, &best, c, sequences, keep, most);
+        consider_pieces(by, &best, c, sequences, keep, most);
         if (c.sequences > 1) {
             c.sequences = (c.sequences + 1) / 2;
         } else {
@@ -142,7 +145,7 @@ way way_of(const carry_delta_plan *plan, int64_t sequences, int64_t tokens, bool
     }
     c.again = keep; /* one head of one sequence has no room: whatever it costs */
     for (c.most_blocks = 64; best.bytes > most && c.most_blocks > 0; c.most_blocks /= 4) {
-        consider_pieces(plan, &best, c, sequences, keep, most);
+        consider_pieces(by, &best, c, sequences, keep, most);
     }
     return best;
 }

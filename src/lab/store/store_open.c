@@ -131,7 +131,10 @@ static carry_status settle(carry_store *store) {
     CARRY_TRY(carry_store_script(store, "opening",
                                  "PRAGMA trusted_schema=OFF; PRAGMA foreign_keys=ON; PRAGMA temp_store=MEMORY; "
                                  "PRAGMA synchronous=FULL"));
+    /* One transaction, so that a store that another process makes meanwhile is seen whole or not at all. */
+    CARRY_TRY(carry_store_script(store, "opening", "BEGIN"));
     CARRY_TRY(look(store, &is_store));
+    CARRY_TRY(carry_store_script(store, "opening", "COMMIT"));
     (void)sqlite3_db_config(store->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 0, NULL);
     if (is_store) {
         return CARRY_OK;

@@ -7,14 +7,15 @@
 #include "carry/delta.h"
 #include "core/error.h"
 #include "core/memory.h"
-#include "model/lm/layer_mixer.h"
+#include "model/lm/mixers/mixer.h"
 
 #define MAX_WIDTH ((int64_t)1 << 24)
 #define MAX_VOCABULARY ((int64_t)1 << 28)
 #define MAX_CONV 16
 #define MAX_HOUSEHOLDER 64
-#define MAX_VALUE ((int64_t)8 * CARRY_DELTA_MAX_DIM) /* of a head: wider ones are done in slices (mixer.h) */
-#define CARRY_ATTENTION_MAX_DIM 256                  /* carry/attention.h */
+#define MAX_VALUE \
+    ((int64_t)8 * CARRY_DELTA_MAX_DIM) /* of a head: wider ones are done in slices (recurrence/recurrence.h) */
+#define CARRY_ATTENTION_MAX_DIM 256    /* carry/attention.h */
 
 static const struct {
     const char *type, *architecture;
@@ -216,18 +217,18 @@ static carry_status finish_layers(carry_ctx *ctx, carry_lm_config *c) {
     if (from_transformers && c->layers_listed == 0) {
         CARRY_TRY(check_size(ctx, "full_attention_interval", c->full_attention_interval, MAX_WIDTH));
         for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-            c->layer[i] = (i + 1) % c->full_attention_interval == 0 ? CARRY_LM_LAYER_ATTENTION : CARRY_LM_LAYER_DELTA;
+            c->layer[i] = (i + 1) % c->full_attention_interval == 0 ? CARRY_LM_MIXER_ATTENTION : CARRY_LM_MIXER_DELTA;
         }
         if (c->kind == CARRY_LM_OLMO_HYBRID && c->num_hidden_layers < c->full_attention_interval) {
-            c->layer[c->num_hidden_layers - 1] = CARRY_LM_LAYER_ATTENTION;
+            c->layer[c->num_hidden_layers - 1] = CARRY_LM_MIXER_ATTENTION;
         }
     }
     for (int64_t i = 0; c->kind == CARRY_LM_GATED_DELTAPRODUCT && i < c->num_hidden_layers; i++) {
-        c->layer[i] = c->layer[i] == CARRY_LM_LAYER_DELTA ? CARRY_LM_LAYER_DELTAPRODUCT : c->layer[i];
+        c->layer[i] = c->layer[i] == CARRY_LM_MIXER_DELTA ? CARRY_LM_MIXER_DELTAPRODUCT : c->layer[i];
     }
     c->has_attention = false;
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        c->has_attention = c->has_attention || c->layer[i] == CARRY_LM_LAYER_ATTENTION;
+        c->has_attention = c->has_attention || c->layer[i] == CARRY_LM_MIXER_ATTENTION;
     }
     return CARRY_OK;
 }

@@ -6,7 +6,7 @@
    missing for has the default of its origin, so a folder made there means the same here.
 
    Which keys a family has is said by tables: config_keys.c has those of the model, and every mixer has its own
-   (layer_mixer.h). */
+   (mixers/mixer.h). */
 #ifndef CARRY_MODEL_CONFIG_H
 #define CARRY_MODEL_CONFIG_H
 
@@ -34,7 +34,7 @@ typedef enum carry_lm_qk_norm { CARRY_LM_NO_QK_NORM, CARRY_LM_NORM_HEADS, CARRY_
 
 typedef struct carry_lm_config {
     carry_lm_kind kind;
-    unsigned char layer[CARRY_LM_MAX_LAYERS]; /* the mixer of each layer: CARRY_LM_LAYER_ of layer_mixer.h */
+    unsigned char layer[CARRY_LM_MAX_LAYERS]; /* the mixer of each layer: CARRY_LM_MIXER_ of mixers/mixer.h */
     int64_t vocab_size, hidden_size, num_hidden_layers;
     int64_t intermediate_size; /* 0: from hidden_ratio */
     double hidden_ratio;       /* 0: 4 */
@@ -53,9 +53,9 @@ typedef struct carry_lm_config {
     double expand_v;        /* gated_deltanet: a head of v has expand_v head_dim; delta_net: as expand_k */
     int64_t conv_size;
     bool use_gate, use_short_conv, allow_neg_eigval;
-    bool use_beta;                  /* delta_net; without it beta is 1, or 2 with allow_neg_eigval */
-    bool use_output_norm;           /* delta_net; kept for the file: o_norm is there either way, as it is there */
-    bool use_delta_rule;            /* false: gated linear attention (mixer.h); written only where it is false */
+    bool use_beta;        /* delta_net; without it beta is 1, or 2 with allow_neg_eigval */
+    bool use_output_norm; /* delta_net; kept for the file: o_norm is there either way, as it is there */
+    bool use_delta_rule;  /* false: gated linear attention (recurrence/recurrence.h); written only where it is false */
     carry_activation qk_activation; /* delta_net; CARRY_ELU is elu(x) + 1 */
     int64_t num_householder;        /* gated_deltaproduct: steps of the delta rule a token */
     bool use_forget_gate;           /* gated_deltaproduct; without it states do not decay */
@@ -147,7 +147,9 @@ carry_status carry_lm_config_finish(carry_ctx *ctx, carry_lm_config *config);
 carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, const carry_json *root, const char *name);
 carry_status carry_lm_config_read(carry_ctx *ctx, carry_lm_config *config, const char *path);
 
-/* Replaces path, with the keys that the family's origin writes; dtype is what the weights beside it are stored as. */
+/* The text of a config.json, with the keys that the family's origin writes; dtype is the type of the weights beside it.
+   carry_lm_config_write replaces path with it. */
+void carry_lm_config_put(carry_json_text *text, const carry_lm_config *config, carry_dtype dtype);
 carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path);
 
 #endif

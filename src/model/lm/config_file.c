@@ -9,7 +9,7 @@
 #include "core/context.h"
 #include "core/file.h"
 #include "model/lm/config.h"
-#include "model/lm/layer_mixer.h"
+#include "model/lm/mixers/mixer.h"
 
 #define FILE_LIMIT ((size_t)4 << 20)
 
@@ -129,9 +129,7 @@ carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_k
 
 /* The tables of keys: NULL past the last. */
 static const carry_lm_key *table_at(int index) {
-    return index == 0                       ? carry_lm_model_keys
-           : index <= CARRY_LM_LAYER_MIXERS ? carry_lm_layer_mixer_at(index - 1)->keys
-                                            : NULL;
+    return index == 0 ? carry_lm_model_keys : index <= CARRY_LM_MIXERS ? carry_lm_mixer_at(index - 1)->keys : NULL;
 }
 
 static const carry_lm_key *find_key(const carry_json *node, carry_lm_kind kind) {
@@ -259,10 +257,9 @@ static void put_key(carry_json_text *text, const carry_lm_config *config, const 
     }
 }
 
-carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path) {
+void carry_lm_config_put(carry_json_text *text, const carry_lm_config *config, carry_dtype dtype) {
     const bool from_fla = carry_lm_is_fla(config->kind);
-    carry_json_text text = {0};
-    carry_json_put_raw(&text, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"%s",
+    carry_json_put_raw(text, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"%s",
                        carry_lm_kind_architecture(config->kind), carry_lm_kind_name(config->kind),
                        from_fla ? ",\n  \"attn_mode\": \"chunk\"" : "");
     for (int i = 0; table_at(i) != NULL; i++) {
@@ -271,17 +268,22 @@ carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config
             bool untold = (config->use_delta_rule && key->offset == offsetof(carry_lm_config, use_delta_rule)) ||
                           (key->form == CARRY_LM_OTHER && key->write == NULL);
             if ((key->kinds & 1u << config->kind) != 0 && key->form < CARRY_LM_READ_SIZE && !untold) {
-                put_key(&text, config, key);
+                put_key(text, config, key);
             }
         }
     }
-    carry_json_put_raw(&text, "%s,\n  \"hidden_act\": \"%s\",\n  \"dtype\": \"%s\"\n}\n",
+    carry_json_put_raw(text, "%s,\n  \"hidden_act\": \"%s\",\n  \"dtype\": \"%s\"\n}\n",
                        config->kind == CARRY_LM_DELTA_NET ? ",\n  \"qk_norm\": \"l2\"" : "",
                        from_fla ? "swish" : "silu",
                        dtype == CARRY_BF16  ? "bfloat16"
                        : dtype == CARRY_F16 ? "float16"
                                             : "float32");
+}
+
+carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path) {
+    carry_json_text text = {0};
     carry_status status;
+    carry_lm_config_put(&text, config, dtype);
     if (text.failed) {
         status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
     } else {

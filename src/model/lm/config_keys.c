@@ -1,6 +1,6 @@
 /* The keys of config.json that are of the model and not of a mixer. */
 #include "model/lm/config.h"
-#include "model/lm/layer_mixer.h"
+#include "model/lm/mixers/mixer.h"
 
 enum {
     FLA = CARRY_LM_IN(GATED_DELTANET) | CARRY_LM_IN(DELTA_NET) | CARRY_LM_IN(GATED_DELTAPRODUCT),
@@ -27,7 +27,7 @@ static carry_status read_layer_types(const carry_lm_source *s, const carry_json 
                               s->name, one->line, (long long)i, carry_json_show(shown, one));
         }
         if (i < CARRY_LM_MAX_LAYERS) {
-            c->layer[i] = attention ? CARRY_LM_LAYER_ATTENTION : CARRY_LM_LAYER_DELTA;
+            c->layer[i] = attention ? CARRY_LM_MIXER_ATTENTION : CARRY_LM_MIXER_DELTA;
         }
     }
     c->layers_listed = i;
@@ -38,7 +38,7 @@ static void write_layer_types(carry_json_text *text, const carry_lm_config *c) {
     carry_json_put_raw(text, "[");
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
         carry_json_put_raw(text, "%s\"%s\"", i > 0 ? ", " : "",
-                           c->layer[i] == CARRY_LM_LAYER_ATTENTION ? "full_attention" : "linear_attention");
+                           c->layer[i] == CARRY_LM_MIXER_ATTENTION ? "full_attention" : "linear_attention");
     }
     carry_json_put_raw(text, "]");
 }

@@ -11,6 +11,11 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "model/lm/lm_names.h"
+#include "model/lm/lm_pass.h"
+
+const carry_lm_part *carry_lm_part_at(int index) {
+    return index < CARRY_LM_MIXERS ? carry_lm_mixer_at(index) : carry_lm_feedforward_at(index - CARRY_LM_MIXERS);
+}
 
 carry_lm_parameter carry_lm_matrix(int64_t out, int64_t in) {
     return (carry_lm_parameter){.rank = 2, .shape = {out, in}, .decays = true, .start = CARRY_LM_NORMAL};
@@ -35,41 +40,41 @@ static int64_t add_to_layer(carry_lm *lm, int64_t layer, const char *key, carry_
 }
 
 /* Slots of one name are rows of one tensor. */
-static void list_slots(carry_lm *lm, int64_t layer, carry_lm_layer *l) {
+static void list_slots(carry_lm *lm, int64_t layer, carry_lm_sublayer *s) {
     const carry_lm_config *c = &lm->config;
-    const carry_lm_layer_mixer *m = l->mixer;
+    const carry_lm_part *m = s->part;
     for (int i = 0, next; i < m->slots; i = next) {
         carry_lm_parameter whole = m->describe(c, i);
-        l->slot[i].parameter = -1;
+        s->slot[i].parameter = -1;
         for (next = i + 1; next < m->slots && strcmp(m->key(c, next), m->key(c, i)) == 0; next++) {
             const int64_t rows = m->describe(c, next).shape[0];
-            l->slot[i].rows = i + 1 == next ? whole.shape[0] : l->slot[i].rows;
-            l->slot[next] = (carry_lm_slot){.first = whole.shape[0], .rows = rows};
+            s->slot[i].rows = i + 1 == next ? whole.shape[0] : s->slot[i].rows;
+            s->slot[next] = (carry_lm_slot){.first = whole.shape[0], .rows = rows};
             whole.shape[0] += rows;
         }
         const int64_t parameter = add_to_layer(lm, layer, m->key(c, i), whole);
         for (int same = i; same < next; same++) {
-            l->slot[same].parameter = parameter;
+            s->slot[same].parameter = parameter;
         }
     }
 }
 
 #define WHOLE 8 /* rows: products of 16 bits are several times slower where a size is no multiple of it */
 
-/* The places of a mixer's parameters in the order of `together`, and zeros after them up to whole rows. Their order in
+/* The places of a part's parameters in the order of `together`, and zeros after them up to whole rows. Their order in
    the list, which others see, does not change. */
-static void put_together(carry_lm *lm, carry_lm_layer *l, int64_t listed) {
-    const int *slots = l->mixer->together;
+static void put_together(carry_lm *lm, carry_lm_sublayer *s, int64_t listed) {
+    const int *slots = s->part->together;
     carry_parameter *all = lm->own.parameter;
     int64_t rows = 0;
     int64_t at = INT64_MAX;
     int64_t before = -1;
     for (int i = 0; slots[i] >= 0; i++) {
-        const int64_t p = l->slot[slots[i]].parameter;
+        const int64_t p = s->slot[slots[i]].parameter;
         at = p >= 0 && all[p].offset < at ? all[p].offset : at;
     }
     for (int i = 0; slots[i] >= 0; i++) {
-        const int64_t p = l->slot[slots[i]].parameter;
+        const int64_t p = s->slot[slots[i]].parameter;
         if (p >= 0 && p != before) { /* slots may be rows of one tensor */
             all[p].offset = all[p].wide = at;
             at += carry_parameters_room(all[p].count);
@@ -77,14 +82,25 @@ static void put_together(carry_lm *lm, carry_lm_layer *l, int64_t listed) {
             before = p;
         }
     }
-    l->rest = at;
-    l->rest_rows = (WHOLE - rows % WHOLE) % WHOLE;
-    const int64_t room = carry_parameters_room(l->rest_rows * lm->config.hidden_size);
+    s->rest = at;
+    s->rest_rows = (WHOLE - rows % WHOLE) % WHOLE;
+    const int64_t room = carry_parameters_room(s->rest_rows * lm->config.hidden_size);
     for (int64_t p = listed; p < lm->own.parameters; p++) {
         all[p].offset += all[p].offset >= at ? room : 0;
         all[p].wide = all[p].offset;
     }
     lm->own.count += room;
+}
+
+static void list_sublayer(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, const char *norm, int kind) {
+    s->part = carry_lm_part_at(kind);
+    s->kind = kind;
+    s->norm = add_to_layer(lm, layer, norm, norm_of(&lm->config));
+    const int64_t listed = lm->own.parameters;
+    list_slots(lm, layer, s);
+    if (lm->own.device != 0 && s->part->together != NULL) {
+        put_together(lm, s, listed);
+    }
 }
 
 static void list_layer(carry_lm *lm, int64_t layer) {
@@ -95,19 +111,10 @@ static void list_layer(carry_lm *lm, int64_t layer) {
     };
     const carry_lm_config *c = &lm->config;
     carry_lm_layer *l = &lm->layer[layer];
-    l->mixer = carry_lm_layer_mixer_at(c->layer[layer]);
-    l->norms_after = c->kind == CARRY_LM_OLMO_HYBRID && c->layer[layer] == CARRY_LM_LAYER_ATTENTION;
+    l->norms_after = c->kind == CARRY_LM_OLMO_HYBRID && c->layer[layer] == CARRY_LM_MIXER_ATTENTION;
     const int named = l->norms_after ? 2 : carry_lm_is_fla(c->kind) ? 0 : 1;
-    l->norm[0] = add_to_layer(lm, layer, names[named][0], norm_of(c));
-    const int64_t listed = lm->own.parameters;
-    list_slots(lm, layer, l);
-    if (lm->own.device != 0 && l->mixer->together != NULL) {
-        put_together(lm, l, listed);
-    }
-    l->norm[1] = add_to_layer(lm, layer, names[named][1], norm_of(c));
-    l->gate = add_to_layer(lm, layer, "mlp.gate_proj.weight", carry_lm_matrix(c->intermediate, c->hidden_size));
-    l->up = add_to_layer(lm, layer, "mlp.up_proj.weight", carry_lm_matrix(c->intermediate, c->hidden_size));
-    l->down = add_to_layer(lm, layer, "mlp.down_proj.weight", carry_lm_matrix(c->hidden_size, c->intermediate));
+    list_sublayer(lm, layer, &l->mixer, names[named][0], c->layer[layer]);
+    list_sublayer(lm, layer, &l->feedforward, names[named][1], CARRY_LM_MIXERS + CARRY_LM_FEEDFORWARD_SWIGLU);
 }
 
 static void list_parameters(carry_lm *lm) {
@@ -129,7 +136,7 @@ static carry_status make(carry_lm *lm, int device, const char *folder, bool maps
     if (lm->layer == NULL) {
         return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: a model of %" PRId64 " layers", layers);
     }
-    CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * (CARRY_LM_SLOTS + 5) + 3));
+    CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * 2 * (CARRY_LM_SLOTS + 1) + 3));
     list_parameters(lm);
     lm->own.other = carry_lm_is_fla(lm->config.kind) ? NULL : carry_lm_other_name;
     CARRY_TRY(folder != NULL ? carry_parameters_check(&lm->own, folder) : CARRY_OK);
@@ -231,7 +238,7 @@ static int64_t begin_of(const carry_lm *lm, int64_t layer) {
     if (layer < 0) {
         return 0;
     }
-    return lm->own.parameter[layer < lm->config.num_hidden_layers ? lm->layer[layer].norm[0] : lm->norm].offset;
+    return lm->own.parameter[layer < lm->config.num_hidden_layers ? lm->layer[layer].mixer.norm : lm->norm].offset;
 }
 
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count) {

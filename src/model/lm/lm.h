@@ -1,9 +1,9 @@
 /* Language models: a list of layers between embeddings and a head.
 
-       h = embeddings[ids];  for every layer:  h += mixer(norm(h));  h += down(silu(gate(x)) * up(x)), x = norm(h)
+       h = embeddings[ids];  for every layer:  h += mixer(norm(h));  h += feedforward(norm(h))
        logits = lm_head norm(h)
 
-   or with norms after mixer and MLP. Every layer names its mixer: the delta rule, attention (layer_mixer.h).
+   or with norms after mixer and feed-forward. Every layer names both (part.h).
 
    Parameters and gradients are model/parameters.h, on one device, where all the work is done. A pass is a plan for
    batches of one shape: it states how much memory a call needs and allocates nothing in it. Model code calls operators
@@ -11,22 +11,14 @@
 #ifndef CARRY_MODEL_LM_H
 #define CARRY_MODEL_LM_H
 
-#include "model/lm/layer_mixer.h"
-#include "model/lm/mixer.h"
+#include "model/lm/feedforward/feedforward.h"
+#include "model/lm/mixers/mixer.h"
+#include "model/lm/recurrence/recurrence.h"
 #include "model/parameters.h"
 
-/* A slot of a mixer: rows of a parameter. */
-typedef struct carry_lm_slot {
-    int64_t parameter;   /* -1: the model has none */
-    int64_t first, rows; /* rows 0: all of it */
-} carry_lm_slot;
-
 typedef struct carry_lm_layer {
-    const carry_lm_layer_mixer *mixer;
-    bool norms_after;                /* h += norm(f(h)); otherwise h += f(norm(h)) */
-    int64_t norm[2], gate, up, down; /* parameters: of the norms of mixer and MLP; of the MLP. norm[0] is the first */
-    carry_lm_slot slot[CARRY_LM_SLOTS];
-    int64_t rest, rest_rows; /* on a GPU: rows of zeros after the mixer's maps, where they begin in the flat buffers */
+    bool norms_after; /* h += norm(f(h)); otherwise h += f(norm(h)) */
+    carry_lm_sublayer mixer, feedforward;
 } carry_lm_layer;
 
 typedef struct carry_lm {
@@ -40,6 +32,8 @@ typedef struct carry_lm {
     bool is_settled;
     void *panels; /* of the layers' weights (lm_packed.c); NULL: packed by every product */
     size_t panel_bytes;
+    uint64_t hash; /* carry_lm_hash, once is_hashed */
+    bool is_hashed;
 } carry_lm;
 
 /* On a device of carry/device.h; 0 is the CPU. The weights of a new model are zero: load or init. The model uses ctx.
@@ -82,12 +76,12 @@ carry_status carry_lm_load_weights(carry_lm *lm, const char *folder);
 
 typedef struct carry_lm_pass_options {
     int64_t batch, tokens;
-    int64_t sequences;           /* > 0: packed, batch being 1 */
-    carry_dtype dtype;           /* of activations: f32, bf16 or f16; weights are f32 */
-    bool forward_only;           /* no gradients will be asked for: layers share their memory */
-    bool recompute;              /* keep only what enters a layer and do its forward again in backward: the same bits */
-    const carry_lm_mixer *mixer; /* NULL: chunk, or linear without the delta rule */
-    const void *mixer_options;
+    int64_t sequences; /* > 0: packed, batch being 1 */
+    carry_dtype dtype; /* of activations: f32, bf16 or f16; weights are f32 */
+    bool forward_only; /* no gradients will be asked for: layers share their memory */
+    bool recompute;    /* keep only what enters a layer and do its forward again in backward: the same bits */
+    const carry_lm_recurrence *recurrence; /* NULL: chunk, or linear without the delta rule */
+    const void *recurrence_options;
 } carry_lm_pass_options;
 
 typedef struct carry_lm_pass carry_lm_pass;
@@ -138,15 +132,20 @@ carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args);
 /* The states of `batch` sequences: for every layer what its mixer has of one, such as the last conv_size - 1 inputs of
    each convolution and the state of the delta rule, in f32, or the keys and values of all tokens, in the activations'
    type. A new one is zero: nothing was read. Caches grow with the tokens that are read. */
-carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64_t batch);
+carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t batch);
 void carry_lm_state_free(carry_lm_state *state);
 int64_t carry_lm_state_length(const carry_lm_state *state, int64_t sequence); /* tokens that were read */
 carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
 /* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
 carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);
 
-/* One sequence to and from a file; a state of another model is refused. A snapshot in memory is carry_lm_state_copy
-   into another state, and going back to it is the same the other way. */
+/* A hash of the configuration and all weights, which tells models apart: the same on every device. It is computed once
+   for a model of carry_lm_open, whose weights do not change. */
+carry_status carry_lm_hash(carry_lm *lm, uint64_t *hash);
+
+/* One sequence to and from a file (file/state_file.h). Loading refuses a damaged file, the state of another model, and
+   any part of another type or shape, before anything of the state is changed. A snapshot in memory is
+   carry_lm_state_copy into another state, and going back to it is the same the other way. */
 carry_status carry_lm_state_save(carry_lm_state *state, int64_t sequence, const char *path);
 carry_status carry_lm_state_load(carry_lm_state *state, int64_t sequence, const char *path);
 

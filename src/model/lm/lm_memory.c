@@ -37,7 +37,7 @@ static carry_tensor take_1d(const carry_lm_pass *pass, carry_arena *arena, carry
     return carry_arena_tensor(arena, pass->lm->own.device, dtype, 1, &count);
 }
 
-/* What a layer has whatever its mixer is. after: norms come after mixer and MLP. */
+/* The activations of a layer that are not a part's. after: norms come after mixer and feed-forward. */
 static void take_common(const carry_lm_pass *pass, carry_arena *arena, carry_lm_rows *r, bool before, bool after) {
     const carry_lm_config *c = &pass->lm->config;
     const carry_dtype dtype = pass->options.dtype;
@@ -47,32 +47,33 @@ static void take_common(const carry_lm_pass *pass, carry_arena *arena, carry_lm_
     r->out2 = after ? carry_lm_take(pass, arena, dtype, c->hidden_size) : absent;
     r->middle = carry_lm_take(pass, arena, dtype, c->hidden_size);
     r->x2 = before ? carry_lm_take(pass, arena, dtype, c->hidden_size) : absent;
-    carry_lm_take_columns(pass, arena, pass->lm->own.device != 0, 2,
-                          (const int64_t[]){c->intermediate, c->intermediate},
-                          (carry_tensor *const[]){&r->gate, &r->up});
-    r->activated = carry_lm_take(pass, arena, dtype, c->intermediate);
 }
 
 static void take_layers(carry_lm_pass *pass, carry_arena *arena) {
-    const carry_lm_config *c = &pass->lm->config;
-    for (int64_t i = 0; !pass->shares && i < c->num_hidden_layers; i++) {
-        const carry_lm_opened *mixer = &pass->mixer[c->layer[i]];
-        const bool after = pass->lm->layer[i].norms_after;
-        take_common(pass, arena, &pass->layer[i], !after, after);
-        mixer->mixer->take(pass, mixer->opened, arena, pass->layer[i].mixer);
-    }
-    if (!pass->shares) {
-        return;
-    }
+    const int64_t layers = pass->lm->config.num_hidden_layers;
     carry_lm_rows common;
-    take_common(pass, arena, &common, true, true);
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
-        const carry_lm_opened *mixer = &pass->mixer[i];
-        if (mixer->mixer != NULL) {
-            void *rows = pass->layer[i].mixer;
-            pass->layer[i] = common;
-            pass->layer[i].mixer = rows;
-            mixer->mixer->take(pass, mixer->opened, arena, rows);
+    if (pass->shares) {
+        take_common(pass, arena, &common, true, true);
+    }
+    for (int i = 0; pass->shares && i < CARRY_LM_PARTS; i++) {
+        const carry_lm_opened *at = &pass->part[i];
+        if (at->part != NULL) {
+            at->part->take(pass, at->opened, arena, at->rows);
+        }
+    }
+    for (int64_t i = 0; i < layers; i++) {
+        const carry_lm_layer *l = &pass->lm->layer[i];
+        const carry_lm_opened *mixer = &pass->part[l->mixer.kind];
+        const carry_lm_opened *feedforward = &pass->part[l->feedforward.kind];
+        carry_lm_rows *r = &pass->layer[i];
+        if (pass->shares) {
+            common.mixer = mixer->rows;
+            common.feedforward = feedforward->rows;
+            *r = common;
+        } else {
+            take_common(pass, arena, r, !l->norms_after, l->norms_after);
+            feedforward->part->take(pass, feedforward->opened, arena, r->feedforward);
+            mixer->part->take(pass, mixer->opened, arena, r->mixer);
         }
     }
 }
@@ -84,10 +85,9 @@ static void take_back(carry_lm_pass *pass, carry_arena *arena) {
     back->dh = carry_lm_take(pass, arena, dtype, c->hidden_size);
     back->dx = carry_lm_take(pass, arena, dtype, c->hidden_size);
     back->dout = carry_lm_take(pass, arena, dtype, c->hidden_size);
-    back->dmiddle_wide = carry_lm_take(pass, arena, dtype, c->intermediate);
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
-        if (pass->mixer[i].mixer != NULL) {
-            pass->mixer[i].mixer->take_back(pass, pass->mixer[i].opened, arena, pass->mixer[i].back);
+    for (int i = 0; i < CARRY_LM_PARTS; i++) {
+        if (pass->part[i].part != NULL) {
+            pass->part[i].part->take_back(pass, pass->part[i].opened, arena, pass->part[i].back);
         }
     }
 }
@@ -113,9 +113,10 @@ static size_t head_bytes(const carry_lm_pass *pass) {
 static size_t scratch_bytes(const carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
     size_t bytes = head_bytes(pass);
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
-        if (pass->mixer[i].mixer != NULL) {
-            bytes = larger(bytes, pass->mixer[i].mixer->scratch(pass, pass->mixer[i].opened));
+    for (int i = 0; i < CARRY_LM_PARTS; i++) {
+        const carry_lm_opened *at = &pass->part[i];
+        if (at->part != NULL && at->part->scratch != NULL) {
+            bytes = larger(bytes, at->part->scratch(pass, at->opened));
         }
     }
     return pass->options.forward_only ? bytes
@@ -130,9 +131,9 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
         pass->ones = take_1d(pass, arena, CARRY_F32, widest);
         pass->factor = take_1d(pass, arena, CARRY_F32, widest);
     }
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
-        if (pass->mixer[i].mixer != NULL && pass->mixer[i].mixer->take_once != NULL) {
-            pass->mixer[i].mixer->take_once(pass, pass->mixer[i].opened, arena);
+    for (int i = 0; i < CARRY_LM_PARTS; i++) {
+        if (pass->part[i].part != NULL && pass->part[i].part->take_once != NULL) {
+            pass->part[i].part->take_once(pass, pass->part[i].opened, arena);
         }
     }
     for (int64_t i = 0; i <= c->num_hidden_layers; i++) {

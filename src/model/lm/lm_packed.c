@@ -66,21 +66,22 @@ static carry_status pack_weight(carry_lm *lm, carry_tensor W, size_t *at) {
     return CARRY_OK;
 }
 
+static carry_status each_weight_of(carry_lm *lm, const carry_lm_sublayer *own, visit seen, size_t *at) {
+    for (int slot = 0; slot < own->part->slots; slot++) {
+        const carry_lm_slot *s = &own->slot[slot];
+        if (s->parameter >= 0 && lm->own.parameter[s->parameter].rank == 2) {
+            const carry_tensor whole = carry_parameters_product(&lm->own, s->parameter);
+            CARRY_TRY(seen(lm, s->rows > 0 ? carry_slice(whole, s->first, s->rows) : whole, at));
+        }
+    }
+    return CARRY_OK;
+}
+
 /* The weights of all layers, as their products name them. */
 static carry_status each_weight(carry_lm *lm, visit seen, size_t *at) {
     for (int64_t i = 0; i < lm->config.num_hidden_layers; i++) {
-        const carry_lm_layer *l = &lm->layer[i];
-        const int64_t mlp[] = {l->gate, l->up, l->down};
-        for (int slot = 0; slot < l->mixer->slots; slot++) {
-            const carry_lm_slot *s = &l->slot[slot];
-            if (s->parameter >= 0 && lm->own.parameter[s->parameter].rank == 2) {
-                const carry_tensor whole = carry_parameters_product(&lm->own, s->parameter);
-                CARRY_TRY(seen(lm, s->rows > 0 ? carry_slice(whole, s->first, s->rows) : whole, at));
-            }
-        }
-        for (int which = 0; which < 3; which++) {
-            CARRY_TRY(seen(lm, carry_parameters_product(&lm->own, mlp[which]), at));
-        }
+        CARRY_TRY(each_weight_of(lm, &lm->layer[i].mixer, seen, at));
+        CARRY_TRY(each_weight_of(lm, &lm->layer[i].feedforward, seen, at));
     }
     return CARRY_OK;
 }

@@ -16,9 +16,9 @@
 #define MAX_TOKENS ((int64_t)1 << 32)
 
 static void release(carry_lm_pass *pass) {
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
-        if (pass->mixer[i].mixer != NULL) {
-            pass->mixer[i].mixer->close(pass->mixer[i].opened);
+    for (int i = 0; i < CARRY_LM_PARTS; i++) {
+        if (pass->part[i].part != NULL && pass->part[i].part->close != NULL) {
+            pass->part[i].part->close(pass->part[i].opened);
         }
     }
     free(pass->layer);
@@ -42,41 +42,47 @@ static carry_status check_options(carry_ctx *ctx, const carry_lm_pass_options *o
     return CARRY_OK;
 }
 
-/* Host memory: a struct of rows for each layer that has its own, and one of gradients for each mixer. */
+/* Host memory: a struct of rows for each part of each layer, or for each part where layers share, and one of gradients
+   for each part. */
 static carry_status make_structs(carry_lm_pass *pass) {
-    const carry_lm_config *c = &pass->lm->config;
-    const int64_t layers = pass->shares ? CARRY_LM_LAYER_MIXERS : c->num_hidden_layers;
+    const size_t layers = (size_t)pass->lm->config.num_hidden_layers;
     size_t each = 1;
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
-        const carry_lm_layer_mixer *mixer = pass->mixer[i].mixer;
-        each = mixer != NULL && mixer->rows_size > each ? mixer->rows_size : each;
-        each = mixer != NULL && mixer->back_size > each ? mixer->back_size : each;
+    for (int i = 0; i < CARRY_LM_PARTS; i++) {
+        const carry_lm_part *part = pass->part[i].part;
+        each = part != NULL && part->rows_size > each ? part->rows_size : each;
+        each = part != NULL && part->back_size > each ? part->back_size : each;
     }
-    pass->layer = calloc((size_t)layers, sizeof *pass->layer);
-    pass->h = calloc((size_t)c->num_hidden_layers + 1, sizeof *pass->h);
-    pass->structs = calloc((size_t)layers + CARRY_LM_LAYER_MIXERS, each);
+    pass->layer = calloc(layers, sizeof *pass->layer);
+    pass->h = calloc(layers + 1, sizeof *pass->h);
+    pass->structs = calloc(2 * CARRY_LM_PARTS + (pass->shares ? 0 : 2 * layers), each);
     if (pass->layer == NULL || pass->h == NULL || pass->structs == NULL) {
         return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
     }
-    for (int64_t i = 0; i < layers; i++) {
-        pass->layer[i].mixer = pass->structs + (size_t)i * each;
+    unsigned char *next = pass->structs;
+    for (int i = 0; i < CARRY_LM_PARTS; i++, next += 2 * each) {
+        pass->part[i].rows = next;
+        pass->part[i].back = next + each;
     }
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
-        pass->mixer[i].back = pass->structs + (size_t)(layers + i) * each;
+    for (size_t i = 0; !pass->shares && i < layers; i++, next += 2 * each) {
+        pass->layer[i].mixer = next;
+        pass->layer[i].feedforward = next + each;
     }
     return CARRY_OK;
 }
 
-/* Every mixer that a layer has. */
-static carry_status open_mixers(carry_lm_pass *pass) {
-    const carry_lm_config *c = &pass->lm->config;
-    for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        carry_lm_opened *at = &pass->mixer[c->layer[i]];
-        if (at->mixer == NULL) {
-            const carry_lm_layer_mixer *mixer = carry_lm_layer_mixer_at(c->layer[i]);
-            CARRY_TRY(mixer->open(pass, &at->opened));
-            at->mixer = mixer;
-        }
+static carry_status open_part(carry_lm_pass *pass, const carry_lm_sublayer *own) {
+    carry_lm_opened *at = &pass->part[own->kind];
+    if (at->part == NULL) {
+        CARRY_TRY(own->part->open != NULL ? own->part->open(pass, &at->opened) : CARRY_OK);
+        at->part = own->part;
+    }
+    return CARRY_OK;
+}
+
+static carry_status open_parts(carry_lm_pass *pass) {
+    for (int64_t i = 0; i < pass->lm->config.num_hidden_layers; i++) {
+        CARRY_TRY(open_part(pass, &pass->lm->layer[i].mixer));
+        CARRY_TRY(open_part(pass, &pass->lm->layer[i].feedforward));
     }
     return make_structs(pass);
 }
@@ -86,10 +92,10 @@ static void describe(carry_lm_pass *pass) {
                                    1e-6 * (double)pass->memory, carry_dtype_name(pass->options.dtype),
                                    pass->options.recompute ? ", layers done again in backward" : "");
     bool first = true;
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS && used < sizeof pass->about; i++) {
-        if (pass->mixer[i].mixer != NULL) {
+    for (int i = 0; i < CARRY_LM_PARTS && used < sizeof pass->about; i++) {
+        if (pass->part[i].part != NULL && pass->part[i].part->plan != NULL) {
             used += (size_t)snprintf(pass->about + used, sizeof pass->about - used, "%s%s", first ? "" : "; ",
-                                     pass->mixer[i].mixer->plan(pass->mixer[i].opened));
+                                     pass->part[i].part->plan(pass->part[i].opened));
             first = false;
         }
     }
@@ -112,7 +118,7 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     pass->options = *options;
     pass->tokens = options->batch * options->tokens;
     pass->shares = options->recompute || options->forward_only;
-    carry_status status = open_mixers(pass);
+    carry_status status = open_parts(pass);
     if (status == CARRY_OK) {
         carry_arena count = carry_arena_over(NULL, 0);
         carry_lm_pass_lay_out(pass, &count);
@@ -318,9 +324,9 @@ carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args) {
     if (args->state != NULL) {
         CARRY_TRY(carry_lm_state_reserve(args->state, pass->options.tokens, pass->options.dtype));
     }
-    for (int i = 0; i < CARRY_LM_LAYER_MIXERS; i++) {
-        if (pass->mixer[i].mixer != NULL && pass->mixer[i].mixer->begin != NULL) {
-            CARRY_TRY(pass->mixer[i].mixer->begin(pass, pass->mixer[i].opened, args));
+    for (int i = 0; i < CARRY_LM_PARTS; i++) {
+        if (pass->part[i].part != NULL && pass->part[i].part->begin != NULL) {
+            CARRY_TRY(pass->part[i].part->begin(pass, pass->part[i].opened, args));
         }
     }
     return CARRY_OK;
@@ -350,6 +356,9 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
     }
     if (args->state != NULL) {
         carry_lm_state_advance(args->state, pass->options.tokens);
+        if (args->ids.device == 0) {
+            carry_lm_state_tell(args->state, args->ids.data, pass->options.tokens);
+        }
     }
     CARRY_TRY(run_head(pass, args, counted));
     if (!args->backward) {

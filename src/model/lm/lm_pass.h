@@ -5,25 +5,29 @@
 #include "core/memory.h"
 #include "model/lm/lm.h"
 
-/* The activations of one layer that its backward reads, apart from the mixer's own. Rows are tokens. */
+/* The activations of one layer that its backward reads. Rows are tokens. */
 typedef struct carry_lm_rows {
-    carry_tensor x;                       /* what enters the mixer: a norm's output, or h where norms come after */
-    carry_tensor out, out2;               /* what leaves mixer and MLP, where norms come after them */
-    carry_tensor middle;                  /* h between mixer and MLP */
-    carry_tensor x2, gate, up, activated; /* what enters the MLP and so on */
-    void *mixer;                          /* the mixer's */
+    carry_tensor x, x2;        /* inputs of mixer and feed-forward, where norms come before them */
+    carry_tensor out, out2;    /* outputs of mixer and feed-forward, where norms come after them */
+    carry_tensor middle;       /* h between mixer and feed-forward */
+    void *mixer, *feedforward; /* the parts' own */
 } carry_lm_rows;
 
-/* Gradients on their way, shared by all layers. */
+/* Gradients of activations, shared by all layers. */
 typedef struct carry_lm_back {
-    carry_tensor dh, dx, dmiddle_wide; /* of h; of what enters mixer or MLP; of `activated` */
-    carry_tensor dout;                 /* of out and out2 */
+    carry_tensor dh, dx; /* of h; of the input of a part */
+    carry_tensor dout;   /* of out and out2 */
 } carry_lm_back;
 
-/* A mixer that some layers have. */
+/* The parts: mixers, then feed-forwards. NULL past the end. */
+enum { CARRY_LM_PARTS = CARRY_LM_MIXERS + CARRY_LM_FEEDFORWARDS };
+const carry_lm_part *carry_lm_part_at(int index);
+
+/* A part that some layers have. */
 typedef struct carry_lm_opened {
-    const carry_lm_layer_mixer *mixer; /* NULL: no layer has it */
+    const carry_lm_part *part; /* NULL: no layer has it */
     void *opened;
+    void *rows; /* for all layers, where layers share their memory */
     void *back;
 } carry_lm_opened;
 
@@ -32,13 +36,13 @@ struct carry_lm_pass {
     carry_lm *lm;
     carry_lm_pass_options options;
     int64_t tokens; /* of the whole batch */
-    carry_lm_opened mixer[CARRY_LM_LAYER_MIXERS];
+    carry_lm_opened part[CARRY_LM_PARTS];
     size_t memory;
     char about[256];
-    unsigned char *structs; /* the mixers' structs of rows and gradients */
+    unsigned char *structs; /* the parts' structs of rows and gradients */
     /* Laid out anew in the memory of each call. */
     bool shares;          /* layers use one memory: without backward, and where it does them again */
-    carry_lm_rows *layer; /* of each layer, or of each mixer where layers share */
+    carry_lm_rows *layer; /* of each layer */
     carry_tensor *h;      /* what enters each layer, and what leaves the last: all of them one without backward */
     carry_tensor last;    /* the last norm's output */
     carry_tensor last_h, last_x;    /* of each sequence's last token */
@@ -50,12 +54,19 @@ struct carry_lm_pass {
     size_t scratch_bytes;
 };
 
+/* The ids that a sequence has read, as far as they were in host memory. */
+typedef struct carry_lm_state_ids {
+    int64_t count;
+    uint64_t hash; /* carry_hash_ids */
+} carry_lm_state_ids;
+
 struct carry_lm_state {
     carry_ctx *ctx;
-    const carry_lm *lm;
+    carry_lm *lm;
     int device;
     int64_t batch, layers;
     int64_t *length;                            /* tokens that each sequence has read */
+    carry_lm_state_ids *ids;                    /* of each sequence */
     carry_tensor (*part)[CARRY_LM_STATE_PARTS]; /* of each layer: [batch, ...]; data NULL: none */
     carry_lm_state_part (*about)[CARRY_LM_STATE_PARTS];
     void *memory;      /* of the parts that do not grow; those that do have their own */
@@ -76,37 +87,41 @@ carry_status carry_lm_layer_forward(carry_lm_pass *pass, const carry_lm_args *ar
 /* back.dh is the gradient of h[layer + 1] and becomes that of h[layer]; gradients of weights are added. */
 carry_status carry_lm_layer_backward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer);
 
-/* What a layer's mixer is called with, but for x, out and their gradients. */
-carry_lm_mixer_call carry_lm_call(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer);
-carry_lm_rows *carry_lm_rows_of(const carry_lm_pass *pass, int64_t layer);
+/* The arguments of a part of a layer, but for x, out, base and their gradients. */
+carry_lm_call carry_lm_call_of(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer,
+                               const carry_lm_sublayer *own);
 
-/* A slot of a layer's mixer: the weight, the weight as products want it (model/parameters.h), the gradient. data NULL
+/* A slot of the called part: the weight, the weight as products want it (model/parameters.h), the gradient. data NULL
    when the model has none. */
-carry_tensor carry_lm_w(const carry_lm_pass *pass, int64_t layer, int slot);
-carry_tensor carry_lm_product(const carry_lm_pass *pass, int64_t layer, int slot);
-carry_tensor carry_lm_dw(const carry_lm_pass *pass, int64_t layer, int slot);
+carry_tensor carry_lm_w(const carry_lm_call *call, int slot);
+carry_tensor carry_lm_product(const carry_lm_call *call, int slot);
+carry_tensor carry_lm_dw(const carry_lm_call *call, int slot);
 /* y = W x; dx (+)= dy W and dW += dy^T x. Nothing where the model has no such slot. */
-carry_status carry_lm_project(carry_lm_pass *pass, int64_t layer, int slot, carry_tensor y, carry_tensor x);
+carry_status carry_lm_project(const carry_lm_call *call, int slot, carry_tensor y, carry_tensor x);
+carry_status carry_lm_project_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor dy,
+                                       carry_tensor x, bool accumulate);
 /* The same for several slots of one x, the last being -1; y and dy are by slot. dx is written. rest: the columns of
    the zeros after them; absent: none. */
-carry_status carry_lm_project_all(carry_lm_pass *pass, int64_t layer, const int *slots, const carry_tensor *y,
-                                  carry_tensor rest, carry_tensor x);
-carry_status carry_lm_project_all_backward(carry_lm_pass *pass, int64_t layer, const int *slots, carry_tensor dx,
+carry_status carry_lm_project_all(const carry_lm_call *call, const int *slots, const carry_tensor *y, carry_tensor rest,
+                                  carry_tensor x);
+carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int *slots, carry_tensor dx,
                                            const carry_tensor *dy, carry_tensor rest, carry_tensor x);
 /* Those zeros: rows of the weights as products want them, or of the gradients. */
-carry_tensor carry_lm_rest(const carry_lm_pass *pass, int64_t layer, bool gradient);
-/* What leaves the mixer: call.out = call.base + W y. */
-carry_status carry_lm_project_out(const carry_lm_mixer_call *call, int slot, carry_tensor y);
-carry_status carry_lm_project_backward(carry_lm_pass *pass, int64_t layer, int slot, carry_tensor dx, carry_tensor dy,
-                                       carry_tensor x, bool accumulate);
+carry_tensor carry_lm_rest(const carry_lm_call *call, bool gradient);
+/* The output of a part: call.out = call.base + W y, for the rows that are read. Nothing if call.out is absent. */
+carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_tensor y);
 
 /* y = norm(x) in the form of the model: times w, or 1 + w. dx is written, or added to. */
 carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor w);
 carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_tensor dw, carry_tensor dy,
                                     carry_tensor x, carry_tensor w, bool accumulate);
 
-/* Before a call with a state: room for its tokens in the caches; and after it. */
+/* Before a call with a state: capacity for its tokens in the caches; and after it. */
 carry_status carry_lm_state_reserve(carry_lm_state *state, int64_t tokens, carry_dtype dtype);
 void carry_lm_state_advance(carry_lm_state *state, int64_t tokens);
+/* The ids of those tokens, [batch, tokens] in host memory. A state of which some are not told is not saved. */
+void carry_lm_state_tell(carry_lm_state *state, const int64_t *ids, int64_t tokens);
+/* Caches of a model with attention that hold `tokens` of every sequence, in this type. */
+carry_status carry_lm_state_fit(carry_lm_state *state, int64_t tokens, carry_dtype dtype);
 
 #endif

@@ -5,6 +5,7 @@
 #include "carry/device.h"
 #include "carry/ops.h"
 #include "core/context.h"
+#include "core/hash.h"
 #include "core/tensor.h"
 #include "model/lm/lm_pass.h"
 
@@ -45,11 +46,12 @@ static carry_status make(carry_lm_state *state) {
     const carry_lm *lm = state->lm;
     size_t bytes = 0;
     state->length = calloc((size_t)state->batch, sizeof *state->length);
+    state->ids = calloc((size_t)state->batch, sizeof *state->ids);
     state->part = calloc((size_t)state->layers, sizeof *state->part);
     state->about = calloc((size_t)state->layers, sizeof *state->about);
-    if (state->length != NULL && state->part != NULL && state->about != NULL) {
+    if (state->length != NULL && state->ids != NULL && state->part != NULL && state->about != NULL) {
         for (int64_t layer = 0; layer < state->layers; layer++) {
-            (void)lm->layer[layer].mixer->state(&lm->config, state->about[layer]);
+            (void)lm->layer[layer].mixer.part->state(&lm->config, state->about[layer]);
         }
         carry_arena arena = carry_arena_over(NULL, 0);
         place(state, &arena);
@@ -66,7 +68,7 @@ static carry_status make(carry_lm_state *state) {
     return carry_device_fill(lm->ctx, state->memory, state->device, 0, bytes, carry_ctx_stream(lm->ctx, state->device));
 }
 
-carry_status carry_lm_state_new(const carry_lm *lm, carry_lm_state **made, int64_t batch) {
+carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t batch) {
     *made = NULL;
     if (batch < 1) {
         return carry_fail(lm->ctx, CARRY_ESIZE, "a state of %" PRId64 " sequences cannot be made", batch);
@@ -101,6 +103,7 @@ void carry_lm_state_free(carry_lm_state *state) {
         }
         carry_device_free(state->ctx, state->device, state->memory);
         free(state->length);
+        free(state->ids);
         free(state->part);
         free(state->about);
         free(state);
@@ -159,6 +162,9 @@ static carry_status grow_all(carry_lm_state *state, int64_t needed, carry_dtype 
     if (needed <= state->room && dtype == state->dtype) {
         return CARRY_OK;
     }
+    if (dtype != state->dtype) {
+        state->room = 0; /* if one of them cannot grow, the others are of the new type */
+    }
     const int64_t half_more = state->room + state->room / 2;
     const int64_t least = needed > FIRST_ROOM ? needed : FIRST_ROOM;
     const int64_t room = half_more > least ? half_more : least;
@@ -180,6 +186,17 @@ carry_status carry_lm_state_reserve(carry_lm_state *state, int64_t tokens, carry
         longest = state->length[b] > longest ? state->length[b] : longest;
     }
     return state->lm->config.has_attention ? grow_all(state, longest + tokens, dtype) : CARRY_OK;
+}
+
+carry_status carry_lm_state_fit(carry_lm_state *state, int64_t tokens, carry_dtype dtype) {
+    return grow_all(state, tokens, dtype);
+}
+
+void carry_lm_state_tell(carry_lm_state *state, const int64_t *ids, int64_t tokens) {
+    for (int64_t b = 0; b < state->batch; b++) {
+        state->ids[b].hash = carry_hash_ids(state->ids[b].hash, ids + b * tokens, tokens);
+        state->ids[b].count += tokens;
+    }
 }
 
 void carry_lm_state_advance(carry_lm_state *state, int64_t tokens) {
@@ -220,6 +237,7 @@ static carry_status put_all(carry_lm_state *state, int64_t to, const carry_lm_st
         }
     }
     state->length[to] = tokens;
+    state->ids[to] = other != NULL ? other->ids[from] : (carry_lm_state_ids){0};
     return CARRY_OK;
 }
 

@@ -1,5 +1,5 @@
-/* The state of a sequence in a file, so that a long prompt is read once: a safetensors file with every part of every
-   layer, the number of tokens read, and a checksum of the model that read them. */
+/* The state of a sequence in a file (file/state_file.h), so that a long prompt is read once. Every part of every layer
+   is a tensor layers.LAYER.PART, packed, with the shape of one sequence: f32, or the activations' type for caches. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,190 +8,250 @@
 #include "carry/device.h"
 #include "carry/ops.h"
 #include "core/context.h"
-#include "core/file.h"
+#include "core/hash.h"
 #include "core/tensor.h"
 #include "model/host.h"
-#include "model/lm/lm_pass.h"
+#include "model/lm/lm_state_file.h"
 
 #define NAME 64
-#define SAMPLE 64 /* elements of each parameter that the checksum is of */
 
-typedef struct state_file {
+typedef struct gathered {
     carry_safetensors_item *items;
     char (*names)[NAME];
     unsigned char *bytes; /* of all parts, in host memory */
     int64_t count;
-} state_file;
+} gathered;
 
-/* Names, shapes and some weights of a model: a state means nothing to another one. */
-static carry_status model_sum(const carry_lm *lm, char text[16]) {
-    uint32_t sum = 0;
-    for (int64_t i = 0; i < lm->own.parameters; i++) {
-        const carry_parameter *p = &lm->own.parameter[i];
-        float sample[SAMPLE];
-        const int64_t count = p->count < SAMPLE ? p->count : SAMPLE;
-        CARRY_TRY(carry_parameters_sample(&lm->own, sample, i, count));
-        sum = carry_crc32c(sum, p->name, strlen(p->name));
-        sum = carry_crc32c(sum, p->shape, (size_t)p->rank * sizeof *p->shape);
-        sum = carry_crc32c(sum, sample, (size_t)count * sizeof *sample);
+/* A part of a layer. */
+typedef struct part {
+    int64_t layer;
+    int index;
+    char name[NAME];
+    const carry_lm_state_part *about;
+} part;
+
+static part part_at(const carry_lm_state *state, int64_t number) {
+    part p = {.layer = number / CARRY_LM_STATE_PARTS, .index = (int)(number % CARRY_LM_STATE_PARTS)};
+    p.about = &state->about[p.layer][p.index];
+    (void)snprintf(p.name, sizeof p.name, "layers.%" PRId64 ".%d", p.layer, p.index);
+    return p;
+}
+
+carry_status carry_lm_hash(carry_lm *lm, uint64_t *hash) {
+    if (!lm->is_hashed) {
+        carry_json_text config = {0};
+        uint64_t weights;
+        carry_lm_config_put(&config, &lm->config, CARRY_F32);
+        carry_status status = carry_parameters_hash(&lm->own, &weights);
+        if (status == CARRY_OK && config.failed) {
+            status = carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: a configuration");
+        }
+        if (status == CARRY_OK) {
+            lm->hash = carry_hash(weights, config.bytes, config.length);
+            lm->is_hashed = lm->own.reads_only; /* the weights of others may change */
+        }
+        carry_json_text_free(&config);
+        CARRY_TRY(status);
     }
-    (void)snprintf(text, 16, "%08x", sum);
+    *hash = lm->hash;
     return CARRY_OK;
 }
 
-/* The shape of a part of one sequence after `tokens`; 0 elements: there is nothing to store. */
-static int64_t part_shape(const carry_lm_state_part *about, int64_t tokens, int64_t shape[4]) {
-    int64_t count = about->rank > 0 ? 1 : 0;
+/* The shape of a part after `tokens`, and its bytes in this type: 0 where there is nothing to store. False if they
+   overflow. */
+static bool part_shape(const carry_lm_state_part *about, int64_t tokens, carry_dtype dtype, int64_t shape[4],
+                       size_t *bytes) {
+    *bytes = 0;
     for (int i = 0; i < about->rank; i++) {
         shape[i] = i == 0 && about->grows ? tokens : about->shape[i];
-        count *= shape[i];
     }
-    return count;
+    return about->rank == 0 || carry_size_product(bytes, shape, about->rank, carry_dtype_size(dtype));
 }
 
-/* Between a sequence's part and packed host memory: a slice after the other. */
-static carry_status move_part(carry_lm_state *state, int64_t layer, int i, int64_t sequence, int64_t tokens,
-                              void *bytes, bool to_host) {
-    const carry_lm_state_part *about = &state->about[layer][i];
-    const carry_tensor *part = &state->part[layer][i];
-    int64_t shape[4];
-    const int64_t count = part_shape(about, tokens, shape) / about->slices;
-    const int64_t whole = carry_tensor_count(part) / state->batch / about->slices; /* of a cache: all its room */
-    const size_t size = carry_dtype_size(part->dtype);
-    for (int64_t slice = 0; slice < about->slices; slice++) {
+static carry_status too_long(const carry_lm_state *state, int64_t tokens) {
+    return carry_fail(state->ctx, CARRY_ESIZE, "a state of %" PRId64 " tokens is larger than memory can be", tokens);
+}
+
+/* Between a sequence's part and packed host memory of the same type: a slice after the other. */
+static carry_status move_part(carry_lm_state *state, const part *p, int64_t sequence, int64_t tokens, void *bytes,
+                              bool to_host) {
+    const carry_tensor *tensor = &state->part[p->layer][p->index];
+    const int64_t of_one = carry_tensor_count(tensor) / state->batch;
+    const int64_t whole = of_one / p->about->slices; /* of a cache: its capacity */
+    const int64_t count = p->about->grows ? of_one / tensor->shape[1] * tokens / p->about->slices : whole;
+    const size_t size = carry_dtype_size(tensor->dtype);
+    for (int64_t slice = 0; slice < p->about->slices; slice++) {
         const carry_tensor host =
-            carry_view_1d((unsigned char *)bytes + (size_t)(slice * count) * size, part->dtype, count);
-        carry_tensor there = carry_reshape_1d(*part, carry_tensor_count(part));
+            carry_view_1d((unsigned char *)bytes + (size_t)(slice * count) * size, tensor->dtype, count);
+        carry_tensor there = carry_reshape_1d(*tensor, carry_tensor_count(tensor));
         there = carry_slice(there, (slice * state->batch + sequence) * whole, count);
         CARRY_TRY(to_host ? carry_read(state->ctx, host, there) : carry_copy(state->ctx, there, host));
     }
     return CARRY_OK;
 }
 
-static carry_status gather(carry_lm_state *state, int64_t sequence, state_file *f) {
-    const int64_t tokens = state->length[sequence];
-    const size_t most = (size_t)state->layers * CARRY_LM_STATE_PARTS;
-    size_t bytes = 0;
-    f->items = calloc(most, sizeof *f->items);
-    f->names = calloc(most, sizeof *f->names);
-    for (int pass = 0; pass < 2; pass++) {
-        size_t at = 0;
-        f->count = 0;
-        f->bytes = pass == 1 ? carry_aligned_new(bytes > 0 ? bytes : 1) : NULL;
-        if (f->items == NULL || f->names == NULL || (pass == 1 && f->bytes == NULL)) {
-            return carry_fail(state->ctx, CARRY_EMEMORY, "out of memory: a state of %" PRId64 " tokens", tokens);
+static carry_dtype dtype_of(const carry_lm_state *state, const part *p) {
+    return p->about->grows ? state->dtype : CARRY_F32;
+}
+
+/* The bytes of all parts. */
+static carry_status count_bytes(const carry_lm_state *state, int64_t tokens, size_t *total) {
+    *total = 0;
+    for (int64_t i = 0; i < state->layers * CARRY_LM_STATE_PARTS; i++) {
+        const part p = part_at(state, i);
+        int64_t shape[4];
+        size_t bytes;
+        if (!part_shape(p.about, tokens, dtype_of(state, &p), shape, &bytes) || !carry_size_add(total, *total, bytes)) {
+            return too_long(state, tokens);
         }
-        for (int64_t part = 0; part < (int64_t)most; part++) {
-            const int64_t layer = part / CARRY_LM_STATE_PARTS;
-            const int i = (int)(part % CARRY_LM_STATE_PARTS);
-            const carry_lm_state_part *about = &state->about[layer][i];
-            int64_t shape[4];
-            const int64_t count = part_shape(about, tokens, shape);
-            const carry_dtype dtype = about->grows ? state->dtype : CARRY_F32;
-            if (count == 0) {
-                continue;
-            }
-            if (pass == 1) {
-                CARRY_TRY(move_part(state, layer, i, sequence, tokens, f->bytes + at, true));
-                (void)snprintf(f->names[f->count], NAME, "layers.%" PRId64 ".%d", layer, i);
-                f->items[f->count] =
-                    (carry_safetensors_item){.name = f->names[f->count],
-                                             .tensor = carry_view(f->bytes + at, dtype, about->rank, shape),
-                                             .dtype = dtype};
-            }
-            at += (size_t)count * carry_dtype_size(dtype);
-            f->count++;
-        }
-        bytes = at;
     }
     return CARRY_OK;
 }
 
-carry_status carry_lm_state_save(carry_lm_state *state, int64_t sequence, const char *path) {
-    state_file f = {0};
-    char sum[16];
-    char tokens[24];
-    if (sequence < 0 || sequence >= state->batch) {
-        return carry_fail(state->ctx, CARRY_EARGUMENT, "there is no sequence %" PRId64 " among %" PRId64, sequence,
-                          state->batch);
+static carry_status gather(carry_lm_state *state, int64_t sequence, gathered *g) {
+    const int64_t tokens = state->length[sequence];
+    const size_t most = (size_t)state->layers * CARRY_LM_STATE_PARTS;
+    size_t total;
+    size_t at = 0;
+    CARRY_TRY(count_bytes(state, tokens, &total));
+    g->items = calloc(most, sizeof *g->items);
+    g->names = calloc(most, sizeof *g->names);
+    g->bytes = carry_aligned_new(total > 0 ? total : 1);
+    if (g->items == NULL || g->names == NULL || g->bytes == NULL) {
+        return carry_fail(state->ctx, CARRY_EMEMORY, "out of memory: a state of %" PRId64 " tokens", tokens);
     }
-    CARRY_TRY(model_sum(state->lm, sum));
-    (void)snprintf(tokens, sizeof tokens, "%" PRId64, state->length[sequence]);
-    const char *const notes[] = {"carry_state", "1", "model", sum, "tokens", tokens, NULL};
-    carry_status status = gather(state, sequence, &f);
-    status = status == CARRY_OK ? carry_safetensors_write(state->ctx, path, f.items, f.count, notes) : status;
-    free(f.items);
-    free(f.names);
-    free(f.bytes);
+    for (size_t i = 0; i < most; i++) {
+        const part p = part_at(state, (int64_t)i);
+        const carry_dtype dtype = dtype_of(state, &p);
+        int64_t shape[4];
+        size_t bytes;
+        if (!part_shape(p.about, tokens, dtype, shape, &bytes) || bytes == 0) {
+            continue;
+        }
+        CARRY_TRY(move_part(state, &p, sequence, tokens, g->bytes + at, true));
+        memcpy(g->names[g->count], p.name, sizeof p.name);
+        g->items[g->count] = (carry_safetensors_item){.name = g->names[g->count],
+                                                      .tensor = carry_view(g->bytes + at, dtype, p.about->rank, shape),
+                                                      .dtype = dtype};
+        g->count++;
+        at += bytes;
+    }
+    return CARRY_OK;
+}
+
+static carry_status check_sequence(const carry_lm_state *state, int64_t sequence) {
+    return sequence >= 0 && sequence < state->batch
+               ? CARRY_OK
+               : carry_fail(state->ctx, CARRY_EARGUMENT, "sequence %" PRId64 " of a state: expected 0 to %" PRId64,
+                            sequence, state->batch - 1);
+}
+
+carry_status carry_lm_state_save(carry_lm_state *state, int64_t sequence, const char *path) {
+    gathered g = {0};
+    CARRY_TRY(check_sequence(state, sequence));
+    carry_state_about about = {.tokens = state->length[sequence], .ids = state->ids[sequence].hash};
+    if (state->ids[sequence].count != about.tokens) {
+        return carry_fail(state->ctx, CARRY_EUNSUPPORTED,
+                          "%s: the state has read %" PRId64 " tokens, of which %" PRId64 " were in host memory: a "
+                          "state is saved only if its ids are known",
+                          path, about.tokens, state->ids[sequence].count);
+    }
+    CARRY_TRY(carry_lm_hash(state->lm, &about.model));
+    carry_status status = gather(state, sequence, &g);
+    status = status == CARRY_OK ? carry_state_write(state->ctx, path, &about, g.items, g.count) : status;
+    free(g.items);
+    free(g.names);
+    free(g.bytes);
     return status;
 }
 
-/* Everything that must hold before anything of the state is changed. */
-static carry_status check_file(carry_lm_state *state, const carry_safetensors *file, const char *path, int64_t *tokens,
-                               carry_dtype *dtype) {
-    char sum[16];
-    const char *model = carry_safetensors_metadata(file, "model");
-    const char *text = carry_safetensors_metadata(file, "tokens");
-    if (carry_safetensors_metadata(file, "carry_state") == NULL || model == NULL || text == NULL) {
-        return carry_fail(state->ctx, CARRY_EFORMAT, "%s is not a state that carry saved", path);
+/* One part, as the model needs it. *dtype is the type of the caches: unknown (CARRY_I64) before the first. */
+static carry_status check_part(const carry_lm_state *state, const part *p, int64_t tokens,
+                               const carry_safetensors *file, const char *path, carry_dtype *dtype) {
+    const carry_tensor *found = carry_safetensors_find(file, p->name);
+    int64_t shape[4];
+    char has[CARRY_SHAPE_TEXT];
+    char needs[CARRY_SHAPE_TEXT];
+    size_t bytes;
+    if (!part_shape(p->about, tokens, CARRY_F32, shape, &bytes)) {
+        return too_long(state, tokens);
     }
-    CARRY_TRY(model_sum(state->lm, sum));
-    if (strcmp(model, sum) != 0) {
-        return carry_fail(state->ctx, CARRY_EFORMAT, "%s is the state of another model: its checksum is %.16s, not %s",
-                          path, model, sum);
+    if (bytes == 0) {
+        return found == NULL ? CARRY_OK
+                             : carry_fail(state->ctx, CARRY_EFORMAT, "%s: the model has no part %s", path, p->name);
     }
-    *tokens = strtoll(text, NULL, 10);
-    *dtype = CARRY_F32;
-    for (int64_t part = 0; part < state->layers * CARRY_LM_STATE_PARTS; part++) {
-        const carry_lm_state_part *about = &state->about[part / CARRY_LM_STATE_PARTS][part % CARRY_LM_STATE_PARTS];
-        int64_t shape[4];
-        char name[NAME];
-        if (*tokens < 0 || part_shape(about, *tokens, shape) == 0) {
-            continue;
-        }
-        (void)snprintf(name, sizeof name, "layers.%" PRId64 ".%" PRId64, part / CARRY_LM_STATE_PARTS,
-                       part % CARRY_LM_STATE_PARTS);
-        const carry_tensor *found = carry_safetensors_find(file, name);
-        if (found == NULL || found->rank != about->rank ||
-            memcmp(found->shape, shape, (size_t)about->rank * sizeof *shape) != 0 ||
-            (!about->grows && found->dtype != CARRY_F32)) {
-            return carry_fail(state->ctx, CARRY_EFORMAT, "%s: %s is missing or has another shape than the model's",
-                              path, name);
-        }
-        *dtype = about->grows ? found->dtype : *dtype;
+    if (found == NULL) {
+        return carry_fail(state->ctx, CARRY_EFORMAT, "%s: %s is missing", path, p->name);
     }
-    return *tokens >= 0 ? CARRY_OK : carry_fail(state->ctx, CARRY_EFORMAT, "%s: a state of %.20s tokens", path, text);
+    if (found->rank != p->about->rank || memcmp(found->shape, shape, (size_t)found->rank * sizeof *shape) != 0) {
+        return carry_fail(state->ctx, CARRY_EFORMAT, "%s: %s has shape %s: expected %s", path, p->name,
+                          carry_shape_text(has, found->rank, found->shape),
+                          carry_shape_text(needs, p->about->rank, shape));
+    }
+    const carry_dtype wanted = !p->about->grows ? CARRY_F32 : *dtype == CARRY_I64 ? found->dtype : *dtype;
+    if (found->dtype != wanted || !carry_dtype_is_real(found->dtype)) {
+        return carry_fail(state->ctx, CARRY_EFORMAT, "%s: %s is %s: expected %s", path, p->name,
+                          carry_dtype_name(found->dtype),
+                          carry_dtype_is_real(wanted) ? carry_dtype_name(wanted) : "f32, bf16 or f16");
+    }
+    *dtype = p->about->grows ? found->dtype : *dtype;
+    return CARRY_OK;
 }
 
-static carry_status load_parts(carry_lm_state *state, int64_t sequence, const carry_safetensors *file,
-                               const char *path) {
-    int64_t tokens;
+/* Everything that must hold before the state is changed. */
+static carry_status check_file(const carry_lm_state *state, const carry_state_file *f, const char *path,
+                               carry_dtype *dtype) {
+    uint64_t hash;
+    int64_t needed = 0;
+    CARRY_TRY(carry_lm_hash(state->lm, &hash));
+    if (f->about.model != hash) {
+        char has[CARRY_HASH_TEXT];
+        char needs[CARRY_HASH_TEXT];
+        return carry_fail(state->ctx, CARRY_EFORMAT,
+                          "%s is the state of another model: the hash of its configuration and weights is %s, not %s",
+                          path, carry_hash_text(has, f->about.model), carry_hash_text(needs, hash));
+    }
+    *dtype = CARRY_I64;
+    for (int64_t i = 0; i < state->layers * CARRY_LM_STATE_PARTS; i++) {
+        const part p = part_at(state, i);
+        CARRY_TRY(check_part(state, &p, f->about.tokens, &f->file, path, dtype));
+        needed += carry_safetensors_find(&f->file, p.name) != NULL;
+    }
+    return needed == f->file.count
+               ? CARRY_OK
+               : carry_fail(state->ctx, CARRY_EFORMAT, "%s has %" PRId64 " tensors: the model needs %" PRId64, path,
+                            f->file.count, needed);
+}
+
+carry_status carry_lm_state_take(carry_lm_state *state, int64_t sequence, const carry_state_file *f, const char *path) {
+    const int64_t tokens = f->about.tokens;
     carry_dtype dtype;
-    CARRY_TRY(check_file(state, file, path, &tokens, &dtype));
+    carry_status status = CARRY_OK;
+    CARRY_TRY(check_sequence(state, sequence));
+    CARRY_TRY(check_file(state, f, path, &dtype));
     CARRY_TRY(carry_lm_state_clear(state, sequence));
-    CARRY_TRY(carry_lm_state_reserve(state, tokens, dtype));
-    for (int64_t part = 0; part < state->layers * CARRY_LM_STATE_PARTS; part++) {
-        const int64_t layer = part / CARRY_LM_STATE_PARTS;
-        const int i = (int)(part % CARRY_LM_STATE_PARTS);
-        int64_t shape[4];
-        char name[NAME];
-        if (part_shape(&state->about[layer][i], tokens, shape) > 0) {
-            (void)snprintf(name, sizeof name, "layers.%" PRId64 ".%d", layer, i);
-            CARRY_TRY(move_part(state, layer, i, sequence, tokens, carry_safetensors_find(file, name)->data, false));
-        }
+    if (dtype != CARRY_I64) {
+        CARRY_TRY(carry_lm_state_fit(state, tokens, dtype));
+    }
+    for (int64_t i = 0; status == CARRY_OK && i < state->layers * CARRY_LM_STATE_PARTS; i++) {
+        const part p = part_at(state, i);
+        const carry_tensor *found = carry_safetensors_find(&f->file, p.name);
+        status = found != NULL ? move_part(state, &p, sequence, tokens, found->data, false) : CARRY_OK;
+    }
+    if (status != CARRY_OK) { /* of the device: nothing half-read stays */
+        (void)carry_lm_state_clear(state, sequence);
+        return status;
     }
     state->length[sequence] = tokens;
+    state->ids[sequence] = (carry_lm_state_ids){.count = tokens, .hash = f->about.ids};
     return CARRY_OK;
 }
 
 carry_status carry_lm_state_load(carry_lm_state *state, int64_t sequence, const char *path) {
-    carry_safetensors file;
-    if (sequence < 0 || sequence >= state->batch) {
-        return carry_fail(state->ctx, CARRY_EARGUMENT, "there is no sequence %" PRId64 " among %" PRId64, sequence,
-                          state->batch);
-    }
-    CARRY_TRY(carry_safetensors_open(state->ctx, &file, path));
-    carry_status status = load_parts(state, sequence, &file, path);
-    carry_safetensors_close(&file);
+    carry_state_file file;
+    CARRY_TRY(check_sequence(state, sequence));
+    CARRY_TRY(carry_state_open(state->ctx, &file, path));
+    carry_status status = carry_lm_state_take(state, sequence, &file, path);
+    carry_state_close(&file);
     return status;
 }

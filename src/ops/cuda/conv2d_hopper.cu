@@ -12,8 +12,7 @@ carry_status encode_map(carry_ctx *ctx, CUtensorMap *map, const void *data, int 
     const cuuint32_t every[] = {1, 1, 1, 1};
     const CUresult result =
         encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, (cuuint32_t)rank, (void *)data, sizes, strides, box, every,
-               CU_TENSOR_MAP_INTERLEAVE_NONE,
-               sizes[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
+               CU_TENSOR_MAP_INTERLEAVE_NONE, sizes[0] == 64 ? CU_TENSOR_MAP_SWIZZLE_128B : CU_TENSOR_MAP_SWIZZLE_64B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (result != CUDA_SUCCESS) {
         return carry_fail(ctx, CARRY_EDEVICE, "CUDA device %d: no tensor map of a picture (the driver's error %d)",
@@ -22,11 +21,11 @@ carry_status encode_map(carry_ctx *ctx, CUtensorMap *map, const void *data, int 
     return CARRY_OK;
 }
 
-/* 0: no GPU for this. */
+/* 0: the GPU does not have the kernels. */
 static int units_of(int ordinal) {
     int found = 0;
     (void)cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, ordinal);
-    return works(ordinal) ? found : 0;
+    return works<flat_192>(ordinal) ? found : 0;
 }
 
 } // namespace conv2d_hopper

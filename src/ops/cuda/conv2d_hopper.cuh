@@ -22,7 +22,7 @@ using namespace hopper;
 
 constexpr int PATCH_WIDTH = 16;
 constexpr int MULTIPLY = 256; /* threads that multiply: two warpgroups; those after them copy */
-constexpr int HEADER = 1024;       /* bytes: barriers, before the tiles */
+constexpr int HEADER = 1024;  /* bytes: barriers, before the tiles */
 
 struct maps {
     CUtensorMap from[CONV2D_INPUTS], w;
@@ -38,7 +38,7 @@ template <int COLUMNS_, int BLOCKS_, int BAND_, int BANDS_, int PATCHES_, int WE
     static constexpr int HEIGHT = 8 * BLOCKS;
     /* Where sums need many registers, a warpgroup copies, and gives its registers to the others. */
     static constexpr int THREADS = MULTIPLY + (RESIDENT == 1 ? 128 : 32);
-    static constexpr int ROW = BAND * 2; /* bytes */
+    static constexpr int ROW = BAND * 2;                                         /* bytes */
     static constexpr int PATCH_BYTES = (HEIGHT + 2) * PATCH_WIDTH * ROW * BANDS; /* at most */
     static constexpr int WEIGHT_BAND = COLUMNS * ROW, WEIGHT_BYTES = WEIGHT_BAND * BANDS;
     static constexpr int WEIGHT_ROOM = (WEIGHT_BYTES + 1023) / 1024 * 1024;
@@ -147,7 +147,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[S::BLOCKS][S::COLUM
     const int patch_band = (S::HEIGHT + side - 1) * PATCH_WIDTH * S::ROW;
     turn<S::PATCHES> patch = {0, 0};
     turn<S::WEIGHTS> weight = {0, 0};
-    int last_patch = -1, last_weight = -1; /* of the products that are not over yet */
+    int last_patch = -1, last_weight = -1;            /* of the products that are not over yet */
     for (int i = 0, r = 0; i < patches * side; i++) { /* one loop: in nested ones ptxas would wait for each product */
         if (r == 0) {
             barrier_wait(l.patch_full(patch.at), patch.parity);
@@ -288,31 +288,8 @@ __global__ void __launch_bounds__(S::THREADS, S::RESIDENT) conv2d_hopper_kernel(
 carry_status encode_map(carry_ctx *ctx, CUtensorMap *map, const void *data, int rank, const cuuint64_t *sizes,
                         const cuuint64_t *strides, const cuuint32_t *box, int ordinal);
 
-template <typename S> carry_status launch(carry_ctx *ctx, const conv2d_job &job, const place &at) {
-    maps m = {};
-    m.job = job;
-    m.patches_x = (job.width + PATCH_WIDTH - 1) / PATCH_WIDTH;
-    m.column_tiles = (job.out + S::COLUMNS - 1) / S::COLUMNS;
-    for (int i = 0; i < job.inputs; i++) {
-        const cuuint64_t c = (cuuint64_t)job.channels[i], width = (cuuint64_t)job.x_width;
-        const cuuint64_t sizes[] = {S::BAND, width, (cuuint64_t)job.x_height, c / S::BAND};
-        const cuuint64_t strides[] = {c * 2, width * c * 2, S::ROW};
-        const cuuint32_t box[] = {S::BAND, PATCH_WIDTH, (cuuint32_t)(S::HEIGHT + job.window.side - 1), S::BANDS};
-        CARRY_TRY(encode_map(ctx, &m.from[i], job.from[i], 4, sizes, strides, box, at.ordinal));
-    }
-    const cuuint64_t sizes[] = {S::BAND, (cuuint64_t)job.out * job.window.phases, (cuuint64_t)job.depth / S::BAND};
-    const cuuint64_t strides[] = {(cuuint64_t)job.depth * 2, S::ROW};
-    const cuuint32_t box[] = {S::BAND, S::COLUMNS, S::BANDS};
-    CARRY_TRY(encode_map(ctx, &m.w, job.w, 3, sizes, strides, box, at.ordinal));
-    auto kernel = conv2d_hopper_kernel<S>;
-    const int ordinal = at.ordinal;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, S::SHARED),
-                   "no shared memory for conv2d");
-    const unsigned patches = (unsigned)(m.patches_x * ((job.height + S::HEIGHT - 1) / S::HEIGHT));
-    kernel<<<dim3(patches * (unsigned)m.column_tiles, 1, (unsigned)job.window.phases), S::THREADS, S::SHARED,
-             at.stream>>>(m);
-    return launched(ctx, at, "conv2d cannot be launched");
-}
+/* conv2d_hopper_tiles.cu, in the shapes below. */
+template <typename S> carry_status launch(carry_ctx *ctx, const conv2d_job &job, const place &at);
 
 /* The time of a job in this shape: as many blocks as a multiprocessor gets, times what one computes. */
 template <typename S> double cost(const conv2d_job &job, int units, double rate) {
@@ -321,7 +298,8 @@ template <typename S> double cost(const conv2d_job &job, int units, double rate)
     return ceil(blocks / units) * S::BLOCKS * S::COLUMNS / rate;
 }
 
-/* 192 columns with 256 pixels instead of 128 measured 505 TFLOP/s instead of 625 (240 x 416, 3 x 192 to 192). */
+/* Each shape is compiled in a source of its own (cmake/instances.cmake), since ptxas needs seconds for one.
+   192 columns with 256 pixels instead of 128 measured 505 TFLOP/s instead of 625 (240 x 416, 3 x 192 to 192). */
 typedef shape<192, 1, 64, 1, 3, 6, 1> flat_192;
 typedef shape<128, 1, 64, 1, 2, 4, 2> flat_128;
 typedef shape<96, 2, 64, 1, 2, 8, 1> wide_96;
@@ -332,23 +310,7 @@ typedef shape<8, 2, 64, 1, 2, 8, 2> wide_8;
 typedef shape<8, 1, 32, 3, 3, 6, 2> flat_8_of_96;
 typedef shape<8, 2, 32, 1, 4, 8, 2> wide_8_of_32;
 
-/* Each group in a file of its own: ptxas needs seconds for one. */
-#define CONV2D_SHAPE(DECLARE, NAME) \
-    DECLARE template carry_status launch<NAME>(carry_ctx * ctx, const conv2d_job &job, const place &at);
-#ifndef CONV2D_HERE
-CONV2D_SHAPE(extern, flat_192)
-CONV2D_SHAPE(extern, flat_128)
-CONV2D_SHAPE(extern, wide_96)
-CONV2D_SHAPE(extern, wide_96_of_96)
-CONV2D_SHAPE(extern, flat_64)
-CONV2D_SHAPE(extern, flat_64_of_32)
-CONV2D_SHAPE(extern, wide_8)
-CONV2D_SHAPE(extern, flat_8_of_96)
-CONV2D_SHAPE(extern, wide_8_of_32)
-#endif
-
-/* conv2d_hopper_192.cu */
-bool works(int ordinal);
+template <typename S> bool works(int ordinal); /* conv2d_hopper_tiles.cu: this GPU and this build have the kernels */
 
 } // namespace conv2d_hopper
 

@@ -1,4 +1,5 @@
-/* The operators of NVIDIA GPUs. */
+/* The operators of NVIDIA GPUs: every one of CARRY_OPERATOR_LIST. An operator without an entry for them would be
+   "#define carry_cuda_<name> NULL" here. */
 #include "ops/cuda/cuda.h"
 
 #if defined(CARRY_HAVE_CUDA)
@@ -34,65 +35,12 @@ carry_status carry_cuda_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, c
     return carry_cuda_product(ctx, &product, NULL);
 }
 
-const carry_operators carry_operators_cuda = {
-    .backend = "cuda",
-    .fill = carry_cuda_fill,
-    .convert = carry_cuda_convert,
-    .elementwise = carry_cuda_elementwise,
-    .matmul = carry_cuda_matmul,
-    .linear = carry_cuda_linear,
-    .linear_backward = carry_cuda_linear_backward,
-    .linear_add = carry_cuda_linear_add,
-    .merged_linear = carry_cuda_merged_linear,
-    .merged_linear_backward = carry_cuda_merged_linear_backward,
-    .rms_norm = carry_cuda_rms_norm,
-    .rms_norm_backward = carry_cuda_rms_norm_backward,
-    .activate = carry_cuda_activate,
-    .activate_backward = carry_cuda_activate_backward,
-    .add_bias = carry_cuda_add_bias,
-    .add_bias_backward = carry_cuda_add_bias_backward,
-    .gated_add = carry_cuda_gated_add,
-    .gated_add_backward = carry_cuda_gated_add_backward,
-    .layer_norm = carry_cuda_layer_norm,
-    .layer_norm_backward = carry_cuda_layer_norm_backward,
-    .row_squares = carry_cuda_row_squares,
-    .rms_scale = carry_cuda_rms_scale,
-    .rotary = carry_cuda_rotary,
-    .rotary_halves = carry_cuda_rotary_halves,
-    .copy_columns = carry_cuda_copy_columns,
-    .swiglu = carry_cuda_swiglu,
-    .swiglu_backward = carry_cuda_swiglu_backward,
-    .conv = carry_cuda_conv,
-    .conv_backward = carry_cuda_conv_backward,
-    .embed = carry_cuda_embed,
-    .embed_backward = carry_cuda_embed_backward,
-    .cross_entropy = carry_cuda_cross_entropy,
-    .linear_cross_entropy = carry_cuda_linear_cross_entropy,
-    .sum_losses = carry_cuda_sum_losses,
-    .squared_error = carry_cuda_squared_error,
-    .patchify = carry_cuda_patchify,
-    .unpatchify = carry_cuda_unpatchify,
-    .flow_step = carry_cuda_flow_step,
-    .random_fill = carry_cuda_random_fill,
-    .sum_squares = carry_cuda_sum_squares,
-    .clip_factor = carry_cuda_clip_factor,
-    .skip_guard = carry_cuda_skip_guard,
-    .adamw_step = carry_cuda_adamw_step,
-    .conv2d_pack = carry_cuda_conv2d_pack,
-    .conv2d = carry_cuda_conv2d,
-    .picture_read = carry_cuda_picture_read,
-    .picture_write = carry_cuda_picture_write,
-    .picture_bytes = carry_cuda_picture_bytes,
-    .rms_norm_silu = carry_cuda_rms_norm_silu,
-    .affine = carry_cuda_affine,
-    .add_layer_norm = carry_cuda_add_layer_norm,
-    .qk_norm_rotary = carry_cuda_qk_norm_rotary,
-    .key_weights = carry_cuda_key_weights,
-    .relative_softmax = carry_cuda_relative_softmax,
-    .matmul_types = CARRY_REAL,
-    .ways = carry_cuda_ways,
-    .product_choice = carry_cuda_product_choice,
-    .product = carry_cuda_product,
-};
+#define X(name, types, parameters) .name = carry_cuda_##name,
+const carry_operators carry_operators_cuda = {.backend = "cuda",
+                                              .matmul_types = CARRY_REAL,
+                                              .ways = carry_cuda_ways,
+                                              .product_choice = carry_cuda_product_choice,
+                                              .product = carry_cuda_product,
+                                              CARRY_OPERATOR_LIST(X)};
 
 #endif

@@ -2,13 +2,13 @@
 #include "stream/server/recording.h"
 
 #include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "core/context.h"
+#include "core/thread.h"
 #include "stream/server/recording_avi.h"
 
 #define EXTENSION ".avi"
@@ -112,19 +112,6 @@ static void film_free(carry_film *film) {
     free(film);
 }
 
-int carry_film_thread(pthread_t *thread, void *(*run)(void *argument), void *argument) {
-    static const int faults[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT};
-    sigset_t most, before;
-    (void)sigfillset(&most);
-    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
-        (void)sigdelset(&most, faults[i]);
-    }
-    (void)pthread_sigmask(SIG_SETMASK, &most, &before);
-    int bad = pthread_create(thread, NULL, run, argument);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return bad;
-}
-
 static carry_status set_up(carry_ctx *ctx, carry_film *film, const char *path) {
     size_t length = strlen(path);
     if (length >= CARRY_FILE_PATH - 16 || length <= strlen(EXTENSION) ||
@@ -144,7 +131,7 @@ static carry_status set_up(carry_ctx *ctx, carry_film *film, const char *path) {
                           CARRY_HUB_VIEWERS);
     }
     CARRY_TRY(open_file(ctx, film, path));
-    if (carry_film_thread(&film->thread, record, film) != 0) {
+    if (carry_thread_start(&film->thread, record, film) != 0) {
         return carry_fail(ctx, CARRY_EMEMORY, "no thread for the recording %s", path);
     }
     return CARRY_OK;

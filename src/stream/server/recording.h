@@ -6,8 +6,6 @@
 #ifndef CARRY_STREAM_RECORDING_H
 #define CARRY_STREAM_RECORDING_H
 
-#include <pthread.h>
-
 #include "core/file.h"
 #include "stream/server/hub.h"
 
@@ -27,9 +25,5 @@ carry_status carry_film_start(carry_ctx *ctx, carry_film **made, carry_hub *hub,
 void carry_film_look(carry_film *film, carry_film_state *state);
 /* Finishes the file. state may be NULL: how it ended. */
 void carry_film_stop(carry_film *film, carry_film_state *state);
-
-/* A thread that no signal is for: those are the program's own; a hung-up peer (SIGPIPE) and a limit on files (SIGXFSZ)
-   are errors of the call. 0, or what pthread_create says. */
-int carry_film_thread(pthread_t *thread, void *(*run)(void *argument), void *argument);
 
 #endif

@@ -1,4 +1,4 @@
-/* What is told of the stream: as JSON to the page and to scripts, as text to Prometheus. */
+/* State and figures of the stream: JSON for the page and scripts, text for Prometheus. */
 #include <math.h>
 #include <string.h>
 
@@ -145,7 +145,9 @@ static void put_stage_metrics(carry_json_text *text, const carry_overlap_summary
 
 void carry_server_metrics(carry_server *server, carry_json_text *text) {
     carry_stream_figures f;
+    carry_http_counts http;
     carry_hub_figures(server->hub, &f);
+    carry_http_counts_read(server->http, &http);
     const char *why;
     const struct {
         const char *name, *kind, *help;
@@ -173,11 +175,12 @@ void carry_server_metrics(carry_server *server, carry_json_text *text) {
         {"paused", "gauge", "1 while paused", f.paused},
         {"viewers", "gauge", "Viewers that are connected", f.viewers},
         {"viewer_dropped_total", "counter", "Frames that slow viewers missed", (double)f.viewer_dropped},
-        {"connections", "gauge", "Connections to the server", server->connections},
-        {"requests_total", "counter", "HTTP requests", (double)server->requests},
-        {"messages_total", "counter", "Messages of viewers", (double)server->messages},
-        {"refused_total", "counter", "Requests, messages and connections refused", (double)server->refused},
-        {"stalled_total", "counter", "Viewers hung up on because they took nothing", (double)server->stalled},
+        {"connections", "gauge", "Connections to the server", http.connections},
+        {"requests_total", "counter", "HTTP requests", (double)http.requests},
+        {"messages_total", "counter", "Messages of viewers", (double)http.messages},
+        {"refused_total", "counter", "Requests, messages and connections refused",
+         (double)(http.refused + server->refused)},
+        {"stalled_total", "counter", "Clients disconnected because they kept the server waiting", (double)http.stalled},
         {"recording", "gauge", "1 while a recording that was asked for here is written", server->film != NULL},
         {"recorded_frames", "gauge", "Frames in the recording", (double)server->filmed.frames},
         {"resident_bytes", "gauge", "Memory of the process", carry_resident_bytes()},

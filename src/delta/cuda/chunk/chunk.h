@@ -1,0 +1,46 @@
+/* The method "chunk64" on Hopper GPUs: chunks of 64 tokens, bf16 or f16, K and V of 64, 128 or 256. Its kernels are for
+   K = 128 and 64 or 128 values: for a K of 64 the copy engine fills the other half with zeros, and a V of 256 is walked
+   as two value heads that share the prepared tiles. A K of 256 has its own walks, with twice the registers for a state;
+   its gradients are made in two launches, of 128 keys each.
+
+   Forward is two kernels. prepare makes the part of every chunk and value head that does not depend on the state: the
+   inverse triangle, the masked and gated scores times it, and the decays. scan walks the chunks of a sequence with the
+   state in registers. The host only launches them. Only *.cu files include it. */
+#ifndef CARRY_DELTA_CHUNK_H
+#define CARRY_DELTA_CHUNK_H
+
+#include "delta/cuda/cuda.h"
+
+/* The kernels for a type of q, k and v. Calls are enqueued on the stream; the job is not read afterwards.
+   CARRY_EUNSUPPORTED names a tensor that the copy engine cannot read: starts and strides of q, k, v and o must be
+   multiples of 16 bytes, and heads of 256 values must be contiguous.
+
+   pair and rest are one pass in two calls, with the same workspace and the same job except for its states, for a state
+   that arrives from elsewhere: pair makes the map S -> M S + L of the tokens, M [sequences, value heads, K, K] and L as
+   states, from job->initial if that is known (then L is the final state); rest makes the outputs. arrived: the state
+   that enters, [sequences, value heads, K, V]; NULL: pair had it. Backward, L is that of dS, from dfinal, and
+   job.initial is known. Not packed, K and V up to 128. */
+typedef struct carry_delta_chunk_kernels {
+    bool (*works)(int ordinal); /* this GPU and this build have the kernels */
+    /* Bytes of job->workspace, aligned to 128. units: multiprocessors of the GPU. */
+    size_t (*bytes)(const carry_delta_job *job, int units);
+    size_t (*back_bytes)(const carry_delta_job *job, int units);
+    carry_status (*forward)(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream);
+    carry_status (*pair)(carry_ctx *ctx, const carry_delta_job *job, float *M, float *L, int ordinal,
+                         cudaStream_t stream);
+    carry_status (*rest)(carry_ctx *ctx, const carry_delta_job *job, const float *arrived, int ordinal,
+                         cudaStream_t stream);
+    carry_status (*backward)(carry_ctx *ctx, const carry_delta_back_job *back, int ordinal, cudaStream_t stream);
+    carry_status (*back_pair)(carry_ctx *ctx, const carry_delta_back_job *back, float *L, int ordinal,
+                              cudaStream_t stream);
+    carry_status (*back_rest)(carry_ctx *ctx, const carry_delta_back_job *back, const float *arrived, int ordinal,
+                              cudaStream_t stream);
+} carry_delta_chunk_kernels;
+
+extern const carry_delta_chunk_kernels carry_delta_chunk_bf16, carry_delta_chunk_f16; /* backward.cu */
+
+static inline const carry_delta_chunk_kernels *carry_delta_chunk_kernels_of(const carry_delta_plan *plan) {
+    return plan->problem.dtype == CARRY_F16 ? &carry_delta_chunk_f16 : &carry_delta_chunk_bf16;
+}
+
+#endif

@@ -1,3 +1,0 @@
-/* chunk_scan_backward_pairs.cu for f16. */
-#define CARRY_DELTA_F16
-#include "delta/cuda/chunk/chunk_scan_backward_pairs.cu"

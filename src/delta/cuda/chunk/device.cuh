@@ -1,0 +1,271 @@
+/* What the chunk kernels share: where a chunk's tokens are, and how its prepared tiles lie in the workspace.
+
+   A chunk of a value head takes CHUNK_BYTES of the workspace: T = (I + A)^-1 and W = P T in bf16, then 64
+   numbers each of
+
+       fade_k[i] = beta[i] e^G[i] / |k[i]|,   fade_q[i] = scale e^G[i] / |q[i]|,   left_k[i] = e^(G[C] - G[i]) / |k[i]|,
+
+   beta[i], log2 of e^G[i] as two floats, 1 / |k[i]| and 1 / |q[i]| (1 without l2norm).
+
+   Both are zero above the diagonal: of the 64 x 64 the 32 columns on the left are kept, then those on the right of the
+   lower rows, as rows of 64 bytes in a swizzle that products understand. In shared memory the place between them has
+   zeros from the start.
+
+   The scores P are kept times T, since P V' = W (beta (V - fade X)) cancels where keys are alike: with P and V' rounded
+   to bf16 outputs are off by 6.5e-3 there, with W and what it multiplies by 2.5e-3. */
+#ifndef CARRY_DELTA_CHUNK_DEVICE_CUH
+#define CARRY_DELTA_CHUNK_DEVICE_CUH
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+/* The kernels are compiled for each type (cmake/instances.cmake), in a namespace of its own. */
+#ifdef CARRY_INSTANCE_F16
+#define DELTA_CHUNK delta_chunk_f16
+#define DELTA_CHUNK_KERNELS carry_delta_chunk_f16
+#define HOPPER_ELEMENT "f16"
+#else
+#define DELTA_CHUNK delta_chunk
+#define DELTA_CHUNK_KERNELS carry_delta_chunk_bf16
+#endif
+
+#include "delta/cuda/chunk/chunk.h"
+#include "device/hopper.cuh"
+
+namespace DELTA_CHUNK {
+
+constexpr int C = 64, D = 128;
+constexpr int BAND = C * 128;                                           /* bytes of 64 columns */
+constexpr int TILE = 2 * BAND;                                          /* of q or k */
+constexpr int HALF = C * 64, QUARTER = HALF / 2, KEPT = HALF + QUARTER; /* of T or W: 32 columns, 32 rows of them */
+constexpr int NUMBERS_AT = 2 * KEPT;
+constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, HIGH = 256, LOW = 320, NORM_K = 384, NORM_Q = 448;
+constexpr int NUMBERS_BYTES = 2048;
+constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
+
+/* How many lanes of a warp say that it has read or written its part: the first. racecheck does not follow what the
+   other lanes did to that arrival, so that builds for it (-DCARRY_DELTA_EVERY_LANE) let all of them arrive. */
+#ifdef CARRY_DELTA_EVERY_LANE
+constexpr int ARRIVING = 32;
+#else
+constexpr int ARRIVING = 1;
+#endif
+
+/* value_heads: those walked, 1 << shift of each value head, of `bands` times 64 values. */
+struct shape {
+    int batch, tokens, heads, value_heads, state_heads, sequences, shift, bands, key_bands;
+    const int64_t *cu_seqlens;
+    int segments, segment_chunks; /* parts of a sequence that are walked at once; 1 where sequences are packed */
+    int first_token;              /* what borders of packed sequences are counted from */
+};
+
+/* Of a chunk and a value head that is walked: which tile has what prepare made of it; and bytes of a kept state (bands
+   of keys, values in rows) and of kept values. */
+static __device__ __forceinline__ int64_t tile_of(const shape &s, int64_t slot, int value_head) {
+    return slot * (s.value_heads >> s.shift) + (value_head >> s.shift);
+}
+static __device__ __forceinline__ int state_bytes(const shape &s) {
+    return s.key_bands * s.bands * BAND;
+}
+static __device__ __forceinline__ int value_bytes(const shape &s) {
+    return s.bands * BAND;
+}
+/* Of 128 keys each; the second of a K of 64 is zeros. */
+static __device__ __forceinline__ int halves_of(const shape &s) {
+    return (s.key_bands + 1) / 2;
+}
+
+/* Backward, where not every state is to be there at the same time: both walks first go to the middle of a sequence (or
+   segment), then on by parts of `each` chunks, after each of which the gradients of the chunks that both have seen are
+   made. What a walk keeps lies by its distance from the middle; beyond it, in `each` places more and then in those of
+   chunks that are done. each = 0: all in one part, by slot. Or some segments of every sequence are done, then others
+   (count > 0): what is kept lies by lanes of one such round. */
+struct ring {
+    int half, each, part; /* half: chunks before the middle */
+    int rooms[2];         /* of a lane: the states', their gradients' */
+    int from, count;      /* segments of this round */
+    __device__ __forceinline__ int sequence_of_lane(int lane, int segments) const {
+        return count == 0 ? lane : lane / count * segments + from + lane % count;
+    }
+};
+
+/* The chunks of a walk's part: [first, last), at most `chunks`. */
+static __device__ __forceinline__ int2 part_of(const ring &r, bool reverse, int chunks) {
+    int first = 0, last = chunks;
+    if (r.each > 0 && !reverse) {
+        first = r.part == 0 ? 0 : r.half + (r.part - 1) * r.each;
+        last = r.half + r.part * r.each;
+    } else if (r.each > 0) {
+        first = r.half - r.part * r.each;
+        last = r.part == 0 ? chunks : first + r.each;
+    }
+    return {max(first, 0), min(last, chunks)};
+}
+
+/* Where a walk keeps what it makes of a chunk: in tiles of a value head. */
+static __device__ __forceinline__ int64_t kept_at(const ring &r, bool reverse, int lane, int slot, int chunk) {
+    if (r.each == 0) {
+        return r.count == 0 ? slot + chunk : (int64_t)lane * r.rooms[reverse] + chunk;
+    }
+    bool before = chunk < r.half;
+    int distance = before ? r.half - 1 - chunk : chunk - r.half;
+    return (int64_t)lane * r.rooms[reverse] + distance + (before != reverse ? r.each : 0);
+}
+
+struct sequence_place {
+    int batch, first, length, slot; /* slot: of its first chunk */
+};
+
+/* Packed sequences: cu[i] / 64 + i (cu counted from the first token) leaves room for every chunk of the sequences
+ * before i. */
+static __device__ __forceinline__ sequence_place sequence_of(const shape &s, int index) {
+    if (s.cu_seqlens == nullptr) {
+        int batch = index / s.segments, chunk = index % s.segments * s.segment_chunks;
+        return {batch, chunk * C, min(s.tokens - chunk * C, s.segment_chunks * C),
+                batch * ((s.tokens + C - 1) / C) + chunk};
+    }
+    int first = (int)s.cu_seqlens[index] - s.first_token;
+    return {0, first, (int)s.cu_seqlens[index + 1] - s.first_token - first, first / C + index};
+}
+
+struct chunk_place {
+    int batch, first, length; /* length <= 0: nobody's */
+};
+
+static __device__ __forceinline__ chunk_place chunk_of(const shape &s, int slot) {
+    if (s.cu_seqlens == nullptr) {
+        int chunks = (s.tokens + C - 1) / C, first = slot % chunks * C;
+        return {slot / chunks, first, min(C, s.tokens - first)};
+    }
+    int low = 0, high = s.sequences - 1; /* the last sequence that starts at or before the slot */
+    while (low < high) {
+        int middle = (low + high + 1) / 2;
+        if (((int)s.cu_seqlens[middle] - s.first_token) / C + middle <= slot) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    sequence_place place = sequence_of(s, low);
+    int at = (slot - place.slot) * C;
+    return {place.batch, place.first + at, min(C, place.length - at)};
+}
+
+static inline int64_t slots_of(const carry_delta_job *job) {
+    return job->borders == nullptr ? job->batch * ((job->tokens + C - 1) / C) : job->tokens / C + job->sequences;
+}
+
+/* 16 bytes `part` of a row of T or W as they are kept; there are none of parts from 4 in rows above 32. */
+static __device__ __forceinline__ uint32_t kept_part(uint32_t tile, int row, int part) {
+    return tile + (uint32_t)((part < 4 ? row * 64 : HALF - QUARTER + row * 64) + ((part % 4 ^ (row >> 1 & 3)) << 4));
+}
+
+/* What a product is told of an operand in bands of 32 columns, rows of 64 bytes with the swizzle that goes with them.
+ */
+static __device__ __forceinline__ uint64_t describe_half(uint32_t address, int band) {
+    return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(band >> 4) << 16 | (uint64_t)(512 >> 4) << 32 |
+           (uint64_t)2 << 62;
+}
+
+/* 16 bytes `part` of a row of 128 in a swizzled tile. */
+static __device__ __forceinline__ uint32_t swizzled(uint32_t tile, int row, int part) {
+    return tile + (uint32_t)(row * 128 + ((part ^ (row & 7)) << 4));
+}
+
+static __device__ __forceinline__ uint32_t pack(float low, float high) {
+    uint32_t pair;
+    asm("cvt.rn." HOPPER_ELEMENT "x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+}
+
+static __device__ __forceinline__ float power_of_two(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ void store_matrices(uint32_t to, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b), "r"(c),
+                 "r"(d)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void store_matrices_across(uint32_t to, uint32_t a, uint32_t b, uint32_t c,
+                                                             uint32_t d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(a), "r"(b),
+                 "r"(c), "r"(d)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void load_matrices_across(uint32_t (&r)[4], uint32_t from) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(from)
+                 : "memory");
+}
+
+/* d[16, 8] += a b, by one warp. */
+static __device__ __forceinline__ void product_of_warp(float *d, const uint32_t *a, uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." HOPPER_ELEMENT "." HOPPER_ELEMENT ".f32 {%0, %1, %2, %3}, "
+                 "{%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+static __device__ __forceinline__ float low_half(uint32_t pair) {
+#ifdef CARRY_INSTANCE_F16
+    return __half2float(__ushort_as_half((unsigned short)(pair & 0xffffu)));
+#else
+    return __uint_as_float(pair << 16);
+#endif
+}
+
+static __device__ __forceinline__ float high_half(uint32_t pair) {
+#ifdef CARRY_INSTANCE_F16
+    return __half2float(__ushort_as_half((unsigned short)(pair >> 16)));
+#else
+    return __uint_as_float(pair & 0xffff0000u);
+#endif
+}
+
+/* Decays of a chunk from its numbers: e^G[i], and e^(G[i] - G[j]). */
+static __device__ __forceinline__ float fade_of(const float *numbers, int i) {
+    return power_of_two(numbers[HIGH + i] + numbers[LOW + i]);
+}
+static __device__ __forceinline__ float decay_of(const float *numbers, int i, int j) {
+    return power_of_two((numbers[HIGH + i] - numbers[HIGH + j]) + (numbers[LOW + i] - numbers[LOW + j]));
+}
+
+/* dv = beta Y stands for Y where gradients are made of it; rows whose beta is too small to divide by have Y itself in
+   its place until then. */
+constexpr float TINY_BETA = 0x1p-20f;
+static __device__ __forceinline__ bool tiny(float beta) {
+    return fabsf(beta) < TINY_BETA;
+}
+/* What Y was multiplied with, and what is left to do. */
+static __device__ __forceinline__ float given_beta(float beta) {
+    return tiny(beta) ? 1.0f : beta;
+}
+static __device__ __forceinline__ float left_beta(float beta) {
+    return tiny(beta) ? beta : 1.0f;
+}
+
+/* Rows from `length` of `bands` bands: zeros, by 128 threads. */
+static __device__ __forceinline__ void clear_rows(uint32_t tile, int bands, int length, int thread) {
+    int parts = (C - length) * 8;
+    for (int i = thread; i < bands * parts; i += 128) {
+        uint32_t to = tile + (uint32_t)(i / parts * BAND + length * 128 + i % parts * 16);
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+    }
+}
+
+} // namespace DELTA_CHUNK
+
+#endif

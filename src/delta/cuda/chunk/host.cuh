@@ -1,0 +1,124 @@
+/* Host functions around the kernels of chunk/. Tensor maps describe the layout of q, k and v to the copy engine. */
+#ifndef CARRY_DELTA_CHUNK_HOST_CUH
+#define CARRY_DELTA_CHUNK_HOST_CUH
+
+#include "device/tensor_map.cuh"
+
+#include "delta/cuda/chunk/prepare.cuh"
+#include "delta/cuda/chunk/scan.cuh"
+
+namespace DELTA_CHUNK {
+
+/* forward.cu. Tensor maps of q, k and their gradients (tiles of two bands), of v, o and theirs. */
+carry_status map_keys(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
+                      const carry_delta_array *of, const carry_delta_job *job, int ordinal);
+carry_status map_values(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
+                        const carry_delta_array *of, const carry_delta_job *job, int bands, int ordinal);
+carry_status check_view(carry_ctx *ctx, const char *name, const carry_delta_array *view, int ordinal);
+carry_status check_values(carry_ctx *ctx, const char *name, const carry_delta_array *view, const carry_delta_job *job,
+                          int ordinal);
+
+/* A value head of more than D values is walked as 1 << shift heads, also in v, o and their gradients. */
+static inline int shift_of(const carry_delta_job *job) {
+    return job->value > D ? 1 : 0;
+}
+static inline int64_t walked_heads(const carry_delta_job *job) {
+    return job->value_heads << shift_of(job);
+}
+static inline int64_t part_size(const carry_delta_job *job) {
+    return job->value >> shift_of(job);
+}
+static inline carry_delta_array parts_of(const carry_delta_array *of, const carry_delta_job *job) {
+    carry_delta_array view = *of;
+    view.head = shift_of(job) > 0 ? D : view.head;
+    return view;
+}
+shape shape_of(const carry_delta_job *job); /* in one segment */
+/* The fastest number of segments of a sequence on `units` multiprocessors; backward, two walks run at once. */
+int segments_of(const carry_delta_job *job, int units, bool backward);
+size_t pair_bytes(const carry_delta_job *job, int64_t segments, bool backward);
+prepare_args prepare_args_of(const carry_delta_job *job, const CUtensorMap *q, const CUtensorMap *k);
+/* Entries of DELTA_CHUNK_KERNELS. */
+bool works(int ordinal);
+size_t forward_bytes(const carry_delta_job *job, int units);
+carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream);
+carry_status run_pair(carry_ctx *ctx, const carry_delta_job *job, float *M, float *L, int ordinal, cudaStream_t stream);
+carry_status run_rest(carry_ctx *ctx, const carry_delta_job *job, const float *arrived, int ordinal,
+                      cudaStream_t stream);
+carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const prepare_args &a, int ordinal,
+                            cudaStream_t stream);
+
+/* scan.cu, one of the kernels of scan_parts.cuh. `lanes`, `second_lanes`: sequences (or segments) and value heads of
+   each kind. */
+template <typename Kernel>
+carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t second_lanes, int ordinal,
+                         cudaStream_t stream);
+
+/* Cuts sequences into segments of equal numbers of chunks. */
+static inline void set_segments(const carry_delta_job *job, int segments, shape *s) {
+    int chunks = job->tokens > 0 ? (int)((job->tokens + C - 1) / C) : 1;
+    s->segment_chunks = (chunks + segments - 1) / segments;
+    s->segments = (chunks + s->segment_chunks - 1) / s->segment_chunks;
+}
+
+/* Makes the pairs of all segments. */
+template <bool BOTH>
+static carry_status walk_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, int ordinal,
+                               cudaStream_t stream) {
+    int64_t lanes = job->sequences * walked_heads(job) * l.first.s.segments;
+    l.first.parts = l.second.parts = BOTH ? 3 : 2;
+    return BOTH ? launch_scan<scans::backward_pairs>(ctx, l, 2 * lanes, lanes, ordinal, stream)
+                : launch_scan<scans::forward_pairs>(ctx, l, 2 * lanes, 0, ordinal, stream);
+}
+
+/* Makes the state that enters each segment, from the pairs. */
+template <bool BOTH>
+static carry_status enter_segments(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l,
+                                   const arrived_states &arrived, int ordinal, cudaStream_t stream) {
+    const shape &s = l.first.s;
+    l.first.parts = l.second.parts = BOTH ? 3 : 2;
+    fix_up<<<dim3((unsigned)s.bands * 4, (unsigned)(job->sequences * s.value_heads), BOTH ? 2 : 1), 128, 0, stream>>>(
+        l.first.pairs, l.first.parts, s.segments, s.value_heads, 64 * s.key_bands, arrived);
+    CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
+    return CARRY_OK;
+}
+
+/* Makes the states that enter segments, so that all segments can be walked at once. */
+template <bool BOTH>
+static carry_status make_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, int ordinal,
+                               cudaStream_t stream) {
+    CARRY_TRY(walk_pairs<BOTH>(ctx, job, l, ordinal, stream));
+    return enter_segments<BOTH>(ctx, job, l, arrived_states{}, ordinal, stream);
+}
+
+/* Makes the pair of each whole sequence. M NULL: not wanted. */
+template <bool BOTH>
+static carry_status join_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, float *L, float *M,
+                               int ordinal, cudaStream_t stream) {
+    l.first.whole = l.second.whole = true;
+    CARRY_TRY(walk_pairs<BOTH>(ctx, job, l, ordinal, stream));
+    const shape &s = l.first.s;
+    int bands = s.key_bands > s.bands ? s.key_bands : s.bands;
+    join<<<dim3((unsigned)bands * 4, (unsigned)(job->sequences * s.value_heads), M != NULL ? 2 : 1), 128, 0, stream>>>(
+        l.first.pairs, l.first.parts, s.segments, s.value_heads, 64 * s.key_bands, 64 * s.bands, L, M, BOTH);
+    CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
+    return CARRY_OK;
+}
+
+/* Blocks of 64 values if heads and sequences are too few to fill the GPU or K is 256, else of 128. */
+template <scan_kind KIND, scan_kind SECOND>
+static carry_status run_scan(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, int units, int ordinal,
+                             cudaStream_t stream) {
+    int64_t segments = l.first.r.count > 0 ? l.first.r.count : l.first.s.segments;
+    int64_t lanes = job->sequences * walked_heads(job) * segments, second = KIND != SECOND ? lanes : 0;
+    if (job->key > D) {
+        return launch_scan<scan_kernel<block_of_256_keys, KIND, SECOND>>(ctx, l, lanes, second, ordinal, stream);
+    }
+    return l.first.s.segments == 1 && l.first.s.bands == 2 && lanes * 2 > units * 3 / 2
+               ? launch_scan<scan_kernel<block_of_128, KIND, SECOND>>(ctx, l, lanes, second, ordinal, stream)
+               : launch_scan<scan_kernel<block_of_64, KIND, SECOND>>(ctx, l, lanes, second, ordinal, stream);
+}
+
+} // namespace DELTA_CHUNK
+
+#endif

@@ -1,0 +1,115 @@
+/* The inverse of I + A: blocks of 16 by forward substitution, a column a thread; then 16 -> 32 -> 64 by products in
+   tf32, -X11 A10 X00. */
+#ifndef CARRY_DELTA_CHUNK_INVERSE_CUH
+#define CARRY_DELTA_CHUNK_INVERSE_CUH
+
+#include "delta/cuda/chunk/device.cuh"
+
+namespace DELTA_CHUNK {
+
+constexpr int ROW = 68;                /* floats of a row of a triangle */
+constexpr int TRIANGLE = C * ROW + 16; /* floats of one value head */
+
+/* Column `column` of the inverse of I + a, in place of a once the warp's threads have all read it. */
+static __device__ __forceinline__ void invert_block(float *a, int column) {
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        float sum = i == column ? 1.0f : 0.0f;
+#pragma unroll
+        for (int j = 0; j < i; j += 4) {
+            float4 w = *(const float4 *)(a + i * ROW + j);
+            sum -= w.x * x[j];
+            if (j + 1 < i) {
+                sum -= w.y * x[j + 1];
+            }
+            if (j + 2 < i) {
+                sum -= w.z * x[j + 2];
+            }
+            if (j + 3 < i) {
+                sum -= w.w * x[j + 3];
+            }
+        }
+        x[i] = sum;
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        a[i * ROW + column] = x[i];
+    }
+}
+
+static __device__ __forceinline__ uint32_t tf32(float x) {
+    uint32_t y;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
+    return y;
+}
+
+static __device__ __forceinline__ void product_tf32(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+                 "{%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+/* z = left middle right: 16 rows of left, the others square, all of 8 N columns. The first product's sums are the
+   second's operand as they lie: its columns 2t and 2t + 1 stand where t and t + 4 are expected, and so do the rows of
+   right. */
+template <int N>
+static __device__ __forceinline__ void triple(float (&z)[N][4], const float *left, const float *middle,
+                                              const float *right, int lane) {
+    float y[N][4] = {};
+    int g = lane / 4, t = lane % 4;
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        uint32_t a[4] = {tf32(left[g * ROW + 8 * k + t]), tf32(left[(g + 8) * ROW + 8 * k + t]),
+                         tf32(left[g * ROW + 8 * k + t + 4]), tf32(left[(g + 8) * ROW + 8 * k + t + 4])};
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            product_tf32(y[n], a, tf32(middle[(8 * k + t) * ROW + 8 * n + g]),
+                         tf32(middle[(8 * k + t + 4) * ROW + 8 * n + g]));
+        }
+    }
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        uint32_t a[4] = {tf32(y[k][0]), tf32(y[k][2]), tf32(y[k][1]), tf32(y[k][3])};
+#pragma unroll
+        for (int n = 0; n < N; n++) {
+            product_tf32(z[n], a, tf32(right[(8 * k + 2 * t) * ROW + 8 * n + g]),
+                         tf32(right[(8 * k + 2 * t + 1) * ROW + 8 * n + g]));
+        }
+    }
+}
+
+template <int N> static __device__ __forceinline__ void store_negative(float *to, const float (&z)[N][4], int lane) {
+#pragma unroll
+    for (int n = 0; n < N; n++) {
+        float *at = to + lane / 4 * ROW + 8 * n + lane % 4 * 2;
+        *(float2 *)at = {-z[n][0], -z[n][1]};
+        *(float2 *)(at + 8 * ROW) = {-z[n][2], -z[n][3]};
+    }
+}
+
+/* Both heads' triangles A become the inverses of I + A; what is above the diagonal of 32 x 32 blocks is not touched. */
+static __device__ __forceinline__ void invert(float *triangles, int warp, int lane) {
+    invert_block(triangles + lane / 16 * TRIANGLE + 16 * warp * ROW + 16 * warp, lane % 16);
+    __syncthreads();
+    float *mine = triangles + warp / 2 * TRIANGLE;
+    {
+        float *x = mine + 32 * (warp % 2) * (ROW + 1), *below = x + 16 * ROW;
+        float z[2][4] = {};
+        triple<2>(z, below + 16, below, x, lane);
+        __syncwarp();
+        store_negative<2>(below, z, lane);
+    }
+    __syncthreads();
+    float *below = mine + 32 * ROW, *strip = below + 16 * (warp % 2) * ROW;
+    float z[4][4] = {};
+    triple<4>(z, strip + 32, below, mine, lane);
+    __syncthreads();
+    store_negative<4>(strip, z, lane);
+}
+
+} // namespace DELTA_CHUNK
+
+#endif

@@ -1,0 +1,313 @@
+/* prepare: one block for a chunk and a head of q and k, all value heads of its group, two at a time.
+
+   Gates are summed in double and kept as two floats, so that a deep one does not spoil the small ones after it; one
+   below -512 is -512, whose power is the same zero (and minus infinity leaves no NaN). */
+#ifndef CARRY_DELTA_CHUNK_PREPARE_CUH
+#define CARRY_DELTA_CHUNK_PREPARE_CUH
+
+#include "delta/cuda/chunk/inverse.cuh"
+
+namespace DELTA_CHUNK {
+
+struct prepare_args {
+    CUtensorMap q, k;
+    shape s;
+    carry_delta_array beta, g;
+    const float *A_log, *dt_bias;
+    float scale, beta_factor;
+    bool l2norm, gate_inside, beta_sigmoid;
+    char *tiles;
+};
+
+constexpr int REST_AT = (2 * CHUNK_BYTES + 2 * TRIANGLE * 4 + 511) / 512 * 512; /* of T: what rounding left of it */
+constexpr int PREPARE_SHARED = 1024 + REST_AT + KEPT;
+static_assert(PREPARE_SHARED >= 1024 + 4 * TILE, "q and k of 256 are there first");
+
+/* Of two value heads, and of q and k. */
+struct prepare_numbers {
+    float high[2][C], low[2][C]; /* log2 of the cumulative decay */
+    float beta[2][C];
+    float inverse_norm[2][C]; /* of k, of q */
+    float bad[2][C];          /* 0; NaN: of a token whose row of A is no number */
+    uint64_t full;
+};
+
+/* An element's bits, and what they mean; apart, so that several loads are under way before the first is looked at. */
+static __device__ __forceinline__ uint32_t bits_at(const carry_delta_array &view, int batch, int token, int head) {
+    int64_t at = batch * view.batch + token * view.token + head * view.head;
+    return view.dtype == 0 ? ((const uint32_t *)view.data)[at] : ((const uint16_t *)view.data)[at];
+}
+static __device__ __forceinline__ float number_of(uint32_t bits, int dtype) {
+    return dtype == 0   ? __uint_as_float(bits)
+           : dtype == 1 ? __uint_as_float(bits << 16)
+                        : __half2float(__ushort_as_half((unsigned short)bits));
+}
+
+static __device__ __forceinline__ float gate_of(const prepare_args &a, float g, float rate, float bias) {
+    if (a.gate_inside) {
+        float x = g + bias;
+        g = rate * (x > 20.0f ? x : log1pf(expf(x)));
+    }
+    return g < -512.0f ? -512.0f : g;
+}
+
+static __device__ __forceinline__ float beta_of(const prepare_args &a, float x) {
+    if (a.beta_sigmoid) {
+        float e = expf(-fabsf(x));
+        x = a.beta_factor * (x >= 0.0f ? 1.0f : e) / (1.0f + e);
+    }
+    return x;
+}
+
+/* A warp's, two tokens a lane. */
+static __device__ __forceinline__ void load_numbers(const prepare_args &a, const chunk_place &at, int head,
+                                                    prepare_numbers &n, int e, int lane) {
+    uint32_t beta[2] = {0, 0}, gate[2] = {0, 0};
+    float rate = 0.0f, bias = 0.0f;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int token = 2 * lane + i;
+        if (token < at.length) {
+            beta[i] = bits_at(a.beta, at.batch, at.first + token, head);
+            if (a.g.data != nullptr) {
+                gate[i] = bits_at(a.g, at.batch, at.first + token, head);
+            }
+        }
+    }
+    if (a.gate_inside) {
+        rate = -expf(a.A_log[head]);
+        bias = a.dt_bias[head];
+    }
+    double x[2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        int token = 2 * lane + i;
+        bool there = token < at.length;
+        n.beta[e][token] = there ? beta_of(a, number_of(beta[i], a.beta.dtype)) : 0.0f;
+        x[i] = there && a.g.data != nullptr
+                   ? (double)gate_of(a, number_of(gate[i], a.g.dtype), rate, bias) * 1.4426950408889634
+                   : 0.0;
+    }
+    double sum = x[0] + x[1];
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        double below = __shfl_up_sync(0xffffffffu, sum, step);
+        if (lane >= step) {
+            sum += below;
+        }
+    }
+    double before = __shfl_up_sync(0xffffffffu, sum, 1);
+    x[0] += lane > 0 ? before : 0.0;
+    x[1] = sum;
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        float high = (float)x[i];
+        n.bad[e][2 * lane + i] = 0.0f;
+        n.high[e][2 * lane + i] = high;
+        n.low[e][2 * lane + i] = (float)(x[i] - (double)high);
+    }
+}
+
+static __device__ __forceinline__ float inverse_norm(uint32_t tile, int halves, int row) {
+    float sum = 1e-6f;
+#pragma unroll 1
+    for (int half = 0; half < halves; half++) {
+#pragma unroll
+        for (int part = 0; part < 16; part++) {
+            uint32_t w[4];
+            asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(w[0]), "=r"(w[1]), "=r"(w[2]), "=r"(w[3])
+                         : "r"(swizzled(tile + half * TILE + part / 8 * BAND, row, part % 8)));
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                sum += low_half(w[i]) * low_half(w[i]) + high_half(w[i]) * high_half(w[i]);
+            }
+        }
+    }
+    return rsqrtf(sum);
+}
+
+/* A NaN or infinity in a token must not reach the ones before it, as it would where the inverse is made by products:
+   its row of A becomes zero, and its beta NaN, which is what makes it and what follows NaN. */
+static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float *triangle, int row, int lane) {
+    __syncwarp();
+#pragma unroll 1
+    for (int i = row; i < row + 16; i += 8) {
+        float *part = triangle + i * ROW + lane % 4 * 16;
+        float sum = n.beta[e][i] * n.inverse_norm[0][i] + n.high[e][i];
+        for (int j = 0; j < 16; j++) {
+            sum += part[j];
+        }
+        sum *= 0.0f;
+        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+        if (sum != 0.0f) {
+            for (int j = 0; j < 16; j++) {
+                part[j] = 0.0f;
+            }
+            n.bad[e][i] = __int_as_float(0x7fffffff);
+        }
+    }
+}
+
+/* Where a warp's 16 rows of P are in shared memory until the inverse is there: of every 16 columns up to the diagonal a
+   left operand, and one of what rounding left of it. */
+static __device__ __forceinline__ uint4 *scores_of(char *place, int warp, int lane) {
+    return (uint4 *)place + warp * (warp + 1) * 32 + lane;
+}
+
+/* A (below the diagonal, else 0) into the triangle, of one value head, and P into `scores`. */
+static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
+                                             const float (&qk)[32], float *triangle, uint4 *scores, int warp,
+                                             int lane) {
+    int row = 16 * warp + lane / 4;
+    float high[2], low[2], by_k[2], by_q[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int i = row + 8 * r;
+        high[r] = n.high[e][i];
+        low[r] = n.low[e][i];
+        by_k[r] = n.beta[e][i] * n.inverse_norm[0][i];
+        by_q[r] = a.scale * n.inverse_norm[1][i];
+    }
+    uint32_t P[4], rest[4];
+    float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* a number, if A is */
+#pragma unroll
+    for (int block = 0; block < 8; block++) {
+        int column = 8 * block + lane % 4 * 2;
+        float2 h = *(const float2 *)&n.high[e][column], l = *(const float2 *)&n.low[e][column];
+        float2 w = *(const float2 *)&n.inverse_norm[0][column];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int i = row + 8 * r;
+            float2 A = {0.0f, 0.0f};
+            float p0 = 0.0f, p1 = 0.0f;
+            if (8 * block <= 16 * warp + 15) {
+                float d0 = w.x * power_of_two((high[r] - h.x) + (low[r] - l.x));
+                float d1 = w.y * power_of_two((high[r] - h.y) + (low[r] - l.y));
+                A.x = column < i ? by_k[r] * d0 * kk[4 * block + 2 * r] : 0.0f;
+                A.y = column + 1 < i ? by_k[r] * d1 * kk[4 * block + 2 * r + 1] : 0.0f;
+                p0 = column <= i ? by_q[r] * d0 * qk[4 * block + 2 * r] : 0.0f;
+                p1 = column + 1 <= i ? by_q[r] * d1 * qk[4 * block + 2 * r + 1] : 0.0f;
+            }
+            *(float2 *)(triangle + i * ROW + column) = A;
+            sum += A.x + A.y;
+            uint32_t rounded = pack(p0, p1);
+            P[block % 2 * 2 + r] = rounded;
+            rest[block % 2 * 2 + r] = pack(p0 - low_half(rounded), p1 - high_half(rounded));
+        }
+        if (block % 2 == 1 && block / 2 <= warp) {
+            scores[(block - 1) * 32] = {P[0], P[1], P[2], P[3]};
+            scores[block * 32] = {rest[0], rest[1], rest[2], rest[3]};
+        }
+    }
+    if (__any_sync(0xffffffffu, sum * 0.0f != 0.0f)) {
+        mark_bad(n, e, triangle, row, lane);
+    }
+}
+
+static __device__ __forceinline__ void load_scores(uint32_t (&P)[32], const uint4 *scores, int warp) {
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        uint4 x = i / 2 <= warp ? scores[i * 32] : make_uint4(0, 0, 0, 0);
+        P[4 * i] = x.x;
+        P[4 * i + 1] = x.y;
+        P[4 * i + 2] = x.z;
+        P[4 * i + 3] = x.w;
+    }
+}
+
+/* Columns up to 32 of d += a b. */
+static __device__ __forceinline__ void add_left_half(float (&d)[32], const uint32_t *a, uint64_t b) {
+    asm volatile("wgmma.mma_async.sync.aligned.m64n32" HOPPER_K16
+                 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, "
+                 "1, 1, 1, 1;"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]),
+                   "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
+}
+
+/* W = P T, P as load_scores has it, T as it is kept (the first 32 rows have 32 columns) and what rounding left of it.
+ */
+static __device__ __forceinline__ void apply_inverse(float (&W)[32], const uint32_t (&P)[32], uint32_t T,
+                                                     uint32_t rest) {
+    hopper::products_begin();
+#pragma unroll
+    for (int i = 11; i >= 0; i--) { /* three products of every 16 rows: both parts of P, then the first with the rest */
+        const uint32_t *left = P + 4 * (i / 3 * 2 + i % 3 % 2);
+        uint64_t rows = describe_half((i % 3 == 2 ? rest : T) + i / 3 * 1024, QUARTER);
+        if (i < 6) {
+            add_left_half(W, left, rows);
+        } else {
+            hopper::product_right(W, left, rows, i < 11);
+        }
+    }
+    hopper::products_commit();
+    hopper::products_wait<0>();
+    hopper::keep_below(W);
+}
+
+static __device__ __forceinline__ void store_four(uint32_t to, const uint32_t (&w)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(w[0]), "r"(w[1]), "r"(w[2]), "r"(w[3])
+                 : "memory");
+}
+
+/* Into its tile, zeros above the diagonal. */
+static __device__ __forceinline__ void store_weights(uint32_t tile, const float (&W)[32], int warp, int lane) {
+    int row = 16 * warp + lane / 4;
+    uint32_t packed[16];
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int column = i / 2 * 8 + lane % 4 * 2, at = row + i % 2 * 8;
+        packed[i] = pack(column <= at ? W[2 * i] : 0.0f, column < at ? W[2 * i + 1] : 0.0f);
+    }
+#pragma unroll
+    for (int block = 0; block < 8; block += 2) {
+        int to = 16 * warp + (lane & 8) + lane % 8;
+        if (block < 4 || warp > 1) {
+            store_matrices(kept_part(tile, to, block + lane / 16), packed[2 * block], packed[2 * block + 1],
+                           packed[2 * block + 2], packed[2 * block + 3]);
+        }
+    }
+}
+
+/* T as bf16, what that leaves of it, and the numbers. */
+static __device__ __forceinline__ void finish(const prepare_args &a, const prepare_numbers &n, int e,
+                                              const float *triangle, uint32_t tile, uint32_t rest, char *tile_data,
+                                              int thread) {
+#pragma unroll
+    for (int s = 0; s < 4; s++) {
+        int i = (thread + 128 * s) / 8, j = thread % 8 * 8;
+        float x[8];
+        *(float4 *)x = *(const float4 *)(triangle + i * ROW + j);
+        *(float4 *)(x + 4) = *(const float4 *)(triangle + i * ROW + j + 4);
+        uint32_t w[4], left[4];
+#pragma unroll
+        for (int c = 0; c < 4; c++) {
+            float even = j + 2 * c <= i ? x[2 * c] : 0.0f, odd = j + 2 * c + 1 <= i ? x[2 * c + 1] : 0.0f;
+            w[c] = pack(even, odd);
+            left[c] = pack(even - low_half(w[c]), odd - high_half(w[c]));
+        }
+        if (thread % 8 < 4 || i >= 32) {
+            store_four(kept_part(tile, i, thread % 8), w);
+            store_four(kept_part(rest, i, thread % 8), left);
+        }
+    }
+    if (thread < C) {
+        float *numbers = (float *)(tile_data + NUMBERS_AT);
+        float fade = power_of_two(n.high[e][thread] + n.low[e][thread]);
+        numbers[FADE_K + thread] = n.beta[e][thread] * fade * n.inverse_norm[0][thread];
+        numbers[FADE_Q + thread] = a.scale * fade * n.inverse_norm[1][thread];
+        numbers[LEFT_K + thread] = n.inverse_norm[0][thread] * power_of_two((n.high[e][C - 1] - n.high[e][thread]) +
+                                                                            (n.low[e][C - 1] - n.low[e][thread]));
+        numbers[BETA + thread] = n.beta[e][thread] + n.bad[e][thread];
+        numbers[HIGH + thread] = n.high[e][thread];
+        numbers[LOW + thread] = n.low[e][thread];
+        numbers[NORM_K + thread] = n.inverse_norm[0][thread];
+        numbers[NORM_Q + thread] = n.inverse_norm[1][thread];
+    }
+}
+
+} // namespace DELTA_CHUNK
+
+#endif

@@ -1,0 +1,239 @@
+/* Backward: in which parts a problem is done so that the workspace stays below one and a half times the inputs, and
+   where everything lies in it.
+
+   Where half of the heads fill the GPU, they are done first and then the others, in the same workspace; else segments
+   are, some of them at a time, or the walks go by parts (ring, device.cuh). Where that is not enough, a few heads
+   at a time; then more rounds of segments, or fewer segments; then a few sequences at a time. A packed sequence that
+   has no room beside others is done alone, as one that is not packed. */
+#ifndef CARRY_DELTA_CHUNK_ROUNDS_CUH
+#define CARRY_DELTA_CHUNK_ROUNDS_CUH
+
+#include "delta/cuda/chunk/host.cuh"
+
+namespace DELTA_CHUNK {
+
+struct layout {
+    size_t states, values, dstates, between, partial, numbers, dots, pairs, bytes;
+};
+
+/* How a round is done: in which segments, in which parts of them. */
+struct back_way {
+    shape s;
+    ring r;
+    layout l;
+};
+
+/* The workspace is to be at most 1.5 times q, k, v and do, if it is large at all (LARGE bytes). Borders of packed
+   sequences stand before this part of it; rooms are counted with a little less. */
+constexpr double MOST = 1.497, LARGE = 32e6, COUNTED = 0.999;
+constexpr int LEAST = 8;      /* chunks of a ring's part */
+constexpr int FEW_ROUNDS = 3; /* of segments, that cost little */
+
+static inline double inputs_of(const carry_delta_job *job) {
+    return (double)(job->batch * job->tokens) * 4.0 * (double)(job->heads * job->key + job->value_heads * job->value);
+}
+
+static inline double most_of(const carry_delta_job *job) {
+    double most = MOST * inputs_of(job);
+    return most > LARGE ? most : LARGE;
+}
+
+/* What the walks keep of one chunk of a value head that is walked. */
+static inline size_t state_bytes_of(const carry_delta_job *job) {
+    return (size_t)(job->key / 64 * (part_size(job) / 64)) * BAND;
+}
+static inline size_t value_bytes_of(const carry_delta_job *job) {
+    return (size_t)(part_size(job) / 64) * BAND;
+}
+static inline double room_bytes(const carry_delta_job *job) {
+    return (double)(2 * state_bytes_of(job) + value_bytes_of(job));
+}
+/* Of a state in f32, from one part of a ring to the next. */
+static inline size_t between_floats(const carry_delta_job *job) {
+    return (size_t)(D * (job->key > D ? job->key : D));
+}
+/* Of what both halves of 256 keys give (gradient_args), floats of a value head's chunk and of a head's. */
+static inline size_t shared_floats(const carry_delta_job *job) {
+    return job->key > D ? 2 * C : 0;
+}
+/* Of a chunk and value head, whatever the walks keep. */
+static inline double tile_bytes(const carry_delta_job *job) {
+    return CHUNK_BYTES + 8 + 2.0 * (double)shared_floats(job) * sizeof(float);
+}
+
+/* How many chunks of value heads there is room for, of both walks. */
+static inline double rooms_of(const carry_delta_job *job, int segments, double most) {
+    double tiles = (double)(slots_of(job) * job->value_heads);
+    return (COUNTED * most - tiles * tile_bytes(job) - (double)pair_bytes(job, segments, true)) / room_bytes(job);
+}
+
+static inline bool all_fit(const carry_delta_job *job, double rooms) {
+    return rooms >= (double)(slots_of(job) * walked_heads(job));
+}
+
+/* How many segments of a sequence there is room for, so that rounds of them are as long; 0: none. */
+static inline int segments_at_once(const carry_delta_job *job, const shape &s, double rooms, int most_rounds) {
+    int most = (int)(rooms / ((double)(job->sequences * walked_heads(job)) * (double)s.segment_chunks));
+    int rounds = most > 0 ? (s.segments + most - 1) / most : 0;
+    return rounds > 0 && rounds <= most_rounds ? (s.segments + rounds - 1) / rounds : 0;
+}
+
+/* each = count = 0: all of it has room. */
+static inline ring ring_of(const carry_delta_job *job, const shape &s, double most, int most_rounds) {
+    ring r = {};
+    double rooms = rooms_of(job, s.segments, most);
+    if (job->borders != NULL || job->split > 0 || all_fit(job, rooms)) { /* split: others wait for it */
+        return r;
+    }
+    r.count = s.segments > 1 ? segments_at_once(job, s, rooms, most_rounds) : 0;
+    if (r.count > 0) {
+        r.rooms[0] = r.rooms[1] = s.segment_chunks;
+        return r;
+    }
+    if (s.segment_chunks < 2 * LEAST) {
+        return r;
+    }
+    rooms = rooms / (double)(job->sequences * s.segments * walked_heads(job)) -
+            2.0 * (double)between_floats(job) * sizeof(float) / room_bytes(job);
+    r.half = (s.segment_chunks + 1) / 2;
+    int room = rooms - r.half > LEAST ? (int)(rooms - r.half) : LEAST, parts = (r.half + room - 1) / room;
+    r.each = (r.half + parts - 1) / parts;
+    r.rooms[0] = r.half + r.each;
+    r.rooms[1] = s.segment_chunks - r.half + r.each;
+    return r;
+}
+
+static inline layout layout_of(const carry_delta_job *job, const shape &s, const ring &r) {
+    size_t tiles = (size_t)(slots_of(job) * job->value_heads), kept = tiles << s.shift, back = kept;
+    size_t walks = (size_t)(job->sequences * s.segments * walked_heads(job));
+    if (r.each > 0 || r.count > 0) {
+        size_t lanes = r.count > 0 ? walks / (size_t)s.segments * (size_t)r.count : walks;
+        kept = lanes * (size_t)r.rooms[0];
+        back = lanes * (size_t)r.rooms[1];
+    }
+    layout l;
+    l.states = tiles * CHUNK_BYTES;
+    l.values = l.states + kept * state_bytes_of(job);
+    l.dstates = l.values + kept * value_bytes_of(job);
+    l.between = l.dstates + back * state_bytes_of(job);
+    l.partial = l.between + (r.each > 0 ? 2 * walks * between_floats(job) * sizeof(float) : 0);
+    l.numbers = l.partial + (tiles * 2 * sizeof(float) + 15) / 16 * 16;
+    l.dots = l.numbers + tiles * shared_floats(job) * sizeof(float);
+    l.pairs = l.dots + (size_t)(slots_of(job) * job->heads) * shared_floats(job) * sizeof(float);
+    l.bytes = l.pairs + pair_bytes(job, s.segments, true);
+    return l;
+}
+
+static inline back_way way_with(const carry_delta_job *job, int segments, double most, int most_rounds) {
+    back_way way;
+    way.s = shape_of(job);
+    set_segments(job, segments, &way.s);
+    way.r = ring_of(job, way.s, most, most_rounds);
+    way.l = layout_of(job, way.s, way.r);
+    return way;
+}
+
+/* The quickest, or (thorough) the first that has room, or else the smallest. */
+static inline back_way way_of(const carry_delta_job *job, int units, double most, bool thorough) {
+    int segments = segments_of(job, units, true);
+    back_way best = way_with(job, segments, most, FEW_ROUNDS);
+    for (int g = segments; thorough && g >= 1 && (double)best.l.bytes > most; g--) {
+        back_way way = way_with(job, g, most, g);
+        best = way.l.bytes < best.l.bytes ? way : best;
+    }
+    return best;
+}
+
+/* In how many rounds heads and sequences (not packed) are done; packed ones: how many slots a round has room for, 0 if
+   all do. */
+struct back_rounds {
+    int heads, batches;
+    int64_t slots;
+    bool thorough;
+    double most;
+};
+
+static inline carry_delta_job some_heads(const carry_delta_job *job, int64_t rounds) {
+    carry_delta_job part = *job;
+    part.heads = job->heads / rounds;
+    part.value_heads = job->value_heads / rounds;
+    return part;
+}
+
+/* A packed sequence by itself, as long as all of them: what one may need. */
+static inline carry_delta_job alone(const carry_delta_job *job, int64_t tokens) {
+    carry_delta_job part = *job;
+    part.batch = part.sequences = 1;
+    part.tokens = tokens;
+    part.borders = NULL;
+    return part;
+}
+
+/* Rounds of heads, as few as have room: two at least where half of them fill the GPU and all of them have no room
+   without a ring. */
+static inline bool find_heads(const carry_delta_job *job, int units, back_rounds *found) {
+    bool many = part_size(job) / 64 * job->sequences * walked_heads(job) * 20 >= (int64_t)units * 19;
+    many = many && !all_fit(job, rooms_of(job, segments_of(job, units, true), found->most)) && job->heads % 2 == 0;
+    for (int64_t rounds = many ? 2 : 1; rounds <= job->heads; rounds++) {
+        carry_delta_job part = some_heads(job, rounds);
+        found->heads = (int)rounds;
+        if (job->heads % rounds == 0 &&
+            (double)way_of(&part, units, found->most, found->thorough).l.bytes <= found->most) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* found->heads: one at a time, and there was no room. */
+static inline void find_sequences(const carry_delta_job *job, int units, back_rounds *found) {
+    carry_delta_job part = some_heads(job, found->heads);
+    if (job->borders != NULL) {
+        double each = tile_bytes(job) * (double)part.value_heads + room_bytes(job) * (double)walked_heads(&part);
+        found->slots = (int64_t)(COUNTED * found->most / each);
+        found->slots = found->slots > 2 ? found->slots : 2;
+        return;
+    }
+    for (int64_t count = job->batch - 1; count > 0; count--) { /* sequences of a round */
+        part.batch = part.sequences = count;
+        if (count == 1 || (double)way_of(&part, units, found->most, true).l.bytes <= found->most) {
+            found->batches = (int)((job->batch + count - 1) / count);
+            return;
+        }
+    }
+}
+
+static inline back_rounds rounds_of(const carry_delta_job *job, int units) {
+    back_rounds found = {1, 1, 0, false, most_of(job)};
+    if (job->split > 0) {
+        return found;
+    }
+    if (!find_heads(job, units, &found)) {
+        found.thorough = true;
+        if (!find_heads(job, units, &found)) {
+            find_sequences(job, units, &found);
+        }
+    }
+    return found;
+}
+
+/* The most that a round needs. */
+static inline size_t round_bytes(const carry_delta_job *job, int units, const back_rounds &rounds) {
+    carry_delta_job part = some_heads(job, rounds.heads);
+    if (rounds.slots > 0) {
+        carry_delta_job one = alone(&part, job->tokens);
+        size_t bytes = way_of(&one, units, rounds.most, true).l.bytes;
+        part.tokens = 0;
+        part.sequences = rounds.slots;
+        size_t many = way_of(&part, units, rounds.most, true).l.bytes, most = (size_t)rounds.most;
+        bytes = many > bytes ? many : bytes;
+        return most > bytes ? most : bytes; /* a shorter one may take more of it, and not more than this */
+    }
+    part.batch = (job->batch + rounds.batches - 1) / rounds.batches;
+    part.sequences = job->borders != NULL ? job->sequences : part.batch;
+    return way_of(&part, units, rounds.most, rounds.thorough).l.bytes;
+}
+
+} // namespace DELTA_CHUNK
+
+#endif

@@ -1,0 +1,26 @@
+/* One scan (scan.cuh), CARRY_INSTANCE_SHAPE of scan_parts.cuh, and its launch. */
+#include "delta/cuda/chunk/host.cuh"
+
+namespace DELTA_CHUNK {
+
+template <typename Kernel>
+carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t second_lanes, int ordinal,
+                         cudaStream_t stream) {
+    using first = typename Kernel::first;
+    using second = typename Kernel::second;
+    auto kernel = scan<first, second>;
+    constexpr int SHARED = first::SHARED > second::SHARED ? first::SHARED : second::SHARED;
+    static_assert(SHARED <= 232448 - 256, "the shared memory of a block");
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED),
+                   "no shared memory for the delta rule");
+    l.blocks = (unsigned)lanes * blocks_of<first>(l.first.s);
+    unsigned others = (unsigned)second_lanes * blocks_of<second>(l.first.s);
+    kernel<<<l.blocks + others, first::THREADS, SHARED, stream>>>(l);
+    CARRY_CUDA_TRY(cudaGetLastError(), "the delta rule could not be launched");
+    return CARRY_OK;
+}
+
+template carry_status launch_scan<scans::CARRY_INSTANCE_SHAPE>(carry_ctx *ctx, scan_launch &l, int64_t lanes,
+                                                               int64_t second_lanes, int ordinal, cudaStream_t stream);
+
+} // namespace DELTA_CHUNK

@@ -1,0 +1,262 @@
+/* scan: the chunks of one sequence, one after the other.
+
+   A working warpgroup has the transposed state [64 values x 128 keys] in registers, where it is both a sum and
+   (rounded) the left operand. With the chunk's tokens in columns it does, one after the other,
+
+       X = S K^T;   R = beta (V - fade X);   V' = R T^T;   S = end S + (left V') K
+
+   and leaves the rounded state and R in shared memory. One more warpgroup makes of them, beside it,
+   O = fade Q S^T + W R, tokens in rows, and stores it. One thread asks the copy engine for tiles, STAGES ahead. GROUPS
+   working warpgroups have 64 values each of one value head.
+
+   For the backward pass the same kernel has two more kinds. KEEP stores the state that enters every chunk and V'
+   instead of making outputs. BACK walks the chunks from the last to the first with the state's gradient dS:
+
+       Y = (left (dS K^T)) T + dO W;   dS = end dS + (fade dO) Q - (fade Y) K
+
+   and stores the dS that leaves every chunk, and beta Y, which is the gradient of v, where it belongs.
+
+   Where heads and sequences are too few for the card, a sequence is walked in segments at once. PAIR makes of a segment
+   the pair (M, L) of the map S -> M S + L of the segment: L is the final state from a zero initial state (in the first
+   segment, from the given one), M the final state from the identity with v = 0. Backward it is dS -> M^T dS + c, with
+   the same M, and BACK_PAIR makes c in the place of L. */
+#ifndef CARRY_DELTA_CHUNK_SCAN_CUH
+#define CARRY_DELTA_CHUNK_SCAN_CUH
+
+#include "delta/cuda/chunk/output.cuh"
+#include "delta/cuda/chunk/worker.cuh"
+
+namespace DELTA_CHUNK {
+
+/* Blocks from `blocks` are the second kind's. Backward, states and their gradients do not ask for each other: both
+   walks go on at once. */
+struct scan_launch {
+    scan_args first, second;
+    unsigned blocks;
+};
+
+/* True if the block has no work. */
+template <typename Shape> static __device__ __forceinline__ bool idle(const scan_args &a, const scan_item &item) {
+    const shape &s = a.s;
+    return (a.r.each > 0 && item.chunks <= 0) || (Shape::KIND == BACK_PAIR && item.segment == 0 && !a.whole) ||
+           (Shape::KIND == PAIR && item.band >= (item.map ? s.key_bands : s.bands)) ||
+           (Shape::KIND == PAIR && !a.whole && (item.segment + 1 == s.segments || (item.map && item.segment == 0)));
+}
+
+template <typename Shape, typename Barriers>
+static __device__ __forceinline__ scan_places<Shape> places_of(char *memory, Barriers &b) {
+    using namespace hopper;
+    scan_places<Shape> p;
+    p.start = (shared_address(memory) + 1023u) & ~1023u;
+    p.data = memory + (p.start - shared_address(memory));
+    p.full = shared_address(b.full);
+    p.empty = shared_address(b.empty);
+    p.values = shared_address(b.values);
+    p.state = shared_address(&b.state);
+    p.state_read = shared_address(&b.state_read);
+    p.bad = b.first_bad;
+    return p;
+}
+
+template <typename Shape> static __device__ __forceinline__ void init_barriers(const scan_places<Shape> &p) {
+    using namespace hopper;
+    constexpr int READERS = Shape::KIND == FORWARD ? 4 * ARRIVING
+                            : Shape::LOCAL         ? 0
+                                                   : 1; /* of the rounded state and V' */
+    for (int i = 0; i < Shape::STAGES; i++) {
+        barrier_init(p.full + 8 * i, 1);
+        barrier_init(p.empty + 8 * i, 4 * Shape::GROUPS * ARRIVING + READERS);
+        barrier_init(p.values + 8 * i, 4 * Shape::GROUPS * ARRIVING);
+    }
+    barrier_init(p.state, 4 * Shape::GROUPS * ARRIVING);
+    barrier_init(p.state_read, READERS > 0 ? READERS : 1);
+    fence_async();
+}
+
+template <typename Shape>
+static __device__ __forceinline__ void run_output(const scan_args &a, const scan_item &item,
+                                                  const scan_places<Shape> &p, int warp, int lane) {
+    if constexpr (Shape::KIND == FORWARD) {
+        scan_output<Shape> me = {a, item, p, warp, lane};
+        me.run();
+    } else if (!Shape::LOCAL && warp == 0) {
+        keep_chunks<Shape>(a, item, p, lane);
+    }
+}
+
+template <typename Shape>
+static __device__ __forceinline__ void run_worker(const scan_args &a, const scan_item &item,
+                                                  const scan_places<Shape> &p, int group, int warp, int lane) {
+    scan_worker<Shape> me = {a, item, p, group, warp, lane};
+    me.run();
+}
+
+/* First and Second differ in their kind only; the same: there is one kind. */
+template <typename First, typename Second>
+__global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant__ scan_launch l) {
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+    using namespace hopper;
+    extern __shared__ char memory[];
+    __shared__ scan_barriers<(First::STAGES > Second::STAGES ? First::STAGES : Second::STAGES)> b;
+    bool second = First::KIND != Second::KIND && blockIdx.x >= l.blocks;
+    scan_places<First> p = places_of<First>(memory, b);
+    scan_places<Second> p2 = places_of<Second>(memory, b);
+    scan_item item = second ? item_of<Second>(l.second.s, l.second.r, blockIdx.x - l.blocks)
+                            : item_of<First>(l.first.s, l.first.r, blockIdx.x);
+    if (second ? idle<Second>(l.second, item) : idle<First>(l.first, item)) {
+        return;
+    }
+    if (second) {
+        clear_triangles(p2, (int)threadIdx.x);
+    } else {
+        clear_triangles(p, (int)threadIdx.x);
+    }
+    if (threadIdx.x == 0) {
+        if (second) {
+            init_barriers(p2);
+        } else {
+            init_barriers(p);
+        }
+    }
+    __syncthreads();
+    int group = (int)threadIdx.x / 128, warp = (int)threadIdx.x % 128 / 32, lane = (int)threadIdx.x % 32;
+    if (group == First::GROUPS + 1) {
+        registers_give<24>();
+        if (threadIdx.x % 128 == 0) {
+            if (second) {
+                copy_chunks<Second>(l.second, item, p2);
+            } else {
+                copy_chunks<First>(l.first, item, p);
+            }
+        }
+    } else if (group == First::GROUPS) {
+        registers_give<First::OUT_REGISTERS>();
+        if (second) {
+            run_output<Second>(l.second, item, p2, warp, lane);
+        } else {
+            run_output<First>(l.first, item, p, warp, lane);
+        }
+    } else {
+        registers_take<First::WORK_REGISTERS>();
+        if (second) {
+            run_worker<Second>(l.second, item, p2, group, warp, lane);
+        } else {
+            run_worker<First>(l.first, item, p, group, warp, lane);
+        }
+    }
+#endif
+}
+
+/* sum += M S, for 16 rows of values; keys of S in rows. */
+static __device__ __forceinline__ void add_product(float (&sum)[16], const float *M, int by_sum,
+                                                   const float (&S)[D][16 + 4], int keys) {
+#pragma unroll 32 /* loads of M: the walk from segment to segment waits for them */
+    for (int c = 0; c < keys; c++) {
+        float m = M[c * by_sum];
+        const float4 *s = (const float4 *)S[c];
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+            float4 x = s[r];
+            sum[4 * r] += m * x.x;
+            sum[4 * r + 1] += m * x.y;
+            sum[4 * r + 2] += m * x.z;
+            sum[4 * r + 3] += m * x.w;
+        }
+    }
+}
+
+/* What came after the pairs were made, for the first segment, backward for the last: [sequences, heads, keys, values].
+   NULL: it was known before. */
+struct arrived_states {
+    const float *states;
+    bool backward;
+    int state_heads, values;
+};
+
+/* The state that enters every segment, in the place of the L before it: S' = M S + L, segment after segment. Blocks of
+   z = 1: dS' = M^T dS + c, from the last segment. 16 rows of values a block, a thread for each key. */
+static __global__ void __launch_bounds__(128)
+    fix_up(float *pairs, int parts, int segments, int value_heads, int keys, arrived_states arrived) {
+    __shared__ float S[D][16 + 4]; /* [key][row] */
+    int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads, key = (int)threadIdx.x;
+    int row = (int)blockIdx.x * 16;
+    bool backward = blockIdx.z == 1;
+    int by_key = backward ? D : 1, by_sum = backward ? 1 : D; /* M lies as [c][key], which is M[key][c] */
+    bool late = arrived.states != nullptr && arrived.backward == backward;
+    float sum[16];
+    if (late && key < keys) {
+        const float *from =
+            arrived.states + (((int64_t)sequence * arrived.state_heads + head) * keys + key) * arrived.values;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            S[key][r] = from[row + r];
+        }
+    }
+    __syncthreads();
+    for (int i = 0; i + 1 < segments; i++) {
+        int segment = backward ? segments - 1 - i : i;
+        float *pair = pairs + (((int64_t)(sequence * segments + segment) * value_heads + head) * parts) * D * D;
+        const float *M = pair + PART_M * D * D + key * by_key;
+        float *L = pair + (backward ? PART_C : PART_L) * D * D;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            sum[r] = L[(row + r) * D + key];
+        }
+        if (i > 0 || late) {
+            add_product(sum, M, by_sum, S, keys);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            S[key][r] = sum[r];
+            if (i > 0 || late) {
+                L[(row + r) * D + key] = sum[r];
+            }
+        }
+        __syncthreads();
+    }
+}
+
+/* The pair of a whole sequence, of those of its segments: [sequences, heads, keys, values], and keys again for M.
+   Blocks of z: L or, backward, c; then M, where it is wanted. As in fix_up otherwise. */
+static __global__ void __launch_bounds__(128) join(const float *pairs, int parts, int segments, int value_heads,
+                                                   int keys, int values, float *L, float *M, bool backward) {
+    __shared__ float S[D][16 + 4];
+    int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads, key = (int)threadIdx.x;
+    int row = (int)blockIdx.x * 16, rows = blockIdx.z == 1 ? keys : values;
+    bool map = blockIdx.z == 1;
+    int by_key = backward ? D : 1, by_sum = backward ? 1 : D;
+    float sum[16];
+    if (row >= rows) {
+        return;
+    }
+    for (int i = 0; i < segments; i++) {
+        int segment = backward ? segments - 1 - i : i;
+        const float *pair = pairs + (((int64_t)(sequence * segments + segment) * value_heads + head) * parts) * D * D;
+        const float *own = pair + (backward ? PART_C : map && i == 0 ? PART_M : PART_L) * D * D;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            sum[r] = map && i > 0 ? 0.0f : own[(row + r) * D + key];
+        }
+        if (i > 0) {
+            add_product(sum, pair + PART_M * D * D + key * by_key, by_sum, S, keys);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            S[key][r] = sum[r];
+        }
+        __syncthreads();
+    }
+    if (key < keys) {
+        float *to = (map ? M : L) + (((int64_t)sequence * value_heads + head) * keys + key) * rows + row;
+#pragma unroll
+        for (int r = 0; r < 16; r++) {
+            to[r] = sum[r];
+        }
+    }
+}
+
+} // namespace DELTA_CHUNK
+
+#endif

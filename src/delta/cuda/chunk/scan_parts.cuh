@@ -1,0 +1,210 @@
+/* Shared by the warpgroups of a scan: kinds, shapes, the part of a problem that a block computes, the layout of shared
+   memory, the copies in. */
+#ifndef CARRY_DELTA_CHUNK_SCAN_PARTS_CUH
+#define CARRY_DELTA_CHUNK_SCAN_PARTS_CUH
+
+#include "delta/cuda/chunk/device.cuh"
+
+namespace DELTA_CHUNK {
+
+enum scan_kind { FORWARD, KEEP, BACK, PAIR, BACK_PAIR };
+
+constexpr int STATE_BYTES = 2 * TILE; /* of a state as kept: bf16, bands of keys, values in rows */
+
+/* BACK: v is dO, o is dv, and the states are their gradients, the final one coming in. */
+struct scan_args {
+    CUtensorMap q, k, v, o;
+    shape s;
+    carry_delta_array out;
+    const char *tiles;
+    const float *initial_state;
+    float *final_state;
+    bool state_transposed;
+    char *states, *values; /* of every chunk: KEEP and BACK, KEEP */
+    ring r;
+    float *between; /* [segments of all sequences, value heads, values, keys]: from one part of a ring to the next */
+    float *pairs;   /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
+    int parts;
+    bool whole; /* PAIR and BACK_PAIR: of all segments, since what enters the sequence is not known yet */
+};
+
+enum pair_part { PART_L, PART_M, PART_C };
+
+/* Values and keys of a block, and stages of copies under way. */
+struct block_of_64 {
+    static constexpr int VALUES = 64, KEYS = 128, STAGES = 3;
+};
+struct block_of_128 {
+    static constexpr int VALUES = 128, KEYS = 128, STAGES = 2;
+};
+struct block_of_256_keys {
+    static constexpr int VALUES = 64, KEYS = 256, STAGES = 2;
+};
+
+/* A stage in shared memory: k, q, v by bands (which becomes R, V' or dv), the prepared tiles. Kinds that read neither q
+   nor W have smaller stages, and more of them. GROUPS: of 64 values; HALVES: of 128 keys. */
+template <typename Block, scan_kind KIND_> struct scan_shape {
+    static constexpr scan_kind KIND = KIND_;
+    static constexpr int KEYS = Block::KEYS, HALVES = KEYS / D;
+    static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
+    static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and W are asked for */
+    static constexpr int GROUPS = Block::VALUES / 64, STAGES = OUTPUTS      ? Block::STAGES
+                                                               : HALVES > 1 ? 3
+                                                                            : 5 - GROUPS / 2;
+    static constexpr int THREADS = 128 * (GROUPS + 2);
+    static constexpr int Q = HALVES * TILE, V = OUTPUTS ? 2 * Q : Q, T = V + GROUPS * BAND, W = T + BAND;
+    static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
+    static constexpr int COPIED = STAGE - (OUTPUTS ? 2 : 1) * QUARTER;       /* but the zeros of T and W */
+    static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
+    static constexpr int OUT = STATE + 2 * HALVES * STATE_BAND;
+    static constexpr int SHARED = 1024 + OUT + (KIND == FORWARD ? GROUPS * BAND : 0);
+    static constexpr int WORK_REGISTERS = HALVES > 1 ? 240 : GROUPS == 1 ? 232 : KIND == FORWARD ? 192 : 216;
+    static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 48;
+};
+
+/* A kernel: blocks of one kind, or of two kinds at once. The scans that are compiled, each in a source of its own,
+   since ptxas needs seconds for one (cmake/instances.cmake). */
+template <typename Block, scan_kind FIRST, scan_kind SECOND = FIRST> struct scan_kernel {
+    using first = scan_shape<Block, FIRST>;
+    using second = scan_shape<Block, SECOND>;
+};
+namespace scans {
+using forward = scan_kernel<block_of_64, FORWARD>;
+using forward_wide = scan_kernel<block_of_128, FORWARD>;
+using forward_keys = scan_kernel<block_of_256_keys, FORWARD>;
+using forward_pairs = scan_kernel<block_of_64, PAIR>;
+using backward = scan_kernel<block_of_64, KEEP, BACK>;
+using backward_wide = scan_kernel<block_of_128, KEEP, BACK>;
+using backward_keys = scan_kernel<block_of_256_keys, KEEP, BACK>;
+using backward_pairs = scan_kernel<block_of_64, PAIR, BACK_PAIR>;
+} // namespace scans
+
+struct scan_item {
+    sequence_place at;
+    int lane, sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
+    int start, chunks;                                   /* of this launch: the first, how many */
+    bool begins, ends;                                   /* the walk does, in this launch */
+    bool map;                                            /* PAIR: M */
+    template <typename Shape> __device__ __forceinline__ int chunk(int n) const {
+        return start + (Shape::REVERSE ? chunks - 1 - n : n);
+    }
+};
+
+/* full: a stage was copied; empty: it was read. state, values: the rounded state, R (V', dv) of a chunk are there;
+   state_read: the state may be overwritten. */
+template <int STAGES> struct scan_barriers {
+    uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
+    int4 first_bad[STAGES][2]; /* FORWARD: of every warp that works, the first token that is no number */
+};
+
+/* Of one lane. PAIR: of L and of M, as many as the larger one has. */
+template <typename Shape> static __host__ __device__ __forceinline__ unsigned blocks_of(const shape &s) {
+    int bands = Shape::KIND == PAIR && s.key_bands > s.bands ? s.key_bands : s.bands;
+    return (unsigned)(bands / Shape::GROUPS);
+}
+
+template <typename Shape>
+static __device__ __forceinline__ scan_item item_of(const shape &s, const ring &r, unsigned block) {
+    unsigned parts = blocks_of<Shape>(s);
+    unsigned at = block / parts;
+    scan_item item;
+    item.map = false;
+    if (Shape::KIND == PAIR) {
+        item.map = at % 2 == 1;
+        at /= 2;
+    }
+    item.band = (int)(block % parts);
+    item.value_head = (int)(at % (unsigned)s.value_heads);
+    item.lane = (int)(at / (unsigned)s.value_heads);
+    item.sequence = r.sequence_of_lane(item.lane, s.segments);
+    item.head = item.value_head / (s.value_heads / s.heads);
+    item.at = sequence_of(s, item.sequence);
+    item.segment = item.sequence % s.segments;
+    int all = (item.at.length + C - 1) / C;
+    int2 part = part_of(r, Shape::REVERSE, all);
+    item.start = part.x;
+    item.chunks = part.y - part.x;
+    item.begins = Shape::REVERSE ? part.y == all : part.x == 0;
+    item.ends = Shape::REVERSE ? part.x == 0 : part.y == all;
+    return item;
+}
+
+/* Where everything lies in shared memory. */
+template <typename Shape> struct scan_places {
+    uint32_t start;
+    const char *data;
+    uint32_t full, empty, values, state, state_read;
+    int4 (*bad)[2];
+    __device__ __forceinline__ int *first_bad(int n) const {
+        return (int *)bad[n % Shape::STAGES];
+    }
+    __device__ __forceinline__ uint32_t stage(int n) const {
+        return start + n % Shape::STAGES * Shape::STAGE;
+    }
+    __device__ __forceinline__ const float *numbers(int n) const {
+        return (const float *)(data + n % Shape::STAGES * Shape::STAGE + Shape::NUMBERS);
+    }
+    __device__ __forceinline__ uint32_t barrier(uint32_t first, int n) const {
+        return first + 8 * (n % Shape::STAGES);
+    }
+    static __device__ __forceinline__ int parity(int n) {
+        return n / Shape::STAGES % 2;
+    }
+};
+
+/* The zeros of T and W, which no copy overwrites; all threads. */
+template <typename Shape>
+static __device__ __forceinline__ void clear_triangles(const scan_places<Shape> &p, int thread) {
+    constexpr int PARTS = QUARTER / 16, TILES = Shape::OUTPUTS ? 2 : 1;
+    for (int i = thread; i < Shape::STAGES * TILES * PARTS; i += Shape::THREADS) {
+        uint32_t to = p.stage(i / (TILES * PARTS)) + Shape::T + i / PARTS % TILES * BAND + HALF + i % PARTS * 16;
+        asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
+    }
+    hopper::fence_async();
+}
+
+template <typename Shape>
+static __device__ __forceinline__ void copy_chunks(const scan_args &a, const scan_item &item,
+                                                   const scan_places<Shape> &p) {
+    using namespace hopper;
+    for (int n = 0; n < item.chunks; n++) {
+        uint32_t to = p.stage(n), barrier = p.barrier(p.full, n);
+        int chunk = item.chunk<Shape>(n), row = item.at.first + chunk * C;
+        barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
+        barrier_expect(barrier, Shape::COPIED);
+        for (int i = 0; i < Shape::HALVES; i++) {
+            copy_tile(to + i * TILE, &a.k, row, 2 * i, item.head, item.at.batch, barrier);
+        }
+        for (int band = 0; band < Shape::GROUPS; band++) {
+            copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
+                      barrier);
+        }
+        int64_t tile = tile_of(a.s, item.at.slot + chunk, item.value_head);
+        const char *from = a.tiles + tile * CHUNK_BYTES;
+        copy_bytes(to + Shape::T, from, HALF, barrier);
+        if (Shape::OUTPUTS) {
+            /* Apart, though they lie together: initcheck of CUDA 13.0 takes 6 KiB at once for not written. */
+            copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER, barrier);
+            copy_bytes(to + Shape::W, from + KEPT, HALF, barrier);
+            copy_bytes(to + Shape::W + BAND - QUARTER, from + KEPT + HALF, QUARTER + NUMBERS_BYTES, barrier);
+            for (int i = 0; i < Shape::HALVES; i++) {
+                copy_tile(to + Shape::Q + i * TILE, &a.q, row, 2 * i, item.head, item.at.batch, barrier);
+            }
+        } else {
+            copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER, barrier);
+            copy_bytes(to + Shape::NUMBERS, from + NUMBERS_AT, NUMBERS_BYTES, barrier);
+        }
+    }
+}
+
+/* Sums as the left operand of the next products. */
+template <int N> static __device__ __forceinline__ void pack_all(uint32_t (&to)[N / 2], const float (&from)[N]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        to[i] = pack(from[2 * i], from[2 * i + 1]);
+    }
+}
+
+} // namespace DELTA_CHUNK
+
+#endif

@@ -1,0 +1,404 @@
+/* The warpgroup that has the state. The equations are in scan.cuh. */
+#ifndef CARRY_DELTA_CHUNK_WORKER_CUH
+#define CARRY_DELTA_CHUNK_WORKER_CUH
+
+#include "delta/cuda/chunk/worker_parts.cuh"
+
+namespace DELTA_CHUNK {
+
+/* 64 values of one value head, 128 keys in each half. */
+template <typename Shape> struct scan_worker {
+    const scan_args &a;
+    const scan_item &item;
+    const scan_places<Shape> &p;
+    int group, warp, lane;
+
+    static constexpr int HALVES = Shape::HALVES;
+    float S[HALVES][64], X[32];
+    uint32_t Sb[32]; /* of the half that is multiplied */
+
+    /* Where this thread's part of a state is: of a whole sequence, or of a segment's pair. */
+    __device__ __forceinline__ state_place place_of(const float *states) const {
+        int keys = 64 * a.s.key_bands, values = 64 * a.s.bands << a.s.shift, by_value = a.state_transposed ? keys : 1;
+        int64_t head = (int64_t)(item.sequence / a.s.segments) * a.s.state_heads + (item.value_head >> a.s.shift);
+        int first = item.value_head - (item.value_head >> a.s.shift << a.s.shift); /* which part of the head */
+        return begin(states + head * (keys * values) + first * D * by_value, by_value, a.state_transposed ? 1 : values);
+    }
+    __device__ __forceinline__ state_place place_of(int segment, pair_part part) const {
+        int64_t from = (((int64_t)segment * a.s.value_heads + item.value_head) * a.parts + part) * D * D;
+        return begin(a.pairs + from, D, 1);
+    }
+    __device__ __forceinline__ state_place begin(const float *from, int by_value, int by_key) const {
+        int value = 64 * (item.band + group) + 16 * warp + lane / 4, key = lane % 4 * 2;
+        return {(float *)from + value * by_value + key * by_key, by_value, by_key};
+    }
+    /* Everything but the loads is decided first: they are asked for together. */
+    __device__ __forceinline__ void load_state() {
+        bool made = Shape::KIND == PAIR && (item.map || item.segment > 0);
+        bool first = Shape::REVERSE ? item.segment + 1 == a.s.segments : item.segment == 0; /* nobody before it */
+        made = made || (Shape::LOCAL && Shape::REVERSE && !first) || (first && a.initial_state == nullptr);
+        int diagonal = 64 * (item.band + group) + 16 * warp + lane / 4 - lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            bool one = item.map && diagonal == i / 4 * 8 + i % 2 - i % 4 / 2 * 8;
+            S[0][i] = Shape::KIND == PAIR && one ? 1.0f : 0.0f;
+            S[HALVES - 1][i] = S[0][i];
+        }
+        if (made && item.begins) {
+            return;
+        }
+        state_place from = !item.begins     ? between()
+                           : first          ? place_of(a.initial_state)
+                           : Shape::REVERSE ? place_of(item.sequence + 1, PART_C)  /* of the next segment, fixed up */
+                                            : place_of(item.sequence - 1, PART_L); /* of the last one */
+#pragma unroll
+        for (int i = 0; i < 32; i++) {
+            S[0][i] = *from.at(i);
+        }
+        if (a.s.key_bands > 1) {
+#pragma unroll
+            for (int i = 32; i < 64 * HALVES; i++) {
+                S[i / 64][i % 64] = *from.at(i);
+            }
+        }
+    }
+    __device__ __forceinline__ state_place between() const {
+        int64_t lane = (int64_t)item.sequence * a.s.value_heads + item.value_head;
+        return begin(a.between + lane * (D * Shape::KEYS), Shape::KEYS, 1);
+    }
+    __device__ __forceinline__ void store_state() {
+        state_place to = !item.ends     ? between()
+                         : Shape::LOCAL ? place_of(item.sequence, Shape::REVERSE ? PART_C
+                                                                  : item.map     ? PART_M
+                                                                                 : PART_L)
+                                        : place_of(a.final_state);
+#pragma unroll
+        for (int i = 0; i < 64 * HALVES; i++) {
+            if (i < 32 || a.s.key_bands > 1) {
+                *to.at(i) = S[i / 64][i % 64];
+            }
+        }
+    }
+    __device__ __forceinline__ uint32_t values_at(uint32_t v, int i) {
+        return swizzled(v, 16 * i + lane / 16 * 8 + lane % 8, 2 * warp + (lane / 8 & 1));
+    }
+    /* What others wrote behind a sequence may be no number. */
+    __device__ __forceinline__ void clear(uint32_t k, uint32_t v, int left) {
+        clear_rows(k, 2 * HALVES, left, 32 * warp + lane);
+        clear_rows(v, 1, left, 32 * warp + lane);
+        if (Shape::REVERSE) {
+            clear_rows(k + Shape::Q, 2 * HALVES, left, 32 * warp + lane);
+        }
+        hopper::fence_async();
+        hopper::group_meet(1 + group, 128);
+    }
+    /* The rounded state of chunk n for the other warpgroup: values in rows. Halves one after the other. */
+    __device__ __forceinline__ void show_state(int n, int half = 0) {
+        if (half == 0) {
+            hopper::barrier_wait(p.state_read, n % 2 ^ 1);
+        }
+        uint32_t to = p.start + Shape::STATE + half * 2 * Shape::STATE_BAND;
+        int row = 64 * group + 16 * warp + (lane & 8) + lane % 8;
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            store_matrices(swizzled(to + i / 4 * Shape::STATE_BAND, row, i % 4 * 2 + lane / 16), Sb[4 * i],
+                           Sb[4 * i + 1], Sb[4 * i + 2], Sb[4 * i + 3]);
+        }
+        if (half < HALVES - 1) {
+            return;
+        }
+        hopper::fence_async();
+        __syncwarp();
+        if (lane < ARRIVING) {
+            hopper::barrier_arrive(p.state);
+        }
+    }
+    /* beta (V - fade X) in the place of v, for the warpgroup that makes outputs. */
+    __device__ __forceinline__ void put_rest(uint32_t v, const uint32_t (&r)[16]) {
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            store_matrices_across(values_at(v, i), r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]);
+        }
+    }
+    /* A NaN or infinity of one token (v's, or by its beta: prepare) must not reach the tokens before it by a zero of W.
+       In the product with T it has made all of a row NaN, which is right for the state. What outputs are made of gets
+       zeros from the first such token on; returned: that token. The state's product goes on meanwhile. */
+    __device__ __forceinline__ int mend(uint32_t v) {
+        uint32_t r[16], part[4];
+        __syncwarp();
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            if (i % 4 == 0) {
+                load_matrices_across(part, values_at(v, i / 4));
+            }
+            r[i] = part[i % 4];
+        }
+        int first = first_bad(r, lane);
+        cut(r, first, lane);
+        put_rest(v, r);
+        return first;
+    }
+    /* The state rounded, once the chunk's tiles are there; left: its tokens. */
+    __device__ __forceinline__ void begin_chunk(int n, uint32_t k, uint32_t v) {
+        pack_all(Sb, S[0]);
+        hopper::barrier_wait(p.barrier(p.full, n), p.parity(n));
+        int left = item.at.length - item.chunk<Shape>(n) * C;
+        if (left < C) {
+            clear(k, v, left);
+        }
+    }
+    /* to = S K^T, or += the second half's. */
+    __device__ __forceinline__ void times_keys(float (&to)[32], uint32_t k, int add = 0) {
+        hopper::products_begin();
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            hopper::product_along(to, Sb + 4 * i, hopper::describe(k + i / 4 * BAND + i % 4 * 32, 0), add || i > 0);
+        }
+        hopper::products_commit();
+    }
+    /* The state's second half: in the registers that the first one's product has read. */
+    __device__ __forceinline__ void second_half(float (&to)[32], uint32_t k, int n) {
+        if (!Shape::LOCAL) {
+            show_state(n, 0);
+        }
+        hopper::products_wait<0>();
+        hopper::keep_below(to);
+        pack_all(Sb, S[HALVES - 1]);
+        times_keys(to, k + TILE, 1);
+    }
+    /* S += left times the tokens' keys. */
+    __device__ __forceinline__ void add_tokens(const uint32_t *left, uint32_t tile) {
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            times_tokens(S[half], left, tile + half * TILE, BAND, 1);
+        }
+    }
+    /* to = or += left times a tile of 64 tokens, whose bands are `band` bytes apart. */
+    template <int N>
+    __device__ __forceinline__ void times_tokens(float (&to)[N], const uint32_t *left, uint32_t tile, int band,
+                                                 int add) {
+        hopper::products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            hopper::product_right(to, left + 4 * i, hopper::describe(tile + i * 2048, band), add || i > 0);
+        }
+        hopper::products_commit();
+    }
+    /* The same with T or W. */
+    __device__ __forceinline__ void times_triangle(float (&to)[32], const uint32_t *left, uint32_t tile, int add) {
+        hopper::products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            hopper::product_right(to, left + 4 * i, describe_half(tile + i * 1024, HALF), add || i > 0);
+        }
+        hopper::products_commit();
+    }
+    /* As a left operand, tokens times numbers. */
+    __device__ __forceinline__ void pack_by(uint32_t (&to)[16], const float (&x)[32], const float2 (&by)[8]) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            to[2 * i] = pack(by[i].x * x[4 * i], by[i].y * x[4 * i + 1]);
+            to[2 * i + 1] = pack(by[i].x * x[4 * i + 2], by[i].y * x[4 * i + 3]);
+        }
+    }
+    static __device__ __forceinline__ void load_eight(float2 (&to)[8], const float *numbers) {
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            to[i] = *(const float2 *)(numbers + 8 * i);
+        }
+    }
+    __device__ __forceinline__ void fade_state(float by) {
+#pragma unroll
+        for (int i = 0; i < 64 * HALVES; i++) {
+            S[i / 64][i % 64] *= by;
+        }
+    }
+    /* One chunk; S on return is what enters the next one. */
+    __device__ __forceinline__ void step(int n) {
+        using namespace hopper;
+        uint32_t k = p.stage(n), v = k + Shape::V + group * BAND, t = k + Shape::T;
+        const float *numbers = p.numbers(n) + lane % 4 * 2;
+        uint32_t w[4][4], r[16];
+        float2 fade[8], beta[8];
+        begin_chunk(n, k, v);
+        times_keys(X, k);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            load_matrices_across(w[i], values_at(v, i));
+            if (Shape::KIND == PAIR && item.map) {
+                w[i][0] = w[i][1] = w[i][2] = w[i][3] = 0;
+            }
+        }
+        if (HALVES > 1) {
+            second_half(X, k, n);
+        } else {
+            load_eight(fade, numbers + FADE_K);
+            load_eight(beta, numbers + BETA);
+        }
+        if (!Shape::LOCAL) {
+            show_state(n, HALVES - 1);
+        }
+        float end = fade_of(p.numbers(n), C - 1);
+        products_wait<0>();
+        keep_below(X);
+        if (HALVES > 1) { /* not before: there is no room for them */
+            load_eight(fade, numbers + FADE_K);
+            load_eight(beta, numbers + BETA);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) { /* beta (V - fade X) */
+            const uint32_t *v2 = &w[i / 2][i % 2 * 2];
+            r[2 * i] = pack(beta[i].x * low_half(v2[0]) - fade[i].x * X[4 * i],
+                            beta[i].y * high_half(v2[0]) - fade[i].y * X[4 * i + 1]);
+            r[2 * i + 1] = pack(beta[i].x * low_half(v2[1]) - fade[i].x * X[4 * i + 2],
+                                beta[i].y * high_half(v2[1]) - fade[i].y * X[4 * i + 3]);
+        }
+        products_begin();
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            product_along(X, r + 4 * i, describe_half(t + i / 2 * HALF + i % 2 * 32, 0), i > 0);
+        }
+        products_commit();
+        load_eight(fade, numbers + LEFT_K); /* before the stores, which they would wait for */
+        if (Shape::KIND == FORWARD) {
+            put_rest(v, r);
+        }
+        fade_state(end);
+        products_wait<0>();
+        keep_below(X);
+        pack_by(r, X, fade);
+        add_tokens(r, k);
+        if (Shape::KIND == FORWARD) {
+            int first = C;
+            if (__any_sync(0xffffffffu, (X[0] + X[2]) * 0.0f != 0.0f)) {
+                first = mend(v);
+            }
+            if (lane == 0) {
+                p.first_bad(n)[4 * group + warp] = first;
+            }
+            fence_async(); /* not where it is written: the next product would wait for it */
+            signal_values(n);
+        } else if (!Shape::LOCAL) {
+            show_values(v, n);
+        }
+        products_wait<0>();
+        keep_state();
+        if (lane < ARRIVING) {
+            barrier_arrive(p.barrier(p.empty, n));
+        }
+    }
+    /* V' or dv of a chunk, in the place of v, for the warps that store or use it. */
+    __device__ __forceinline__ void show_values(uint32_t v, int n) {
+        uint32_t values[16];
+        if (Shape::REVERSE) {
+            const float *beta = p.numbers(n) + BETA + lane % 4 * 2;
+#pragma unroll
+            for (int i = 0; i < 8; i++) {
+                float2 by = *(const float2 *)(beta + 8 * i);
+                by = {given_beta(by.x), given_beta(by.y)};
+                X[4 * i] *= by.x;
+                X[4 * i + 1] *= by.y;
+                X[4 * i + 2] *= by.x;
+                X[4 * i + 3] *= by.y;
+            }
+        }
+        pack_all(values, X);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            store_matrices_across(values_at(v, i), values[4 * i], values[4 * i + 1], values[4 * i + 2],
+                                  values[4 * i + 3]);
+        }
+        hopper::fence_async();
+        signal_values(n);
+    }
+    __device__ __forceinline__ void keep_state() {
+#pragma unroll
+        for (int half = 0; half < HALVES; half++) {
+            hopper::keep_below(S[half]);
+        }
+    }
+    __device__ __forceinline__ void signal_values(int n) {
+        __syncwarp();
+        if (lane < ARRIVING) {
+            hopper::barrier_arrive(p.barrier(p.values, n));
+        }
+    }
+    __device__ __forceinline__ void step_back(int n) {
+        using namespace hopper;
+        uint32_t k = p.stage(n), q = k + Shape::Q, v = k + Shape::V + group * BAND, t = k + Shape::T;
+        const float *numbers = p.numbers(n) + lane % 4 * 2;
+        uint32_t w[4][4], r[16];
+        float U[32];
+        float2 by[8];
+        begin_chunk(n, k, v);
+        times_keys(U, k);
+#pragma unroll
+        for (int i = 0; i < 4; i++) { /* dO with values in rows is a left operand as it comes */
+            load_matrices_across(w[i], values_at(v, i));
+        }
+        if (HALVES > 1) {
+            second_half(U, k, n);
+        }
+        if (!Shape::LOCAL) {
+            show_state(n, HALVES - 1);
+        }
+        fade_state(fade_of(p.numbers(n), C - 1));
+        if (HALVES == 1) {
+            times_triangle(X, &w[0][0], t + BAND, 0);
+            products_wait<1>();
+        } else { /* one after the other: there is no room for both */
+            products_wait<0>();
+        }
+        keep_below(U);
+        load_eight(by, numbers + LEFT_K);
+        pack_by(r, U, by);
+        if (HALVES > 1) {
+            times_triangle(X, &w[0][0], t + BAND, 0);
+        }
+        times_triangle(X, r, t, 1);
+        uint32_t d[16];
+        load_eight(by, numbers + FADE_Q);
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            uint32_t pair = w[i / 4][i % 4];
+            d[i] = pack(by[i / 2].x * low_half(pair), by[i / 2].y * high_half(pair));
+        }
+        add_tokens(d, q);
+        products_wait<HALVES>();
+        keep_below(X);
+        uint32_t y[16];
+        load_eight(by, numbers + FADE_K);
+#pragma unroll
+        for (int i = 0; i < 8; i++) {
+            by[i] = {-by[i].x, -by[i].y};
+        }
+        pack_by(y, X, by);
+        add_tokens(y, k);
+        if (!Shape::LOCAL) {
+            show_values(v, n);
+        }
+        products_wait<0>();
+        keep_state();
+        if (lane < ARRIVING) {
+            barrier_arrive(p.barrier(p.empty, n));
+        }
+    }
+    __device__ __forceinline__ void run() {
+        load_state();
+        for (int n = 0; n < item.chunks; n++) {
+            if (Shape::REVERSE) {
+                step_back(n);
+            } else {
+                step(n);
+            }
+        }
+        if (Shape::LOCAL || !item.ends ||
+            (a.final_state != nullptr && item.segment == (Shape::REVERSE ? 0 : a.s.segments - 1))) {
+            store_state();
+        }
+    }
+};
+
+} // namespace DELTA_CHUNK
+
+#endif

@@ -1,0 +1,41 @@
+/* What the warpgroup that has the state uses: where a state is in f32, and operands with what is no number. */
+#ifndef CARRY_DELTA_CHUNK_WORKER_PARTS_CUH
+#define CARRY_DELTA_CHUNK_WORKER_PARTS_CUH
+
+#include "delta/cuda/chunk/scan_parts.cuh"
+
+namespace DELTA_CHUNK {
+
+/* A thread's elements of a state in f32: its sums are 16 times (2 rows of values, 8 apart) x (2 keys), 8 keys apart. */
+struct state_place {
+    float *first;
+    int by_value, by_key;
+    __device__ __forceinline__ float *at(int i) const {
+        return first + i % 4 / 2 * 8 * by_value + (i / 4 * 8 + i % 2) * by_key;
+    }
+};
+
+/* Of a left operand [16 values, 64 tokens] of a warp: the first token with an element that is no number; and zeros from
+   `first` on. */
+static __device__ __forceinline__ int first_bad(const uint32_t (&r)[16], int lane) {
+    int first = C;
+#pragma unroll
+    for (int i = 7; i >= 0; i--) {
+        int token = 8 * i + lane % 4 * 2;
+        float low = low_half(r[2 * i]) * 0.0f + low_half(r[2 * i + 1]) * 0.0f;
+        float high = high_half(r[2 * i]) * 0.0f + high_half(r[2 * i + 1]) * 0.0f;
+        first = low != 0.0f ? token : high != 0.0f ? token + 1 : first;
+    }
+    return __reduce_min_sync(0xffffffffu, first);
+}
+static __device__ __forceinline__ void cut(uint32_t (&r)[16], int first, int lane) {
+#pragma unroll
+    for (int i = 0; i < 16; i++) {
+        int token = i / 2 * 8 + lane % 4 * 2;
+        r[i] = token >= first ? 0 : token + 1 >= first ? r[i] & 0xffffu : r[i];
+    }
+}
+
+} // namespace DELTA_CHUNK
+
+#endif

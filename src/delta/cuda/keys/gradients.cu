@@ -1,0 +1,292 @@
+/* The last kernel of the backward pass of "keys64" (back.cuh): dq, dk and dg of a chunk of one value head. Its
+   products are in gradients.cuh; here a thread has a channel: decays, pairs of one block of tokens in f32, and the
+   sums over tokens that are dg. */
+#include "delta/cuda/keys/gradients.cuh"
+
+using namespace DELTA_KEYS;
+
+namespace {
+
+template <int D> struct gradient_chunk {
+    static constexpr int LD = D + 8, LG = D + 4;
+    static constexpr int GROUPS = WIDE / D, EACH = BLOCKS / GROUPS; /* of threads; blocks of tokens of each */
+    gradient_products<D> p;
+    gradient_memory<D> &m;
+    const carry_delta_back_job &back;
+    const carry_delta_job &job;
+    int c, group; /* channel; which blocks of tokens are this thread's */
+
+    __device__ int64_t place(const carry_delta_array &array, int i, int64_t head) const {
+        return at_of(array, p.at.place.batch, p.at.place.start + p.at.first + i, head);
+    }
+    __device__ bool is_there(int i) const {
+        return i < p.at.count && c < job.key;
+    }
+    __device__ void load_gates(float (&g)[BLOCK], int b) const {
+        load_channel<BLOCK>(g, job.g, place(job.g, BLOCK * b, p.head) + c, c < job.key ? p.at.count - BLOCK * b : 0);
+    }
+    /* Gates as powers of two, summed from a block's first token on. */
+    __device__ void sum_gates(float (&G)[BLOCK], int b) const {
+        float sum = 0.0f;
+        load_gates(G, b);
+#pragma unroll
+        for (int i = 0; i < BLOCK; i++) {
+            sum += LOG2_E * (G[i] < ZERO_FROM ? ZERO_FROM : G[i]);
+            G[i] = sum;
+        }
+    }
+    __device__ void make_gates() {
+        for (int b = group * EACH; b < (group + 1) * EACH; b++) {
+            float G[BLOCK];
+            sum_gates(G, b);
+#pragma unroll
+            for (int i = 0; i < BLOCK; i++) {
+                m.G[(BLOCK * b + i) * LG + c] = G[i];
+            }
+            m.whole[b][c] = G[BLOCK - 1];
+        }
+    }
+
+    __device__ void make_norms() {
+        const int row = (int)threadIdx.x / 4, quarter = (int)threadIdx.x % 4;
+#pragma unroll
+        for (int which = 0; which < 2; which++) {
+            const uint16_t *from = (which == 0 ? m.two.q : m.two.k) + row * LD + quarter * (D / 4);
+            float sum = 0.0f;
+            for (int i = 0; i < D / 4; i += 2) {
+                const unsigned two = *reinterpret_cast<const unsigned *>(from + i);
+                sum = fmaf(low_of(two), low_of(two), fmaf(high_of(two), high_of(two), sum));
+            }
+            sum += __shfl_xor_sync(WARP, sum, 1);
+            sum += __shfl_xor_sync(WARP, sum, 2);
+            if (quarter == 0) {
+                (which == 0 ? m.q_norm : m.k_norm)[row] = job.l2norm ? 1.0f / sqrtf(sum + 1e-6f) : 1.0f;
+            }
+        }
+    }
+
+    /* The operands of products between blocks of tokens. */
+    __device__ void fade(int b) {
+        float far[BLOCKS]; /* from the end of block b to the start of a later one */
+        far[0] = 0.0f;
+#pragma unroll
+        for (int a = 1; a < BLOCKS; a++) {
+            far[a] = a > b + 1 ? far[a - 1] + m.whole[a - 1][c] : 0.0f;
+        }
+        for (int i = BLOCK * b; i < BLOCK * (b + 1); i++) {
+            const float G = m.G[i * LG + c], on = exp2f(G), after = m.whole[b][c] - G;
+            const float k = low_of(m.two.k[i * LD + c]) * m.k_norm[i], q = low_of(m.two.q[i * LD + c]) * m.q_norm[i];
+            m.two.k[i * LD + c] = to_16(k * on);
+            m.two.q[i * LD + c] = to_16(q * on);
+#pragma unroll
+            for (int a = 1; a < BLOCKS; a++) {
+                if (a > b) {
+                    m.two.earlier[(earlier_of(a) + i) * LD + c] = to_16(k * exp2f(after + far[a]));
+                }
+            }
+        }
+    }
+    __device__ void load_tokens() {
+        const chunk_at &at = p.at;
+        load_tile<D, WIDE>(m.two.q, job.q, at.place, at.first, p.head / job.group, at.count, job.key);
+        load_tile<D, WIDE>(m.two.k, job.k, at.place, at.first, p.head / job.group, at.count, job.key);
+        __pipeline_commit();
+        __pipeline_wait_prior(0);
+        __syncthreads();
+        make_norms();
+        __syncthreads();
+        for (int b = group * EACH; b < (group + 1) * EACH; b++) {
+            fade(b);
+        }
+        __syncthreads();
+    }
+
+    __device__ void load_block(float (&x)[BLOCK], const carry_delta_array &from, const float *norms, int b) const {
+        const auto *rows = static_cast<const uint16_t *>(from.data) + c;
+#pragma unroll
+        for (int i = 0; i < BLOCK; i++) {
+            const int at = BLOCK * b + i;
+            x[i] = is_there(at) ? low_of(rows[place(from, at, p.head / job.group)]) * norms[at] : 0.0f;
+        }
+    }
+
+    /* Pairs of tokens of block b, in f32; and what comes from behind the chunk, which reaches the gates behind a token:
+       it is summed from the block's start on, so that it stays apart from that of the last token, which no gate fades.
+     */
+    __device__ void inside(int b) {
+        float G[BLOCK], k[BLOCK], q[BLOCK], behind[BLOCK], on_G[BLOCK];
+        float *dq = m.three.dq + BLOCK * b * LG + c, *dk = m.three.dk + BLOCK * b * LG + c;
+        float *dG = m.G + BLOCK * b * LG + c, *dkl = m.dkl + BLOCK * b * LG + c;
+        sum_gates(G, b);
+        load_block(k, job.k, m.k_norm, b);
+        load_block(q, job.q, m.q_norm, b);
+#pragma unroll
+        for (int i = 0; i < BLOCK; i++) {
+            const float2 *pairs = m.diagonal[b] + i * BLOCK;
+            float on_q = 0.0f, on_k = 0.0f;
+#pragma unroll
+            for (int j = 0; j < i; j++) {
+                const float fade = exp2f(G[i] - G[j]), of_k = k[j] * fade;
+                const float2 pair = pairs[j];
+                on_q = fmaf(pair.x, of_k, on_q);
+                on_k = fmaf(pair.y, of_k, on_k);
+                behind[j] = fmaf(fmaf(pair.x, q[i], pair.y * k[i]), fade, behind[j]);
+            }
+            const float own = pairs[i].x;
+            behind[i] = 0.0f;
+            on_G[i] = fmaf(q[i], on_q, k[i] * on_k);
+            dq[i * LG] += fmaf(own, k[i], on_q);
+            dk[i * LG] += fmaf(own, q[i], on_k);
+        }
+        float after = m.whole[b][c], ends = 0.0f, sum = 0.0f;
+        for (int a = b + 1; a < BLOCKS; a++) {
+            after += m.whole[a][c];
+        }
+#pragma unroll
+        for (int i = 0; i < BLOCK; i++) {
+            const float left = exp2f(after - G[i]) * dkl[i * LG], end = k[i] * left;
+            const float all = dG[i * LG] + fmaf(-k[i], behind[i], on_G[i]);
+            dk[i * LG] += behind[i] + left;
+            dG[i * LG] = all;
+            dkl[i * LG] = ends;
+            ends += end;
+            sum += all;
+        }
+        m.sums[b][c] = sum;
+        m.sums[2 * BLOCKS + b][c] = ends;
+    }
+
+    /* dg of block b: what reaches G from each token on. */
+    __device__ void store_gates(int b) {
+        float sum = 0.0f, ends = 0.0f;
+        for (int i = 0; i < GROUPS; i++) {
+            sum += m.sums[BLOCKS + i][c];
+        }
+        for (int a = b + 1; a < BLOCKS; a++) {
+            sum += m.sums[a][c];
+        }
+        for (int a = 0; a < b; a++) {
+            ends += m.sums[2 * BLOCKS + a][c];
+        }
+        float g[BLOCK];
+        load_gates(g, b);
+#pragma unroll
+        for (int i = BLOCK - 1; i >= 0; i--) {
+            const int at = BLOCK * b + i;
+            sum += m.G[at * LG + c];
+            if (is_there(at)) {
+                carry_store_any(back.dg.data, back.dg.dtype, place(back.dg, at, p.head) + c,
+                                expf(g[i]) == 0.0f ? 0.0f : sum + (ends + m.dkl[at * LG + c]));
+            }
+        }
+    }
+
+    /* A warp has four tokens at a time: the gradient itself, back through its norm, or a part of it. */
+    __device__ void store_rows(const carry_delta_array &to, float *parts, const float *from, const carry_delta_array &x,
+                               const float *norms) const {
+        constexpr int ROWS = 4, N = D / 32;
+        const int64_t head = p.head / job.group;
+        for (int first = warp_of() * ROWS; first < p.at.count; first += WIDE / 32 * ROWS) {
+            float gradient[ROWS][N], value[ROWS][N], dot[ROWS];
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) { /* rows behind the last one are read from it */
+                const int i = first + r < p.at.count ? first + r : p.at.count - 1;
+                const auto *row = static_cast<const uint16_t *>(x.data) + place(x, i, head);
+                dot[r] = 0.0f;
+#pragma unroll
+                for (int e = 0; e < N; e++) {
+                    const int at = 32 * e + lane_of();
+                    gradient[r][e] = from[i * LG + at];
+                    value[r][e] = job.l2norm && at < job.key ? low_of(row[at]) : 0.0f;
+                    dot[r] = fmaf(value[r][e], gradient[r][e], dot[r]);
+                }
+            }
+#pragma unroll
+            for (int far = 1; far < 32; far *= 2) {
+#pragma unroll
+                for (int r = 0; r < ROWS; r++) {
+                    dot[r] += __shfl_xor_sync(WARP, dot[r], far);
+                }
+            }
+#pragma unroll
+            for (int r = 0; r < ROWS; r++) {
+                const int i = first + r;
+                if (i < p.at.count) {
+                    store_row(to, parts, i, gradient[r], value[r], norms[i], dot[r]);
+                }
+            }
+        }
+    }
+    __device__ void store_row(const carry_delta_array &to, float *parts, int i, const float (&gradient)[D / 32],
+                              const float (&value)[D / 32], float norm, float dot) const {
+        const int64_t token = p.at.place.token + p.at.first + i;
+        const float along = norm * norm * dot;
+        float *part = parts + (token * p.part.heads + p.head - p.part.first) * job.key;
+        auto *there = static_cast<uint16_t *>(to.data) + place(to, i, p.head / job.group);
+#pragma unroll
+        for (int e = 0; e < D / 32; e++) {
+            const int at = 32 * e + lane_of();
+            if (at < job.key && parts != nullptr) {
+                part[at] = gradient[e];
+            } else if (at < job.key) {
+                there[at] = to_16(norm * fmaf(-value[e], along, gradient[e]));
+            }
+        }
+    }
+
+    __device__ void run() {
+        make_gates();
+        p.over_values();
+        load_tokens();
+        p.over_tokens();
+        float all = 0.0f;
+        for (int b = 0; b < BLOCKS; b++) {
+            all += m.whole[b][c];
+        }
+        for (int b = group * EACH; b < (group + 1) * EACH; b++) {
+            inside(b);
+        }
+        m.sums[BLOCKS + group][c] *= exp2f(all);
+        __syncthreads();
+        for (int b = group * EACH; b < (group + 1) * EACH && back.dg.data != nullptr; b++) {
+            store_gates(b);
+        }
+        store_rows(back.dq, back.part_q, m.three.dq, job.q, m.q_norm);
+        store_rows(back.dk, back.part_k, m.three.dk, job.k, m.k_norm);
+    }
+};
+
+template <int D>
+__global__ void __launch_bounds__(WIDE)
+    delta_keys_gradients(const __grid_constant__ carry_delta_back_job back,
+                         const __grid_constant__ carry_delta_keys_part part, int64_t items) {
+    extern __shared__ float4 memory[];
+    auto &m = *reinterpret_cast<gradient_memory<D> *>(memory);
+    for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
+        const int64_t slot = part.slot + i / part.heads;
+        const chunk_at at = chunk_of(back.job, slot);
+        if (at.count > 0) {
+            gradient_chunk<D> one = {{back, part, m, at, slot, part.first + i % part.heads, i},
+                                     m,
+                                     back,
+                                     back.job,
+                                     (int)threadIdx.x % D,
+                                     (int)threadIdx.x / D};
+            one.run();
+        }
+        __syncthreads();
+    }
+}
+
+template <int D>
+cudaError_t launch(const carry_delta_back_job *back, const carry_delta_keys_part *part, cudaStream_t stream) {
+    return launch_items(delta_keys_gradients<D>, part->slots * part->heads, WIDE, (int)sizeof(gradient_memory<D>),
+                        stream, *back, *part);
+}
+
+} // namespace
+
+cudaError_t DELTA_KEYS::launch_gradients(const carry_delta_back_job *back, const carry_delta_keys_part *part,
+                                         cudaStream_t stream) {
+    return back->job.key <= 64 ? launch<64>(back, part, stream) : launch<128>(back, part, stream);
+}

@@ -1,0 +1,185 @@
+/* The method "keys64": a gate for every key channel (KDA), chunks of 64 tokens on tensor cores by mma.sync, bf16 or
+   f16, K up to 128. Shared by its kernels; those of backward also share back.cuh.
+
+   With G the gates of a channel summed from the chunk's start,
+
+       A[i,j] = sum over c of k[i,c] k[j,c] e^(G[i,c]-G[j,c]), j < i;   P the same of q and k, times scale, j <= i
+
+   so a channel's decays are no factors around a product. Tokens are taken in blocks of 16: with G0 that of a block's
+   start, e^(G[i]-G[j]) = e^(G[i]-G0) e^(G0-G[j]) for tokens i of the block and j of one before it, both at most 1; and
+   inside a block every pair of tokens is summed in f32. Sums of gates are made towards i or from j on: no two large
+   ones are subtracted but inside a block.
+
+   prepare makes a page of every chunk and value head: k and q times e^G, k times e^(G[C]-G), A, P (and what rounding
+   leaves of it), the inverses of diagonal blocks. walk goes through the pages of a sequence as tiles64 does, 64 columns
+   of V a block. */
+#ifndef CARRY_DELTA_KEYS_CUH
+#define CARRY_DELTA_KEYS_CUH
+
+#include "delta/cuda/keys/keys.h"
+#include "delta/cuda/mma_walk.cuh"
+
+#ifdef CARRY_INSTANCE_F16
+#define DELTA_KEYS delta_keys_f16
+#define DELTA_KEYS_KERNELS carry_delta_keys_f16
+#else
+#define DELTA_KEYS delta_keys
+#define DELTA_KEYS_KERNELS carry_delta_keys_bf16
+#endif
+
+namespace DELTA_KEYS {
+
+using namespace DELTA_MMA;
+
+/* The launches of DELTA_KEYS_KERNELS, in prepare.cu, walk.cu, ... */
+cudaError_t launch_prepare(const carry_delta_job *job, const carry_delta_keys_part *part, bool back,
+                           cudaStream_t stream);
+cudaError_t launch_walk(const carry_delta_job *job, const carry_delta_keys_part *part, bool back, int ordinal,
+                        int units, cudaStream_t stream);
+cudaError_t launch_back_walk(const carry_delta_back_job *back, const carry_delta_keys_part *part, int ordinal,
+                             int units, cudaStream_t stream);
+cudaError_t launch_values(const carry_delta_back_job *back, const carry_delta_keys_part *part, cudaStream_t stream);
+cudaError_t launch_gradients(const carry_delta_back_job *back, const carry_delta_keys_part *part, cudaStream_t stream);
+
+constexpr int COLUMNS = 64;          /* of V, a block of the walk */
+constexpr float ZERO_FROM = -128.0f; /* e^this is 0 in f32, and so are the powers of all gates below it */
+constexpr float LOG2_E = 1.44269504f;
+
+constexpr int EARLIER = 6 * BLOCK; /* rows of k before blocks 1, 2 and 3: 16, 32 and 48 */
+
+/* Of `earlier`: the first row of those before block b. */
+__device__ __forceinline__ constexpr int earlier_of(int b) {
+    return BLOCK * (b * (b - 1) / 2);
+}
+
+/* D: K, rounded up to 64 or 128. */
+template <int D> struct page {
+    static constexpr bool BACK = false;
+    uint16_t faded_k[C * D], faded_q[C * D], left_k[C * D];
+    uint16_t A[C * LC], P[C * LC], rest[C * LC]; /* rest: of P */
+    uint16_t T[BLOCKS][BLOCK * LB];
+    float end[D], beta[C];
+};
+
+/* What backward needs of a chunk (back.cuh): q is times scale, and U the inverses for the way back (mma.cuh). */
+template <int D> struct back_page {
+    static constexpr bool BACK = true;
+    uint16_t faded_k[C * D], faded_q[C * D], left_k[C * D];
+    uint16_t A[C * LC], P[C * LC];
+    uint16_t T[BLOCKS][BLOCK * LB], U[BLOCKS][BLOCK * LB];
+    float end[D], beta[C];
+};
+
+/* Gates of one channel, N tokens from `start` on, zeros from `count` on. All are loaded before the first is used; a
+   branch on the type for each would wait for each. */
+template <int N>
+__device__ __forceinline__ void load_channel(float (&g)[N], const carry_delta_array &from, int64_t start, int count) {
+    if (from.dtype == CARRY_F32) {
+        const float *at = static_cast<const float *>(from.data) + start;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            g[i] = i < count ? at[i * from.token] : 0.0f;
+        }
+    } else {
+        const auto *at = static_cast<const uint16_t *>(from.data) + start;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            g[i] = __uint_as_float(i < count ? at[i * from.token] : 0);
+        }
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            g[i] = value_of(from, __float_as_uint(g[i]));
+        }
+    }
+}
+
+struct chunk_at {
+    delta_place place;
+    int64_t sequence, first; /* first: its first token, of the sequence's */
+    int count;               /* 0: not part of a sequence */
+};
+
+/* Pages lie as kept states do: tokens/64 + sequences of them are enough. */
+__device__ __forceinline__ chunk_at chunk_of(const carry_delta_job &job, int64_t slot) {
+    int64_t low = 0, high = job.sequences - 1;
+    while (low < high) { /* the last sequence that starts at or before the slot */
+        const int64_t middle = (low + high + 1) / 2;
+        if (kept_of(place_of(job, middle), middle) <= slot) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    chunk_at at = {place_of(job, low), low, 0, 0};
+    at.first = (slot - kept_of(at.place, low)) * C;
+    const int64_t left = at.place.length - at.first;
+    at.count = left <= 0 ? 0 : left < C ? (int)left : C;
+    return at;
+}
+
+/* Copies `bytes`, a multiple of 16, to shared memory; and rows of D numbers to rows with padding. By N threads. */
+template <int N> __device__ __forceinline__ void copy_whole(void *to, const void *from, int bytes) {
+    for (int i = (int)threadIdx.x * 16; i < bytes; i += N * 16) {
+        __pipeline_memcpy_async(static_cast<char *>(to) + i, static_cast<const char *>(from) + i, 16);
+    }
+}
+template <int D, int N> __device__ __forceinline__ void copy_tile(uint16_t *to, const uint16_t *from, int rows) {
+    for (int i = (int)threadIdx.x; i < rows * (D / 8); i += N) {
+        __pipeline_memcpy_async(to + i / (D / 8) * (D + 8) + i % (D / 8) * 8, from + i * 8, 16);
+    }
+}
+
+/* 64 columns of the rows of a tensor, from `first` on. */
+__device__ __forceinline__ carry_delta_array columns_from(carry_delta_array array, int first) {
+    array.data = static_cast<uint16_t *>(array.data) + first;
+    return array;
+}
+
+/* The columns of a walk: 64 of V, of one value head of one sequence. */
+struct walk_at {
+    int64_t sequence, head;
+    int first; /* column of V */
+    delta_place place;
+
+    __device__ __forceinline__ walk_at(const carry_delta_job &job, const carry_delta_keys_part &part, int64_t item,
+                                       int blocks)
+        : sequence(part.sequence + item / blocks / part.heads), head(part.first + item / blocks % part.heads),
+          first((int)(item % blocks) * COLUMNS), place(place_of(job, sequence)) {
+    }
+    __device__ __forceinline__ int count_from(int64_t t) const {
+        return place.length - t < C ? (int)(place.length - t) : C;
+    }
+    __device__ __forceinline__ int64_t page_of(const carry_delta_keys_part &part, int64_t t) const {
+        return (kept_of(place, sequence) + t / C - part.slot) * part.heads + head - part.first;
+    }
+    /* The offset of element x of result n in a state in memory; -1: outside the state. */
+    __device__ __forceinline__ int64_t element(const carry_delta_job &job, int n, int x, bool transposed) const {
+        const int v = first + 16 * warp_of() + row_in(x / 2), k = 8 * n + column_in() + x % 2;
+        return v >= job.value || k >= job.key ? -1 : transposed ? (int64_t)v * job.key + k : (int64_t)k * job.value + v;
+    }
+    /* A state for backward: rounded, a row of K for each column of V. */
+    template <int D>
+    __device__ __forceinline__ void store_rounded(uint16_t *states, int64_t columns, int64_t page,
+                                                  const float (&S)[D / 8][4]) const {
+        uint16_t *to = states + (page * columns + first + 16 * warp_of()) * D;
+#pragma unroll
+        for (int i = 0; i < D / 4; i++) {
+            const int n = i / 2, r = i % 2;
+            *reinterpret_cast<unsigned *>(to + row_in(r) * D + 8 * n + column_in()) =
+                pack(S[n][2 * r], S[n][2 * r + 1]);
+        }
+    }
+};
+
+/* True if a walk's blocks get two sides in shared memory: a multiprocessor has at most one block, with space for both.
+ */
+static inline cudaError_t has_two_sides(bool *two, int64_t items, int side_bytes, int ordinal, int units) {
+    int most = 0;
+    const cudaError_t error = carry_delta_keys_most(ordinal, &most);
+    *two = items <= units && most >= 2 * side_bytes;
+    return error;
+}
+
+} // namespace DELTA_KEYS
+
+#endif

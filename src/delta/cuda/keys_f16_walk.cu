@@ -1,3 +1,0 @@
-/* keys_walk.cu for f16. */
-#define CARRY_DELTA_F16
-#include "delta/cuda/keys_walk.cu"

@@ -1,0 +1,24 @@
+/* The method "recurrent": its launches. Computation is token by token in f32, the gate being e^g of one token: no sum
+   of gates is formed, so gates of 0, -1000 and -inf are all exact. Only *.cu files include it. */
+#ifndef CARRY_DELTA_PLAIN_H
+#define CARRY_DELTA_PLAIN_H
+
+#include "delta/cuda/cuda.h"
+
+/* method.cu: the job of a single token. inputs NULL: none, as for flushing a ring. */
+carry_delta_job carry_delta_step_job(const carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+                                     const carry_delta_forward_args *inputs);
+/* forward.cu */
+cudaError_t carry_delta_recurrent_launch(const carry_delta_job *job, cudaStream_t stream);
+/* backward.cu: entries of carry_delta_walks. */
+int64_t carry_delta_back_blocks(const carry_delta_job *job, int units);
+size_t carry_delta_back_stash(const carry_delta_job *job, int64_t most, int units);
+cudaError_t carry_delta_back_launch(const carry_delta_back_job *back, int units, cudaStream_t stream);
+/* step.cu; false: the state is transposed or not aligned. */
+bool carry_delta_step_applies(const carry_delta_job *job);
+cudaError_t carry_delta_step_launch(const carry_delta_job *job, int units, cudaStream_t stream);
+/* step_rows.cu: the same for transposed states. */
+bool carry_delta_step_rows_applies(const carry_delta_job *job);
+cudaError_t carry_delta_step_rows_launch(const carry_delta_job *job, cudaStream_t stream);
+
+#endif

@@ -1,0 +1,49 @@
+/* Files of states: what a model has read of a text, as tensors by name, in a safetensors file. Its metadata:
+
+       carry_state     the version of the format, "2"
+       model           hash of the model's configuration and weights
+       tokens, ids     the number of tokens that were read, and the hash of their ids (carry_hash_ids)
+       xxh64.NAME      hash of the bytes of each tensor
+       header          hash of all of the above, and of the name, type and shape of each tensor
+
+   The tensors follow each other without gaps up to the end of the file. So any other length, and any changed bit of the
+   header or of the data, is refused. Numbers and hashes are accepted only as they are written. Hashes are XXH64
+   (core/hash.h), in 16 hexadecimal digits. A file is replaced as a whole (core/file.h).
+
+   Version 1 had no hashes of tensors, and told models apart by a few of their weights. */
+#ifndef CARRY_FILE_STATE_FILE_H
+#define CARRY_FILE_STATE_FILE_H
+
+#include "file/safetensors.h"
+
+#define CARRY_STATE_VERSION "2"
+#define CARRY_STATE_TOKENS ((int64_t)1 << 48) /* at most */
+
+typedef struct carry_state_about {
+    uint64_t model;
+    int64_t tokens;
+    uint64_t ids;
+} carry_state_about;
+
+/* Tensors as carry_safetensors_write takes them, written in the type that they have. */
+carry_status carry_state_write(carry_ctx *ctx, const char *path, const carry_state_about *about,
+                               const carry_safetensors_item *items, int64_t count);
+
+typedef struct carry_state_file {
+    carry_safetensors file;
+    carry_state_about about;
+    uint64_t header;
+} carry_state_file;
+
+/* CARRY_EFORMAT, or CARRY_EUNSUPPORTED for another version, with a message that names the path; *state is then empty.
+   All hashes have been compared on return. */
+carry_status carry_state_open(carry_ctx *ctx, carry_state_file *state, const char *path);
+void carry_state_close(carry_state_file *state);
+
+/* The two steps of opening, for fuzzing: over bytes in memory (borrowed, aligned to 8), without comparing hashes; and
+   comparing them. */
+carry_status carry_state_parse(carry_ctx *ctx, carry_state_file *state, const void *data, size_t bytes,
+                               const char *path);
+carry_status carry_state_verify(carry_ctx *ctx, const carry_state_file *state, const char *path);
+
+#endif

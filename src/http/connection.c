@@ -1,0 +1,299 @@
+/* A connection: its head is read, then its body, the response is written, and it is closed. A request for a WebSocket
+   is handed to libwebsockets under a second descriptor, with a head that was written here. */
+#include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "core/clock.h"
+#include "http/http_internal.h"
+
+#define LINGER 2.0         /* seconds */
+#define HEAD_SECONDS 5.0   /* for the head of a request, or patience if that is less */
+#define IGNORED (64 << 10) /* bytes after a request that is being answered; more closes the connection */
+#define BODY_FIRST 16384   /* bytes of the first buffer of a body */
+
+void carry_http_add_connection(carry_http_server *server, struct lws *wsi, int file) {
+    carry_http_connection *connection = lws_wsi_user(wsi);
+    *connection = (carry_http_connection){
+        .wsi = wsi, .address = server->arriving, .file = file, .since = carry_seconds(), .next = server->connections};
+    connection->before = &server->connections;
+    if (connection->next != NULL) {
+        connection->next->before = &connection->next;
+    }
+    server->connections = connection;
+}
+
+static void forget(carry_http_connection *connection) {
+    free(connection->body);
+    connection->body = NULL;
+    if (connection->before != NULL) {
+        *connection->before = connection->next;
+        if (connection->next != NULL) {
+            connection->next->before = connection->before;
+        }
+        connection->before = NULL;
+    }
+    if (connection->response != NULL) {
+        carry_http_response *response = connection->response;
+        connection->response = NULL;
+        carry_http_detach(response);
+    }
+}
+
+void carry_http_detach_all(carry_http_server *server) {
+    for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
+        if (one->response != NULL) {
+            carry_http_response *response = one->response;
+            one->response = NULL;
+            carry_http_detach(response);
+        }
+    }
+}
+
+/* -1: failed, or the client has gone. */
+static int send_out(carry_http_connection *connection) {
+    bool progress = false;
+    carry_http_flush result = carry_http_send_queued(connection->response, connection->file, &progress);
+    if (result == CARRY_HTTP_FLUSH_FAILED) {
+        return -1;
+    }
+    if (result != CARRY_HTTP_FLUSH_BLOCKED) {
+        connection->blocked = 0.0;
+    } else if (connection->blocked == 0.0 || progress) {
+        connection->blocked = carry_seconds();
+    }
+    if (result == CARRY_HTTP_FLUSH_BLOCKED) {
+        (void)lws_callback_on_writable(connection->wsi);
+    }
+    if (result == CARRY_HTTP_FLUSH_DONE && !connection->lingering) {
+        connection->lingering = true; /* closing a socket with unread input resets it, and the response is lost */
+        connection->since = carry_seconds();
+        (void)shutdown(connection->file, SHUT_WR);
+    }
+    return 0;
+}
+
+/* libwebsockets gets a descriptor of its own, because it closes the one it is given. */
+static int hand_over(carry_http_server *server, carry_http_connection *connection,
+                     const carry_http_endpoint *endpoint) {
+    char head[256];
+    int length = snprintf(head, sizeof head,
+                          "GET /%zu HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+                          "Sec-WebSocket-Key: %s\r\nSec-WebSocket-Version: 13\r\n\r\n",
+                          (size_t)(endpoint - server->options.endpoints), connection->request.key);
+    int file = dup(connection->file);
+    if (file < 0) {
+        return -1;
+    }
+    forget(connection);
+    server->arriving = connection->address;
+    (void)lws_adopt_socket_vhost_readbuf(server->vhost, file, head, (size_t)length); /* closes it if it fails */
+    return -1;
+}
+
+static int upgrade(carry_http_server *server, carry_http_connection *connection, bool more) {
+    const carry_http_request *request = &connection->request;
+    if (strcasecmp(request->upgrade, "websocket") != 0) {
+        return carry_http_refuse(server, connection, 400, "Upgrade: expected websocket");
+    }
+    const carry_http_endpoint *endpoint = carry_http_endpoint_of(server, request->path);
+    if (endpoint == NULL) {
+        return carry_http_refuse(server, connection, 404, "this path has no WebSocket");
+    }
+    carry_http_refusal refusal = carry_http_guard(server, connection->address, request);
+    if (refusal.status != 0) {
+        return carry_http_refuse(server, connection, refusal.status, refusal.message);
+    }
+    if (!carry_http_is_upgrade(request) || more) {
+        return carry_http_refuse(server, connection, 400,
+                                 "expected WebSocket version 13, and no data before the reply");
+    }
+    return hand_over(server, connection, endpoint);
+}
+
+/* Some clients wait for a second for this before they send the body. */
+static void send_continue(const carry_http_connection *connection) {
+    static const char text[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    if (connection->request.expect != NULL && strcasecmp(connection->request.expect, "100-continue") == 0) {
+        (void)send(connection->file, text, sizeof text - 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+    }
+}
+
+/* Room for the next bytes of the body. The buffer grows with them: a Content-Length alone costs nothing. */
+static bool grow_body(carry_http_connection *connection) {
+    if (connection->body_got < connection->body_capacity) {
+        return true;
+    }
+    size_t capacity = connection->body_capacity > 0 ? 2 * connection->body_capacity : BODY_FIRST;
+    capacity = capacity < connection->body_length ? capacity : connection->body_length;
+    char *grown = realloc(connection->body, capacity + 1);
+    if (grown == NULL) {
+        return false;
+    }
+    connection->body = grown;
+    connection->body_capacity = capacity;
+    return true;
+}
+
+/* Calls the handler once the body is complete, and sends what it has answered. */
+static int proceed(carry_http_server *server, carry_http_connection *connection) {
+    if (connection->response == NULL && connection->body_got == connection->body_length) {
+        connection->body[connection->body_length] = '\0';
+        connection->request.body = connection->body;
+        connection->request.body_length = connection->body_length;
+        if (carry_http_handle(server, connection) != 0) {
+            return -1;
+        }
+    }
+    return connection->response != NULL ? send_out(connection) : 0;
+}
+
+static int refuse_head(carry_http_server *server, carry_http_connection *connection, int status, const char *message) {
+    connection->request = (carry_http_request){.method = "GET", .path = "/", .query = "", .rest = "", .body = ""};
+    return carry_http_refuse(server, connection, status, message);
+}
+
+/* The head is complete; the first bytes of the body may have come with it. */
+static int take_head(carry_http_server *server, carry_http_connection *connection, size_t head) {
+    size_t more = connection->length - head;
+    const char *rest = connection->head + head;
+    server->counts.requests++;
+    carry_http_refusal refusal = carry_http_parse(&connection->request, connection->head, head);
+    connection->length = head;
+    if (refusal.status != 0) {
+        return refuse_head(server, connection, refusal.status, refusal.message);
+    }
+    if (connection->request.upgrade != NULL) {
+        return upgrade(server, connection, more > 0);
+    }
+    if (carry_http_route_request(server, connection) != 0) {
+        return -1;
+    }
+    if (connection->response == NULL) {
+        more = more < connection->body_length ? more : connection->body_length;
+        if (!grow_body(connection)) { /* the first buffer holds more than a head can bring */
+            return -1;
+        }
+        memcpy(connection->body, rest, more);
+        connection->body_got = more;
+        if (more == 0) {
+            send_continue(connection);
+        }
+    }
+    return 0;
+}
+
+static int take_bytes(carry_http_server *server, carry_http_connection *connection, size_t got) {
+    connection->length += got;
+    size_t head = carry_http_head_length(connection->head, connection->length);
+    if (head > 0) {
+        return take_head(server, connection, head) != 0 ? -1 : proceed(server, connection);
+    }
+    bool letter = connection->head[0] >= 'A' && connection->head[0] <= 'Z'; /* TLS, for one, has no end to wait for */
+    if (letter && connection->length < CARRY_HTTP_HEADERS) {
+        return 0;
+    }
+    int bad = letter ? refuse_head(server, connection, 431, "the headers are larger than 8 KiB")
+                     : refuse_head(server, connection, 400, "this is not an HTTP request");
+    return bad != 0 ? -1 : proceed(server, connection);
+}
+
+/* Input after the request: dropped, and its end means that the client has gone. */
+static int ignore(carry_http_connection *connection) {
+    static _Thread_local char waste[16 << 10];
+    ssize_t got = recv(connection->file, waste, sizeof waste, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+        return 0;
+    }
+    connection->ignored += got > 0 ? (size_t)got : 0;
+    return got <= 0 || (!connection->lingering && connection->ignored > IGNORED) ? -1 : 0;
+}
+
+static int readable(carry_http_server *server, carry_http_connection *connection) {
+    bool in_head = connection->request.method == NULL;
+    if (!in_head && connection->response != NULL) {
+        return ignore(connection);
+    }
+    if (!in_head && !grow_body(connection)) {
+        return -1;
+    }
+    char *to = in_head ? connection->head + connection->length : connection->body + connection->body_got;
+    size_t room = in_head ? CARRY_HTTP_HEADERS - connection->length : connection->body_capacity - connection->body_got;
+    ssize_t got = recv(connection->file, to, room, MSG_DONTWAIT);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+        return 0;
+    }
+    if (got <= 0) {
+        return -1;
+    }
+    if (in_head) {
+        return take_bytes(server, connection, (size_t)got);
+    }
+    connection->body_got += (size_t)got;
+    return proceed(server, connection);
+}
+
+int carry_http_connection_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in,
+                                   size_t length) {
+    (void)in;
+    (void)length;
+    carry_http_server *server = lws_context_user(lws_get_context(wsi));
+    carry_http_connection *connection = user;
+    switch ((int)reason) {
+    case LWS_CALLBACK_RAW_ADOPT_FILE:
+        carry_http_opened(server, wsi);
+        return 0;
+    case LWS_CALLBACK_RAW_RX_FILE:
+        return connection->before != NULL ? readable(server, connection) : -1;
+    case LWS_CALLBACK_RAW_WRITEABLE_FILE:
+        return connection->response != NULL ? send_out(connection) : 0;
+    case LWS_CALLBACK_RAW_CLOSE_FILE:
+        forget(connection);
+        return 0;
+    default:
+        return 0;
+    }
+}
+
+void carry_http_ask_connections(carry_http_server *server) {
+    for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
+        if (one->response != NULL && !one->lingering && carry_http_has_output(one->response)) {
+            (void)lws_callback_on_writable(one->wsi);
+        }
+    }
+}
+
+/* Seconds that the connection has kept the server waiting beyond its limit; below 0: it may go on. */
+static double excess(const carry_http_server *server, const carry_http_connection *connection, double now) {
+    double patience = server->options.patience;
+    if (connection->lingering) {
+        return now - connection->since - LINGER;
+    }
+    if (connection->response != NULL) { /* the client waits, or reads slowly */
+        return connection->blocked > 0.0 ? now - connection->blocked - patience : -1.0;
+    }
+    bool in_head = connection->request.method == NULL;
+    return now - connection->since - (in_head && patience > HEAD_SECONDS ? HEAD_SECONDS : patience);
+}
+
+/* A socket that was shut down is readable to its end, and the callback above then closes it. */
+void carry_http_drop_slow(carry_http_server *server) {
+    double now = carry_seconds();
+    for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
+        if (excess(server, one, now) > 0.0) {
+            if (!one->lingering) {
+                carry_log(server->ctx, CARRY_LOG_INFO, "a connection that kept the server waiting is closed");
+                server->counts.stalled++;
+            }
+            one->since = now;
+            one->lingering = true;
+            (void)shutdown(one->file, SHUT_RDWR);
+        }
+    }
+}

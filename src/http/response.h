@@ -1,0 +1,39 @@
+/* A response, inside. It is held by its connection and by the responder, which may be on another thread. */
+#ifndef CARRY_HTTP_RESPONSE_H
+#define CARRY_HTTP_RESPONSE_H
+
+#include <pthread.h>
+
+#include "http/http.h"
+
+#define CARRY_HTTP_FIELDS 1024 /* bytes of headers that are added */
+
+struct carry_http_response {
+    /* Constants. */
+    pthread_t thread; /* the server's */
+    bool is_head, is_http10;
+    char *path; /* of the request */
+    size_t queue_limit;
+    void (*write_error)(void *user, const char *path, int status, const char *message, carry_json_text *body);
+    void *user;
+
+    pthread_mutex_t lock;    /* of all below */
+    pthread_cond_t returned; /* a callback has */
+    int holders;
+    carry_http_server *server; /* NULL: the client has gone, or the server stops */
+    char fields[CARRY_HTTP_FIELDS];
+    size_t fields_length;
+    bool has_policy; /* fields has Content-Security-Policy */
+    bool handling;   /* its handler is running: the connection sends the queue afterwards, without being woken */
+    bool begun;      /* streamed */
+    bool ended, failed;
+    unsigned char *out; /* bytes sent to length are queued */
+    size_t sent, length, capacity;
+    bool full; /* a write was refused */
+    carry_http_watch watch;
+    bool calling; /* a callback is running */
+};
+
+void carry_http_release(carry_http_response *response);
+
+#endif

@@ -1,0 +1,197 @@
+/* WebSockets. One message is sent at a time: libwebsockets calls again when the socket takes another, so that a client
+   that does not read makes nothing queue up here. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/clock.h"
+#include "http/http_internal.h"
+
+/* The next part of a message. False: larger than the limit, or out of memory. */
+static bool collect(carry_http_socket *socket, const void *bytes, size_t length) {
+    size_t limit = socket->endpoint->message_limit;
+    if (length > limit || socket->length > limit - length) {
+        return false;
+    }
+    if (socket->length + length + 1 > socket->capacity) {
+        size_t capacity = 2 * (socket->length + length) + 1;
+        char *grown = realloc(socket->message, capacity);
+        if (grown == NULL) {
+            return false;
+        }
+        socket->message = grown;
+        socket->capacity = capacity;
+    }
+    if (length > 0) {
+        memcpy(socket->message + socket->length, bytes, length);
+    }
+    socket->length += length;
+    socket->message[socket->length] = '\0';
+    return true;
+}
+
+static void drop_message(carry_http_socket *socket) {
+    free(socket->message);
+    socket->message = NULL;
+    socket->length = socket->capacity = 0;
+}
+
+static int close_now(carry_http_socket *socket) {
+    lws_close_reason(socket->wsi, (enum lws_close_status)socket->close_status,
+                     (unsigned char *)(uintptr_t)socket->close_reason, strlen(socket->close_reason));
+    return -1;
+}
+
+static void ask(carry_http_socket *socket) {
+    if (socket->waiting == 0.0) {
+        socket->waiting = carry_seconds();
+    }
+    (void)lws_callback_on_writable(socket->wsi);
+}
+
+void carry_http_socket_ask(carry_http_socket *socket) {
+    ask(socket);
+}
+
+void carry_http_ask_all(carry_http_server *server) {
+    for (carry_http_socket *one = server->sockets; one != NULL; one = one->next) {
+        ask(one);
+    }
+}
+
+void carry_http_socket_close(carry_http_socket *socket, int status, const char *reason) {
+    socket->close_status = status;
+    socket->close_reason = reason;
+    ask(socket); /* a status can be sent only when it is writable */
+}
+
+/* The path that connection.c has written: the endpoint's index. */
+static const carry_http_endpoint *endpoint_of(const carry_http_server *server, struct lws *wsi) {
+    char path[32] = "";
+    size_t index = server->options.endpoint_count;
+    if (lws_hdr_copy(wsi, path, (int)sizeof path, WSI_TOKEN_GET_URI) <= 0 || sscanf(path, "/%zu", &index) != 1 ||
+        index >= server->options.endpoint_count) {
+        return NULL;
+    }
+    return &server->options.endpoints[index];
+}
+
+static int open_socket(carry_http_server *server, struct lws *wsi, carry_http_socket *socket) {
+    const carry_http_endpoint *endpoint = endpoint_of(server, wsi);
+    *socket = (carry_http_socket){.wsi = wsi, .server = server, .endpoint = endpoint};
+    if (endpoint == NULL) {
+        return -1;
+    }
+    socket->next = server->sockets;
+    socket->before = &server->sockets;
+    if (socket->next != NULL) {
+        socket->next->before = &socket->next;
+    }
+    server->sockets = socket;
+    socket->data = endpoint->opened(server->options.user, socket);
+    return 0;
+}
+
+static void close_socket(carry_http_server *server, carry_http_socket *socket) {
+    drop_message(socket);
+    if (socket->before != NULL) {
+        *socket->before = socket->next;
+        if (socket->next != NULL) {
+            socket->next->before = socket->before;
+        }
+        socket->before = NULL;
+        socket->endpoint->closed(server->options.user, socket->data);
+    }
+}
+
+static int refuse(carry_http_server *server, carry_http_socket *socket, int status, const char *reason) {
+    server->counts.refused++;
+    carry_log(server->ctx, CARRY_LOG_INFO, "message refused, WebSocket closed: %s", reason);
+    socket->close_status = status;
+    socket->close_reason = reason;
+    return close_now(socket);
+}
+
+static int receive(carry_http_server *server, carry_http_socket *socket, const void *bytes, size_t length) {
+    size_t limit = socket->endpoint->message_limit, more = lws_remaining_packet_payload(socket->wsi);
+    if (socket->close_status != 0) {
+        return 0;
+    }
+    if (lws_frame_is_binary(socket->wsi) && !socket->endpoint->binary) {
+        return refuse(server, socket, LWS_CLOSE_STATUS_UNACCEPTABLE_OPCODE, "expected text messages");
+    }
+    if (length > limit || more > limit - length || !collect(socket, bytes, length)) {
+        return refuse(server, socket, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "the message is too large");
+    }
+    if (more == 0 && lws_is_final_fragment(socket->wsi)) {
+        if (socket->length > 0) {
+            server->counts.messages++;
+            socket->endpoint->message(server->options.user, socket->data, socket->message, socket->length);
+        }
+        drop_message(socket);
+    }
+    return 0;
+}
+
+static int send_next(carry_http_server *server, carry_http_socket *socket) {
+    if (socket->close_status != 0) {
+        return close_now(socket);
+    }
+    socket->waiting = 0.0;
+    if (socket->endpoint->writable(server->options.user, socket->data)) {
+        ask(socket);
+    }
+    return socket->failed ? -1 : 0;
+}
+
+int carry_http_socket_callback(carry_http_server *server, struct lws *wsi, enum lws_callback_reasons reason,
+                               carry_http_socket *socket, void *in, size_t length) {
+    switch ((int)reason) {
+    case LWS_CALLBACK_ESTABLISHED:
+        return open_socket(server, wsi, socket);
+    case LWS_CALLBACK_RECEIVE:
+        return receive(server, socket, in, length);
+    case LWS_CALLBACK_SERVER_WRITEABLE:
+        return send_next(server, socket);
+    case LWS_CALLBACK_CLOSED:
+        close_socket(server, socket);
+        return 0;
+    default:
+        return 0;
+    }
+}
+
+unsigned char *carry_http_socket_buffer(carry_http_socket *socket, size_t length) {
+    carry_http_server *server = socket->server;
+    if (server->out_capacity < LWS_PRE + length) {
+        size_t capacity = LWS_PRE + length + length / 2;
+        unsigned char *grown = realloc(server->out, capacity);
+        if (grown == NULL) {
+            socket->failed = true;
+            return NULL;
+        }
+        server->out = grown;
+        server->out_capacity = capacity;
+    }
+    return server->out + LWS_PRE;
+}
+
+bool carry_http_socket_send(carry_http_socket *socket, bool binary, size_t length) {
+    int sent =
+        lws_write(socket->wsi, socket->server->out + LWS_PRE, length, binary ? LWS_WRITE_BINARY : LWS_WRITE_TEXT);
+    socket->failed |= sent < 0;
+    return sent >= 0;
+}
+
+void carry_http_drop_stalled(carry_http_server *server) {
+    double now = carry_seconds();
+    for (carry_http_socket *one = server->sockets; one != NULL; one = one->next) {
+        if (one->waiting > 0.0 && now - one->waiting > server->options.patience) {
+            carry_log(server->ctx, CARRY_LOG_INFO, "a WebSocket that took nothing for %.0f s is closed",
+                      now - one->waiting);
+            server->counts.stalled++;
+            one->waiting = now + 1e9; /* once */
+            lws_set_timeout(one->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, LWS_TO_KILL_ASYNC);
+        }
+    }
+}

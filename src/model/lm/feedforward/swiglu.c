@@ -1,0 +1,85 @@
+/* Feed-forward with a gate: out = down(silu(gate x) * up x). */
+#include "carry/ops.h"
+#include "core/context.h"
+#include "model/lm/feedforward/feedforward.h"
+#include "model/lm/lm_pass.h"
+
+enum { GATE, UP, DOWN, SLOTS };
+
+/* In backward gate and up become their own gradients. */
+typedef struct swiglu_rows {
+    carry_tensor gate, up, activated;
+} swiglu_rows;
+
+typedef struct swiglu_back {
+    carry_tensor dactivated;
+} swiglu_back;
+
+static const char *key(const carry_lm_config *c, int slot) {
+    static const char *const names[SLOTS] = {"mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"};
+    (void)c;
+    return names[slot];
+}
+
+static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
+    return slot == DOWN ? carry_lm_matrix(c->hidden_size, c->intermediate)
+                        : carry_lm_matrix(c->intermediate, c->hidden_size);
+}
+
+/* On a GPU gate and up are columns of one array, since one product computes both. */
+static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *rows) {
+    const int64_t width = pass->lm->config.intermediate;
+    swiglu_rows *r = rows;
+    (void)opened;
+    carry_lm_take_columns(pass, arena, pass->lm->own.device != 0, 2, (const int64_t[]){width, width},
+                          (carry_tensor *const[]){&r->gate, &r->up});
+    r->activated = carry_lm_take(pass, arena, pass->options.dtype, width);
+}
+
+static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *back) {
+    (void)opened;
+    ((swiglu_back *)back)->dactivated = carry_lm_take(pass, arena, pass->options.dtype, pass->lm->config.intermediate);
+}
+
+static carry_status forward(const carry_lm_call *call) {
+    carry_ctx *ctx = call->pass->ctx;
+    const swiglu_rows *r = call->rows;
+    const carry_tensor gate = carry_slice(r->gate, call->first, call->count);
+    const carry_tensor up = carry_slice(r->up, call->first, call->count);
+    const carry_merged_linear_args maps = {.y = {gate, up},
+                                           .x = carry_slice(call->x, call->first, call->count),
+                                           .W = {carry_lm_product(call, GATE), carry_lm_product(call, UP)},
+                                           .maps = 2};
+    CARRY_TRY(carry_merged_linear(ctx, &maps));
+    CARRY_TRY(carry_swiglu(ctx, carry_slice(r->activated, call->first, call->count), gate, up));
+    return carry_lm_project_out(call, DOWN, r->activated);
+}
+
+static carry_status backward(const carry_lm_call *call) {
+    carry_ctx *ctx = call->pass->ctx;
+    const swiglu_rows *r = call->rows;
+    const swiglu_back *back = call->back;
+    CARRY_TRY(carry_lm_project_backward(call, DOWN, back->dactivated, call->dout, r->activated, false));
+    CARRY_TRY(carry_swiglu_backward(ctx, r->gate, r->up, back->dactivated, r->gate, r->up));
+    return carry_merged_linear_backward(
+        ctx, &(carry_merged_linear_backward_args){.dx = call->dx,
+                                                  .dW = {carry_lm_dw(call, GATE), carry_lm_dw(call, UP)},
+                                                  .dy = {r->gate, r->up},
+                                                  .x = call->x,
+                                                  .W = {carry_lm_product(call, GATE), carry_lm_product(call, UP)},
+                                                  .maps = 2});
+}
+
+const carry_lm_part carry_lm_feedforward_swiglu = {
+    .name = "swiglu",
+    .about = "two maps, one of them gated by silu, and a map back",
+    .slots = SLOTS,
+    .key = key,
+    .describe = describe,
+    .rows_size = sizeof(swiglu_rows),
+    .back_size = sizeof(swiglu_back),
+    .take = take,
+    .take_back = take_back,
+    .forward = forward,
+    .backward = backward,
+};

@@ -1,0 +1,356 @@
+/* Attention layers: memory and forward. */
+#include <math.h>
+#include <stdlib.h>
+
+#include "attention/attention.h"
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/tensor.h"
+#include "model/lm/mixers/attention.h"
+
+#define BLOCK 256 /* queries of a block of attention: workspaces are largest for whole blocks */
+#define BLOCKS 64 /* and do not grow from here on */
+
+carry_tensor carry_lm_attention_heads(const carry_lm_pass *pass, carry_tensor rows) {
+    const int64_t D = pass->lm->config.attn_head_dim;
+    return carry_reshape_3d(rows, rows.shape[0], rows.shape[1] / D, D);
+}
+
+carry_tensor carry_lm_attention_norm_rows(const carry_lm_pass *pass, carry_tensor rows) {
+    const carry_lm_config *c = &pass->lm->config;
+    const int64_t D = c->attn_head_dim;
+    return c->qk_norm == CARRY_LM_NORM_HEADS ? carry_reshape_2d(rows, rows.shape[0] * rows.shape[1] / D, D) : rows;
+}
+
+bool carry_lm_attention_document(const carry_lm_pass *pass, const carry_lm_args *args, int64_t index, int64_t *first,
+                                 int64_t *count) {
+    const int64_t *starts = args->cu_seqlens.data;
+    const int64_t documents = starts != NULL ? args->cu_seqlens.shape[0] - 1 : pass->options.batch;
+    if (index >= documents) {
+        return false;
+    }
+    *first = starts != NULL ? starts[index] : index * pass->options.tokens;
+    *count = starts != NULL ? starts[index + 1] - starts[index] : pass->options.tokens;
+    return true;
+}
+
+carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const carry_lm_attention_rows *r, int64_t first,
+                                             int64_t count) {
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_tensor lse = carry_slice(carry_reshape_1d(r->lse, pass->tokens * c->attn_heads), first * c->attn_heads,
+                                         count * c->attn_heads);
+    return (carry_attention_args){
+        .o = carry_slice(carry_lm_attention_heads(pass, r->o), first, count),
+        .lse = r->lse.data != NULL ? carry_reshape_2d(lse, c->attn_heads, count) : (carry_tensor){0},
+        .q = carry_slice(carry_lm_attention_heads(pass, r->q), first, count),
+        .k = carry_slice(carry_lm_attention_heads(pass, r->k), first, count),
+        .v = carry_slice(carry_lm_attention_heads(pass, r->v), first, count),
+        .causal = true,
+        .window = c->attn_window,
+    };
+}
+
+/* A step of a batch; rows and caches are given when it is run. */
+static carry_attention_step_args step_of(const carry_lm *lm, int64_t batch, carry_dtype dtype) {
+    const carry_lm_config *c = &lm->config;
+    const int64_t q[] = {batch, c->attn_heads, c->attn_head_dim};
+    const int64_t k[] = {batch, c->attn_kv_heads, c->attn_head_dim};
+    const int64_t cache[] = {batch, 1, c->attn_kv_heads, c->attn_head_dim};
+    return (carry_attention_step_args){.q = carry_view_on(lm->own.device, NULL, dtype, 3, q),
+                                       .k = carry_view_on(lm->own.device, NULL, dtype, 3, k),
+                                       .keys = carry_view_on(lm->own.device, NULL, dtype, 4, cache),
+                                       .window = c->attn_window};
+}
+
+bool carry_lm_attention_records(const carry_lm *lm, int64_t batch, carry_dtype dtype) {
+    const carry_attention_step_args step = step_of(lm, batch, dtype);
+    return carry_attention_steps(&step);
+}
+
+static void close_attention(void *opened) {
+    carry_lm_attention *o = opened;
+    if (o != NULL) {
+        free(o->turns);
+        free(o->rates);
+        free(o);
+    }
+}
+
+/* Radians a position, rounded as f32 sums are there: 1 / theta^(2i / rotary). */
+static void set_rates(carry_lm_attention *o, const carry_lm_config *c) {
+    for (int64_t i = 0; o->rates != NULL && i < c->rotary / 2; i++) {
+        const float exponent = (float)(2 * i) / (float)c->rotary;
+        o->rates[i] = 1.0f / (float)pow(c->rope_theta, (double)exponent);
+    }
+}
+
+/* Workspace of attention, for documents of any length up to the pass's. */
+static size_t workspace_of(const carry_lm_pass *pass) {
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_dtype dtype = pass->options.dtype;
+    const int64_t longest = pass->options.sequences > 0 ? pass->tokens : pass->options.tokens;
+    size_t most = 0;
+    for (int64_t block = 0; block <= BLOCKS; block++) {
+        const int64_t T = block == 0 ? longest : block * BLOCK;
+        if (T > longest) {
+            break;
+        }
+        const int64_t q[] = {T, c->attn_heads, c->attn_head_dim};
+        const int64_t k[] = {T > BLOCK ? T : BLOCK, c->attn_kv_heads, c->attn_head_dim};
+        carry_attention_backward_args args = {
+            .forward = {.q = carry_view(NULL, dtype, 3, q), .k = carry_view(NULL, dtype, 3, k), .causal = true}};
+        args.forward.q.device = args.forward.k.device = pass->lm->own.device;
+        const size_t forward = carry_attention_workspace(&args.forward);
+        most = forward > most ? forward : most;
+        if (block == 0 && !pass->options.forward_only) {
+            const size_t backward = carry_attention_backward_workspace(&args);
+            most = backward > most ? backward : most;
+        }
+    }
+    return most;
+}
+
+static carry_status open_attention(carry_lm_pass *pass, void **opened) {
+    const carry_lm_config *c = &pass->lm->config;
+    *opened = NULL;
+    if (pass->options.recurrence == &carry_lm_recurrence_ranks) {
+        return carry_fail(
+            pass->ctx, CARRY_EUNSUPPORTED,
+            "the model has layers with attention, whose rows cannot be split over ranks: let ranks share the batch");
+    }
+    carry_lm_attention *o = calloc(1, sizeof *o);
+    const int64_t sizes[] = {pass->tokens, c->rotary};
+    size_t bytes;
+    const bool fits = carry_size_product(&bytes, sizes, 2, sizeof(float));
+    if (o != NULL && fits && c->rotary > 0) {
+        o->turns = carry_aligned_new(bytes);
+        o->rates = malloc((size_t)c->rotary / 2 * sizeof *o->rates);
+    }
+    if (o == NULL || (c->rotary > 0 && (o->turns == NULL || o->rates == NULL))) {
+        close_attention(o);
+        return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: the positions of %lld tokens",
+                          (long long)pass->tokens);
+    }
+    set_rates(o, c);
+    o->scratch = workspace_of(pass);
+    o->steps = pass->options.forward_only && pass->options.tokens == 1 && pass->options.sequences == 0 &&
+               carry_lm_attention_records(pass->lm, pass->options.batch, pass->options.dtype);
+    if (o->steps) {
+        const carry_attention_step_args step = step_of(pass->lm, pass->options.batch, pass->options.dtype);
+        const size_t needed = carry_attention_step_workspace(&step);
+        o->scratch = needed > o->scratch ? needed : o->scratch;
+    }
+    *opened = o;
+    return CARRY_OK;
+}
+
+static const char *plan_line(const void *opened) {
+    (void)opened;
+    return "attention by blocks with an online softmax";
+}
+
+static size_t scratch(const carry_lm_pass *pass, const void *opened) {
+    const carry_lm_config *c = &pass->lm->config;
+    const size_t attention = ((const carry_lm_attention *)opened)->scratch;
+    if (pass->options.forward_only || c->qk_norm == CARRY_LM_NO_QK_NORM) {
+        return attention;
+    }
+    const bool by_head = c->qk_norm == CARRY_LM_NORM_HEADS;
+    const size_t norm =
+        carry_rms_norm_backward_workspace(by_head ? pass->tokens * c->attn_heads : pass->tokens,
+                                          by_head ? c->attn_head_dim : c->attn_heads * c->attn_head_dim);
+    return attention > norm ? attention : norm;
+}
+
+static void take_once(const carry_lm_pass *pass, void *opened, carry_arena *arena) {
+    carry_lm_attention *o = opened;
+    const int64_t half = pass->lm->config.rotary / 2;
+    const int64_t shape[] = {pass->tokens, half, 2};
+    o->table = (carry_tensor){0};
+    if (half > 0) {
+        o->table = pass->lm->own.device != 0 ? carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 3, shape)
+                                             : carry_view(o->turns, CARRY_F32, 3, shape);
+    }
+    o->lengths = o->steps ? carry_arena_tensor(arena, pass->lm->own.device, CARRY_I64, 1, &pass->options.batch)
+                          : (carry_tensor){0};
+}
+
+static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *rows) {
+    const carry_lm_config *c = &pass->lm->config;
+    carry_lm_attention_rows *r = rows;
+    const carry_dtype dtype = pass->options.dtype;
+    const carry_tensor absent = {0};
+    const int64_t width = c->attn_heads * c->attn_head_dim;
+    const int64_t key_width = c->attn_kv_heads * c->attn_head_dim;
+    const bool moved = c->qk_norm != CARRY_LM_NO_QK_NORM || c->rotary > 0;
+    (void)opened;
+    r->both = c->attn_gate ? carry_lm_take(pass, arena, dtype, 2 * width) : absent;
+    r->gate = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : absent;
+    r->open = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : absent;
+    r->q_in = carry_lm_take(pass, arena, dtype, width);
+    r->k_in = carry_lm_take(pass, arena, dtype, key_width);
+    r->q = moved ? carry_lm_take(pass, arena, dtype, width) : r->q_in;
+    r->k = moved ? carry_lm_take(pass, arena, dtype, key_width) : r->k_in;
+    r->v = carry_lm_take(pass, arena, dtype, key_width);
+    r->o = carry_lm_take(pass, arena, dtype, width);
+    r->y = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : r->o;
+    r->lse = pass->options.forward_only ? absent : carry_lm_take(pass, arena, CARRY_F32, c->attn_heads);
+}
+
+static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *given) {
+    const carry_lm_config *c = &pass->lm->config;
+    carry_lm_attention_back *back = given;
+    const carry_dtype dtype = pass->options.dtype;
+    const carry_tensor absent = {0};
+    const int64_t width = c->attn_heads * c->attn_head_dim;
+    const int64_t key_width = c->attn_kv_heads * c->attn_head_dim;
+    (void)opened;
+    back->dy = carry_lm_take(pass, arena, dtype, width);
+    back->d_o = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : back->dy;
+    back->dgate = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : absent;
+    back->dboth = c->attn_gate ? carry_lm_take(pass, arena, dtype, 2 * width) : absent;
+    back->dq = carry_lm_take(pass, arena, dtype, width);
+    back->dk = carry_lm_take(pass, arena, dtype, key_width);
+    back->dv = carry_lm_take(pass, arena, dtype, key_width);
+    back->dq_in = carry_lm_take(pass, arena, dtype, width);
+    back->dk_in = carry_lm_take(pass, arena, dtype, key_width);
+}
+
+/* The turns of every token: positions count from the start of its document, or go on where the state stands. */
+static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args) {
+    const carry_lm_attention *o = opened;
+    const int64_t half = pass->lm->config.rotary / 2;
+    int64_t first;
+    int64_t count;
+    for (int64_t i = 0; half > 0 && carry_lm_attention_document(pass, args, i, &first, &count); i++) {
+        const int64_t past = args->state != NULL ? args->state->length[i] : 0;
+        for (int64_t t = 0; t < count; t++) {
+            float *to = o->turns + (first + t) * half * 2;
+            for (int64_t j = 0; j < half; j++) {
+                const float angle = (float)(past + t) * o->rates[j];
+                to[2 * j] = (float)cos((double)angle);
+                to[2 * j + 1] = (float)sin((double)angle);
+            }
+        }
+    }
+    if (o->steps && args->state != NULL) {
+        CARRY_TRY(
+            carry_copy(pass->ctx, o->lengths, carry_view(args->state->length, CARRY_I64, 1, &pass->options.batch)));
+    }
+    return half > 0 && pass->lm->own.device != 0
+               ? carry_copy(pass->ctx, o->table, carry_view(o->turns, CARRY_F32, 3, o->table.shape))
+               : CARRY_OK;
+}
+
+/* to = the norm of from, turned. */
+static carry_status prepare(const carry_lm_call *call, int slot, carry_tensor to, carry_tensor from) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_attention *o = call->opened;
+    const carry_tensor w = carry_lm_w(call, slot);
+    if (w.data != NULL) {
+        CARRY_TRY(
+            carry_lm_norm(pass, carry_lm_attention_norm_rows(pass, to), carry_lm_attention_norm_rows(pass, from), w));
+        from = to;
+    }
+    return o->table.data != NULL ? carry_rotary_halves(pass->ctx, carry_lm_attention_heads(pass, to),
+                                                       carry_lm_attention_heads(pass, from), o->table, false)
+                                 : CARRY_OK;
+}
+
+/* Puts the keys and values of a sequence behind those that its state has, and gives all of them to attention. */
+static carry_status extend(const carry_lm_call *call, int64_t sequence, carry_attention_args *attention) {
+    carry_lm_state *state = call->args->state;
+    const int64_t past = state->length[sequence];
+    const int64_t count = attention->k.shape[0];
+    carry_tensor *given[] = {&attention->k, &attention->v};
+    for (int i = 0; i < 2; i++) {
+        const carry_tensor *part = &state->part[call->layer][i];
+        const int64_t room = part->shape[1];
+        const carry_tensor all = carry_reshape_3d(*part, part->shape[0] * room, part->shape[2], part->shape[3]);
+        CARRY_TRY(carry_copy(call->pass->ctx, carry_slice(all, sequence * room + past, count), *given[i]));
+        *given[i] = carry_slice(all, sequence * room, past + count);
+    }
+    return CARRY_OK;
+}
+
+static carry_status attend_step(const carry_lm_call *call) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_attention_rows *r = call->rows;
+    carry_attention_step_args step = step_of(pass->lm, pass->options.batch, pass->options.dtype);
+    step.o = carry_lm_attention_heads(pass, r->o);
+    step.q = carry_lm_attention_heads(pass, r->q);
+    step.k = carry_lm_attention_heads(pass, r->k);
+    step.v = carry_lm_attention_heads(pass, r->v);
+    step.keys = call->args->state->part[call->layer][0];
+    step.values = call->args->state->part[call->layer][1];
+    step.lengths = ((const carry_lm_attention *)call->opened)->lengths;
+    return carry_attention_step(pass->ctx, &step, pass->scratch, pass->scratch_bytes);
+}
+
+static carry_status attend(const carry_lm_call *call) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_attention_rows *r = call->rows;
+    int64_t first;
+    int64_t count;
+    if (((const carry_lm_attention *)call->opened)->steps && call->args->state != NULL) {
+        return attend_step(call);
+    }
+    for (int64_t i = 0; carry_lm_attention_document(pass, call->args, i, &first, &count); i++) {
+        carry_attention_args attention = carry_lm_attention_args(pass, r, first, count);
+        if (count == 0) {
+            continue;
+        }
+        if (call->args->state != NULL) {
+            CARRY_TRY(extend(call, i, &attention));
+        }
+        CARRY_TRY(carry_attention(pass->ctx, &attention, pass->scratch, pass->scratch_bytes));
+    }
+    return CARRY_OK;
+}
+
+static carry_status forward(const carry_lm_call *call) {
+    carry_lm_pass *pass = call->pass;
+    carry_ctx *ctx = pass->ctx;
+    const carry_lm_attention_rows *r = call->rows;
+    const int64_t D = pass->lm->config.attn_head_dim;
+    const int64_t heads = pass->tokens * pass->lm->config.attn_heads;
+    const bool gate = r->gate.data != NULL;
+    CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_Q, gate ? r->both : r->q_in, call->x));
+    CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_K, r->k_in, call->x));
+    CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_V, r->v, call->x));
+    if (gate) {
+        const carry_tensor both = carry_reshape_2d(r->both, heads, 2 * D);
+        CARRY_TRY(carry_copy_columns(ctx, carry_reshape_2d(r->q_in, heads, D), 0, both, 0, D));
+        CARRY_TRY(carry_copy_columns(ctx, carry_reshape_2d(r->gate, heads, D), 0, both, D, D));
+    }
+    CARRY_TRY(prepare(call, CARRY_LM_ATTENTION_Q_NORM, r->q, r->q_in));
+    CARRY_TRY(prepare(call, CARRY_LM_ATTENTION_K_NORM, r->k, r->k_in));
+    CARRY_TRY(attend(call));
+    if (gate) {
+        CARRY_TRY(carry_activate(ctx, r->open, r->gate, CARRY_SIGMOID));
+        CARRY_TRY(carry_elementwise(ctx, r->y, r->o, r->open, CARRY_MULTIPLY));
+    }
+    return carry_lm_project_out(call, CARRY_LM_ATTENTION_O, r->y);
+}
+
+const carry_lm_part carry_lm_mixer_attention = {
+    .name = "attention",
+    .about = "softmax attention with grouped heads",
+    .keys = carry_lm_attention_keys,
+    .slots = CARRY_LM_ATTENTION_SLOTS,
+    .key = carry_lm_attention_key,
+    .describe = carry_lm_attention_describe,
+    .state = carry_lm_attention_state,
+    .open = open_attention,
+    .close = close_attention,
+    .plan = plan_line,
+    .scratch = scratch,
+    .rows_size = sizeof(carry_lm_attention_rows),
+    .back_size = sizeof(carry_lm_attention_back),
+    .take = take,
+    .take_back = take_back,
+    .take_once = take_once,
+    .begin = begin,
+    .forward = forward,
+    .backward = carry_lm_attention_backward,
+};

@@ -1,0 +1,78 @@
+/* Attention layers backward: forward's lines in mirror order. */
+#include "carry/attention.h"
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/tensor.h"
+#include "model/lm/mixers/attention.h"
+
+static carry_status attend_backward(const carry_lm_call *call) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_attention_rows *r = call->rows;
+    carry_lm_attention_back *back = call->back;
+    int64_t first;
+    int64_t count;
+    CARRY_TRY(carry_zero(pass->ctx, back->dk));
+    CARRY_TRY(carry_zero(pass->ctx, back->dv));
+    for (int64_t i = 0; carry_lm_attention_document(pass, call->args, i, &first, &count); i++) {
+        const carry_attention_backward_args attention = {
+            .dq = carry_slice(carry_lm_attention_heads(pass, back->dq), first, count),
+            .dk = carry_slice(carry_lm_attention_heads(pass, back->dk), first, count),
+            .dv = carry_slice(carry_lm_attention_heads(pass, back->dv), first, count),
+            .d_o = carry_slice(carry_lm_attention_heads(pass, back->d_o), first, count),
+            .forward = carry_lm_attention_args(pass, r, first, count),
+        };
+        if (count > 0) {
+            CARRY_TRY(carry_attention_backward(pass->ctx, &attention, pass->scratch, pass->scratch_bytes));
+        }
+    }
+    return CARRY_OK;
+}
+
+/* dfrom of what prepare made `from` into; dto is used up. */
+static carry_status prepare_backward(const carry_lm_call *call, int slot, carry_tensor *dfrom, carry_tensor dto,
+                                     carry_tensor from) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_attention *o = call->opened;
+    const carry_tensor w = carry_lm_w(call, slot);
+    if (o->table.data != NULL) {
+        CARRY_TRY(carry_rotary_halves(pass->ctx, carry_lm_attention_heads(pass, dto),
+                                      carry_lm_attention_heads(pass, dto), o->table, true));
+    }
+    if (w.data == NULL) {
+        *dfrom = dto;
+        return CARRY_OK;
+    }
+    return carry_lm_norm_backward(pass, carry_lm_attention_norm_rows(pass, *dfrom), carry_lm_dw(call, slot),
+                                  carry_lm_attention_norm_rows(pass, dto), carry_lm_attention_norm_rows(pass, from), w,
+                                  false);
+}
+
+carry_status carry_lm_attention_backward(const carry_lm_call *call) {
+    carry_lm_pass *pass = call->pass;
+    carry_ctx *ctx = pass->ctx;
+    const carry_lm_attention_rows *r = call->rows;
+    carry_lm_attention_back *back = call->back;
+    const int64_t D = pass->lm->config.attn_head_dim;
+    const int64_t heads = pass->tokens * pass->lm->config.attn_heads;
+    const bool gate = r->gate.data != NULL;
+    carry_tensor dq_in = back->dq_in;
+    carry_tensor dk_in = back->dk_in;
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_O, back->dy, call->dout, r->y, false));
+    if (gate) {
+        CARRY_TRY(carry_elementwise(ctx, back->d_o, back->dy, r->open, CARRY_MULTIPLY));
+        CARRY_TRY(carry_elementwise(ctx, back->dy, back->dy, r->o, CARRY_MULTIPLY));
+        CARRY_TRY(carry_activate_backward(ctx, back->dgate, back->dy, r->gate, CARRY_SIGMOID));
+    }
+    CARRY_TRY(attend_backward(call));
+    CARRY_TRY(prepare_backward(call, CARRY_LM_ATTENTION_Q_NORM, &dq_in, back->dq, r->q_in));
+    CARRY_TRY(prepare_backward(call, CARRY_LM_ATTENTION_K_NORM, &dk_in, back->dk, r->k_in));
+    if (gate) {
+        const carry_tensor both = carry_reshape_2d(back->dboth, heads, 2 * D);
+        CARRY_TRY(carry_copy_columns(ctx, both, 0, carry_reshape_2d(dq_in, heads, D), 0, D));
+        CARRY_TRY(carry_copy_columns(ctx, both, D, carry_reshape_2d(back->dgate, heads, D), 0, D));
+        dq_in = back->dboth;
+    }
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_Q, call->dx, dq_in, call->x, false));
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_ATTENTION_K, call->dx, dk_in, call->x, true));
+    return carry_lm_project_backward(call, CARRY_LM_ATTENTION_V, call->dx, back->dv, call->x, true);
+}

@@ -1,0 +1,357 @@
+/* The delta rule's layers: memory and forward. */
+#include "model/lm/mixers/delta.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/tensor.h"
+
+/* Rows may be further apart than they are long: [B, T, ...] of them. */
+static carry_tensor by_token(const carry_lm_pass *pass, carry_tensor rows, int rank, const int64_t *shape) {
+    carry_tensor view = carry_reshape(rows, rank, shape);
+    if (rows.data != NULL && !carry_tensor_is_packed(&rows, 0)) {
+        view.stride[1] = rows.stride[0];
+        view.stride[0] = rows.stride[0] * pass->options.tokens;
+    }
+    return view;
+}
+
+carry_tensor carry_lm_heads(const carry_lm_pass *pass, carry_tensor rows, int64_t heads, int64_t width) {
+    const int64_t shape[] = {pass->options.batch, pass->options.tokens, heads, width};
+    return by_token(pass, rows, width > 0 ? 4 : 3, shape);
+}
+
+carry_tensor carry_lm_channels(const carry_lm_pass *pass, carry_tensor rows) {
+    const int64_t shape[] = {pass->options.batch, pass->options.tokens, rows.shape[1]};
+    return by_token(pass, rows, 3, shape);
+}
+
+carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows) {
+    const carry_lm_config *c = &pass->lm->config;
+    carry_tensor view = carry_reshape_2d(rows, pass->tokens * c->value_heads, c->value);
+    if (rows.data != NULL && !carry_tensor_is_packed(&rows, 0)) {
+        view = carry_reshape_3d(rows, pass->tokens, c->value_heads, c->value);
+        view.stride[0] = rows.stride[0];
+    }
+    return view;
+}
+
+/* On a GPU the maps of x are one product, whose columns they are; by methods and convolutions that take such rows. */
+static bool joins(const carry_lm_pass *pass, const carry_lm_delta *o) {
+    return pass->lm->own.device != 0 && pass->lm->config.use_short_conv && o->method == &carry_lm_recurrence_chunk;
+}
+
+static const int together[] = {
+    CARRY_LM_Q_PROJ, CARRY_LM_K_PROJ, CARRY_LM_V_PROJ, CARRY_LM_G_PROJ, CARRY_LM_A_PROJ, CARRY_LM_B_PROJ, -1};
+
+const int *carry_lm_delta_maps(const carry_lm_pass *pass) {
+    static const int listed[] = {
+        CARRY_LM_Q_PROJ, CARRY_LM_K_PROJ, CARRY_LM_V_PROJ, CARRY_LM_A_PROJ, CARRY_LM_B_PROJ, CARRY_LM_G_PROJ, -1};
+    return pass->lm->own.device != 0 ? together : listed;
+}
+
+carry_activation carry_lm_activation(const carry_lm_pass *pass, int slot) {
+    return slot == CARRY_LM_V_CONV ? CARRY_SILU : pass->lm->config.qk_activation;
+}
+
+static carry_delta_problem problem_of(const carry_lm *lm, const carry_lm_pass_options *o) {
+    const carry_lm_config *c = &lm->config;
+    bool logits = c->gated || c->use_beta;
+    return (carry_delta_problem){.batch = o->batch,
+                                 .tokens = o->tokens,
+                                 .heads = c->num_heads,
+                                 .value_heads = c->value_heads,
+                                 .key = c->key,
+                                 .value = c->value,
+                                 .sequences = o->sequences,
+                                 .dtype = o->dtype,
+                                 .gate = c->gated ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
+                                 .l2norm = true,
+                                 .gate_inside = c->gated,
+                                 .beta_sigmoid = logits,
+                                 .beta_factor = logits && c->allow_neg_eigval ? 2.0f : 1.0f,
+                                 .device = lm->own.device};
+}
+
+/* A model is run by the recurrence that it was trained with. */
+static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry_lm_recurrence *method) {
+    const carry_lm_config *config = &lm->config;
+    const carry_lm_recurrence *wanted = method != NULL || config->use_delta_rule ? method : &carry_lm_recurrence_linear;
+    if (lm->own.device != 0 && wanted == &carry_lm_recurrence_linear) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "the method %s works on the CPU only: use --device cpu",
+                          wanted->name);
+    }
+    if (method == NULL || (method == &carry_lm_recurrence_linear) == !config->use_delta_rule) {
+        return CARRY_OK;
+    }
+    return config->use_delta_rule
+               ? carry_fail(ctx, CARRY_EUNSUPPORTED,
+                            "the method linear needs a model without the delta rule: use_delta_rule is "
+                            "not false in its config")
+               : carry_fail(ctx, CARRY_EUNSUPPORTED,
+                            "the method %s needs a model with the delta rule, but use_delta_rule is "
+                            "false in its config: use linear",
+                            method->name);
+}
+
+static void close_delta(void *opened) {
+    carry_lm_delta *o = opened;
+    if (o != NULL) {
+        if (o->recurrence != NULL) {
+            o->method->close(o->recurrence);
+        }
+        free(o);
+    }
+}
+
+static carry_status open_delta(carry_lm_pass *pass, void **opened) {
+    const carry_lm_pass_options *options = &pass->options;
+    *opened = NULL;
+    CARRY_TRY(check_method(pass->ctx, pass->lm, options->recurrence));
+    carry_lm_delta *o = calloc(1, sizeof *o);
+    if (o == NULL) {
+        return carry_fail(pass->ctx, CARRY_EMEMORY, "no memory for a pass");
+    }
+    o->problem = problem_of(pass->lm, options);
+    o->method = options->recurrence != NULL       ? options->recurrence
+                : pass->lm->config.use_delta_rule ? &carry_lm_recurrence_chunk
+                                                  : &carry_lm_recurrence_linear;
+    carry_status status = o->method->open(pass->ctx, &o->recurrence, &o->problem, options->recurrence_options);
+    if (status != CARRY_OK) {
+        close_delta(o);
+        return status;
+    }
+    (void)snprintf(o->about, sizeof o->about, "%s: %.120s", o->method->name, o->method->plan(o->recurrence));
+    *opened = o;
+    return CARRY_OK;
+}
+
+static const char *plan_line(const void *opened) {
+    return ((const carry_lm_delta *)opened)->about;
+}
+
+static size_t larger(size_t a, size_t b) {
+    return a > b ? a : b;
+}
+
+static size_t scratch(const carry_lm_pass *pass, const void *opened) {
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_lm_pass_options *options = &pass->options;
+    const carry_lm_delta *o = opened;
+    size_t bytes = o->method->workspace(o->recurrence);
+    if (!options->forward_only) {
+        bytes = larger(bytes, carry_rms_norm_backward_workspace(pass->tokens * c->value_heads, c->value));
+        if (c->use_short_conv) {
+            int64_t widest = c->key_width > c->value_width ? c->key_width : c->value_width;
+            bytes = larger(bytes, carry_conv_backward_workspace(options->batch, options->tokens, widest, c->conv_size));
+        }
+    }
+    return bytes;
+}
+
+static carry_tensor take_before(const carry_lm_pass *pass, const carry_lm_delta *o, carry_arena *arena,
+                                int64_t channels) {
+    const carry_lm_config *c = &pass->lm->config;
+    if (o->method->halo == NULL || !c->use_short_conv || c->conv_size < 2) {
+        return (carry_tensor){0};
+    }
+    const int64_t shape[] = {pass->options.batch, c->conv_size - 1, channels};
+    return carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 3, shape);
+}
+
+static void take_once(const carry_lm_pass *pass, void *opened, carry_arena *arena) {
+    const carry_lm_config *c = &pass->lm->config;
+    carry_lm_delta *o = opened;
+    const bool constant = !c->gated && !c->use_beta;
+    o->beta = constant ? carry_lm_take(pass, arena, CARRY_F32, c->value_heads) : (carry_tensor){0};
+    o->ones = c->qk_activation == CARRY_ELU ? carry_lm_take(pass, arena, pass->options.dtype, c->key_width)
+                                            : (carry_tensor){0};
+}
+
+#define MAPS 7
+
+/* Rows of zeros after the projections, which are the same in all layers. */
+static int64_t rest_of(const carry_lm_pass *pass, const carry_lm_delta *o) {
+    int64_t rows = 0;
+    for (int64_t i = 0; joins(pass, o) && rows == 0 && i < pass->lm->config.num_hidden_layers; i++) {
+        rows = pass->lm->layer[i].mixer.rest_rows;
+    }
+    return rows;
+}
+
+/* What x is mapped to, or the gradients of that, in the order of `together`; without the third where it has a place. */
+static void take_maps(const carry_lm_pass *pass, const carry_lm_delta *o, carry_arena *arena, bool third,
+                      carry_tensor *const maps[MAPS]) {
+    const carry_lm_config *c = &pass->lm->config;
+    const int64_t width[MAPS] = {c->key_width,
+                                 c->key_width,
+                                 third ? c->value_width : 0,
+                                 c->use_gate ? c->value_width : 0,
+                                 c->gated ? c->value_heads : 0,
+                                 c->gated || c->use_beta ? c->value_heads : 0,
+                                 rest_of(pass, o)};
+    carry_lm_take_columns(pass, arena, joins(pass, o), MAPS, width, maps);
+}
+
+static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *rows) {
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_lm_delta *o = opened;
+    carry_lm_delta_rows *r = rows;
+    const carry_dtype dtype = pass->options.dtype;
+    carry_tensor *const maps[MAPS] = {&r->q_in, &r->k_in, &r->v_in, &r->z, &r->a, &r->b, &r->rest};
+    take_maps(pass, o, arena, true, maps);
+    r->before[0] = take_before(pass, o, arena, c->key_width);
+    r->before[1] = take_before(pass, o, arena, c->key_width);
+    r->before[2] = take_before(pass, o, arena, c->value_width);
+    r->q = carry_lm_take(pass, arena, dtype, c->key_width);
+    r->k = carry_lm_take(pass, arena, dtype, c->key_width);
+    r->v = carry_lm_take(pass, arena, dtype, c->value_width);
+    r->b = c->gated || c->use_beta ? r->b : o->beta;
+    r->o = carry_lm_take(pass, arena, dtype, c->value_width);
+    r->y = carry_lm_take(pass, arena, dtype, c->value_width);
+    r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, o->method->kept(o->recurrence), 1);
+}
+
+static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *given) {
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_lm_delta *o = opened;
+    carry_lm_delta_back *back = given;
+    const carry_dtype dtype = pass->options.dtype;
+    const int device = pass->lm->own.device;
+    back->dy = carry_lm_take(pass, arena, dtype, c->value_width);
+    back->dout = carry_lm_take(pass, arena, dtype, c->value_width);
+    carry_tensor *const maps[MAPS] = {&back->dq_in, &back->dk_in, &back->dv_in, &back->dz,
+                                      &back->da,    &back->db,    &back->rest};
+    take_maps(pass, o, arena, joins(pass, o), maps);
+    back->dv_in = joins(pass, o) ? back->dv_in : back->dy; /* used up by then */
+    back->dq = carry_lm_take(pass, arena, dtype, c->key_width);
+    back->dk = carry_lm_take(pass, arena, dtype, c->key_width);
+    back->dv = carry_lm_take(pass, arena, dtype, c->value_width);
+    back->db = back->db.rank > 0 ? back->db : carry_lm_take(pass, arena, dtype, c->value_heads); /* nobody reads it */
+    back->zeros = back->rest.rank > 0 ? carry_lm_take(pass, arena, dtype, back->rest.shape[1]) : (carry_tensor){0};
+    back->dbefore_key = take_before(pass, o, arena, c->key_width);
+    back->dbefore_value = take_before(pass, o, arena, c->value_width);
+    back->dA_log = carry_arena_tensor(arena, device, CARRY_F32, 1, &c->value_heads);
+    back->ddt_bias = carry_arena_tensor(arena, device, CARRY_F32, 1, &c->value_heads);
+}
+
+/* The gradients of nothing. */
+static carry_status clear_rest(const carry_lm_pass *pass, const carry_lm_delta_back *back) {
+    const carry_tensor *q = &back->dq_in;
+    const int64_t into = ((char *)back->rest.data - (char *)q->data) / (int64_t)carry_dtype_size(q->dtype);
+    CARRY_TRY(carry_zero(pass->ctx, back->zeros));
+    return carry_copy_columns(pass->ctx, carry_reshape_2d(*q, pass->tokens, q->stride[0]), into, back->zeros, 0,
+                              back->zeros.shape[1]);
+}
+
+static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args) {
+    const carry_lm_delta *o = opened;
+    const carry_lm_delta_back *back = pass->part[CARRY_LM_MIXER_DELTA].back;
+    if (args->backward && back->rest.data != NULL) {
+        CARRY_TRY(clear_rest(pass, back));
+    }
+    if (o->beta.data != NULL) {
+        CARRY_TRY(carry_fill(pass->ctx, o->beta, pass->lm->config.allow_neg_eigval ? 2.0 : 1.0));
+    }
+    return o->ones.data != NULL ? carry_fill(pass->ctx, o->ones, 1.0) : CARRY_OK;
+}
+
+/* y = activation(conv(x)), or activation(x) without convolutions. `which` is 0, 1, 2 for q, k, v. */
+static carry_status convolve(const carry_lm_call *call, int which, carry_tensor y, carry_tensor x) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_delta *o = call->opened;
+    const int slot = CARRY_LM_Q_CONV + which;
+    carry_activation activation = carry_lm_activation(pass, slot);
+    if (!pass->lm->config.use_short_conv) {
+        CARRY_TRY(carry_activate(pass->ctx, y, x, activation));
+    } else {
+        carry_conv_args conv = {.y = carry_lm_channels(pass, y),
+                                .x = carry_lm_channels(pass, x),
+                                .w = carry_lm_w(call, slot),
+                                .cu_seqlens = pass->cuts,
+                                .activation = activation};
+        if (call->args->state != NULL) {
+            conv.before = conv.after = call->args->state->part[call->layer][which];
+        } else if (o->method->halo != NULL) {
+            conv.before = ((carry_lm_delta_rows *)call->rows)->before[which];
+            if (conv.before.data != NULL) {
+                CARRY_TRY(o->method->halo(o->recurrence, conv.before, conv.x, call->args->cu_seqlens));
+            }
+        }
+        CARRY_TRY(carry_conv(pass->ctx, &conv));
+    }
+    if (activation == CARRY_ELU) { /* there it is elu(x) + 1 */
+        return carry_elementwise(pass->ctx, y, y, o->ones, CARRY_ADD);
+    }
+    return CARRY_OK;
+}
+
+static carry_status mix(const carry_lm_call *call) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_args *args = call->args;
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_lm_delta *o = call->opened;
+    const carry_lm_delta_rows *r = call->rows;
+    carry_tensor g = carry_lm_heads(pass, r->a, c->value_heads, 0);
+    carry_tensor A_log = carry_lm_w(call, CARRY_LM_A_LOG);
+    carry_tensor dt_bias = carry_lm_w(call, CARRY_LM_DT_BIAS);
+    bool gated = A_log.data != NULL;
+    const carry_tensor *kept = args->state != NULL ? &args->state->part[call->layer][3] : NULL;
+    const carry_delta_forward_args delta = {
+        .o = carry_lm_heads(pass, r->o, c->value_heads, c->value),
+        .final_state = kept != NULL ? *kept : (carry_tensor){0},
+        .kept = args->backward ? r->kept : NULL,
+        .q = carry_lm_heads(pass, r->q, c->num_heads, c->key),
+        .k = carry_lm_heads(pass, r->k, c->num_heads, c->key),
+        .v = carry_lm_heads(pass, r->v, c->value_heads, c->value),
+        .beta = carry_lm_heads(pass, r->b, c->value_heads, 0),
+        .g = gated ? g : (carry_tensor){0},
+        .initial_state = kept != NULL ? *kept : (carry_tensor){0},
+        .cu_seqlens = args->cu_seqlens.data != NULL ? args->cu_seqlens : (carry_tensor){0},
+        .A_log = gated ? A_log : (carry_tensor){0},
+        .dt_bias = gated ? dt_bias : (carry_tensor){0},
+    };
+    return o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes);
+}
+
+static carry_status forward(const carry_lm_call *call) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_delta_rows *r = call->rows;
+    const carry_tensor maps[] = {[CARRY_LM_Q_PROJ] = r->q_in, [CARRY_LM_K_PROJ] = r->k_in, [CARRY_LM_V_PROJ] = r->v_in,
+                                 [CARRY_LM_A_PROJ] = r->a,    [CARRY_LM_B_PROJ] = r->b,    [CARRY_LM_G_PROJ] = r->z};
+    CARRY_TRY(carry_lm_project_all(call, carry_lm_delta_maps(pass), maps, r->rest, call->x));
+    CARRY_TRY(convolve(call, 0, r->q, r->q_in));
+    CARRY_TRY(convolve(call, 1, r->k, r->k_in));
+    CARRY_TRY(convolve(call, 2, r->v, r->v_in));
+    CARRY_TRY(mix(call));
+    carry_tensor z = r->z.data != NULL ? carry_lm_by_head(pass, r->z) : (carry_tensor){0};
+    CARRY_TRY(carry_rms_norm(pass->ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),
+                             carry_lm_w(call, CARRY_LM_O_NORM), z, (float)pass->lm->config.o_norm_eps));
+    return carry_lm_project_out(call, CARRY_LM_O_PROJ, r->y);
+}
+
+const carry_lm_part carry_lm_mixer_delta = {
+    .name = "delta",
+    .about = "the delta rule, gated or not",
+    .keys = carry_lm_delta_keys,
+    .slots = CARRY_LM_DELTA_SLOTS,
+    .key = carry_lm_delta_key,
+    .describe = carry_lm_delta_describe,
+    .together = together,
+    .state = carry_lm_delta_state,
+    .multiplications = carry_lm_delta_multiplications,
+    .open = open_delta,
+    .close = close_delta,
+    .plan = plan_line,
+    .scratch = scratch,
+    .rows_size = sizeof(carry_lm_delta_rows),
+    .back_size = sizeof(carry_lm_delta_back),
+    .take = take,
+    .take_back = take_back,
+    .take_once = take_once,
+    .begin = begin,
+    .forward = forward,
+    .backward = carry_lm_delta_backward,
+};

@@ -1,0 +1,108 @@
+/* Parts of a layer: mixers, which move information between tokens, and feed-forwards, which work on each token alone.
+
+   Every layer names its mixer and its feed-forward. A part owns its parameters (its slots), its activations and
+   gradients in a pass, and, if it is a mixer, its state in generation. The model owns the rest: norms, embeddings,
+   loss. Each part is one file that exports one const struct, and one line of CARRY_LM_MIXER_LIST (mixers/mixer.h) or of
+   CARRY_LM_FEEDFORWARD_LIST (feedforward/feedforward.h).
+
+   A pass opens a part once for all the layers that have it. Only open allocates. */
+#ifndef CARRY_MODEL_LM_PART_H
+#define CARRY_MODEL_LM_PART_H
+
+#include "core/memory.h"
+#include "model/lm/config.h"
+#include "model/parameters.h"
+
+#define CARRY_LM_SLOTS 16 /* parameters of a part, at most */
+#define CARRY_LM_STATE_PARTS 4
+
+typedef enum carry_lm_start {
+    CARRY_LM_NORMAL,     /* N(0, initializer_range) */
+    CARRY_LM_ONES,       /* norms */
+    CARRY_LM_DECAY_RATE, /* log U(0, 16) */
+    CARRY_LM_STEP_BIAS,  /* the inverse softplus of exp U(log 0.001, log 0.1) */
+    CARRY_LM_ZEROS,      /* norms that add 1 to their weight */
+} carry_lm_start;
+
+typedef carry_parameter carry_lm_parameter; /* start is a carry_lm_start */
+
+/* A matrix [out, in] of a linear layer. */
+carry_lm_parameter carry_lm_matrix(int64_t out, int64_t in);
+
+struct carry_lm_pass;
+struct carry_lm_args;
+struct carry_lm_part;
+
+/* A slot of a part: rows of a parameter. */
+typedef struct carry_lm_slot {
+    int64_t parameter;   /* -1: the model has none */
+    int64_t first, rows; /* rows 0: all of it */
+} carry_lm_slot;
+
+/* A part of a layer, with its norm. */
+typedef struct carry_lm_sublayer {
+    const struct carry_lm_part *part;
+    int kind;     /* of the part: carry_lm_part_at */
+    int64_t norm; /* a parameter */
+    carry_lm_slot slot[CARRY_LM_SLOTS];
+    int64_t rest, rest_rows; /* on a GPU: rows of zeros after its maps, and their offset in the flat buffers */
+} carry_lm_sublayer;
+
+/* One call of a part for a layer. Tensors have a row for each token of the pass. */
+typedef struct carry_lm_call {
+    struct carry_lm_pass *pass;
+    const struct carry_lm_args *args;
+    int64_t layer;
+    const carry_lm_sublayer *own;
+    void *opened;          /* by open */
+    void *rows;            /* activations of the layer, from its forward to its backward */
+    void *back;            /* gradients of activations, shared by the layers */
+    int64_t first, count;  /* the rows of out that are read: a feed-forward computes no others */
+    carry_tensor x;        /* input: [tokens, hidden_size] */
+    carry_tensor out;      /* forward: output, like x; absent: compute only the activations that backward reads */
+    carry_tensor base;     /* forward: added to the output; absent: nothing */
+    carry_tensor dout, dx; /* backward: the gradient of out; that of x, which is written */
+} carry_lm_call;
+
+/* A part of the state of one sequence. */
+typedef struct carry_lm_state_part {
+    int rank;
+    int64_t shape[4];
+    int64_t slices; /* all sequences of a slice lie together: [slices][batch, shape / slices] */
+    bool grows;     /* shape[0] counts tokens that were read: a cache, in the activations' type. Others are f32 */
+} carry_lm_state_part;
+
+typedef struct carry_lm_part {
+    const char *name, *about;
+    const carry_lm_key *keys; /* of config.json; the last has key NULL. NULL: none */
+    int slots;
+    /* The name of a slot's tensor below model.layers.N., and its description; rank 0: this model has none. Slots with
+       the same name, one after the other, are consecutive rows of one tensor. */
+    const char *(*key)(const carry_lm_config *config, int slot);
+    carry_lm_parameter (*describe)(const carry_lm_config *config, int slot);
+    /* Slots that map x, neighbours in the list: on a GPU they lie in memory in this order, so that one product computes
+       all of them, with zeros after them up to whole rows. The last is -1; NULL: as they are listed. */
+    const int *together;
+    /* The state of a mixer; returns the number of parts. NULL for a feed-forward. */
+    int (*state)(const carry_lm_config *config, carry_lm_state_part *parts);
+    /* Multiplications of one token in forward that are not by a matrix of the part; NULL: none. */
+    double (*multiplications)(const carry_lm_config *config);
+
+    /* open, close and plan may be NULL, all three. */
+    carry_status (*open)(struct carry_lm_pass *pass, void **opened);
+    void (*close)(void *opened);
+    const char *(*plan)(const void *opened); /* one line: the method that will run, and why */
+    /* Bytes of workspace for an operator of forward or backward. NULL: 0. */
+    size_t (*scratch)(const struct carry_lm_pass *pass, const void *opened);
+    size_t rows_size, back_size; /* of the structs that the next two fill in */
+    void (*take)(const struct carry_lm_pass *pass, void *opened, carry_arena *arena, void *rows);
+    void (*take_back)(const struct carry_lm_pass *pass, void *opened, carry_arena *arena, void *back);
+    /* Tensors that all layers of a call share: placed before the layers' own, and filled in once a call. May be NULL.
+     */
+    void (*take_once)(const struct carry_lm_pass *pass, void *opened, carry_arena *arena);
+    carry_status (*begin)(struct carry_lm_pass *pass, void *opened, const struct carry_lm_args *args);
+    carry_status (*forward)(const carry_lm_call *call);
+    carry_status (*backward)(const carry_lm_call *call);
+} carry_lm_part;
+
+#endif

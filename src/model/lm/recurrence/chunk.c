@@ -1,0 +1,314 @@
+/* The delta rule by chunks, on this rank's tokens alone or on tokens that are split over ranks; slice by slice where a
+   value head is too wide for it. With more than one slice the gradients of q, k, beta, g and of the gate's parameters
+   are sums over slices. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/ops.h"
+#include "core/error.h"
+#include "core/memory.h"
+#include "core/tensor.h"
+#include "delta/ranks.h"
+#include "model/lm/recurrence/recurrence.h"
+
+typedef struct running {
+    carry_ctx *ctx;
+    carry_delta_plan *plan;        /* of one slice; */
+    carry_delta_ranks_plan *ranks; /* or this one, over comm */
+    carry_comm *comm;
+    carry_delta_problem problem;
+    int64_t slices, slice; /* their number and width */
+    size_t delta_workspace, kept_slice, workspace;
+    bool keeps;
+} running;
+
+/* What a slice adds to, when it is not the first. */
+typedef struct sums {
+    carry_tensor dq, dk, dbeta, dg, dA_log, ddt_bias;
+    void *rest;
+    size_t rest_bytes;
+} sums;
+
+int64_t carry_lm_recurrence_slices(int64_t value) {
+    int64_t slices = value > CARRY_DELTA_MAX_DIM ? (value + CARRY_DELTA_MAX_DIM - 1) / CARRY_DELTA_MAX_DIM : 1;
+    while (value % slices != 0) {
+        slices++;
+    }
+    return slices;
+}
+
+static carry_tensor take_rows(carry_arena *arena, const carry_delta_problem *p, int64_t heads, int64_t width) {
+    const int64_t shape[] = {p->batch, p->tokens, heads, width};
+    return carry_arena_tensor(arena, p->device, p->dtype, width > 0 ? 4 : 3, shape);
+}
+
+static void take_sums(const running *m, carry_arena *arena, sums *s) {
+    const carry_delta_problem *p = &m->problem;
+    if (m->slices > 1) {
+        int64_t heads = p->value_heads;
+        s->dq = take_rows(arena, p, p->heads, p->key);
+        s->dk = take_rows(arena, p, p->heads, p->key);
+        s->dbeta = take_rows(arena, p, heads, 0);
+        s->dg = take_rows(arena, p, heads, 0);
+        s->dA_log = carry_arena_tensor(arena, p->device, CARRY_F32, 1, &heads);
+        s->ddt_bias = carry_arena_tensor(arena, p->device, CARRY_F32, 1, &heads);
+    }
+    s->rest = carry_arena_take(arena, m->delta_workspace, 1);
+    s->rest_bytes = m->delta_workspace;
+}
+
+static void close_mixing(void *opened) {
+    running *m = opened;
+    if (m != NULL) {
+        carry_delta_plan_free(m->plan);
+        carry_delta_ranks_plan_free(m->ranks);
+        free(m);
+    }
+}
+
+/* Sizes, once the plan of a slice is there. */
+static carry_status measure(running *m) {
+    size_t kept;
+    if (m->ranks != NULL) {
+        m->keeps = true;
+        m->delta_workspace = carry_delta_ranks_workspace(m->ranks);
+        kept = carry_delta_ranks_kept(m->ranks);
+    } else {
+        m->keeps = strcmp(carry_delta_plan_method(m->plan), "recurrent") != 0;
+        size_t forward = carry_delta_forward_workspace(m->plan);
+        size_t backward = carry_delta_backward_workspace(m->plan);
+        m->delta_workspace = forward > backward ? forward : backward;
+        kept = carry_delta_kept(m->plan);
+    }
+    m->kept_slice = (kept + CARRY_ALIGN - 1) / CARRY_ALIGN * CARRY_ALIGN;
+    carry_arena count = carry_arena_over(NULL, 0);
+    take_sums(m, &count, &(sums){0});
+    return carry_arena_total(&count, &m->workspace)
+               ? CARRY_OK
+               : carry_fail(m->ctx, CARRY_ESIZE, "the workspace of a layer is larger than memory can be");
+}
+
+/* over NULL: on this machine, by the named method. */
+static carry_status open_either(carry_ctx *ctx, void **opened, const carry_delta_problem *problem, const char *method,
+                                const carry_lm_ranks_options *over) {
+    *opened = NULL;
+    running *m = calloc(1, sizeof *m);
+    if (m == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a recurrence");
+    }
+    m->ctx = ctx;
+    m->problem = *problem;
+    m->slices = carry_lm_recurrence_slices(problem->value);
+    m->slice = m->slices > 0 ? problem->value / m->slices : problem->value;
+    carry_delta_problem one = *problem;
+    one.value = m->slice;
+    carry_status status;
+    if (over != NULL) {
+        m->comm = over->comm;
+        status = carry_delta_ranks_plan_new(over->comm, &m->ranks, &one, &over->delta);
+    } else {
+        status = carry_delta_plan_new(ctx, &m->plan, &one, &(carry_delta_options){.method = method});
+    }
+    if (status == CARRY_OK) {
+        status = measure(m);
+    }
+    if (status != CARRY_OK) {
+        close_mixing(m);
+        return status;
+    }
+    *opened = m;
+    return CARRY_OK;
+}
+
+static carry_status open_mixing(carry_ctx *ctx, void **opened, const carry_delta_problem *problem,
+                                const void *options) {
+    return open_either(ctx, opened, problem, options, NULL);
+}
+
+static carry_status open_ranks(carry_ctx *ctx, void **opened, const carry_delta_problem *problem, const void *options) {
+    *opened = NULL;
+    if (options == NULL) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a recurrence over ranks needs a communicator");
+    }
+    return open_either(ctx, opened, problem, NULL, options);
+}
+
+static const char *plan_line(const void *opened) {
+    const running *m = opened;
+    return m->ranks != NULL ? carry_delta_ranks_plan_about(m->ranks) : carry_delta_plan_about(m->plan);
+}
+
+static size_t workspace_bytes(const void *opened) {
+    return ((const running *)opened)->workspace;
+}
+
+static size_t kept_bytes(const void *opened) {
+    const running *m = opened;
+    return m->keeps ? m->kept_slice * (size_t)m->slices : 0;
+}
+
+/* Columns `index` of every head of v, o and their gradients. */
+static carry_tensor slice_of(const running *m, carry_tensor tensor, int64_t index) {
+    if (m->slices > 1) {
+        tensor.data = (unsigned char *)tensor.data + (size_t)(index * m->slice) * carry_dtype_size(tensor.dtype);
+        tensor.shape[3] = m->slice;
+    }
+    return tensor;
+}
+
+static carry_tensor state_of(const running *m, const carry_tensor *state, int64_t index) {
+    const int64_t *s = state->shape;
+    const carry_tensor slices = carry_reshape_2d(*state, m->slices, s[0] * s[1] * s[2] * m->slice);
+    return carry_reshape_4d(carry_slice(slices, index, 1), s[0], s[1], s[2], m->slice);
+}
+
+static carry_status forward_slice(running *m, const carry_delta_forward_args *args, int64_t index, void *workspace) {
+    carry_tensor initial;
+    carry_tensor final;
+    carry_delta_forward_args one = *args;
+    one.o = slice_of(m, args->o, index);
+    one.v = slice_of(m, args->v, index);
+    if (args->initial_state.data != NULL) {
+        initial = state_of(m, carry_delta_given(&args->initial_state), index);
+        one.initial_state = initial;
+    }
+    if (args->final_state.data != NULL) {
+        final = state_of(m, carry_delta_given(&args->final_state), index);
+        one.final_state = final;
+    }
+    one.kept = args->kept != NULL && m->keeps ? (unsigned char *)args->kept + (size_t)index * m->kept_slice : NULL;
+    if (m->ranks != NULL) {
+        return carry_delta_ranks_forward(m->ranks, &one, workspace, m->delta_workspace);
+    }
+    bool in_place = args->initial_state.data != NULL && args->final_state.data != NULL && initial.data == final.data;
+    if (m->problem.tokens == 1 && m->problem.sequences == 0 && in_place) {
+        return carry_delta_step(m->plan, one.o, final, &one, workspace, m->delta_workspace);
+    }
+    return carry_delta_forward(m->plan, &one, workspace, m->delta_workspace);
+}
+
+static carry_status check_workspace(const running *m, size_t bytes) {
+    return bytes >= m->workspace
+               ? CARRY_OK
+               : carry_fail(m->ctx, CARRY_EWORKSPACE, "a layer's workspace has %zu of %zu bytes", bytes, m->workspace);
+}
+
+static carry_status forward(void *opened, const carry_delta_forward_args *args, void *workspace, size_t bytes) {
+    running *m = opened;
+    sums s = {0};
+    CARRY_TRY(check_workspace(m, bytes));
+    carry_arena arena = carry_arena_over(workspace, bytes);
+    take_sums(m, &arena, &s);
+    for (int64_t i = 0; i < m->slices; i++) {
+        CARRY_TRY(forward_slice(m, args, i, s.rest));
+    }
+    return CARRY_OK;
+}
+
+static carry_status add(const running *m, const carry_tensor *to, carry_tensor from) {
+    return to != NULL ? carry_elementwise(m->ctx, *to, *to, from, CARRY_ADD) : CARRY_OK;
+}
+
+static carry_status backward_slice(running *m, const carry_delta_backward_args *args, int64_t index, const sums *s) {
+    carry_tensor initial;
+    carry_delta_backward_args one = *args;
+    one.v = slice_of(m, args->v, index);
+    one.dv = slice_of(m, args->dv, index);
+    one.d_o = slice_of(m, args->d_o, index);
+    if (args->initial_state.data != NULL) {
+        initial = state_of(m, carry_delta_given(&args->initial_state), index);
+        one.initial_state = initial;
+    }
+    one.kept =
+        args->kept != NULL && m->keeps ? (const unsigned char *)args->kept + (size_t)index * m->kept_slice : NULL;
+    if (index > 0) {
+        one.dq = s->dq;
+        one.dk = s->dk;
+        one.dbeta = s->dbeta;
+        one.dg = args->dg.data != NULL ? s->dg : (carry_tensor){0};
+        one.dA_log = args->dA_log.data != NULL ? s->dA_log : (carry_tensor){0};
+        one.ddt_bias = args->ddt_bias.data != NULL ? s->ddt_bias : (carry_tensor){0};
+    }
+    CARRY_TRY(m->ranks != NULL ? carry_delta_ranks_backward(m->ranks, &one, s->rest, s->rest_bytes)
+                               : carry_delta_backward(m->plan, &one, s->rest, s->rest_bytes));
+    if (index > 0) {
+        CARRY_TRY(add(m, &args->dq, s->dq));
+        CARRY_TRY(add(m, &args->dk, s->dk));
+        CARRY_TRY(add(m, &args->dbeta, s->dbeta));
+        CARRY_TRY(add(m, carry_delta_given(&args->dg), s->dg));
+        CARRY_TRY(add(m, carry_delta_given(&args->dA_log), s->dA_log));
+        CARRY_TRY(add(m, carry_delta_given(&args->ddt_bias), s->ddt_bias));
+    }
+    return CARRY_OK;
+}
+
+static carry_status backward(void *opened, const carry_delta_backward_args *args, void *workspace, size_t bytes) {
+    running *m = opened;
+    sums s = {0};
+    CARRY_TRY(check_workspace(m, bytes));
+    if (args->dinitial_state.data != NULL || args->dfinal_state.data != NULL) {
+        return carry_fail(m->ctx, CARRY_EUNSUPPORTED, "a layer has no gradients of states");
+    }
+    carry_arena arena = carry_arena_over(workspace, bytes);
+    take_sums(m, &arena, &s);
+    for (int64_t i = 0; i < m->slices; i++) {
+        CARRY_TRY(backward_slice(m, args, i, &s));
+    }
+    return CARRY_OK;
+}
+
+/* Rows of `before` that belong to a sequence which ended before this rank's first token. The convolution stops where a
+   sequence starts among its own tokens; this start is in the halo, where it cannot see it. */
+static carry_status forget_other_sequences(const running *m, carry_tensor before, carry_tensor cu_seqlens) {
+    const int64_t *starts = cu_seqlens.data;
+    int64_t window = before.shape[1];
+    int64_t others = 0;
+    for (int64_t i = 0; starts != NULL && i + 1 < cu_seqlens.shape[0]; i++) {
+        int64_t ago = m->ranks->first - starts[i];
+        if (ago >= 0 && ago < window) {
+            others = window - ago; /* starts do not fall: the last one counts */
+        }
+    }
+    const size_t bytes = (size_t)(others * before.shape[2]) * sizeof(float); /* packed: a batch of one */
+    return others > 0 ? carry_device_fill(m->ctx, before.data, before.device, 0, bytes,
+                                          carry_ctx_stream(m->ctx, before.device))
+                      : CARRY_OK;
+}
+
+static carry_status halo(void *opened, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens) {
+    running *m = opened;
+    CARRY_TRY(carry_halo_forward(m->comm, before, x));
+    return forget_other_sequences(m, before, cu_seqlens);
+}
+
+static carry_status halo_backward(void *opened, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens) {
+    running *m = opened;
+    CARRY_TRY(forget_other_sequences(m, dbefore, cu_seqlens));
+    return carry_halo_backward(m->comm, dx, dbefore);
+}
+
+const carry_lm_recurrence carry_lm_recurrence_chunk = {
+    .name = "chunk",
+    .about = "the delta rule by chunks, as matrix products",
+    .open = open_mixing,
+    .close = close_mixing,
+    .plan = plan_line,
+    .workspace = workspace_bytes,
+    .kept = kept_bytes,
+    .forward = forward,
+    .backward = backward,
+};
+
+const carry_lm_recurrence carry_lm_recurrence_ranks = {
+    .name = "ranks",
+    .about = "the delta rule by chunks, tokens split over ranks",
+    .open = open_ranks,
+    .close = close_mixing,
+    .plan = plan_line,
+    .workspace = workspace_bytes,
+    .kept = kept_bytes,
+    .forward = forward,
+    .backward = backward,
+    .halo = halo,
+    .halo_backward = halo_backward,
+};

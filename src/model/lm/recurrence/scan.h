@@ -1,0 +1,83 @@
+/* Internals of the dense scans (scan.c, scan_backward.c).
+
+   A unit is one value head of one row of the batch. Units are done a few at a time, since a scan's transitions are
+   large: T K K numbers each. */
+#ifndef CARRY_MODEL_RECURRENCE_SCAN_H
+#define CARRY_MODEL_RECURRENCE_SCAN_H
+
+#include "carry/scan.h"
+#include "core/memory.h"
+#include "delta/chunk.h"
+#include "model/lm/recurrence/recurrence.h"
+
+typedef struct carry_recurrence_scan {
+    carry_ctx *ctx;
+    void *device; /* of scan_device.h, which then does all of it; NULL: on the CPU */
+    const char *algorithm;
+    carry_delta_problem problem;
+    carry_delta_plan *delta; /* for what it knows of a token: norms, gates, types. It runs nothing */
+    carry_scan_plan *forward, *backward;
+    bool linear;        /* without the delta rule's correction: A = e^g I */
+    int64_t transition; /* numbers of one A: K x K, or K */
+    int64_t units, together;
+    int64_t slices, slice; /* of a state of the caller's (recurrence.h) */
+    size_t scan_bytes, workspace;
+    char about[192];
+} carry_recurrence_scan;
+
+/* One token of one value head, as the recurrence uses it. A thread each. */
+typedef struct carry_recurrence_token {
+    carry_delta_rows rows; /* q, k: [K]; their norms */
+    carry_delta_head head; /* g, beta, end[0] = e^g */
+    float *v, *o, *sum[2]; /* [V] */
+    float *on_k[2];        /* [K] */
+} carry_recurrence_token;
+
+typedef struct carry_recurrence_scan_work {
+    carry_recurrence_scan *m;
+    carry_delta_inputs in;
+    const carry_delta_forward_args *forward;   /* or */
+    const carry_delta_backward_args *backward; /* this one */
+    int64_t first;                             /* unit */
+    int64_t *starts;                           /* [T]: the sequence that starts at a token of a packed row, or -1 */
+    float *A;                                  /* [together, T, K, K], or [together, T, K]: its diagonal */
+    float *S;                                  /* [together, T, K, V]: b, then the states */
+    float *dS;                                 /* the same of gradients */
+    float *dq, *dk;                            /* [B, T, H, K]: sums over value heads, before the norm */
+    float *dgate, *given;                      /* [together, T]: of the gate, and of what it was made from */
+    carry_recurrence_token *token;             /* a thread each */
+    void *scan;
+} carry_recurrence_scan_work;
+
+/* Lays it all out, or counts. */
+void carry_recurrence_scan_take(const carry_recurrence_scan *m, carry_arena *arena, carry_recurrence_scan_work *w);
+/* The table of starts, once the inputs are checked. */
+void carry_recurrence_scan_start(carry_recurrence_scan_work *w);
+/* The states after every token of units first..first+together-1, into S; and A. */
+carry_status carry_recurrence_scan_states(carry_recurrence_scan_work *w);
+carry_tensor carry_recurrence_scan_transitions(const carry_recurrence_scan_work *w); /* A */
+/* Loads one token; item counts tokens of unit after unit, from the first one. */
+void carry_recurrence_scan_load(const carry_recurrence_scan_work *w, int64_t item, carry_recurrence_token *token);
+
+/* The sequence that starts at token t of row b, or -1. */
+static inline int64_t carry_recurrence_scan_starts(const carry_recurrence_scan_work *w, int64_t b, int64_t t) {
+    return w->m->problem.sequences > 0 ? w->starts[t] : t == 0 ? b : -1;
+}
+
+/* How much of what a key reads is taken out before its value is written: beta, by the delta rule. */
+static inline float carry_recurrence_scan_erased(const carry_recurrence_scan *m, const carry_recurrence_token *token) {
+    return m->linear ? 0.0f : token->head.beta[0];
+}
+
+/* Row r of a slice of a state of the caller's. */
+static inline float *carry_recurrence_scan_state(const carry_recurrence_scan *m, const carry_tensor *states,
+                                                 int64_t sequence, int64_t value_head, int64_t r, int64_t slice) {
+    int64_t N = m->problem.sequences > 0 ? m->problem.sequences : m->problem.batch;
+    int64_t at = (slice * N + sequence) * m->problem.value_heads + value_head;
+    return (float *)states->data + (at * m->problem.key + r) * m->slice;
+}
+
+carry_status carry_recurrence_scan_backward(void *running, const carry_delta_backward_args *args, void *workspace,
+                                            size_t bytes);
+
+#endif
