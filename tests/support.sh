@@ -1,5 +1,7 @@
 # What shell tests of verbs share; read by them after `carry` is set, in a folder of their own. No test by itself.
 failures=0
+XDG_STATE_HOME=$PWD/state # records of jobs
+export XDG_STATE_HOME
 
 fail() {
     echo "FAILED: $*"

@@ -1,5 +1,6 @@
 /* Incoming connections and their limits: in total, per address, and per address without a request. The oldest of those
-   is closed for a new one, so that silent connections cannot lock others out. */
+   is closed for a new one, and WebSockets of the address that has the most for those of others, so that silent
+   connections cannot lock others out. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -81,6 +82,7 @@ static void admit(carry_http_server *server, int file, const struct sockaddr_sto
     carry_http_address *address = carry_http_address_of(server, from);
     if (address == NULL || server->counts.connections >= server->options.connections) {
         drop_oldest(server, NULL, 1);
+        (void)carry_http_drop_socket(server, NULL, address != NULL ? address->sockets + 1 : 1); /* for a next attempt */
         refuse(server, file, "the limit");
         return;
     }

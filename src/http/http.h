@@ -6,7 +6,7 @@
    A connection carries one request and is closed after the response. Every request is checked in this order: syntax and
    sizes, the Host header (DNS rebinding), the Origin header, the token; then route, method, Content-Length. A request
    that fails a check gets an error response; its handler is not called. Wrong tokens are counted per address: ten at
-   once, then one a second; further ones get 429.
+   once, then one a second; further ones get 429. The right token always passes.
 
    Limits: bytes of headers, bodies, messages and queued output; connections in total and per address; the time that a
    client may keep the server waiting. */
@@ -119,6 +119,10 @@ unsigned char *carry_http_socket_buffer(carry_http_socket *socket, size_t length
 bool carry_http_socket_send(carry_http_socket *socket, bool binary, size_t length);
 /* Closes with a status of RFC 6455, section 7.4, and a reason of at most 123 bytes, a constant. */
 void carry_http_socket_close(carry_http_socket *socket, int status, const char *reason);
+/* For an endpoint with a limit of its own that is reached: closes another socket of the endpoint (status 1013), of the
+   address that has the most, if that has more than the address of `newcomer`. Its `closed` has been called when this
+   returns true. */
+bool carry_http_socket_replace(carry_http_socket *newcomer);
 
 /* The server */
 

@@ -26,6 +26,7 @@
 typedef struct carry_http_address {
     unsigned char key[16];
     int open;          /* connections */
+    int sockets;       /* of these, open WebSockets */
     double guesses;    /* wrong tokens still allowed */
     double guessed_at; /* when `guesses` was updated; 0: never */
 } carry_http_address;
@@ -54,7 +55,9 @@ struct carry_http_socket {
     struct lws *wsi;
     carry_http_server *server;
     const carry_http_endpoint *endpoint;
+    carry_http_address *address;
     void *data;
+    double heard;  /* when it was opened or a message came */
     char *message; /* so far */
     size_t length, capacity;
     double waiting; /* since when it has not taken a message; 0: not asked */
@@ -147,5 +150,8 @@ carry_http_flush carry_http_send_queued(carry_http_response *response, int file,
 int carry_http_socket_callback(carry_http_server *server, struct lws *wsi, enum lws_callback_reasons reason,
                                carry_http_socket *socket, void *in, size_t length);
 void carry_http_drop_stalled(carry_http_server *server);
+/* Closes a WebSocket of the address that has the most, if it has more than `least`; of one endpoint, or (NULL) of all.
+ */
+bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint *endpoint, int least);
 
 #endif

@@ -7,6 +7,9 @@
 #include "core/clock.h"
 #include "http/http_internal.h"
 
+#define STALLED 1.0 /* seconds without taking a message, to be closed before others of its address */
+#define TRY_AGAIN_LATER 1013
+
 /* The next part of a message. False: larger than the limit, or out of memory. */
 static bool collect(carry_http_socket *socket, const void *bytes, size_t length) {
     size_t limit = socket->endpoint->message_limit;
@@ -76,9 +79,27 @@ static const carry_http_endpoint *endpoint_of(const carry_http_server *server, s
     return &server->options.endpoints[index];
 }
 
+static void unlink_socket(carry_http_server *server, carry_http_socket *socket) {
+    if (socket->before != NULL) {
+        *socket->before = socket->next;
+        if (socket->next != NULL) {
+            socket->next->before = socket->before;
+        }
+        socket->before = NULL;
+        if (socket->address != NULL) {
+            socket->address->sockets--;
+        }
+        socket->endpoint->closed(server->options.user, socket->data);
+    }
+}
+
 static int open_socket(carry_http_server *server, struct lws *wsi, carry_http_socket *socket) {
     const carry_http_endpoint *endpoint = endpoint_of(server, wsi);
-    *socket = (carry_http_socket){.wsi = wsi, .server = server, .endpoint = endpoint};
+    *socket = (carry_http_socket){.wsi = wsi,
+                                  .server = server,
+                                  .endpoint = endpoint,
+                                  .address = lws_get_opaque_user_data(wsi),
+                                  .heard = carry_seconds()};
     if (endpoint == NULL) {
         return -1;
     }
@@ -88,20 +109,56 @@ static int open_socket(carry_http_server *server, struct lws *wsi, carry_http_so
         socket->next->before = &socket->next;
     }
     server->sockets = socket;
+    if (socket->address != NULL) {
+        socket->address->sockets++;
+    }
     socket->data = endpoint->opened(server->options.user, socket);
     return 0;
 }
 
 static void close_socket(carry_http_server *server, carry_http_socket *socket) {
     drop_message(socket);
-    if (socket->before != NULL) {
-        *socket->before = socket->next;
-        if (socket->next != NULL) {
-            socket->next->before = socket->before;
+    unlink_socket(server, socket);
+}
+
+/* A socket that takes nothing is closed before one that does, then the one without a message for longest. */
+static bool closes_before(const carry_http_socket *a, const carry_http_socket *b, double now) {
+    const bool a_stalls = a->waiting > 0.0 && now - a->waiting > STALLED;
+    const bool b_stalls = b->waiting > 0.0 && now - b->waiting > STALLED;
+    return a_stalls != b_stalls ? a_stalls : a->heard < b->heard;
+}
+
+bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint *endpoint, int least) {
+    const carry_http_address *most = NULL;
+    carry_http_socket *chosen = NULL;
+    double now = carry_seconds();
+    for (carry_http_socket *one = server->sockets; one != NULL; one = one->next) {
+        if (one->address != NULL && one->address->sockets > (most != NULL ? most->sockets : least)) {
+            most = one->address;
         }
-        socket->before = NULL;
-        socket->endpoint->closed(server->options.user, socket->data);
     }
+    for (carry_http_socket *one = server->sockets; one != NULL && most != NULL; one = one->next) {
+        if (one->address == most && (endpoint == NULL || one->endpoint == endpoint) &&
+            (chosen == NULL || closes_before(one, chosen, now))) {
+            chosen = one;
+        }
+    }
+    if (chosen == NULL) {
+        return false;
+    }
+    carry_log(server->ctx, CARRY_LOG_INFO, "a WebSocket of an address with %d of them is closed for another address",
+              most->sockets);
+    server->counts.stalled++;
+    unlink_socket(server, chosen);
+    drop_message(chosen);
+    carry_http_socket_close(chosen, TRY_AGAIN_LATER, "this place is given to another address");
+    lws_set_timeout(chosen->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, 1); /* seconds, if it does not read */
+    return true;
+}
+
+bool carry_http_socket_replace(carry_http_socket *newcomer) {
+    return newcomer->address != NULL &&
+           carry_http_drop_socket(newcomer->server, newcomer->endpoint, newcomer->address->sockets);
 }
 
 static int refuse(carry_http_server *server, carry_http_socket *socket, int status, const char *reason) {
@@ -123,6 +180,7 @@ static int receive(carry_http_server *server, carry_http_socket *socket, const v
     if (length > limit || more > limit - length || !collect(socket, bytes, length)) {
         return refuse(server, socket, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "the message is too large");
     }
+    socket->heard = carry_seconds();
     if (more == 0 && lws_is_final_fragment(socket->wsi)) {
         if (socket->length > 0) {
             server->counts.messages++;

@@ -191,6 +191,12 @@ static carry_status ask(carry_remote *remote, char *answer, size_t size, const c
     return status;
 }
 
+bool carry_remote_is_folder(const char *path, int64_t number) {
+    char begin[40];
+    const int length = snprintf(begin, sizeof begin, ".carry/jobs/%lld-", (long long)number);
+    return strncmp(path, begin, (size_t)length) == 0 && strlen(path + length) == 6 && is_of(path + length, "");
+}
+
 carry_status carry_remote_allocate(carry_remote *remote, int64_t number) {
     char script[512];
     char answer[128];
@@ -201,14 +207,10 @@ carry_status carry_remote_allocate(carry_remote *remote, int64_t number) {
         "$(uname -m)\"\n",
         (long long)number);
     CARRY_TRY(ask(remote, answer, sizeof answer, script, "making a folder"));
-    char *blank = strchr(answer, ' ');
-    if (blank == NULL || strncmp(answer, ".carry/jobs/", 12) != 0 || strstr(answer, "..") != NULL ||
-        (size_t)(blank - answer) >= sizeof remote->path) {
-        return carry_fail(remote->ctx, CARRY_EFORMAT, "%s answered '%.60s' where a new folder was expected",
-                          remote->host, answer);
-    }
+    char *blank = answer + strcspn(answer, " ");
+    const bool has_machine = *blank != '\0';
     *blank = '\0';
-    if (!is_of(answer, "./-_") || !is_of(blank + 1, "_-.")) {
+    if (!has_machine || !carry_remote_is_folder(answer, number) || !is_of(blank + 1, "_-.")) {
         return carry_fail(remote->ctx, CARRY_EFORMAT, "%s answered '%.60s' where a new folder was expected",
                           remote->host, answer);
     }

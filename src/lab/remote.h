@@ -6,6 +6,7 @@
 #ifndef CARRY_LAB_REMOTE_H
 #define CARRY_LAB_REMOTE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "lab/process.h"
@@ -22,6 +23,9 @@ typedef struct carry_remote {
 
 /* "ssh:HOST"; CARRY_EARGUMENT for a host that ssh could take for an option, or with characters that none has. */
 carry_status carry_remote_of(carry_ctx *ctx, carry_remote *remote, const char *text);
+/* True if path is the name that carry_remote_allocate gives a folder of this number: .carry/jobs/NUMBER- and six
+   letters or digits. */
+bool carry_remote_is_folder(const char *path, int64_t number);
 /* A new folder there, whose name begins with this number. CARRY_EIO when the host cannot be reached, with what ssh
    says. */
 carry_status carry_remote_allocate(carry_remote *remote, int64_t number);

@@ -20,6 +20,7 @@ static int open_fixture(void **state) {
     (void)snprintf(f.folder, sizeof f.folder, "/tmp/carry-jobs.XXXXXX");
     assert_non_null(mkdtemp(f.folder));
     (void)snprintf(f.path, sizeof f.path, "%s/store.db", f.folder);
+    assert_int_equal(setenv("XDG_STATE_HOME", f.folder, 1), 0); /* records of jobs */
     f.ctx = support_ctx(1, NULL, NULL);
     assert_ok(f.ctx, carry_store_open(f.ctx, &f.store, f.path));
     *state = &f;
@@ -132,26 +133,31 @@ static void execute(const fixture *f, const char *sql) {
     }
 }
 
-/* Rows as a process that was killed, or another machine, would have left them. */
+/* A row of a process that was killed, with its record; the host and the boot are others. */
 static int64_t row_in_state(const fixture *f, const char *state, const char *arguments) {
     char sql[2048];
+    char log[CARRY_JOB_PATH];
     (void)snprintf(sql, sizeof sql,
                    "INSERT INTO jobs(system, name, arguments, folder, state, submitted, started, pid, process_start, "
                    "boot, host) VALUES('local', 'x', '%s', '/', '%s', 1, 2, 1, 1, 'never', 'nowhere')",
                    arguments, state);
     execute(f, sql);
-    return sqlite3_last_insert_rowid(carry_store_db(f->store));
+    int64_t id = sqlite3_last_insert_rowid(carry_store_db(f->store));
+    assert_ok(f->ctx, carry_job_file(f->store, log, id, "log"));
+    (void)snprintf(sql, sizeof sql, "UPDATE jobs SET log = '%s' WHERE id = %lld", log, (long long)id);
+    execute(f, sql);
+    assert_ok(f->ctx, carry_job_record(f->store, id));
+    return id;
 }
 
 /* A row in the queue, from this host since it was started, for the store where it is. */
 static int64_t row_in_queue(const fixture *f, const char *arguments) {
     char sql[2048];
-    char log[CARRY_JOB_PATH];
     int64_t id = row_in_state(f, "queued", arguments);
-    assert_ok(f->ctx, carry_job_file(f->store, log, id, "log"));
-    (void)snprintf(sql, sizeof sql, "UPDATE jobs SET boot = '%s', host = '%s', log = '%s' WHERE id = %lld",
-                   carry_alive_boot(), carry_alive_host(), log, (long long)id);
+    (void)snprintf(sql, sizeof sql, "UPDATE jobs SET boot = '%s', host = '%s' WHERE id = %lld", carry_alive_boot(),
+                   carry_alive_host(), (long long)id);
     execute(f, sql);
+    assert_ok(f->ctx, carry_job_record(f->store, id));
     return id;
 }
 
@@ -239,14 +245,16 @@ static void test_a_job_that_cannot_start_does_not_stop_the_queue(void **state) {
     free(jobs);
 }
 
-/* Each of host, boot and folder alone holds a job; nothing but release starts it. */
+/* Each of host, boot, folder and a difference from the record alone holds a job; nothing but release starts it. */
 static void test_jobs_submitted_elsewhere_are_held(void **state) {
     const fixture *f = *state;
     static const struct {
         const char *change, *held;
     } cases[] = {{"host = 'nowhere'", "on another host"},
                  {"boot = 'never'", "before this machine was started"},
-                 {"log = '/elsewhere/jobs/1.log'", "in another folder"}};
+                 {"log = '/elsewhere/jobs/1.log'", "in another folder"},
+                 {"arguments = '[\"false\"]'", "by another user or machine"},
+                 {"folder = '/tmp'", "by another user or machine"}};
     make_job_folder(f);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         carry_job job;
@@ -272,6 +280,31 @@ static void test_jobs_submitted_elsewhere_are_held(void **state) {
         assert_ok(f->ctx, carry_job_cancel(f->store, id));
         assert_ok(f->ctx, carry_job_refresh(f->store, &job, id));
         assert_string_equal(job.state, "cancelled");
+    }
+}
+
+/* No state, known or not, lets a row without its record be acted upon. */
+static void test_rows_without_a_record_are_held(void **state) {
+    const fixture *f = *state;
+    static const char *const states[] = {"queued", "running", "cancelling", "held", "Running", "unheard-of", ""};
+    static const char *const systems[] = {"local", "slurm", "ssh:nowhere.invalid"};
+    make_job_folder(f);
+    for (size_t i = 0; i < 3 * sizeof states / sizeof states[0]; i++) {
+        carry_job job;
+        char sql[256];
+        int64_t id = row_in_queue(f, "[\"true\"]");
+        (void)snprintf(sql, sizeof sql, "UPDATE jobs SET system = '%s', state = '%s', external = '7' WHERE id = %lld",
+                       systems[i % 3], states[i / 3], (long long)id);
+        execute(f, sql);
+        assert_ok(f->ctx, carry_job_refresh(f->store, &job, id));
+        if (i % 3 == 0 && i / 3 < 3) {
+            continue; /* its record says the same */
+        }
+        assert_string_equal(job.state, "held");
+        assert_refused(f->ctx, CARRY_EUNSUPPORTED, "was submitted", carry_job_cancel(f->store, id));
+        if (i / 3 > 2) {
+            assert_refused(f->ctx, CARRY_EUNSUPPORTED, "does not know", carry_job_release(f->store, id));
+        }
     }
 }
 
@@ -337,6 +370,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test_setup_teardown(test_a_job_that_cannot_start_does_not_stop_the_queue, open_fixture,
                                         close_fixture),
         cmocka_unit_test_setup_teardown(test_jobs_submitted_elsewhere_are_held, open_fixture, close_fixture),
+        cmocka_unit_test_setup_teardown(test_rows_without_a_record_are_held, open_fixture, close_fixture),
         cmocka_unit_test_setup_teardown(test_requests_that_cannot_be, open_fixture, close_fixture),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

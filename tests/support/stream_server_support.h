@@ -162,14 +162,13 @@ static inline reply *ask_for(int port, const char *method, const char *path, con
         }                                                                                             \
     } while (0)
 
-/* A WebSocket: the connection after 101, or the status in *status and -1. */
-static inline int ws_open(int port, const char *path, const char *headers, int *status) {
+/* A WebSocket on a new connection: the connection after 101, or the status in *status and -1. */
+static inline int ws_upgrade(int to, int port, const char *path, const char *headers, int *status) {
     char request[2048];
     int length = snprintf(request, sizeof request,
                           "GET %s HTTP/1.1\r\nHost: localhost:%d\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
                           "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n%s\r\n",
                           path, port, headers);
-    int to = knock(port);
     assert_true(say(to, request, (size_t)length));
     char head[4096];
     size_t got = 0;
@@ -189,6 +188,10 @@ static inline int ws_open(int port, const char *path, const char *headers, int *
     }
     (void)close(to);
     return -1;
+}
+
+static inline int ws_open(int port, const char *path, const char *headers, int *status) {
+    return ws_upgrade(knock(port), port, path, headers, status);
 }
 
 static inline int ws_join(int port) {

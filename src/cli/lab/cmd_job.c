@@ -433,15 +433,16 @@ const cli_verb cli_job = {
         "if its result is unknown; Ctrl-C stops waiting, not the job.\n"
         "\n"
         "local: one job at a time per store, oldest first. submit and release start a worker in the background if\n"
-        "none is running; listing jobs starts nothing. Jobs that were queued on another host, before the last boot,\n"
-        "or in a store that was moved since are held until released. A job that was running when the machine went\n"
-        "down is marked as lost and not run again.\n"
+        "none is running; listing jobs starts nothing. Jobs that were queued before the last boot are held until\n"
+        "released. A job that was running when the machine went down is marked as lost and not run again.\n"
         "slurm: sbatch and its SBATCH_ variables (SBATCH_PARTITION, ...) decide where the job runs; the nodes must\n"
         "be able to read the folder of the store.\n"
         "ssh:HOST: copies the project there (all files that git does not ignore, and the program if it is in the\n"
         "project), runs the command detached, copies its log when it is read, and at the end copies the files of\n"
         "--bring to .carry/jobs/ID.files. Keys, ports and users come from ~/.ssh/config, or from\n"
-        "CARRY_SSH_CONFIG=FILE.",
+        "CARRY_SSH_CONFIG=FILE.\n"
+        "A store from elsewhere (a clone, a copy, another user or host) runs nothing and asks no host: its jobs are\n"
+        "held until released. Jobs of this user have a record in $XDG_STATE_HOME/carry/jobs (~/.local/state).",
     .example = "carry job submit --name bench -- carry bench --grid && carry job wait last --show-logs --tail 5",
     .run = run,
 };

@@ -144,6 +144,7 @@ static void forget(carry_store *store, int64_t id) {
         (void)sqlite3_step(statement);
         (void)sqlite3_finalize(statement);
     }
+    carry_job_unrecord(store, id);
 }
 
 static carry_status hand_over(carry_store *store, const carry_job_system *system, int64_t id,
@@ -154,11 +155,13 @@ static carry_status hand_over(carry_store *store, const carry_job_system *system
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(store, &statement, "UPDATE jobs SET log = ?2 WHERE id = ?1", "is", id, log));
     CARRY_TRY(carry_store_exec(store, "submitting a job", statement));
+    CARRY_TRY(carry_job_record(store, id)); /* a worker may start it at once */
     CARRY_TRY(carry_job_load(store, &row, id));
     row.bring = request->bring;
     carry_status status = system->submit(store, &row, request->arguments);
     free(row.arguments);
-    return status;
+    return status == CARRY_OK && system != &carry_job_local ? carry_job_record(store, id)
+                                                            : status; /* its external id */
 }
 
 static carry_status refresh_submitting(carry_store *store, const carry_job_row *row) {
@@ -175,9 +178,10 @@ static carry_status look(carry_store *store, carry_job_row *row, int64_t id) {
         return CARRY_OK;
     }
     const carry_job_system *system = find_system(row->is.on);
+    const bool is_left = strcmp(row->is.state, "held") == 0 || system == NULL; /* NULL: another version's */
     carry_status status = strcmp(row->is.state, "submitting") == 0 ? refresh_submitting(store, row)
-                          : system != NULL                         ? system->refresh(store, row)
-                                                                   : CARRY_OK; /* another version's */
+                          : is_left                                ? CARRY_OK
+                                                                   : system->refresh(store, row);
     free(row->arguments);
     row->arguments = NULL;
     return status == CARRY_OK ? carry_job_load(store, row, id) : status;
@@ -350,6 +354,8 @@ carry_status carry_job_cancel(carry_store *store, int64_t id) {
         status = CARRY_OK;
     } else if (carry_job_has_ended(&row.is)) {
         status = carry_fail(store->ctx, CARRY_EARGUMENT, "job %lld has ended already: %s", (long long)id, row.is.state);
+    } else if (strcmp(row.is.state, "held") == 0) {
+        status = carry_job_cancel_held(store, &row.is);
     } else if (strcmp(row.is.state, "submitting") == 0 || system == NULL) {
         status = carry_fail(store->ctx, CARRY_EARGUMENT, "job %lld is only being submitted: try again", (long long)id);
     } else {
@@ -357,23 +363,6 @@ carry_status carry_job_cancel(carry_store *store, int64_t id) {
     }
     free(row.arguments);
     return status;
-}
-
-carry_status carry_job_release(carry_store *store, int64_t id) {
-    carry_job job;
-    sqlite3_stmt *statement;
-    CARRY_TRY(open_jobs(store));
-    CARRY_TRY(look_and_copy(store, &job, id));
-    if (strcmp(job.state, "held") != 0) {
-        return carry_fail(store->ctx, CARRY_EARGUMENT, "job %lld is not held, it is %s", (long long)id, job.state);
-    }
-    CARRY_TRY(carry_job_own_folder(store));
-    CARRY_TRY(carry_store_prepare(
-        store, &statement,
-        "UPDATE jobs SET host = ?2, boot = ?3, log = ?4 WHERE id = ?1 AND state IN ('queued', 'running')", "isss", id,
-        carry_alive_host(), carry_alive_boot(), job.log));
-    CARRY_TRY(carry_store_exec(store, "releasing a job", statement));
-    return carry_job_local_poke(store);
 }
 
 carry_status carry_job_newest(carry_store *store, int64_t *id) {

@@ -28,8 +28,9 @@ typedef struct carry_job_request {
 
 /* submitting: only while carry_job_submit is at it. cancelling: asked to end, not yet gone. lost: it ended without an
    exit code that anyone could keep (the machine went down, its processes were killed from outside); it is not run
-   again. held: in the local queue, but submitted on another host, before this machine was started or into a store that
-   lay elsewhere; it is not started, since a store that was copied or cloned brings its queue along. */
+   again. held: no record of this user agrees with it (jobs_record.c), it was submitted on another host or into a store
+   in another folder, or, in the local queue, before this machine was started; nothing is run and no host is asked,
+   since a store that was copied or cloned contains commands and names of hosts. */
 typedef struct carry_job {
     int64_t id;
     char on[96], name[64];
@@ -54,7 +55,8 @@ carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, doub
 /* SIGTERM, then after five seconds SIGKILL, to all of its process group; scancel. Nothing to do when it is cancelled
    already; CARRY_EARGUMENT when it has ended otherwise. Slurm may take longer: the job is then left as cancelling. */
 carry_status carry_job_cancel(carry_store *store, int64_t id);
-/* A held job is queued here, and a worker started. CARRY_EARGUMENT when it is not held. */
+/* A held job becomes one of this user: a queued one is run, one of ssh or Slurm is asked for. CARRY_EARGUMENT when it
+   is not held. */
 carry_status carry_job_release(carry_store *store, int64_t id);
 /* The newest first; the caller frees *jobs. What Slurm does not tell stays as it was last known, with a warning. */
 carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count);

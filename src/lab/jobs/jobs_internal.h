@@ -32,9 +32,13 @@ extern const carry_job_system carry_job_local, carry_job_slurm, carry_job_ssh;
 double carry_job_now(void); /* seconds since 1970 */
 void carry_job_sleep(double seconds);
 
-/* "" when a queued row was submitted by this host since it was started, into the store where it lies now; else what
-   differs: "on another host". A store that was copied or cloned brings its queue along, and a queue is commands. */
-const char *carry_job_elsewhere(const carry_job_row *row, const char *log);
+/* Writes the record of a job that this user submits or releases (jobs_record.c), from its row as stored. */
+carry_status carry_job_record(carry_store *store, int64_t id);
+/* True if the record of this row exists and agrees with it; row->is.log is the path beside the store. */
+bool carry_job_is_recorded(carry_store *store, const carry_job_row *row);
+void carry_job_unrecord(carry_store *store, int64_t id);
+/* Cancels a held job of the local queue; other held jobs are refused with CARRY_EUNSUPPORTED. */
+carry_status carry_job_cancel_held(carry_store *store, const carry_job *job);
 
 /* A file of a job, by its ending: log, end, environment; id 0 for what all jobs share (ending is then a whole name). */
 carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64_t id, const char *ending);
@@ -60,7 +64,7 @@ carry_status carry_job_own_folder(carry_store *store);
 /* Starts a worker where there is something to do and nobody at it. */
 carry_status carry_job_local_poke(carry_store *store);
 
-/* Slurm's answer to sbatch --parsable: a number, and ;cluster where there are several; else CARRY_EFORMAT. */
+/* The id in an answer of sbatch --parsable: a number, and ;cluster if there are several; else CARRY_EFORMAT. */
 carry_status carry_slurm_parse_id(carry_ctx *ctx, char id[64], const char *answer);
 /* The script for sbatch; the caller frees it; NULL when out of memory. */
 char *carry_slurm_script(int64_t id, const char *end, const char *const *arguments);

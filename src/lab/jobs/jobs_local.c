@@ -81,17 +81,26 @@ bool carry_job_lock_held(carry_store *store, carry_job_lock lock) {
 }
 
 carry_status carry_job_local_waiting(carry_store *store, int64_t *id) {
-    sqlite3_stmt *statement;
-    char folder[CARRY_JOB_PATH];
-    CARRY_TRY(carry_job_file(store, folder, 0, ""));
-    CARRY_TRY(carry_store_prepare(store, &statement,
-                                  "SELECT coalesce(min(id), 0) FROM jobs WHERE system = 'local' AND state = 'queued' "
-                                  "AND host = ?1 AND boot = ?2 AND log = ?3 || id || '.log'",
-                                  "sss", carry_alive_host(), carry_alive_boot(), folder));
-    carry_status status = sqlite3_step(statement) == SQLITE_ROW ? CARRY_OK : carry_store_fail(store, "reading jobs");
-    *id = status == CARRY_OK ? sqlite3_column_int64(statement, 0) : 0;
-    (void)sqlite3_finalize(statement);
-    return status;
+    bool is_held = true;
+    *id = 0;
+    do { /* the oldest that is not held */
+        sqlite3_stmt *statement;
+        carry_job job;
+        CARRY_TRY(carry_store_prepare(store, &statement,
+                                      "SELECT coalesce(min(id), 0) FROM jobs WHERE system = 'local' AND state = "
+                                      "'queued' AND id > ?1",
+                                      "i", *id));
+        carry_status status =
+            sqlite3_step(statement) == SQLITE_ROW ? CARRY_OK : carry_store_fail(store, "reading jobs");
+        *id = status == CARRY_OK ? sqlite3_column_int64(statement, 0) : 0;
+        (void)sqlite3_finalize(statement);
+        CARRY_TRY(status);
+        if (*id > 0) {
+            CARRY_TRY(carry_job_known(store, &job, *id));
+            is_held = strcmp(job.state, "queued") != 0;
+        }
+    } while (*id > 0 && is_held);
+    return CARRY_OK;
 }
 
 /* After a fork: only system calls. Never returns. */
@@ -186,8 +195,7 @@ static carry_status submit(carry_store *store, const carry_job_row *row, const c
 }
 
 static carry_status refresh(carry_store *store, const carry_job_row *row) {
-    const bool waits = strcmp(row->is.state, "queued") == 0 || strcmp(row->is.state, "held") == 0;
-    if (waits || carry_job_lock_held(store, CARRY_JOB_LOCK_RUNNING)) {
+    if (strcmp(row->is.state, "queued") == 0 || carry_job_lock_held(store, CARRY_JOB_LOCK_RUNNING)) {
         return CARRY_OK;
     }
     return carry_job_settle(store, row->is.id, -1, "lost");

@@ -52,19 +52,35 @@ carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64
     return CARRY_OK;
 }
 
-const char *carry_job_elsewhere(const carry_job_row *row, const char *log) {
-    return strcmp(row->host, carry_alive_host()) != 0   ? "on another host"
-           : strcmp(row->boot, carry_alive_boot()) != 0 ? "before this machine was started"
-           : strcmp(row->is.log, log) != 0              ? "in another folder"
-                                                        : "";
+static bool is_word_of(const char *word, const char *const *words) {
+    for (; *words != NULL; words++) {
+        if (strcmp(word, *words) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
-/* For a job on another machine: that this one was started again does not matter, but a store that was copied or cloned
-   must not make us connect to whatever host it names. */
-static const char *moved(const carry_job_row *row, const char *log) {
-    return strcmp(row->host, carry_alive_host()) != 0 ? "on another host"
-           : strcmp(row->is.log, log) != 0            ? "in another folder"
-                                                      : "";
+/* Why a job is held, or "". A store that was copied or cloned contains commands and names of hosts, so no row that has
+   not ended is acted upon unless this user submitted it into the store at its present place. Jobs of the local queue
+   and of ssh belong to the host where they were submitted; a queue is not resumed after a reboot. `stored` is the path
+   of the log as stored, row->is.log as it is now. */
+static const char *why_held(carry_store *store, const carry_job_row *row, const char *stored) {
+    static const char *const idle[] = {"submitting", "done", "failed", "cancelled", "lost", NULL};
+    static const char *const active[] = {"queued", "running", "cancelling", NULL};
+    const bool waits = strcmp(row->is.on, carry_job_local.name) == 0 && strcmp(row->is.state, "queued") == 0;
+    const bool is_ssh = strncmp(row->is.on, "ssh:", 4) == 0;
+    if (is_word_of(row->is.state, idle)) {
+        return "";
+    }
+    if (!is_word_of(row->is.state, active)) {
+        return "by an unknown version of carry";
+    }
+    return (waits || is_ssh) && strcmp(row->host, carry_alive_host()) != 0 ? "on another host"
+           : waits && strcmp(row->boot, carry_alive_boot()) != 0           ? "before this machine was started"
+           : strcmp(row->is.log, stored) != 0                              ? "in another folder"
+           : !carry_job_is_recorded(store, row)                            ? "by another user or machine"
+                                                                           : "";
 }
 
 static void copy_text(char *to, size_t size, sqlite3_stmt *from, int column) {
@@ -122,17 +138,14 @@ static carry_status fill_row(carry_store *store, carry_job_row *row, sqlite3_stm
     row->process_start = sqlite3_column_int64(from, 12);
     copy_text(row->boot, sizeof row->boot, from, 13);
     copy_text(row->host, sizeof row->host, from, 14);
-    copy_text(row->is.log, sizeof row->is.log, from, 15);
-    char log[CARRY_JOB_PATH]; /* not as stored: the project may have moved */
-    CARRY_TRY(carry_job_file(store, log, row->is.id, "log"));
-    const bool waits = strcmp(row->is.on, carry_job_local.name) == 0 && strcmp(row->is.state, "queued") == 0;
-    const bool is_remote = strncmp(row->is.on, "ssh:", 4) == 0 && strcmp(row->is.state, "running") == 0;
-    const char *elsewhere = waits ? carry_job_elsewhere(row, log) : is_remote ? moved(row, log) : "";
-    if (*elsewhere != '\0') {
+    char stored[CARRY_JOB_PATH]; /* the project may have moved since */
+    copy_text(stored, sizeof stored, from, 15);
+    CARRY_TRY(carry_job_file(store, row->is.log, row->is.id, "log"));
+    const char *reason = why_held(store, row, stored);
+    if (*reason != '\0') {
         (void)snprintf(row->is.state, sizeof row->is.state, "held");
-        (void)snprintf(row->is.held, sizeof row->is.held, "%s", elsewhere);
+        (void)snprintf(row->is.held, sizeof row->is.held, "%s", reason);
     }
-    (void)snprintf(row->is.log, sizeof row->is.log, "%s", log);
     return CARRY_OK;
 }
 
@@ -215,6 +228,7 @@ static void remove_files(carry_store *store, int64_t id) {
             (void)unlink(path);
         }
     }
+    carry_job_unrecord(store, id);
 }
 
 carry_status carry_job_settle(carry_store *store, int64_t id, int code, const char *otherwise) {

@@ -174,6 +174,15 @@ static bool is_over(const answer *said) {
     return said->state == NULL || (strcmp(said->state, "queued") != 0 && strcmp(said->state, "running") != 0);
 }
 
+/* The id becomes a word of a command: only the form that sbatch gives is used. */
+static carry_status check_external(carry_store *store, const carry_job_row *row) {
+    char id[64];
+    return carry_slurm_parse_id(store->ctx, id, row->is.external) == CARRY_OK && strcmp(id, row->is.external) == 0
+               ? CARRY_OK
+               : carry_fail(store->ctx, CARRY_EFORMAT, "job %lld has '%.60s' where an id of Slurm was expected",
+                            (long long)row->is.id, row->is.external);
+}
+
 static carry_status refresh(carry_store *store, const carry_job_row *row) {
     int code = -1;
     double started = 0.0;
@@ -182,6 +191,7 @@ static carry_status refresh(carry_store *store, const carry_job_row *row) {
     if (carry_job_verdict(store, row->is.id, &code, &started, &ended)) {
         return carry_job_settle(store, row->is.id, code, "lost");
     }
+    CARRY_TRY(check_external(store, row));
     CARRY_TRY(ask_squeue(store, row->is.external, &said));
     if (!is_over(&said)) {
         sqlite3_stmt *statement;
@@ -352,6 +362,7 @@ static carry_status move(carry_store *store, int64_t id, const char *to) {
 
 /* Marked first, so that a process that sees it end meanwhile knows why. */
 static carry_status cancel(carry_store *store, const carry_job_row *row) {
+    CARRY_TRY(check_external(store, row));
     CARRY_TRY(move(store, row->is.id, "cancelling"));
     carry_status status = run_scancel(store, row->is.external);
     if (status != CARRY_OK) {

@@ -90,9 +90,7 @@ static const char *const look_script =
 
 static carry_status remote_of(carry_store *store, const carry_job_row *row, carry_remote *remote) {
     CARRY_TRY(carry_remote_of(store->ctx, remote, row->is.on));
-    const bool is_ours = strncmp(row->is.external, ".carry/jobs/", 12) == 0 && strstr(row->is.external, "..") == NULL &&
-                         strlen(row->is.external) < sizeof remote->path;
-    if (!is_ours) { /* a store may come from anywhere */
+    if (!carry_remote_is_folder(row->is.external, row->is.id)) { /* a store may come from anywhere */
         return carry_fail(store->ctx, CARRY_EFORMAT, "job %lld names '%.60s' on %s, which is not a job's folder",
                           (long long)row->is.id, row->is.external, remote->host);
     }
@@ -207,12 +205,13 @@ static int64_t size_of(const char *path) {
 /* One look: how it stands, and the next part of the log. *more: there may be more of it. */
 static carry_status look_once(carry_store *store, carry_remote *remote, const carry_job_row *row, char head[HEAD_BYTES],
                               bool *more) {
-    char settings[256];
+    char settings[64];
     carry_process_result result;
     script s = {0};
     const int64_t offset = size_of(row->is.log);
-    (void)snprintf(settings, sizeof settings, "d=%s\nfrom=%lld\nmost=%zu\n", remote->path, (long long)offset + 1,
-                   LOG_BYTES);
+    (void)snprintf(settings, sizeof settings, "\nfrom=%lld\nmost=%zu\n", (long long)offset + 1, LOG_BYTES);
+    append(&s, "d=");
+    append_word(&s, remote->path);
     append(&s, settings);
     append(&s, look_script);
     if (s.text == NULL) {
@@ -232,11 +231,11 @@ static carry_status look_once(carry_store *store, carry_remote *remote, const ca
 
 static carry_status bring_files(carry_store *store, carry_remote *remote, const carry_job_row *row) {
     char folder[CARRY_JOB_PATH];
-    char head[CARRY_REMOTE_PATH + 32];
     script s = {0};
     CARRY_TRY(carry_job_file(store, folder, row->is.id, "files"));
-    (void)snprintf(head, sizeof head, "cd '%s' || exit 1\n", remote->path);
-    append(&s, head);
+    append(&s, "cd ");
+    append_word(&s, remote->path);
+    append(&s, " || exit 1\n");
     /* Names are separated by commas; what is not there is left out, and an empty list gives an empty archive. */
     append(&s, "IFS=,\nset -f\nset -- $(cat bring)\ncd tree || exit 1\nn=$#\nwhile [ $n -gt 0 ]; do\n"
                "  p=$1; shift; n=$((n - 1)); [ ! -e \"./$p\" ] || set -- \"$@\" \"./$p\"\ndone\n"
@@ -267,9 +266,6 @@ static carry_status refresh(carry_store *store, const carry_job_row *row) {
     char head[HEAD_BYTES];
     bool more = true;
     int code = -1;
-    if (strcmp(row->is.state, "held") == 0) {
-        return CARRY_OK;
-    }
     CARRY_TRY(remote_of(store, row, &remote));
     while (more) {
         CARRY_TRY(look_once(store, &remote, row, head, &more));
@@ -301,10 +297,6 @@ static carry_status mark(carry_store *store, int64_t id, const char *state) {
 /* SIGTERM, five seconds later SIGKILL, to its group there. */
 static carry_status cancel(carry_store *store, const carry_job_row *row) {
     carry_remote remote;
-    if (strcmp(row->is.state, "held") == 0) {
-        return carry_fail(store->ctx, CARRY_EUNSUPPORTED, "job %lld was submitted %s: cancel it there, or release it",
-                          (long long)row->is.id, row->is.held);
-    }
     CARRY_TRY(remote_of(store, row, &remote));
     CARRY_TRY(mark(store, row->is.id, "cancelling"));
     carry_status status = carry_remote_end(&remote);

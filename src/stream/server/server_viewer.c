@@ -17,7 +17,11 @@ typedef struct viewer {
 static void *opened(void *user, carry_http_socket *socket) {
     carry_server *server = user;
     viewer *v = calloc(1, sizeof *v);
-    if (v == NULL || carry_hub_join(server->hub, &v->frames) != CARRY_OK) {
+    carry_status status = v != NULL ? carry_hub_join(server->hub, &v->frames) : CARRY_EMEMORY;
+    if (status == CARRY_ERANGE && carry_http_socket_replace(socket)) {
+        status = carry_hub_join(server->hub, &v->frames);
+    }
+    if (status != CARRY_OK) {
         free(v);
         server->refused++;
         carry_http_socket_close(socket, TRY_AGAIN_LATER, "there are too many viewers");
