@@ -32,10 +32,10 @@ static __device__ void consume(const carry_decode_call &call, const view &v) {
 
 static __global__ __launch_bounds__(ALL, 1) void step(const __grid_constant__ carry_decode_call call, int slots,
                                                       int x_stride) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(128) unsigned char memory[];
-    const view v = {(shared_head *)memory, memory + HEAD_BYTES,
-                    (__nv_bfloat16 *)(memory + HEAD_BYTES + (size_t)slots * SLOT_BYTES), slots, x_stride};
+    __shared__ shared_head head; /* static: its size tells whether the kernel is there (works) */
+    const view v = {&head, memory, (__nv_bfloat16 *)(memory + (size_t)slots * SLOT_BYTES), slots, x_stride};
     if (threadIdx.x == 0) {
         for (int i = 0; i < slots; i++) {
             hopper::barrier_init(hopper::shared_address(&v.head->full[i]), 1);
@@ -56,50 +56,68 @@ static __global__ __launch_bounds__(ALL, 1) void step(const __grid_constant__ ca
 #endif
 }
 
-} // namespace decode
-
-extern "C" int carry_decode_blocks(int ordinal) {
-    cudaDeviceProp p;
-    return cudaGetDeviceProperties(&p, ordinal) == cudaSuccess && p.major == 9 ? p.multiProcessorCount : 0;
+/* The kernel is empty but in code for sm_90a, which a build may be without. */
+static int blocks(int ordinal) {
+    int count = 0, major = 0;
+    cudaFuncAttributes attributes;
+    const bool works = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
+                       major == 9 && cudaFuncGetAttributes(&attributes, step) == cudaSuccess &&
+                       attributes.sharedSizeBytes > 0 &&
+                       cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, ordinal) == cudaSuccess;
+    (void)cudaGetLastError();
+    return works ? count : 0;
 }
 
-extern "C" int carry_decode_slots(int sequences, int columns) {
-    const int left = 227 * 1024 - decode::HEAD_BYTES - sequences * (columns + decode::X_PAD) * 2;
-    const int slots = left / decode::SLOT_BYTES;
-    return slots < decode::MAX_SLOTS ? slots : decode::MAX_SLOTS;
+static int slots_of(int sequences, int columns) {
+    const int most = 227 * 1024 - (int)sizeof(shared_head) - 1024; /* 1,024: the runtime's */
+    const int slots = (most - sequences * (columns + X_PAD) * 2) / SLOT_BYTES;
+    return slots < MAX_SLOTS ? slots : MAX_SLOTS;
 }
 
-extern "C" int carry_decode_team(const carry_decode_product *product, int tiles, int blocks, int slots) {
-    const int each = (product->output == CARRY_DECODE_SWIGLU ? 2 : 1) *
-                     ((product->columns + CARRY_DECODE_COLUMNS - 1) / CARRY_DECODE_COLUMNS);
+/* A warp passes over the slots of other teams. The parity of a slot tells only one round of the ring from the next, so a
+   slot that a warp waits for must have been filled in the round before: with IN_FLIGHT slots on their way, the ring must
+   hold the tiles of all teams, and what may still be on its way. A single team meets every slot. */
+static int team_of(const carry_decode_product *p, int tiles, int blocks_, int slots) {
+    const int each =
+        (p->output == CARRY_DECODE_SWIGLU ? 2 : 1) * ((p->columns + CARRY_DECODE_COLUMNS - 1) / CARRY_DECODE_COLUMNS);
+    const int of_block = (tiles + blocks_ - 1) / blocks_;
     int team = 1;
-    while (team < decode::WARPS && (decode::WARPS / team * each > slots || decode::WARPS / team > (tiles - 1) / blocks + 1)) {
+    while (team < WARPS) {
+        const int teams = WARPS / team;
+        if (teams <= of_block && teams * each <= slots && (teams - 1) * each + 1 + IN_FLIGHT <= slots) {
+            break;
+        }
         team *= 2;
     }
     return team;
 }
 
-extern "C" carry_status carry_decode_launch(carry_ctx *ctx, int ordinal, carry_stream *stream,
-                                            const carry_decode_call *call, int columns) {
-    const int stride = columns + decode::X_PAD;
-    const int slots = carry_decode_slots(call->sequences, columns);
+static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,
+                           int columns) {
+    const int stride = columns + X_PAD, slots = slots_of(call->sequences, columns);
     if (call->sequences < 1 || call->sequences > CARRY_DECODE_SEQUENCES || slots < 2) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%d sequences of products of %d columns do not fit the decoding kernel",
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "the decoding kernel has no space for %d sequences and products of %d columns",
                           call->sequences, columns);
     }
-    const size_t bytes = decode::HEAD_BYTES + (size_t)slots * decode::SLOT_BYTES + (size_t)call->sequences * stride * 2;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(decode::step, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
-                   "preparing the decoding kernel");
-    cudaLaunchAttribute attribute;
+    const size_t bytes = (size_t)slots * SLOT_BYTES + (size_t)call->sequences * stride * 2;
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(step, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                   "shared memory of the decoding kernel");
+    cudaLaunchAttribute attribute; /* all blocks must be resident: they wait for one another */
     attribute.id = cudaLaunchAttributeCooperative;
     attribute.val.cooperative = 1;
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)carry_decode_blocks(ordinal));
-    config.blockDim = dim3(decode::ALL);
+    config.gridDim = dim3((unsigned)blocks(ordinal));
+    config.blockDim = dim3(ALL);
     config.dynamicSmemBytes = bytes;
     config.stream = (cudaStream_t)stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, decode::step, *call, slots, stride), "launching the decoding kernel");
+    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, step, *call, slots, stride), "the decoding kernel could not be launched");
     return CARRY_OK;
 }
+
+} // namespace decode
+
+extern "C" const carry_decode_device carry_decode_cuda = {"cuda", decode::blocks, decode::slots_of, decode::team_of,
+                                                          decode::launch};

@@ -1,11 +1,11 @@
-/* The kernel of decode.h. Warps 0 to 7 compute, warp 8 copies weights; warps 9 to 11 give their registers to the first. */
+/* The kernel of decode_ops.h. Warps 0 to 7 compute, warp 8 copies weights; warps 9 to 11 give their registers to the first. */
 #ifndef CARRY_ENGINE_DECODE_KERNEL_CUH
 #define CARRY_ENGINE_DECODE_KERNEL_CUH
 
 #include <cuda_bf16.h>
 
 #include "device/hopper.cuh"
-#include "engine/cuda/decode.h"
+#include "engine/decode_ops.h"
 
 namespace decode {
 
@@ -15,12 +15,9 @@ constexpr int ROWS = CARRY_DECODE_ROWS, COLUMNS = CARRY_DECODE_COLUMNS;
 constexpr int ROW_BYTES = COLUMNS * 2 + 64, SLOT_BYTES = ROWS * ROW_BYTES;
 constexpr int X_PAD = 32;
 constexpr int MAX_SLOTS = 12;
-/* Slots of a block that may be on their way at a time. Two keep memory busy; more would only lengthen the queue in which
-   the loads of the other warps wait. */
-#ifndef DECODE_IN_FLIGHT
-#define DECODE_IN_FLIGHT 2
-#endif
-constexpr int IN_FLIGHT = DECODE_IN_FLIGHT;
+/* Slots of a block that may be on their way at a time: two keep memory busy, five are no faster. When a slot has landed,
+   all but the last two before it have, too. */
+constexpr int IN_FLIGHT = 2;
 constexpr int SUMS = 2 * 2 * WARPS * 64; /* two buffers of two matrices */
 constexpr int KEY = 128, SLICE = CARRY_DECODE_SLICE;
 constexpr int CHUNK = 128;   /* columns of x that a warp reads at a time */
@@ -37,7 +34,6 @@ struct shared_head {
     float values[WARPS / TEAM][SLICE], squares[WARPS][2];
     float qs[CARRY_DECODE_GROUP * 256]; /* queries of attention */
 };
-constexpr int HEAD_BYTES = (sizeof(shared_head) + 127) / 128 * 128;
 
 struct view {
     shared_head *head;
@@ -479,6 +475,9 @@ static __device__ __forceinline__ void delta_slice(const carry_decode_call &call
     float *S = d.state + ((size_t)b * d.value_heads + head) * KEY * KEY + column + four;
     float4 s[LOADS];
     float part[3], last[3];
+    if (!waits) { /* shared memory of the slice before */
+        hopper::group_sync(2 + team, 32 * TEAM);
+    }
     if (tile >= 0) {
 #pragma unroll
         for (int j = 0; j < LOADS; j++) {

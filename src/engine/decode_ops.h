@@ -7,12 +7,14 @@
    kernels would leave memory idle for 1 to 2 microseconds between them.
 
    The sums of a product have a fixed order, which does not depend on the number of sequences. */
-#ifndef CARRY_ENGINE_DECODE_H
-#define CARRY_ENGINE_DECODE_H
+#ifndef CARRY_ENGINE_DECODE_OPS_H
+#define CARRY_ENGINE_DECODE_OPS_H
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "carry/device.h"
 
 #define CARRY_DECODE_SEQUENCES 8
 #define CARRY_DECODE_SEGMENTS 6
@@ -80,17 +82,17 @@ typedef struct carry_decode_delta {
 /* Norms and positions of q and k, the cache, and attention. Partial results of a split of the tokens go to `part`. */
 typedef struct carry_decode_attend {
     const float *in;
-    int in_stride, q, q_head, k, v;     /* q_head: columns from one head of q to the next */
-    int heads, key_heads, width;        /* width: of a head, a multiple of 64 up to 256 */
-    int rotary;                         /* elements of a head that are turned by the position */
-    const float *rates;                 /* [rotary / 2]: radians a position */
-    const float *q_norm, *k_norm;       /* NULL: none */
-    float plus, eps, scale;             /* norms multiply by plus + w */
-    void *keys, *values;                /* bf16 [sequences, capacity, key heads, width] */
-    int64_t capacity;                   /* tokens */
+    int in_stride, q, q_head, k, v; /* q_head: columns from one head of q to the next */
+    int heads, key_heads, width;    /* width: of a head, a multiple of 64 up to 256 */
+    int rotary;                     /* elements of a head that are turned by the position */
+    const float *rates;             /* [rotary / 2]: radians a position */
+    const float *q_norm, *k_norm;   /* NULL: none */
+    float plus, eps, scale;         /* norms multiply by plus + w */
+    void *keys, *values;            /* bf16 [sequences, capacity, key heads, width] */
+    int64_t capacity;               /* tokens */
     int splits;
-    float *part;                        /* [sequences, heads, splits, width + 2]: sums, maximum, sum of exponentials */
-    float *o;                           /* [sequences, heads, width] */
+    float *part; /* [sequences, heads, splits, width + 2]: sums, maximum, sum of exponentials */
+    float *o;    /* [sequences, heads, width] */
 } carry_decode_attend;
 
 typedef struct carry_decode_embed {
@@ -125,18 +127,22 @@ typedef struct carry_decode_call {
 extern "C" {
 #endif
 
-#include "carry/device.h"
+/* The kernel on one kind of device; decode_table.c is the only list. */
+typedef struct carry_decode_device {
+    const char *backend;
+    /* Blocks that stay resident; 0 where the device cannot run the kernel. */
+    int (*blocks)(int ordinal);
+    /* Slots of a block's ring; less than 2: this many sequences and columns do not fit. */
+    int (*slots)(int sequences, int columns);
+    /* Warps that share a tile of a product: as few as keep all of them busy with `tiles` over `blocks`. */
+    int (*team)(const carry_decode_product *product, int tiles, int blocks, int slots);
+    /* Puts one step into the stream. columns: of the widest product. */
+    carry_status (*launch)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,
+                           int columns);
+} carry_decode_device;
 
-/* Blocks that the kernel has on this device; 0 where the device cannot run it. */
-int carry_decode_blocks(int ordinal);
-/* Slots of its ring for this number of sequences and widest product; less than 2: not supported. */
-int carry_decode_slots(int sequences, int columns);
-/* Warps that should share a tile of a product, of which a block has tiles / blocks: as few as keep all busy. The tiles that a
-   block works on at a time must fit the ring, since the parity of a slot tells only one round from the next. */
-int carry_decode_team(const carry_decode_product *product, int tiles, int blocks, int slots);
-/* Puts one step into the stream. columns: of the widest product. */
-carry_status carry_decode_launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,
-                                 int columns);
+/* NULL when there is no such device or it has no kernel. */
+const carry_decode_device *carry_decode_device_of(int device, int *ordinal);
 
 #ifdef __cplusplus
 }
