@@ -3,12 +3,13 @@ PREFIX ?= /usr/local
 DESTDIR ?=
 JOBS ?= 2
 
-.PHONY: help demo test check check-fast check-packages packages claims simulate attack format lint install clean
+.PHONY: help demo test check check-basic check-fast check-packages packages claims simulate attack format lint install clean
 
 help:
 	@echo "make demo        build Carry, demonstrate it, and write a report (./demo.sh)"
-	@echo "make test        install missing packages, build every preset, run every test (./test.sh)"
-	@echo "make check       the same without installing anything"
+	@echo "make test        install missing packages, build, test that this machine computes right (./test.sh; at most 10 minutes)"
+	@echo "make check-basic the same without installing anything"
+	@echo "make check       every preset and every test: sanitizers, clang, CUDA, qemu, lint (./test.sh all installs first; 35 minutes)"
 	@echo "make check-fast  one build and its quick tests"
 	@echo "make format      rewrite the sources in the project's format"
 	@echo "make lint        check the format, include layers, clang-tidy and cppcheck (make check uses a shallower analyzer)"
@@ -31,8 +32,11 @@ test:
 check:
 	@JOBS=$(JOBS) tools/check
 
+check-basic:
+	@TIER=basic JOBS=$(JOBS) tools/check dev
+
 check-fast:
-	@FAST=1 JOBS=$(JOBS) tools/check dev
+	@TIER=fast JOBS=$(JOBS) tools/check dev
 
 claims:
 	@tools/claims
@@ -48,7 +52,7 @@ attack:
 	tools/attack files build/asan/carry
 
 format:
-	clang-format -i $$(find src include tests examples -name '*.c' -o -name '*.h')
+	clang-format -i $$(tools/lint sources)
 
 lint:
 	@tools/lint

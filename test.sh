@@ -1,7 +1,21 @@
 #!/bin/sh
-# Installs what is missing, builds Carry in every preset that this machine can, and runs every test. `./test.sh fast` runs
-# the fast tier alone.
+# Does Carry compute right on this machine? Installs missing packages, builds Carry and runs the unit tests, the golden vectors
+# and the tests of the command line: at most ten minutes on two cores.
+#
+#   ./test.sh        this
+#   ./test.sh all    and sanitizers, clang with fuzzing, CUDA's compile, the other architecture under qemu, lint, the longest
+#                    tests: about 35 minutes on two cores
+#   ./test.sh fast   less: without the tests that start programs
 set -eu
 cd "$(dirname "$0")"
-tools/setup test
-exec make --no-print-directory "check${1:+-$1}"
+case "${1:-}" in
+    "") check=check-basic ;;
+    all) check=check ;;
+    fast) check=check-fast ;;
+    *)
+        echo "test.sh: '$1': expected all, fast or nothing" >&2
+        exit 2
+        ;;
+esac
+if [ "$check" = check ]; then tools/setup all; else tools/setup test; fi
+exec make --no-print-directory $check

@@ -1,20 +1,21 @@
 /* A small model for the tests of whole verbs, with start values so large that what it reads matters. No test by itself.
-   Usage: make_model FOLDER VOCABULARY [nan] */
+   Usage: make_model FOLDER VOCABULARY [nan|bf16] */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/lm/families/fla.h"
 #include "model/lm/lm.h"
 
-static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary, bool damaged) {
-    carry_lm_config config = carry_lm_config_default(CARRY_LM_GATED_DELTANET);
+static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary, const char *option) {
+    carry_lm_config config = carry_lm_config_default(&carry_lm_family_gated_deltanet);
     config.vocab_size = vocabulary;
     config.hidden_size = 24;
     config.num_hidden_layers = 2;
-    config.num_heads = 2;
-    config.head_dim = 8;
-    config.intermediate_size = 32;
+    config.delta.heads = 2;
+    carry_lm_fla_of(&config)->head_dim = 8;
+    carry_lm_fla_of(&config)->intermediate_size = 32;
     config.norm_eps = 1e-2;
     carry_lm *lm;
     carry_status status = carry_lm_new(ctx, &lm, &config, 0);
@@ -25,10 +26,11 @@ static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary,
             lm->own.weights[p->offset + j] *= 20.0f;
         }
     }
-    if (status == CARRY_OK && damaged) {
+    if (status == CARRY_OK && strcmp(option, "nan") == 0) {
         lm->own.weights[lm->own.parameter[lm->norm].offset] = NAN;
     }
-    status = status == CARRY_OK ? carry_lm_save(lm, folder, CARRY_F32) : status;
+    status =
+        status == CARRY_OK ? carry_lm_save(lm, folder, strcmp(option, "bf16") == 0 ? CARRY_BF16 : CARRY_F32) : status;
     carry_lm_free(lm);
     return status;
 }
@@ -38,8 +40,7 @@ int main(int count, char **arguments) {
     if (count < 3 || carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
         return 2;
     }
-    carry_status status =
-        make(ctx, arguments[1], strtoll(arguments[2], NULL, 10), count > 3 && strcmp(arguments[3], "nan") == 0);
+    carry_status status = make(ctx, arguments[1], strtoll(arguments[2], NULL, 10), count > 3 ? arguments[3] : "");
     if (status != CARRY_OK) {
         (void)fprintf(stderr, "make_model: %s\n", carry_ctx_error(ctx));
     }

@@ -12,7 +12,7 @@ if ! "$python" -c 'import torch, transformers' 2>/dev/null; then
 fi
 made=$(mktemp -d)
 trap 'rm -rf "$made"' EXIT
-for model in lm-qwen3_5 lm-olmo_hybrid; do
+for model in lm-qwen3_5 lm-qwen3_next-dense lm-olmo_hybrid; do
     CARRY_STORE=$made/store "$carry" train --model "$vectors/$model" --task copy --steps 2 --batch 2 --length 64 \
         --out "$made/$model" > "$made/log" 2>&1 || { cat "$made/log"; exit 1; }
     "$python" "$here/hybrid_roundtrip.py" "$made/$model/latest" > "$made/log" 2>&1 || { cat "$made/log"; exit 1; }

@@ -253,7 +253,7 @@ expect 0 "exit code 0" job wait "$id"
 grep -qE " [nu]s$" "$folder/out" && fail "a time that no file's clock can tell: $(cat "$folder/out")"
 
 # Two stores in one folder do not share their jobs.
-expect 0 "queued" job submit --store "$here/other.db" -- echo other
+expect 0 "job 1: " job submit --store "$here/other.db" -- echo other
 expect 0 "other" job wait last --store "$here/other.db" --show-logs
 [ -e "$here/other.db.jobs/1.log" ] || fail "no folder of its own for another store"
 refused "a database" job list --store "$folder/one"

@@ -71,12 +71,12 @@ cd copied || exit 2
 expect 0 "held" job list
 started "job list in a copy"
 refused "was submitted in another folder" job wait 2
-expect 0 "queued" job submit -- true
+expect 0 "job 3: " job submit -- true
 expect 0 "done" job wait last --seconds 600
 expect 0 "held" job list
 "$carry" job work || fail "job work: exit $?"
 started "job submit and job work in a copy"
-expect 0 "job 2: queued" job release 2
+expect 0 "job 2: " job release 2
 expect 0 "done" job wait 2 --seconds 600
 [ -e "$folder/ran" ] || fail "a released job did not run"
 rm -f "$folder/ran"

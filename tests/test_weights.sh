@@ -1,5 +1,5 @@
 #!/bin/sh
-# Damaged weights are refused by eval, generate and train --model, and memory is asked for only when the files have what
+# Damaged weights are refused by eval, generate, stream and train --model, and memory is asked for only when the files have what
 # a configuration names. Usage: test_weights.sh PATH-OF-CARRY
 set -u
 carry=$(realpath "$1") || exit 2
@@ -49,6 +49,19 @@ for verb in "eval $step book.txt" "generate $step -p the -n 4" "train --model $s
     rm -rf $step more
     mv kept $step
 done
+
+# A video model: its steps, and what a run leaves when it has ended.
+expect 0 "step 2/2" train dit --layers 1 --dim 24 --heads 2 --size 16 --batch 4 --chunks 2 --steps 2 --out video
+for model in video video/step-2; do
+    weights=$model/model.safetensors
+    expect 0 "" stream --model $model --chunks 1 --size 16x16
+    cp $weights kept
+    byte $weights $(($(wc -c < $weights) - 4)) 001
+    expect 2 "model.safetensors has other bytes than were written" stream --model $model --chunks 1 --size 16x16
+    cp kept $weights
+done
+rm video/config.json # a run that has not ended: its newest complete step
+expect 0 "" stream --model video --chunks 1 --size 16x16
 
 # Of a training's folder the newest step that is whole is taken, with a warning.
 byte $step/model.safetensors $((size - 4)) 001

@@ -80,9 +80,10 @@ CARRY_API const char *carry_delta_plan_about(const carry_delta_plan *plan); /* o
 CARRY_API const char *carry_delta_plan_method(const carry_delta_plan *plan);
 
 /* Bytes of workspace for a call; and bytes of `kept`, which the forward pass fills for the backward pass (the state at
-   the start of every chunk, and the corrected values). The caller owns `kept` and preserves it between the two. On a
-   GPU backward needs at most 1.5 times the bytes of q, k, v and d_o, or 32 MB, by working in rounds; where one head
-   alone needs more, carry_delta_plan_about states by how much. */
+   the start of every chunk, and the corrected values). The caller owns `kept` and preserves it between the two. On the
+   CPU, results have the same bits with and without it. On a GPU backward needs at most 1.5 times the bytes of q, k, v
+   and d_o, or 32 MB, by working in rounds; where one head alone needs more, carry_delta_plan_about states by how much.
+ */
 CARRY_API size_t carry_delta_forward_workspace(const carry_delta_plan *plan);
 CARRY_API size_t carry_delta_backward_workspace(const carry_delta_plan *plan);
 CARRY_API size_t carry_delta_kept(const carry_delta_plan *plan);

@@ -38,10 +38,13 @@ typedef struct carry_llm_options {
     bool trains;
 } carry_llm_options;
 
-/* options NULL: on the CPU, in f32, read-only. CARRY_EUNSUPPORTED if this build or machine has no such device. */
+/* options NULL: on the CPU, in f32, read-only. The folder of a training run means its newest complete step. Files that
+   differ from the checksums that `carry train` wrote beside them are refused. CARRY_EUNSUPPORTED if this build or
+   machine has no such device. */
 CARRY_API carry_status carry_llm_open(carry_ctx *ctx, carry_llm **made, const char *folder,
                                       const carry_llm_options *options);
 CARRY_API void carry_llm_close(carry_llm *model);
+CARRY_API const char *carry_llm_folder(const carry_llm *model); /* that it was loaded from: the run's step-N */
 CARRY_API int64_t carry_llm_vocabulary(const carry_llm *model);
 CARRY_API int64_t carry_llm_parameters(const carry_llm *model); /* the number of parameters */
 /* The tokens that end a text of this model, as `carry generate` uses them: eos_token_id of config.json and of

@@ -48,7 +48,8 @@ CARRY_API carry_status carry_zero(carry_ctx *ctx, carry_tensor to);
 CARRY_API carry_status carry_fill(carry_ctx *ctx, carry_tensor to, double value);
 
 /* to[i] = from[i], converted: each f32, bf16 or f16, packed, of equal shape; to may be from if their element sizes are
-   equal. The same bits on every device. */
+   equal. The same bits on every device: a tensor of the same type is copied bit by bit, NaN included; otherwise a NaN
+   stays a NaN of the same sign, which is quiet unless it is a bf16 that becomes f32, whose bits are kept. */
 CARRY_API carry_status carry_convert(carry_ctx *ctx, carry_tensor to, carry_tensor from);
 
 typedef enum carry_elementwise_op { CARRY_ADD, CARRY_SUBTRACT, CARRY_MULTIPLY } carry_elementwise_op;

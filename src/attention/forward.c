@@ -261,8 +261,7 @@ static bool sees_all(const call *c, int64_t query, int64_t queries, int64_t firs
     return from <= first && end >= first + keys;
 }
 
-/* Whether these rows of bf16 are all finite. Weights are split into two terms, one of which may be zero, and zero times
-   infinity would be NaN. */
+/* Are these rows of bf16 all finite? */
 static bool finite_halves(const carry_tensor *x, int64_t head, int64_t first, int64_t rows) {
     const int16_t infinity = 0x7f80;
     int16_t most = 0;
@@ -292,41 +291,114 @@ static void add_values(const call *c, const scratch *s, const float *v, int64_t 
                                          .c_row = c->D});
 }
 
-/* The same if a value is not finite: one query at a time, and only the keys that it sees. The others have a weight of
-   zero, and zero times NaN or infinity is NaN. */
-static void add_seen_values(const call *c, const scratch *s, const float *v, int64_t query, int64_t at, int64_t rows,
-                            int64_t first, int64_t keys) {
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t from;
-        int64_t end;
-        if (seen_keys(c, query + i, first, keys, &from, &end)) {
-            scratch one = *s;
-            one.scores = s->scores + i * keys + from;
-            add_values(c, &one, v + from * c->D, at + i, 1, end - from);
+/* Rows of v, packed, with zeros in place of NaN and infinity: f32 rows, or those of bf16 that are packed into tiles.
+   The weight of a key that a query does not see is zero, and zero times NaN or infinity is NaN. With zeros, queries
+   that do not see such a value have the bits that they have without it; add_bad_values adds it for the others. */
+static const float *finite_values(const call *c, const scratch *s, const float *v, int64_t keys) {
+    for (int64_t i = 0; i < keys * c->D; i++) {
+        s->v[i] = isfinite(v[i]) ? v[i] : 0.0f;
+    }
+    return s->v;
+}
+
+static carry_tensor finite_half_values(const call *c, const scratch *s, int64_t key_head, int64_t first, int64_t keys) {
+    uint16_t *to = (uint16_t *)(void *)s->v;
+    for (int64_t i = 0; i < keys; i++) {
+        const uint16_t *row = carry_attention_at(&c->args->v, key_head, first + i);
+        for (int64_t d = 0; d < c->D; d++) {
+            to[i * c->D + d] = (row[d] & 0x7f80u) != 0x7f80u ? row[d] : 0;
         }
+    }
+    return carry_view_3d(to, CARRY_BF16, keys, 1, c->D);
+}
+
+/* o += weights times the values that finite_values left out, of the queries that see them. */
+static void add_bad_values(const call *c, const scratch *s, int64_t key_head, int64_t query, int64_t at, int64_t rows,
+                           int64_t first, int64_t keys) {
+    for (int64_t j = 0; j < keys; j++) {
+        float row[CARRY_ATTENTION_DIM];
+        const carry_tensor *v = &c->args->v;
+        carry_widen(c->kernels, row, carry_attention_at(v, key_head, first + j), v->dtype, c->D);
+        for (int64_t i = 0; i < rows && !carry_all_finite(row, c->D); i++) {
+            int64_t from = 0;
+            int64_t end = keys;
+            if (c->args->causal && (!seen_keys(c, query + i, first, keys, &from, &end) || j < from || j >= end)) {
+                continue;
+            }
+            for (int64_t d = 0; d < c->D; d++) {
+                if (!isfinite(row[d])) {
+                    s->o[(at + i) * c->D + d] += s->scores[i * keys + j] * row[d];
+                }
+            }
+        }
+    }
+}
+
+/* o += weights times values for the weights that are not finite, which become zero: tiles take finite ones only. */
+static void add_bad_weights(const call *c, const scratch *s, int64_t key_head, int64_t at, int64_t rows, int64_t first,
+                            int64_t keys) {
+    for (int64_t i = 0; i < rows * keys; i++) {
+        float row[CARRY_ATTENTION_DIM];
+        const carry_tensor *v = &c->args->v;
+        if (isfinite(s->scores[i])) {
+            continue;
+        }
+        carry_widen(c->kernels, row, carry_attention_at(v, key_head, first + i % keys), v->dtype, c->D);
+        for (int64_t d = 0; d < c->D; d++) {
+            s->o[(at + i / keys) * c->D + d] += s->scores[i] * row[d];
+        }
+        s->scores[i] = 0.0f;
+    }
+}
+
+/* A block of keys, loaded for the queries of a unit. */
+typedef struct block {
+    int64_t key_head, first, keys;
+    const float *k, *v; /* f32; with tiles both are in panels */
+    bool has_bad;       /* v has zeros in place of NaN and infinity */
+} block;
+
+static block load_block(const call *c, const scratch *s, int64_t key_head, int64_t query, int64_t queries,
+                        int64_t first, int64_t keys) {
+    const carry_attention_args *args = c->args;
+    block b = {.key_head = key_head, .first = first, .keys = keys};
+    if (c->tiled != NULL) {
+        b.has_bad = !finite_halves(&args->v, key_head, first, keys);
+        const carry_tensor finite = b.has_bad ? finite_half_values(c, s, key_head, first, keys) : args->v;
+        pack_rows(c->tiled->pack_b, s->k_panels, &args->k, key_head, first, keys, false);
+        pack_rows(c->tiled->pack_b, s->v_panels, &finite, b.has_bad ? 0 : key_head, b.has_bad ? 0 : first, keys, true);
+        return b;
+    }
+    b.k = carry_attention_load(c->kernels, &args->k, key_head, first, keys, s->k);
+    b.v = carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
+    b.has_bad = args->causal && !sees_all(c, query, queries, first, keys) && !carry_all_finite(b.v, keys * c->D);
+    b.v = b.has_bad ? finite_values(c, s, b.v, keys) : b.v;
+    if (c->queries > FEW) {
+        transpose(s->turned, b.k, keys, c->D);
+    }
+    return b;
+}
+
+/* o += weights times values, of the queries from row `at` on. */
+static void add_block(const call *c, const scratch *s, const block *b, int64_t query, int64_t at, int64_t rows) {
+    if (c->tiled == NULL) {
+        add_values(c, s, b->v, at, rows, b->keys);
+    } else if (!tiled_values(c, s, at, rows, b->keys)) {
+        add_bad_weights(c, s, b->key_head, at, rows, b->first, b->keys);
+        (void)tiled_values(c, s, at, rows, b->keys);
+    }
+    if (b->has_bad) {
+        add_bad_values(c, s, b->key_head, query, at, rows, b->first, b->keys);
     }
 }
 
 static void key_block(const call *c, const scratch *s, int64_t head, int64_t query, int64_t queries, int64_t first,
                       int64_t keys, float bias) {
     const carry_attention_args *args = c->args;
-    const int64_t key_head = carry_attention_key_head(args, head);
     if (args->causal && !is_seen(c, query, queries, first, keys)) {
         return;
     }
-    const float *k = NULL;
-    const float *v = NULL;
-    const bool exact = c->tiled != NULL && finite_halves(&args->v, key_head, first, keys);
-    if (c->tiled != NULL) {
-        pack_rows(c->tiled->pack_b, s->k_panels, &args->k, key_head, first, keys, false);
-        pack_rows(c->tiled->pack_b, s->v_panels, &args->v, key_head, first, keys, true);
-    } else {
-        k = carry_attention_load(c->kernels, &args->k, key_head, first, keys, s->k);
-        v = carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
-    }
-    if (c->tiled == NULL && c->queries > FEW) {
-        transpose(s->turned, k, keys, c->D);
-    }
+    const block b = load_block(c, s, carry_attention_key_head(args, head), query, queries, first, keys);
     for (int64_t at = 0; at < queries; at += ROWS) {
         int64_t rows = queries - at < ROWS ? queries - at : ROWS;
         if (args->causal && !is_seen(c, query + at, rows, first, keys)) {
@@ -335,7 +407,7 @@ static void key_block(const call *c, const scratch *s, int64_t head, int64_t que
         if (c->tiled != NULL) {
             tiled_scores(c, s, at, rows, keys);
         } else {
-            make_scores(c, s, k, at, rows, keys);
+            make_scores(c, s, b.k, at, rows, keys);
         }
         for (int64_t i = 0; i < rows && !args->causal; i++) {
             soften(c, s, at + i, s->scores + i * keys, keys, bias);
@@ -343,15 +415,7 @@ static void key_block(const call *c, const scratch *s, int64_t head, int64_t que
         for (int64_t i = 0; i < rows && args->causal; i++) {
             soften_seen(c, s, query + at + i, at + i, first, keys, bias, s->scores + i * keys);
         }
-        if (exact && tiled_values(c, s, at, rows, keys)) {
-            continue;
-        }
-        v = v != NULL ? v : carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
-        if (!args->causal || sees_all(c, query + at, rows, first, keys) || carry_all_finite(v, keys * c->D)) {
-            add_values(c, s, v, at, rows, keys);
-        } else {
-            add_seen_values(c, s, v, query + at, at, rows, first, keys);
-        }
+        add_block(c, s, &b, query + at, at, rows);
     }
 }
 

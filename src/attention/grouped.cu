@@ -135,8 +135,14 @@ carry_status attention_grouped_step(carry_ctx *ctx, const carry_attention_step_a
     const int sequences = (int)args->q.shape[0], heads = (int)args->k.shape[1], D = (int)args->q.shape[2];
     const int64_t room = args->keys.shape[1];
     const int64_t *lengths = (const int64_t *)args->lengths.data;
-    const append_job append = {rows_of(&args->k), rows_of(&args->v),  (uint16_t *)args->keys.data,
-                               (uint16_t *)args->values.data, lengths, room, heads, D};
+    const append_job append = {rows_of(&args->k),
+                               rows_of(&args->v),
+                               (uint16_t *)args->keys.data,
+                               (uint16_t *)args->values.data,
+                               lengths,
+                               room,
+                               heads,
+                               D};
     attention_append<<<(unsigned)sequences, 128, 0, (cudaStream_t)stream>>>(append);
     CARRY_CUDA_TRY(cudaGetLastError(), "keys and values could not be kept");
     grouped_job job = {};

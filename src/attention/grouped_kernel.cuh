@@ -119,8 +119,8 @@ __device__ __forceinline__ void copy_queries(uint32_t to, const grouped_job &job
         const int row = i / EACH, piece = i % EACH;
         const bool is_there = item.row + row < job.rows;
         const int at = is_there ? item.row + row : 0;
-        const uint16_t *from = job.q.data + at / job.group * job.q.row +
-                               (item.head * job.group + at % job.group) * job.q.head + 8 * piece;
+        const uint16_t *from =
+            job.q.data + at / job.group * job.q.row + (item.head * job.group + at % job.group) * job.q.head + 8 * piece;
         copy_16(place<D>(to, row, piece), from, is_there);
     }
 }
@@ -326,7 +326,7 @@ __global__ void __launch_bounds__(32 * WARPS) grouped_combine(const __grid_const
 
 /* The keys and values of a step, behind those that the caches have: a block a sequence, 16 bytes a thread. */
 struct append_job {
-    attention_rows k, v; /* [sequences, key heads, D] */
+    attention_rows k, v;     /* [sequences, key heads, D] */
     uint16_t *keys, *values; /* [sequences, room, key heads, D], packed */
     const int64_t *lengths;
     int64_t room;

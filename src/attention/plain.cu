@@ -19,8 +19,8 @@ extern "C" {
 namespace {
 
 constexpr int WARPS = THREADS / 32;
-constexpr int SHARERS = 16;       /* warps of a block that share a query */
-constexpr int64_t FEW_UNITS = 512; /* queries times heads: up to here they do */
+constexpr int SHARERS = 16;                    /* warps of a block that share a query */
+constexpr int64_t FEW_UNITS = 512;             /* queries times heads: up to here they do */
 constexpr int EACH = CARRY_ATTENTION_DIM / 32; /* elements of a row that a lane has, at most */
 
 template <typename T> struct rows {
@@ -325,7 +325,8 @@ carry_status attention_plain_backward(carry_ctx *ctx, const carry_attention_back
         queries_kernel<T><<<blocks_for(units, WARPS), THREADS, 0, at.stream>>>(j);
         for (int r = 0; r < j.runs; r++) {
             if (j.run[r].count > 0) {
-                keys_kernel<T><<<blocks_for(j.run[r].count * (j.heads / j.group), WARPS), THREADS, 0, at.stream>>>(j, r);
+                keys_kernel<T>
+                    <<<blocks_for(j.run[r].count * (j.heads / j.group), WARPS), THREADS, 0, at.stream>>>(j, r);
             }
         }
     });

@@ -10,6 +10,8 @@
 #include "carry/carry.h"
 #include "bench/support.h"
 
+struct carry_model; /* engine/model_folder.h */
+
 struct carry_recorder;
 
 /* Exit codes (carry(1)). */
@@ -84,8 +86,16 @@ const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device);
     { "device", 0, CLI_TEXT, target, "NAME", "cpu, cuda or cuda:N (the first GPU if there is one)" }
 /* The type of --dtype to compute in; NULL leaves it as it is. CLI_DONE, or after a message CLI_IMPOSSIBLE. */
 int cli_dtype(const char *text, carry_dtype *dtype);
-#define CLI_DTYPE_OPTION(target) \
-    { "dtype", 0, CLI_TEXT, target, "TYPE", "type to compute in: f32, bf16 or f16 (f32)" }
+/* The type that a model computes in, --dtype or the model's default, with the reason, CARRY_MODEL_WHY bytes
+   (engine/model_folder.h). cli_tell_dtype prints both on standard error before the first result, once, unless is_json.
+ */
+void cli_choose_dtype(carry_ctx *ctx, const struct carry_model *model, const char *text, carry_dtype *dtype, char *why);
+void cli_tell_dtype(carry_dtype dtype, char *why, bool is_json);
+#define CLI_DTYPE_OPTION(target)                                                                                      \
+    {                                                                                                                 \
+        "dtype", 0, CLI_TEXT, target, "TYPE",                                                                         \
+            "type to compute in: f32, bf16 or f16 (bf16 if the weights are and its products are fast here, else f32)" \
+    }
 /* Puts problems that name no device on that of --device, NULL as above: then those that can be planned there. The texts
    that stand in problems afterwards are in *memory, for the caller to free. CLI_DONE, or after a message
    CLI_IMPOSSIBLE. */

@@ -13,7 +13,8 @@ typedef struct desk {
     carry_model model;
     carry_progress progress;
     carry_evaluate_options options;
-    const char *on; /* the device, as it was typed */
+    const char *on;            /* the device, as it was typed */
+    char why[CARRY_MODEL_WHY]; /* options.dtype; "" once it has been printed */
 } desk;
 
 static bool on_progress(void *user, int64_t done, int64_t total) {
@@ -83,6 +84,7 @@ static int evaluate(desk *d, int count, char **files) {
         if (one.tokens == 0) {
             return cli_refuse("%s has one token, and nothing before it to predict it from", files[i]);
         }
+        cli_tell_dtype(d->options.dtype, d->why, d->common.json);
         print_evaluation(d, files[i], &one);
         all.nll += one.nll;
         all.tokens += one.tokens;
@@ -135,6 +137,7 @@ static int run(int count, char **arguments) {
         return code;
     }
     if (carry_model_open(d.ctx, &d.model, arguments[0], device) == CARRY_OK) {
+        cli_choose_dtype(d.ctx, &d.model, dtype, &d.options.dtype, d.why);
         code = evaluate(&d, words - 1, arguments + 1);
     } else {
         (void)cli_failed(d.ctx);

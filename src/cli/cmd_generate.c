@@ -67,6 +67,7 @@ static void print_object(const desk *d, const carry_continuation *c) {
     } else {
         cli_json_bytes("text", c->text != NULL ? c->text : "", c->length);
     }
+    cli_json_text("dtype", carry_dtype_name(d->dtype));
     cli_json_text("ended", carry_ending_name(c->ending));
     cli_json_integer("prompt_tokens", c->prompt_tokens);
     cli_json_integer("tokens", c->tokens);
@@ -93,6 +94,7 @@ static void show_more(desk *d, const carry_continuation *c) {
 static bool on_token(void *user, int64_t prompt) {
     (void)prompt;
     desk *d = user;
+    cli_tell_dtype(d->dtype, d->why, d->common.json);
     for (; d->current < d->count; d->current++) {
         const carry_continuation *c = &d->results[d->current];
         bool has_ended = c->ending != CARRY_UNDER_WAY;
@@ -198,6 +200,7 @@ static int open_and_generate(desk *d, const char *folder) {
         return cli_failed(d->ctx);
     }
     d->loading = carry_seconds() - started;
+    cli_choose_dtype(d->ctx, &d->model, d->dtype_name, &d->dtype, d->why);
     if (d->common.verbose > 0 || device != 0) { /* standard output has the text alone */
         char name[CLI_DEVICE];
         (void)fprintf(stderr, "%son %s%s\n", cli_dim(), cli_device_name(name, d->ctx, device), cli_plain());
@@ -296,8 +299,8 @@ const cli_verb cli_generate = {
         "another. A text ends at the end-of-text token of the model, before --stop, or after -n tokens. The same\n"
         "--seed gives the same text.\n"
         "\n"
-        "--chat applies the chat template of the folder to the prompt: ChatML as in Qwen; other templates are\n"
-        "refused. --ids takes prompts as token ids (-p '1 2 3') and prints token ids.",
+        "--chat applies the chat template of the folder to the prompt: Qwen2, Qwen2.5, Qwen3, Qwen3.5 or plain\n"
+        "ChatML; other templates are refused. --ids takes prompts as token ids (-p '1 2 3') and prints token ids.",
     .example = "carry generate model -p 'Once upon a time' -n 200 --temperature 0.7 --seed 3",
     .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16"},
     .run = run,

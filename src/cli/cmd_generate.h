@@ -12,6 +12,7 @@ typedef struct cli_generating {
     cli_texts given, stops;
     const char *file, *system, *messages, *state_load, *state_save, *dtype_name;
     carry_dtype dtype;
+    char why[CARRY_MODEL_WHY]; /* this type; "" once it has been printed */
     bool by_ids, is_chat, thinks, thinks_not;
     int64_t tokens;
     carry_sampling sampling;

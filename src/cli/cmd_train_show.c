@@ -5,6 +5,7 @@
 
 #include "cli/cmd_train.h"
 #include "core/clock.h"
+#include "model/lm/families/family.h"
 #include "train/memory.h"
 
 static const char *duration(char text[32], double seconds) {
@@ -72,9 +73,9 @@ static void on_start(void *user, const carry_train_start *s) {
         (void)printf("going on from %s, after step %lld\n", s->resumed, (long long)s->step);
     }
     (void)printf("%s%s%s: %s parameters, %lld layers, hidden %lld, %lld heads of %lld, vocabulary %lld; on %s\n",
-                 cli_bold(), carry_lm_kind_name(c->kind), cli_plain(),
-                 count_text(parameters, (double)s->lm->own.trained), (long long)c->num_hidden_layers,
-                 (long long)c->hidden_size, (long long)c->num_heads, (long long)c->key, (long long)c->vocab_size,
+                 cli_bold(), c->family->name, cli_plain(), count_text(parameters, (double)s->lm->own.trained),
+                 (long long)c->num_hidden_layers, (long long)c->hidden_size, (long long)c->delta.heads,
+                 (long long)c->delta.key, (long long)c->vocab_size,
                  cli_device_name(device, s->lm->ctx, s->lm->own.device));
     (void)printf("%lld steps of %lld x %lld = %s tokens", (long long)s->steps, (long long)s->options->batch,
                  (long long)s->options->length, count_text(tokens, (double)s->tokens));

@@ -6,6 +6,7 @@
 #include "cli/ranks.h"
 #include "core/error.h"
 #include "core/tensor.h"
+#include "engine/model_folder.h"
 
 int cli_dtype(const char *text, carry_dtype *dtype) {
     char shown[64];
@@ -13,6 +14,21 @@ int cli_dtype(const char *text, carry_dtype *dtype) {
         return cli_refuse("--dtype '%s': expected f32, bf16 or f16", cli_shown(shown, text));
     }
     return CLI_DONE;
+}
+
+void cli_choose_dtype(carry_ctx *ctx, const carry_model *model, const char *text, carry_dtype *dtype, char *why) {
+    if (text == NULL) {
+        *dtype = carry_model_dtype(ctx, model, why);
+    } else {
+        (void)snprintf(why, CARRY_MODEL_WHY, "--dtype");
+    }
+}
+
+void cli_tell_dtype(carry_dtype dtype, char *why, bool is_json) {
+    if (why[0] != '\0' && !is_json) {
+        (void)fprintf(stderr, "%scomputing in %s: %s%s\n", cli_dim(), carry_dtype_name(dtype), why, cli_plain());
+    }
+    why[0] = '\0';
 }
 
 int cli_device(carry_ctx *ctx, const char *text, int *device) {

@@ -10,6 +10,7 @@
 
 #include "core/error.h"
 #include "core/shared.h"
+#include "file/checkpoint.h"
 #include "file/weights.h"
 
 #define DEMO "models/shapes"
@@ -36,6 +37,18 @@ static bool find_in(char found[CARRY_FILE_PATH], const char *folder, const char 
     const bool is_there = length > 0 && length < CARRY_FILE_PATH && access(found, F_OK) == 0;
     found[0] = is_there ? found[0] : '\0';
     return is_there;
+}
+
+/* Of a training run that has not ended, the newest complete step. */
+static carry_status find_step(carry_ctx *ctx, stream_model *model) {
+    char found[CARRY_FILE_PATH];
+    char folder[CARRY_FILE_PATH];
+    if (find_in(found, model->folder, "config.json") || find_in(found, model->folder, "transformer/config.json")) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_checkpoint_resolve(ctx, folder, model->folder));
+    memcpy(model->folder, folder, sizeof folder);
+    return CARRY_OK;
 }
 
 /* The transformer of a folder, and what is beside it. */
@@ -81,6 +94,9 @@ carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char
                              folder)
                        : carry_fail(ctx, CARRY_EARGUMENT,
                                     "%s is not a folder: a model is a folder with config.json and weights", folder);
+        }
+        if (!carry_weights_is_file(folder)) {
+            CARRY_TRY(find_step(ctx, model));
         }
         find_parts(model, folder);
     } else if (!find_demo(model->folder)) {

@@ -100,7 +100,7 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
                {&s->on_qk, C * C},
                {&s->dq, C * K},
                {&s->dk, C * K},
-               {&s->dG, plan->problem.gate == CARRY_DELTA_KEY_GATE ? C * K : C},
+               {&s->key_dG, plan->problem.gate == CARRY_DELTA_KEY_GATE ? C * K : 0},
                {&s->dbeta, C},
                {&s->norm_k, C},
                {&s->norm_q, C},
@@ -109,6 +109,7 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         *all[i].at = carry_arena_take(arena, all[i].floats, sizeof(float));
     }
+    s->dG = carry_arena_take(arena, C, sizeof *s->dG);
     s->dS = carry_arena_take(arena, (size_t)plan->group * K, V * sizeof(float));
     int64_t rows = plan->chunk;
     int64_t wide = K > V ? plan->problem.key : plan->problem.value;
@@ -129,8 +130,8 @@ bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, car
     back->sequences = carry_arena_take(arena, (size_t)plan->sequences, sizeof *back->sequences);
     back->part =
         (carry_delta_part){.sequences = back->sequences, .count = plan->sequences, .heads = plan->problem.heads};
-    back->on_A_log = carry_arena_take(arena, heads, sizeof(float));
-    back->on_dt_bias = carry_arena_take(arena, heads, sizeof(float));
+    back->on_A_log = carry_arena_take(arena, heads, sizeof *back->on_A_log);
+    back->on_dt_bias = carry_arena_take(arena, heads, sizeof *back->on_dt_bias);
     back->scratch = carry_arena_take(arena, (size_t)threads, sizeof *back->scratch);
     for (int i = 0; i < threads; i++) {
         carry_delta_back_scratch none;
@@ -166,20 +167,20 @@ carry_status carry_delta_check_state_gradients(carry_ctx *ctx, const carry_delta
 /* Nothing was kept: the forward pass again, without output, for what backward needs of it. */
 static void make_kept(carry_delta_plan *plan, const carry_delta_inputs *in, carry_arena *arena, void *kept) {
     CARRY_SPAN(plan->ctx, "delta", "forward again");
-    carry_delta_run run = {.in = *in, .kept = kept, .chunks_only = true};
+    carry_delta_run run = {.in = *in, .kept = kept};
     (void)carry_delta_run_take(plan, arena, &run, plan->problem.value, true);
     carry_delta_run_all(&run);
 }
 
 /* Sums over sequences in their order, so that threads do not matter. */
-static void sum_heads(const carry_delta_plan *plan, const carry_tensor *to, const float *parts) {
+static void sum_heads(const carry_delta_plan *plan, const carry_tensor *to, const double *parts) {
     int64_t heads = plan->problem.value_heads;
     for (int64_t head = 0; to != NULL && head < heads; head++) {
-        float sum = 0.0f;
+        double sum = 0.0;
         for (int64_t i = 0; i < plan->sequences; i++) {
             sum += parts[i * heads + head];
         }
-        ((float *)to->data)[head] = sum;
+        ((float *)to->data)[head] = (float)sum;
     }
 }
 
@@ -198,8 +199,8 @@ double carry_delta_backward_flops(const carry_delta_plan *plan, bool again) {
 
 void carry_delta_back_start(carry_delta_back *back) {
     size_t heads = (size_t)(back->plan->sequences * back->plan->problem.value_heads);
-    memset(back->on_A_log, 0, heads * sizeof(float));
-    memset(back->on_dt_bias, 0, heads * sizeof(float));
+    memset(back->on_A_log, 0, heads * sizeof *back->on_A_log);
+    memset(back->on_dt_bias, 0, heads * sizeof *back->on_dt_bias);
 }
 
 void carry_delta_back_part(carry_delta_back *back) {

@@ -20,7 +20,9 @@ typedef struct carry_delta_back_scratch {
     float *by_values;     /* [2C, C]: dR V'^T, then dO V'^T */
     float *on_kk, *on_qk; /* [C, C]: gradients of kk and qk, over the group */
     float *dq, *dk;       /* [C, K] */
-    float *dG, *dbeta;    /* [C]; dG [C, K] with a key gate */
+    double *dG;           /* [C]: gradients of G, the gate's sums (through_states says why they are double) */
+    float *key_dG;        /* [C, K]: the same with a key gate */
+    float *dbeta;         /* [C] */
     float *beside;        /* [16, V] */
     float *dS;            /* [group, K, V]: gradient of the state that leaves the chunk, then of the one that enters */
     bool exact;           /* products go by terms (backward_terms.c), which has: */
@@ -43,7 +45,7 @@ typedef struct carry_delta_back {
     carry_delta_part part;
     carry_delta_sequence *sequences; /* all of the rank's; the part's are some of them */
     carry_delta_back_scratch *scratch;
-    float *on_A_log, *on_dt_bias; /* [sequences, HV]: parts that are summed in order at the end */
+    double *on_A_log, *on_dt_bias; /* [sequences, HV]: parts that are summed in order at the end */
 } carry_delta_back;
 
 /* One head of q and k of one sequence. */
@@ -78,7 +80,7 @@ void carry_delta_back_keys_store(const carry_delta_back_unit *unit, int64_t t, i
    the chunk up to that one, [K] with a key gate, else [1]. */
 int64_t carry_delta_back_first_bad(const carry_delta_back_unit *unit, int64_t tokens, const float *S);
 void carry_delta_back_gate_between(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, const float *S,
-                                   const float *dS, float *dg);
+                                   const float *dS, double *dg);
 
 bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_back *back);
 void carry_delta_back_start(carry_delta_back *back);  /* before the first part: sums are zero */

@@ -183,7 +183,11 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
                                   .a_transposed = true});
 }
 
-/* What reaches q, k, beta and G through the states. */
+/* What reaches q, k, beta and G through the states.
+
+   dG is double. Every pair of tokens i > j adds to dG[i] and subtracts the same number from dG[j], and dg[t] is the sum
+   of dG from t on: pairs behind t cancel. In f32 their rounding would stay, of terms that are up to 100 times larger
+   than dg and grow with the chunk (docs/results/hardening.md); in double it is 1e-16 of them. */
 static void through_states(const unit *u, int64_t tokens, const float *S, const float *dS) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -191,31 +195,34 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
     int64_t V = plan->problem.value;
     CARRY_SPAN(plan->ctx, "delta", "through states");
     if (s->exact) { /* other roundings than below: the bits of f32 problems stay */
-        const float at_last = plan->kernels->rows->delta_states(&(carry_delta_states){.tokens = tokens,
-                                                                                      .key = K,
-                                                                                      .value = V,
-                                                                                      .on_R = s->by_state,
-                                                                                      .on_O = s->by_state + tokens * K,
-                                                                                      .on_end = s->by_end,
-                                                                                      .q = s->rows.q,
-                                                                                      .k = s->rows.k,
-                                                                                      .dR = s->gradients,
-                                                                                      .v = s->v,
-                                                                                      .S = S,
-                                                                                      .dS = dS,
-                                                                                      .fade = s->heads.fade,
-                                                                                      .left = s->heads.left,
-                                                                                      .beta = s->heads.beta,
-                                                                                      .scale = plan->scale,
-                                                                                      .end = s->heads.end[0],
-                                                                                      .dq = s->dq,
-                                                                                      .dk = s->dk,
-                                                                                      .dbeta = s->dbeta,
-                                                                                      .dG = s->dG});
+        const double at_last = plan->kernels->rows->delta_states(&(carry_delta_states){.tokens = tokens,
+                                                                                       .key = K,
+                                                                                       .value = V,
+                                                                                       .on_R = s->by_state,
+                                                                                       .on_O = s->by_state + tokens * K,
+                                                                                       .on_end = s->by_end,
+                                                                                       .q = s->rows.q,
+                                                                                       .k = s->rows.k,
+                                                                                       .dR = s->gradients,
+                                                                                       .v = s->v,
+                                                                                       .S = S,
+                                                                                       .dS = dS,
+                                                                                       .fade = s->heads.fade,
+                                                                                       .left = s->heads.left,
+                                                                                       .beta = s->heads.beta,
+                                                                                       .scale = plan->scale,
+                                                                                       .end = s->heads.end[0],
+                                                                                       .dq = s->dq,
+                                                                                       .dk = s->dk,
+                                                                                       .dbeta = s->dbeta,
+                                                                                       .dG = s->dG});
         s->dG[tokens - 1] += at_last;
         return;
     }
-    float at_end = s->heads.end[0] * carry_delta_dot(S, dS, K * V);
+    double at_end = 0.0;
+    for (int64_t i = 0; i < K; i++) {
+        at_end += (double)(s->heads.end[0] * carry_delta_dot(S + i * V, dS + i * V, V));
+    }
     for (int64_t i = 0; i < tokens; i++) {
         const float *on_R = s->by_state + i * K;
         const float *on_O = s->by_state + (tokens + i) * K;
@@ -231,8 +238,8 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
         /* The last token's own term leaves G[C] - G[C]: subtracting and adding it again would drown what is left there
            at deep decay. */
         float beyond = i < tokens - 1 ? kept : 0.0f;
-        s->dG[i] = plan->scale * fade * carry_delta_dot(q, on_O, K) - beta * seen - beyond;
-        at_end += beyond;
+        s->dG[i] = (double)(plan->scale * fade * carry_delta_dot(q, on_O, K) - beta * seen) - (double)beyond;
+        at_end += (double)beyond;
         for (int64_t j = 0; j < K; j++) {
             s->dq[i * K + j] += plan->scale * fade * on_O[j];
             s->dk[i * K + j] += left * on_end[j] - beta * fade * on_R[j];
@@ -274,11 +281,11 @@ static void through_triangles(const unit *u, int64_t tokens) {
         const float *kk = s->rows.kk + i * C;
         float *on_kk = s->on_kk + i * C;
         float *on_qk = s->on_qk + i * C;
-        float row = 0.0f;
+        double row = 0.0;
         float on_beta = 0.0f;
         for (int64_t j = 0; j < i; j++) {
             float decay = gated ? D[j] : 1.0f;
-            float both = dP[j] * P[j] + dnA[j] * nA[j];
+            double both = (double)(dP[j] * P[j] + dnA[j] * nA[j]);
             row += both;
             s->dG[j] -= both;
             on_beta -= dnA[j] * decay * kk[j];
@@ -315,7 +322,7 @@ static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_h
     const carry_delta_problem *p = &back->plan->problem;
     carry_delta_back_scratch *s = u->s;
     int64_t first = u->sequence->start + t;
-    float dg = 0.0f;
+    double dg = 0.0;
     const int64_t bad = p->gate != CARRY_DELTA_NO_GATE ? carry_delta_back_first_bad(u, tokens, S) : -1;
     for (int64_t i = tokens - 1; i >= 0; i--) {
         dg += s->dG[i]; /* G[i] holds the gates of all tokens up to i */
@@ -323,19 +330,19 @@ static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_h
             carry_delta_back_gate_between(u, i, tokens, S, dS, &dg);
         }
         bool erases = expf(s->heads.g[i]) == 0.0f; /* nothing before i reaches i or what follows */
-        dg = erases ? 0.0f : dg;
-        float given = dg;
+        dg = erases ? 0.0 : dg;
+        double given = dg;
         if (p->gate_inside) {
             float rate = -expf(((const float *)back->in.A_log->data)[value_head]);
             float bias = ((const float *)back->in.dt_bias->data)[value_head];
             float a = carry_delta_scalar(back->in.g, u->sequence->batch, first + i, value_head);
-            given = erases ? 0.0f : dg * rate * sigmoid(a + bias);
+            given = erases ? 0.0 : dg * (double)(rate * sigmoid(a + bias));
             int64_t at = (u->sequence - back->sequences) * p->value_heads + value_head;
-            back->on_A_log[at] += erases ? 0.0f : dg * s->heads.g[i];
+            back->on_A_log[at] += erases ? 0.0 : dg * (double)s->heads.g[i];
             back->on_dt_bias[at] += given;
         }
         if (back->args->dg.data != NULL) {
-            carry_delta_scalar_store(&back->args->dg, u->sequence->batch, first + i, value_head, given);
+            carry_delta_scalar_store(&back->args->dg, u->sequence->batch, first + i, value_head, (float)given);
         }
     }
 }

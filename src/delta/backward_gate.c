@@ -59,12 +59,12 @@ static double between(const carry_delta_back_unit *u, int64_t t, int64_t tokens,
 }
 
 void carry_delta_back_gate_between(const carry_delta_back_unit *u, int64_t t, int64_t tokens, const float *S,
-                                   const float *dS, float *dg) {
+                                   const float *dS, double *dg) {
     const carry_delta_problem *p = &u->back->plan->problem;
     double all = 0.0;
     for (int64_t c = 0; c < p->key; c++) {
         const double one = between(u, t, tokens, c, S, dS);
         all += one;
-        dg[p->gate == CARRY_DELTA_KEY_GATE ? c : 0] = (float)(p->gate == CARRY_DELTA_KEY_GATE ? one : all);
+        dg[p->gate == CARRY_DELTA_KEY_GATE ? c : 0] = p->gate == CARRY_DELTA_KEY_GATE ? one : all;
     }
 }

@@ -36,7 +36,7 @@ void carry_delta_back_keys_states(const unit *u, int64_t tokens, const float *S,
             float on_end = s->heads.left[at] * s->by_end[at];
             float beyond = i < tokens - 1 ? s->rows.k[at] * on_end : 0.0f; /* as with one gate a head */
             seen += s->rows.k[at] * on_R;
-            s->dG[at] = s->rows.q[at] * on_O - beta * s->rows.k[at] * on_R - beyond;
+            s->key_dG[at] = s->rows.q[at] * on_O - beta * s->rows.k[at] * on_R - beyond;
             at_end[c] += beyond;
             s->dq[at] += on_O;
             s->dk[at] += on_end - beta * on_R;
@@ -44,7 +44,7 @@ void carry_delta_back_keys_states(const unit *u, int64_t tokens, const float *S,
         s->dbeta[i] = carry_delta_dot(s->gradients + i * V, s->v + i * V, V) - seen;
     }
     for (int64_t c = 0; c < K; c++) {
-        s->dG[(tokens - 1) * K + c] += at_end[c];
+        s->key_dG[(tokens - 1) * K + c] += at_end[c];
     }
 }
 
@@ -73,7 +73,7 @@ static void rows_of_block(const unit *u, int64_t tokens, int64_t block, int64_t 
             float q = plan->scale * s->heads.after[i * K + c] * on_P[i * K + c];
             s->dq[at] += q;
             s->dk[at] -= beta * n;
-            s->dG[at] += s->rows.q[at] * q - beta * s->rows.k[at] * n;
+            s->key_dG[at] += s->rows.q[at] * q - beta * s->rows.k[at] * n;
             on_beta += s->rows.k[at] * n;
         }
         s->dbeta[block + i] -= on_beta;
@@ -106,7 +106,7 @@ static void columns_of_block(const unit *u, int64_t tokens, int64_t block, int64
     for (int64_t at = 0; at < block * K; at++) {
         float k = s->heads.before[at] * on_k[at];
         s->dk[at] += k;
-        s->dG[at] -= s->rows.k[at] * k;
+        s->key_dG[at] -= s->rows.k[at] * k;
     }
 }
 
@@ -130,8 +130,8 @@ static void pair_of_block(const unit *u, int64_t tokens, int64_t i, int64_t j) {
         s->dq[i * K + c] += p * faded;
         s->dk[i * K + c] -= beta * n * faded;
         s->dk[j * K + c] += on_k;
-        s->dG[i * K + c] += k_j[c] * on_k;
-        s->dG[j * K + c] -= k_j[c] * on_k;
+        s->key_dG[i * K + c] += k_j[c] * on_k;
+        s->key_dG[j * K + c] -= k_j[c] * on_k;
         on_beta += k_i[c] * faded;
     }
     s->dbeta[i] -= n * on_beta;
@@ -173,17 +173,18 @@ void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64
     }
     for (int64_t i = tokens - 1; i >= 0; i--) {
         for (int64_t c = 0; c < K; c++) {
-            float later = i < tokens - 1 ? s->dG[(i + 1) * K + c] : 0.0f;
+            float later = i < tokens - 1 ? s->key_dG[(i + 1) * K + c] : 0.0f;
             bool erases = expf(s->heads.g[i * K + c]) == 0.0f;
-            s->dG[i * K + c] = erases ? 0.0f : s->dG[i * K + c] + later;
+            s->key_dG[i * K + c] = erases ? 0.0f : s->key_dG[i * K + c] + later;
         }
     }
     for (int64_t i = carry_delta_back_first_bad(u, tokens, S); i >= 0; i--) {
-        carry_delta_back_gate_between(u, i, tokens, S, dS, s->dG + i * K);
+        double dg[CARRY_DELTA_MAX_DIM];
+        carry_delta_back_gate_between(u, i, tokens, S, dS, dg);
         for (int64_t c = 0; c < K; c++) {
-            s->dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0f : s->dG[i * K + c];
+            s->key_dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0f : (float)dg[c];
         }
     }
-    carry_delta_store(plan, &u->back->args->dg, s->dG, u->sequence->batch, u->sequence->start + t, value_head, tokens,
-                      0, K);
+    carry_delta_store(plan, &u->back->args->dg, s->key_dG, u->sequence->batch, u->sequence->start + t, value_head,
+                      tokens, 0, K);
 }

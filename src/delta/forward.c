@@ -251,7 +251,6 @@ carry_status carry_delta_cpu_forward(carry_delta_plan *plan, const carry_delta_f
                            .snapshots = carry_delta_given(&args->snapshots),
                            .kept = args->kept};
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
-    run.chunks_only = args->kept != NULL; /* what is kept is kept by chunks */
     (void)carry_delta_run_take(plan, &arena, &run, p->value, true);
     carry_delta_run_all(&run);
     plan->flops = carry_delta_forward_flops(plan);

@@ -106,7 +106,6 @@ static void run_final(job *j, int group, carry_delta_span span) {
                            .kept = j->forward->kept,
                            .entering = state,
                            .leaving = L,
-                           .chunks_only = j->forward->kept != NULL,
                            .part = part_of(j, group, span)};
     carry_arena arena = j->memory.pass;
     (void)carry_delta_run_take_part(plan->inner, &arena, &run, p->value, true);

@@ -1,4 +1,6 @@
 /* Token by token: the recurrence as it is written, for decoding and for short sequences. */
+#include <string.h>
+
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"
@@ -11,6 +13,20 @@ static void load_token(const carry_delta_run *run, carry_delta_scratch *s, const
     int64_t K = run->plan->problem.key;
     for (int64_t i = 0; i < K; i++) {
         s->rows.q[i] *= run->plan->scale;
+    }
+}
+
+/* The state before a token that starts a chunk of the backward pass: some columns of it. */
+static void keep_state(const carry_delta_run *run, const carry_delta_sequence *sequence, int64_t value_head, int64_t t,
+                       int64_t first, int64_t columns, const float *S, ptrdiff_t stride) {
+    const carry_delta_plan *plan = run->plan;
+    const carry_delta_problem *p = &plan->problem;
+    if (t % plan->chunk != 0) {
+        return;
+    }
+    float *to = carry_delta_kept_state(plan, run->kept, sequence->chunk_start + t / plan->chunk, value_head);
+    for (int64_t i = 0; i < p->key; i++) {
+        memcpy(to + i * p->value + first, S + i * stride, (size_t)columns * sizeof *S);
     }
 }
 
@@ -27,6 +43,12 @@ void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch
         for (int64_t i = 0; i < K; i++) {
             s->fade_k[i] = s->heads.end[i] * s->rows.k[i];
         }
+        float *u = NULL;
+        if (run->kept != NULL) {
+            const int64_t token = sequence->batch * plan->problem.tokens + sequence->start + t;
+            keep_state(run, sequence, value_head, t, first, columns, S + member * next, stride);
+            u = carry_delta_kept_values(plan, run->kept, token, value_head) + first;
+        }
         carry_delta_load(plan, s->X, run->in.v, sequence->batch, sequence->start + t, value_head, 1, first, columns);
         plan->kernels->delta_token(&(carry_delta_token){.rows = K,
                                                         .columns = columns,
@@ -38,8 +60,11 @@ void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch
                                                         .decay = s->heads.end,
                                                         .v = s->X,
                                                         .o = s->O,
+                                                        .u = u,
                                                         .beta = s->heads.beta[0]});
-        carry_delta_store(plan, run->o, s->O, sequence->batch, sequence->start + t, value_head, 1, first, columns);
+        if (run->o != NULL) {
+            carry_delta_store(plan, run->o, s->O, sequence->batch, sequence->start + t, value_head, 1, first, columns);
+        }
     }
 }
 

@@ -235,7 +235,8 @@ static void event_free(carry_ctx *ctx, int ordinal, carry_event *event) {
 
 static carry_status stream_after(carry_ctx *ctx, int ordinal, carry_stream *stream, carry_event *event) {
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
-    CARRY_CUDA_TRY(cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0), "a stream cannot wait for an event");
+    CARRY_CUDA_TRY(cudaStreamWaitEvent((cudaStream_t)stream, (cudaEvent_t)event, 0),
+                   "a stream cannot wait for an event");
     return CARRY_OK;
 }
 

@@ -60,7 +60,7 @@ static moment first;
 static std::atomic<int> buffers; /* that CUPTI holds */
 static std::mutex log_lock;
 static CUpti_SubscriberHandle subscriber; /* NULL: launches are not watched */
-static carry_activity_log *filled; /* NULL: nothing is recorded; guarded by log_lock */
+static carry_activity_log *filled;        /* NULL: nothing is recorded; guarded by log_lock */
 
 static void *open_library(void) {
     static const char *const places[] = {"", "/usr/local/cuda/lib64/", "/usr/local/cuda/extras/CUPTI/lib64/"};

@@ -32,8 +32,8 @@ extern "C" carry_status carry_cuda_export(carry_ctx *ctx, void **data, carry_exc
         (void)cudaGetLastError();
         (void)cudaFree(*data);
         *data = NULL;
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "CUDA device %d: its memory cannot be exported (CUDA IPC): %s", ordinal,
-                          cudaGetErrorString(error));
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "CUDA device %d: its memory cannot be exported (CUDA IPC): %s",
+                          ordinal, cudaGetErrorString(error));
     }
     memcpy(name, &handle, sizeof handle);
     return CARRY_OK;

@@ -164,8 +164,9 @@ extern "C" carry_status carry_cuda_alloc_on(carry_ctx *ctx, void **data, int ord
         CARRY_CUDA_TRY(cudaStreamIsCapturing((cudaStream_t)stream, &capture), "a stream cannot be asked");
     }
     if (capture != cudaStreamCaptureStatusNone) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "memory cannot be allocated while a stream is being captured: allocate it before carry_graph_begin");
+        return carry_fail(
+            ctx, CARRY_EUNSUPPORTED,
+            "memory cannot be allocated while a stream is being captured: allocate it before carry_graph_begin");
     }
     return alloc(ctx, data, ordinal, bytes, (cudaStream_t)stream);
 }

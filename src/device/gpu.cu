@@ -1,10 +1,10 @@
 /* Measuring a GPU: the rates that cost models need, each the best of a few short runs between two events.
 
-   The idea of each: a copy far larger than the L2, by a kernel or by CUDA's own, whichever is faster; a kernel's inside an
-   eighth of it, at shifted places, so that no first level of cache can help; a chain of empty kernels in a graph; barriers
-   of a grid with one block per multiprocessor; a chain of dependent loads over memory that was just pushed out of the L2;
-   and loops of products whose sums do not wait for each other. A measurement that fails leaves its estimate, from clock
-   and width, in place. */
+   The idea of each: a copy far larger than the L2, by a kernel or by CUDA's own, whichever is faster; a kernel's inside
+   an eighth of it, at shifted places, so that no first level of cache can help; a chain of empty kernels in a graph;
+   barriers of a grid with one block per multiprocessor; a chain of dependent loads over memory that was just pushed out
+   of the L2; and loops of products whose sums do not wait for each other. A measurement that fails leaves its estimate,
+   from clock and width, in place. */
 #include <cooperative_groups.h>
 #include <stdint.h>
 
@@ -153,8 +153,8 @@ static void measure_copies(const rig *r, carry_gpu *gpu) {
     (void)cudaMemsetAsync(r->data, 0, r->half, r->stream);
     double seconds =
         seconds_of(r, nothing, [&] { copy_kernel<<<blocks, THREADS, 0, r->stream>>>(to, from, count, 1, 0); });
-    double others = seconds_of(
-        r, nothing, [&] { (void)cudaMemcpyAsync(to, from, r->half, cudaMemcpyDeviceToDevice, r->stream); });
+    double others =
+        seconds_of(r, nothing, [&] { (void)cudaMemcpyAsync(to, from, r->half, cudaMemcpyDeviceToDevice, r->stream); });
     if (others > 0.0 && (seconds == 0.0 || others < seconds)) {
         seconds = others;
     }

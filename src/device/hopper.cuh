@@ -83,7 +83,8 @@ static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap 
                  : "memory");
 }
 
-/* The same of a map with one more index, [batch, head, band, row, 64]: the bands from `band` that the map's box holds. */
+/* The same of a map with one more index, [batch, head, band, row, 64]: the bands from `band` that the map's box holds.
+ */
 static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap *map, int row, int band, int head,
                                                  int batch, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -172,13 +173,12 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
                      : __VA_ARGS__                                                                           \
                      : "l"(a), "l"(b), "r"(add));                                                            \
     }
-#define PRODUCT_RIGHT(N, REGISTERS, A, B, ADD, ...)                                                                  \
-    static __device__ __forceinline__ void product_right(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) { \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, {" A "}, " B                    \
-                     ", p, 1, 1, 1;\n}\n"                                                                            \
-                     : __VA_ARGS__                                                                                   \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \
+#define PRODUCT_RIGHT(N, REGISTERS, A, B, ADD, ...)                                                                    \
+    static __device__ __forceinline__ void product_right(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) {   \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                  \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, {" A "}, " B ", p, 1, 1, 1;\n}\n" \
+                     : __VA_ARGS__                                                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                  \
     }
 
 /* As `both`, but rows of b across k. */
@@ -200,13 +200,12 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
                      : "l"(a), "l"(b), "r"(add));                                                              \
     }
 /* As `right`, but rows of b along k. */
-#define PRODUCT_ALONG(N, REGISTERS, A, B, ADD, ...)                                                                  \
-    static __device__ __forceinline__ void product_along(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) { \
-        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                \
-                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, {" A "}, " B                    \
-                     ", p, 1, 1, 0;\n}\n"                                                                            \
-                     : __VA_ARGS__                                                                                   \
-                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                \
+#define PRODUCT_ALONG(N, REGISTERS, A, B, ADD, ...)                                                                    \
+    static __device__ __forceinline__ void product_along(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) {   \
+        asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                  \
+                     "wgmma.mma_async.sync.aligned.m64n" #N HOPPER_K16 REGISTERS "}, {" A "}, " B ", p, 1, 1, 0;\n}\n" \
+                     : __VA_ARGS__                                                                                     \
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                  \
     }
 
 PRODUCT_BOTH(8, "%0, %1, %2, %3", "%4", "%5", "%6", "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]))

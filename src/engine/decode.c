@@ -116,7 +116,7 @@ static void add_delta(carry_decode *d, const carry_lm_sublayer *own, const carry
     const carry_lm_config *c = &d->lm->config;
     int at[6];
     add_maps(d, own, slots, at);
-    const int64_t slices = d->state->batch * c->value_heads * (KEY / CARRY_DECODE_SLICE);
+    const int64_t slices = d->state->batch * c->delta.value_heads * (KEY / CARRY_DECODE_SLICE);
     add(d, CARRY_DECODE_DELTA, slices)->as.delta = (carry_decode_delta){
         .in = d->maps,
         .in_stride = d->maps_width,
@@ -125,9 +125,9 @@ static void add_delta(carry_decode *d, const carry_lm_sublayer *own, const carry
         .v = at[2],
         .a = at[4],
         .b = at[5],
-        .heads = (int)c->num_heads,
-        .value_heads = (int)c->value_heads,
-        .taps = (int)c->conv_size,
+        .heads = (int)c->delta.heads,
+        .value_heads = (int)c->delta.value_heads,
+        .taps = (int)c->delta.conv_size,
         .wq = wide(d, own, CARRY_LM_Q_CONV),
         .wk = wide(d, own, CARRY_LM_K_CONV),
         .wv = wide(d, own, CARRY_LM_V_CONV),
@@ -135,14 +135,14 @@ static void add_delta(carry_decode *d, const carry_lm_sublayer *own, const carry
         .state = state[3].data,
         .A_log = wide(d, own, CARRY_LM_A_LOG),
         .dt_bias = wide(d, own, CARRY_LM_DT_BIAS),
-        .beta_factor = c->allow_neg_eigval ? 2.0f : 1.0f,
+        .beta_factor = c->delta.allow_neg_eigval ? 2.0f : 1.0f,
         .scale = 1.0f / sqrtf((float)KEY),
         .o = d->mixed,
     };
     const int delta = d->count - 1;
     carry_decode_product *p = add_out(d, matrix(d, own, CARRY_LM_O_PROJ), d->mixed, CARRY_DECODE_GATED_NORM);
     p->w = wide(d, own, CARRY_LM_O_NORM);
-    p->eps = (float)c->o_norm_eps;
+    p->eps = (float)c->delta.norm_eps;
     p->gate = d->maps + at[3];
     p->gate_stride = d->maps_width;
     p->gate_head = KEY;
@@ -152,10 +152,10 @@ static void add_delta(carry_decode *d, const carry_lm_sublayer *own, const carry
 static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const carry_tensor *state) {
     static const int slots[] = {CARRY_LM_ATTENTION_Q, CARRY_LM_ATTENTION_K, CARRY_LM_ATTENTION_V, -1};
     const carry_lm_config *c = &d->lm->config;
-    const int width = (int)c->attn_head_dim, q_head = c->attn_gate ? 2 * width : width;
+    const int width = (int)c->attention.head_dim, q_head = c->attention.gate ? 2 * width : width;
     int at[3];
     add_maps(d, own, slots, at);
-    carry_decode_op *op = add(d, CARRY_DECODE_ATTEND, d->state->batch * c->attn_kv_heads * d->splits);
+    carry_decode_op *op = add(d, CARRY_DECODE_ATTEND, d->state->batch * c->attention.kv_heads * d->splits);
     op->as.attend = (carry_decode_attend){
         .in = d->maps,
         .in_stride = d->maps_width,
@@ -163,10 +163,10 @@ static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const c
         .q_head = q_head,
         .k = at[1],
         .v = at[2],
-        .heads = (int)c->attn_heads,
-        .key_heads = (int)c->attn_kv_heads,
+        .heads = (int)c->attention.heads,
+        .key_heads = (int)c->attention.kv_heads,
         .width = width,
-        .rotary = (int)c->rotary,
+        .rotary = (int)c->attention.rotary,
         .rates = d->rates,
         .q_norm = wide(d, own, CARRY_LM_ATTENTION_Q_NORM),
         .k_norm = wide(d, own, CARRY_LM_ATTENTION_K_NORM),
@@ -180,9 +180,9 @@ static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const c
         .part = d->part,
         .o = d->mixed,
     };
-    add(d, CARRY_DECODE_COMBINE, d->state->batch * c->attn_heads)->as.attend = op->as.attend;
+    add(d, CARRY_DECODE_COMBINE, d->state->batch * c->attention.heads)->as.attend = op->as.attend;
     carry_decode_product *p = add_out(d, matrix(d, own, CARRY_LM_ATTENTION_O), d->mixed, CARRY_DECODE_GATED);
-    p->gate = c->attn_gate ? d->maps + width : NULL;
+    p->gate = c->attention.gate ? d->maps + width : NULL;
     p->gate_stride = d->maps_width;
     p->gate_head = q_head;
     p->head_shift = width == 256 ? 1 : 0;
@@ -190,10 +190,10 @@ static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const c
 
 static void add_swiglu(carry_decode *d, const carry_lm_sublayer *own) {
     const carry_lm_config *c = &d->lm->config;
-    carry_decode_product *p = add_product(d, c->hidden_size, c->intermediate, CARRY_DECODE_SWIGLU);
+    carry_decode_product *p = add_product(d, c->hidden_size, c->swiglu.width, CARRY_DECODE_SWIGLU);
     add_norm(d, p, own->norm);
-    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_GATE), d->activated, (int)c->intermediate);
-    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_UP), d->activated, (int)c->intermediate);
+    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_GATE), d->activated, (int)c->swiglu.width);
+    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_UP), d->activated, (int)c->swiglu.width);
     add_out(d, matrix(d, own, CARRY_LM_SWIGLU_DOWN), d->activated, CARRY_DECODE_GATED);
 }
 
@@ -232,27 +232,28 @@ static bool is_low(carry_tensor W, int64_t columns) {
 
 static bool fits_delta(const carry_decode *d, const carry_lm_sublayer *own) {
     const carry_lm_config *c = &d->lm->config;
-    return c->use_delta_rule && c->gated && c->use_gate && c->use_short_conv && c->key == KEY && c->value == KEY &&
-           c->conv_size >= 2 && c->conv_size <= 4 && c->value_heads % CARRY_DECODE_ROWS == 0 &&
-           is_low(matrix(d, own, CARRY_LM_Q_PROJ), c->hidden_size) &&
-           is_low(matrix(d, own, CARRY_LM_O_PROJ), c->value_width);
+    return c->delta.use_delta_rule && c->delta.gated && c->delta.use_gate && c->delta.use_short_conv &&
+           c->delta.key == KEY && c->delta.value == KEY && c->delta.conv_size >= 2 && c->delta.conv_size <= 4 &&
+           c->delta.value_heads % CARRY_DECODE_ROWS == 0 && is_low(matrix(d, own, CARRY_LM_Q_PROJ), c->hidden_size) &&
+           is_low(matrix(d, own, CARRY_LM_O_PROJ), c->delta.value_width);
 }
 
 static bool fits_attention(const carry_decode *d, const carry_lm_sublayer *own) {
     const carry_lm_config *c = &d->lm->config;
-    const int64_t width = c->attn_head_dim;
-    return c->attn_window == 0 && c->qk_norm != CARRY_LM_NORM_WIDTH && (width == 128 || width == 256) &&
-           c->attn_heads <= CARRY_DECODE_GROUP * c->attn_kv_heads && c->rotary % (width / 16) == 0 &&
-           is_low(matrix(d, own, CARRY_LM_ATTENTION_Q), c->hidden_size) &&
-           is_low(matrix(d, own, CARRY_LM_ATTENTION_O), c->attn_heads * width);
+    const int64_t width = c->attention.head_dim;
+    return c->attention.window == 0 && c->attention.qk_norm != CARRY_LM_NORM_WIDTH && (width == 128 || width == 256) &&
+           c->attention.heads <= CARRY_DECODE_GROUP * c->attention.kv_heads &&
+           c->attention.rotary % (width / 16) == 0 && is_low(matrix(d, own, CARRY_LM_ATTENTION_Q), c->hidden_size) &&
+           is_low(matrix(d, own, CARRY_LM_ATTENTION_O), c->attention.heads * width);
 }
 
 static bool fits(carry_decode *d) {
     const carry_lm *lm = d->lm;
     const carry_lm_config *c = &lm->config;
-    int64_t columns = c->intermediate > c->hidden_size ? c->intermediate : c->hidden_size;
-    columns = c->value_width > columns ? c->value_width : columns;
-    columns = c->attn_heads * c->attn_head_dim > columns ? c->attn_heads * c->attn_head_dim : columns;
+    int64_t columns = c->swiglu.width > c->hidden_size ? c->swiglu.width : c->hidden_size;
+    columns = c->delta.value_width > columns ? c->delta.value_width : columns;
+    columns =
+        c->attention.heads * c->attention.head_dim > columns ? c->attention.heads * c->attention.head_dim : columns;
     if (d->state->batch > CARRY_DECODE_SEQUENCES || columns > 16384 ||
         !is_low(carry_parameters_product(&lm->own, lm->head), c->hidden_size) ||
         !is_low(carry_parameters_product(&lm->own, lm->embeddings), c->hidden_size)) {
@@ -265,12 +266,14 @@ static bool fits(carry_decode *d) {
                                                                             : false;
         if (!mixer || layer->norms_after || layer->feedforward.part != &carry_lm_feedforward_swiglu ||
             !is_low(matrix(d, &layer->feedforward, CARRY_LM_SWIGLU_GATE), c->hidden_size) ||
-            !is_low(matrix(d, &layer->feedforward, CARRY_LM_SWIGLU_DOWN), c->intermediate)) {
+            !is_low(matrix(d, &layer->feedforward, CARRY_LM_SWIGLU_DOWN), c->swiglu.width)) {
             return false;
         }
     }
     d->columns = (int)columns;
-    d->slots = d->device->slots((int)d->state->batch, d->columns);
+    /* The order of sums follows from the slots: those that the largest batch has, so that a sequence has the same bits
+       in any batch. */
+    d->slots = d->device->slots(CARRY_DECODE_SEQUENCES, d->columns);
     return d->slots >= 2;
 }
 
@@ -284,28 +287,29 @@ static void *take(unsigned char **at, size_t bytes) {
 static size_t place(carry_decode *d, void *memory) {
     const carry_lm_config *c = &d->lm->config;
     const size_t batch = (size_t)d->state->batch, number = sizeof(float);
-    const int64_t delta_maps = 2 * c->key_width + 2 * c->value_width + 2 * c->value_heads;
-    const int64_t attention_maps = (2 * c->attn_heads + 2 * c->attn_kv_heads) * c->attn_head_dim;
-    const int64_t wide_heads = c->attn_heads * c->attn_head_dim;
+    const int64_t delta_maps = 2 * c->delta.key_width + 2 * c->delta.value_width + 2 * c->delta.value_heads;
+    const int64_t attention_maps = (2 * c->attention.heads + 2 * c->attention.kv_heads) * c->attention.head_dim;
+    const int64_t wide_heads = c->attention.heads * c->attention.head_dim;
     const size_t most = (size_t)(1 + c->num_hidden_layers * OPS_OF_LAYER + 1);
     unsigned char *at = memory;
     d->maps_width = (int)(delta_maps > attention_maps ? delta_maps : attention_maps);
     d->ops = take(&at, most * sizeof *d->ops);
     d->done = take(&at, most * sizeof *d->done);
     d->lengths = take(&at, batch * sizeof *d->lengths);
-    d->rates = take(&at, (size_t)(c->rotary / 2 + 1) * number);
+    d->rates = take(&at, (size_t)(c->attention.rotary / 2 + 1) * number);
     d->h = take(&at, batch * (size_t)c->hidden_size * number);
     d->maps = take(&at, batch * (size_t)d->maps_width * number);
-    d->mixed = take(&at, batch * (size_t)(wide_heads > c->value_width ? wide_heads : c->value_width) * number);
-    d->activated = take(&at, batch * (size_t)c->intermediate * number);
-    d->part = take(&at, batch * (size_t)(c->attn_heads * d->splits * (c->attn_head_dim + 2)) * number);
+    d->mixed =
+        take(&at, batch * (size_t)(wide_heads > c->delta.value_width ? wide_heads : c->delta.value_width) * number);
+    d->activated = take(&at, batch * (size_t)c->swiglu.width * number);
+    d->part = take(&at, batch * (size_t)(c->attention.heads * d->splits * (c->attention.head_dim + 2)) * number);
     return (size_t)(at - (unsigned char *)memory);
 }
 
 /* Radians a position, as the passes of model/lm round them. */
 static carry_status put_rates(carry_decode *d) {
     const carry_lm_config *c = &d->lm->config;
-    const int64_t half = c->rotary / 2;
+    const int64_t half = c->attention.rotary / 2;
     float *rates = half > 0 ? malloc((size_t)half * sizeof *rates) : NULL;
     if (half == 0) {
         return CARRY_OK;
@@ -324,8 +328,8 @@ static carry_status open_memory(carry_decode *d) {
     carry_ctx *ctx = d->lm->ctx;
     const carry_lm_config *c = &d->lm->config;
     const int device = d->lm->own.device;
-    const int64_t heads = d->state->batch * (c->attn_kv_heads > 0 ? c->attn_kv_heads : 1);
-    d->splits = (int)(d->blocks > heads ? d->blocks / heads : 1);
+    const int64_t heads = c->attention.kv_heads > 0 ? c->attention.kv_heads : 1;
+    d->splits = (int)(d->blocks > heads ? d->blocks / heads : 1); /* of one sequence: see d->slots */
     const size_t bytes = place(d, NULL);
     d->op = calloc((size_t)(2 + c->num_hidden_layers * OPS_OF_LAYER), sizeof *d->op);
     if (d->op == NULL) {

@@ -44,15 +44,11 @@ carry_status carry_llm_open(carry_ctx *ctx, carry_llm **made, const char *folder
     }
     CARRY_TRY(check_device(ctx, o.device));
     carry_llm *model = calloc(1, sizeof *model);
-    char *copy = strdup(folder);
-    if (model == NULL || copy == NULL) {
-        free(model);
-        free(copy);
+    if (model == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a model");
     }
     model->ctx = ctx;
     model->dtype = o.dtype;
-    model->folder = copy;
     model->end_count = -1;
     carry_status status = (o.trains ? carry_lm_load : carry_lm_open)(ctx, &model->lm, folder, o.device);
     status = status == CARRY_OK && o.trains ? carry_lm_want_gradients(model->lm) : status;
@@ -76,8 +72,11 @@ void carry_llm_close(carry_llm *model) {
         carry_llm_training_free(model);
     }
     carry_lm_free(model->lm);
-    free(model->folder);
     free(model);
+}
+
+const char *carry_llm_folder(const carry_llm *model) {
+    return model->lm->folder;
 }
 
 int64_t carry_llm_vocabulary(const carry_llm *model) {
@@ -93,11 +92,8 @@ static void find_ends(carry_llm *llm) {
     carry_model model = {.lm = llm->lm, .start = -1, .end = -1, .other_end = -1};
     char path[CARRY_FILE_PATH];
     llm->end_count = 0;
-    if (strlen(llm->folder) >= sizeof model.folder) {
-        return;
-    }
-    memcpy(model.folder, llm->folder, strlen(llm->folder) + 1);
-    if (carry_file_in(llm->ctx, path, llm->folder, "tokenizer.json") == CARRY_OK && access(path, F_OK) == 0 &&
+    (void)snprintf(model.folder, sizeof model.folder, "%s", llm->lm->folder); /* it was opened, so it fits */
+    if (carry_file_in(llm->ctx, path, model.folder, "tokenizer.json") == CARRY_OK && access(path, F_OK) == 0 &&
         carry_tokenizer_open(llm->ctx, &model.tokenizer, path) != CARRY_OK) {
         model.tokenizer = NULL;
         carry_log(llm->ctx, CARRY_LOG_WARNING, "the tokens of this tokenizer do not end texts: %s",

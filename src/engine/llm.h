@@ -21,7 +21,6 @@ struct carry_llm {
     carry_ctx *ctx;
     carry_lm *lm;
     carry_dtype dtype;
-    char *folder;
     int64_t ends[CARRY_MODEL_ENDS + 2]; /* of carry_llm_ends */
     int end_count;                      /* -1: not read yet */
     int generating;                     /* calls of carry_llm_generate under way, one inside the other */

@@ -1,9 +1,6 @@
 /* Finding a model: the folder, the checkpoint, the tokenizer. */
 #include "engine/model_folder.h"
 
-#include <ctype.h>
-#include <dirent.h>
-#include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,7 +9,7 @@
 
 #include "core/context.h"
 #include "core/json.h"
-#include "file/checkpoint_files.h"
+#include "ops/product/bf16.h"
 
 #define PADDING 128
 #define BYTES 256
@@ -24,79 +21,10 @@ static bool has_file(carry_ctx *ctx, const char *folder, const char *name) {
     return carry_file_in(ctx, path, folder, name) == CARRY_OK && stat(path, &about) == 0;
 }
 
-/* N of step-N; -1 for other names. */
-static int64_t step_of(const char *name) {
-    size_t digits = strncmp(name, "step-", 5) == 0 ? strspn(name + 5, "0123456789") : 0;
-    return digits > 0 && digits <= 18 && name[5 + digits] == '\0' ? strtoll(name + 5, NULL, 10) : -1;
-}
-
-static int is_step(const struct dirent *entry) {
-    return step_of(entry->d_name) >= 0;
-}
-
-static int newest_first(const struct dirent **a, const struct dirent **b) {
-    int64_t of_a = step_of((*a)->d_name);
-    int64_t of_b = step_of((*b)->d_name);
-    return of_a < of_b ? 1 : of_a > of_b ? -1 : strcmp((*a)->d_name, (*b)->d_name);
-}
-
-/* The newest of these that loads; the error message of the newest when none does. */
-static carry_status load_newest(carry_ctx *ctx, carry_model *model, const char *folder, struct dirent **entry,
-                                int count) {
-    char first[512] = "";
-    carry_status status = CARRY_ENOTFOUND;
-    for (int i = 0; i < count && status != CARRY_OK; i++) {
-        status = carry_file_in(ctx, model->folder, folder, entry[i]->d_name);
-        status = status == CARRY_OK ? carry_checkpoint_verify_model(ctx, model->folder) : status;
-        status = status == CARRY_OK ? carry_lm_open(ctx, &model->lm, model->folder, model->device) : status;
-        if (status != CARRY_OK && i + 1 < count) {
-            carry_log(ctx, CARRY_LOG_WARNING, "%.40s is skipped: %s", entry[i]->d_name, carry_ctx_error(ctx));
-        }
-        if (status != CARRY_OK && i == 0) {
-            (void)snprintf(first, sizeof first, "%s", carry_ctx_error(ctx));
-        }
-    }
-    return status == CARRY_OK
-               ? CARRY_OK
-               : carry_fail(ctx, status, "%s holds no step that is whole; the newest: %s", folder, first);
-}
-
 static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char *folder) {
-    struct stat about;
-    if (stat(folder, &about) != 0) {
-        const int error = errno;
-        if (error == ENOENT) {
-            return carry_fail(ctx, CARRY_ENOTFOUND,
-                              "there is no folder %s: a model is a folder with config.json and weights", folder);
-        }
-        return carry_fail(ctx, CARRY_EIO, "the model %s cannot be read: %s", folder, strerror(error));
-    }
-    if (!S_ISDIR(about.st_mode)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "%s is not a folder: a model is a folder with config.json and weights",
-                          folder);
-    }
-    if (has_file(ctx, folder, "config.json")) {
-        (void)snprintf(model->folder, sizeof model->folder, "%s", folder);
-        CARRY_TRY(carry_checkpoint_verify_model(ctx, folder));
-        return carry_lm_open(ctx, &model->lm, folder, model->device);
-    }
-    struct dirent **entry;
-    int count = scandir(folder, &entry, is_step, newest_first);
-    if (count < 0) {
-        return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be read: %s", folder, strerror(errno));
-    }
-    carry_status status;
-    if (count == 0) {
-        status = carry_fail(ctx, CARRY_ENOTFOUND,
-                            "%s holds no model: neither a config.json nor folders of a training, named step-N", folder);
-    } else {
-        status = load_newest(ctx, model, folder, entry, count);
-    }
-    for (int i = 0; i < count; i++) {
-        free(entry[i]);
-    }
-    free(entry);
-    return status;
+    CARRY_TRY(carry_lm_open(ctx, &model->lm, folder, model->device));
+    (void)snprintf(model->folder, sizeof model->folder, "%s", model->lm->folder);
+    return CARRY_OK;
 }
 
 static carry_status open_tokenizer(carry_ctx *ctx, carry_model *model, const char *folder) {
@@ -210,6 +138,22 @@ carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *fo
     }
     carry_model_find_ends(ctx, model);
     return CARRY_OK;
+}
+
+carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why[CARRY_MODEL_WHY]) {
+    const carry_dtype stored = carry_parameters_stored(&model->lm->own);
+    const carry_bf16 *by = model->device == 0 ? carry_bf16_of(ctx) : NULL;
+    const char *name = carry_dtype_name(stored);
+    if (stored == CARRY_F32) {
+        (void)snprintf(why, CARRY_MODEL_WHY, "the weights are f32");
+    } else if (stored == CARRY_BF16 && model->device != 0) {
+        (void)snprintf(why, CARRY_MODEL_WHY, "the weights are bf16, and the GPU has fast products in it");
+    } else if (stored == CARRY_BF16 && by != NULL) {
+        (void)snprintf(why, CARRY_MODEL_WHY, "the weights are bf16, and the CPU has products in it (%s)", by->name);
+    } else {
+        (void)snprintf(why, CARRY_MODEL_WHY, "the weights are %s, without fast products in it on this device", name);
+    }
+    return stored == CARRY_BF16 && (model->device != 0 || by != NULL) ? CARRY_BF16 : CARRY_F32;
 }
 
 void carry_model_close(carry_model *model) {

@@ -33,6 +33,11 @@ carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *fo
 carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device);
 void carry_model_close(carry_model *model);
 
+/* The type to compute in unless another is asked for: that of the weights if the device has fast products in it, else
+   f32. `why` gets the reason. */
+#define CARRY_MODEL_WHY 128
+carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why[CARRY_MODEL_WHY]);
+
 /* Sets start and the ends of a model with weights, from its configuration, its tokenizer if it has one, and
    generation_config.json of its folder. */
 void carry_model_find_ends(carry_ctx *ctx, carry_model *model);

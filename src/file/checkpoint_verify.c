@@ -9,6 +9,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "file/checkpoint_files.h"
+#include "file/weights.h"
 
 #define NOTE_BYTES ((size_t)1 << 20) /* of train.json, at most */
 
@@ -29,7 +30,7 @@ static bool is_known(const carry_json *name) {
             return true;
         }
     }
-    return false;
+    return carry_json_is_text(name, CARRY_WORDS_FILE);
 }
 
 carry_status carry_checkpoint_check(carry_ctx *ctx, const carry_json *entry, const char *folder, const char *note) {
@@ -73,22 +74,48 @@ carry_status carry_checkpoint_note(carry_ctx *ctx, carry_json **document, const 
     return status;
 }
 
-carry_status carry_checkpoint_verify_model(carry_ctx *ctx, const char *folder) {
-    char note[CARRY_FILE_PATH];
+static bool exists(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder, const char *name) {
     struct stat about;
+    return carry_file_in(ctx, path, folder, name) == CARRY_OK && stat(path, &about) == 0;
+}
+
+/* The entries of a note; `only` is the one file to compare, NULL: all but the optimizer's state. */
+static carry_status check_entries(carry_ctx *ctx, const carry_json *document, const char *folder, const char *note,
+                                  const char *only) {
+    const carry_json *files = carry_json_find(document, "files");
+    const carry_json *f = files != NULL && files->kind == CARRY_JSON_ARRAY ? files->as.inside.first : NULL;
+    int found = 0;
+    for (; f != NULL; f = f->next) {
+        const carry_json *name = carry_json_find(f, "name");
+        if (only != NULL ? carry_json_is_text(name, only) : !carry_json_is_text(name, CARRY_STATE_FILE)) {
+            CARRY_TRY(carry_checkpoint_check(ctx, f, folder, note));
+        }
+        found += carry_json_is_text(name, "config.json") || carry_json_is_text(name, "model.safetensors");
+    }
+    /* Another program's train.json has no checksum of its own. */
+    return found >= 2 || carry_json_find(document, CARRY_NOTE_SUM_KEY) == NULL
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EFORMAT, "%s lists no checksums of config.json and model.safetensors", note);
+}
+
+carry_status carry_checkpoint_verify_model(carry_ctx *ctx, const char *path) {
+    char folder[CARRY_FILE_PATH];
+    char note[CARRY_FILE_PATH];
     carry_json *document = NULL;
-    CARRY_TRY(carry_file_in(ctx, note, folder, CARRY_NOTE_FILE));
-    if (stat(note, &about) != 0) {
+    const char *only = NULL;
+    if (snprintf(folder, sizeof folder, "%s", path) >= (int)sizeof folder) {
+        return carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is too long", path);
+    }
+    if (carry_weights_is_file(path)) {
+        char *slash = strrchr(folder, '/');
+        only = slash != NULL ? path + (slash - folder) + 1 : path;
+        (void)snprintf(slash != NULL ? slash + 1 : folder, 2, "%s", ".");
+    }
+    if (!exists(ctx, note, folder, CARRY_NOTE_FILE) && !exists(ctx, note, folder, CARRY_SUMS_FILE)) {
         return CARRY_OK;
     }
     carry_status status = carry_checkpoint_note(ctx, &document, note);
-    const carry_json *files = status == CARRY_OK ? carry_json_find(document, "files") : NULL;
-    if (files != NULL && files->kind == CARRY_JSON_ARRAY) {
-        for (const carry_json *f = files->as.inside.first; f != NULL && status == CARRY_OK; f = f->next) {
-            const bool is_state = carry_json_is_text(carry_json_find(f, "name"), CARRY_STATE_FILE);
-            status = is_state ? CARRY_OK : carry_checkpoint_check(ctx, f, folder, note);
-        }
-    }
+    status = status == CARRY_OK ? check_entries(ctx, document, folder, note, only) : status;
     carry_json_free(document);
     return status;
 }

@@ -15,6 +15,14 @@
 /* How ranks share a parameter: each has all of it, or a part of its first or second index. */
 typedef enum carry_parameter_cut { CARRY_CUT_NONE, CARRY_CUT_ROWS, CARRY_CUT_COLUMNS } carry_parameter_cut;
 
+/* The order of a tensor's rows in files, where it is not the order here. A file has `groups` groups of rows[0] rows of
+   a first block, rows[1] of a second, and so on; here the rows of a block lie together, from row first[i] on. */
+#define CARRY_ROW_BLOCKS 4
+typedef struct carry_row_order {
+    int64_t groups; /* 0: the order is the same */
+    int64_t rows[CARRY_ROW_BLOCKS], first[CARRY_ROW_BLOCKS];
+} carry_row_order;
+
 typedef struct carry_parameter {
     char name[96];
     int rank;
@@ -23,8 +31,9 @@ typedef struct carry_parameter {
     bool decays;           /* does weight decay reach it? */
     int start;             /* how it starts: the model's own */
     carry_parameter_cut cut;
-    bool may_be_narrow; /* products alone use it: it may be kept in 16 bits */
-    int64_t wide;       /* its place in the f32 buffers: offset, but for carry_parameters_narrow; -1: none */
+    carry_row_order order; /* of the whole tensor, which is then not cut */
+    bool may_be_narrow;    /* products alone use it: it may be kept in 16 bits */
+    int64_t wide;          /* its place in the f32 buffers: offset, but for carry_parameters_narrow; -1: none */
     const void *mapped; /* its elements in a file that is mapped, for models that are only read; NULL: in the buffers */
     carry_dtype mapped_dtype;
 } carry_parameter;
@@ -42,12 +51,14 @@ typedef struct carry_parameters {
     void *low;        /* the weights in low_dtype; NULL until wanted */
     carry_dtype low_dtype;
     carry_weights files; /* stay open while parameters are mapped */
+    int64_t stored[3];   /* elements that the files have in f32, bf16 and f16 */
     bool is_narrow;      /* carry_parameters_narrow was called */
     int64_t wide_count;  /* elements of the f32 buffer then */
     bool reads_only;     /* carry_parameters_map was called: the weights do not change after loading */
-    /* What a file may call a tensor that it does not have by its own name. NULL: nothing else. `other` is asked for
-       which = 0, 1, ... and returns false after the last; with `pieces` they are consecutive rows of the tensor. */
-    bool (*other)(const char *name, int which, bool pieces, char *to, size_t size);
+    /* Other names of a tensor in files. NULL: none. `other` is called with names and which = 0, 1, ..., and returns
+       false after the last; with `pieces` they are consecutive rows of the tensor. */
+    bool (*other)(const void *names, const char *name, int which, bool pieces, char *to, size_t size);
+    const void *names;
 } carry_parameters;
 
 /* An empty list with room for `most`. ctx and device are for everything that follows. */
@@ -89,6 +100,9 @@ const carry_parameter *carry_parameters_find(const carry_parameters *own, const 
    carry_parameters_round. */
 carry_status carry_parameters_put(carry_parameters *own, int64_t index, const void *whole, carry_dtype dtype);
 
+/* Copies a whole parameter, packed: from the order of rows in files to the order here, or back. */
+void carry_parameters_reorder(const carry_parameter *p, void *to, const void *from, carry_dtype dtype, bool to_file);
+
 /* Start values: `fill` writes the whole tensor of a parameter, f32 in host memory. */
 carry_status carry_parameters_start(carry_parameters *own,
                                     carry_status (*fill)(const void *model, const carry_parameter *p,
@@ -118,6 +132,7 @@ carry_status carry_parameters_check(const carry_parameters *own, const char *fol
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,
                                    bool (*spare)(const void *model, const carry_weights *weights, const char *name),
                                    const void *model);
+carry_dtype carry_parameters_stored(const carry_parameters *own); /* the type that the files have most elements in */
 /* model.safetensors in a folder, replaced as a whole. Not of a rank's part. */
 carry_status carry_parameters_save(const carry_parameters *own, const char *folder, carry_dtype dtype);
 

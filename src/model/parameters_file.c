@@ -110,7 +110,8 @@ static carry_status check_values(const carry_parameters *own, const carry_tensor
 static const carry_tensor *find_named(const carry_parameters *own, const carry_weights *weights, const char *name) {
     char other[CARRY_SAFETENSORS_NAME];
     const carry_tensor *found = carry_weights_find(weights, name);
-    for (int i = 0; found == NULL && own->other != NULL && own->other(name, i, false, other, sizeof other); i++) {
+    for (int i = 0; found == NULL && own->other != NULL && own->other(own->names, name, i, false, other, sizeof other);
+         i++) {
         found = carry_weights_find(weights, other);
     }
     return found;
@@ -121,7 +122,7 @@ static int find_pieces(const carry_parameters *own, const carry_weights *weights
                        const carry_tensor *piece[PIECES]) {
     char other[CARRY_SAFETENSORS_NAME];
     int count = 0;
-    while (count < PIECES && own->other != NULL && own->other(name, count, true, other, sizeof other)) {
+    while (count < PIECES && own->other != NULL && own->other(own->names, name, count, true, other, sizeof other)) {
         piece[count] = find_named(own, weights, other);
         if (piece[count] == NULL) {
             return 0;
@@ -193,6 +194,7 @@ static carry_status load_pieces(carry_parameters *own, const carry_weights *weig
     int64_t at = 0;
     for (int i = 0; status == CARRY_OK && i < pieces; i++) {
         const int64_t count = carry_tensor_count(piece[i]);
+        own->stored[piece[i]->dtype] += count; /* f32, bf16 or f16: checked before */
         status = check_values(own, piece[i], p->name, folder);
         status = status == CARRY_OK ? carry_convert(own->ctx, carry_view_1d(whole + at, CARRY_F32, count),
                                                     carry_view_1d(piece[i]->data, piece[i]->dtype, count))
@@ -204,6 +206,34 @@ static carry_status load_pieces(carry_parameters *own, const carry_weights *weig
     return status;
 }
 
+void carry_parameters_reorder(const carry_parameter *p, void *to, const void *from, carry_dtype dtype, bool to_file) {
+    const carry_row_order *order = &p->order;
+    const size_t row = (size_t)(p->count / p->shape[0]) * carry_dtype_size(dtype);
+    int64_t at = 0; /* the row in the file */
+    for (int64_t group = 0; group < order->groups; group++) {
+        for (int i = 0; i < CARRY_ROW_BLOCKS; i++) {
+            const size_t there = (size_t)at * row;
+            const size_t here = (size_t)(order->first[i] + group * order->rows[i]) * row;
+            memcpy((char *)to + (to_file ? there : here), (const char *)from + (to_file ? here : there),
+                   (size_t)order->rows[i] * row);
+            at += order->rows[i];
+        }
+    }
+}
+
+/* A tensor whose rows have another order in the file. */
+static carry_status load_ordered(carry_parameters *own, int64_t index, const carry_tensor *from) {
+    const carry_parameter *p = &own->parameter[index];
+    void *whole = carry_aligned_new((size_t)p->count * carry_dtype_size(from->dtype));
+    if (whole == NULL) {
+        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
+    }
+    carry_parameters_reorder(p, whole, from->data, from->dtype, false);
+    const carry_status status = carry_parameters_put(own, index, whole, from->dtype);
+    free(whole);
+    return status;
+}
+
 static carry_status load_one(carry_parameters *own, const carry_weights *weights, int64_t index, const char *folder) {
     const carry_tensor *from;
     CARRY_TRY(find_one(own, weights, index, folder, &from));
@@ -211,8 +241,12 @@ static carry_status load_one(carry_parameters *own, const carry_weights *weights
         return load_pieces(own, weights, index, folder);
     }
     CARRY_TRY(check_values(own, from, own->parameter[index].name, folder));
+    own->stored[from->dtype] += carry_tensor_count(from);
     if (own->parameter[index].mapped != NULL) {
         return CARRY_OK;
+    }
+    if (own->parameter[index].order.groups > 0) {
+        return load_ordered(own, index, from);
     }
     return carry_parameters_put(own, index, from->data, from->dtype);
 }
@@ -240,7 +274,8 @@ carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
         carry_parameter *p = &own->parameter[i];
         const carry_tensor *found;
         CARRY_TRY(find_one(own, &own->files, i, folder, &found));
-        if (p->rank == 2 && found != NULL && found->dtype != CARRY_F32 && (uintptr_t)found->data % 2 == 0) {
+        if (p->rank == 2 && p->order.groups == 0 && found != NULL && found->dtype != CARRY_F32 &&
+            (uintptr_t)found->data % 2 == 0) {
             p->mapped = found->data;
             p->mapped_dtype = found->dtype;
         }
@@ -259,12 +294,20 @@ static carry_status open_files(const carry_parameters *own, carry_weights *weigh
     return CARRY_OK;
 }
 
+carry_dtype carry_parameters_stored(const carry_parameters *own) {
+    const int64_t *of = own->stored;
+    return of[CARRY_BF16] > of[CARRY_F32] && of[CARRY_BF16] > of[CARRY_F16] ? CARRY_BF16
+           : of[CARRY_F16] > of[CARRY_F32]                                  ? CARRY_F16
+                                                                            : CARRY_F32;
+}
+
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,
                                    bool (*spare)(const void *model, const carry_weights *weights, const char *name),
                                    const void *model) {
     carry_weights weights;
     CARRY_TRY(open_files(own, &weights, folder));
     carry_status status = CARRY_OK;
+    memset(own->stored, 0, sizeof own->stored);
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         status = load_one(own, &weights, i, folder);
     }
@@ -286,6 +329,15 @@ carry_status carry_parameters_load(carry_parameters *own, const char *folder,
     return status == CARRY_OK ? carry_parameters_round(own) : status;
 }
 
+/* Elements of the parameters whose rows have another order in files. */
+static int64_t ordered_count(const carry_parameters *own) {
+    int64_t count = 0;
+    for (int64_t i = 0; i < own->parameters; i++) {
+        count += own->parameter[i].order.groups > 0 ? own->parameter[i].count : 0;
+    }
+    return count;
+}
+
 carry_status carry_parameters_save(const carry_parameters *own, const char *folder, carry_dtype dtype) {
     static const char *const notes[] = {"format", "pt", NULL}; /* transformers asks for it */
     char path[CARRY_FILE_PATH];
@@ -297,17 +349,25 @@ carry_status carry_parameters_save(const carry_parameters *own, const char *fold
     CARRY_TRY(carry_file_in(own->ctx, path, folder, "model.safetensors"));
     carry_status status = carry_parameters_see(own, own->weights, &weights, &copied);
     carry_safetensors_item *items = calloc((size_t)own->parameters, sizeof *items);
-    if (status == CARRY_OK && items == NULL) {
+    float *ordered = carry_aligned_new((size_t)ordered_count(own) * sizeof *ordered + 1);
+    int64_t at = 0;
+    if (status == CARRY_OK && (items == NULL || ordered == NULL)) {
         status = carry_fail(own->ctx, CARRY_EMEMORY, "out of memory to write %s", path);
     }
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];
         const void *data = p->mapped != NULL ? p->mapped : weights + p->offset;
         const carry_dtype type = p->mapped != NULL ? p->mapped_dtype : CARRY_F32;
+        if (p->order.groups > 0) {
+            carry_parameters_reorder(p, ordered + at, data, CARRY_F32, true);
+            data = ordered + at;
+            at += p->count;
+        }
         items[i] = (carry_safetensors_item){
             .name = p->name, .tensor = carry_view((void *)(uintptr_t)data, type, p->rank, p->shape), .dtype = dtype};
     }
     status = status == CARRY_OK ? carry_safetensors_write(own->ctx, path, items, own->parameters, notes) : status;
+    free(ordered);
     free(items);
     free(copied);
     return status;

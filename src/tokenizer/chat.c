@@ -1,9 +1,10 @@
-/* ChatML: recognised by the fragments of its template, rendered by plain concatenation. */
+/* ChatML: templates that are known by the hash of their text, rendered by plain concatenation. */
 #include "tokenizer/chat.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/hash.h"
 #include "tokenizer/tokenizer_internal.h"
 #include "tokenizer/utf8.h"
 
@@ -11,88 +12,61 @@
 #define END "<|im_end|>"
 #define NO_THOUGHT "<think>\n\n</think>\n\n"
 
-/* The place after `what` in a template; line ends may be written as \n there. NULL: it is not there. */
-static const char *after(const char *text, const char *what) {
-    for (; *text != '\0'; text++) {
-        const char *at = text;
-        const char *wanted = what;
-        while (*wanted != '\0') {
-            if (*wanted == '\n' && at[0] == '\\' && at[1] == 'n') {
-                at += 2;
-            } else if (*at == *wanted) {
-                at++;
-            } else {
-                break;
-            }
-            wanted++;
-        }
-        if (*wanted == '\0') {
-            return at;
-        }
-    }
-    return NULL;
-}
-
-/* "<|im_start|>system\nTEXT<|im_end|>" with a text in it is what stands there when no system message is given. */
-static carry_status take_system(carry_ctx *ctx, carry_chat *chat, const char *text) {
-    for (const char *at = after(text, START "system\n"); at != NULL; at = after(at, START "system\n")) {
-        const char *end = strstr(at, END);
-        if (*at == '\'' || *at == '"' || *at == '{' || end == NULL) {
-            continue;
-        }
-        size_t length = (size_t)(end - at);
-        if (length >= CARRY_CHAT_SYSTEM || memchr(at, '\'', length) != NULL || memchr(at, '"', length) != NULL ||
-            memchr(at, '\\', length) != NULL || memchr(at, '{', length) != NULL) {
-            return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                              "the chat template is not known: its system prompt is not plain text of up to %d bytes",
-                              CARRY_CHAT_SYSTEM - 1);
-        }
-        memcpy(chat->system, at, length);
-        chat->system[length] = '\0';
-        return CARRY_OK;
-    }
-    return CARRY_OK;
-}
-
-/* What follows "<|im_start|>assistant\n" of the prompt. */
-static void take_thinking(carry_chat *chat, const char *tail) {
-    const char *open = after(tail, "<think>\n");
-    while (open != NULL && *open != '\'' && *open != '"') {
-        open = after(open, "<think>\n");
-    }
-    chat->can_not_think = after(tail, NO_THOUGHT) != NULL;
-    chat->opens_thought = open != NULL;
-    chat->can_think = chat->can_not_think || chat->opens_thought;
-    bool only_when_asked = strstr(tail, "enable_thinking is true") != NULL ||
-                           (strstr(tail, "enable_thinking %}") != NULL && strstr(tail, "not enable_thinking") == NULL &&
-                            chat->opens_thought && chat->can_not_think);
-    chat->thinks = chat->can_think && !only_when_asked;
-}
+/* The texts were rendered by Jinja 3.1 as well, with the same results (docs/results/hardening.md). */
+static const struct {
+    uint64_t hash; /* carry_hash of the text without a newline at its end */
+    carry_chat chat;
+} known[] = {
+    /* Plain ChatML, as in the documentation of transformers; and the shortest form of it. */
+    {0x3F951C547F06568FU, {0}},
+    {0xAFDDC61DD2FF9FE6U, {0}},
+    /* The shortest form with a switch for thinking. */
+    {0x4E599D7717A5D718U, {.can_think = true, .can_not_think = true, .thinks = true}},
+    /* Qwen2 and Qwen2.5 (Instruct). */
+    {0xAB2957052382CF7CU, {.system = "You are a helpful assistant."}},
+    {0x14F39DFCC63BCDCBU, {.system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."}},
+    /* Qwen3. */
+    {0xEBED4C75E31DE940U, {.drops_thoughts = true, .can_think = true, .can_not_think = true, .thinks = true}},
+    /* Qwen3.5: sizes that think by default, and those that do not (0.8B, 2B). */
+    {0x81A87211B56794D9U,
+     {.trims = true,
+      .drops_thoughts = true,
+      .can_think = true,
+      .can_not_think = true,
+      .opens_thought = true,
+      .thinks = true}},
+    {0x71E3BFD975DA04EAU,
+     {.trims = true, .drops_thoughts = true, .can_think = true, .can_not_think = true, .opens_thought = true}},
+};
 
 carry_status carry_chat_open(carry_ctx *ctx, carry_chat *chat, const carry_tokenizer *tokenizer) {
-    *chat = (carry_chat){.end = carry_tokenizer_find(tokenizer, END)};
-    const char *text = tokenizer->chat;
-    if (text == NULL) {
+    *chat = (carry_chat){0};
+    if (tokenizer->chat == NULL) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "the model has no chat template, neither chat_template.jinja nor in tokenizer_config.json");
     }
-    const char *tail = NULL;
-    for (const char *at = text; (at = strstr(at, "add_generation_prompt")) != NULL; at++) {
-        tail = at;
+    size_t length = tokenizer->chat_length;
+    length -= length > 0 && tokenizer->chat[length - 1] == '\n' ? 1 : 0; /* Jinja drops it, too */
+    const uint64_t hash = carry_hash(0, tokenizer->chat, length);
+    bool is_known = false;
+    for (size_t i = 0; i < sizeof known / sizeof known[0] && !is_known; i++) {
+        is_known = known[i].hash == hash;
+        *chat = is_known ? known[i].chat : *chat;
     }
-    if (strlen(text) != tokenizer->chat_length || tail == NULL || after(tail, START "assistant\n") == NULL ||
-        strstr(text, END) == NULL) {
+    if (!is_known) {
+        char text[CARRY_HASH_TEXT];
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "the chat template is not known: it is not ChatML with " START " and " END ", as Qwen's is");
+                          "the chat template is not known (XXH64 %s): templates are compared with those of Qwen2, "
+                          "Qwen2.5, Qwen3, Qwen3.5 and plain ChatML, not interpreted; render the chat elsewhere and "
+                          "give it as the prompt, without --chat",
+                          carry_hash_text(text, hash));
     }
+    chat->end = carry_tokenizer_find(tokenizer, END);
     if (chat->end < 0 || carry_tokenizer_find(tokenizer, START) < 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "the chat template has " START " and " END ", and the tokenizer has no such tokens");
     }
-    chat->trims = strstr(text, "|trim") != NULL || strstr(text, "| trim") != NULL;
-    chat->drops_thoughts = strstr(text, "'</think>'") != NULL || strstr(text, "\"</think>\"") != NULL;
-    take_thinking(chat, tail);
-    return take_system(ctx, chat, text);
+    return CARRY_OK;
 }
 
 /* As Python's strip has it. */
@@ -139,11 +113,11 @@ static bool add_text(carry_buffer *to, const char *text) {
 static bool add_message(const carry_chat *chat, carry_buffer *to, const carry_message *message) {
     const char *text = message->text;
     size_t length = message->length;
-    if (chat->drops_thoughts && strcmp(message->role, "assistant") == 0) {
-        drop_thoughts(&text, &length);
-    }
     if (chat->trims) {
         trim(&text, &length);
+    }
+    if (chat->drops_thoughts && strcmp(message->role, "assistant") == 0) {
+        drop_thoughts(&text, &length);
     }
     return add_text(to, START) && add_text(to, message->role) && add_text(to, "\n") &&
            carry_buffer_add(to, text, length) && add_text(to, END "\n");
@@ -169,6 +143,19 @@ static carry_status check_messages(carry_ctx *ctx, const carry_message *messages
     return CARRY_OK;
 }
 
+/* A last message that is the result of a tool: Qwen's templates keep the thoughts before it. */
+static bool is_tool_response(const carry_chat *chat, const carry_message *message) {
+    static const char first[] = "<tool_response>";
+    static const char last[] = "</tool_response>";
+    const char *text = message->text;
+    size_t length = message->length;
+    if (chat->trims) {
+        trim(&text, &length);
+    }
+    return chat->drops_thoughts && length >= sizeof last - 1 && memcmp(text, first, sizeof first - 1) == 0 &&
+           memcmp(text + length - (sizeof last - 1), last, sizeof last - 1) == 0;
+}
+
 carry_status carry_chat_render(carry_ctx *ctx, const carry_chat *chat, const carry_message *messages, int64_t count,
                                carry_thinking thinking, char **text, size_t *length) {
     *text = NULL;
@@ -179,10 +166,16 @@ carry_status carry_chat_render(carry_ctx *ctx, const carry_chat *chat, const car
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "this model's chat template cannot turn thinking %s",
                           thinking == CARRY_THINKING_ON ? "on" : "off");
     }
+    if (is_tool_response(chat, &messages[count - 1])) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "message %lld is the result of a tool: chats with tools are not "
+                          "rendered",
+                          (long long)count);
+    }
     bool thinks = thinking == CARRY_THINKING_AS_IS ? chat->thinks : thinking == CARRY_THINKING_ON;
     carry_buffer to = {0};
     bool done = true;
-    if (chat->system[0] != '\0' && strcmp(messages[0].role, "system") != 0) {
+    if (chat->system != NULL && strcmp(messages[0].role, "system") != 0) {
         done = add_text(&to, START "system\n") && add_text(&to, chat->system) && add_text(&to, END "\n");
     }
     for (int64_t i = 0; i < count && done; i++) {

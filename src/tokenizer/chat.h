@@ -1,10 +1,11 @@
-/* Chat templates. Hugging Face keeps them as programs in Jinja; they are not run here. ChatML as Qwen has it is known:
+/* Chat templates. Hugging Face keeps them as programs in Jinja; they are not run here. A template is compared with
+   those that are known, by the hash of its whole text, and any other is refused. All known ones are ChatML:
 
        <|im_start|>system\nTEXT<|im_end|>\n<|im_start|>user\nTEXT<|im_end|>\n<|im_start|>assistant\n
 
-   and what its editions differ in is read off the template's text: a system prompt that stands there when none is given
-   (Qwen 2 and 2.5), how thinking is turned on and off and which of the two holds (Qwen 3 and 3.5), whether thoughts of
-   earlier answers are left out, whether texts are trimmed. Any other template is refused. */
+   They differ in the system prompt that is used when none is given (Qwen2, Qwen2.5), in how thinking is turned on and
+   off and which is the default (Qwen3, Qwen3.5), in whether thoughts of earlier answers are left out, and in whether
+   texts are trimmed. */
 #ifndef CARRY_CHAT_H
 #define CARRY_CHAT_H
 
@@ -12,9 +13,8 @@
 
 typedef enum carry_thinking { CARRY_THINKING_AS_IS, CARRY_THINKING_ON, CARRY_THINKING_OFF } carry_thinking;
 
-#define CARRY_CHAT_SYSTEM 1024
 typedef struct carry_chat {
-    char system[CARRY_CHAT_SYSTEM]; /* where no system message is given; "": none */
+    const char *system; /* if no system message is given; NULL: none */
     bool trims, drops_thoughts;
     bool can_think, can_not_think; /* as a prompt can ask for */
     bool opens_thought;            /* an answer with thoughts starts inside <think> */

@@ -91,24 +91,6 @@ static carry_status save_state(carry_ctx *ctx, const char *folder, const carry_c
     return status;
 }
 
-static carry_status put_files(carry_ctx *ctx, carry_json_text *text, const char *folder, bool has_tokenizer) {
-    const char *before = "";
-    for (int i = 0; carry_checkpoint_files[i] != NULL; i++) {
-        int64_t bytes;
-        uint32_t crc;
-        char path[CARRY_FILE_PATH];
-        if (!has_tokenizer && strcmp(carry_checkpoint_files[i], CARRY_TOKENIZER_FILE) == 0) {
-            continue;
-        }
-        CARRY_TRY(carry_file_in(ctx, path, folder, carry_checkpoint_files[i]));
-        CARRY_TRY(carry_checkpoint_sum(ctx, path, &bytes, &crc));
-        carry_json_put_raw(text, "%s\n    {\"name\": \"%s\", \"bytes\": %lld, \"crc32c\": %lu}", before,
-                           carry_checkpoint_files[i], (long long)bytes, (unsigned long)crc);
-        before = ",";
-    }
-    return CARRY_OK;
-}
-
 static carry_status save_note(carry_ctx *ctx, const char *folder, const carry_checkpoint *c) {
     char path[CARRY_FILE_PATH];
     carry_json_text text = {0};
@@ -117,12 +99,9 @@ static carry_status save_note(carry_ctx *ctx, const char *folder, const carry_ch
                        (long long)c->step, (long long)c->seen);
     carry_json_put_raw(&text, "  \"position\": {\"epoch\": %lld, \"window\": %lld, \"row\": %lld},\n",
                        (long long)c->position.epoch, (long long)c->position.window, (long long)c->position.row);
-    carry_json_put_raw(&text, "  \"source\": %lu,\n  \"options\": %s,\n  \"files\": [", (unsigned long)c->source,
-                       c->options);
-    carry_status status = put_files(ctx, &text, folder, c->tokenizer != NULL);
-    carry_json_put_raw(&text, "\n  ]");
-    const uint32_t sum = text.failed ? 0 : carry_crc32c(0, text.bytes, text.length); /* of all before it */
-    carry_json_put_raw(&text, CARRY_NOTE_SUM " %lu\n}\n", (unsigned long)sum);
+    carry_json_put_raw(&text, "  \"source\": %lu,\n  \"options\": %s,\n", (unsigned long)c->source, c->options);
+    carry_status status = carry_checkpoint_put_files(ctx, &text, folder, carry_checkpoint_files, true);
+    carry_checkpoint_put_sum(&text);
     if (status == CARRY_OK && text.failed) {
         status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
     }

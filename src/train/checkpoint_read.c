@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "file/safetensors.h"
 #include "train/checkpoint.h"
-#include "file/checkpoint_files.h"
+#include "file/checkpoint.h"
 
 bool carry_run_folder_is_used(const char *path) {
     carry_ctx *ctx = NULL;
@@ -96,33 +96,36 @@ static carry_status check_checkpoint(carry_ctx *ctx, carry_found *found, const c
     return CARRY_OK;
 }
 
+typedef struct training_search {
+    carry_found *found;
+    const carry_sink *sink;
+} training_search;
+
+static carry_status check_step(void *user, carry_ctx *ctx, const char *folder) {
+    const training_search *search = user;
+    return check_checkpoint(ctx, search->found, folder);
+}
+
+static void note_skipped(void *user, carry_ctx *ctx, int64_t step, const char *why) {
+    const training_search *search = user;
+    char line[640];
+    (void)ctx;
+    (void)snprintf(line, sizeof line, "the checkpoint of step %" PRId64 " is incomplete and skipped: %s", step, why);
+    carry_sink_note(search->sink, step, line);
+}
+
 static carry_status find_newest(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink) {
-    int64_t *steps;
-    int64_t count;
-    CARRY_TRY(carry_checkpoint_steps(ctx, &steps, &count, path));
-    carry_status status = CARRY_ENOTFOUND;
-    int64_t damaged = 0;
-    for (int64_t i = 0; i < count && status != CARRY_OK; i++) {
-        char folder[CARRY_FILE_PATH];
-        char name[64];
-        (void)snprintf(name, sizeof name, "step-%" PRId64, steps[i]);
-        status = carry_file_in(ctx, folder, path, name);
-        status = status == CARRY_OK ? check_checkpoint(ctx, found, folder) : status;
-        if (status != CARRY_OK) {
-            char line[640];
-            (void)snprintf(line, sizeof line, "the checkpoint of step %" PRId64 " is incomplete and skipped: %s",
-                           steps[i], carry_ctx_error(ctx));
-            carry_sink_note(sink, steps[i], line);
-            damaged++;
-        }
+    training_search user = {.found = found, .sink = sink};
+    const carry_checkpoint_search search = {.check = check_step, .skip = note_skipped, .user = &user};
+    char folder[CARRY_FILE_PATH];
+    int64_t count = 0;
+    const carry_status status = carry_checkpoint_newest(ctx, folder, path, &count, &search);
+    if (status == CARRY_OK || (count == 0 && status != CARRY_ENOTFOUND)) {
+        return status;
     }
-    free(steps);
-    if (status != CARRY_OK) {
-        return damaged > 0 ? carry_fail(ctx, CARRY_ENOTFOUND, "%s has no whole checkpoint: %" PRId64 " are damaged",
-                                        path, damaged)
-                           : carry_fail(ctx, CARRY_ENOTFOUND, "%s has no checkpoint: no folder step-N is in it", path);
-    }
-    return CARRY_OK;
+    return count > 0
+               ? carry_fail(ctx, CARRY_ENOTFOUND, "%s has no whole checkpoint: %" PRId64 " are damaged", path, count)
+               : carry_fail(ctx, CARRY_ENOTFOUND, "%s has no checkpoint: no folder step-N is in it", path);
 }
 
 carry_status carry_checkpoint_find(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink) {

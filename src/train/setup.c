@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "file/checkpoint_files.h"
 #include "core/memory.h"
+#include "model/lm/families/fla.h"
 #include "train/presets.h"
 #include "train/training.h"
 
@@ -57,21 +58,22 @@ static carry_status configure(carry_training *t, carry_lm_config *config) {
     }
     choose_sizes(o);
     const bool is_gated = strcmp(o->type, "gated_deltanet") == 0;
-    *config = carry_lm_config_default(is_gated ? CARRY_LM_GATED_DELTANET : CARRY_LM_DELTA_NET);
+    *config = carry_lm_config_default(is_gated ? &carry_lm_family_gated_deltanet : &carry_lm_family_delta_net);
+    carry_lm_fla *own = carry_lm_fla_of(config);
     const carry_train_preset *preset = carry_train_preset_named(o->preset);
     const int64_t tokens = t->material.source.vocabulary;
     config->vocab_size = preset != NULL && preset->vocabulary > tokens ? preset->vocabulary : tokens;
     config->hidden_size = o->hidden;
     config->num_hidden_layers = o->layers;
-    config->num_heads = o->heads;
-    config->head_dim = o->head_dim;
-    config->expand_k = (double)(o->heads * o->head_dim) / (double)o->hidden;
-    config->expand_v = is_gated ? o->expand_v : o->expand_v * config->expand_k;
-    config->use_short_conv = o->conv > 0;
-    config->conv_size = o->conv > 0 ? o->conv : config->conv_size;
+    config->delta.heads = o->heads;
+    own->head_dim = o->head_dim;
+    own->expand_k = (double)(o->heads * o->head_dim) / (double)o->hidden;
+    own->expand_v = is_gated ? o->expand_v : o->expand_v * own->expand_k;
+    config->delta.use_short_conv = o->conv > 0;
+    config->delta.conv_size = o->conv > 0 ? o->conv : config->delta.conv_size;
     config->initializer_range = o->init > 0.0 ? o->init : config->initializer_range;
-    config->allow_neg_eigval = o->neg_eigval;
-    config->use_delta_rule = strcmp(o->method, carry_lm_recurrence_linear.name) != 0;
+    config->delta.allow_neg_eigval = o->neg_eigval;
+    config->delta.use_delta_rule = strcmp(o->method, carry_lm_recurrence_linear.name) != 0;
     config->tie_word_embeddings = o->tie;
     config->eos_token_id = t->material.source.end;
     config->bos_token_id = config->pad_token_id = -1;

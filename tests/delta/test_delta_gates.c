@@ -231,10 +231,95 @@ static void a_nan_of_v_reaches_no_earlier_gradient(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Gates that are made inside: their parameters get sums over all tokens of dg, in which large terms cancel. 2e-5, or
+   ten times what the recurrence in f32 loses. */
+static void parameters_of_the_gate_are_no_worse_either(void **unused) {
+    (void)unused;
+    static const struct {
+        int64_t tokens, key, value;
+        float level, spread; /* of a */
+        bool l2norm;
+    } cases[] = {{155, 24, 16, 2.0f, 4.0f, false}, {260, 32, 4, 4.0f, 0.1f, true},  {264, 64, 24, 4.0f, 4.0f, true},
+                 {300, 16, 64, 4.0f, 4.0f, false}, {142, 96, 64, 4.0f, 1.0f, true}, {280, 24, 24, 0.0f, 4.0f, false}};
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        if (!support_takes((int)i, 3)) {
+            continue;
+        }
+        const carry_delta_problem p = {.batch = 2,
+                                       .tokens = cases[i].tokens,
+                                       .heads = 1,
+                                       .value_heads = 2,
+                                       .key = cases[i].key,
+                                       .value = cases[i].value,
+                                       .gate = CARRY_DELTA_HEAD_GATE,
+                                       .gate_inside = true,
+                                       .l2norm = cases[i].l2norm};
+        whole w = make_whole(ctx, p, NULL);
+        for (int64_t j = 0; j < w.count[7]; j++) {
+            w.g[j] = (w.g[j] + 4.0f) * cases[i].spread + cases[i].level; /* make_whole's mean is -4 */
+        }
+        memset(w.dfinal, 0, (size_t)w.count[6] * sizeof(float));
+        recurrence exact = recur_whole(&w, false);
+        recurrence plain = recur_whole(&w, true);
+        for (int m = 0; carry_delta_name(m) != NULL; m++) {
+            run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
+            for (int r = REFERENCED; r < RESULTS; r++) {
+                const double allowed = fmax(10.0 * error_of(&exact, r, NULL, plain.to[r]), 2e-5);
+                const double off = error_of(&exact, r, w.got[r], NULL);
+                if (!(off <= allowed)) {
+                    fail_msg("%s, case %zu: %s is off by %.3g of its largest, %.3g is allowed", carry_delta_name(m), i,
+                             result_name[r], off, allowed);
+                }
+            }
+        }
+        discard_recurrence(&exact);
+        discard_recurrence(&plain);
+        discard_whole(&w);
+    }
+    carry_ctx_free(ctx);
+}
+
+/* Training and generation must not differ: what is kept for the backward pass changes no bit of the results, and
+   gradients are the same whether it was kept or is made again. */
+static void kept_memory_changes_no_bit(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int form = 0; form < 3; form++) {
+        carry_delta_problem p = problems[form % 2];
+        p.gate = form == 2 ? CARRY_DELTA_KEY_GATE : p.gate;
+        whole w = make_whole(ctx, p, NULL);
+        for (int m = 0; carry_delta_name(m) != NULL; m++) {
+            carry_delta_plan *plan;
+            call c;
+            run_method(ctx, &w, carry_delta_name(m), w.wanted, false, false);
+            assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = carry_delta_name(m)}));
+            size_t bytes = carry_delta_backward_workspace(plan) + carry_delta_forward_workspace(plan);
+            void *workspace = malloc(bytes);
+            assert_non_null(workspace);
+            make_call(&c, &w, w.got, 0, p.tokens, NULL);
+            assert_ok(ctx, carry_delta_forward(plan, &c.forward, workspace, bytes));
+            assert_ok(ctx, carry_delta_backward(plan, &c.backward, workspace, bytes));
+            for (int r = 0; r < REFERENCED; r++) {
+                if (memcmp(w.got[r], w.wanted[r], (size_t)w.count[r] * sizeof(float)) != 0) {
+                    fail_msg("%s, form %d: %s has other bits without kept memory", carry_delta_name(m), form,
+                             result_name[r]);
+                }
+            }
+            free(workspace);
+            carry_delta_plan_free(plan);
+        }
+        discard_whole(&w);
+    }
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(no_method_is_worse_than_the_recurrence),
         cmocka_unit_test(key_gates_are_no_worse_either),
+        cmocka_unit_test(parameters_of_the_gate_are_no_worse_either),
+        cmocka_unit_test(kept_memory_changes_no_bit),
         cmocka_unit_test(ranks_are_no_worse_than_the_recurrence),
         cmocka_unit_test(gates_that_erase_have_no_gradient),
         cmocka_unit_test(a_nan_reaches_no_earlier_token),

@@ -1,6 +1,9 @@
-/* Every device there is: memory, copies both ways and within, fills, streams, events, graphs, pinned memory, where
-   pointers point, refusals that leave it usable. On a machine without a GPU this walks the CPU alone and says so. */
+/* Every device: memory, copies both ways and within, fills, streams, events, graphs, pinned memory, pointers, refusals
+   that leave it usable. On a machine without a GPU only the CPU is tested, and the test says so. Other processes may
+   use the GPU at the same time: memory is judged by what this context holds, and rates only by what no GPU exceeds. */
 /* labels: gpu */
+#include <math.h>
+
 #include "device/gpu.h"
 #include "support.h"
 
@@ -125,15 +128,11 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     for (int device = 0; device < carry_device_count(); device++) {
-        size_t before = 0;
-        size_t after = 0;
+        size_t available = 0;
         size_t total = 0;
         void *data = NULL;
-        assert_ok(ctx,
-                  carry_device_alloc(ctx, &data, device, 64)); /* what a first call sets up is there before the count */
-        carry_device_free(ctx, device, data);
-        assert_ok(ctx, carry_device_memory(ctx, &before, &total, device));
-        assert_true(before <= total);
+        assert_ok(ctx, carry_device_memory(ctx, &available, &total, device));
+        assert_true(available <= total);
         for (int i = 0; i < 20; i++) {
             data = &data;
             assert_refused(ctx, CARRY_EMEMORY, "1125899906842624",
@@ -146,14 +145,13 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
                 assert_refused(ctx, CARRY_EMEMORY, "are free", carry_device_alloc(ctx, &data, device, total + 1));
             }
             assert_ok(ctx, carry_device_alloc(ctx, &data, device, (size_t)16 << 20));
+            assert_true(device == 0 || carry_device_held(ctx, device) >= (size_t)16 << 20);
             assert_ok(ctx, carry_device_fill(ctx, data, device, 1, (size_t)16 << 20, NULL));
             assert_ok(ctx, carry_stream_wait(ctx, device, NULL));
             carry_device_free(ctx, device, data);
         }
-        assert_ok(ctx, carry_device_memory(ctx, &after, &total, device));
-        if (device > 0) { /* 20 lost pieces would be 320 MiB; what else runs on the GPU may take a little */
-            assert_true(after + ((size_t)128 << 20) > before);
-        }
+        /* 20 lost blocks would be 320 MiB; the driver keeps a free block or two, in pieces of up to 32 MiB. */
+        assert_true(carry_device_held(ctx, device) <= (size_t)128 << 20);
     }
     carry_ctx_free(ctx);
 }
@@ -319,8 +317,8 @@ static void what_is_absent_is_said(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Between what a small old GPU and what one of the next years could do. */
-static void rates_of_gpus_are_plausible_and_measured_once(void **unused) {
+/* Other work on the GPU can slow a measurement by any factor: only values that no GPU reaches are errors. */
+static void rates_of_gpus_are_possible_and_measured_once(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     const carry_gpu *gpu;
@@ -340,13 +338,13 @@ static void rates_of_gpus_are_plausible_and_measured_once(void **unused) {
                       gpu->tensor_flops_s, gpu->plain_flops_s);
         assert_int_equal(gpu->device, device);
         assert_true(gpu->units > 0 && gpu->shared_bytes >= 48 * 1024 && gpu->cache > 0);
-        assert_true(gpu->copy_bytes_s > 5e10 && gpu->copy_bytes_s < 1e14);
+        assert_true(gpu->copy_bytes_s > 0.0 && gpu->copy_bytes_s < 1e14);
         assert_true(gpu->cache_bytes_s >= gpu->copy_bytes_s && gpu->cache_bytes_s < 1e15);
-        assert_true(gpu->launch_s > 1e-7 && gpu->launch_s < 1e-4);
-        assert_true(gpu->barrier_s > 1e-7 && gpu->barrier_s < 1e-4);
-        assert_true(gpu->latency_s > 1e-7 && gpu->latency_s < 1e-5);
-        assert_true(gpu->tensor_flops_s > 1e12 && gpu->tensor_flops_s < 1e17);
-        assert_true(gpu->plain_flops_s > 1e11 && gpu->plain_flops_s < 1e16);
+        assert_true(gpu->launch_s > 1e-7 && isfinite(gpu->launch_s));
+        assert_true(gpu->barrier_s > 0.0 && isfinite(gpu->barrier_s)); /* a difference of two times */
+        assert_true(gpu->latency_s > 1e-7 && isfinite(gpu->latency_s));
+        assert_true(gpu->tensor_flops_s > 0.0 && gpu->tensor_flops_s < 1e17);
+        assert_true(gpu->plain_flops_s > 0.0 && gpu->plain_flops_s < 1e16);
         assert_ok(ctx, carry_gpu_of(ctx, &again, device));
         assert_ptr_equal(again, gpu);
     }
@@ -365,7 +363,7 @@ int main(void) {
         cmocka_unit_test(graphs_are_recorded_on_gpus_and_refused_by_the_cpu),
         cmocka_unit_test(copies_between_gpus_arrive),
         cmocka_unit_test(what_is_absent_is_said),
-        cmocka_unit_test(rates_of_gpus_are_plausible_and_measured_once),
+        cmocka_unit_test(rates_of_gpus_are_possible_and_measured_once),
     };
     return cmocka_run_group_tests_name("device/memory", tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "engine/evaluate.h"
+#include "ops/product/bf16.h"
 
 typedef struct place {
     carry_ctx *ctx;
@@ -209,8 +210,28 @@ static void the_newest_whole_step_is_taken(void **state) {
     path_in(p, path, "run/step-9/model.safetensors");
     assert_int_equal(unlink(path), 0);
     carry_status status = carry_model_open(p->ctx, &m, run, 0);
-    assert_true(status != CARRY_OK && strstr(carry_ctx_error(p->ctx), "no step that is whole") != NULL);
+    assert_true(status != CARRY_OK && strstr(carry_ctx_error(p->ctx), "no complete step") != NULL);
     assert_true(m.lm == NULL && m.tokenizer == NULL);
+}
+
+static void the_type_is_that_of_weights_with_fast_products(void **state) {
+    const place *p = *state;
+    static const carry_dtype types[] = {CARRY_F32, CARRY_BF16, CARRY_F16};
+    for (size_t i = 0; i < 3; i++) {
+        char why[CARRY_MODEL_WHY];
+        char path[256];
+        carry_model m;
+        carry_lm *lm = model(p->ctx, byte_config(257));
+        path_in(p, path, "typed");
+        assert_true(mkdir(path, 0700) == 0 || errno == EEXIST);
+        assert_ok(p->ctx, carry_lm_save(lm, path, types[i]));
+        carry_lm_free(lm);
+        assert_ok(p->ctx, carry_model_open(p->ctx, &m, path, 0));
+        const carry_dtype chosen = carry_model_dtype(p->ctx, &m, why);
+        assert_int_equal(chosen, types[i] == CARRY_BF16 && carry_bf16_of(p->ctx) != NULL ? CARRY_BF16 : CARRY_F32);
+        assert_non_null(strstr(why, carry_dtype_name(types[i])));
+        carry_model_close(&m);
+    }
 }
 
 static void a_tokenizer_must_belong_to_its_model(void **state) {
@@ -252,9 +273,13 @@ static void a_tokenizer_must_belong_to_its_model(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(evaluation_is_that_of_one_pass),   cmocka_unit_test(narrow_types_have_nearly_the_same_loss),
-        cmocka_unit_test(a_folder_is_the_sum_of_its_files), cmocka_unit_test(what_cannot_be_evaluated_is_refused),
-        cmocka_unit_test(the_newest_whole_step_is_taken),   cmocka_unit_test(a_tokenizer_must_belong_to_its_model),
+        cmocka_unit_test(evaluation_is_that_of_one_pass),
+        cmocka_unit_test(narrow_types_have_nearly_the_same_loss),
+        cmocka_unit_test(a_folder_is_the_sum_of_its_files),
+        cmocka_unit_test(what_cannot_be_evaluated_is_refused),
+        cmocka_unit_test(the_type_is_that_of_weights_with_fast_products),
+        cmocka_unit_test(the_newest_whole_step_is_taken),
+        cmocka_unit_test(a_tokenizer_must_belong_to_its_model),
     };
     return cmocka_run_group_tests_name("train/evaluate", tests, make_place, leave_place);
 }

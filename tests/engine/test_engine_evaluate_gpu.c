@@ -114,7 +114,7 @@ static double call(carry_scorer *s, int turn) {
 static void calls_are_recorded_where_they_can_be(void **state) {
     const place *p = *state;
     for (int attention = 0; attention < 2; attention++) {
-        carry_lm *cpu = model(p->ctx, attention ? hybrid(1) : small(CARRY_LM_GATED_DELTANET));
+        carry_lm *cpu = model(p->ctx, attention ? hybrid(1) : small(&carry_lm_family_gated_deltanet));
         carry_lm *gpu = on_gpu(p->ctx, cpu);
         for (int with_state = 0; with_state < 2; with_state++) {
             const carry_scorer_options options = {.most = 6, .has_state = with_state == 1};

@@ -57,25 +57,25 @@ static void steps_after_a_prompt_equal_the_whole(void **unused) {
     (void)unused;
     static const int64_t prompts[] = {1, 2, 21}; /* shorter than the convolution, and longer than a chunk of 16 */
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    carry_lm_config gated = small(CARRY_LM_GATED_DELTANET);
+    carry_lm_config gated = small(&carry_lm_family_gated_deltanet);
     follow(ctx, gated, prompts);
-    gated.num_v_heads = 4;
-    gated.allow_neg_eigval = true;
+    carry_lm_fla_of(&gated)->num_v_heads = 4;
+    gated.delta.allow_neg_eigval = true;
     gated.tie_word_embeddings = true;
     follow(ctx, gated, prompts);
-    gated.use_short_conv = false;
-    gated.use_gate = false;
+    gated.delta.use_short_conv = false;
+    gated.delta.use_gate = false;
     follow(ctx, gated, prompts);
-    carry_lm_config wide = small(CARRY_LM_GATED_DELTANET);
-    wide.expand_v = 60.0; /* two slices a head */
+    carry_lm_config wide = small(&carry_lm_family_gated_deltanet);
+    carry_lm_fla_of(&wide)->expand_v = 60.0; /* two slices a head */
     follow(ctx, wide, prompts);
-    carry_lm_config conv = small(CARRY_LM_GATED_DELTANET);
-    conv.conv_size = 1;
+    carry_lm_config conv = small(&carry_lm_family_gated_deltanet);
+    conv.delta.conv_size = 1;
     follow(ctx, conv, prompts);
-    carry_lm_config delta = small(CARRY_LM_DELTA_NET);
+    carry_lm_config delta = small(&carry_lm_family_delta_net);
     follow(ctx, delta, prompts);
-    delta.use_beta = false;
-    delta.qk_activation = CARRY_ELU;
+    delta.delta.use_beta = false;
+    delta.delta.qk_activation = CARRY_ELU;
     follow(ctx, delta, prompts);
     carry_ctx_free(ctx);
 }
@@ -83,7 +83,7 @@ static void steps_after_a_prompt_equal_the_whole(void **unused) {
 static void a_prompt_in_pieces_equals_the_whole(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm *lm = model(ctx, small(CARRY_LM_GATED_DELTANET));
+    carry_lm *lm = model(ctx, small(&carry_lm_family_gated_deltanet));
     carry_lm_generator *generator;
     enum { LONG = 1100 }; /* more than two of the pieces that a long prompt is read in */
     int64_t *ids = malloc(LONG * sizeof *ids);
@@ -115,8 +115,8 @@ static void a_prompt_in_pieces_equals_the_whole(void **unused) {
 static void states_are_copied_and_cleared(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
-    config.expand_v = 60.0;
+    carry_lm_config config = small(&carry_lm_family_gated_deltanet);
+    carry_lm_fla_of(&config)->expand_v = 60.0;
     carry_lm *lm = model(ctx, config);
     carry_lm_generator *generator;
     static const int64_t prompt[] = {3, 1, 4, 1, 5};

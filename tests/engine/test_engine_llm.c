@@ -2,11 +2,13 @@
    the loss, mistakes are named. */
 #include "hybrid_support.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "carry/model.h"
 #include "core/tensor.h"
 #include "engine/generator.h"
+#include "file/checkpoint_files.h"
 #include "model/lm/lm_pass.h"
 
 enum { TOKENS = 40, TEXT = 10 };
@@ -298,6 +300,63 @@ static void mistakes_are_named(void **unused) {
     carry_ctx_free(ctx);
 }
 
+static void flip(const char *path, long at) {
+    FILE *f = fopen(path, "r+b");
+    assert_non_null(f);
+    assert_int_equal(fseek(f, at, at < 0 ? SEEK_END : SEEK_SET), 0);
+    const int byte = fgetc(f);
+    assert_int_equal(fseek(f, -1, SEEK_CUR), 0);
+    assert_true(fputc(byte ^ 1, f) != EOF);
+    assert_int_equal(fclose(f), 0);
+}
+
+/* A step of a run, with checksums. */
+static void save_step(carry_ctx *ctx, const char *name) {
+    carry_lm *lm = model(ctx, hybrid(0));
+    assert_int_equal(mkdir(in_folder(name), 0700), 0);
+    assert_ok(ctx, carry_lm_save(lm, in_folder(name), CARRY_F32));
+    assert_ok(ctx, carry_checkpoint_write_sums(ctx, in_folder(name)));
+    carry_lm_free(lm);
+}
+
+static void damaged_checkpoints_are_refused(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    static const char *const files[] = {"run/step-20/model.safetensors", "run/step-20/config.json",
+                                        "run/step-20/checksums.json"};
+    carry_llm *llm;
+    assert_int_equal(mkdir(in_folder("run"), 0700), 0);
+    save_step(ctx, "run/step-9");
+    save_step(ctx, "run/step-20");
+    for (int trains = 0; trains < 2; trains++) {
+        const carry_llm_options options = {.trains = trains == 1};
+        assert_ok(ctx, carry_llm_open(ctx, &llm, in_folder("run"), &options));
+        assert_string_equal(carry_llm_folder(llm), in_folder("run/step-20"));
+        carry_llm_close(llm);
+        for (size_t i = 0; i < 3; i++) {
+            const long at = i == 0 ? -4 : 5; /* of the weights, a bit of a fraction: every value looks right */
+            flip(in_folder(files[i]), at);
+            assert_int_equal(carry_llm_open(ctx, &llm, in_folder("run/step-20"), &options), CARRY_EFORMAT);
+            assert_null(llm);
+            const bool is_fine = i == 1; /* of a path that is a file, this file alone is compared */
+            assert_int_equal(carry_checkpoint_verify_model(ctx, in_folder(files[0])),
+                             is_fine ? CARRY_OK : CARRY_EFORMAT);
+            assert_ok(ctx, carry_llm_open(ctx, &llm, in_folder("run"), &options));
+            assert_string_equal(carry_llm_folder(llm), in_folder("run/step-9"));
+            carry_llm_close(llm);
+            flip(in_folder(files[i]), at);
+        }
+    }
+    flip(in_folder("run/step-9/model.safetensors"), -4);
+    flip(in_folder(files[0]), -4);
+    assert_refused(ctx, CARRY_EFORMAT,
+                   "no complete step; the newest:", carry_llm_open(ctx, &llm, in_folder("run"), NULL));
+    char command[128];
+    (void)snprintf(command, sizeof command, "rm -r '%s'", in_folder("run"));
+    assert_int_equal(system(command), 0);
+    carry_ctx_free(ctx);
+}
+
 /* A callback that uses the model which called it. */
 typedef struct inside {
     carry_ctx *ctx;
@@ -400,6 +459,7 @@ int main(void) {
         cmocka_unit_test(token_by_token_leaves_the_states_of_a_prompt),
         cmocka_unit_test(generation_is_greedy_and_snapshots_go_back),
         cmocka_unit_test(steps_lower_the_loss),
+        cmocka_unit_test(damaged_checkpoints_are_refused),
         cmocka_unit_test(mistakes_are_named),
         cmocka_unit_test(callbacks_cannot_free_what_is_in_use),
         cmocka_unit_test(a_long_prompt_ends_between_pieces),

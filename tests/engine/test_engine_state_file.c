@@ -285,7 +285,7 @@ static void numbers_are_accepted_only_as_they_are_written(void **unused) {
 static void a_state_without_caches_has_a_bounded_number_of_tokens(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm *lm = made(ctx, small(CARRY_LM_GATED_DELTANET), 7);
+    carry_lm *lm = made(ctx, small(&carry_lm_family_gated_deltanet), 7);
     carry_lm_state *state;
     assert_ok(ctx, carry_lm_state_new(lm, &state, 1));
     assert_ok(ctx, carry_lm_state_save(state, 0, path));

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "model/lm/config.h"
+#include "model/lm/mixers/mixer.h"
 
 static void silent(void *user, carry_log_level level, const char *line) {
     (void)user;
@@ -51,8 +51,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     }
     carry_lm_config c;
     if (carry_lm_config_parse(ctx, &c, root, "config.json") == CARRY_OK) {
-        if (c.key_width != c.num_heads * c.key || c.value_width != c.value_heads * c.value || c.intermediate < 1 ||
-            c.hidden_size < 1 || c.vocab_size < 1 || c.num_hidden_layers < 1) {
+        bool delta = false; /* widths are derived for parts that a layer has */
+        for (int64_t i = 0; i < c.num_hidden_layers; i++) {
+            delta = delta || c.mixer[i] == CARRY_LM_MIXER_DELTA || c.mixer[i] == CARRY_LM_MIXER_DELTAPRODUCT;
+        }
+        const carry_lm_delta_options *d = &c.delta;
+        if ((delta && (d->key_width != d->heads * d->key || d->value_width != d->value_heads * d->value)) ||
+            c.swiglu.width < 1 || c.hidden_size < 1 || c.vocab_size < 1 || c.num_hidden_layers < 1) {
             abort();
         }
     } else if (carry_ctx_error(ctx)[0] == '\0') {

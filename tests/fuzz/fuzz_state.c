@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/lm/families/fla.h"
 #include "model/lm/lm_state_file.h"
 
 static carry_ctx *ctx;
@@ -18,16 +19,16 @@ static void silent(void *user, carry_log_level level, const char *line) {
 
 /* A layer of the delta rule and one of attention. */
 static void make(void) {
-    carry_lm_config c = carry_lm_config_default(CARRY_LM_GATED_DELTANET);
+    carry_lm_config c = carry_lm_config_default(&carry_lm_family_gated_deltanet);
     carry_lm *lm;
     c.vocab_size = 8;
     c.hidden_size = 8;
     c.num_hidden_layers = 2;
-    c.num_heads = 1;
-    c.head_dim = 4;
-    c.layer[1] = CARRY_LM_LAYER_ATTENTION;
-    c.attn_heads = 2;
-    c.attn_kv_heads = 1;
+    c.delta.heads = 1;
+    carry_lm_fla_of(&c)->head_dim = 4;
+    c.mixer[1] = CARRY_LM_MIXER_ATTENTION;
+    c.attention.heads = 2;
+    c.attention.kv_heads = 1;
     if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = silent}) != CARRY_OK ||
         carry_lm_config_finish(ctx, &c) != CARRY_OK || carry_lm_new(ctx, &lm, &c, 0) != CARRY_OK ||
         carry_lm_state_new(lm, &state, 1) != CARRY_OK) {

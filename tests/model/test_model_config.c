@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-#include "model/lm/config.h"
+#include "model/lm/families/fla.h"
 
 static char logged[1024];
 static int lines;
@@ -38,14 +38,18 @@ static void missing_keys_have_the_defaults(void **unused) {
     carry_ctx *ctx = listening();
     carry_lm_config c;
     assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"gated_deltanet\"}"));
-    assert_true(c.kind == CARRY_LM_GATED_DELTANET && c.vocab_size == 32000 && c.hidden_size == 2048);
-    assert_true(c.num_hidden_layers == 21 && c.num_heads == 6 && c.value_heads == 6 && c.key == 256 && c.value == 512);
-    assert_true(c.key_width == 1536 && c.value_width == 3072 && c.intermediate == 5632 && c.conv_size == 4);
-    assert_true(c.use_gate && c.use_short_conv && !c.allow_neg_eigval && !c.tie_word_embeddings);
+    assert_true(c.family == &carry_lm_family_gated_deltanet && c.vocab_size == 32000 && c.hidden_size == 2048);
+    assert_true(c.num_hidden_layers == 21 && c.delta.heads == 6 && c.delta.value_heads == 6 && c.delta.key == 256 &&
+                c.delta.value == 512);
+    assert_true(c.delta.key_width == 1536 && c.delta.value_width == 3072 && c.swiglu.width == 5632 &&
+                c.delta.conv_size == 4);
+    assert_true(c.delta.use_gate && c.delta.use_short_conv && !c.delta.allow_neg_eigval && !c.tie_word_embeddings);
     assert_true(c.norm_eps == 1e-6 && c.bos_token_id == 1 && c.eos_token_id == 2 && c.pad_token_id == -1);
     assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"delta_net\"}"));
-    assert_true(c.kind == CARRY_LM_DELTA_NET && c.num_hidden_layers == 24 && c.num_heads == 16 && c.key == 128);
-    assert_true(c.value == 128 && !c.use_gate && c.use_beta && c.qk_activation == CARRY_SILU && c.intermediate == 5632);
+    assert_true(c.family == &carry_lm_family_delta_net && c.num_hidden_layers == 24 && c.delta.heads == 16 &&
+                c.delta.key == 128);
+    assert_true(c.delta.value == 128 && !c.delta.use_gate && c.delta.use_beta && c.delta.qk_activation == CARRY_SILU &&
+                c.swiglu.width == 5632);
     assert_int_equal(lines, 0);
     carry_ctx_free(ctx);
 }
@@ -61,13 +65,13 @@ static void keys_are_heeded(void **unused) {
                         "\"attn\": null, \"eos_token_id\": [7, 8], \"pad_token_id\": 0, \"use_gate\": false,"
                         "\"hidden_act\": \"silu\", \"fuse_norm\": true, \"use_l2warp\": false, "
                         "\"output_gate_activation\": \"swish\"}"));
-    assert_true(c.value_heads == 4 && c.value == 64 && c.intermediate == 256 && c.eos_token_id == 7);
-    assert_true(c.pad_token_id == 0 && !c.use_gate && c.value_width == 256);
+    assert_true(c.delta.value_heads == 4 && c.delta.value == 64 && c.swiglu.width == 256 && c.eos_token_id == 7);
+    assert_true(c.pad_token_id == 0 && !c.delta.use_gate && c.delta.value_width == 256);
     assert_ok(ctx,
               read_text(ctx, &c,
                         "{\"model_type\": \"delta_net\", \"hidden_size\": 96, \"expand_k\": 0.5, \"expand_v\": 1.5,"
                         "\"num_heads\": 3, \"qk_activation\": \"elu\", \"use_beta\": false, \"qk_norm\": \"l2\"}"));
-    assert_true(c.key == 16 && c.value == 48 && c.qk_activation == CARRY_ELU && !c.use_beta);
+    assert_true(c.delta.key == 16 && c.delta.value == 48 && c.delta.qk_activation == CARRY_ELU && !c.delta.use_beta);
     assert_int_equal(lines, 0);
     carry_ctx_free(ctx);
 }
@@ -146,17 +150,18 @@ static void what_is_written_reads_back_the_same(void **unused) {
     assert_true(file >= 0);
     (void)close(file);
     for (int i = 0; i < 3; i++) {
-        carry_lm_config c = carry_lm_config_default(i == 0 ? CARRY_LM_GATED_DELTANET : CARRY_LM_DELTA_NET);
+        carry_lm_config c =
+            carry_lm_config_default(i == 0 ? &carry_lm_family_gated_deltanet : &carry_lm_family_delta_net);
         carry_lm_config back;
         c.hidden_size = 96;
-        c.num_heads = 3;
+        c.delta.heads = 3;
         c.norm_eps = 1e-5;
-        c.allow_neg_eigval = i == 1;
-        c.num_v_heads = i == 0 ? 6 : 0;
-        c.expand_v = 1.5;
-        c.hidden_ratio = i == 0 ? 3.5 : 4.0;
-        c.intermediate_size = i == 1 ? 77 : 0;
-        c.qk_activation = i == 2 ? CARRY_NO_ACTIVATION : CARRY_SILU;
+        c.delta.allow_neg_eigval = i == 1;
+        carry_lm_fla_of(&c)->num_v_heads = i == 0 ? 6 : 0;
+        carry_lm_fla_of(&c)->expand_v = 1.5;
+        carry_lm_fla_of(&c)->hidden_ratio = i == 0 ? 3.5 : 4.0;
+        carry_lm_fla_of(&c)->intermediate_size = i == 1 ? 77 : 0;
+        c.delta.qk_activation = i == 2 ? CARRY_NO_ACTIVATION : CARRY_SILU;
         c.pad_token_id = i == 0 ? 5 : -1;
         c.eos_token_id = i == 1 ? -1 : 2;
         assert_ok(ctx, carry_lm_config_finish(ctx, &c));
@@ -170,9 +175,11 @@ static void what_is_written_reads_back_the_same(void **unused) {
         assert_true(carry_json_find(root, "num_heads")->as.number.integer == 3);
         assert_true(carry_json_is_text(carry_json_find(root, "dtype"), "bfloat16"));
         carry_json_free(root);
-        assert_true(back.kind == c.kind && back.norm_eps == c.norm_eps && back.allow_neg_eigval == c.allow_neg_eigval);
-        assert_true(back.value == c.value && back.key == c.key && back.intermediate == c.intermediate);
-        assert_true(back.value_heads == c.value_heads && back.qk_activation == c.qk_activation);
+        assert_true(back.family == c.family && back.norm_eps == c.norm_eps &&
+                    back.delta.allow_neg_eigval == c.delta.allow_neg_eigval);
+        assert_true(back.delta.value == c.delta.value && back.delta.key == c.delta.key &&
+                    back.swiglu.width == c.swiglu.width);
+        assert_true(back.delta.value_heads == c.delta.value_heads && back.delta.qk_activation == c.delta.qk_activation);
         assert_true(back.pad_token_id == c.pad_token_id && back.eos_token_id == c.eos_token_id);
         (void)unlink(second);
     }

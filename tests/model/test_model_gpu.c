@@ -101,20 +101,20 @@ static void compare(carry_ctx *ctx, carry_lm_config config, carry_lm_pass_option
 static void a_model_on_a_gpu_equals_the_one_on_the_cpu(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    carry_lm_config c = small(CARRY_LM_GATED_DELTANET);
+    carry_lm_config c = small(&carry_lm_family_gated_deltanet);
     compare(ctx, c, (carry_lm_pass_options){0}, false);
     compare(ctx, c, (carry_lm_pass_options){0}, true);
     compare(ctx, c, (carry_lm_pass_options){.recompute = true}, false);
     compare(ctx, c, (carry_lm_pass_options){.dtype = CARRY_BF16}, false);
-    c.num_v_heads = 4;
-    c.allow_neg_eigval = c.tie_word_embeddings = true;
+    carry_lm_fla_of(&c)->num_v_heads = 4;
+    c.delta.allow_neg_eigval = c.tie_word_embeddings = true;
     compare(ctx, c, (carry_lm_pass_options){0}, false);
-    c.use_short_conv = c.use_gate = false;
+    c.delta.use_short_conv = c.delta.use_gate = false;
     compare(ctx, c, (carry_lm_pass_options){0}, false);
-    c = small(CARRY_LM_DELTA_NET);
+    c = small(&carry_lm_family_delta_net);
     compare(ctx, c, (carry_lm_pass_options){0}, false);
-    c.use_beta = false;
-    c.qk_activation = CARRY_ELU;
+    c.delta.use_beta = false;
+    c.delta.qk_activation = CARRY_ELU;
     compare(ctx, c, (carry_lm_pass_options){0}, false);
     carry_ctx_free(ctx);
 }
@@ -122,7 +122,7 @@ static void a_model_on_a_gpu_equals_the_one_on_the_cpu(void **unused) {
 static void start_values_are_the_same_bits_on_every_device(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    const carry_lm_config c = small(CARRY_LM_GATED_DELTANET);
+    const carry_lm_config c = small(&carry_lm_family_gated_deltanet);
     for (int device = 1; device < carry_device_count(); device++) {
         carry_lm *here;
         carry_lm *there;
@@ -153,7 +153,7 @@ static void generation_on_a_gpu_equals_the_cpu(void **unused) {
         carry_lm *lm[2];
         carry_lm_generator *g[2];
         float logits[2][BATCH * VOCABULARY];
-        lm[0] = model(ctx, small(CARRY_LM_GATED_DELTANET));
+        lm[0] = model(ctx, small(&carry_lm_family_gated_deltanet));
         lm[1] = moved(ctx, lm[0], device);
         for (int i = 0; i < 2; i++) {
             const int64_t prompt[] = {1, 5, 2, 10, 0, 3, 7, 7};
@@ -178,7 +178,7 @@ static void generation_on_a_gpu_equals_the_cpu(void **unused) {
 static void what_a_gpu_cannot_do_is_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm_config c = small(CARRY_LM_GATED_DELTANET);
+    carry_lm_config c = small(&carry_lm_family_gated_deltanet);
     carry_lm *lm;
     carry_lm_pass *pass;
     assert_ok(ctx, carry_lm_new(ctx, &lm, &c, 1));

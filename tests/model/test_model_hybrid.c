@@ -250,9 +250,9 @@ static void a_prompt_of_bf16_has_the_workspace_of_wide_heads(void **unused) {
     static uint16_t logits[TOKENS * VOCABULARY];
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     carry_lm_config config = hybrid(0);
-    config.attn_head_dim = 64;
+    config.attention.head_dim = 64;
     for (int i = 0; i < 3; i++) {
-        config.layer[i] = CARRY_LM_MIXER_ATTENTION;
+        config.mixer[i] = CARRY_LM_MIXER_ATTENTION;
     }
     carry_lm *lm = model(ctx, config);
     batch b;
@@ -270,7 +270,7 @@ static void what_attention_cannot_do_is_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_lm_config config = hybrid(0);
-    config.layer[0] = CARRY_LM_MIXER_ATTENTION;
+    config.mixer[0] = CARRY_LM_MIXER_ATTENTION;
     carry_lm *lm = model(ctx, config);
     carry_lm_pass *pass;
     assert_refused(

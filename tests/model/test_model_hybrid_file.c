@@ -40,11 +40,13 @@ static void what_is_saved_loads_again(void **unused) {
         const carry_lm_config *b = &back->config;
         assert_int_equal(lm->own.count, back->own.count);
         assert_memory_equal(lm->own.weights, back->own.weights, (size_t)lm->own.count * sizeof(float));
-        assert_memory_equal(a->layer, b->layer, (size_t)a->num_hidden_layers);
-        assert_true(a->kind == b->kind && a->rotary == b->rotary && a->attn_window == b->attn_window);
-        assert_true(a->attn_heads == b->attn_heads && a->attn_kv_heads == b->attn_kv_heads);
-        assert_true(a->attn_head_dim == b->attn_head_dim && a->qk_norm == b->qk_norm);
-        assert_true(a->rope_theta == b->rope_theta && a->value == b->value && a->key == b->key);
+        assert_memory_equal(a->mixer, b->mixer, (size_t)a->num_hidden_layers);
+        assert_true(a->family == b->family && a->attention.rotary == b->attention.rotary &&
+                    a->attention.window == b->attention.window);
+        assert_true(a->attention.heads == b->attention.heads && a->attention.kv_heads == b->attention.kv_heads);
+        assert_true(a->attention.head_dim == b->attention.head_dim && a->attention.qk_norm == b->attention.qk_norm);
+        assert_true(a->attention.rope_theta == b->attention.rope_theta && a->delta.value == b->delta.value &&
+                    a->delta.key == b->delta.key);
         carry_lm_free(back);
         carry_lm_free(lm);
     }
@@ -82,7 +84,9 @@ static void a_model_that_is_only_read_stays_in_its_file(void **unused) {
         assert_ok(ctx, carry_lm_save(lm, folder, CARRY_BF16));
         assert_ok(ctx, carry_lm_load(ctx, &loaded, folder, 0));
         assert_ok(ctx, carry_lm_open(ctx, &opened, folder, 0));
-        assert_true(opened->own.trained == loaded->own.trained && opened->own.count < loaded->own.count / 2);
+        /* Rows that are grouped in the file are put in order, and so not mapped. */
+        const int64_t most = lm->config.family->grouped != NULL ? loaded->own.count : loaded->own.count / 2;
+        assert_true(opened->own.trained == loaded->own.trained && opened->own.count < most);
         assert_true(lm->config.vocab_size * (int64_t)sizeof(float) <= 4096);
         const size_t values = 20 * (size_t)lm->config.vocab_size;
         logits_of(ctx, loaded, CARRY_BF16, a);
@@ -178,6 +182,11 @@ static void what_cannot_be_honoured_is_refused_by_name(void **unused) {
         {"gated_deltanet", "\"attn\": {\"layers\": [-1], \"num_heads\": 4}", "\"layers\" is"},
         {"gated_deltanet", "\"attn\": {\"layers\": [1], \"num_heads\": 4, \"what\": 1}", "\"what\" is 1"},
         {"qwen3_5", "\"text_config\": null", "\"text_config\""},
+        {"qwen3_next", "\"num_experts\": 8", "layer 0 has 8 experts"},
+        {"qwen3_next", "\"num_experts\": 8, \"decoder_sparse_step\": 3", "layer 2 has 8 experts"},
+        {"qwen3_next", "\"num_experts\": -1", "\"num_experts\" is -1"},
+        {"qwen3_next", "\"mlp_only_layers\": [-1]", "\"mlp_only_layers\" is"},
+        {"qwen3_next", "\"mlp_only_layers\": 4", "\"mlp_only_layers\" is 4"},
         {"qwen3_5_moe", "\"num_experts\": 8", "\"model_type\" is \"qwen3_5_moe\""},
     };
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -201,17 +210,23 @@ static void configurations_mean_what_their_origin_means(void **unused) {
                              "{\"model_type\": \"qwen3_5\", \"tie_word_embeddings\": true, \"vision_config\": {}, "
                              "\"text_config\": {\"model_type\": \"qwen3_5_text\", \"num_hidden_layers\": 8, "
                              "\"rope_parameters\": {\"rope_theta\": 10000000, \"mrope_section\": [11, 11, 10]}}}"));
-    assert_true(c.kind == CARRY_LM_QWEN3_5 && c.is_nested && c.tie_word_embeddings && c.rotary == 64);
+    assert_true(c.family == &carry_lm_family_qwen3_5 && c.tie_word_embeddings && c.attention.rotary == 64);
     for (int64_t i = 0; i < 8; i++) {
-        assert_int_equal(c.layer[i], i % 4 == 3 ? CARRY_LM_MIXER_ATTENTION : CARRY_LM_MIXER_DELTA);
+        assert_int_equal(c.mixer[i], i % 4 == 3 ? CARRY_LM_MIXER_ATTENTION : CARRY_LM_MIXER_DELTA);
     }
+    assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"qwen3_next\", \"num_experts\": 0}"));
+    assert_true(c.num_hidden_layers == 48 && c.mixer[3] == CARRY_LM_MIXER_ATTENTION && c.attention.kv_heads == 2);
+    assert_ok(ctx, read_text(ctx, &c,
+                             "{\"model_type\": \"qwen3_next\", \"num_hidden_layers\": 3, \"mlp_only_layers\": [1], "
+                             "\"decoder_sparse_step\": 2}"));
     assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"olmo_hybrid\"}"));
-    assert_true(c.rotary == 0 && c.num_heads == 30 && c.key == 96 && c.value == 192 && c.attn_head_dim == 128);
+    assert_true(c.attention.rotary == 0 && c.delta.heads == 30 && c.delta.key == 96 && c.delta.value == 192 &&
+                c.attention.head_dim == 128);
     assert_ok(ctx, read_text(ctx, &c,
                              "{\"model_type\": \"gated_deltanet\", \"attn\": {\"layers\": [2], \"num_heads\": 32, "
                              "\"num_kv_heads\": 8, \"window_size\": 2048, \"rope_theta\": 500000.0}}"));
-    assert_true(c.layer[2] == CARRY_LM_MIXER_ATTENTION && c.attn_kv_heads == 8 && c.attn_window == 2048);
-    assert_true(c.rotary == 64 && c.rope_theta == 500000.0 && c.layer[1] == CARRY_LM_MIXER_DELTA);
+    assert_true(c.mixer[2] == CARRY_LM_MIXER_ATTENTION && c.attention.kv_heads == 8 && c.attention.window == 2048);
+    assert_true(c.attention.rotary == 64 && c.attention.rope_theta == 500000.0 && c.mixer[1] == CARRY_LM_MIXER_DELTA);
     carry_ctx_free(ctx);
 }
 

@@ -111,8 +111,8 @@ static void linear_and_the_delta_rule_are_not_mixed_up(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     for (int k = 0; k < 2; k++) {
-        carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
-        config.use_delta_rule = k == 0;
+        carry_lm_config config = small(&carry_lm_family_gated_deltanet);
+        config.delta.use_delta_rule = k == 0;
         carry_lm *lm = model(ctx, config);
         carry_lm_pass *pass;
         carry_lm_pass_options options = {.batch = 1, .tokens = 3};
@@ -132,8 +132,8 @@ static void a_model_without_the_delta_rule_generates_what_it_computes(void **unu
     (void)unused;
     enum { T = 9, PROMPT = 4, N = SUPPORT_VOCABULARY };
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
-    config.use_delta_rule = false;
+    carry_lm_config config = small(&carry_lm_family_gated_deltanet);
+    config.delta.use_delta_rule = false;
     carry_lm *lm = model(ctx, config);
     int64_t ids[T];
     float whole[T * N], one[N];

@@ -106,31 +106,31 @@ static void compare_with_reference(carry_ctx *ctx, const char *name, carry_lm_co
 static void every_gated_variant_is_the_reference(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    carry_lm_config plain = small(CARRY_LM_GATED_DELTANET);
+    carry_lm_config plain = small(&carry_lm_family_gated_deltanet);
     compare_with_reference(ctx, "gated", plain);
     carry_lm_config c = plain;
-    c.num_v_heads = 4;
-    c.allow_neg_eigval = true;
+    carry_lm_fla_of(&c)->num_v_heads = 4;
+    c.delta.allow_neg_eigval = true;
     compare_with_reference(ctx, "grouped value heads, negative eigenvalues", c);
     c.tie_word_embeddings = true;
-    c.use_gate = false;
+    c.delta.use_gate = false;
     compare_with_reference(ctx, "tied, without output gate", c);
     c = plain;
-    c.use_short_conv = false;
-    c.intermediate_size = 0;
-    c.hidden_ratio = 3.0;
+    c.delta.use_short_conv = false;
+    carry_lm_fla_of(&c)->intermediate_size = 0;
+    carry_lm_fla_of(&c)->hidden_ratio = 3.0;
     compare_with_reference(ctx, "without convolutions, intermediate from the ratio", c);
     c = plain;
-    c.conv_size = 1;
+    c.delta.conv_size = 1;
     compare_with_reference(ctx, "conv 1", c);
-    c.conv_size = 7;
+    c.delta.conv_size = 7;
     c.num_hidden_layers = 1;
     compare_with_reference(ctx, "conv 7", c);
     c = plain;
     c.num_hidden_layers = 1;
-    c.num_heads = 1;
-    c.num_v_heads = 2;
-    c.expand_v = 60.0; /* 300 wide: two slices of 150 */
+    c.delta.heads = 1;
+    carry_lm_fla_of(&c)->num_v_heads = 2;
+    carry_lm_fla_of(&c)->expand_v = 60.0; /* 300 wide: two slices of 150 */
     compare_with_reference(ctx, "wide value heads", c);
     carry_ctx_free(ctx);
 }
@@ -138,27 +138,27 @@ static void every_gated_variant_is_the_reference(void **unused) {
 static void every_delta_variant_is_the_reference(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    carry_lm_config plain = small(CARRY_LM_DELTA_NET);
+    carry_lm_config plain = small(&carry_lm_family_delta_net);
     compare_with_reference(ctx, "delta", plain);
     carry_lm_config c = plain;
-    c.expand_k = 0.5;
-    c.expand_v = 1.5;
-    c.use_gate = true;
-    c.use_output_norm = false; /* nothing follows from it, as there */
+    carry_lm_fla_of(&c)->expand_k = 0.5;
+    carry_lm_fla_of(&c)->expand_v = 1.5;
+    c.delta.use_gate = true;
+    carry_lm_fla_of(&c)->use_output_norm = false; /* nothing follows from it, as there */
     compare_with_reference(ctx, "expanded, with output gate", c);
     c = plain;
-    c.use_beta = false;
+    c.delta.use_beta = false;
     compare_with_reference(ctx, "without beta", c);
-    c.allow_neg_eigval = true;
+    c.delta.allow_neg_eigval = true;
     c.tie_word_embeddings = true;
-    c.expand_k = 0.5;
+    carry_lm_fla_of(&c)->expand_k = 0.5;
     compare_with_reference(ctx, "beta 2, tied", c);
     static const carry_activation activations[] = {CARRY_RELU, CARRY_ELU, CARRY_NO_ACTIVATION, CARRY_SILU};
     for (int i = 0; i < 8; i++) {
         c = plain;
         c.num_hidden_layers = 1;
-        c.qk_activation = activations[i / 2];
-        c.use_short_conv = i % 2 == 0;
+        c.delta.qk_activation = activations[i / 2];
+        c.delta.use_short_conv = i % 2 == 0;
         compare_with_reference(ctx, "activation", c);
     }
     carry_ctx_free(ctx);
@@ -196,12 +196,13 @@ static void assert_same(const outcome *a, const outcome *b) {
 
 static void threads_and_recomputation_change_no_bit(void **unused) {
     (void)unused;
-    for (carry_lm_kind kind = CARRY_LM_GATED_DELTANET; kind <= CARRY_LM_DELTA_NET; kind++) {
-        outcome first = outcome_of(1, small(kind), &(carry_lm_pass_options){.batch = B, .tokens = T});
+    for (int which = 0; which < 2; which++) {
+        const carry_lm_family *family = which == 0 ? &carry_lm_family_gated_deltanet : &carry_lm_family_delta_net;
+        outcome first = outcome_of(1, small(family), &(carry_lm_pass_options){.batch = B, .tokens = T});
         for (int threads = support_cases(1, 3); threads <= 3; threads++) {
-            outcome kept = outcome_of(threads, small(kind), &(carry_lm_pass_options){.batch = B, .tokens = T});
-            outcome again =
-                outcome_of(threads, small(kind), &(carry_lm_pass_options){.batch = B, .tokens = T, .recompute = true});
+            outcome kept = outcome_of(threads, small(family), &(carry_lm_pass_options){.batch = B, .tokens = T});
+            outcome again = outcome_of(threads, small(family),
+                                       &(carry_lm_pass_options){.batch = B, .tokens = T, .recompute = true});
             assert_same(&first, &kept);
             assert_same(&first, &again);
             free(kept.gradients);
@@ -214,7 +215,7 @@ static void threads_and_recomputation_change_no_bit(void **unused) {
 static void recomputing_takes_less_memory(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
+    carry_lm_config config = small(&carry_lm_family_gated_deltanet);
     config.num_hidden_layers = 8;
     carry_lm *lm = model(ctx, config);
     size_t bytes[3];
@@ -234,8 +235,9 @@ static void packed_sequences_equal_those_apart(void **unused) {
     (void)unused;
     static int64_t borders[] = {0, 1, 1, 18, 38}; /* of one token, of none, across chunks */
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    for (carry_lm_kind kind = CARRY_LM_GATED_DELTANET; kind <= CARRY_LM_DELTA_NET; kind++) {
-        carry_lm *lm = model(ctx, small(kind));
+    for (int which = 0; which < 2; which++) {
+        const carry_lm_family *family = which == 0 ? &carry_lm_family_gated_deltanet : &carry_lm_family_delta_net;
+        carry_lm *lm = model(ctx, small(family));
         batch packed;
         fill(&packed);
         carry_lm_args args = args_of(&packed, 1, B * T);
@@ -273,9 +275,9 @@ static void packed_sequences_equal_those_apart(void **unused) {
 
 static void bf16_is_near_f32(void **unused) {
     (void)unused;
-    carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
+    carry_lm_config config = small(&carry_lm_family_gated_deltanet);
     config.hidden_size = 48; /* small heads are badly conditioned, which is not the subject here */
-    config.head_dim = 16;
+    carry_lm_fla_of(&config)->head_dim = 16;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     carry_lm *lm = model_scaled(ctx, config, 5.0f);
     batch exact;
@@ -330,7 +332,7 @@ static void gradients_are_complete_when_they_are_said_to_be(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     for (int tied = 0; tied < 2; tied++) {
-        carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
+        carry_lm_config config = small(&carry_lm_family_gated_deltanet);
         config.tie_word_embeddings = tied != 0;
         carry_lm *lm = model(ctx, config);
         order o = {.lm = lm, .end = lm->own.count, .seen = calloc((size_t)lm->own.count, sizeof(float))};
@@ -362,7 +364,7 @@ static void gradients_are_complete_when_they_are_said_to_be(void **unused) {
 static void what_does_not_fit_is_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm *lm = model(ctx, small(CARRY_LM_GATED_DELTANET));
+    carry_lm *lm = model(ctx, small(&carry_lm_family_gated_deltanet));
     const carry_lm_pass_options options = {.batch = B, .tokens = T};
     batch x;
     fill(&x);

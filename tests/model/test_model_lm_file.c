@@ -37,9 +37,9 @@ static void what_is_saved_loads_again(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (int i = 0; i < 4; i++) {
-        carry_lm_config config = small(i < 2 ? CARRY_LM_GATED_DELTANET : CARRY_LM_DELTA_NET);
+        carry_lm_config config = small(i < 2 ? &carry_lm_family_gated_deltanet : &carry_lm_family_delta_net);
         config.tie_word_embeddings = i % 2 == 1;
-        config.use_gate = i != 1;
+        config.delta.use_gate = i != 1;
         carry_lm *lm = model(ctx, config);
         carry_lm *back;
         assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
@@ -65,9 +65,9 @@ static void what_is_saved_loads_again(void **unused) {
 static void start_values_follow_the_rules(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
+    carry_lm_config config = small(&carry_lm_family_gated_deltanet);
     config.vocab_size = 5000;
-    config.num_v_heads = 64;
+    carry_lm_fla_of(&config)->num_v_heads = 64;
     carry_lm *lm;
     assert_ok(ctx, carry_lm_new(ctx, &lm, &config, 0));
     assert_ok(ctx, carry_lm_init(lm, 3));
@@ -113,7 +113,7 @@ static carry_safetensors_item *items_of(const carry_lm *lm) {
 static void tensors_that_do_not_fit_are_refused_by_name(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm *lm = model(ctx, small(CARRY_LM_GATED_DELTANET));
+    carry_lm *lm = model(ctx, small(&carry_lm_family_gated_deltanet));
     carry_lm *back;
     assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
     carry_safetensors_item *items = items_of(lm);
@@ -148,7 +148,7 @@ static void tensors_that_do_not_fit_are_refused_by_name(void **unused) {
 static void a_tied_head_may_be_there_if_it_is_the_embeddings(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm_config config = small(CARRY_LM_DELTA_NET);
+    carry_lm_config config = small(&carry_lm_family_delta_net);
     config.tie_word_embeddings = true;
     carry_lm *lm = model(ctx, config);
     carry_lm *back;
@@ -183,7 +183,7 @@ static void write_index(carry_ctx *ctx, const carry_lm *lm, const char *second, 
 static void several_files_are_one_model(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm *lm = model(ctx, small(CARRY_LM_GATED_DELTANET));
+    carry_lm *lm = model(ctx, small(&carry_lm_family_gated_deltanet));
     carry_lm *back;
     assert_ok(ctx, carry_lm_save(lm, folder, CARRY_F32));
     (void)unlink(in_folder("model.safetensors"));

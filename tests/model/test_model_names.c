@@ -37,7 +37,7 @@ typedef struct sizes {
 } sizes;
 
 static void want_layer(list *l, const carry_lm_config *c, int64_t i, sizes s) {
-    bool gated = c->kind == CARRY_LM_GATED_DELTANET;
+    bool gated = c->family == &carry_lm_family_gated_deltanet;
     want_in(l, i, "attn_norm.weight", 1, s.d, 0, 0);
     want_in(l, i, "mlp_norm.weight", 1, s.d, 0, 0);
     want_in(l, i, "mlp.gate_proj.weight", 2, s.I, s.d, 0);
@@ -48,7 +48,7 @@ static void want_layer(list *l, const carry_lm_config *c, int64_t i, sizes s) {
     want_in(l, i, "attn.v_proj.weight", 2, s.Vd, s.d, 0);
     want_in(l, i, "attn.o_proj.weight", 2, s.d, s.Vd, 0);
     want_in(l, i, "attn.o_norm.weight", 1, s.dv, 0, 0);
-    if (gated || c->use_beta) {
+    if (gated || c->delta.use_beta) {
         want_in(l, i, "attn.b_proj.weight", 2, s.HV, s.d, 0);
     }
     if (gated) {
@@ -56,13 +56,13 @@ static void want_layer(list *l, const carry_lm_config *c, int64_t i, sizes s) {
         want_in(l, i, "attn.A_log", 1, s.HV, 0, 0);
         want_in(l, i, "attn.dt_bias", 1, s.HV, 0, 0);
     }
-    if (c->use_gate) {
+    if (c->delta.use_gate) {
         want_in(l, i, "attn.g_proj.weight", 2, s.Vd, s.d, 0);
     }
-    if (c->use_short_conv) {
-        want_in(l, i, "attn.q_conv1d.weight", 3, s.Kd, 1, c->conv_size);
-        want_in(l, i, "attn.k_conv1d.weight", 3, s.Kd, 1, c->conv_size);
-        want_in(l, i, "attn.v_conv1d.weight", 3, s.Vd, 1, c->conv_size);
+    if (c->delta.use_short_conv) {
+        want_in(l, i, "attn.q_conv1d.weight", 3, s.Kd, 1, c->delta.conv_size);
+        want_in(l, i, "attn.k_conv1d.weight", 3, s.Kd, 1, c->delta.conv_size);
+        want_in(l, i, "attn.v_conv1d.weight", 3, s.Vd, 1, c->delta.conv_size);
     }
 }
 
@@ -124,33 +124,33 @@ static void compare(carry_ctx *ctx, const carry_lm_config *config, sizes s) {
 static void gated_deltanet_has_these_parameters(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm_config c = carry_lm_config_default(CARRY_LM_GATED_DELTANET);
+    carry_lm_config c = carry_lm_config_default(&carry_lm_family_gated_deltanet);
     c.vocab_size = 257;
     c.hidden_size = 64;
     c.num_hidden_layers = 2;
-    c.num_heads = 2;
-    c.head_dim = 24;
+    c.delta.heads = 2;
+    carry_lm_fla_of(&c)->head_dim = 24;
     /* hidden_ratio 4: floor(64 * 4 * 2/3) = 170, rounded up to 256. */
-    c.expand_v = 1.0;
+    carry_lm_fla_of(&c)->expand_v = 1.0;
     compare(ctx, &c, (sizes){.d = 64, .I = 256, .Kd = 48, .Vd = 48, .HV = 2, .dv = 24});
-    c.expand_v = 2.0;
+    carry_lm_fla_of(&c)->expand_v = 2.0;
     compare(ctx, &c, (sizes){.d = 64, .I = 256, .Kd = 48, .Vd = 96, .HV = 2, .dv = 48});
-    c.num_v_heads = 6;
+    carry_lm_fla_of(&c)->num_v_heads = 6;
     compare(ctx, &c, (sizes){.d = 64, .I = 256, .Kd = 48, .Vd = 288, .HV = 6, .dv = 48});
-    c.use_gate = false;
+    c.delta.use_gate = false;
     compare(ctx, &c, (sizes){.d = 64, .I = 256, .Kd = 48, .Vd = 288, .HV = 6, .dv = 48});
     c.tie_word_embeddings = true;
-    c.intermediate_size = 96;
+    carry_lm_fla_of(&c)->intermediate_size = 96;
     compare(ctx, &c, (sizes){.d = 64, .I = 96, .Kd = 48, .Vd = 288, .HV = 6, .dv = 48});
-    c.use_short_conv = false;
-    c.use_gate = true;
-    c.num_v_heads = 0;
+    c.delta.use_short_conv = false;
+    c.delta.use_gate = true;
+    carry_lm_fla_of(&c)->num_v_heads = 0;
     compare(ctx, &c, (sizes){.d = 64, .I = 96, .Kd = 48, .Vd = 96, .HV = 2, .dv = 48});
-    c.use_short_conv = true;
-    c.conv_size = 3;
+    c.delta.use_short_conv = true;
+    c.delta.conv_size = 3;
     c.hidden_size = 100;
-    c.intermediate_size = 0;
-    c.hidden_ratio = 8.0; /* floor(100 * 8 * 2/3) = 533, rounded up to 768 */
+    carry_lm_fla_of(&c)->intermediate_size = 0;
+    carry_lm_fla_of(&c)->hidden_ratio = 8.0; /* floor(100 * 8 * 2/3) = 533, rounded up to 768 */
     compare(ctx, &c, (sizes){.d = 100, .I = 768, .Kd = 48, .Vd = 96, .HV = 2, .dv = 48});
     carry_ctx_free(ctx);
 }
@@ -158,19 +158,19 @@ static void gated_deltanet_has_these_parameters(void **unused) {
 static void delta_net_has_these_parameters(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm_config c = carry_lm_config_default(CARRY_LM_DELTA_NET);
+    carry_lm_config c = carry_lm_config_default(&carry_lm_family_delta_net);
     c.vocab_size = 101;
     c.hidden_size = 96;
     c.num_hidden_layers = 3;
-    c.num_heads = 4;
+    c.delta.heads = 4;
     compare(ctx, &c, (sizes){.d = 96, .I = 256, .Kd = 96, .Vd = 96, .HV = 4, .dv = 24});
-    c.expand_k = 0.5;
-    c.expand_v = 2.0;
+    carry_lm_fla_of(&c)->expand_k = 0.5;
+    carry_lm_fla_of(&c)->expand_v = 2.0;
     compare(ctx, &c, (sizes){.d = 96, .I = 256, .Kd = 48, .Vd = 192, .HV = 4, .dv = 48});
-    c.use_beta = false;
-    c.use_short_conv = false;
+    c.delta.use_beta = false;
+    c.delta.use_short_conv = false;
     compare(ctx, &c, (sizes){.d = 96, .I = 256, .Kd = 48, .Vd = 192, .HV = 4, .dv = 48});
-    c.use_gate = true;
+    c.delta.use_gate = true;
     c.tie_word_embeddings = true;
     compare(ctx, &c, (sizes){.d = 96, .I = 256, .Kd = 48, .Vd = 192, .HV = 4, .dv = 48});
     carry_ctx_free(ctx);
@@ -191,14 +191,15 @@ static void models_from_there_have_these_parameters(void **unused) {
         }
         assert_ok(ctx, carry_lm_load(ctx, &lm, folder, 0));
         found++;
-        const carry_lm_config *c = &lm->config;
-        bool gated = c->kind == CARRY_LM_GATED_DELTANET;
-        int64_t HV = gated && c->num_v_heads > 0 ? c->num_v_heads : c->num_heads;
-        int64_t dv = (int64_t)((double)(gated ? c->head_dim : c->hidden_size / c->num_heads) * c->expand_v);
-        int64_t Kd = gated ? c->num_heads * c->head_dim : (int64_t)((double)c->hidden_size * c->expand_k);
-        int64_t ratio = c->hidden_ratio > 0.0 ? (int64_t)c->hidden_ratio : 4;
+        carry_lm_config *c = &lm->config;
+        const carry_lm_fla *own = carry_lm_fla_of(c);
+        bool gated = c->family == &carry_lm_family_gated_deltanet;
+        int64_t HV = gated && own->num_v_heads > 0 ? own->num_v_heads : c->delta.heads;
+        int64_t dv = (int64_t)((double)(gated ? own->head_dim : c->hidden_size / c->delta.heads) * own->expand_v);
+        int64_t Kd = gated ? c->delta.heads * own->head_dim : (int64_t)((double)c->hidden_size * own->expand_k);
+        int64_t ratio = own->hidden_ratio > 0.0 ? (int64_t)own->hidden_ratio : 4;
         int64_t I =
-            c->intermediate_size > 0 ? c->intermediate_size : (c->hidden_size * ratio * 2 / 3 + 255) / 256 * 256;
+            own->intermediate_size > 0 ? own->intermediate_size : (c->hidden_size * ratio * 2 / 3 + 255) / 256 * 256;
         want_model(&l, c, (sizes){.d = c->hidden_size, .I = I, .Kd = Kd, .Vd = HV * dv, .HV = HV, .dv = dv});
         assert_int_equal(lm->own.parameters, l.count);
         for (int j = 0; j < l.count; j++) {

@@ -181,40 +181,40 @@ static void compare(const char *name, carry_lm_config config, bool packed, bool 
    of a gradient. */
 static void activations_in_bf16_are_split_too(void **unused) {
     (void)unused;
-    compare_in(CARRY_BF16, "bf16", small(CARRY_LM_GATED_DELTANET), false, false, NULL);
-    compare_in(CARRY_BF16, "bf16, packed", small(CARRY_LM_DELTA_NET), true, true, NULL);
+    compare_in(CARRY_BF16, "bf16", small(&carry_lm_family_gated_deltanet), false, false, NULL);
+    compare_in(CARRY_BF16, "bf16, packed", small(&carry_lm_family_delta_net), true, true, NULL);
 }
 
 static void every_split_is_one_rank(void **unused) {
     (void)unused;
     for (int variant = 0; variant < 4; variant += support_cases(1, 3)) {
         const bool packed = variant % 2 != 0, recompute = variant / 2 != 0;
-        compare("gated", small(CARRY_LM_GATED_DELTANET), packed, recompute, NULL);
-        compare("delta", small(CARRY_LM_DELTA_NET), packed, recompute, NULL);
+        compare("gated", small(&carry_lm_family_gated_deltanet), packed, recompute, NULL);
+        compare("delta", small(&carry_lm_family_delta_net), packed, recompute, NULL);
     }
 }
 
 static void variants_of_a_model_are_split_too(void **unused) {
     (void)unused;
-    carry_lm_config c = small(CARRY_LM_GATED_DELTANET);
-    c.num_v_heads = 4;
-    c.allow_neg_eigval = true;
+    carry_lm_config c = small(&carry_lm_family_gated_deltanet);
+    carry_lm_fla_of(&c)->num_v_heads = 4;
+    c.delta.allow_neg_eigval = true;
     c.tie_word_embeddings = true;
-    c.conv_size = 7; /* a halo over more than one rank */
+    c.delta.conv_size = 7; /* a halo over more than one rank */
     compare("grouped value heads, conv 7", c, false, false, NULL);
-    c.use_short_conv = false;
+    c.delta.use_short_conv = false;
     compare("without convolutions", c, true, false, NULL);
-    c = small(CARRY_LM_DELTA_NET);
-    c.use_beta = false;
+    c = small(&carry_lm_family_delta_net);
+    c.delta.use_beta = false;
     compare("without beta", c, true, true, NULL);
 }
 
 static void heads_wider_than_the_delta_rule_are_split_too(void **unused) {
     (void)unused;
-    carry_lm_config c = small(CARRY_LM_GATED_DELTANET);
-    c.num_heads = 1;
-    c.num_v_heads = 2;
-    c.expand_v = 60.0; /* 300 wide: two slices of 150 */
+    carry_lm_config c = small(&carry_lm_family_gated_deltanet);
+    c.delta.heads = 1;
+    carry_lm_fla_of(&c)->num_v_heads = 2;
+    carry_lm_fla_of(&c)->expand_v = 60.0; /* 300 wide: two slices of 150 */
     compare("wide", c, false, false, NULL);
     compare("wide, packed", c, true, true, NULL);
 }
@@ -223,7 +223,7 @@ static void methods_of_the_exchange_agree(void **unused) {
     (void)unused;
     for (int i = 0; carry_all_scan_name(i) != NULL; i++) {
         const carry_delta_ranks_options delta = {.algorithm = carry_all_scan_name(i), .groups = 2, .method = "chunk16"};
-        compare(delta.algorithm, small(CARRY_LM_GATED_DELTANET), i % 2 == 0, false, &delta);
+        compare(delta.algorithm, small(&carry_lm_family_gated_deltanet), i % 2 == 0, false, &delta);
     }
 }
 
@@ -245,7 +245,7 @@ static carry_status empty_part(void *user, carry_comm *comm) {
 /* A pass has tokens. The ranks that have some do not wait for the one that was refused. */
 static void a_rank_without_tokens_is_refused_everywhere(void **unused) {
     (void)unused;
-    job j = {.config = small(CARRY_LM_GATED_DELTANET)};
+    job j = {.config = small(&carry_lm_family_gated_deltanet)};
     char message[512];
     assert_int_equal(run_ranks(3, &world, empty_part, &j, message), CARRY_ESIZE);
     assert_non_null(strstr(message, "0 tokens"));
@@ -254,7 +254,7 @@ static void a_rank_without_tokens_is_refused_everywhere(void **unused) {
 static void a_communicator_is_needed(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm *lm = model(ctx, small(CARRY_LM_GATED_DELTANET));
+    carry_lm *lm = model(ctx, small(&carry_lm_family_gated_deltanet));
     carry_lm_pass *pass;
     const carry_lm_pass_options options = {.batch = 1, .tokens = 4, .recurrence = &carry_lm_recurrence_ranks};
     assert_refused(ctx, CARRY_EARGUMENT, "needs a communicator", carry_lm_pass_new(lm, &pass, &options));

@@ -117,7 +117,7 @@ static double loss_of(carry_ctx *ctx, carry_lm *lm, carry_lm_pass_options option
 static void a_recurrence_is_called_once_a_layer(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm *lm = model(ctx, small(CARRY_LM_GATED_DELTANET));
+    carry_lm *lm = model(ctx, small(&carry_lm_family_gated_deltanet));
     double plain = loss_of(ctx, lm, (carry_lm_pass_options){0}, false);
     size_t bytes = (size_t)lm->own.count * sizeof(float);
     float *gradients = malloc(bytes);
@@ -144,7 +144,7 @@ static void a_recurrence_is_called_once_a_layer(void **unused) {
 static void a_sequence_that_starts_here_hears_nothing_before_it(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_lm *lm = model(ctx, small(CARRY_LM_GATED_DELTANET));
+    carry_lm *lm = model(ctx, small(&carry_lm_family_gated_deltanet));
     watch seen = {.before = 5.0f};
     const carry_lm_pass_options options = {.recurrence = &watching, .recurrence_options = &seen};
     double plain = loss_of(ctx, lm, (carry_lm_pass_options){0}, false);

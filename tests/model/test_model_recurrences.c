@@ -144,8 +144,8 @@ static double loss_of(const carry_lm_recurrence *recurrence, carry_lm_config con
 static void a_model_is_the_same_with_every_recurrence(void **unused) {
     (void)unused;
     for (int variant = 0; variant < 3; variant++) {
-        carry_lm_config config = small(variant == 0 ? CARRY_LM_DELTA_NET : CARRY_LM_GATED_DELTANET);
-        config.allow_neg_eigval = variant == 2;
+        carry_lm_config config = small(variant == 0 ? &carry_lm_family_delta_net : &carry_lm_family_gated_deltanet);
+        config.delta.allow_neg_eigval = variant == 2;
         float *wanted, *got;
         int64_t count;
         double loss = loss_of(&carry_lm_recurrence_chunk, config, false, &wanted, &count);

@@ -159,6 +159,35 @@ static void conversion_rounds_as_the_scalar_functions_do(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Every 16-bit pattern, and f32 with the same upper halves: signalling NaNs are among them. */
+static void a_type_converted_to_itself_keeps_every_bit(void **unused) {
+    (void)unused;
+    enum { COUNT = 65536 };
+    static const carry_dtype types[] = {CARRY_F32, CARRY_BF16, CARRY_F16};
+    static uint32_t from[COUNT], to[COUNT];
+    for (int k = 0; carry_kernels_name(k) != NULL; k++) {
+        if (!carry_kernels_usable(k)) {
+            continue;
+        }
+        carry_ctx *ctx = support_ctx(2, carry_kernels_name(k), NULL);
+        for (int type = 0; type < 3; type++) {
+            for (int i = 0; i < COUNT; i++) {
+                const uint16_t half = (uint16_t)i;
+                from[i] = (uint32_t)i << 16 | 1u; /* exponent of all ones: signalling and quiet NaNs */
+                if (types[type] != CARRY_F32) {
+                    memcpy((uint16_t *)(void *)from + i, &half, sizeof half);
+                }
+            }
+            const size_t bytes = COUNT * carry_dtype_size(types[type]);
+            memset(to, 0, sizeof to);
+            assert_ok(ctx, carry_convert(ctx, carry_view_1d(to, types[type], COUNT),
+                                         carry_view_1d(from, types[type], COUNT)));
+            assert_memory_equal(to, from, bytes);
+        }
+        carry_ctx_free(ctx);
+    }
+}
+
 static void elementwise_operators_round_once(void **unused) {
     (void)unused;
     enum { COUNT = 2049 };
@@ -196,6 +225,7 @@ int main(void) {
         cmocka_unit_test(a_sum_of_nothing_is_zero_and_one_matrix_may_repeat),
         cmocka_unit_test(bad_products_are_refused_with_names_and_sizes),
         cmocka_unit_test(conversion_rounds_as_the_scalar_functions_do),
+        cmocka_unit_test(a_type_converted_to_itself_keeps_every_bit),
         cmocka_unit_test(elementwise_operators_round_once),
     };
     return cmocka_run_group_tests_name("ops/matmul", tests, NULL, NULL);

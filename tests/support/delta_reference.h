@@ -1,17 +1,16 @@
 /* The delta rule forward and backward, token by token: in float64 it is what results are compared with; with every
-   operation rounded to f32 it shows what the recurrence itself loses. For gates that are given (no gate_inside) and
-   beta as it is. */
+   operation rounded to f32 it shows what the recurrence itself loses. For beta as it is. */
 #ifndef CARRY_TESTS_DELTA_REFERENCE_H
 #define CARRY_TESTS_DELTA_REFERENCE_H
 
 #include "delta_ranks_support.h"
 
-enum { REFERENCED = 8 }; /* o, final_state, dq, dk, dv, dbeta, dinitial, dg */
+enum { REFERENCED = 8 }; /* o, final_state, dq, dk, dv, dbeta, dinitial, dg; dA and ddt follow with gate_inside */
 
 typedef struct recurrence {
     const whole *w;
     bool single; /* every operation is rounded to f32 */
-    double *to[REFERENCED];
+    double *to[RESULTS];
     double *S; /* [T + 1, K, V]: states of one sequence and value head */
 } recurrence;
 
@@ -46,6 +45,18 @@ static inline SUPPORT_UNWATCHED void add_row(const recurrence *r, double *dx, do
     }
 }
 
+/* The gate of a token of a value head; with gate_inside *slope is its derivative by a. */
+static inline SUPPORT_UNWATCHED double gate_of(const recurrence *r, int64_t at, int64_t value_head, double *slope) {
+    const whole *w = r->w;
+    if (!w->p.gate_inside) {
+        return (double)w->g[at];
+    }
+    double rate = rounded(r, -exp((double)w->A_log[value_head]));
+    double x = rounded(r, (double)w->g[at] + (double)w->dt_bias[value_head]);
+    *slope = rounded(r, rate * rounded(r, 1.0 / (1.0 + exp(-x))));
+    return rounded(r, rate * rounded(r, x > 30.0 ? x : log1p(exp(x))));
+}
+
 typedef struct recurrence_token {
     int64_t head, value_head; /* rows of [B T, H] and [B T, HV] */
     double q[CARRY_DELTA_MAX_DIM], k[CARRY_DELTA_MAX_DIM], decay[CARRY_DELTA_MAX_DIM];
@@ -59,10 +70,11 @@ static inline SUPPORT_UNWATCHED recurrence_token token_of(const recurrence *r, i
                           .value_head = token * p->value_heads + value_head};
     t.q_norm = read_row(r, t.q, w->q + t.head * p->key);
     t.k_norm = read_row(r, t.k, w->k + t.head * p->key);
+    double slope;
     for (int64_t c = 0; c < p->key; c++) {
         double g = p->gate == CARRY_DELTA_NO_GATE    ? 0.0
                    : p->gate == CARRY_DELTA_KEY_GATE ? (double)w->g[t.value_head * p->key + c]
-                                                     : (double)w->g[t.value_head];
+                                                     : gate_of(r, t.value_head, value_head, &slope);
         t.decay[c] = rounded(r, exp(g));
     }
     t.beta = (double)w->beta[t.value_head];
@@ -135,6 +147,17 @@ static inline SUPPORT_UNWATCHED void token_backward(const recurrence *r, const r
     add_row(r, r->to[3] + t->head * p->key, dk, t->k, t->k_norm);
 }
 
+/* From the gradient of the gate to those of a, A_log and dt_bias. */
+static inline SUPPORT_UNWATCHED void through_gate(const recurrence *r, int64_t token, int64_t value_head) {
+    const int64_t at = token * r->w->p.value_heads + value_head;
+    double slope = 0.0;
+    const double g = gate_of(r, at, value_head, &slope);
+    double *dg = r->to[7] + at, *dA = r->to[8] + value_head, *ddt = r->to[9] + value_head;
+    *dA = rounded(r, *dA + rounded(r, *dg * g));
+    *dg = rounded(r, *dg * slope);
+    *ddt = rounded(r, *ddt + *dg);
+}
+
 /* One value head of one sequence: tokens first..first+length-1 of all. */
 static inline SUPPORT_UNWATCHED void recur(const recurrence *r, int64_t sequence, int64_t value_head, int64_t first,
                                            int64_t length) {
@@ -155,13 +178,16 @@ static inline SUPPORT_UNWATCHED void recur(const recurrence *r, int64_t sequence
     for (int64_t t = length - 1; t >= 0; t--) {
         recurrence_token token = token_of(r, first + t, value_head);
         token_backward(r, &token, r->S + t * size, r->S + (t + 1) * size, dS);
+        if (p->gate_inside) {
+            through_gate(r, first + t, value_head);
+        }
     }
 }
 
 static inline SUPPORT_UNWATCHED recurrence recur_whole(const whole *w, bool single) {
     const carry_delta_problem *p = &w->p;
     recurrence r = {.w = w, .single = single};
-    for (int i = 0; i < REFERENCED; i++) {
+    for (int i = 0; i < RESULTS; i++) {
         r.to[i] = calloc((size_t)w->count[i] + 1, sizeof(double));
         assert_non_null(r.to[i]);
     }
@@ -179,7 +205,7 @@ static inline SUPPORT_UNWATCHED recurrence recur_whole(const whole *w, bool sing
 }
 
 static inline SUPPORT_UNWATCHED void discard_recurrence(recurrence *r) {
-    for (int i = 0; i < REFERENCED; i++) {
+    for (int i = 0; i < RESULTS; i++) {
         free(r->to[i]);
     }
 }

@@ -4,32 +4,53 @@
 
 #include "lm_support.h"
 
-#define HYBRIDS 7
+#include "model/lm/families/hybrid.h"
+
+#define HYBRIDS 8
 
 /* Qwen3.5's (tied), OLMo's with and without rotary positions, and flash-linear-attention's: without a window, and with
-   one that is shorter than the rows; and products of delta rules, of two steps a token and, without gates, of three. */
+   one that is shorter than the rows; products of delta rules, of two steps a token and, without gates, of three; and
+   Qwen3-Next's, with two heads of values for each head of keys. */
 static inline carry_lm_config hybrid(int index) {
-    static const carry_lm_kind kinds[] = {CARRY_LM_QWEN3_5,           CARRY_LM_OLMO_HYBRID, CARRY_LM_OLMO_HYBRID,
-                                          CARRY_LM_GATED_DELTANET,    CARRY_LM_DELTA_NET,   CARRY_LM_GATED_DELTAPRODUCT,
-                                          CARRY_LM_GATED_DELTAPRODUCT};
-    carry_lm_config c = small(kinds[index]);
-    c.num_v_heads = 2;
-    c.value_head_dim = index < 3 ? 6 : 0;
+    static const carry_lm_family *const families[] = {&carry_lm_family_qwen3_5,
+                                                      &carry_lm_family_olmo_hybrid,
+                                                      &carry_lm_family_olmo_hybrid,
+                                                      &carry_lm_family_gated_deltanet,
+                                                      &carry_lm_family_delta_net,
+                                                      &carry_lm_family_gated_deltaproduct,
+                                                      &carry_lm_family_gated_deltaproduct,
+                                                      &carry_lm_family_qwen3_next};
+    const bool from_fla = index >= 3 && index <= 6;
+    const bool is_qwen = index == 0 || index == 7;
+    carry_lm_config c = from_fla ? small(families[index]) : carry_lm_config_default(families[index]);
+    if (from_fla) {
+        carry_lm_fla *own = carry_lm_fla_of(&c);
+        own->num_v_heads = 2;
+        own->expand_k = own->expand_v = index == 4 ? 1.0 : 2.0;
+        own->use_forget_gate = index != 6;
+    } else {
+        carry_lm_hybrid_of(&c)->layers_listed = 3;
+        c.vocab_size = SUPPORT_VOCABULARY;
+        c.norm_eps = 1e-2;
+        c.swiglu.width = 20;
+        memset(c.feedforward, CARRY_LM_FEEDFORWARD_SWIGLU, sizeof c.feedforward);
+        c.delta.heads = 2;
+        c.delta.value_heads = index == 7 ? 4 : 2;
+        c.delta.key = 5;
+        c.delta.value = 6;
+    }
     c.num_hidden_layers = 3;
-    c.layers_listed = index < 3 ? 3 : 0;
-    c.layer[1] = CARRY_LM_MIXER_ATTENTION;
-    c.attn_heads = 4;
-    c.attn_kv_heads = 2;
-    c.attn_head_dim = index == 0 ? 8 : 0;
-    c.attn_window = index == 4 ? 7 : 0;
-    c.rope_theta = index == 2 ? 0.0 : 100.0;
-    c.rotary_factor = index == 0 ? 0.5 : 1.0;
+    c.mixer[1] = CARRY_LM_MIXER_ATTENTION;
+    c.attention.heads = 4;
+    c.attention.kv_heads = 2;
+    c.attention.head_dim = is_qwen ? 8 : 0;
+    c.attention.window = index == 4 ? 7 : 0;
+    c.attention.rope_theta = index == 2 ? 0.0 : 100.0;
+    c.attention.rotary_factor = is_qwen ? 0.5 : 1.0;
     c.hidden_size = 16;
-    c.expand_k = c.expand_v = index == 4 ? 1.0 : 2.0;
     c.tie_word_embeddings = index == 0;
-    c.num_householder = index == 6 ? 3 : 2;
-    c.use_forget_gate = index != 6;
-    c.use_gate = index != 6;
+    c.delta.steps = index == 6 ? 3 : 2;
+    c.delta.use_gate = index != 6;
     c.pad_token_id = c.eos_token_id = -1;
     return c;
 }

@@ -7,6 +7,7 @@
 
 #include "support.h"
 
+#include "model/lm/families/family.h"
 #include "model/lm/mixers/delta.h"
 
 typedef struct reference {
@@ -125,40 +126,44 @@ static inline SUPPORT_UNWATCHED void reference_token(double *S, double *o, const
 
 static inline SUPPORT_UNWATCHED double *reference_mix(const reference *r, int64_t layer, const double *x, int64_t T) {
     const carry_lm_config *c = &r->lm->config;
-    bool gated = c->kind == CARRY_LM_GATED_DELTANET;
+    bool gated = c->family == &carry_lm_family_gated_deltanet;
     int64_t d = c->hidden_size;
-    int64_t K = c->key;
-    int64_t V = c->value;
-    int64_t HV = c->value_heads;
-    double *q = reference_linear(reference_weight(r, layer, CARRY_LM_Q_PROJ), x, T, c->key_width, d);
-    double *k = reference_linear(reference_weight(r, layer, CARRY_LM_K_PROJ), x, T, c->key_width, d);
-    double *v = reference_linear(reference_weight(r, layer, CARRY_LM_V_PROJ), x, T, c->value_width, d);
+    int64_t K = c->delta.key;
+    int64_t V = c->delta.value;
+    int64_t HV = c->delta.value_heads;
+    double *q = reference_linear(reference_weight(r, layer, CARRY_LM_Q_PROJ), x, T, c->delta.key_width, d);
+    double *k = reference_linear(reference_weight(r, layer, CARRY_LM_K_PROJ), x, T, c->delta.key_width, d);
+    double *v = reference_linear(reference_weight(r, layer, CARRY_LM_V_PROJ), x, T, c->delta.value_width, d);
     double *a = reference_linear(reference_weight(r, layer, CARRY_LM_A_PROJ), x, T, HV, d);
     double *b = reference_linear(reference_weight(r, layer, CARRY_LM_B_PROJ), x, T, HV, d);
-    double *z = reference_linear(reference_weight(r, layer, CARRY_LM_G_PROJ), x, T, c->value_width, d);
-    carry_activation activation = gated ? CARRY_SILU : c->qk_activation;
-    reference_conv(q, reference_weight(r, layer, CARRY_LM_Q_CONV), T, c->key_width, c->conv_size, activation);
-    reference_conv(k, reference_weight(r, layer, CARRY_LM_K_CONV), T, c->key_width, c->conv_size, activation);
-    reference_conv(v, reference_weight(r, layer, CARRY_LM_V_CONV), T, c->value_width, c->conv_size, CARRY_SILU);
-    reference_l2norm(q, T * c->num_heads, K);
-    reference_l2norm(k, T * c->num_heads, K);
+    double *z = reference_linear(reference_weight(r, layer, CARRY_LM_G_PROJ), x, T, c->delta.value_width, d);
+    carry_activation activation = gated ? CARRY_SILU : c->delta.qk_activation;
+    reference_conv(q, reference_weight(r, layer, CARRY_LM_Q_CONV), T, c->delta.key_width, c->delta.conv_size,
+                   activation);
+    reference_conv(k, reference_weight(r, layer, CARRY_LM_K_CONV), T, c->delta.key_width, c->delta.conv_size,
+                   activation);
+    reference_conv(v, reference_weight(r, layer, CARRY_LM_V_CONV), T, c->delta.value_width, c->delta.conv_size,
+                   CARRY_SILU);
+    reference_l2norm(q, T * c->delta.heads, K);
+    reference_l2norm(k, T * c->delta.heads, K);
     double *S = reference_new(HV * K * V);
-    double *o = reference_new(T * c->value_width);
+    double *o = reference_new(T * c->delta.value_width);
     for (int64_t t = 0; t < T; t++) {
         for (int64_t head = 0; head < HV; head++) {
-            int64_t row = (t * c->num_heads + head / (HV / c->num_heads)) * K;
+            int64_t row = (t * c->delta.heads + head / (HV / c->delta.heads)) * K;
             double g = 0.0;
             if (gated) {
                 double step = a[t * HV + head] + reference_weight(r, layer, CARRY_LM_DT_BIAS)[head];
                 g = -exp(reference_weight(r, layer, CARRY_LM_A_LOG)[head]) * log1p(exp(step));
             }
-            double beta = gated || c->use_beta ? reference_sigmoid(b[t * HV + head]) : 1.0;
+            double beta = gated || c->delta.use_beta ? reference_sigmoid(b[t * HV + head]) : 1.0;
             reference_token(S + head * K * V, o + (t * HV + head) * V, q + row, k + row, v + (t * HV + head) * V,
-                            beta * (c->allow_neg_eigval ? 2.0 : 1.0), g, K, V);
+                            beta * (c->delta.allow_neg_eigval ? 2.0 : 1.0), g, K, V);
         }
     }
-    reference_norm(o, o, reference_weight(r, layer, CARRY_LM_O_NORM), c->use_gate ? z : NULL, T * HV, V, c->norm_eps);
-    double *out = reference_linear(reference_weight(r, layer, CARRY_LM_O_PROJ), o, T, d, c->value_width);
+    reference_norm(o, o, reference_weight(r, layer, CARRY_LM_O_NORM), c->delta.use_gate ? z : NULL, T * HV, V,
+                   c->norm_eps);
+    double *out = reference_linear(reference_weight(r, layer, CARRY_LM_O_PROJ), o, T, d, c->delta.value_width);
     double *used[] = {q, k, v, a, b, z, S, o};
     for (size_t i = 0; i < sizeof used / sizeof used[0]; i++) {
         free(used[i]);
@@ -168,7 +173,7 @@ static inline SUPPORT_UNWATCHED double *reference_mix(const reference *r, int64_
 
 static inline SUPPORT_UNWATCHED double *reference_mlp(const reference *r, int64_t layer, const double *x, int64_t T) {
     const carry_lm_config *c = &r->lm->config;
-    int64_t I = c->intermediate;
+    int64_t I = c->swiglu.width;
     double *gate = reference_linear(reference_parameter(r, r->lm->layer[layer].feedforward.slot[0].parameter), x, T, I,
                                     c->hidden_size);
     double *up = reference_linear(reference_parameter(r, r->lm->layer[layer].feedforward.slot[1].parameter), x, T, I,

@@ -6,19 +6,22 @@
 
 #include "support.h"
 
+#include "model/lm/families/fla.h"
 #include "model/lm/lm.h"
 
 #define SUPPORT_VOCABULARY 11
 
-static inline carry_lm_config small(carry_lm_kind kind) {
-    carry_lm_config c = carry_lm_config_default(kind);
+/* Of a family of flash-linear-attention. */
+static inline carry_lm_config small(const carry_lm_family *family) {
+    carry_lm_config c = carry_lm_config_default(family);
+    carry_lm_fla *own = carry_lm_fla_of(&c);
     c.vocab_size = SUPPORT_VOCABULARY;
     c.hidden_size = 12;
     c.num_hidden_layers = 2;
-    c.num_heads = 2;
-    c.head_dim = 5;
-    c.expand_v = kind == CARRY_LM_DELTA_NET ? 1.0 : 2.0;
-    c.intermediate_size = 20;
+    c.delta.heads = 2;
+    own->head_dim = 5;
+    own->expand_v = family == &carry_lm_family_delta_net ? 1.0 : 2.0;
+    own->intermediate_size = 20;
     /* Heads this small give outputs near zero at intervals, and a norm with little eps turns those into noise. */
     c.norm_eps = 1e-2;
     return c;

@@ -7,7 +7,7 @@
 #include "engine/model_folder.h"
 
 static inline carry_lm_config byte_config(int64_t vocabulary) {
-    carry_lm_config config = small(CARRY_LM_GATED_DELTANET);
+    carry_lm_config config = small(&carry_lm_family_gated_deltanet);
     config.vocab_size = vocabulary;
     return config;
 }

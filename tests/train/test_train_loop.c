@@ -1,6 +1,7 @@
 /* Training: it learns, ranks and parts agree, and a run that is resumed is the run that was not stopped. */
 #include "train_support.h"
 
+#include "model/lm/families/fla.h"
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
@@ -154,12 +155,12 @@ static void test_gradients_are_clipped_to_their_norm(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     carry_comm *comm;
-    carry_lm_config config = carry_lm_config_default(CARRY_LM_GATED_DELTANET);
+    carry_lm_config config = carry_lm_config_default(&carry_lm_family_gated_deltanet);
     config.vocab_size = 7;
     config.hidden_size = 16;
     config.num_hidden_layers = 1;
-    config.num_heads = 2;
-    config.head_dim = 8;
+    config.delta.heads = 2;
+    carry_lm_fla_of(&config)->head_dim = 8;
     assert_ok(ctx, carry_comm_open(ctx, &comm, "self", NULL));
     carry_lm *lm;
     assert_ok(ctx, carry_lm_new(ctx, &lm, &config, 0));

@@ -61,6 +61,7 @@ _OUT = POINTER(c_void_p)
 PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_llm_open": (c_int, [c_void_p, _OUT, c_char_p, POINTER(Options)]),
     "carry_llm_close": (None, [c_void_p]),
+    "carry_llm_folder": (c_char_p, [c_void_p]),
     "carry_llm_vocabulary": (c_int64, [c_void_p]),
     "carry_llm_parameters": (c_int64, [c_void_p]),
     "carry_llm_ends": (c_int64, [c_void_p, POINTER(c_int64), c_int64]),

@@ -159,6 +159,7 @@ class Model:
         self._owner.call(lib.carry_llm_open, context.handle, byref(made), os.fsencode(folder), byref(options))
         self._owner.model = made.value
         weakref.finalize(self, self._owner.close).atexit = False
+        self.folder = os.fsdecode(lib.carry_llm_folder(made))  # of a training run: its newest step
         self.vocabulary = int(lib.carry_llm_vocabulary(made))
         self.parameters = int(lib.carry_llm_parameters(made))
 
@@ -333,6 +334,9 @@ def load(
     folder: str | os.PathLike[str], *, dtype: str = "f32", device: str | int = "cpu", trains: bool = False
 ) -> Model:
     """Open a model's folder as Hugging Face has it: config.json and its safetensors files.
+
+    The folder of a training run means its newest complete step. Files that differ from the checksums that `carry train`
+    wrote beside them are refused.
 
     Args:
         dtype: what is computed in: f32, bf16 or f16.

@@ -11,21 +11,17 @@
 #include "core/tensor.h"
 #include "bench/golden/golden.h"
 #include "core/json.h"
+#include "model/lm/families/family.h"
 
 #define CONFIG_LIMIT ((size_t)4 << 20)
 
-/* The only list: a key of config.json, its value, and who checks such a folder. */
+/* Folders that are not language models: a key of config.json, its value, and the function that checks such a folder.
+   Language models are those of the table of families. */
 static const struct {
     const char *key, *value;
     carry_golden_folder check;
     bool on_gpus;
 } kinds[] = {
-    {"model_type", "gated_deltanet", carry_golden_lm, true},
-    {"model_type", "delta_net", carry_golden_lm, true},
-    {"model_type", "qwen3_5_text", carry_golden_lm, true},
-    {"model_type", "qwen3_5", carry_golden_lm, true},
-    {"model_type", "olmo_hybrid", carry_golden_lm, true},
-    {"model_type", "gated_deltaproduct", carry_golden_lm, true},
     {"model_type", "umt5", carry_golden_umt5, true},
     {"_class_name", "TAEHV", carry_golden_tae, true},
     {"_class_name", "AutoencoderKLWan", carry_golden_wan_vae, true},
@@ -50,7 +46,12 @@ double carry_golden_error(const carry_tensor *wanted, const carry_tensor *got) {
 static carry_status refuse(carry_ctx *ctx, const carry_json *root, const char *path) {
     static const char *const keys[] = {"model_type", "_class_name"};
     char shown[CARRY_JSON_SHOWN];
-    char list[256] = "";
+    char list[512] = "";
+    const carry_lm_family *family;
+    for (int i = 0; (family = carry_lm_family_at(i)) != NULL; i++) {
+        size_t used = strlen(list);
+        (void)snprintf(list + used, sizeof list - used, "%s, ", family->name);
+    }
     for (size_t i = 0; i < KINDS; i++) {
         size_t used = strlen(list);
         (void)snprintf(list + used, sizeof list - used, "%s%s",
@@ -76,6 +77,10 @@ static carry_status kind_of(carry_ctx *ctx, carry_golden_folder *check, bool *on
     *check = NULL;
     CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
     CARRY_TRY(carry_json_read(ctx, &root, path, CONFIG_LIMIT));
+    if (carry_lm_family_of(carry_json_find(root, "model_type")) != NULL) {
+        *check = carry_golden_lm;
+        *on_gpus = true;
+    }
     for (size_t i = 0; *check == NULL && i < KINDS; i++) {
         if (carry_json_is_text(carry_json_find(root, kinds[i].key), kinds[i].value)) {
             *check = kinds[i].check;

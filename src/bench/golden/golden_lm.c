@@ -120,11 +120,25 @@ static carry_tensor in_host(const carry_parameters *own, float *copy, int64_t pa
     return carry_view(copy + p->offset, CARRY_F32, p->rank, p->shape);
 }
 
-/* All gradients, into host memory. */
+/* All gradients, into host memory, with rows in the order of the file. */
 static carry_status read_gradients(const golden_lm *g, float *to) {
     const carry_parameters *own = &g->lm->own;
     const carry_tensor from = carry_parameters_flat(own, own->gradients, 0, own->count);
-    return carry_read(g->ctx, carry_view(to, CARRY_F32, 1, from.shape), from);
+    CARRY_TRY(carry_read(g->ctx, carry_view(to, CARRY_F32, 1, from.shape), from));
+    for (int64_t i = 0; i < own->parameters; i++) {
+        const carry_parameter *p = &own->parameter[i];
+        const size_t bytes = (size_t)p->count * sizeof(float);
+        if (p->order.groups > 0) {
+            float *copy = carry_aligned_new(bytes);
+            if (copy == NULL) {
+                return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: the gradient of %s", p->name);
+            }
+            memcpy(copy, to + p->offset, bytes);
+            carry_parameters_reorder(p, to + p->offset, copy, CARRY_F32, true);
+            free(copy);
+        }
+    }
+    return CARRY_OK;
 }
 
 static carry_status compare_gradients(const golden_lm *g) {

@@ -206,7 +206,7 @@ static carry_status read_keys(source *s, const carry_json *root) {
 static const carry_tensor *find_named(const carry_weights *weights, const char *name) {
     char other[CARRY_SAFETENSORS_NAME];
     const carry_tensor *found = carry_weights_find(weights, name);
-    for (int i = 0; found == NULL && carry_dit_other_name(name, i, false, other, sizeof other); i++) {
+    for (int i = 0; found == NULL && carry_dit_other_name(NULL, name, i, false, other, sizeof other); i++) {
         found = carry_weights_find(weights, other);
     }
     return found;

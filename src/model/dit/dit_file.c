@@ -5,6 +5,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/memory.h"
+#include "file/checkpoint_files.h"
 #include "model/dit/dit_config.h"
 #include "model/dit/dit_names.h"
 
@@ -18,6 +19,7 @@ static bool is_spare(const void *model, const carry_weights *weights, const char
 }
 
 carry_status carry_dit_load(carry_dit *dit, const char *folder) {
+    CARRY_TRY(carry_checkpoint_verify_model(dit->ctx, folder));
     return carry_parameters_load(&dit->own, folder, is_spare, dit);
 }
 

@@ -64,8 +64,9 @@ static bool rename_to(const char *name, int from, char *to, size_t size) {
     return false;
 }
 
-bool carry_dit_other_name(const char *name, int which, bool pieces, char *to, size_t size) {
+bool carry_dit_other_name(const void *names, const char *name, int which, bool pieces, char *to, size_t size) {
     char there[256];
+    (void)names;
     if (pieces || which > 2 * PREFIXES) {
         return false;
     }

@@ -7,7 +7,7 @@
 #include <stddef.h>
 
 /* carry_parameters.other. */
-bool carry_dit_other_name(const char *name, int which, bool pieces, char *to, size_t size);
+bool carry_dit_other_name(const void *names, const char *name, int which, bool pieces, char *to, size_t size);
 /* Wan's own name of a tensor by any of them. */
 void carry_dit_own_name(const char *name, char *to, size_t size);
 

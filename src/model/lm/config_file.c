@@ -1,5 +1,4 @@
-/* Reading and writing config.json by tables of keys: those of the model (config_keys.c) and of its mixers. A key is
-   read into a field, read over, or may only have a value that asks for nothing. */
+/* Reading and writing config.json by the keys of a family. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -9,7 +8,7 @@
 #include "core/context.h"
 #include "core/file.h"
 #include "model/lm/config.h"
-#include "model/lm/mixers/mixer.h"
+#include "model/lm/families/family.h"
 
 #define FILE_LIMIT ((size_t)4 << 20)
 
@@ -43,6 +42,13 @@ static carry_status read_size(const carry_lm_source *s, const carry_json *node, 
     }
     *to = node->as.number.integer;
     return CARRY_OK;
+}
+
+static carry_status read_count(const carry_lm_source *s, const carry_json *node, int64_t *to) {
+    *to = node->kind == CARRY_JSON_NUMBER && node->whole ? node->as.number.integer : 0;
+    return node->kind == CARRY_JSON_NULL || (node->kind == CARRY_JSON_NUMBER && node->whole && *to >= 0)
+               ? CARRY_OK
+               : carry_lm_config_refuse(s, node, "a whole number from 0 on, or null, is expected");
 }
 
 static carry_status read_number(const carry_lm_source *s, const carry_json *node, double *to, bool or_null) {
@@ -83,7 +89,8 @@ static carry_status read_activation(const carry_lm_source *s, const carry_json *
 
 static bool asks_for_nothing(const carry_json *node) {
     return node->kind == CARRY_JSON_NULL || (node->kind == CARRY_JSON_BOOL && !node->truth) ||
-           (node->kind == CARRY_JSON_NUMBER && node->as.number.value == 0.0);
+           (node->kind == CARRY_JSON_NUMBER && node->as.number.value == 0.0) ||
+           (node->kind == CARRY_JSON_ARRAY && node->as.inside.first == NULL);
 }
 
 carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_key *f, const carry_json *node) {
@@ -93,11 +100,14 @@ carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_k
     case CARRY_LM_SIZE_OR_NULL:
     case CARRY_LM_READ_SIZE:
         return read_size(s, node, to, f->form == CARRY_LM_SIZE_OR_NULL);
+    case CARRY_LM_COUNT:
+        return read_count(s, node, to);
     case CARRY_LM_NUMBER:
     case CARRY_LM_NUMBER_OR_NULL:
     case CARRY_LM_READ_NUMBER:
         return read_number(s, node, to, f->form == CARRY_LM_NUMBER_OR_NULL);
     case CARRY_LM_TRUTH:
+    case CARRY_LM_TRUTH_IF_FALSE:
         if (node->kind != CARRY_JSON_BOOL) {
             return carry_lm_config_refuse(s, node, "true or false is expected");
         }
@@ -127,56 +137,63 @@ carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_k
     return CARRY_OK;
 }
 
-/* The tables of keys: NULL past the last. */
-static const carry_lm_key *table_at(int index) {
-    return index == 0 ? carry_lm_model_keys : index <= CARRY_LM_MIXERS ? carry_lm_mixer_at(index - 1)->keys : NULL;
-}
-
-static const carry_lm_key *find_key(const carry_json *node, carry_lm_kind kind) {
-    for (int i = 0; table_at(i) != NULL; i++) {
-        for (const carry_lm_key *key = table_at(i); key->key != NULL; key++) {
-            if ((key->kinds & 1u << kind) != 0 && strlen(key->key) == node->key_length &&
-                strcmp(key->key, node->key) == 0) {
-                return key;
-            }
+static const carry_lm_key *find_key(const carry_lm_key *keys, const carry_json *node) {
+    for (const carry_lm_key *key = keys; key->key != NULL; key++) {
+        if (strlen(key->key) == node->key_length && strcmp(key->key, node->key) == 0) {
+            return key;
         }
     }
     return NULL;
 }
 
-/* The object that the keys are in: the language part of a multimodal configuration is inside text_config. */
-static carry_status read_kind(const carry_lm_source *s, const carry_json *root, const carry_json **keys) {
+carry_status carry_lm_config_read_object(const carry_lm_source *s, const carry_lm_key *keys, const carry_json *node) {
+    for (const carry_json *one = node->as.inside.first; one != NULL; one = one->next) {
+        const carry_lm_key *key = find_key(keys, one);
+        if (key == NULL) {
+            return carry_lm_config_refuse(s, one, "this key is not known");
+        }
+        CARRY_TRY(carry_lm_config_read_key(s, key, one));
+    }
+    return CARRY_OK;
+}
+
+/* The language part of a multimodal configuration is inside text_config, but for two keys. */
+static carry_status enter_wrapper(const carry_lm_source *s, const carry_json *root, const carry_json **keys) {
+    const carry_json *text = carry_json_find(root, "text_config");
+    const carry_json *tied = carry_json_find(root, "tie_word_embeddings");
+    const carry_json *quantized = carry_json_find(root, "quantization_config");
+    if (text == NULL || text->kind != CARRY_JSON_OBJECT) {
+        return carry_fail(s->ctx, CARRY_EFORMAT, "%s has no \"text_config\", which a %s model has", s->name,
+                          s->config->family->wrapper);
+    }
+    if (quantized != NULL && quantized->kind != CARRY_JSON_NULL) {
+        return refuse_on(s, quantized);
+    }
+    s->config->tie_word_embeddings = tied != NULL && tied->kind == CARRY_JSON_BOOL && tied->truth;
+    *keys = text;
+    return CARRY_OK;
+}
+
+/* The family, its defaults, and the object that has the keys. */
+static carry_status read_family(const carry_lm_source *s, const carry_json *root, const carry_json **keys) {
     const carry_json *type = root->kind == CARRY_JSON_OBJECT ? carry_json_find(root, "model_type") : NULL;
     *keys = root;
     if (type == NULL) {
         return carry_fail(s->ctx, CARRY_EFORMAT, "%s has no \"model_type\": it is not a model configuration", s->name);
     }
-    if (carry_json_is_text(type, "qwen3_5")) {
-        const carry_json *text = carry_json_find(root, "text_config");
-        const carry_json *tied = carry_json_find(root, "tie_word_embeddings");
-        const carry_json *quantized = carry_json_find(root, "quantization_config");
-        if (text == NULL || text->kind != CARRY_JSON_OBJECT) {
-            return carry_fail(s->ctx, CARRY_EFORMAT, "%s has no \"text_config\", which a qwen3_5 model has", s->name);
-        }
-        if (quantized != NULL && quantized->kind != CARRY_JSON_NULL) {
-            return refuse_on(s, quantized);
-        }
-        *s->config = carry_lm_config_default(CARRY_LM_QWEN3_5);
-        s->config->is_nested = true;
-        s->config->tie_word_embeddings = tied != NULL && tied->kind == CARRY_JSON_BOOL && tied->truth;
-        *keys = text;
-        return CARRY_OK;
+    const carry_lm_family *family = carry_lm_family_of(type);
+    if (family != NULL) {
+        *s->config = carry_lm_config_default(family);
+        return carry_json_is_text(type, family->name) ? CARRY_OK : enter_wrapper(s, root, keys);
     }
-    char all[256] = "";
-    size_t used = 0;
-    for (carry_lm_kind kind = 0; kind < CARRY_LM_KINDS; kind++) {
-        if (carry_json_is_text(type, carry_lm_kind_name(kind))) {
-            *s->config = carry_lm_config_default(kind);
-            return CARRY_OK;
+    char all[512] = "expected one of";
+    size_t used = strlen(all);
+    for (int i = 0; (family = carry_lm_family_at(i)) != NULL; i++) {
+        const char *names[] = {family->name, family->wrapper};
+        for (int j = 0; j < 2 && names[j] != NULL && used < sizeof all; j++) {
+            used += (size_t)snprintf(all + used, sizeof all - used, "%s %s", i > 0 || j > 0 ? "," : "", names[j]);
         }
-        used += (size_t)snprintf(all + used, sizeof all - used, "%s, ", carry_lm_kind_name(kind));
     }
-    (void)snprintf(all + used, sizeof all - used, "or qwen3_5 is expected");
     return carry_lm_config_refuse(s, type, all);
 }
 
@@ -192,11 +209,11 @@ static bool stands_before(const carry_json *first, const carry_json *node) {
 carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, const carry_json *root, const char *name) {
     const carry_lm_source s = {.ctx = ctx, .name = name, .config = config};
     const carry_json *keys;
-    CARRY_TRY(read_kind(&s, root, &keys));
+    CARRY_TRY(read_family(&s, root, &keys));
     char unknown[256] = "";
     size_t used = 0;
     for (const carry_json *node = keys->as.inside.first; node != NULL; node = node->next) {
-        const carry_lm_key *key = find_key(node, config->kind);
+        const carry_lm_key *key = find_key(config->family->keys, node);
         if (key != NULL) {
             if (stands_before(keys->as.inside.first, node)) {
                 return carry_lm_config_refuse(&s, node, "duplicate key");
@@ -227,9 +244,11 @@ static void put_key(carry_json_text *text, const carry_lm_config *config, const 
     carry_json_put_raw(text, ",\n  ");
     carry_json_put_string(text, f->key);
     carry_json_put_raw(text, ": ");
-    if (f->form == CARRY_LM_OTHER) {
+    if (f->text != NULL) {
+        carry_json_put_raw(text, "%s", f->text);
+    } else if (f->form == CARRY_LM_OTHER) {
         f->write(text, config);
-    } else if (f->form == CARRY_LM_TRUTH) {
+    } else if (f->form == CARRY_LM_TRUTH || f->form == CARRY_LM_TRUTH_IF_FALSE) {
         carry_json_put_raw(text, "%s", *(const bool *)from ? "true" : "false");
     } else if (f->form == CARRY_LM_ACTIVATION) {
         for (size_t i = 0; i < sizeof activations / sizeof activations[0]; i++) {
@@ -257,24 +276,22 @@ static void put_key(carry_json_text *text, const carry_lm_config *config, const 
     }
 }
 
+static bool is_written(const carry_lm_config *config, const carry_lm_key *key) {
+    if (key->form == CARRY_LM_TRUTH_IF_FALSE) {
+        return !*(const bool *)((const unsigned char *)config + key->offset);
+    }
+    return key->text != NULL || (key->form < CARRY_LM_READ_SIZE && (key->form != CARRY_LM_OTHER || key->write != NULL));
+}
+
 void carry_lm_config_put(carry_json_text *text, const carry_lm_config *config, carry_dtype dtype) {
-    const bool from_fla = carry_lm_is_fla(config->kind);
-    carry_json_put_raw(text, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"%s",
-                       carry_lm_kind_architecture(config->kind), carry_lm_kind_name(config->kind),
-                       from_fla ? ",\n  \"attn_mode\": \"chunk\"" : "");
-    for (int i = 0; table_at(i) != NULL; i++) {
-        for (const carry_lm_key *key = table_at(i); key->key != NULL; key++) {
-            /* A key that is not known there appears only where it means something. */
-            bool untold = (config->use_delta_rule && key->offset == offsetof(carry_lm_config, use_delta_rule)) ||
-                          (key->form == CARRY_LM_OTHER && key->write == NULL);
-            if ((key->kinds & 1u << config->kind) != 0 && key->form < CARRY_LM_READ_SIZE && !untold) {
-                put_key(text, config, key);
-            }
+    carry_json_put_raw(text, "{\n  \"architectures\": [\"%s\"],\n  \"model_type\": \"%s\"",
+                       config->family->architecture, config->family->name);
+    for (const carry_lm_key *key = config->family->keys; key->key != NULL; key++) {
+        if (is_written(config, key)) {
+            put_key(text, config, key);
         }
     }
-    carry_json_put_raw(text, "%s,\n  \"hidden_act\": \"%s\",\n  \"dtype\": \"%s\"\n}\n",
-                       config->kind == CARRY_LM_DELTA_NET ? ",\n  \"qk_norm\": \"l2\"" : "",
-                       from_fla ? "swish" : "silu",
+    carry_json_put_raw(text, ",\n  \"dtype\": \"%s\"\n}\n",
                        dtype == CARRY_BF16  ? "bfloat16"
                        : dtype == CARRY_F16 ? "float16"
                                             : "float32");

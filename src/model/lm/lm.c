@@ -10,6 +10,7 @@
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "model/lm/families/family.h"
 #include "model/lm/lm_names.h"
 #include "model/lm/lm_pass.h"
 
@@ -39,22 +40,47 @@ static int64_t add_to_layer(carry_lm *lm, int64_t layer, const char *key, carry_
     return carry_parameters_add(&lm->own, parameter);
 }
 
-/* Slots of one name are rows of one tensor. */
-static void list_slots(carry_lm *lm, int64_t layer, carry_lm_sublayer *s) {
-    const carry_lm_config *c = &lm->config;
-    const carry_lm_part *m = s->part;
-    for (int i = 0, next; i < m->slots; i = next) {
-        carry_lm_parameter whole = m->describe(c, i);
-        s->slot[i].parameter = -1;
-        for (next = i + 1; next < m->slots && strcmp(m->key(c, next), m->key(c, i)) == 0; next++) {
-            const int64_t rows = m->describe(c, next).shape[0];
-            s->slot[i].rows = i + 1 == next ? whole.shape[0] : s->slot[i].rows;
-            s->slot[next] = (carry_lm_slot){.first = whole.shape[0], .rows = rows};
-            whole.shape[0] += rows;
+/* The order of the rows of a tensor in files, where the family has them in groups. */
+static carry_row_order order_of(const carry_lm_config *c, const carry_lm_sublayer *s, const char *name) {
+    carry_row_order order = {0};
+    const carry_lm_grouped *g = c->family->grouped;
+    while (g != NULL && g->name != NULL && strcmp(g->name, name) != 0) {
+        g++;
+    }
+    if (g != NULL && g->name != NULL) {
+        order.groups = c->delta.heads;
+        for (int i = 0; i < g->slots; i++) {
+            order.rows[i] = s->slot[g->slot[i]].rows / order.groups;
+            order.first[i] = s->slot[g->slot[i]].first;
         }
-        const int64_t parameter = add_to_layer(lm, layer, m->key(c, i), whole);
-        for (int same = i; same < next; same++) {
-            s->slot[same].parameter = parameter;
+    }
+    return order;
+}
+
+/* Slots of one name are rows of one tensor, in the order of the slots. */
+static void list_slots(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, const char *const *names) {
+    const carry_lm_config *c = &lm->config;
+    bool listed[CARRY_LM_SLOTS] = {false};
+    for (int i = 0; i < s->part->slots; i++) {
+        carry_lm_parameter whole = s->part->describe(c, i);
+        int shared[CARRY_LM_SLOTS] = {i};
+        int count = listed[i] ? 0 : 1;
+        for (int next = i + 1; count > 0 && next < s->part->slots; next++) {
+            if (strcmp(names[next], names[i]) == 0) {
+                const int64_t rows = s->part->describe(c, next).shape[0];
+                s->slot[i].rows = count == 1 ? whole.shape[0] : s->slot[i].rows;
+                s->slot[next] = (carry_lm_slot){.first = whole.shape[0], .rows = rows};
+                whole.shape[0] += rows;
+                shared[count++] = next;
+            }
+        }
+        if (count > 0) {
+            whole.order = order_of(c, s, names[i]);
+            const int64_t parameter = add_to_layer(lm, layer, names[i], whole);
+            for (int j = 0; j < count; j++) {
+                s->slot[shared[j]].parameter = parameter;
+                listed[shared[j]] = true;
+            }
         }
     }
 }
@@ -92,36 +118,35 @@ static void put_together(carry_lm *lm, carry_lm_sublayer *s, int64_t listed) {
     lm->own.count += room;
 }
 
-static void list_sublayer(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, const char *norm, int kind) {
+/* names: of the slots in this family; NULL: the part's own. */
+static void list_sublayer(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, int kind, const char *norm,
+                          const char *const *names) {
     s->part = carry_lm_part_at(kind);
     s->kind = kind;
     s->norm = add_to_layer(lm, layer, norm, norm_of(&lm->config));
     const int64_t listed = lm->own.parameters;
-    list_slots(lm, layer, s);
+    list_slots(lm, layer, s, names != NULL ? names : s->part->names);
     if (lm->own.device != 0 && s->part->together != NULL) {
         put_together(lm, s, listed);
     }
 }
 
 static void list_layer(carry_lm *lm, int64_t layer) {
-    static const char *const names[][2] = {
-        {"attn_norm.weight", "mlp_norm.weight"},
-        {"input_layernorm.weight", "post_attention_layernorm.weight"},
-        {"post_attention_layernorm.weight", "post_feedforward_layernorm.weight"},
-    };
     const carry_lm_config *c = &lm->config;
+    const carry_lm_family *f = c->family;
+    const int mixer = c->mixer[layer];
+    const int feedforward = c->feedforward[layer];
     carry_lm_layer *l = &lm->layer[layer];
-    l->norms_after = c->kind == CARRY_LM_OLMO_HYBRID && c->layer[layer] == CARRY_LM_MIXER_ATTENTION;
-    const int named = l->norms_after ? 2 : carry_lm_is_fla(c->kind) ? 0 : 1;
-    list_sublayer(lm, layer, &l->mixer, names[named][0], c->layer[layer]);
-    list_sublayer(lm, layer, &l->feedforward, names[named][1], CARRY_LM_MIXERS + CARRY_LM_FEEDFORWARD_SWIGLU);
+    l->norms_after = c->norms_after[layer];
+    const char *const *norms = f->norms[l->norms_after ? 1 : 0];
+    list_sublayer(lm, layer, &l->mixer, mixer, norms[0], f->mixer[mixer]);
+    list_sublayer(lm, layer, &l->feedforward, CARRY_LM_MIXERS + feedforward, norms[1], f->feedforward[feedforward]);
 }
 
 static void list_parameters(carry_lm *lm) {
     const carry_lm_config *c = &lm->config;
     const carry_lm_parameter table = carry_lm_matrix(c->vocab_size, c->hidden_size);
-    lm->embeddings =
-        add_named(lm, carry_lm_is_fla(c->kind) ? "model.embeddings.weight" : "model.embed_tokens.weight", table);
+    lm->embeddings = add_named(lm, c->family->embeddings, table);
     for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
         list_layer(lm, layer);
     }
@@ -138,7 +163,8 @@ static carry_status make(carry_lm *lm, int device, const char *folder, bool maps
     }
     CARRY_TRY(carry_parameters_open(lm->ctx, &lm->own, device, layers * 2 * (CARRY_LM_SLOTS + 1) + 3));
     list_parameters(lm);
-    lm->own.other = carry_lm_is_fla(lm->config.kind) ? NULL : carry_lm_other_name;
+    lm->own.names = lm->config.family->files;
+    lm->own.other = lm->own.names != NULL ? carry_lm_other_name : NULL;
     CARRY_TRY(folder != NULL ? carry_parameters_check(&lm->own, folder) : CARRY_OK);
     CARRY_TRY(maps ? carry_parameters_map(&lm->own, folder) : CARRY_OK);
     return carry_parameters_allocate(&lm->own);
@@ -181,6 +207,7 @@ void carry_lm_free(carry_lm *lm) {
         carry_lm_unpack(lm);
         carry_parameters_free(&lm->own);
         free(lm->layer);
+        free(lm->folder);
         free(lm);
     }
 }

@@ -32,6 +32,7 @@ typedef struct carry_lm {
     bool is_settled;
     void *panels; /* of the layers' weights (lm_packed.c); NULL: packed by every product */
     size_t panel_bytes;
+    char *folder;  /* that it was loaded from; NULL: none */
     uint64_t hash; /* carry_lm_hash, once is_hashed */
     bool is_hashed;
 } carry_lm;
@@ -63,8 +64,9 @@ carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter);
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count);
 
 /* A folder as Hugging Face has it: config.json, and model.safetensors or what model.safetensors.index.json lists, in
-   f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused by name. A tied lm_head may be there if it is
-   the embeddings. */
+   f32, bf16 or f16; or the folder of a training run, of which the newest complete step is loaded (file/checkpoint.h).
+   Files that differ from the checksums beside them are refused. Wrong shapes, missing and surplus tensors are refused
+   by name. A tied lm_head may be there if it is the embeddings. */
 carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
 /* The same for a model that is only read, as generation and evaluation do: on the CPU matrices in bf16 or f16 stay in
    the mapped file. No gradients. The files must not be changed while the model is open. */

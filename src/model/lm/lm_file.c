@@ -4,6 +4,7 @@
 #include "core/context.h"
 #include "core/file.h"
 #include "core/tensor.h"
+#include "file/checkpoint.h"
 #include "model/lm/lm.h"
 #include "model/lm/lm_names.h"
 
@@ -27,28 +28,33 @@ static bool is_spare(const void *model, const carry_weights *weights, const char
     if (lm->own.other == NULL) {
         return is_tied_head(model, weights, name);
     }
-    carry_lm_own_name(name, own, sizeof own);
-    return carry_lm_passed_over(name) != NULL || is_tied_head(model, weights, name) ||
+    const carry_lm_file_names *files = lm->config.family->files;
+    carry_lm_own_name(files, name, own, sizeof own);
+    return carry_lm_ignored(files, name) != NULL || is_tied_head(model, weights, name) ||
            (carry_parameters_find(&lm->own, own) != NULL && carry_weights_find(weights, own) == NULL);
 }
 
-/* One line that names what a folder has and the model does not use. */
-static carry_status name_passed_over(const carry_lm *lm, const char *folder) {
-    static const char *const parts[] = {"the vision tower", "multi-token heads"};
+/* One line for each part of a model that a folder has and that is ignored. */
+static carry_status name_ignored(const carry_lm *lm, const char *folder) {
+    const carry_lm_file_names *files = lm->config.family->files;
     carry_weights weights;
-    if (lm->own.other == NULL) {
+    if (files == NULL || files->ignored == NULL) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_weights_open(lm->ctx, &weights, folder));
-    for (size_t part = 0; part < sizeof parts / sizeof parts[0]; part++) {
+    for (int part = 0; files->ignored[part][0] != NULL; part++) {
+        const char *called = files->ignored[part][1];
         int64_t count = 0;
+        if (part > 0 && strcmp(called, files->ignored[part - 1][1]) == 0) {
+            continue; /* another beginning of the same part */
+        }
         for (int64_t i = 0; i < weights.count; i++) {
-            const char *of = carry_lm_passed_over(carry_weights_name(&weights, i));
-            count += of != NULL && strcmp(of, parts[part]) == 0 ? 1 : 0;
+            const char *of = carry_lm_ignored(files, carry_weights_name(&weights, i));
+            count += of != NULL && strcmp(of, called) == 0 ? 1 : 0;
         }
         if (count > 0) {
             carry_log(lm->ctx, CARRY_LOG_WARNING, "%s: %lld tensors of %s are ignored: only the language model is used",
-                      folder, (long long)count, parts[part]);
+                      folder, (long long)count, called);
         }
     }
     carry_weights_close(&weights);
@@ -57,17 +63,23 @@ static carry_status name_passed_over(const carry_lm *lm, const char *folder) {
 
 carry_status carry_lm_load_weights(carry_lm *lm, const char *folder) {
     CARRY_TRY(carry_parameters_load(&lm->own, folder, is_spare, lm));
-    return name_passed_over(lm, folder);
+    return name_ignored(lm, folder);
 }
 
-static carry_status load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device, bool maps) {
+static carry_status load(carry_ctx *ctx, carry_lm **lm, const char *from, int device, bool maps) {
+    char folder[CARRY_FILE_PATH];
     char path[CARRY_FILE_PATH];
     carry_lm_config config;
     *lm = NULL;
+    CARRY_TRY(carry_checkpoint_resolve(ctx, folder, from));
     CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
     CARRY_TRY(carry_lm_config_read(ctx, &config, path));
     CARRY_TRY((maps ? carry_lm_new_mapped : carry_lm_new_for)(ctx, lm, &config, device, folder));
     carry_status status = carry_lm_load_weights(*lm, folder);
+    (*lm)->folder = strdup(folder);
+    if (status == CARRY_OK && (*lm)->folder == NULL) {
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: %s", folder);
+    }
     if (status != CARRY_OK) {
         carry_lm_free(*lm);
         *lm = NULL;

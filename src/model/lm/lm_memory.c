@@ -127,7 +127,7 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
     const carry_lm_config *c = &pass->lm->config;
     carry_dtype dtype = pass->options.dtype;
     if (c->norm_plus_one) {
-        const int64_t widest = c->hidden_size > c->attn_head_dim ? c->hidden_size : c->attn_head_dim;
+        const int64_t widest = c->hidden_size > c->attention.head_dim ? c->hidden_size : c->attention.head_dim;
         pass->ones = take_1d(pass, arena, CARRY_F32, widest);
         pass->factor = take_1d(pass, arena, CARRY_F32, widest);
     }

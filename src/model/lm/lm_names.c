@@ -1,23 +1,12 @@
-/* What published folders call the tensors of a language model: those of a multimodal one are below
-   model.language_model., and OLMo Hybrid's have older names. */
+/* Names of tensors in files that differ from the names here: another prefix, other ends, a tensor in pieces. */
 #include "model/lm/lm_names.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define NESTED "model.language_model."
-
-static const struct {
-    const char *here, *there;
-} renamed[] = {
-    {"input_layernorm.weight", "attention_layer_norm.weight"},
-    {"post_attention_layernorm.weight", "feedforward_layer_norm.weight"},
-};
-#define RENAMED ((int)(sizeof renamed / sizeof renamed[0]))
-
-static const char *const pieces_of_conv[] = {"linear_attn.q_conv1d.weight", "linear_attn.k_conv1d.weight",
-                                             "linear_attn.v_conv1d.weight"};
-#define CONV "linear_attn.conv1d.weight"
+static bool starts_with(const char *name, const char *start) {
+    return strncmp(name, start, strlen(start)) == 0;
+}
 
 static bool ends_in(const char *name, const char *end) {
     const size_t length = strlen(name);
@@ -29,50 +18,44 @@ static bool replace_end(char *to, size_t size, const char *name, const char *end
     return ends_in(name, end) && snprintf(to, size, "%.*s%s", (int)(strlen(name) - strlen(end)), name, by) < (int)size;
 }
 
-bool carry_lm_other_name(const char *name, int which, bool pieces, char *to, size_t size) {
-    if (pieces) {
-        return which < 3 && replace_end(to, size, name, CONV, pieces_of_conv[which]);
-    }
-    if (which == 0 && strncmp(name, "model.", 6) == 0 && strncmp(name, NESTED, strlen(NESTED)) != 0) {
-        return snprintf(to, size, NESTED "%s", name + 6) < (int)size;
-    }
-    if (which == 0) { /* lm_head.weight */
-        return snprintf(to, size, "model.%s", name) < (int)size;
-    }
-    for (int i = 0; which == 1 && i < RENAMED; i++) {
-        if (replace_end(to, size, name, renamed[i].here, renamed[i].there)) {
-            return true;
+/* The end of a name by a list of {from, to}, or the other way round; the `which`-th that fits. */
+static bool replace_by(const char *const (*list)[2], int from, const char *name, int which, char *to, size_t size) {
+    for (int i = 0; list != NULL && list[i][0] != NULL; i++) {
+        if (ends_in(name, list[i][from]) && which-- == 0) {
+            return replace_end(to, size, name, list[i][from], list[i][1 - from]);
         }
     }
     return false;
 }
 
-void carry_lm_own_name(const char *name, char *to, size_t size) {
-    char short_name[512];
-    const bool nested = strncmp(name, NESTED, strlen(NESTED)) == 0;
-    (void)snprintf(short_name, sizeof short_name, "%s%s", nested ? "model." : "",
-                   nested ? name + strlen(NESTED) : name);
-    for (int i = 0; i < RENAMED; i++) {
-        if (replace_end(to, size, short_name, renamed[i].there, renamed[i].here)) {
-            return;
-        }
+bool carry_lm_other_name(const void *names, const char *name, int which, bool pieces, char *to, size_t size) {
+    const carry_lm_file_names *n = names;
+    if (pieces) {
+        return replace_by(n->pieces, 0, name, which, to, size);
     }
-    for (int i = 0; i < 3; i++) {
-        if (replace_end(to, size, short_name, pieces_of_conv[i], CONV)) {
-            return;
-        }
+    if (which == 0 && starts_with(name, "model.") && !starts_with(name, n->prefix)) {
+        return snprintf(to, size, "%s%s", n->prefix, name + strlen("model.")) < (int)size;
     }
-    (void)snprintf(to, size, "%s", strcmp(short_name, "model.lm_head.weight") == 0 ? "lm_head.weight" : short_name);
+    if (which == 0) { /* lm_head.weight */
+        return snprintf(to, size, "model.%s", name) < (int)size;
+    }
+    return replace_by(n->renamed, 0, name, which - 1, to, size);
 }
 
-const char *carry_lm_passed_over(const char *name) {
-    static const char *const parts[][2] = {{"model.visual.", "the vision tower"},
-                                           {"visual.", "the vision tower"},
-                                           {"mtp.", "multi-token heads"},
-                                           {"model.mtp.", "multi-token heads"}};
-    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
-        if (strncmp(name, parts[i][0], strlen(parts[i][0])) == 0) {
-            return parts[i][1];
+void carry_lm_own_name(const carry_lm_file_names *n, const char *name, char *to, size_t size) {
+    char short_name[512];
+    const bool nested = starts_with(name, n->prefix);
+    (void)snprintf(short_name, sizeof short_name, "%s%s", nested ? "model." : "",
+                   nested ? name + strlen(n->prefix) : name);
+    if (!replace_by(n->renamed, 1, short_name, 0, to, size) && !replace_by(n->pieces, 1, short_name, 0, to, size)) {
+        (void)snprintf(to, size, "%s", strcmp(short_name, "model.lm_head.weight") == 0 ? "lm_head.weight" : short_name);
+    }
+}
+
+const char *carry_lm_ignored(const carry_lm_file_names *n, const char *name) {
+    for (int i = 0; n->ignored != NULL && n->ignored[i][0] != NULL; i++) {
+        if (starts_with(name, n->ignored[i][0])) {
+            return n->ignored[i][1];
         }
     }
     return NULL;

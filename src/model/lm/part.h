@@ -1,9 +1,9 @@
 /* Parts of a layer: mixers, which move information between tokens, and feed-forwards, which work on each token alone.
 
-   Every layer names its mixer and its feed-forward. A part owns its parameters (its slots), its activations and
-   gradients in a pass, and, if it is a mixer, its state in generation. The model owns the rest: norms, embeddings,
-   loss. Each part is one file that exports one const struct, and one line of CARRY_LM_MIXER_LIST (mixers/mixer.h) or of
-   CARRY_LM_FEEDFORWARD_LIST (feedforward/feedforward.h).
+   Every layer names its mixer and its feed-forward. A part owns its options (options.h), its parameters (its slots),
+   its activations and gradients in a pass, and, if it is a mixer, its state in generation. The model owns the rest:
+   norms, embeddings, loss. Each part is one file that exports one const struct, and one line of CARRY_LM_MIXER_LIST
+   (mixers/mixer.h) or of CARRY_LM_FEEDFORWARD_LIST (feedforward/feedforward.h).
 
    A pass opens a part once for all the layers that have it. Only open allocates. */
 #ifndef CARRY_MODEL_LM_PART_H
@@ -74,12 +74,13 @@ typedef struct carry_lm_state_part {
 
 typedef struct carry_lm_part {
     const char *name, *about;
-    const carry_lm_key *keys; /* of config.json; the last has key NULL. NULL: none */
+    /* Checks its options and fills in the derived ones. CARRY_EUNSUPPORTED or CARRY_ESIZE name the option. */
+    carry_status (*check)(carry_ctx *ctx, carry_lm_config *config);
     int slots;
-    /* The name of a slot's tensor below model.layers.N., and its description; rank 0: this model has none. Slots with
-       the same name, one after the other, are consecutive rows of one tensor. */
-    const char *(*key)(const carry_lm_config *config, int slot);
-    carry_lm_parameter (*describe)(const carry_lm_config *config, int slot);
+    /* The names of the slots' tensors below model.layers.N., unless the family has others. Slots with the same name,
+       one after the other, are consecutive rows of one tensor. */
+    const char *const *names;
+    carry_lm_parameter (*describe)(const carry_lm_config *config, int slot); /* rank 0: this model has none */
     /* Slots that map x, neighbours in the list: on a GPU they lie in memory in this order, so that one product computes
        all of them, with zeros after them up to whole rows. The last is -1; NULL: as they are listed. */
     const int *together;

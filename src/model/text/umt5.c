@@ -52,7 +52,8 @@ struct carry_umt5 {
     float *bias_here; /* of one layer, in host memory */
 };
 
-static bool other_name(const char *name, int which, bool pieces, char *to, size_t size) {
+static bool other_name(const void *names, const char *name, int which, bool pieces, char *to, size_t size) {
+    (void)names;
     return !pieces && which == 0 && strcmp(name, "shared.weight") == 0 &&
            snprintf(to, size, "encoder.embed_tokens.weight") < (int)size;
 }

@@ -7,7 +7,8 @@
 constexpr int COLUMNS = 32, LANES = 32;
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) gated_add_kernel(row_of<T> x, row_of<T> y, mixed g, int64_t count, int64_t n) {
+__global__ void __launch_bounds__(THREADS)
+    gated_add_kernel(row_of<T> x, row_of<T> y, mixed g, int64_t count, int64_t n) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
         float gate = g[i % n];
@@ -16,7 +17,8 @@ __global__ void __launch_bounds__(THREADS) gated_add_kernel(row_of<T> x, row_of<
 }
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS) multiply_kernel(row_of<T> dy, row_of<T> dx, mixed g, int64_t count, int64_t n) {
+__global__ void __launch_bounds__(THREADS)
+    multiply_kernel(row_of<T> dy, row_of<T> dx, mixed g, int64_t count, int64_t n) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += step) {
         dy.put(i, dx.get(i) * g[i % n]);

@@ -219,9 +219,9 @@ static bool make_descriptors(const blaslt *lt, plan *made, const carry_device_pr
            make_layout(lt, &made->c, p->c_type, p->m, p->n, p->c_row, p->c_next, p->count);
 }
 
-static const int RESULTS = 8;      /* that the heuristics are asked for */
-static const uint32_t SHARED = 4;  /* of a kernel's custom option: its two groups of warps share a tile */
-static const int64_t SHORT = 384;  /* terms of a sum for each byte that an element of c moves */
+static const int RESULTS = 8;     /* that the heuristics are asked for */
+static const uint32_t SHARED = 4; /* of a kernel's custom option: its two groups of warps share a tile */
+static const int64_t SHORT = 384; /* terms of a sum for each byte that an element of c moves */
 
 /* The heuristics' first, but for short sums the first of the kernels whose two groups of warps each have a tile: one
    group writes its tile while the other multiplies. On an H200 with cuBLASLt 13.0 the first is 10 to 20 % slower there
@@ -246,9 +246,8 @@ static uint32_t setting(const blaslt *lt, const cublasLtMatmulAlgo_t *algorithm,
                         cublasLtMatmulAlgoConfigAttributes_t which) {
     uint32_t value = 0; /* some are of 16 bits */
     size_t written = 0;
-    (void)lt->call.cublasLtMatmulAlgoConfigGetAttribute(algorithm, which, &value,
-                                                        which == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID ? 2 : sizeof value,
-                                                        &written);
+    (void)lt->call.cublasLtMatmulAlgoConfigGetAttribute(
+        algorithm, which, &value, which == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID ? 2 : sizeof value, &written);
     return value;
 }
 
@@ -302,9 +301,9 @@ static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, 
         fine = fine && lt->call.cublasLtMatmulPreferenceSetAttribute(preference, aligned[i].which, &aligned[i].bytes,
                                                                      sizeof aligned[i].bytes) == CUBLAS_STATUS_SUCCESS;
     }
-    fine = fine &&
-           lt->call.cublasLtMatmulAlgoGetHeuristic(lt->handles[p->ordinal], made->product, made->b, made->a, made->c,
-                                                   made->c, preference, RESULTS, result, &results) == CUBLAS_STATUS_SUCCESS;
+    fine = fine && lt->call.cublasLtMatmulAlgoGetHeuristic(lt->handles[p->ordinal], made->product, made->b, made->a,
+                                                           made->c, made->c, preference, RESULTS, result,
+                                                           &results) == CUBLAS_STATUS_SUCCESS;
     (void)lt->call.cublasLtMatmulPreferenceDestroy(preference);
     const int best = fine ? best_of(lt, result, results, p) : 0;
     made->algorithm = result[best].algo;

@@ -1,7 +1,7 @@
-/* Which tile of c suits a product on a Hopper GPU: the one whose rounds of tiles over the multiprocessors compute least for
-   nothing. cuBLASLt's heuristics leave up to 9 % of it: 2160 x 5120 in tiles of 240 x 128 is 360 of them, three rounds of
-   132 of which the last is 73 % full; in tiles of 168 x 256 it is 260, two rounds and 98 % full. Measured: 176 and 162 us
-   (docs/results/stream-gpu.md). Counted and not timed, so that a shape always gives the same bits. */
+/* Which tile of c suits a product on a Hopper GPU: the one whose rounds of tiles over the multiprocessors compute least
+   for nothing. cuBLASLt's heuristics leave up to 9 % of it: 2160 x 5120 in tiles of 240 x 128 is 360 of them, three
+   rounds of 132 of which the last is 73 % full; in tiles of 168 x 256 it is 260, two rounds and 98 % full. Measured:
+   176 and 162 us (docs/results/stream-gpu.md). Counted and not timed, so that a shape always gives the same bits. */
 #ifndef CARRY_OPS_BLASLT_TILES_CUH
 #define CARRY_OPS_BLASLT_TILES_CUH
 
@@ -15,12 +15,13 @@ typedef struct product_tile {
     int n, m;
 } product_tile;
 
-#define TILE(n, m) {CUBLASLT_MATMUL_TILE_##n##x##m, n, m}
+#define TILE(n, m) \
+    { CUBLASLT_MATMUL_TILE_##n##x##m, n, m }
 static const product_tile product_tiles[] = {
-    TILE(256, 128), TILE(256, 136), TILE(256, 144), TILE(256, 152), TILE(256, 160), TILE(256, 168), TILE(256, 176),
-    TILE(192, 144), TILE(192, 152), TILE(192, 160), TILE(192, 168), TILE(192, 176), TILE(192, 184), TILE(192, 192),
-    TILE(192, 200), TILE(192, 208), TILE(192, 216), TILE(192, 224), TILE(128, 216), TILE(128, 224), TILE(128, 232),
-    TILE(128, 240), TILE(128, 248), TILE(128, 256)};
+    TILE(256, 128), TILE(256, 136), TILE(256, 144), TILE(256, 152), TILE(256, 160), TILE(256, 168),
+    TILE(256, 176), TILE(192, 144), TILE(192, 152), TILE(192, 160), TILE(192, 168), TILE(192, 176),
+    TILE(192, 184), TILE(192, 192), TILE(192, 200), TILE(192, 208), TILE(192, 216), TILE(192, 224),
+    TILE(128, 216), TILE(128, 224), TILE(128, 232), TILE(128, 240), TILE(128, 248), TILE(128, 256)};
 #undef TILE
 
 /* Elements that a multiprocessor computes, of `units`. wide, high: tiles of a cluster along n and m. */

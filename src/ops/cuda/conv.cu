@@ -2,8 +2,8 @@
    conv_wide.cu has the usual ones.
 
    A thread has a channel, so that neighbours read neighbouring elements, and walks a block of tokens. What a token sees
-   is a window of registers that moves along with the token; so is, backward, ds (conv_backward.c). dw is summed per block
-   of tokens into the workspace, which is added in order. */
+   is a window of registers that moves along with the token; so is, backward, ds (conv_backward.c). dw is summed per
+   block of tokens into the workspace, which is added in order. */
 #include "ops/cuda/conv.cuh"
 
 constexpr int CHANNELS = 128; /* of a block: threads */
@@ -94,8 +94,7 @@ template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) con
                 if (i > 0) {
                     move_on<T, WIDTH>(a, window, in, x[i], b, t, c);
                 }
-                a.y.put((b * a.tokens + t) * a.channels + c,
-                        activate_one(sum_of<WIDTH>(tap, window), a.activation));
+                a.y.put((b * a.tokens + t) * a.channels + c, activate_one(sum_of<WIDTH>(tap, window), a.activation));
             }
         }
     }

@@ -132,8 +132,12 @@ static carry_status add_products(carry_ctx *ctx, const place &at, const carry_co
 
 static carry_status conv2d_f32(carry_ctx *ctx, const carry_conv2d_args *a, const place &at) {
     const conv2d_window window = window_of(a->form);
-    const frame f = {(float *)a->y.data, (const float *)a->bias.data, (const float *)a->add.data,
-                     a->y.shape[0] - 2,  a->y.shape[1] - 2,           a->y.shape[2],
+    const frame f = {(float *)a->y.data,
+                     (const float *)a->bias.data,
+                     (const float *)a->add.data,
+                     a->y.shape[0] - 2,
+                     a->y.shape[1] - 2,
+                     a->y.shape[2],
                      a->relu};
     const carry_tensor *from[CONV2D_INPUTS] = {&a->x, &a->past, &a->older};
     const int64_t count = f.rows * f.width * f.out;

@@ -60,9 +60,7 @@ struct walk {
     }
 };
 
-template <int COLUMNS, bool BY_16> struct tiles {
-    uint16_t a[STAGES][PIXELS * DEPTH], b[STAGES][COLUMNS * DEPTH];
-};
+template <int COLUMNS, bool BY_16> struct tiles { uint16_t a[STAGES][PIXELS * DEPTH], b[STAGES][COLUMNS * DEPTH]; };
 
 /* This thread's pieces of a tile: one of PIECES in a row, of every 64th row. origin: the pixels whose windows they are,
    below 0 for none. */

@@ -32,8 +32,15 @@ static __device__ __forceinline__ float apply(int op, float x, float y) {
     }
 }
 
+template <typename A, typename B> struct is_same_type { static const bool value = false; };
+template <typename A> struct is_same_type<A, A> { static const bool value = true; };
+
+/* A conversion of a type to itself is a copy: a signalling NaN, which narrow() would make quiet, keeps its bits. */
 template <typename To, typename X, bool PAIR>
 static __device__ __forceinline__ typename To::stored one(int op, typename X::stored x, typename X::stored y) {
+    if constexpr (!PAIR && is_same_type<To, X>::value) {
+        return x;
+    }
     float value = X::widen(x);
     if constexpr (PAIR) {
         value = apply(op, value, X::widen(y));
@@ -115,8 +122,7 @@ template <typename E> __global__ void __launch_bounds__(THREADS) fill_kernel(E *
     }
 }
 
-template <typename E>
-static void launch_fill(const carry_tensor &to, const unsigned char *bits, cudaStream_t stream) {
+template <typename E> static void launch_fill(const carry_tensor &to, const unsigned char *bits, cudaStream_t stream) {
     E value;
     memcpy(&value, bits, sizeof value);
     int64_t count = carry_tensor_count(&to);

@@ -90,8 +90,8 @@ static __device__ __forceinline__ int list_ids(entry *list, int listed, int *cou
     return all;
 }
 
-/* Adds the gradients of the tokens of one row, from entry `begin` on, which is the first of them, and marks them as done:
-   a bit an entry, which no other warp sees. All of a warp. */
+/* Adds the gradients of the tokens of one row, from entry `begin` on, which is the first of them, and marks them as
+   done: a bit an entry, which no other warp sees. All of a warp. */
 template <typename T, int V>
 static __device__ __forceinline__ void add_row(const entry *list, unsigned *done, int begin, int listed, int row,
                                                float *to, bool there, const typename T::stored *dy, int64_t n) {

@@ -56,7 +56,8 @@ __device__ __forceinline__ float high_of(uint32_t both) {
     return __uint_as_float(both & 0xffff0000u);
 }
 
-/* A thread's elements of a row, as they are in memory: half the registers of floats, so that more rows are under way. */
+/* A thread's elements of a row, as they are in memory: half the registers of floats, so that more rows are under way.
+ */
 struct row_part {
     uint32_t word[EACH / 2];
 };

@@ -1,6 +1,7 @@
-/* Weights of a few keys on NVIDIA GPUs. In bf16 with heads of 128 a block has 16 queries, all heads of them: a warp takes
-   every sixteenth head, makes its scores by tensor cores and keeps them in registers; when all warps are done the squares
-   of the whole rows are known, and with them the norm that scores were to have. So q is read once and never written.
+/* Weights of a few keys on NVIDIA GPUs. In bf16 with heads of 128 a block has 16 queries, all heads of them: a warp
+   takes every sixteenth head, makes its scores by tensor cores and keeps them in registers; when all warps are done the
+   squares of the whole rows are known, and with them the norm that scores were to have. So q is read once and never
+   written.
 
    The order of a head's elements in a product does not matter as long as both sides have the same: each lane takes 16
    bytes at a time, of q as of k. */
@@ -221,8 +222,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS) plain_weights_k
             sum += expf(fmaf(plain_score(a, row, head, j), scale, j == a.keys - 1 ? a.last : 0.0f) - largest);
         }
         for (int64_t j = 0; j < a.stride; j++) {
-            const float value = j < a.keys ? fmaf(plain_score(a, row, head, j), scale, j == a.keys - 1 ? a.last : 0.0f)
-                                           : -INFINITY;
+            const float value =
+                j < a.keys ? fmaf(plain_score(a, row, head, j), scale, j == a.keys - 1 ? a.last : 0.0f) : -INFINITY;
             a.p.put((row * a.heads + head) * a.stride + j, expf(value - largest) / sum);
         }
     }

@@ -102,8 +102,8 @@ carry_status multiply_into(carry_ctx *ctx, int device, matrix c, int64_t m, int6
     with_type(c_type, [&](auto type) {
         using C = decltype(type);
         mixed_kernel<C><<<dim3((unsigned)columns, (unsigned)rows), dim3(TILE, LINES), 0, at.stream>>>(
-            row_of<C>{(typename C::stored *)c.data}, mixed{a.data, (int)a.type}, mixed{b.data, (int)b.type}, m, n, k, a.row,
-            b.row, a.transposed, b.transposed, c.row, base != NULL);
+            row_of<C>{(typename C::stored *)c.data}, mixed{a.data, (int)a.type}, mixed{b.data, (int)b.type}, m, n, k,
+            a.row, b.row, a.transposed, b.transposed, c.row, base != NULL);
     });
     return launched(ctx, at, "a product of two types cannot be launched");
 }

@@ -371,7 +371,8 @@ static carry_status copy_base(carry_ctx *ctx, const carry_device_product *p) {
 extern "C" const char *carry_cuda_product_choice(carry_ctx *ctx, const carry_device_product *p) {
     (void)ctx;
     bool more = p->bias != NULL || p->gelu;
-    return p->k > 0 && (more || p->m > SMALL || p->n > SMALL || p->k > SMALL_SUM) ? carry_cuda_ways[1] : carry_cuda_ways[0];
+    return p->k > 0 && (more || p->m > SMALL || p->n > SMALL || p->k > SMALL_SUM) ? carry_cuda_ways[1]
+                                                                                  : carry_cuda_ways[0];
 }
 
 extern "C" carry_status carry_cuda_product(carry_ctx *ctx, const carry_device_product *p, const char *way) {

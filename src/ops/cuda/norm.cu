@@ -146,8 +146,7 @@ __global__ void __launch_bounds__(MOST) norm_backward_warp_kernel(norm_args<T> a
                     a.dx.put(at, a.accumulate ? a.dx.get(at) + value : value);
                 }
                 if (a.dz.here()) {
-                    a.dz.put(z_at(a, row, a.dz_row) + lane + 32 * j,
-                             g * (x[j] * scale) * silu_slope_of(z[j], s));
+                    a.dz.put(z_at(a, row, a.dz_row) + lane + 32 * j, g * (x[j] * scale) * silu_slope_of(z[j], s));
                 }
             }
         }
@@ -171,7 +170,8 @@ __global__ void __launch_bounds__(MOST) norm_backward_warp_kernel(norm_args<T> a
     }
 }
 
-template <typename T, int EACH, int MOST> static void launch_warps(const norm_args<T> &a, int64_t blocks, const place &at) {
+template <typename T, int EACH, int MOST>
+static void launch_warps(const norm_args<T> &a, int64_t blocks, const place &at) {
     const size_t shared = a.partial != NULL ? (size_t)(MOST / 32 * a.n) * sizeof(float) : 0;
     norm_backward_warp_kernel<T, EACH, MOST><<<(unsigned)blocks, MOST, shared, at.stream>>>(a);
 }

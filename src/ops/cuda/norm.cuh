@@ -13,7 +13,7 @@ template <typename T> struct norm_args {
     int64_t rows, n, block; /* block: tokens of a block, backward */
     unsigned z_heads;       /* rows of z and dz that follow each other; from the first of them to the next such: */
     int64_t z_row, dz_row;
-    float over, eps;        /* over: the length that squares are divided by */
+    float over, eps; /* over: the length that squares are divided by */
     bool accumulate;
 };
 
@@ -23,8 +23,7 @@ template <typename T> static __device__ __forceinline__ int64_t z_at(const norm_
                           : (int64_t)((unsigned)row / a.z_heads) * step + (unsigned)row % a.z_heads * (unsigned)a.n;
 }
 
-template <typename T>
-static void gate_of(norm_args<T> &a, const carry_tensor &z, const carry_tensor &dz) {
+template <typename T> static void gate_of(norm_args<T> &a, const carry_tensor &z, const carry_tensor &dz) {
     a.z = row<T>(z);
     a.dz = row<T>(dz);
     a.z_heads = z.rank == 3 ? (unsigned)z.shape[1] : 1;

@@ -89,7 +89,8 @@ extern "C" carry_status carry_cuda_adamw_step(carry_ctx *ctx, carry_tensor w, ca
     const carry_adam_factors *given = (const carry_adam_factors *)options->factors.data;
     const carry_adam_factors factors = given == NULL ? carry_adam_factors_of(options, 1.0) : carry_adam_factors{};
     const bool has_spared = options->spared.data != NULL;
-    const spared_elements spared = {(const int64_t *)options->spared.data, has_spared ? options->spared.shape[0] / 2 : 0, 0, 0};
+    const spared_elements spared = {(const int64_t *)options->spared.data,
+                                    has_spared ? options->spared.shape[0] / 2 : 0, 0, 0};
     if (count == 0) {
         return CARRY_OK;
     }

@@ -2,9 +2,8 @@
 #include "ops/cuda/nn.cuh"
 
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    rotary_kernel(row_of<T> y, row_of<T> x, const float2 *table, int64_t pairs, int64_t heads, int64_t half,
-                  float sign) {
+__global__ void __launch_bounds__(THREADS) rotary_kernel(row_of<T> y, row_of<T> x, const float2 *table, int64_t pairs,
+                                                         int64_t heads, int64_t half, float sign) {
     int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < pairs; i += step) {
         int64_t row = i / half;

@@ -34,8 +34,8 @@ static carry_status launch_patches(carry_ctx *ctx, const carry_tensor &patches, 
     place at = {};
     CARRY_TRY(open_place(ctx, &at, latents.device));
     const int64_t *s = latents.shape;
-    const patch_job j = {(float *)latents.data, (float *)patches.data, s[0], s[1], s[2], s[3], patch[0], patch[1],
-                         back, by_head};
+    const patch_job j = {
+        (float *)latents.data, (float *)patches.data, s[0], s[1], s[2], s[3], patch[0], patch[1], back, by_head};
     patch_kernel<<<blocks_for(carry_tensor_count(&latents), THREADS), THREADS, 0, at.stream>>>(j);
     return launched(ctx, at, "patches cannot be made");
 }
@@ -120,7 +120,7 @@ extern "C" carry_status carry_cuda_random_fill(carry_ctx *ctx, carry_tensor out,
     with_type(out.dtype, [&](auto type) {
         using T = decltype(type);
         normal_kernel<T><<<blocks_for((count + 3) / 4, THREADS), THREADS, 0, at.stream>>>(row<T>(out), count, seed,
-                                                                                         stream, mean, deviation);
+                                                                                          stream, mean, deviation);
     });
     return launched(ctx, at, "random numbers cannot be made");
 }

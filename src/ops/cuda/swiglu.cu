@@ -109,8 +109,17 @@ static carry_status run(carry_ctx *ctx, const char *what, const carry_tensor &to
         using T = decltype(type);
         using E = typename T::stored;
         const int64_t n = gate.rank >= 1 ? gate.shape[gate.rank - 1] : 1;
-        swiglu_args<T> a = {(E *)to.data, (E *)to2.data, (const E *)gate.data, (const E *)up.data, (const E *)dy.data,
-                            row_step(to), to2.data != NULL ? row_step(to2) : 0, row_step(gate), row_step(up), count / n, n};
+        swiglu_args<T> a = {(E *)to.data,
+                            (E *)to2.data,
+                            (const E *)gate.data,
+                            (const E *)up.data,
+                            (const E *)dy.data,
+                            row_step(to),
+                            to2.data != NULL ? row_step(to2) : 0,
+                            row_step(gate),
+                            row_step(up),
+                            count / n,
+                            n};
         const unsigned vectors = (unsigned)(n / ONCE), all = (unsigned)(count / ONCE);
         if (!fits(a)) {
             swiglu_kernel<T><<<blocks_for(count, THREADS), THREADS, 0, at.stream>>>(a);

@@ -70,13 +70,13 @@ typedef struct carry_diagonal_apply {
 
 /* One token of the delta rule on a state of rows x columns (rows `stride` apart), in place:
        u = beta (v - sum_i faded_k[i] S[i]);   S[i] = decay[i] S[i] + k[i] u;   o = sum_i q[i] S[i]
-   faded_k[i] is decay[i] k[i]. */
+   faded_k[i] is decay[i] k[i]. u is written as well unless it is NULL. */
 typedef struct carry_delta_token {
     int64_t rows, columns;
     float *S;
     ptrdiff_t stride;
     const float *q, *k, *faded_k, *decay, *v;
-    float *o;
+    float *o, *u;
     float beta;
 } carry_delta_token;
 

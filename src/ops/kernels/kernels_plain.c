@@ -87,6 +87,9 @@ static void delta_token(const carry_delta_token *t) {
             sum += t->q[i] * *S;
         }
         t->o[j] = sum;
+        if (t->u != NULL) {
+            t->u[j] = u;
+        }
     }
 }
 

@@ -58,7 +58,8 @@ typedef struct carry_delta_states {
     const float *S, *dS;                       /* [key, value] */
     const float *fade, *left, *beta;           /* [tokens] */
     float scale, end;
-    float *dq, *dk, *dbeta, *dG;
+    float *dq, *dk, *dbeta;
+    double *dG;
 } carry_delta_states;
 
 /* The same inside the chunk: everything is added to. Rows of the squares are `stride` apart. */
@@ -66,7 +67,8 @@ typedef struct carry_delta_triangles {
     int64_t tokens, stride;
     const float *dnA, *dP, *nA, *P, *D, *kk, *beta;
     float scale;
-    float *on_kk, *on_qk, *dG, *dbeta;
+    float *on_kk, *on_qk, *dbeta;
+    double *dG;
 } carry_delta_triangles;
 
 typedef struct carry_rows {
@@ -115,7 +117,7 @@ typedef struct carry_rows {
        from row to row. Where a number is not finite, its zeros may become NaN. */
     void (*unit_inverse)(float *inverse, const float *below, int64_t stride, int64_t size);
     void (*triangles)(const carry_triangles *triangles);
-    float (*delta_states)(const carry_delta_states *states); /* what is to be added to dG of the last token */
+    double (*delta_states)(const carry_delta_states *states); /* what is to be added to dG of the last token */
     void (*delta_triangles)(const carry_delta_triangles *triangles);
     /* dy[i] = norms[i] (dy[i] - y[i] (y[i] . dy[i])), of packed rows that unit_rows made. */
     void (*unit_rows_backward)(float *dy, const float *y, const float *norms, int64_t rows, int64_t size);

@@ -3,6 +3,8 @@
 #ifndef CARRY_OPS_ROWS_DELTA_H
 #define CARRY_OPS_ROWS_DELTA_H
 
+typedef double sixteen_doubles __attribute__((vector_size(CARRY_UNIT_ROWS * 8), aligned(8), may_alias));
+
 INLINE_ROWS float delta_dot(const float *a, const float *b, int64_t count) {
     sixteen part = {0};
     float sum = 0.0f;
@@ -19,9 +21,12 @@ INLINE_ROWS float delta_dot(const float *a, const float *b, int64_t count) {
     return sum;
 }
 
-static float rows_delta_states(const carry_delta_states *s) {
+static double rows_delta_states(const carry_delta_states *s) {
     const int64_t K = s->key;
-    float at_end = s->end * delta_dot(s->S, s->dS, K * s->value);
+    double at_end = 0.0;
+    for (int64_t i = 0; i < K; i++) {
+        at_end += (double)(s->end * delta_dot(s->S + i * s->value, s->dS + i * s->value, s->value));
+    }
     for (int64_t i = 0; i < s->tokens; i++) {
         const float *on_R = s->on_R + i * K;
         const float *on_O = s->on_O + i * K;
@@ -36,8 +41,8 @@ static float rows_delta_states(const carry_delta_states *s) {
         const float seen = delta_dot(k, on_R, K);
         const float beyond = i < s->tokens - 1 ? left * delta_dot(k, on_end, K) : 0.0f;
         s->dbeta[i] = delta_dot(s->dR + i * s->value, s->v + i * s->value, s->value) - fade * seen;
-        s->dG[i] = scaled * delta_dot(s->q + i * K, on_O, K) - faded * seen - beyond;
-        at_end += beyond;
+        s->dG[i] = (double)(scaled * delta_dot(s->q + i * K, on_O, K) - faded * seen) - (double)beyond;
+        at_end += (double)beyond;
         INDEPENDENT
         for (int64_t j = 0; j < K; j++) {
             dq[j] += scaled * on_O[j];
@@ -58,26 +63,27 @@ static void rows_delta_triangles(const carry_delta_triangles *t) {
         const float *kk = t->kk + at;
         float *on_kk = t->on_kk + at;
         float *on_qk = t->on_qk + at;
-        float *dG = t->dG;
+        double *dG = t->dG;
         const float beta = t->beta[i];
         const float scale = t->scale;
-        sixteen rows = {0};
+        sixteen_doubles rows = {0};
         sixteen betas = {0};
         int64_t j = 0;
         for (; j + CARRY_UNIT_ROWS <= i; j += CARRY_UNIT_ROWS) {
             const sixteen inner = SIXTEEN(dnA + j) * SIXTEEN(D + j);
             const sixteen both = SIXTEEN(dP + j) * SIXTEEN(P + j) + SIXTEEN(dnA + j) * SIXTEEN(nA + j);
-            rows += both;
+            const sixteen_doubles wide = __builtin_convertvector(both, sixteen_doubles);
+            rows += wide;
             betas -= inner * SIXTEEN(kk + j);
-            SIXTEEN_TO(dG + j) -= both;
+            *(sixteen_doubles *)(void *)(dG + j) -= wide;
             SIXTEEN_TO(on_kk + j) -= inner * beta;
             SIXTEEN_TO(on_qk + j) += SIXTEEN(dP + j) * SIXTEEN(D + j) * scale;
         }
-        float row = 0.0f;
+        double row = 0.0;
         float on_beta = 0.0f;
         for (; j < i; j++) {
             const float inner = dnA[j] * D[j];
-            const float both = dP[j] * P[j] + dnA[j] * nA[j];
+            const double both = (double)(dP[j] * P[j] + dnA[j] * nA[j]);
             row += both;
             on_beta -= inner * kk[j];
             dG[j] -= both;

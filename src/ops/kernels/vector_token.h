@@ -84,26 +84,32 @@ static void token_edge(const carry_delta_token *t, int64_t at) {
             sum += t->q[i] * now;
         }
         t->o[j] = sum;
+        if (t->u != NULL) {
+            t->u[j] = u;
+        }
     }
 }
 
 static void delta_token(const carry_delta_token *t) {
-    float u[2 * TOKEN_VECTORS * LANES];
+    float beside[2 * TOKEN_VECTORS * LANES];
     const int half = TOKEN_VECTORS * LANES;
     int64_t at = 0;
     for (; at + 2 * half <= t->columns; at += 2 * half) {
         /* While a block is written the next one is fetched: the columns beside it, or the first ones of the next state,
            which lies behind this one when many are decoded. A hint costs nothing where nothing is. */
         ptrdiff_t ahead = at + 4 * half <= t->columns ? 2 * half : t->rows * t->stride - at;
+        float *u = t->u != NULL ? t->u + at : beside;
         token_see(2 * TOKEN_VECTORS, t, at, u);
         token_write(TOKEN_VECTORS, t, at, u, ahead);
         token_write(TOKEN_VECTORS, t, at + half, u + half, ahead);
     }
     for (; at + half <= t->columns; at += half) {
+        float *u = t->u != NULL ? t->u + at : beside;
         token_see(TOKEN_VECTORS, t, at, u);
         token_write(TOKEN_VECTORS, t, at, u, t->rows * t->stride);
     }
     for (; at + LANES <= t->columns; at += LANES) {
+        float *u = t->u != NULL ? t->u + at : beside;
         token_see(1, t, at, u);
         token_write(1, t, at, u, t->rows * t->stride);
     }

@@ -13,8 +13,8 @@ extern "C" {
 namespace {
 
 constexpr int THREADS = 256;
-/* Of a tile; a thread has 4 sums. All of a head's K at once: other ranks wait for this product, and its loads are what it
-   waits for. */
+/* Of a tile; a thread has 4 sums. All of a head's K at once: other ranks wait for this product, and its loads are what
+   it waits for. */
 constexpr int ROWS = 32, COLUMNS = 32, DEPTH = 128;
 
 struct view {
@@ -242,8 +242,8 @@ void apply_factors(carry_all_scan_plan *plan, carry_all_scan_view out, const car
     first.factor = -1.0f;
     launch(plan, first, heads);
     const int64_t count = heads * p->key * columns;
-    scale_add<<<blocks_for(count), THREADS, 0, stream_of(plan)>>>(view_of(out), map->gamma, 0, 1, view_of(S), view_of(L),
-                                                                  p->key, columns, count);
+    scale_add<<<blocks_for(count), THREADS, 0, stream_of(plan)>>>(view_of(out), map->gamma, 0, 1, view_of(S),
+                                                                  view_of(L), p->key, columns, count);
     product second = {};
     second.m = p->key;
     second.n = columns;

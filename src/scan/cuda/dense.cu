@@ -53,8 +53,8 @@ static double passes(const layout *l, carry_cuda_method method) {
     }
 }
 
-/* What neither arithmetic nor movement explains: products, barriers and loads that wait for each other, measured on an H200
-   with batch 1 (n = 32, 64, 128; T = 1024 to 8192). Trees wait by the level, a walk by the step. */
+/* What neither arithmetic nor movement explains: products, barriers and loads that wait for each other, measured on an
+   H200 with batch 1 (n = 32, 64, 128; T = 1024 to 8192). Trees wait by the level, a walk by the step. */
 static double latency_of(const carry_scan_shape *shape, carry_cuda_method method) {
     double levels = log2((double)shape->steps + 1.0);
     if (method == CARRY_CUDA_SEQUENTIAL) {
@@ -126,9 +126,9 @@ static cudaError_t blocks_of(const layout *l, int *blocks) {
 /* The way up of a reduction's first level by Hopper's products, where they take the shape; the kernel does the rest. */
 static cudaError_t fold_first(layout *l, const carry_scan_work *work, carry_cuda_method method) {
     dense::level_data *first = &l->p.level[0];
-    bool fits = method == CARRY_CUDA_CYCLIC && l->p.levels > 1 && l->p.n == 128 && l->p.width == 1 && !l->p.transposed &&
-                work->A.dtype != CARRY_F32 && (uintptr_t)first->A.data % 16 == 0 && first->A.item % 8 == 0 &&
-                first->A.step % 8 == 0 && first->at.complete >= first->at.radix;
+    bool fits = method == CARRY_CUDA_CYCLIC && l->p.levels > 1 && l->p.n == 128 && l->p.width == 1 &&
+                !l->p.transposed && work->A.dtype != CARRY_F32 && (uintptr_t)first->A.data % 16 == 0 &&
+                first->A.item % 8 == 0 && first->A.step % 8 == 0 && first->at.complete >= first->at.radix;
     int device = 0;
     int units = 0;
     cudaError_t error = cudaGetDevice(&device);

@@ -467,7 +467,8 @@ template <typename E, int SIZE> __device__ void clear_shared(void *shared, size_
     __syncthreads();
 }
 
-/* `count` slots that had products, before matrices are fetched into them: else a NaN beyond n would reach all of those. */
+/* `count` slots that had products, before matrices are fetched into them: else a NaN beyond n would reach all of those.
+ */
 template <typename E, int SIZE> __device__ void clear_products(E *slots, int count, int n) {
     clear_shared<E, SIZE>(slots, (size_t)count * slot<E, SIZE>::ELEMENTS * sizeof(E), n);
 }

@@ -109,7 +109,8 @@ bool workspace(const carry_scan_shape *s, carry_cuda_method method, size_t *byte
     for (int wide = 0; wide < 2; wide++) {
         const int64_t records[] = {s->batch, channel_blocks(s, wide != 0), lookback_tiles(s)};
         size_t form;
-        if (!carry_size_product(&form, records, 3, (wide ? 1 + 2 * 4 : 1 + 2) * LANES * sizeof(float) + sizeof(unsigned))) {
+        if (!carry_size_product(&form, records, 3,
+                                (wide ? 1 + 2 * 4 : 1 + 2) * LANES * sizeof(float) + sizeof(unsigned))) {
             return false;
         }
         most = form > most ? form : most;
@@ -128,7 +129,8 @@ double flops_of(const carry_scan_work *w, carry_cuda_method method) {
     case CARRY_CUDA_SEQUENTIAL:
         return 2.0 * elements;
     case CARRY_CUDA_MATMUL:
-        return (2.0 * 12.0 * (w->b.dtype == CARRY_F32 ? 3.0 : 2.0) + 2.0) * elements; /* 3 of the 4 quarters of 16 x 16 */
+        return (2.0 * 12.0 * (w->b.dtype == CARRY_F32 ? 3.0 : 2.0) + 2.0) *
+               elements; /* 3 of the 4 quarters of 16 x 16 */
     default:
         return 4.0 * elements;
     }
@@ -149,7 +151,8 @@ carry_status run(carry_scan_work *w, carry_cuda_method method) {
     d.items = (int)w->batch;
     for (const carry_scan_array *a : {&w->A, &w->b, &w->h}) {
         if (a->step > CARRY_MOST_STEP || a->step < -CARRY_MOST_STEP) {
-            return carry_fail(w->ctx, CARRY_ESTRIDE, "steps of a diagonal scan on CUDA lie at most 2^26 elements apart");
+            return carry_fail(w->ctx, CARRY_ESTRIDE,
+                              "steps of a diagonal scan on CUDA lie at most 2^26 elements apart");
         }
     }
     cudaError_t error = cudaSetDevice(w->gpu->ordinal);

@@ -1,15 +1,15 @@
 /* What the kernels for diagonal transitions share.
 
    A channel is one of the n*w recurrences h = a h + b of a sequence; a row's w channels share their decays. A thread
-   carries V neighbouring channels of one row, or one where w does not divide. Blocks lie along channels (x) and sequences
-   (y). */
+   carries V neighbouring channels of one row, or one where w does not divide. Blocks lie along channels (x) and
+   sequences (y). */
 #ifndef CARRY_SCAN_DIAGONAL_CUH
 #define CARRY_SCAN_DIAGONAL_CUH
 
 #include "scan/cuda/cuda_types.cuh"
 
-/* An array over (sequence, step) on the device. Strides over steps are at most CARRY_MOST_STEP elements, so that a few of
-   them fit 32 bits: half of the instructions of a small scan would be 64-bit addresses. */
+/* An array over (sequence, step) on the device. Strides over steps are at most CARRY_MOST_STEP elements, so that a few
+   of them fit 32 bits: half of the instructions of a small scan would be 64-bit addresses. */
 struct carry_lane_array {
     void *data;
     int64_t item;
@@ -38,7 +38,8 @@ static __device__ __forceinline__ int carry_row(const carry_diagonal &d, int cha
 
 /* The state that enters, of V channels. */
 template <int V>
-static __device__ __forceinline__ void carry_initial(float (&state)[V], const carry_diagonal &d, int item, int channel) {
+static __device__ __forceinline__ void carry_initial(float (&state)[V], const carry_diagonal &d, int item,
+                                                     int channel) {
 #pragma unroll
     for (int v = 0; v < V; v++) {
         state[v] = 0.0f;
@@ -129,23 +130,23 @@ cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, bool wide,
 
 /* Calls body(V, TA, TB, TH) with the arrays' types: the seven that a scan or a gradient's scan can have. V32 and V16:
    channels of a thread when b has 32 and 16 bits. */
-#define CARRY_DIAGONAL_TYPES(d, V32, V16, body)                                                                         \
-    do {                                                                                                                \
-        if ((d).b.type == CARRY_F32 && (d).A.type == CARRY_F32) {                                                       \
-            body(V32, float, float, float);                                                                             \
-        } else if ((d).b.type == CARRY_F32 && (d).A.type == CARRY_BF16) {                                               \
-            body(V32, __nv_bfloat16, float, float);                                                                     \
-        } else if ((d).b.type == CARRY_F32) {                                                                           \
-            body(V32, __half, float, float);                                                                            \
-        } else if ((d).b.type == CARRY_BF16 && (d).h.type == CARRY_BF16) {                                              \
-            body(V16, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16);                                                     \
-        } else if ((d).b.type == CARRY_BF16) {                                                                          \
-            body(V16, __nv_bfloat16, __nv_bfloat16, float);                                                             \
-        } else if ((d).h.type == CARRY_F16) {                                                                           \
-            body(V16, __half, __half, __half);                                                                          \
-        } else {                                                                                                        \
-            body(V16, __half, __half, float);                                                                           \
-        }                                                                                                               \
+#define CARRY_DIAGONAL_TYPES(d, V32, V16, body)                            \
+    do {                                                                   \
+        if ((d).b.type == CARRY_F32 && (d).A.type == CARRY_F32) {          \
+            body(V32, float, float, float);                                \
+        } else if ((d).b.type == CARRY_F32 && (d).A.type == CARRY_BF16) {  \
+            body(V32, __nv_bfloat16, float, float);                        \
+        } else if ((d).b.type == CARRY_F32) {                              \
+            body(V32, __half, float, float);                               \
+        } else if ((d).b.type == CARRY_BF16 && (d).h.type == CARRY_BF16) { \
+            body(V16, __nv_bfloat16, __nv_bfloat16, __nv_bfloat16);        \
+        } else if ((d).b.type == CARRY_BF16) {                             \
+            body(V16, __nv_bfloat16, __nv_bfloat16, float);                \
+        } else if ((d).h.type == CARRY_F16) {                              \
+            body(V16, __half, __half, __half);                             \
+        } else {                                                           \
+            body(V16, __half, __half, float);                              \
+        }                                                                  \
     } while (0)
 
 #endif

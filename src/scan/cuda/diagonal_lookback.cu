@@ -1,6 +1,7 @@
-/* Diagonal transitions by decoupled look-back: time is cut into tiles, a block takes the next tile that is free, reduces
-   it, publishes its element, finds the state that enters it from the tiles before, publishes the state that leaves it, and
-   fills in its steps. One pass over memory, and as many blocks at work as the GPU holds however long the sequence.
+/* Diagonal transitions by decoupled look-back: time is cut into tiles, a block takes the next tile that is free,
+   reduces it, publishes its element, finds the state that enters it from the tiles before, publishes the state that
+   leaves it, and fills in its steps. One pass over memory, and as many blocks at work as the GPU holds however long the
+   sequence.
 
    A block that finds no state before it yet goes back over published elements until it meets a state, and then applies
    the elements forwards from there. Since the state that a tile publishes is computed by that very application, the
@@ -98,8 +99,8 @@ __device__ __forceinline__ void look_back(float (&entering)[V], const carry_diag
     }
 }
 
-/* The tile's element is published, what enters it is found, what leaves it is published; the segments' prefixes become the
-   states that leave them. */
+/* The tile's element is published, what enters it is found, what leaves it is published; the segments' prefixes become
+   the states that leave them. */
 template <int V>
 __device__ __forceinline__ void publish(float (&entering)[V], segment_elements<V> &s, const carry_diagonal &d,
                                         unsigned *flags, int64_t first, int tile) {
@@ -136,8 +137,8 @@ __device__ __forceinline__ void publish(float (&entering)[V], segment_elements<V
     }
 }
 
-/* Tiles of a strip (a block of channels of one sequence) are taken in order, so those before ours are done or under way,
-   and waiting for them ends. */
+/* Tiles of a strip (a block of channels of one sequence) are taken in order, so those before ours are done or under
+   way, and waiting for them ends. */
 template <int V, typename TA, typename TB, typename TH>
 __global__ void __launch_bounds__(LANES *SEGMENTS) lookback_kernel(const carry_diagonal d) {
     __shared__ segment_elements<V> s;

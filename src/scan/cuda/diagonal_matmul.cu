@@ -178,8 +178,8 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
         }
         return zero != 0.0f;
     }
-    /* The lane's states again, by the recurrence itself: from the ends of the units before, which are right, and from b,
-       which nobody has overwritten yet, since this warp alone stores these steps. a, b: as for load. */
+    /* The lane's states again, by the recurrence itself: from the ends of the units before, which are right, and from
+       b, which nobody has overwritten yet, since this warp alone stores these steps. a, b: as for load. */
     __device__ __forceinline__ void redo(const room *rooms, int side, int turn, const float (&state)[TILES][2],
                                          const TA *a, int a_step, const TB *b, int b_step, int left) {
         auto [g, q] = place();

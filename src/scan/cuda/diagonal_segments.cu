@@ -1,9 +1,9 @@
 /* Diagonal transitions, time cut into segments that one block works on at once.
 
    A warp takes LONG neighbouring steps of its channels, all loads in flight together, and reduces them to one element
-   (a, b); the segments' elements are combined through shared memory, by the method asked for; then each warp fills in its
-   steps from the state that enters them, out of registers. Every byte moves once. Time beyond what a block holds at once
-   goes tile after tile, the state carried from one to the next.
+   (a, b); the segments' elements are combined through shared memory, by the method asked for; then each warp fills in
+   its steps from the state that enters them, out of registers. Every byte moves once. Time beyond what a block holds at
+   once goes tile after tile, the state carried from one to the next.
 
    The methods differ in how elements are combined, inside a segment and between segments:
      chunkwise      one after the other
@@ -43,12 +43,13 @@ template <int V> struct exchange {
     }
 };
 
-/* After each of these element[s] is the combination of segments 0..s: an inclusive prefix, and since the state that enters
-   the tile is part of segment 0, a state. */
+/* After each of these element[s] is the combination of segments 0..s: an inclusive prefix, and since the state that
+   enters the tile is part of segment 0, a state. */
 /* Rounds write to one half of the exchange and read from the other, so that one barrier a round is enough; the last one
    written is returned. */
 template <int V>
-static __device__ exchange<V> prefix_doubling(exchange<V> here, exchange<V> there, float a, float (&b)[V], int segments) {
+static __device__ exchange<V> prefix_doubling(exchange<V> here, exchange<V> there, float a, float (&b)[V],
+                                              int segments) {
     int s = (int)threadIdx.y;
     for (int distance = 1; distance < segments; distance *= 2) {
         if (s >= distance) {
@@ -146,10 +147,10 @@ static __device__ __forceinline__ void fill(float (&a)[LONG], float (&b)[LONG][V
     }
 }
 
-/* The state that enters a segment, and the one that leaves the tile, by a tree in registers: every warp reads all elements
-   and needs no barrier more. For single channels, which have the registers. */
-static __device__ __forceinline__ void tree_over(float (&before)[1], float (&state)[1], const exchange<1> &e, int segment,
-                                                 int segments) {
+/* The state that enters a segment, and the one that leaves the tile, by a tree in registers: every warp reads all
+   elements and needs no barrier more. For single channels, which have the registers. */
+static __device__ __forceinline__ void tree_over(float (&before)[1], float (&state)[1], const exchange<1> &e,
+                                                 int segment, int segments) {
     constexpr int MOST = MOST_SEGMENTS<1>;
     float a[MOST];
     float b[MOST][1];
@@ -168,11 +169,11 @@ static __device__ __forceinline__ void tree_over(float (&before)[1], float (&sta
     state[0] = b[MOST - 1][0];
 }
 
-/* The state that enters a segment, and the one that leaves the tile, by walking over the segments' elements: their loads
-   do not wait for each other. */
+/* The state that enters a segment, and the one that leaves the tile, by walking over the segments' elements: their
+   loads do not wait for each other. */
 template <int V>
-static __device__ __forceinline__ void walk_over(float (&before)[V], float (&state)[V], const exchange<V> &e, int segment,
-                                                 int segments) {
+static __device__ __forceinline__ void walk_over(float (&before)[V], float (&state)[V], const exchange<V> &e,
+                                                 int segment, int segments) {
     float at[V];
 #pragma unroll
     for (int v = 0; v < V; v++) {

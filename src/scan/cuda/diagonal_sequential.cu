@@ -1,6 +1,6 @@
 /* Diagonal transitions, step after step: one thread carries its channels through all of time and keeps the loads of the
-   next steps in flight while it works on these. Every byte moves once, so with enough channels to fill the GPU nothing is
-   faster. */
+   next steps in flight while it works on these. Every byte moves once, so with enough channels to fill the GPU nothing
+   is faster. */
 #include "scan/cuda/diagonal.cuh"
 
 namespace {
@@ -70,10 +70,10 @@ __global__ void __launch_bounds__(THREADS, 4) walk(const carry_diagonal d) {
 } // namespace
 
 cudaError_t carry_diagonal_sequential(const carry_diagonal &d, bool wide, cudaStream_t stream) {
-#define LAUNCH(V, TA, TB, TH)                                                                                          \
-    do {                                                                                                               \
-        dim3 grid((unsigned)((d.channels / V + THREADS - 1) / THREADS), (unsigned)d.items);                            \
-        walk<V, TA, TB, TH><<<grid, THREADS, 0, stream>>>(d);                                                          \
+#define LAUNCH(V, TA, TB, TH)                                                               \
+    do {                                                                                    \
+        dim3 grid((unsigned)((d.channels / V + THREADS - 1) / THREADS), (unsigned)d.items); \
+        walk<V, TA, TB, TH><<<grid, THREADS, 0, stream>>>(d);                               \
     } while (0)
     if (wide) {
         CARRY_DIAGONAL_TYPES(d, 4, 8, LAUNCH);

@@ -31,11 +31,12 @@ carry_status carry_cuda_copy_steps(carry_ctx *ctx, const carry_gpu *gpu, carry_s
     int64_t most = (int64_t)gpu->units * 16;
     cudaError_t error = cudaSetDevice(gpu->ordinal);
     if (error == cudaSuccess) {
-        copy_steps<<<(unsigned)(blocks < most ? blocks : most), THREADS, 0, (cudaStream_t)stream>>>(to, from, steps, size,
-                                                                                                   count);
+        copy_steps<<<(unsigned)(blocks < most ? blocks : most), THREADS, 0, (cudaStream_t)stream>>>(to, from, steps,
+                                                                                                    size, count);
         error = cudaGetLastError();
     }
-    return error == cudaSuccess ? CARRY_OK
-                                : carry_fail(ctx, CARRY_EDEVICE, "CUDA device %d: a copy of steps could not be started: %s",
-                                             gpu->ordinal, cudaGetErrorString(error));
+    return error == cudaSuccess
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EDEVICE, "CUDA device %d: a copy of steps could not be started: %s",
+                            gpu->ordinal, cudaGetErrorString(error));
 }

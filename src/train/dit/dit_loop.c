@@ -218,7 +218,9 @@ static carry_status write_model(void *self) {
     const training *t = self;
     carry_dtype dtype;
     CARRY_TRY(carry_dtype_parse(&dtype, t->options.dtype));
-    return save_with_words(&t->averaged, t->options.out, dtype);
+    carry_checkpoint_remove_sums(t->options.out);
+    CARRY_TRY(save_with_words(&t->averaged, t->options.out, dtype));
+    return carry_checkpoint_write_sums(t->ctx, t->options.out);
 }
 
 static carry_status save_end(training *t) {
@@ -236,7 +238,6 @@ static carry_status make_model(training *t) {
     CARRY_TRY(carry_dit_new(t->ctx, &t->dit, &config, NULL, t->hooks->device));
     CARRY_TRY(carry_parameters_want_gradients(&t->dit->own));
     if (resumes || t->options.model[0] != '\0') {
-        CARRY_TRY(resumes ? CARRY_OK : carry_checkpoint_verify_model(t->ctx, t->options.model));
         CARRY_TRY(carry_dit_load(t->dit, resumes ? t->loop.found.path : t->options.model));
     } else {
         CARRY_TRY(carry_dit_init_training(t->dit, (uint64_t)t->options.seed));

@@ -20,20 +20,20 @@ typedef struct swiglu_back {
     carry_tensor dactivated;
 } swiglu_back;
 
-static const char *key(const carry_lm_config *c, int slot) {
-    static const char *const names[SLOTS] = {"mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"};
-    (void)c;
-    return names[slot];
+static const char *const names[SLOTS] = {"mlp.gate_proj.weight", "mlp.up_proj.weight", "mlp.down_proj.weight"};
+
+static carry_status check(carry_ctx *ctx, carry_lm_config *c) {
+    return carry_lm_check_size(ctx, "intermediate_size", c->swiglu.width, CARRY_LM_MAX_WIDTH);
 }
 
 static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
-    return slot == DOWN ? carry_lm_matrix(c->hidden_size, c->intermediate)
-                        : carry_lm_matrix(c->intermediate, c->hidden_size);
+    return slot == DOWN ? carry_lm_matrix(c->hidden_size, c->swiglu.width)
+                        : carry_lm_matrix(c->swiglu.width, c->hidden_size);
 }
 
 /* On a GPU gate and up are columns of one array, since one product computes both. */
 static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *rows) {
-    const int64_t width = pass->lm->config.intermediate;
+    const int64_t width = pass->lm->config.swiglu.width;
     swiglu_rows *r = rows;
     (void)opened;
     carry_lm_take_columns(pass, arena, pass->lm->own.device != 0, 2, (const int64_t[]){width, width},
@@ -43,7 +43,7 @@ static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, vo
 
 static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *back) {
     (void)opened;
-    ((swiglu_back *)back)->dactivated = carry_lm_take(pass, arena, pass->options.dtype, pass->lm->config.intermediate);
+    ((swiglu_back *)back)->dactivated = carry_lm_take(pass, arena, pass->options.dtype, pass->lm->config.swiglu.width);
 }
 
 static carry_status forward(const carry_lm_call *call) {
@@ -78,8 +78,9 @@ static carry_status backward(const carry_lm_call *call) {
 const carry_lm_part carry_lm_feedforward_swiglu = {
     .name = "swiglu",
     .about = "two maps, one of them gated by silu, and a map back",
+    .check = check,
     .slots = SLOTS,
-    .key = key,
+    .names = names,
     .describe = describe,
     .rows_size = sizeof(swiglu_rows),
     .back_size = sizeof(swiglu_back),

@@ -12,14 +12,15 @@
 #define BLOCKS 64 /* and do not grow from here on */
 
 carry_tensor carry_lm_attention_heads(const carry_lm_pass *pass, carry_tensor rows) {
-    const int64_t D = pass->lm->config.attn_head_dim;
+    const int64_t D = pass->lm->config.attention.head_dim;
     return carry_reshape_3d(rows, rows.shape[0], rows.shape[1] / D, D);
 }
 
 carry_tensor carry_lm_attention_norm_rows(const carry_lm_pass *pass, carry_tensor rows) {
     const carry_lm_config *c = &pass->lm->config;
-    const int64_t D = c->attn_head_dim;
-    return c->qk_norm == CARRY_LM_NORM_HEADS ? carry_reshape_2d(rows, rows.shape[0] * rows.shape[1] / D, D) : rows;
+    const int64_t D = c->attention.head_dim;
+    return c->attention.qk_norm == CARRY_LM_NORM_HEADS ? carry_reshape_2d(rows, rows.shape[0] * rows.shape[1] / D, D)
+                                                       : rows;
 }
 
 bool carry_lm_attention_document(const carry_lm_pass *pass, const carry_lm_args *args, int64_t index, int64_t *first,
@@ -37,29 +38,29 @@ bool carry_lm_attention_document(const carry_lm_pass *pass, const carry_lm_args 
 carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const carry_lm_attention_rows *r, int64_t first,
                                              int64_t count) {
     const carry_lm_config *c = &pass->lm->config;
-    const carry_tensor lse = carry_slice(carry_reshape_1d(r->lse, pass->tokens * c->attn_heads), first * c->attn_heads,
-                                         count * c->attn_heads);
+    const carry_tensor lse = carry_slice(carry_reshape_1d(r->lse, pass->tokens * c->attention.heads),
+                                         first * c->attention.heads, count * c->attention.heads);
     return (carry_attention_args){
         .o = carry_slice(carry_lm_attention_heads(pass, r->o), first, count),
-        .lse = r->lse.data != NULL ? carry_reshape_2d(lse, c->attn_heads, count) : (carry_tensor){0},
+        .lse = r->lse.data != NULL ? carry_reshape_2d(lse, c->attention.heads, count) : (carry_tensor){0},
         .q = carry_slice(carry_lm_attention_heads(pass, r->q), first, count),
         .k = carry_slice(carry_lm_attention_heads(pass, r->k), first, count),
         .v = carry_slice(carry_lm_attention_heads(pass, r->v), first, count),
         .causal = true,
-        .window = c->attn_window,
+        .window = c->attention.window,
     };
 }
 
 /* A step of a batch; rows and caches are given when it is run. */
 static carry_attention_step_args step_of(const carry_lm *lm, int64_t batch, carry_dtype dtype) {
     const carry_lm_config *c = &lm->config;
-    const int64_t q[] = {batch, c->attn_heads, c->attn_head_dim};
-    const int64_t k[] = {batch, c->attn_kv_heads, c->attn_head_dim};
-    const int64_t cache[] = {batch, 1, c->attn_kv_heads, c->attn_head_dim};
+    const int64_t q[] = {batch, c->attention.heads, c->attention.head_dim};
+    const int64_t k[] = {batch, c->attention.kv_heads, c->attention.head_dim};
+    const int64_t cache[] = {batch, 1, c->attention.kv_heads, c->attention.head_dim};
     return (carry_attention_step_args){.q = carry_view_on(lm->own.device, NULL, dtype, 3, q),
                                        .k = carry_view_on(lm->own.device, NULL, dtype, 3, k),
                                        .keys = carry_view_on(lm->own.device, NULL, dtype, 4, cache),
-                                       .window = c->attn_window};
+                                       .window = c->attention.window};
 }
 
 bool carry_lm_attention_records(const carry_lm *lm, int64_t batch, carry_dtype dtype) {
@@ -78,9 +79,9 @@ static void close_attention(void *opened) {
 
 /* Rounded as the f32 sums of transformers are: 1 / theta^(2i / rotary). */
 void carry_lm_attention_rates(const carry_lm_config *c, float *rates) {
-    for (int64_t i = 0; i < c->rotary / 2; i++) {
-        const float exponent = (float)(2 * i) / (float)c->rotary;
-        rates[i] = 1.0f / (float)pow(c->rope_theta, (double)exponent);
+    for (int64_t i = 0; i < c->attention.rotary / 2; i++) {
+        const float exponent = (float)(2 * i) / (float)c->attention.rotary;
+        rates[i] = 1.0f / (float)pow(c->attention.rope_theta, (double)exponent);
     }
 }
 
@@ -95,8 +96,8 @@ static size_t workspace_of(const carry_lm_pass *pass) {
         if (T > longest) {
             break;
         }
-        const int64_t q[] = {T, c->attn_heads, c->attn_head_dim};
-        const int64_t k[] = {T > BLOCK ? T : BLOCK, c->attn_kv_heads, c->attn_head_dim};
+        const int64_t q[] = {T, c->attention.heads, c->attention.head_dim};
+        const int64_t k[] = {T > BLOCK ? T : BLOCK, c->attention.kv_heads, c->attention.head_dim};
         carry_attention_backward_args args = {
             .forward = {.q = carry_view(NULL, dtype, 3, q), .k = carry_view(NULL, dtype, 3, k), .causal = true}};
         args.forward.q.device = args.forward.k.device = pass->lm->own.device;
@@ -119,14 +120,14 @@ static carry_status open_attention(carry_lm_pass *pass, void **opened) {
             "the model has layers with attention, whose rows cannot be split over ranks: let ranks share the batch");
     }
     carry_lm_attention *o = calloc(1, sizeof *o);
-    const int64_t sizes[] = {pass->tokens, c->rotary};
+    const int64_t sizes[] = {pass->tokens, c->attention.rotary};
     size_t bytes;
     const bool fits = carry_size_product(&bytes, sizes, 2, sizeof(float));
-    if (o != NULL && fits && c->rotary > 0) {
+    if (o != NULL && fits && c->attention.rotary > 0) {
         o->turns = carry_aligned_new(bytes);
-        o->rates = malloc((size_t)c->rotary / 2 * sizeof *o->rates);
+        o->rates = malloc((size_t)c->attention.rotary / 2 * sizeof *o->rates);
     }
-    if (o == NULL || (c->rotary > 0 && (o->turns == NULL || o->rates == NULL))) {
+    if (o == NULL || (c->attention.rotary > 0 && (o->turns == NULL || o->rates == NULL))) {
         close_attention(o);
         return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: the positions of %lld tokens",
                           (long long)pass->tokens);
@@ -154,19 +155,19 @@ static const char *plan_line(const void *opened) {
 static size_t scratch(const carry_lm_pass *pass, const void *opened) {
     const carry_lm_config *c = &pass->lm->config;
     const size_t attention = ((const carry_lm_attention *)opened)->scratch;
-    if (pass->options.forward_only || c->qk_norm == CARRY_LM_NO_QK_NORM) {
+    if (pass->options.forward_only || c->attention.qk_norm == CARRY_LM_NO_QK_NORM) {
         return attention;
     }
-    const bool by_head = c->qk_norm == CARRY_LM_NORM_HEADS;
+    const bool by_head = c->attention.qk_norm == CARRY_LM_NORM_HEADS;
     const size_t norm =
-        carry_rms_norm_backward_workspace(by_head ? pass->tokens * c->attn_heads : pass->tokens,
-                                          by_head ? c->attn_head_dim : c->attn_heads * c->attn_head_dim);
+        carry_rms_norm_backward_workspace(by_head ? pass->tokens * c->attention.heads : pass->tokens,
+                                          by_head ? c->attention.head_dim : c->attention.heads * c->attention.head_dim);
     return attention > norm ? attention : norm;
 }
 
 static void take_once(const carry_lm_pass *pass, void *opened, carry_arena *arena) {
     carry_lm_attention *o = opened;
-    const int64_t half = pass->lm->config.rotary / 2;
+    const int64_t half = pass->lm->config.attention.rotary / 2;
     const int64_t shape[] = {pass->tokens, half, 2};
     o->table = (carry_tensor){0};
     if (half > 0) {
@@ -182,21 +183,21 @@ static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, vo
     carry_lm_attention_rows *r = rows;
     const carry_dtype dtype = pass->options.dtype;
     const carry_tensor absent = {0};
-    const int64_t width = c->attn_heads * c->attn_head_dim;
-    const int64_t key_width = c->attn_kv_heads * c->attn_head_dim;
-    const bool moved = c->qk_norm != CARRY_LM_NO_QK_NORM || c->rotary > 0;
+    const int64_t width = c->attention.heads * c->attention.head_dim;
+    const int64_t key_width = c->attention.kv_heads * c->attention.head_dim;
+    const bool moved = c->attention.qk_norm != CARRY_LM_NO_QK_NORM || c->attention.rotary > 0;
     (void)opened;
-    r->both = c->attn_gate ? carry_lm_take(pass, arena, dtype, 2 * width) : absent;
-    r->gate = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : absent;
-    r->open = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : absent;
+    r->both = c->attention.gate ? carry_lm_take(pass, arena, dtype, 2 * width) : absent;
+    r->gate = c->attention.gate ? carry_lm_take(pass, arena, dtype, width) : absent;
+    r->open = c->attention.gate ? carry_lm_take(pass, arena, dtype, width) : absent;
     r->q_in = carry_lm_take(pass, arena, dtype, width);
     r->k_in = carry_lm_take(pass, arena, dtype, key_width);
     r->q = moved ? carry_lm_take(pass, arena, dtype, width) : r->q_in;
     r->k = moved ? carry_lm_take(pass, arena, dtype, key_width) : r->k_in;
     r->v = carry_lm_take(pass, arena, dtype, key_width);
     r->o = carry_lm_take(pass, arena, dtype, width);
-    r->y = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : r->o;
-    r->lse = pass->options.forward_only ? absent : carry_lm_take(pass, arena, CARRY_F32, c->attn_heads);
+    r->y = c->attention.gate ? carry_lm_take(pass, arena, dtype, width) : r->o;
+    r->lse = pass->options.forward_only ? absent : carry_lm_take(pass, arena, CARRY_F32, c->attention.heads);
 }
 
 static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *given) {
@@ -204,13 +205,13 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     carry_lm_attention_back *back = given;
     const carry_dtype dtype = pass->options.dtype;
     const carry_tensor absent = {0};
-    const int64_t width = c->attn_heads * c->attn_head_dim;
-    const int64_t key_width = c->attn_kv_heads * c->attn_head_dim;
+    const int64_t width = c->attention.heads * c->attention.head_dim;
+    const int64_t key_width = c->attention.kv_heads * c->attention.head_dim;
     (void)opened;
     back->dy = carry_lm_take(pass, arena, dtype, width);
-    back->d_o = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : back->dy;
-    back->dgate = c->attn_gate ? carry_lm_take(pass, arena, dtype, width) : absent;
-    back->dboth = c->attn_gate ? carry_lm_take(pass, arena, dtype, 2 * width) : absent;
+    back->d_o = c->attention.gate ? carry_lm_take(pass, arena, dtype, width) : back->dy;
+    back->dgate = c->attention.gate ? carry_lm_take(pass, arena, dtype, width) : absent;
+    back->dboth = c->attention.gate ? carry_lm_take(pass, arena, dtype, 2 * width) : absent;
     back->dq = carry_lm_take(pass, arena, dtype, width);
     back->dk = carry_lm_take(pass, arena, dtype, key_width);
     back->dv = carry_lm_take(pass, arena, dtype, key_width);
@@ -221,7 +222,7 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
 /* The turns of every token: positions count from the start of its document, or go on where the state stands. */
 static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args) {
     const carry_lm_attention *o = opened;
-    const int64_t half = pass->lm->config.rotary / 2;
+    const int64_t half = pass->lm->config.attention.rotary / 2;
     int64_t first;
     int64_t count;
     for (int64_t i = 0; half > 0 && carry_lm_attention_document(pass, args, i, &first, &count); i++) {
@@ -314,8 +315,8 @@ static carry_status forward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     carry_ctx *ctx = pass->ctx;
     const carry_lm_attention_rows *r = call->rows;
-    const int64_t D = pass->lm->config.attn_head_dim;
-    const int64_t heads = pass->tokens * pass->lm->config.attn_heads;
+    const int64_t D = pass->lm->config.attention.head_dim;
+    const int64_t heads = pass->tokens * pass->lm->config.attention.heads;
     const bool gate = r->gate.data != NULL;
     CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_Q, gate ? r->both : r->q_in, call->x));
     CARRY_TRY(carry_lm_project(call, CARRY_LM_ATTENTION_K, r->k_in, call->x));
@@ -338,9 +339,9 @@ static carry_status forward(const carry_lm_call *call) {
 const carry_lm_part carry_lm_mixer_attention = {
     .name = "attention",
     .about = "softmax attention with grouped heads",
-    .keys = carry_lm_attention_keys,
+    .check = carry_lm_attention_check,
     .slots = CARRY_LM_ATTENTION_SLOTS,
-    .key = carry_lm_attention_key,
+    .names = carry_lm_attention_names,
     .describe = carry_lm_attention_describe,
     .state = carry_lm_attention_state,
     .open = open_attention,

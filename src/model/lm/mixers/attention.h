@@ -57,8 +57,8 @@ carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const ca
 /* Radians a position, of each pair of elements that is turned: [rotary / 2]. */
 void carry_lm_attention_rates(const carry_lm_config *config, float *rates);
 
-extern const carry_lm_key carry_lm_attention_keys[];
-const char *carry_lm_attention_key(const carry_lm_config *config, int slot);
+carry_status carry_lm_attention_check(carry_ctx *ctx, carry_lm_config *config);
+extern const char *const carry_lm_attention_names[];
 carry_lm_parameter carry_lm_attention_describe(const carry_lm_config *config, int slot);
 int carry_lm_attention_state(const carry_lm_config *config, carry_lm_state_part *parts);
 carry_status carry_lm_attention_backward(const carry_lm_call *call);

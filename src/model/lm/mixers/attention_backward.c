@@ -52,8 +52,8 @@ carry_status carry_lm_attention_backward(const carry_lm_call *call) {
     carry_ctx *ctx = pass->ctx;
     const carry_lm_attention_rows *r = call->rows;
     carry_lm_attention_back *back = call->back;
-    const int64_t D = pass->lm->config.attn_head_dim;
-    const int64_t heads = pass->tokens * pass->lm->config.attn_heads;
+    const int64_t D = pass->lm->config.attention.head_dim;
+    const int64_t heads = pass->tokens * pass->lm->config.attention.heads;
     const bool gate = r->gate.data != NULL;
     carry_tensor dq_in = back->dq_in;
     carry_tensor dk_in = back->dk_in;

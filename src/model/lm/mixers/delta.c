@@ -30,9 +30,9 @@ carry_tensor carry_lm_channels(const carry_lm_pass *pass, carry_tensor rows) {
 
 carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows) {
     const carry_lm_config *c = &pass->lm->config;
-    carry_tensor view = carry_reshape_2d(rows, pass->tokens * c->value_heads, c->value);
+    carry_tensor view = carry_reshape_2d(rows, pass->tokens * c->delta.value_heads, c->delta.value);
     if (rows.data != NULL && !carry_tensor_is_packed(&rows, 0)) {
-        view = carry_reshape_3d(rows, pass->tokens, c->value_heads, c->value);
+        view = carry_reshape_3d(rows, pass->tokens, c->delta.value_heads, c->delta.value);
         view.stride[0] = rows.stride[0];
     }
     return view;
@@ -40,7 +40,8 @@ carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows) {
 
 /* On a GPU the maps of x are one product, whose columns they are; by methods and convolutions that take such rows. */
 static bool joins(const carry_lm_pass *pass, const carry_lm_delta *o) {
-    return pass->lm->own.device != 0 && pass->lm->config.use_short_conv && o->method == &carry_lm_recurrence_chunk;
+    return pass->lm->own.device != 0 && pass->lm->config.delta.use_short_conv &&
+           o->method == &carry_lm_recurrence_chunk;
 }
 
 static const int together[] = {
@@ -53,40 +54,41 @@ const int *carry_lm_delta_maps(const carry_lm_pass *pass) {
 }
 
 carry_activation carry_lm_activation(const carry_lm_pass *pass, int slot) {
-    return slot == CARRY_LM_V_CONV ? CARRY_SILU : pass->lm->config.qk_activation;
+    return slot == CARRY_LM_V_CONV ? CARRY_SILU : pass->lm->config.delta.qk_activation;
 }
 
 static carry_delta_problem problem_of(const carry_lm *lm, const carry_lm_pass_options *o) {
     const carry_lm_config *c = &lm->config;
-    bool logits = c->gated || c->use_beta;
+    bool logits = c->delta.gated || c->delta.use_beta;
     return (carry_delta_problem){.batch = o->batch,
                                  .tokens = o->tokens,
-                                 .heads = c->num_heads,
-                                 .value_heads = c->value_heads,
-                                 .key = c->key,
-                                 .value = c->value,
+                                 .heads = c->delta.heads,
+                                 .value_heads = c->delta.value_heads,
+                                 .key = c->delta.key,
+                                 .value = c->delta.value,
                                  .sequences = o->sequences,
                                  .dtype = o->dtype,
-                                 .gate = c->gated ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
+                                 .gate = c->delta.gated ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
                                  .l2norm = true,
-                                 .gate_inside = c->gated,
+                                 .gate_inside = c->delta.gated,
                                  .beta_sigmoid = logits,
-                                 .beta_factor = logits && c->allow_neg_eigval ? 2.0f : 1.0f,
+                                 .beta_factor = logits && c->delta.allow_neg_eigval ? 2.0f : 1.0f,
                                  .device = lm->own.device};
 }
 
 /* A model is run by the recurrence that it was trained with. */
 static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry_lm_recurrence *method) {
     const carry_lm_config *config = &lm->config;
-    const carry_lm_recurrence *wanted = method != NULL || config->use_delta_rule ? method : &carry_lm_recurrence_linear;
+    const carry_lm_recurrence *wanted =
+        method != NULL || config->delta.use_delta_rule ? method : &carry_lm_recurrence_linear;
     if (lm->own.device != 0 && wanted == &carry_lm_recurrence_linear) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "the method %s works on the CPU only: use --device cpu",
                           wanted->name);
     }
-    if (method == NULL || (method == &carry_lm_recurrence_linear) == !config->use_delta_rule) {
+    if (method == NULL || (method == &carry_lm_recurrence_linear) == !config->delta.use_delta_rule) {
         return CARRY_OK;
     }
-    return config->use_delta_rule
+    return config->delta.use_delta_rule
                ? carry_fail(ctx, CARRY_EUNSUPPORTED,
                             "the method linear needs a model without the delta rule: use_delta_rule is "
                             "not false in its config")
@@ -115,9 +117,9 @@ static carry_status open_delta(carry_lm_pass *pass, void **opened) {
         return carry_fail(pass->ctx, CARRY_EMEMORY, "no memory for a pass");
     }
     o->problem = problem_of(pass->lm, options);
-    o->method = options->recurrence != NULL       ? options->recurrence
-                : pass->lm->config.use_delta_rule ? &carry_lm_recurrence_chunk
-                                                  : &carry_lm_recurrence_linear;
+    o->method = options->recurrence != NULL             ? options->recurrence
+                : pass->lm->config.delta.use_delta_rule ? &carry_lm_recurrence_chunk
+                                                        : &carry_lm_recurrence_linear;
     carry_status status = o->method->open(pass->ctx, &o->recurrence, &o->problem, options->recurrence_options);
     if (status != CARRY_OK) {
         close_delta(o);
@@ -142,10 +144,11 @@ static size_t scratch(const carry_lm_pass *pass, const void *opened) {
     const carry_lm_delta *o = opened;
     size_t bytes = o->method->workspace(o->recurrence);
     if (!options->forward_only) {
-        bytes = larger(bytes, carry_rms_norm_backward_workspace(pass->tokens * c->value_heads, c->value));
-        if (c->use_short_conv) {
-            int64_t widest = c->key_width > c->value_width ? c->key_width : c->value_width;
-            bytes = larger(bytes, carry_conv_backward_workspace(options->batch, options->tokens, widest, c->conv_size));
+        bytes = larger(bytes, carry_rms_norm_backward_workspace(pass->tokens * c->delta.value_heads, c->delta.value));
+        if (c->delta.use_short_conv) {
+            int64_t widest = c->delta.key_width > c->delta.value_width ? c->delta.key_width : c->delta.value_width;
+            bytes = larger(bytes,
+                           carry_conv_backward_workspace(options->batch, options->tokens, widest, c->delta.conv_size));
         }
     }
     return bytes;
@@ -154,20 +157,20 @@ static size_t scratch(const carry_lm_pass *pass, const void *opened) {
 static carry_tensor take_before(const carry_lm_pass *pass, const carry_lm_delta *o, carry_arena *arena,
                                 int64_t channels) {
     const carry_lm_config *c = &pass->lm->config;
-    if (o->method->halo == NULL || !c->use_short_conv || c->conv_size < 2) {
+    if (o->method->halo == NULL || !c->delta.use_short_conv || c->delta.conv_size < 2) {
         return (carry_tensor){0};
     }
-    const int64_t shape[] = {pass->options.batch, c->conv_size - 1, channels};
+    const int64_t shape[] = {pass->options.batch, c->delta.conv_size - 1, channels};
     return carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 3, shape);
 }
 
 static void take_once(const carry_lm_pass *pass, void *opened, carry_arena *arena) {
     const carry_lm_config *c = &pass->lm->config;
     carry_lm_delta *o = opened;
-    const bool constant = !c->gated && !c->use_beta;
-    o->beta = constant ? carry_lm_take(pass, arena, CARRY_F32, c->value_heads) : (carry_tensor){0};
-    o->ones = c->qk_activation == CARRY_ELU ? carry_lm_take(pass, arena, pass->options.dtype, c->key_width)
-                                            : (carry_tensor){0};
+    const bool constant = !c->delta.gated && !c->delta.use_beta;
+    o->beta = constant ? carry_lm_take(pass, arena, CARRY_F32, c->delta.value_heads) : (carry_tensor){0};
+    o->ones = c->delta.qk_activation == CARRY_ELU ? carry_lm_take(pass, arena, pass->options.dtype, c->delta.key_width)
+                                                  : (carry_tensor){0};
 }
 
 #define MAPS 7
@@ -185,12 +188,12 @@ static int64_t rest_of(const carry_lm_pass *pass, const carry_lm_delta *o) {
 static void take_maps(const carry_lm_pass *pass, const carry_lm_delta *o, carry_arena *arena, bool third,
                       carry_tensor *const maps[MAPS]) {
     const carry_lm_config *c = &pass->lm->config;
-    const int64_t width[MAPS] = {c->key_width,
-                                 c->key_width,
-                                 third ? c->value_width : 0,
-                                 c->use_gate ? c->value_width : 0,
-                                 c->gated ? c->value_heads : 0,
-                                 c->gated || c->use_beta ? c->value_heads : 0,
+    const int64_t width[MAPS] = {c->delta.key_width,
+                                 c->delta.key_width,
+                                 third ? c->delta.value_width : 0,
+                                 c->delta.use_gate ? c->delta.value_width : 0,
+                                 c->delta.gated ? c->delta.value_heads : 0,
+                                 c->delta.gated || c->delta.use_beta ? c->delta.value_heads : 0,
                                  rest_of(pass, o)};
     carry_lm_take_columns(pass, arena, joins(pass, o), MAPS, width, maps);
 }
@@ -202,15 +205,15 @@ static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, vo
     const carry_dtype dtype = pass->options.dtype;
     carry_tensor *const maps[MAPS] = {&r->q_in, &r->k_in, &r->v_in, &r->z, &r->a, &r->b, &r->rest};
     take_maps(pass, o, arena, true, maps);
-    r->before[0] = take_before(pass, o, arena, c->key_width);
-    r->before[1] = take_before(pass, o, arena, c->key_width);
-    r->before[2] = take_before(pass, o, arena, c->value_width);
-    r->q = carry_lm_take(pass, arena, dtype, c->key_width);
-    r->k = carry_lm_take(pass, arena, dtype, c->key_width);
-    r->v = carry_lm_take(pass, arena, dtype, c->value_width);
-    r->b = c->gated || c->use_beta ? r->b : o->beta;
-    r->o = carry_lm_take(pass, arena, dtype, c->value_width);
-    r->y = carry_lm_take(pass, arena, dtype, c->value_width);
+    r->before[0] = take_before(pass, o, arena, c->delta.key_width);
+    r->before[1] = take_before(pass, o, arena, c->delta.key_width);
+    r->before[2] = take_before(pass, o, arena, c->delta.value_width);
+    r->q = carry_lm_take(pass, arena, dtype, c->delta.key_width);
+    r->k = carry_lm_take(pass, arena, dtype, c->delta.key_width);
+    r->v = carry_lm_take(pass, arena, dtype, c->delta.value_width);
+    r->b = c->delta.gated || c->delta.use_beta ? r->b : o->beta;
+    r->o = carry_lm_take(pass, arena, dtype, c->delta.value_width);
+    r->y = carry_lm_take(pass, arena, dtype, c->delta.value_width);
     r->kept = pass->options.forward_only ? NULL : carry_arena_take(arena, o->method->kept(o->recurrence), 1);
 }
 
@@ -220,21 +223,22 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     carry_lm_delta_back *back = given;
     const carry_dtype dtype = pass->options.dtype;
     const int device = pass->lm->own.device;
-    back->dy = carry_lm_take(pass, arena, dtype, c->value_width);
-    back->dout = carry_lm_take(pass, arena, dtype, c->value_width);
+    back->dy = carry_lm_take(pass, arena, dtype, c->delta.value_width);
+    back->dout = carry_lm_take(pass, arena, dtype, c->delta.value_width);
     carry_tensor *const maps[MAPS] = {&back->dq_in, &back->dk_in, &back->dv_in, &back->dz,
                                       &back->da,    &back->db,    &back->rest};
     take_maps(pass, o, arena, joins(pass, o), maps);
     back->dv_in = joins(pass, o) ? back->dv_in : back->dy; /* used up by then */
-    back->dq = carry_lm_take(pass, arena, dtype, c->key_width);
-    back->dk = carry_lm_take(pass, arena, dtype, c->key_width);
-    back->dv = carry_lm_take(pass, arena, dtype, c->value_width);
-    back->db = back->db.rank > 0 ? back->db : carry_lm_take(pass, arena, dtype, c->value_heads); /* nobody reads it */
+    back->dq = carry_lm_take(pass, arena, dtype, c->delta.key_width);
+    back->dk = carry_lm_take(pass, arena, dtype, c->delta.key_width);
+    back->dv = carry_lm_take(pass, arena, dtype, c->delta.value_width);
+    back->db =
+        back->db.rank > 0 ? back->db : carry_lm_take(pass, arena, dtype, c->delta.value_heads); /* nobody reads it */
     back->zeros = back->rest.rank > 0 ? carry_lm_take(pass, arena, dtype, back->rest.shape[1]) : (carry_tensor){0};
-    back->dbefore_key = take_before(pass, o, arena, c->key_width);
-    back->dbefore_value = take_before(pass, o, arena, c->value_width);
-    back->dA_log = carry_arena_tensor(arena, device, CARRY_F32, 1, &c->value_heads);
-    back->ddt_bias = carry_arena_tensor(arena, device, CARRY_F32, 1, &c->value_heads);
+    back->dbefore_key = take_before(pass, o, arena, c->delta.key_width);
+    back->dbefore_value = take_before(pass, o, arena, c->delta.value_width);
+    back->dA_log = carry_arena_tensor(arena, device, CARRY_F32, 1, &c->delta.value_heads);
+    back->ddt_bias = carry_arena_tensor(arena, device, CARRY_F32, 1, &c->delta.value_heads);
 }
 
 /* The gradients of nothing. */
@@ -253,7 +257,7 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
         CARRY_TRY(clear_rest(pass, back));
     }
     if (o->beta.data != NULL) {
-        CARRY_TRY(carry_fill(pass->ctx, o->beta, pass->lm->config.allow_neg_eigval ? 2.0 : 1.0));
+        CARRY_TRY(carry_fill(pass->ctx, o->beta, pass->lm->config.delta.allow_neg_eigval ? 2.0 : 1.0));
     }
     return o->ones.data != NULL ? carry_fill(pass->ctx, o->ones, 1.0) : CARRY_OK;
 }
@@ -264,7 +268,7 @@ static carry_status convolve(const carry_lm_call *call, int which, carry_tensor 
     const carry_lm_delta *o = call->opened;
     const int slot = CARRY_LM_Q_CONV + which;
     carry_activation activation = carry_lm_activation(pass, slot);
-    if (!pass->lm->config.use_short_conv) {
+    if (!pass->lm->config.delta.use_short_conv) {
         CARRY_TRY(carry_activate(pass->ctx, y, x, activation));
     } else {
         carry_conv_args conv = {.y = carry_lm_channels(pass, y),
@@ -294,19 +298,19 @@ static carry_status mix(const carry_lm_call *call) {
     const carry_lm_config *c = &pass->lm->config;
     const carry_lm_delta *o = call->opened;
     const carry_lm_delta_rows *r = call->rows;
-    carry_tensor g = carry_lm_heads(pass, r->a, c->value_heads, 0);
+    carry_tensor g = carry_lm_heads(pass, r->a, c->delta.value_heads, 0);
     carry_tensor A_log = carry_lm_w(call, CARRY_LM_A_LOG);
     carry_tensor dt_bias = carry_lm_w(call, CARRY_LM_DT_BIAS);
     bool gated = A_log.data != NULL;
     const carry_tensor *kept = args->state != NULL ? &args->state->part[call->layer][3] : NULL;
     const carry_delta_forward_args delta = {
-        .o = carry_lm_heads(pass, r->o, c->value_heads, c->value),
+        .o = carry_lm_heads(pass, r->o, c->delta.value_heads, c->delta.value),
         .final_state = kept != NULL ? *kept : (carry_tensor){0},
         .kept = args->backward ? r->kept : NULL,
-        .q = carry_lm_heads(pass, r->q, c->num_heads, c->key),
-        .k = carry_lm_heads(pass, r->k, c->num_heads, c->key),
-        .v = carry_lm_heads(pass, r->v, c->value_heads, c->value),
-        .beta = carry_lm_heads(pass, r->b, c->value_heads, 0),
+        .q = carry_lm_heads(pass, r->q, c->delta.heads, c->delta.key),
+        .k = carry_lm_heads(pass, r->k, c->delta.heads, c->delta.key),
+        .v = carry_lm_heads(pass, r->v, c->delta.value_heads, c->delta.value),
+        .beta = carry_lm_heads(pass, r->b, c->delta.value_heads, 0),
         .g = gated ? g : (carry_tensor){0},
         .initial_state = kept != NULL ? *kept : (carry_tensor){0},
         .cu_seqlens = args->cu_seqlens.data != NULL ? args->cu_seqlens : (carry_tensor){0},
@@ -328,16 +332,16 @@ static carry_status forward(const carry_lm_call *call) {
     CARRY_TRY(mix(call));
     carry_tensor z = r->z.data != NULL ? carry_lm_by_head(pass, r->z) : (carry_tensor){0};
     CARRY_TRY(carry_rms_norm(pass->ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),
-                             carry_lm_w(call, CARRY_LM_O_NORM), z, (float)pass->lm->config.o_norm_eps));
+                             carry_lm_w(call, CARRY_LM_O_NORM), z, (float)pass->lm->config.delta.norm_eps));
     return carry_lm_project_out(call, CARRY_LM_O_PROJ, r->y);
 }
 
 const carry_lm_part carry_lm_mixer_delta = {
     .name = "delta",
     .about = "the delta rule, gated or not",
-    .keys = carry_lm_delta_keys,
+    .check = carry_lm_delta_check,
     .slots = CARRY_LM_DELTA_SLOTS,
-    .key = carry_lm_delta_key,
+    .names = carry_lm_delta_names,
     .describe = carry_lm_delta_describe,
     .together = together,
     .state = carry_lm_delta_state,

@@ -62,8 +62,8 @@ const int *carry_lm_delta_maps(const carry_lm_pass *pass);
 /* What a convolution does after its sum. */
 carry_activation carry_lm_activation(const carry_lm_pass *pass, int slot);
 
-extern const carry_lm_key carry_lm_delta_keys[];
-const char *carry_lm_delta_key(const carry_lm_config *config, int slot);
+carry_status carry_lm_delta_check(carry_ctx *ctx, carry_lm_config *config);
+extern const char *const carry_lm_delta_names[];
 carry_lm_parameter carry_lm_delta_describe(const carry_lm_config *config, int slot);
 int carry_lm_delta_state(const carry_lm_config *config, carry_lm_state_part *parts);
 double carry_lm_delta_multiplications(const carry_lm_config *config);

@@ -13,25 +13,25 @@ static carry_status mix_backward(const carry_lm_call *call) {
     const carry_lm_delta *o = call->opened;
     const carry_lm_delta_rows *r = call->rows;
     carry_lm_delta_back *back = call->back;
-    carry_tensor g = carry_lm_heads(pass, r->a, c->value_heads, 0);
-    carry_tensor dg = carry_lm_heads(pass, back->da, c->value_heads, 0);
+    carry_tensor g = carry_lm_heads(pass, r->a, c->delta.value_heads, 0);
+    carry_tensor dg = carry_lm_heads(pass, back->da, c->delta.value_heads, 0);
     carry_tensor A_log = carry_lm_w(call, CARRY_LM_A_LOG);
     carry_tensor dt_bias = carry_lm_w(call, CARRY_LM_DT_BIAS);
     bool gated = A_log.data != NULL;
     const carry_delta_backward_args delta = {
-        .dq = carry_lm_heads(pass, back->dq, c->num_heads, c->key),
-        .dk = carry_lm_heads(pass, back->dk, c->num_heads, c->key),
-        .dv = carry_lm_heads(pass, back->dv, c->value_heads, c->value),
-        .dbeta = carry_lm_heads(pass, back->db, c->value_heads, 0),
+        .dq = carry_lm_heads(pass, back->dq, c->delta.heads, c->delta.key),
+        .dk = carry_lm_heads(pass, back->dk, c->delta.heads, c->delta.key),
+        .dv = carry_lm_heads(pass, back->dv, c->delta.value_heads, c->delta.value),
+        .dbeta = carry_lm_heads(pass, back->db, c->delta.value_heads, 0),
         .dg = gated ? dg : (carry_tensor){0},
         .dA_log = gated ? back->dA_log : (carry_tensor){0},
         .ddt_bias = gated ? back->ddt_bias : (carry_tensor){0},
-        .d_o = carry_lm_heads(pass, back->dout, c->value_heads, c->value),
+        .d_o = carry_lm_heads(pass, back->dout, c->delta.value_heads, c->delta.value),
         .kept = r->kept,
-        .q = carry_lm_heads(pass, r->q, c->num_heads, c->key),
-        .k = carry_lm_heads(pass, r->k, c->num_heads, c->key),
-        .v = carry_lm_heads(pass, r->v, c->value_heads, c->value),
-        .beta = carry_lm_heads(pass, r->b, c->value_heads, 0),
+        .q = carry_lm_heads(pass, r->q, c->delta.heads, c->delta.key),
+        .k = carry_lm_heads(pass, r->k, c->delta.heads, c->delta.key),
+        .v = carry_lm_heads(pass, r->v, c->delta.value_heads, c->delta.value),
+        .beta = carry_lm_heads(pass, r->b, c->delta.value_heads, 0),
         .g = gated ? g : (carry_tensor){0},
         .cu_seqlens = call->args->cu_seqlens.data != NULL ? call->args->cu_seqlens : (carry_tensor){0},
         .A_log = gated ? A_log : (carry_tensor){0},
@@ -50,7 +50,7 @@ static carry_status convolve_backward(const carry_lm_call *call, int which, carr
     carry_lm_delta_back *back = call->back;
     const int slot = CARRY_LM_Q_CONV + which;
     carry_activation activation = carry_lm_activation(pass, slot);
-    if (!pass->lm->config.use_short_conv) {
+    if (!pass->lm->config.delta.use_short_conv) {
         return carry_activate_backward(pass->ctx, dx, dy, x, activation);
     }
     carry_conv_backward_args conv = {.dx = carry_lm_channels(pass, dx),
@@ -85,7 +85,7 @@ carry_status carry_lm_delta_backward(const carry_lm_call *call) {
                                                                 .x = carry_lm_by_head(pass, r->o),
                                                                 .w = carry_lm_w(call, CARRY_LM_O_NORM),
                                                                 .z = gate ? carry_lm_by_head(pass, r->z) : absent,
-                                                                .eps = (float)pass->lm->config.o_norm_eps},
+                                                                .eps = (float)pass->lm->config.delta.norm_eps},
                                 pass->scratch, pass->scratch_bytes));
     CARRY_TRY(mix_backward(call));
     CARRY_TRY(convolve_backward(call, 0, back->dq_in, back->dq, r->q_in));

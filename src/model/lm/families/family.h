@@ -1,0 +1,79 @@
+/* Families: the architectures of language models, by the model_type of their config.json.
+
+   A family is one file that exports one const struct, and one line of CARRY_LM_FAMILY_LIST. It lists the keys of
+   config.json with their defaults, translates them into the parts of layers (part.h) and their options, and names the
+   tensors in files. docs/adding-a-model.md has the steps. */
+#ifndef CARRY_MODEL_LM_FAMILY_H
+#define CARRY_MODEL_LM_FAMILY_H
+
+#include "model/lm/feedforward/feedforward.h"
+#include "model/lm/mixers/mixer.h"
+
+/* X(name): carry_lm_family_name. */
+#define CARRY_LM_FAMILY_LIST(X) \
+    X(gated_deltanet) X(delta_net) X(qwen3_5) X(qwen3_next) X(olmo_hybrid) X(gated_deltaproduct)
+
+/* Other names of tensors in files, and tensors that are ignored. Lists end with NULL. */
+typedef struct carry_lm_file_names {
+    const char *prefix;              /* in place of "model." */
+    const char *const (*renamed)[2]; /* {end of a name here, in the file}; NULL: none */
+    const char *const (*pieces)[2];  /* {end of a name here, of one of its pieces in the file: consecutive rows} */
+    const char *const (*ignored)[2]; /* {beginning of a name in the file, the name of that part of the model} */
+} carry_lm_file_names;
+
+/* A tensor that has the rows of several slots in groups, one group for each head of keys: in every group, an equal
+   share of the rows of each slot. Here the rows of a slot lie together. */
+typedef struct carry_lm_grouped {
+    const char *name;           /* as in the names of slots; NULL: past the last */
+    int slot[CARRY_ROW_BLOCKS]; /* in the order of the file */
+    int slots;
+} carry_lm_grouped;
+
+typedef struct carry_lm_family {
+    const char *name;         /* its model_type: "gated_deltanet" */
+    const char *architecture; /* its class: "GatedDeltaNetForCausalLM" */
+    const char *wrapper;      /* the model_type of a multimodal model whose text_config is of this family; NULL: none */
+    const carry_lm_key *keys; /* in the order in which they are written; the last has key NULL */
+    /* The values of missing keys, in a configuration of zeros. */
+    void (*set_defaults)(carry_lm_config *config);
+    /* Sets the parts of every layer and their options from the keys; called again after a change. */
+    carry_status (*finish)(carry_ctx *ctx, carry_lm_config *config);
+
+    const char *embeddings;                    /* the name of their tensor */
+    const char *norms[2][2];                   /* of mixer and feed-forward, below model.layers.N.: where norms
+                                                  come before, and after */
+    const char *const *mixer[CARRY_LM_MIXERS]; /* names of slots; NULL: the part's own */
+    const char *const *feedforward[CARRY_LM_FEEDFORWARDS];
+    const carry_lm_grouped *grouped;  /* of the delta rule; NULL: none */
+    const carry_lm_file_names *files; /* NULL: none */
+} carry_lm_family;
+
+#define X(name) extern const carry_lm_family carry_lm_family_##name;
+CARRY_LM_FAMILY_LIST(X)
+#undef X
+
+/* NULL past the end; the family of a model_type, its own or a wrapper's, or NULL. */
+const carry_lm_family *carry_lm_family_at(int index);
+const carry_lm_family *carry_lm_family_of(const carry_json *model_type);
+
+/* Keys that all families have: sizes, which come first; tokens and others; and keys that are ignored or must be off. */
+#define CARRY_LM_SIZE_KEYS                                                                        \
+    CARRY_LM_KEY("vocab_size", vocab_size, SIZE), CARRY_LM_KEY("hidden_size", hidden_size, SIZE), \
+        CARRY_LM_KEY("num_hidden_layers", num_hidden_layers, SIZE)
+#define CARRY_LM_TOKEN_KEYS                                                                                   \
+    CARRY_LM_KEY("initializer_range", initializer_range, NUMBER),                                             \
+        CARRY_LM_KEY("max_position_embeddings", max_position_embeddings, SIZE),                               \
+        CARRY_LM_KEY("bos_token_id", bos_token_id, TOKEN), CARRY_LM_KEY("eos_token_id", eos_token_id, TOKEN), \
+        CARRY_LM_KEY("pad_token_id", pad_token_id, TOKEN)
+#define CARRY_LM_IGNORED_KEYS                                                                            \
+    CARRY_LM_WORD("is_encoder_decoder", MUST_BE_OFF), CARRY_LM_WORD("quantization_config", MUST_BE_OFF), \
+        CARRY_LM_WORD("model_type", READ_OVER), CARRY_LM_WORD("architectures", READ_OVER),               \
+        CARRY_LM_WORD("auto_map", READ_OVER), CARRY_LM_WORD("use_cache", READ_OVER),                     \
+        CARRY_LM_WORD("transformers_version", READ_OVER), CARRY_LM_WORD("dtype", READ_OVER),             \
+        CARRY_LM_WORD("torch_dtype", READ_OVER), CARRY_LM_WORD("output_hidden_states", READ_OVER),       \
+        CARRY_LM_WORD("output_attentions", READ_OVER), CARRY_LM_WORD("return_dict", READ_OVER),          \
+        CARRY_LM_WORD("chunk_size_feed_forward", READ_OVER), CARRY_LM_WORD("id2label", READ_OVER),       \
+        CARRY_LM_WORD("label2id", READ_OVER), CARRY_LM_WORD("problem_type", READ_OVER),                  \
+        CARRY_LM_WORD("_name_or_path", READ_OVER)
+
+#endif

@@ -1,0 +1,47 @@
+/* Gated DeltaProduct, as flash-linear-attention has it: several steps of the delta rule a token. */
+#include <string.h>
+
+#include "model/lm/families/fla.h"
+
+static const carry_lm_key keys[] = {
+    CARRY_LM_FLA_MODEL_KEYS,
+    CARRY_LM_FLA_KEY(num_v_heads, SIZE_OR_NULL),
+    CARRY_LM_FLA_KEY(head_dim, SIZE),
+    CARRY_LM_FLA_KEY(expand_v, NUMBER),
+    CARRY_LM_KEY("conv_size", delta.conv_size, SIZE),
+    CARRY_LM_KEY("use_short_conv", delta.use_short_conv, TRUTH),
+    CARRY_LM_KEY("allow_neg_eigval", delta.allow_neg_eigval, TRUTH),
+    CARRY_LM_FLA_ATTN_KEY,
+    CARRY_LM_KEY("num_householder", delta.steps, SIZE),
+    CARRY_LM_FLA_KEY(use_forget_gate, TRUTH),
+    CARRY_LM_KEY("use_output_gate", delta.use_gate, TRUTH),
+    CARRY_LM_WORD("output_gate_activation", MUST_BE_SILU),
+    CARRY_LM_FLA_LAST_KEYS,
+};
+
+static void set_defaults(carry_lm_config *c) {
+    carry_lm_fla_set_defaults(c);
+    memset(c->mixer, CARRY_LM_MIXER_DELTAPRODUCT, sizeof c->mixer);
+    c->num_hidden_layers = 21;
+    c->delta.heads = 6;
+    c->delta.steps = 2;
+    c->delta.use_gate = true;
+    c->delta.allow_neg_eigval = true;
+    carry_lm_fla_of(c)->head_dim = 256;
+    carry_lm_fla_of(c)->expand_v = 2.0;
+    carry_lm_fla_of(c)->use_forget_gate = true;
+}
+
+static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
+    c->delta.gated = carry_lm_fla_of(c)->use_forget_gate;
+    return carry_lm_fla_finish_gated(ctx, c);
+}
+
+const carry_lm_family carry_lm_family_gated_deltaproduct = {
+    .name = "gated_deltaproduct",
+    .architecture = "GatedDeltaProductForCausalLM",
+    .keys = keys,
+    .set_defaults = set_defaults,
+    .finish = finish,
+    CARRY_LM_FLA_TENSORS,
+};

@@ -1,0 +1,53 @@
+/* Families of transformers whose layers have the delta rule or attention: qwen3_5, olmo_hybrid and others. They share
+   the keys of attention and of layer types, and the names of most tensors. */
+#ifndef CARRY_MODEL_LM_HYBRID_H
+#define CARRY_MODEL_LM_HYBRID_H
+
+#include "model/lm/families/family.h"
+
+/* A family with more fields of its own has this struct first. */
+typedef struct carry_lm_hybrid {
+    int64_t full_attention_interval; /* without layer_types: one layer in this many has attention */
+    int64_t layers_listed;           /* by layer_types; 0: none */
+    int64_t mrope_section[3];        /* kept for the file: positions of text are the same in all sections */
+} carry_lm_hybrid;
+_Static_assert(sizeof(carry_lm_hybrid) <= CARRY_LM_OWN, "a family's own fields");
+
+/* The own fields of a configuration of these families. */
+static inline carry_lm_hybrid *carry_lm_hybrid_of(carry_lm_config *config) {
+    return (carry_lm_hybrid *)(void *)config->own;
+}
+
+/* The defaults of qwen3_5 but for sizes of the model. */
+void carry_lm_hybrid_set_defaults(carry_lm_config *config);
+/* The mixer of each layer: as listed, or by full_attention_interval. */
+carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *config);
+
+carry_status carry_lm_hybrid_read_layer_types(const carry_lm_source *s, const carry_json *node);
+void carry_lm_hybrid_write_layer_types(carry_json_text *text, const carry_lm_config *config);
+carry_status carry_lm_hybrid_read_rope(const carry_lm_source *s, const carry_json *node);
+/* With the part of a head that is turned, or without. */
+void carry_lm_hybrid_write_rope(carry_json_text *text, const carry_lm_config *config);
+void carry_lm_hybrid_write_whole_rope(carry_json_text *text, const carry_lm_config *config);
+
+extern const char *const carry_lm_hybrid_ignored[][2]; /* vision towers, multi-token heads */
+extern const carry_lm_file_names carry_lm_hybrid_files;
+
+#define CARRY_LM_HYBRID_MODEL_KEYS                                                                                  \
+    CARRY_LM_SIZE_KEYS, CARRY_LM_KEY("intermediate_size", swiglu.width, SIZE),                                      \
+        CARRY_LM_KEY("tie_word_embeddings", tie_word_embeddings, TRUTH),                                            \
+        CARRY_LM_KEY("rms_norm_eps", norm_eps, NUMBER), CARRY_LM_TOKEN_KEYS, {                                      \
+        "layer_types", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_layer_types, carry_lm_hybrid_write_layer_types, NULL \
+    }
+#define CARRY_LM_HYBRID_ATTENTION_KEYS(write_rope)                                                              \
+    CARRY_LM_KEY("num_attention_heads", attention.heads, SIZE),                                                 \
+        CARRY_LM_KEY("num_key_value_heads", attention.kv_heads, SIZE_OR_NULL),                                  \
+        CARRY_LM_KEY("head_dim", attention.head_dim, SIZE_OR_NULL),                                             \
+        {"rope_parameters", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_rope, write_rope, NULL},                    \
+        {"rope_scaling", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_rope, NULL, NULL}, /* older names */           \
+        CARRY_LM_KEY("rope_theta", attention.rope_theta, READ_NUMBER),                                          \
+        CARRY_LM_KEY("partial_rotary_factor", attention.rotary_factor, READ_NUMBER),                            \
+        CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""), CARRY_LM_WORD("attention_bias", MUST_BE_OFF), \
+        CARRY_LM_WORD("attention_dropout", MUST_BE_OFF)
+
+#endif

@@ -1,0 +1,133 @@
+/* Qwen3-Next without experts: the layers of Qwen3.5 with other projections in those of the delta rule. in_proj_qkvz and
+   in_proj_ba have their rows by head of keys. A configuration in which a layer has experts is refused. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/error.h"
+#include "model/lm/families/hybrid.h"
+#include "model/lm/mixers/delta.h"
+
+#define UNLISTED 255 /* a layer that mlp_only_layers does not name */
+
+typedef struct qwen3_next {
+    carry_lm_hybrid hybrid;
+    int64_t num_experts, decoder_sparse_step;
+} qwen3_next;
+_Static_assert(sizeof(qwen3_next) <= CARRY_LM_OWN, "a family's own fields");
+
+static qwen3_next *own_of(carry_lm_config *c) {
+    return (qwen3_next *)(void *)c->own;
+}
+
+static carry_status read_mlp_only(const carry_lm_source *s, const carry_json *node) {
+    for (const carry_json *one = node->kind == CARRY_JSON_ARRAY ? node->as.inside.first : NULL; one != NULL;
+         one = one->next) {
+        const int64_t layer = one->kind == CARRY_JSON_NUMBER && one->whole ? one->as.number.integer : -1;
+        if (layer < 0 || layer >= CARRY_LM_MAX_LAYERS) {
+            return carry_lm_config_refuse(s, node, "expected a list of layers, from 0");
+        }
+        s->config->feedforward[layer] = CARRY_LM_FEEDFORWARD_SWIGLU;
+    }
+    return node->kind == CARRY_JSON_ARRAY || node->kind == CARRY_JSON_NULL
+               ? CARRY_OK
+               : carry_lm_config_refuse(s, node, "expected a list of layers, or null");
+}
+
+static void write_mlp_only(carry_json_text *text, const carry_lm_config *c) {
+    for (int64_t i = 0; i < c->num_hidden_layers; i++) {
+        carry_json_put_raw(text, "%s%" PRId64, i > 0 ? ", " : "[", i);
+    }
+    carry_json_put_raw(text, "]");
+}
+
+static const carry_lm_key keys[] = {
+    CARRY_LM_HYBRID_MODEL_KEYS,
+    CARRY_LM_KEY("linear_num_key_heads", delta.heads, SIZE),
+    CARRY_LM_KEY("linear_num_value_heads", delta.value_heads, SIZE),
+    CARRY_LM_KEY("linear_key_head_dim", delta.key, SIZE),
+    CARRY_LM_KEY("linear_value_head_dim", delta.value, SIZE),
+    CARRY_LM_KEY("linear_conv_kernel_dim", delta.conv_size, SIZE),
+    CARRY_LM_HYBRID_ATTENTION_KEYS(carry_lm_hybrid_write_rope),
+    CARRY_LM_OWN_KEY("full_attention_interval", carry_lm_hybrid, full_attention_interval, READ_SIZE),
+    CARRY_LM_OWN_KEY("num_experts", qwen3_next, num_experts, COUNT),
+    CARRY_LM_OWN_KEY("decoder_sparse_step", qwen3_next, decoder_sparse_step, SIZE),
+    {"mlp_only_layers", CARRY_LM_OTHER, 0, read_mlp_only, write_mlp_only, NULL},
+    CARRY_LM_WORD("num_experts_per_tok", READ_OVER), /* of experts */
+    CARRY_LM_WORD("moe_intermediate_size", READ_OVER),
+    CARRY_LM_WORD("shared_expert_intermediate_size", READ_OVER),
+    CARRY_LM_WORD("norm_topk_prob", READ_OVER),
+    CARRY_LM_WORD("output_router_logits", READ_OVER),
+    CARRY_LM_WORD("router_aux_loss_coef", READ_OVER),
+    CARRY_LM_IGNORED_KEYS,
+    CARRY_LM_LAST_KEY,
+};
+
+static const char *const delta_names[] = {"linear_attn.in_proj_qkvz.weight",
+                                          "linear_attn.in_proj_qkvz.weight",
+                                          "linear_attn.in_proj_qkvz.weight",
+                                          "linear_attn.in_proj_ba.weight",
+                                          "linear_attn.in_proj_ba.weight",
+                                          "linear_attn.in_proj_qkvz.weight",
+                                          "linear_attn.A_log",
+                                          "linear_attn.dt_bias",
+                                          "linear_attn.conv1d.weight",
+                                          "linear_attn.conv1d.weight",
+                                          "linear_attn.conv1d.weight",
+                                          "linear_attn.norm.weight",
+                                          "linear_attn.out_proj.weight"};
+
+static const carry_lm_grouped grouped[] = {
+    {"linear_attn.in_proj_qkvz.weight", {CARRY_LM_Q_PROJ, CARRY_LM_K_PROJ, CARRY_LM_V_PROJ, CARRY_LM_G_PROJ}, 4},
+    {"linear_attn.in_proj_ba.weight", {CARRY_LM_B_PROJ, CARRY_LM_A_PROJ}, 2},
+    {NULL, {0}, 0},
+};
+
+static void set_defaults(carry_lm_config *c) {
+    carry_lm_hybrid_set_defaults(c);
+    memset(c->feedforward, UNLISTED, sizeof c->feedforward);
+    own_of(c)->num_experts = 512;
+    own_of(c)->decoder_sparse_step = 1;
+    c->vocab_size = 151936;
+    c->hidden_size = 2048;
+    c->num_hidden_layers = 48;
+    c->norm_plus_one = true;
+    c->swiglu.width = 5632;
+    c->delta.heads = 16;
+    c->delta.value_heads = 32;
+    c->delta.key = c->delta.value = 128;
+    c->attention = (carry_lm_attention_options){.heads = 16,
+                                                .kv_heads = 2,
+                                                .head_dim = 256,
+                                                .rope_theta = 10000.0,
+                                                .rotary_factor = 0.25,
+                                                .qk_norm = CARRY_LM_NORM_HEADS,
+                                                .gate = true};
+}
+
+static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
+    const qwen3_next *own = own_of(c);
+    c->delta.norm_eps = c->norm_eps;
+    for (int64_t i = 0; i < c->num_hidden_layers; i++) {
+        if (c->feedforward[i] == UNLISTED && own->num_experts > 0 && (i + 1) % own->decoder_sparse_step == 0) {
+            return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                              "layer %" PRId64 " has %" PRId64
+                              " experts, which are not supported: num_experts must be 0, or mlp_only_layers list it",
+                              i, own->num_experts);
+        }
+        c->feedforward[i] = CARRY_LM_FEEDFORWARD_SWIGLU;
+    }
+    return carry_lm_hybrid_finish(ctx, c);
+}
+
+const carry_lm_family carry_lm_family_qwen3_next = {
+    .name = "qwen3_next",
+    .architecture = "Qwen3NextForCausalLM",
+    .keys = keys,
+    .set_defaults = set_defaults,
+    .finish = finish,
+    .embeddings = "model.embed_tokens.weight",
+    .norms = {{"input_layernorm.weight", "post_attention_layernorm.weight"}},
+    .mixer = {[CARRY_LM_MIXER_DELTA] = delta_names},
+    .grouped = grouped,
+    .files = &carry_lm_hybrid_files,
+};

@@ -1,0 +1,51 @@
+/* Options of the parts of layers, as a configuration has them. A family sets them from its keys; `check` of a part
+   checks them and fills in the derived values. */
+#ifndef CARRY_MODEL_LM_OPTIONS_H
+#define CARRY_MODEL_LM_OPTIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "carry/nn.h"
+
+/* mixers/delta.c and mixers/deltaproduct.c */
+typedef struct carry_lm_delta_options {
+    int64_t heads, value_heads; /* of q and k; of v */
+    int64_t key, value;         /* K and V: the widths of one head */
+    int64_t steps;              /* deltaproduct: steps of the delta rule a token */
+    int64_t conv_size;
+    bool use_gate, use_short_conv, allow_neg_eigval;
+    bool use_beta;                  /* without it beta is 1, or 2 with allow_neg_eigval */
+    bool use_delta_rule;            /* false: gated linear attention (recurrence/recurrence.h) */
+    bool gated;                     /* the states decay */
+    carry_activation qk_activation; /* CARRY_ELU is elu(x) + 1 */
+    double norm_eps;                /* of the output norm */
+    int64_t key_width, value_width; /* derived, of all heads: heads K, value_heads V */
+} carry_lm_delta_options;
+
+/* The norm of q and k in attention: none, of each head, or of all heads together. */
+typedef enum carry_lm_qk_norm { CARRY_LM_NO_QK_NORM, CARRY_LM_NORM_HEADS, CARRY_LM_NORM_WIDTH } carry_lm_qk_norm;
+
+/* mixers/attention.c */
+typedef struct carry_lm_attention_options {
+    int64_t heads, kv_heads, head_dim; /* 0: as many as heads; hidden_size / heads */
+    int64_t window;                    /* keys that a token sees, itself among them; 0: all */
+    double rope_theta;                 /* 0: no rotary positions */
+    double rotary_factor;              /* the part of a head that is turned */
+    carry_lm_qk_norm qk_norm;
+    bool gate;      /* o sigmoid(gate), the gate beside each head of q */
+    int64_t rotary; /* derived: elements of a head that are turned */
+} carry_lm_attention_options;
+
+/* feedforward/swiglu.c */
+typedef struct carry_lm_swiglu_options {
+    int64_t width; /* between up and down */
+} carry_lm_swiglu_options;
+
+/* The fields of a configuration. */
+#define CARRY_LM_OPTIONS                  \
+    carry_lm_delta_options delta;         \
+    carry_lm_attention_options attention; \
+    carry_lm_swiglu_options swiglu
+
+#endif
