@@ -3,7 +3,6 @@
 #include "hybrid_support.h"
 
 #include "carry/device.h"
-#include "core/dtype.h"
 #include "engine/decode.h"
 #include "engine/decode_ops.h"
 #include "engine/generator.h"
@@ -103,7 +102,7 @@ static void steps_match_the_cpu(void **unused) {
     if (device == 0) {
         skip();
     }
-    carry_ctx *ctx = support_ctx(2);
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
     carry_lm *here = rounded_model(ctx);
     carry_lm *there = moved_to(ctx, here, device);
     static float want[2 * VOCABULARY], got[2 * VOCABULARY];
@@ -129,7 +128,7 @@ static void a_sequence_has_the_same_bits_in_every_batch(void **unused) {
     if (device == 0) {
         skip();
     }
-    carry_ctx *ctx = support_ctx(2);
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
     carry_lm *here = rounded_model(ctx);
     carry_lm *there = moved_to(ctx, here, device);
     static float alone[8][VOCABULARY], together[8 * VOCABULARY];
@@ -154,7 +153,7 @@ static void the_kernel_takes_such_models_and_no_others(void **unused) {
     if (device == 0) {
         skip();
     }
-    carry_ctx *ctx = support_ctx(2);
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (int odd = 0; odd < 2; odd++) {
         carry_lm_config config = wide_config();
         config.delta.key = odd ? 64 : 128;
