@@ -1,7 +1,7 @@
 /* A language model on every GPU against the same model on the CPU: start values bit by bit, loss, logits and gradients,
    generation. Without a GPU all of it is reported as skipped. */
 /* labels: gpu */
-#include "lm_support.h"
+#include "hybrid_support.h"
 
 #include "carry/device.h"
 #include "engine/generator.h"
@@ -116,6 +116,11 @@ static void a_model_on_a_gpu_equals_the_one_on_the_cpu(void **unused) {
     c.delta.use_beta = false;
     c.delta.qk_activation = CARRY_ELU;
     compare(ctx, c, (carry_lm_pass_options){0}, false);
+    for (int i = 0; i < HYBRIDS; i += HYBRIDS - 1) { /* maps that are rows of shared tensors */
+        c = hybrid(i);
+        c.mixer[1] = CARRY_LM_MIXER_DELTA;
+        compare(ctx, c, (carry_lm_pass_options){0}, false);
+    }
     carry_ctx_free(ctx);
 }
 
