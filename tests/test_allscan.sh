@@ -51,6 +51,7 @@ cat > tiny.yaml << 'END'
 name: tiny
 hypothesis: What a rank receives does not grow.
 repeats: 3
+spread: 1000
 grid:
   - stage: ranks
     problem: allscan:{kind}:bf16:h2:k8:v8:p{p}

@@ -77,7 +77,12 @@ refused "needs a whole number" bench --repeats many scan:dense
 refused "needs a positive number" bench --seconds -1 scan:dense
 refused "needs a whole number" bench scan:dense --threads
 refused "not 'a?b'" bench scan:dense --repeats "$(printf 'a\nb')"
-refused "expected at most 1024" check --threads 5000 scan:dense
+refused "on a machine with" check --threads 5000 scan:dense
+refused "on a machine with" list --threads 1000 scans
+expect 0 "plan PROBLEM" help plan
+"$carry" plan --help > "$folder/out.help"
+cmp -s "$folder/out" "$folder/out.help" || { echo "FAILED: help plan is not plan --help"; failures=$((failures + 1)); }
+refused "there is no verb 'plam'" help plam
 refused "no kernels named 'mmx'" check --kernels mmx scan:dense
 refused "takes no problem" bench --grid scan:dense
 
@@ -108,6 +113,16 @@ expect 0 "left out" check scan:diagonal:deep:t50:n4
 refused "does not hold" check scan:diagonal:deep:t50:n4:algo=matmul_log
 
 # Wisdom: damaged, another machine's, unwritable: a word, and the work goes on.
+# Processes that measure at the same time keep each other's plans.
+rm -f "$folder/wisdom"
+workers=
+for i in 1 2 3 4 5 6 7 8 9 10 11 12; do
+    "$carry" plan --measure --wisdom "$folder/wisdom" scan:dense:t$((8 * i)):n2 > /dev/null 2>&1 &
+    workers="$workers $!"
+done
+for worker in $workers; do wait "$worker"; done
+[ "$(grep -c '^plan ' "$folder/wisdom")" = 12 ] || { echo "FAILED: $(grep -c '^plan ' "$folder/wisdom") of 12 plans were kept"; failures=$((failures + 1)); }
+rm -f "$folder/wisdom.lock"
 echo "not wisdom" > "$folder/wisdom"
 expect 0 "is ignored: line 1" plan scan:dense:t64:n8
 printf 'carry-wisdom 1\nmachine Abacus, 1 cores, beads, carry 0.0.1\nend 00000000\n' > "$folder/wisdom"

@@ -20,7 +20,7 @@ cd "$folder" || exit 2
 # experiment FILE MORE-OF-STAGE-B LINES: two stages, whose criteria look at the first alone unless LINES say more.
 experiment() {
     {
-        printf 'name: %s\nhypothesis: both stages matter\nmethods: [sequential, cyclic]\nrepeats: 3\n' "${1%.yaml}"
+        printf 'name: %s\nhypothesis: both stages matter\nmethods: [sequential, cyclic]\nrepeats: 3\nspread: 1000\n' "${1%.yaml}"
         printf 'grid:\n  - stage: a\n    problem: scan:dense:t{t}:n2\n    t: [8, 16]\n'
         printf '  - stage: b\n    problem: scan:dense:t{t}:n2\n    t: [8, 32]\n%s\n' "$2"
         printf '%s\n' "$3"
@@ -99,7 +99,7 @@ expect 0 "decision: proceed" run first.yaml
 
 # Killed in the middle: nothing of it is lost, the rest is measured.
 {
-    printf 'name: many\nhypothesis: it can be killed\nmethods: [sequential, cyclic]\nrepeats: 20\ngrid:\n'
+    printf 'name: many\nhypothesis: it can be killed\nmethods: [sequential, cyclic]\nrepeats: 20\nspread: 1000\ngrid:\n'
     printf '  - problem: scan:dense:t{t}:n{n}\n    n: [2, 3, 4]\n    t: ['
     seq -s ', ' 30 45
     printf '    ]\nsuccess:\n  - time(cyclic) > 0\n'

@@ -37,6 +37,49 @@ refused "is for 4 ranks, and there are 2" --processes 2 check allscan:wy:f32:h2:
 refused "list does not run on ranks" --processes 2 list scans
 if ls -d "$folder"/carry-* > /dev/null 2>&1; then fail "a folder of processes is left"; fi
 
+# until_true COMMAND...: for 60 s at most.
+until_true() {
+    tries=0
+    until "$@"; do
+        [ $tries -lt 1200 ] || { fail "not within 60 s: $*"; return 1; }
+        sleep 0.05
+        tries=$((tries + 1))
+    done
+}
+gone() { [ ! -d "/proc/$1" ] || grep -q '^State:.Z' "/proc/$1/status"; }
+ranks_of() { pgrep -P "$1"; }
+has_two() { [ "$(ranks_of "$1" | wc -l)" = 2 ]; }
+
+# The folder of a run that was killed is removed by a later one, but not while it is young or its run goes on.
+"$carry" --processes 2 bench --seconds 1000 scan:dense:t32:n4 > out 2> err &
+run=$!
+until_true has_two $run
+ls -d "$folder"/carry-ranks-* > /dev/null 2>&1 || fail "no folder of a run"
+touch -d '1 hour ago' "$folder"/carry-ranks-*
+expect 0 '"ranks": 2' --processes 2 bench --json --deadline 120 $quick
+ls -d "$folder"/carry-ranks-* > /dev/null 2>&1 || fail "the folder of a running run was removed"
+kill -9 $run
+wait $run 2> /dev/null
+ls -d "$folder"/carry-ranks-* > /dev/null 2>&1 || fail "the test expects a folder to be left"
+touch -d '1 hour ago' "$folder"/carry-ranks-*
+expect 0 '"ranks": 2' --processes 2 bench --json --deadline 120 $quick
+if ls -d "$folder"/carry-ranks-* > /dev/null 2>&1; then fail "the folder of a killed run is left"; fi
+
+# Stopped ranks do not keep the command once all others have ended.
+"$carry" --processes 2 bench --deadline 2 --seconds 1000 scan:dense:t32:n4 > out 2> err &
+run=$!
+until_true has_two $run
+first=$(ranks_of $run | head -n 1)
+second=$(ranks_of $run | tail -n 1)
+kill -STOP "$second"
+kill -9 "$first"
+tries=0
+until gone $run || [ $tries -ge 300 ]; do sleep 0.05; tries=$((tries + 1)); done
+gone $run || fail "a stopped rank keeps the command for 15 s after the other"
+kill -9 $run 2> /dev/null
+wait $run 2> /dev/null
+grep -q "is it stopped" err || fail "a stopped rank was ended without a word: $(cat err)"
+
 # with VALUES WORD ARGUMENTS...: expect or refused, in an environment that has those values.
 with() {
     values=$1

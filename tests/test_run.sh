@@ -32,7 +32,7 @@ fi
 # experiment FILE SUCCESS [MORE LINES]
 experiment() {
     {
-        printf 'name: %s\nhypothesis: >\n  Tiny things work. Always.\nmethods: [sequential, cyclic]\nrepeats: 25\n' "${1%.yaml}"
+        printf 'name: %s\nhypothesis: >\n  Tiny things work. Always.\nmethods: [sequential, cyclic]\nrepeats: 25\nspread: 1000\n' "${1%.yaml}"
         printf 'grid:\n  - stage: small\n    problem: scan:dense:t{t}:n2\n    t: [8, 16]\n'
         printf 'success:\n  - %s\n' "$2"
         printf '%s\n' "${3-}"
@@ -105,7 +105,7 @@ CARRY_STORE=$folder/empty/store.db
 printf 'name: a\nhypothesis: [b\n' > broken.yaml
 refused "broken.yaml:3:1: this is not YAML" run broken.yaml
 experiment typo.yaml 'sppedup(cyclic, sequential) > 1'
-refused "typo.yaml:11:5: the criterion 'sppedup(cyclic, sequential) > 1', column 1: there is no function 'sppedup'" run typo.yaml
+refused "typo.yaml:12:5: the criterion 'sppedup(cyclic, sequential) > 1', column 1: there is no function 'sppedup'" run typo.yaml
 experiment typo.yaml 'speedup(cylcic, sequential) > 1'
 refused "names the method 'cylcic'" run typo.yaml
 experiment typo.yaml 'time(cyclic, t=7) > 1'
@@ -115,7 +115,7 @@ sed -i 's/sequential, cyclic/sequential, quick/' unknown.yaml
 refused "there is no method 'quick'" run unknown.yaml
 experiment grid.yaml '1 > 0'
 sed -i 's/t: \[8, 16\]/t: []/' grid.yaml
-refused "grid.yaml:9:8: 't' is an empty list" run grid.yaml
+refused "grid.yaml:10:8: 't' is an empty list" run grid.yaml
 refused "has no stage 'samll'" run met.yaml --stage samll
 refused "run needs one experiment" run
 refused "run needs one experiment" run met.yaml not_met.yaml
@@ -138,7 +138,7 @@ refused "is not a regular file" runs list --store /dev/zero
 
 # Many small problems: something to stop in the middle of.
 {
-    printf 'name: many\nhypothesis: it can be stopped\nmethods: [sequential, cyclic]\nrepeats: 200\ngrid:\n'
+    printf 'name: many\nhypothesis: it can be stopped\nmethods: [sequential, cyclic]\nrepeats: 200\nspread: 1000\ngrid:\n'
     printf '  - problem: scan:dense:t{t}:n{n}\n    n: [2, 3, 4, 5, 6]\n    t: ['
     seq -s ', ' 30 90
     printf '    ]\nsuccess:\n  - time(cyclic) > 0\n'
@@ -201,6 +201,14 @@ code=$?
 json list "len(lines) == 1 and lines[0]['results'] >= 1 and lines[0]['state'] != 'running'"
 
 # Sweeping up: nothing without --yes; what ended before it had stored anything, and what is beyond --keep.
+newest=$("$carry" runs list --json | head -n 1 | sed 's/.*"run": \([0-9]*\).*/\1/')
+refused "takes numbers only, not 'last'" runs delete last --yes
+refused "no run" runs delete 99999 --yes
+expect 0 "would be deleted; --yes deletes it" runs delete "$newest"
+expect 0 "run " runs show "$newest"
+expect 0 "deleted" runs delete "$newest" --yes
+expect 2 "no run" runs show "$newest"
+before=$("$carry" runs list --json | wc -l)
 expect 0 "would delete" runs gc --keep 1
 before=$("$carry" runs list --json | wc -l)
 expect 0 "0 of $before runs deleted" runs gc --yes

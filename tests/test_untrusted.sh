@@ -19,6 +19,7 @@ name: "=1+2\e]0;owned\a\e[31mred"
 hypothesis: A name is a text.
 methods: [sequential]
 repeats: 25
+spread: 1000
 grid:
   - stage: small
     problem: scan:dense:t{t}:n2

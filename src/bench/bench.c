@@ -338,12 +338,12 @@ static carry_status open_session(session *s, const char *text) {
     s->type = carry_problem_type(&problem, s->family->type);
     problem.comm = s->comm;
     carry_problem again = problem;
-    CARRY_TRY(s->family->open(s->ctx, &s->instance, &problem, s->options->seed, 1));
+    CARRY_TRY(carry_family_open(s->family, s->ctx, &s->instance, &problem, s->options->seed, 1));
     CARRY_TRY(copies_for(s, &copies));
     if (copies > 1) {
-        s->family->close(s->instance);
+        carry_family_close(s->family, s->instance);
         s->instance = NULL;
-        CARRY_TRY(s->family->open(s->ctx, &s->instance, &again, s->options->seed, copies));
+        CARRY_TRY(carry_family_open(s->family, s->ctx, &s->instance, &again, s->options->seed, copies));
     }
     return s->comm != NULL ? carry_collective_cores(s->comm, &s->cores) : CARRY_OK;
 }
@@ -433,7 +433,7 @@ static carry_status bench_on(carry_ctx *ctx, carry_comm *comm, const char *probl
     carry_yardstick_free(s.yardstick);
     *count = s.count;
     if (s.instance != NULL) {
-        s.family->close(s.instance);
+        carry_family_close(s.family, s.instance);
     }
     return status;
 }

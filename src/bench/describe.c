@@ -14,9 +14,9 @@ carry_status carry_plan_describe(carry_ctx *ctx, char *line, size_t size, const 
     }
     CARRY_TRY(carry_problem_parse(ctx, &parsed, problem));
     CARRY_TRY(carry_family_of(ctx, &family, &parsed));
-    CARRY_TRY(family->plan(ctx, &instance, &parsed, measure));
+    CARRY_TRY(carry_family_plan(family, ctx, &instance, &parsed, measure));
     (void)snprintf(line, size, "%s", family->about_plan(instance));
-    family->close(instance);
+    carry_family_close(family, instance);
     return CARRY_OK;
 }
 

@@ -360,9 +360,9 @@ static int refuse_bad_problems(const wish *w) {
         void *instance = NULL;
         status = carry_problem_parse(ctx, &problem, w->problems[i]);
         status = status == CARRY_OK ? carry_family_of(ctx, &family, &problem) : status;
-        status = status == CARRY_OK ? family->plan(ctx, &instance, &problem, false) : status;
+        status = status == CARRY_OK ? carry_family_plan(family, ctx, &instance, &problem, false) : status;
         if (status == CARRY_OK) {
-            family->close(instance);
+            carry_family_close(family, instance);
         }
     }
     int code = status == CARRY_OK ? CLI_DONE : cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "no memory");

@@ -113,11 +113,11 @@ static carry_status check_on(carry_ctx *ctx, carry_comm *comm, const char *text,
     CARRY_TRY(carry_problem_parse(ctx, &problem, text));
     CARRY_TRY(carry_family_of(ctx, &family, &problem));
     problem.comm = comm;
-    CARRY_TRY(family->open(ctx, &instance, &problem, seed, 1));
+    CARRY_TRY(carry_family_open(family, ctx, &instance, &problem, seed, 1));
     t->problem = text;
     t->titled = false;
     const carry_status status = check_methods(ctx, comm, family, instance, t);
-    family->close(instance);
+    carry_family_close(family, instance);
     return status;
 }
 

@@ -20,9 +20,9 @@ static carry_status plan_on(carry_ctx *ctx, carry_comm *comm, const char *text, 
     CARRY_TRY(carry_problem_parse(ctx, &problem, text));
     CARRY_TRY(carry_family_of(ctx, &family, &problem));
     problem.comm = comm;
-    CARRY_TRY(family->plan(ctx, &instance, &problem, w->measure));
+    CARRY_TRY(carry_family_plan(family, ctx, &instance, &problem, w->measure));
     if (comm != NULL && carry_comm_rank(comm) > 0) {
-        family->close(instance);
+        carry_family_close(family, instance);
         return CARRY_OK;
     }
     if (w->common.json) {
@@ -35,7 +35,7 @@ static carry_status plan_on(carry_ctx *ctx, carry_comm *comm, const char *text, 
     } else {
         (void)printf("%s%s%s  %s\n", cli_bold(), text, cli_plain(), family->about_plan(instance));
     }
-    family->close(instance);
+    carry_family_close(family, instance);
     return CARRY_OK;
 }
 

@@ -216,7 +216,10 @@ static void print_table(const stream_desk *desk) {
                      (long long)f->reductions_large + f->reductions_small, (long long)f->reductions_large,
                      (long long)f->reductions_small);
     }
-    if (o->counted > 0) {
+    if (cli_ranks_kind_of() == CLI_RANKS_ALONE) {
+        (void)printf(
+            "overlap score: none, since one rank denoises and decodes in turn (carry --ranks 2 overlaps them)\n");
+    } else if (o->counted > 0) {
         (void)printf("overlap score %s%.2f%s over %lld chunks: %s the gate of %.2f\n",
                      o->passes ? cli_green() : cli_red(), o->score, cli_plain(), (long long)o->counted,
                      o->passes ? "passes" : "below", CARRY_OVERLAP_GATE);

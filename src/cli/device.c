@@ -74,8 +74,8 @@ static carry_status with_device(carry_ctx *ctx, char out[CARRY_PROBLEM_TEXT], co
     if (carry_collective_ranks(ctx, out) > 0) { /* its ranks plan it, when they are there */
         return CARRY_OK;
     }
-    CARRY_TRY(family->plan(ctx, &instance, &problem, false));
-    family->close(instance);
+    CARRY_TRY(carry_family_plan(family, ctx, &instance, &problem, false));
+    carry_family_close(family, instance);
     return CARRY_OK;
 }
 

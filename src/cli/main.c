@@ -85,7 +85,7 @@ static void print_usage(FILE *to) {
                       "  --ranks N  run on N ranks, as threads of this process (mpirun -n N carry VERB: processes)\n"
                       "  --processes N  run on N ranks, as processes on this machine without MPI\n"
                       "  --version  print the version\n"
-                      "\ncarry VERB --help explains one verb with an example. Start with:\n"
+                      "\ncarry VERB --help (or carry help VERB) explains one verb with an example. Start with:\n"
                       "  carry bench scan:dense:t1024:n32\n");
 }
 
@@ -186,6 +186,15 @@ static int run(int count, char **arguments) {
     }
     if (processes > 0 && cli_processes_check(processes) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
+    }
+    char *help[] = {"--help", NULL};
+    if (strcmp(name, "help") == 0 && count > 2) {
+        for (int i = 0; cli_verbs[i] != NULL; i++) {
+            if (strcmp(arguments[2], cli_verbs[i]->name) == 0) {
+                return cli_finish(cli_verbs[i]->run(1, help));
+            }
+        }
+        return refuse_verb(arguments[2]);
     }
     if (cli_common_takes(name) > 0 || strcmp(name, "help") == 0) {
         print_usage(stdout);

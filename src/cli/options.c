@@ -9,6 +9,9 @@
 #include "cli/ranks.h"
 #include "core/nearest.h"
 #include "core/span.h"
+#include "core/threads.h"
+
+#define FEW_THREADS 64 /* that every machine accepts, for tests of many threads */
 
 /* Set before the verb runs, and only read after. */
 static carry_recorder *spans_to;
@@ -220,8 +223,10 @@ carry_ctx *cli_open_rank(const cli_common *common, int rank) {
     } else if (strcmp(wisdom, "none") == 0) {
         wisdom = NULL;
     }
-    if (common->threads > 1024) {
-        (void)cli_refuse("--threads %lld: expected at most 1024", (long long)common->threads);
+    const int most = 4 * carry_cores() > FEW_THREADS ? 4 * carry_cores() : FEW_THREADS;
+    if (common->threads > most) {
+        (void)cli_refuse("--threads %lld: expected at most %d on a machine with %d core%s", (long long)common->threads,
+                         most, carry_cores(), carry_cores() == 1 ? "" : "s");
         return NULL;
     }
     carry_ctx *ctx;

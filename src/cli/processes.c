@@ -6,7 +6,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/prctl.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,6 +18,9 @@
 #include "core/clock.h"
 
 #define PARTING 20.0 /* seconds */
+#define NAME "carry-ranks-"
+#define FOLDER 80 /* bytes of its path */
+#define YOUNG 60  /* seconds in which a folder without a lock is left alone */
 
 static pid_t started[CARRY_RANKS];
 static volatile sig_atomic_t running;
@@ -81,10 +86,23 @@ static double patience_of(char **arguments) {
     return (deadline > 0.0 ? deadline : 0.0) + PARTING;
 }
 
-/* As wait, until then at most: 0. One that is stopped does not end at its deadline. */
-static pid_t wait_until(int *status, double until) {
+/* True if every rank that is left is stopped: none of them ends by itself. */
+static bool all_stopped(int count) {
+    for (int r = 0; r < count; r++) {
+        siginfo_t about = {0};
+        if (started[r] > 0 &&
+            (waitid(P_PID, (id_t)started[r], &about, WSTOPPED | WNOHANG | WNOWAIT) != 0 || about.si_pid == 0)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* As wait; 0 when the time is up or, with a time, when only stopped ranks are left. */
+static pid_t wait_until(int *status, int count, double until) {
     pid_t which;
-    while ((which = waitpid(-1, status, until > 0.0 ? WNOHANG : 0)) == 0 && carry_seconds() < until) {
+    while ((which = waitpid(-1, status, until > 0.0 ? WNOHANG : 0)) == 0 && carry_seconds() < until &&
+           !all_stopped(count)) {
         (void)nanosleep(&(struct timespec){.tv_nsec = 10000000}, NULL);
     }
     return which;
@@ -105,7 +123,7 @@ static int wait_for(int count, double patience) {
     double until = 0.0;
     for (int left = count; left > 0; left--) {
         int status = 0;
-        pid_t which = wait_until(&status, until);
+        pid_t which = wait_until(&status, count, until);
         if (which == 0 || (which < 0 && errno == EINTR)) {
             if (which == 0) {
                 kill_rest(count);
@@ -131,11 +149,14 @@ static int wait_for(int count, double patience) {
     return worst;
 }
 
-/* With the sockets of ranks that were killed. */
+/* With the sockets of ranks that were killed, and nothing else. */
 static void remove_folder(const char *folder) {
     DIR *open = opendir(folder);
+    struct stat about;
     for (const struct dirent *entry; open != NULL && (entry = readdir(open)) != NULL;) {
-        (void)unlinkat(dirfd(open), entry->d_name, 0); /* neither . nor .. goes */
+        if (fstatat(dirfd(open), entry->d_name, &about, AT_SYMLINK_NOFOLLOW) == 0 && S_ISSOCK(about.st_mode)) {
+            (void)unlinkat(dirfd(open), entry->d_name, 0);
+        }
     }
     if (open != NULL) {
         (void)closedir(open);
@@ -143,18 +164,57 @@ static void remove_folder(const char *folder) {
     (void)rmdir(folder);
 }
 
+/* Folders of runs that were killed with SIGKILL. A run holds a lock on its folder until it ends, however it ends; one
+   that is just being made is not locked yet, so young folders are left. */
+static void remove_stale(const char *parent) {
+    DIR *open = opendir(parent);
+    for (const struct dirent *entry; open != NULL && (entry = readdir(open)) != NULL;) {
+        char folder[FOLDER];
+        struct stat about;
+        if (strncmp(entry->d_name, NAME, strlen(NAME)) != 0 ||
+            (size_t)snprintf(folder, sizeof folder, "%s/%s", parent, entry->d_name) >= sizeof folder) {
+            continue;
+        }
+        const int file = openat(dirfd(open), entry->d_name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        if (file >= 0 && fstat(file, &about) == 0 && about.st_uid == geteuid() && time(NULL) - about.st_mtime > YOUNG &&
+            flock(file, LOCK_EX | LOCK_NB) == 0) {
+            remove_folder(folder);
+        }
+        if (file >= 0) {
+            (void)close(file);
+        }
+    }
+    if (open != NULL) {
+        (void)closedir(open);
+    }
+}
+
+/* The folder in which the ranks meet, locked by this process: the descriptor, or -1. */
+static int make_folder(char folder[FOLDER], const char *parent) {
+    remove_stale(parent);
+    if ((size_t)snprintf(folder, FOLDER, "%s/" NAME "XXXXXX", parent) >= FOLDER || mkdtemp(folder) == NULL) {
+        return -1;
+    }
+    const int file = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (file >= 0) {
+        (void)flock(file, LOCK_EX | LOCK_NB);
+    }
+    return file;
+}
+
 int cli_processes_run(int processes, char **arguments) {
     const pid_t self = getpid();
     sigset_t all, mask;
     const char *parent = getenv("TMPDIR");
-    char folder[80];
+    char folder[FOLDER];
     parent = parent != NULL && parent[0] != '\0' ? parent : "/tmp";
-    if ((size_t)snprintf(folder, sizeof folder, "%s/carry-XXXXXX", parent) >= sizeof folder) {
+    if (strlen(parent) + sizeof "/" NAME "XXXXXX" > FOLDER) {
         return cli_refuse("TMPDIR has %zu characters: at most %zu fit into the name of a socket", strlen(parent),
-                          sizeof folder - sizeof "/carry-XXXXXX");
+                          FOLDER - sizeof "/" NAME "XXXXXX");
     }
     pass_signals();
-    if (mkdtemp(folder) == NULL) {
+    const int lock = make_folder(folder, parent);
+    if (lock < 0) {
         return cli_refuse("no folder for processes to meet in: '%s': %s", folder, strerror(errno));
     }
     int count = 0, code = CLI_DONE;
@@ -178,5 +238,6 @@ int cli_processes_run(int processes, char **arguments) {
     (void)sigprocmask(SIG_SETMASK, &mask, NULL);
     const int worst = wait_for(count, patience_of(arguments));
     remove_folder(folder);
+    (void)close(lock);
     return worst > code ? worst : code;
 }

@@ -14,7 +14,7 @@ void carry_export_csv(FILE *to, const carry_run *run, bool samples);
 
 /* A run that has no results but figures over steps, as a training has. */
 bool carry_export_has_curve(const carry_run *run);
-/* Of such runs: a row per step, a column per metric that one of them has. At most CARRY_EXPORT_METRICS. */
+/* Of such runs: a row per logged step, a column per metric that one of them has. At most CARRY_EXPORT_METRICS. */
 #define CARRY_EXPORT_METRICS 64
 carry_status carry_export_csv_curves(carry_ctx *ctx, FILE *to, carry_run *const *runs, int count);
 /* As Weights & Biases keeps histories: an object a line with _step, _timestamp, _runtime and the metrics of that step;

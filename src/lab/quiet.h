@@ -6,6 +6,9 @@
 /* The metric under which a run keeps it; its step is the place of the first result that it is about. */
 #define CARRY_CONTENTION "contention"
 
+#define CARRY_NOT_QUIET \
+    0.15 /* contention, or drift between the ceilings of two runs, from which on people are warned */
+
 typedef struct carry_quiet {
     double wall, busy, own; /* seconds: of the clock, of all cores not idle, of this process */
 } carry_quiet;

@@ -2,266 +2,23 @@
 #include "scan/wisdom.h"
 
 #include <errno.h>
-#include <inttypes.h>
-#include <locale.h>
-#include <math.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "carry/device.h"
 #include "carry/ops.h"
+#include "core/clock.h"
 #include "core/context.h"
 #include "core/file.h"
 #include "ops/product/ceiling.h"
 
-#define HEADER "carry-wisdom 1"
 #define FILE_LIMIT ((size_t)1 << 20)
-#define LINE_LIMIT 320
-#define MOST_THREADS 1024
-#define MOST_CHUNK ((int64_t)1 << 40)
-#define HOW 80
-
-/* One line without its newline into line; the start of the next, or NULL when this one is too long, not ended or no
- * text.
- */
-static const char *next_line(char line[LINE_LIMIT], const char *at, const char *end) {
-    const char *newline = memchr(at, '\n', (size_t)(end - at));
-    if (newline == NULL || newline - at >= LINE_LIMIT || memchr(at, '\0', (size_t)(newline - at)) != NULL) {
-        return NULL;
-    }
-    memcpy(line, at, (size_t)(newline - at));
-    line[newline - at] = '\0';
-    return newline + 1;
-}
-
-static bool parse_threads(const char **at, int *threads) {
-    char *end;
-    errno = 0;
-    long value = strtol(*at, &end, 10);
-    if (errno != 0 || end == *at || *end != ' ' || value < 1 || value > MOST_THREADS) {
-        return false;
-    }
-    *threads = (int)value;
-    *at = end + 1;
-    return true;
-}
-
-static bool parse_word(const char **at, char *word, size_t size) {
-    size_t length = strcspn(*at, " ");
-    if (length == 0 || length >= size || (*at)[length] != ' ') {
-        return false;
-    }
-    memcpy(word, *at, length);
-    word[length] = '\0';
-    *at += length + 1;
-    return true;
-}
-
-static bool parse_number(const char *at, double *number) {
-    char *end;
-    errno = 0;
-    *number = strtod(at, &end);
-    return errno == 0 && end != at && *end == '\0' && isfinite(*number) && *number >= 0.0;
-}
-
-static carry_rates_table *rates_for(carry_wisdom *wisdom, int threads, const char *kernels, bool make) {
-    for (int i = 0; i < wisdom->rates; i++) {
-        if (wisdom->rate[i].threads == threads && strcmp(wisdom->rate[i].kernels, kernels) == 0) {
-            return &wisdom->rate[i].table;
-        }
-    }
-    if (!make || wisdom->rates == CARRY_WISDOM_RATES) {
-        return NULL;
-    }
-    wisdom->rate[wisdom->rates].threads = threads;
-    (void)snprintf(wisdom->rate[wisdom->rates].kernels, sizeof wisdom->rate[0].kernels, "%s", kernels);
-    wisdom->rate[wisdom->rates].table = (carry_rates_table){0};
-    return &wisdom->rate[wisdom->rates++].table;
-}
-
-static bool parse_rate(carry_wisdom *wisdom, const char *at) {
-    int threads;
-    char kernels[16];
-    char word[32];
-    double value;
-    if (!parse_threads(&at, &threads) || !parse_word(&at, kernels, sizeof kernels) ||
-        !parse_word(&at, word, sizeof word) || !parse_number(at, &value)) {
-        return false;
-    }
-    carry_rates_table *table = rates_for(wisdom, threads, kernels, true);
-    if (table == NULL) {
-        return false;
-    }
-    char name[32];
-    const char *unit;
-    double *number;
-    for (int i = 0; (number = carry_rates_number(table, i, name, &unit)) != NULL; i++) {
-        if (strcmp(name, word) == 0) {
-            *number = value;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* ",NAME=NUMBER" at the start of *at. */
-static bool parse_extra(const char **at, const char *name, int64_t most, int64_t *number) {
-    const size_t length = strlen(name);
-    char *end;
-    *number = 0;
-    if (strncmp(*at, name, length) != 0) {
-        return true;
-    }
-    const char *digits = *at + length;
-    errno = 0;
-    const long long value = *digits >= '1' && *digits <= '9' ? strtoll(digits, &end, 10) : 0;
-    if (errno != 0 || value < 1 || value > most) {
-        return false;
-    }
-    *number = value;
-    *at = end;
-    return true;
-}
-
-/* "chunkwise", "chunkwise,chunk=512", "chunkwise,chunk=512,threads=1". */
-static bool parse_how(carry_wisdom_plan *plan, const char *word) {
-    const size_t length = strcspn(word, ",");
-    int64_t used = 0;
-    if (length == 0 || length >= sizeof plan->algorithm) {
-        return false;
-    }
-    (void)snprintf(plan->algorithm, sizeof plan->algorithm, "%.*s", (int)length, word);
-    const char *at = word + length;
-    if (!parse_extra(&at, ",chunk=", MOST_CHUNK, &plan->chunk) || !parse_extra(&at, ",threads=", MOST_THREADS, &used)) {
-        return false;
-    }
-    plan->used = (int)used;
-    return *at == '\0';
-}
-
-static bool parse_plan(carry_wisdom *wisdom, const char *at) {
-    char how[HOW];
-    if (wisdom->plans == CARRY_WISDOM_PLANS) {
-        return false;
-    }
-    carry_wisdom_plan *plan = &wisdom->plan[wisdom->plans];
-    if (!parse_threads(&at, &plan->threads) || !parse_word(&at, plan->kernels, sizeof plan->kernels) ||
-        !parse_word(&at, plan->key, sizeof plan->key) || !parse_word(&at, how, sizeof how) || !parse_how(plan, how) ||
-        !parse_number(at, &plan->seconds)) {
-        return false;
-    }
-    wisdom->plans++;
-    return true;
-}
-
-static carry_status damaged(carry_ctx *ctx, carry_wisdom *wisdom, int line, const char *what) {
-    wisdom->plans = wisdom->rates = 0;
-    return carry_fail(ctx, CARRY_EFORMAT, "line %d %s", line, what);
-}
-
-static carry_status parse_text(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length) {
-    const char *end = text + length;
-    const char *at = text;
-    char line[LINE_LIMIT];
-    wisdom->plans = wisdom->rates = 0;
-    for (int number = 1;; number++) {
-        const char *start = at;
-        at = next_line(line, at, end);
-        if (at == NULL) {
-            return damaged(ctx, wisdom, number, "is missing, cut off or too long");
-        }
-        if (number == 1) {
-            if (strcmp(line, HEADER) != 0) {
-                return damaged(ctx, wisdom, number, "is not '" HEADER "'");
-            }
-        } else if (number == 2) {
-            if (strncmp(line, "machine ", 8) != 0 || strcmp(line + 8, wisdom->machine) != 0) {
-                return carry_fail(ctx, CARRY_EUNSUPPORTED, "it is from another machine or build (%s; this is %s)",
-                                  strncmp(line, "machine ", 8) == 0 ? line + 8 : "unknown", wisdom->machine);
-            }
-        } else if (strncmp(line, "end ", 4) == 0) {
-            char expected[16];
-            (void)snprintf(expected, sizeof expected, "%08" PRIx32, carry_crc32c(0, text, (size_t)(start - text)));
-            if (strcmp(line + 4, expected) != 0 || at != end) {
-                return damaged(ctx, wisdom, number, "does not match the lines before it");
-            }
-            return CARRY_OK;
-        } else if (!(strncmp(line, "rate ", 5) == 0 && parse_rate(wisdom, line + 5)) &&
-                   !(strncmp(line, "plan ", 5) == 0 && parse_plan(wisdom, line + 5))) {
-            return damaged(ctx, wisdom, number, "is neither a rate nor a plan");
-        }
-    }
-}
-
-static carry_status print_text(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length) {
-    *text = NULL;
-    FILE *to = open_memstream(text, length);
-    if (to == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
-    }
-    (void)fprintf(to, HEADER "\nmachine %s\n", wisdom->machine);
-    for (int i = 0; i < wisdom->rates; i++) {
-        carry_rates_table table = wisdom->rate[i].table;
-        char name[32];
-        const char *unit;
-        double *number;
-        for (int j = 0; (number = carry_rates_number(&table, j, name, &unit)) != NULL; j++) {
-            (void)fprintf(to, "rate %d %s %s %.17g\n", wisdom->rate[i].threads, wisdom->rate[i].kernels, name, *number);
-        }
-    }
-    for (int i = 0; i < wisdom->plans; i++) {
-        const carry_wisdom_plan *plan = &wisdom->plan[i];
-        (void)fprintf(to, "plan %d %s %s %s", plan->threads, plan->kernels, plan->key, plan->algorithm);
-        if (plan->chunk > 0) {
-            (void)fprintf(to, ",chunk=%" PRId64, plan->chunk);
-        }
-        if (plan->used > 0) {
-            (void)fprintf(to, ",threads=%d", plan->used);
-        }
-        (void)fprintf(to, " %.17g\n", plan->seconds);
-    }
-    (void)fflush(to);
-    uint32_t crc = *text != NULL ? carry_crc32c(0, *text, *length) : 0;
-    (void)fprintf(to, "end %08" PRIx32 "\n", crc);
-    if (fclose(to) != 0 || *text == NULL) {
-        free(*text);
-        *text = NULL;
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
-    }
-    return CARRY_OK;
-}
-
-/* Numbers in a file have a point, whatever the host program's locale says. */
-static locale_t begin_plain_numbers(locale_t *before) {
-    locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
-    *before = plain != (locale_t)0 ? uselocale(plain) : (locale_t)0;
-    return plain;
-}
-
-static void end_plain_numbers(locale_t plain, locale_t before) {
-    if (plain != (locale_t)0) {
-        (void)uselocale(before);
-        freelocale(plain);
-    }
-}
-
-carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length) {
-    locale_t before;
-    locale_t plain = begin_plain_numbers(&before);
-    carry_status status = parse_text(ctx, wisdom, text, length);
-    end_plain_numbers(plain, before);
-    return status;
-}
-
-carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length) {
-    locale_t before;
-    locale_t plain = begin_plain_numbers(&before);
-    carry_status status = print_text(ctx, wisdom, text, length);
-    end_plain_numbers(plain, before);
-    return status;
-}
+#define LOCK_SECONDS 10.0
 
 static void describe_machine(carry_ctx *ctx, char machine[192]) {
     carry_device_properties cpu;
@@ -336,11 +93,32 @@ static void put_plan(carry_wisdom *wisdom, const carry_wisdom_plan *plan) {
     wisdom->plans = at == wisdom->plans ? at + 1 : wisdom->plans;
 }
 
-/* What another process has written since we read is kept; what we have measured goes over it. */
-static carry_status save(carry_ctx *ctx, const carry_wisdom *wisdom) {
-    if (ctx->wisdom == NULL || wisdom->is_unusable) {
-        return CARRY_OK;
+/* FILE.lock, so that processes that save at the same time do so one after the other; the kernel releases it with its
+   holder. -1 when it cannot be had: the file is then written all the same, and one of two processes may lose its plans.
+ */
+static int lock_file(carry_ctx *ctx) {
+    char path[4096];
+    if (snprintf(path, sizeof path, "%s.lock", ctx->wisdom) >= (int)sizeof path) {
+        return -1;
     }
+    int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    if (file < 0 && errno == ENOENT && carry_file_replace(ctx, path, "", 0) == CARRY_OK) { /* which makes folders */
+        file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+    }
+    const double until = carry_seconds() + LOCK_SECONDS;
+    while (file >= 0 && flock(file, LOCK_EX | LOCK_NB) != 0) {
+        if ((errno != EWOULDBLOCK && errno != EINTR) || carry_seconds() > until) {
+            carry_log(ctx, CARRY_LOG_WARNING, "%s cannot be locked: %s", path, strerror(errno));
+            (void)close(file);
+            return -1;
+        }
+        (void)nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    return file;
+}
+
+/* Plans that another process has written since the file was read are kept; those of this context replace them. */
+static carry_status merge_and_write(carry_ctx *ctx, const carry_wisdom *wisdom) {
     carry_wisdom *merged = calloc(1, sizeof *merged);
     char *text = NULL;
     size_t length = 0;
@@ -360,7 +138,8 @@ static carry_status save(carry_ctx *ctx, const carry_wisdom *wisdom) {
         put_plan(merged, &wisdom->plan[i]);
     }
     for (int i = 0; i < wisdom->rates; i++) {
-        carry_rates_table *table = rates_for(merged, wisdom->rate[i].threads, wisdom->rate[i].kernels, true);
+        carry_rates_table *table =
+            carry_wisdom_rates_for(merged, wisdom->rate[i].threads, wisdom->rate[i].kernels, true);
         if (table != NULL) {
             *table = wisdom->rate[i].table;
         }
@@ -372,6 +151,18 @@ static carry_status save(carry_ctx *ctx, const carry_wisdom *wisdom) {
     free(text);
     free(merged);
     return is_written ? status : CARRY_EIO;
+}
+
+static carry_status save(carry_ctx *ctx, const carry_wisdom *wisdom) {
+    if (ctx->wisdom == NULL || wisdom->is_unusable) {
+        return CARRY_OK;
+    }
+    const int lock = lock_file(ctx);
+    const carry_status status = merge_and_write(ctx, wisdom);
+    if (lock >= 0) {
+        (void)close(lock);
+    }
+    return status;
 }
 
 carry_status carry_wisdom_excuse(carry_ctx *ctx, carry_status status) {
@@ -387,7 +178,7 @@ carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates,
     }
     carry_wisdom *wisdom;
     CARRY_TRY(wisdom_of(ctx, &wisdom));
-    carry_rates_table *kept = rates_for(wisdom, ctx->threads, carry_ctx_kernels(ctx), false);
+    carry_rates_table *kept = carry_wisdom_rates_for(wisdom, ctx->threads, carry_ctx_kernels(ctx), false);
     if (kept != NULL) {
         kept->remembered = true;
     }
@@ -398,7 +189,7 @@ carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates,
     if (carry_ceilings_are_rough()) { /* for this context: a file is also used when ceilings are not rough */
         return CARRY_OK;
     }
-    kept = rates_for(wisdom, ctx->threads, carry_ctx_kernels(ctx), true);
+    kept = carry_wisdom_rates_for(wisdom, ctx->threads, carry_ctx_kernels(ctx), true);
     if (kept != NULL) {
         *kept = **rates;
     }

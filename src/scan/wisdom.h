@@ -9,7 +9,8 @@
 
    A file from another machine or version, or a damaged one, is ignored with a warning, and moved to FILE.old when
    something is measured and written. A file that cannot be read or written at all is left alone, with a warning, and
-   measurements are kept in memory. */
+   measurements are kept in memory. Processes that write at the same time wait for each other (FILE.lock), and each
+   merges its plans with those in the file. */
 #ifndef CARRY_SCAN_WISDOM_H
 #define CARRY_SCAN_WISDOM_H
 
@@ -46,6 +47,9 @@ typedef struct carry_wisdom {
 carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length);
 /* The file's text; the caller frees it. */
 carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length);
+
+/* The entry of these threads and kernels, made where `make` is set; NULL: there is none, or no room for one. */
+carry_rates_table *carry_wisdom_rates_for(carry_wisdom *wisdom, int threads, const char *kernels, bool make);
 
 /* Rates of this context, from wisdom or measured and then remembered. */
 carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates, bool again);

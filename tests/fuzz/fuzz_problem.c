@@ -43,13 +43,13 @@ static void plan(carry_ctx *ctx, carry_problem *problem) {
     if (carry_family_find(ctx, &family, problem->family) != CARRY_OK) {
         return;
     }
-    if (family->plan(ctx, &instance, problem, false) != CARRY_OK) {
+    if (carry_family_plan(family, ctx, &instance, problem, false) != CARRY_OK) {
         expect_sentence(ctx);
         return;
     }
     expect(strlen(family->chosen(instance)) > 0 && strlen(family->about_plan(instance)) > 0);
     expect(family->bytes(instance) > 0.0);
-    family->close(instance);
+    carry_family_close(family, instance);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

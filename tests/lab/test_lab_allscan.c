@@ -29,8 +29,8 @@ static carry_status plan(const char *text) {
     void *instance = NULL;
     CARRY_TRY(carry_problem_parse(ctx, &problem, text));
     CARRY_TRY(carry_family_of(ctx, &family, &problem));
-    CARRY_TRY(family->plan(ctx, &instance, &problem, false));
-    family->close(instance);
+    CARRY_TRY(carry_family_plan(family, ctx, &instance, &problem, false));
+    carry_family_close(family, instance);
     return CARRY_OK;
 }
 

@@ -241,7 +241,7 @@ static carry_decision run(const char *text, const char *stage, carry_experiment 
     return decision;
 }
 
-#define TIMED HEAD METHODS "repeats: 3\n" GRID
+#define TIMED HEAD METHODS "repeats: 3\nspread: 1000\n" GRID
 
 static void test_decisions(void **state) {
     (void)state;
@@ -262,11 +262,45 @@ static void test_decisions(void **state) {
     carry_experiment_free(e);
 }
 
+/* Times that spread beyond the limit of their stage decide nothing; errors do. */
+static void test_times_that_spread_are_not_measured(void **state) {
+    (void)state;
+    static const struct {
+        const char *limit;
+        double spread;
+        carry_verdict_kind kind;
+    } cases[] = {{"", 2.43, CARRY_NOT_MEASURED},
+                 {"", 0.3, CARRY_MET},
+                 {"spread: 3\n", 2.43, CARRY_MET},
+                 {"spread: 0.1\n", 0.3, CARRY_NOT_MEASURED}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[512];
+        carry_decision decision;
+        (void)snprintf(text, sizeof text,
+                       HEAD METHODS "%s" GRID "success:\n  - speedup(cyclic, sequential) >= 1\n  - error(cyclic) < 1\n",
+                       cases[i].limit);
+        carry_experiment *e = loaded(text);
+        for (int o = 0; o < e->outcomes; o++) {
+            e->outcome[o].reason[0] = '\0';
+            e->outcome[o].pending = false;
+            e->outcome[o].median = 1.0;
+            e->outcome[o].spread = o == 0 ? cases[i].spread : 0.01;
+        }
+        assert_ok(ctx, carry_experiment_judge(e, &decision, &(carry_experiment_options){0}));
+        assert_int_equal(e->criterion[0].verdict.kind, cases[i].kind);
+        assert_int_equal(e->criterion[1].verdict.kind, CARRY_MET);
+        assert_int_equal(decision, cases[i].kind == CARRY_MET ? CARRY_PROCEED : CARRY_INCOMPLETE);
+        assert_true(cases[i].kind == CARRY_MET || strstr(e->criterion[0].verdict.reason, "not quiet") != NULL);
+        carry_experiment_free(e);
+    }
+    refuse(":4:9: 'spread' must be more than 0", HEAD METHODS "spread: 0\n" GRID SUCCESS);
+}
+
 /* A method that does not apply to a problem is not measured, with the planner's own reason. */
 static void test_a_method_that_does_not_apply_has_a_reason(void **state) {
     (void)state;
     carry_experiment *e;
-    assert_int_equal(run(HEAD "methods: [sequential, matmul_log]\nrepeats: 3\n" GRID
+    assert_int_equal(run(HEAD "methods: [sequential, matmul_log]\nrepeats: 3\nspread: 1000\n" GRID
                               "success:\n  - time(matmul_log) > 0\n",
                          NULL, &e),
                      CARRY_INCOMPLETE);
@@ -336,6 +370,7 @@ int main(void) {
         cmocka_unit_test(test_lengths_and_counts_are_bounded),
         cmocka_unit_test(test_needs_that_are_not_here),
         cmocka_unit_test(test_decisions),
+        cmocka_unit_test(test_times_that_spread_are_not_measured),
         cmocka_unit_test(test_a_method_that_does_not_apply_has_a_reason),
         cmocka_unit_test(test_a_stop_is_heeded),
         cmocka_unit_test(test_the_shipped_experiments_load),

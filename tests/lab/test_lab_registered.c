@@ -149,14 +149,15 @@ static double metric(const carry_run *run, const char *name, int64_t step) {
     return NAN;
 }
 
-static const char experiment[] = "name: toys\nhypothesis: quick is quicker\nmethods: [slow, quick]\n"
-                                 "grid:\n  - stage: cpu\n    problem: toy:t{t}\n    t: [1, 2]\n    repeats: 2\n"
-                                 "success:\n  - speedup(quick, slow) >= 4\n"
-                                 "  - tokens_per_s(quick) / tokens_per_s(slow) >= 3.9\n"
-                                 "  - perplexity(quick) / perplexity(slow) <= 0.91\n"
-                                 "  - busy(quick) > 0.7\n  - mean(cost(quick)) / mean(cost(slow)) <= 1 / 3\n"
-                                 "  - overlap(quick) == 0.75\n  - time(quick) / slower_stage(quick) <= 2.1\n"
-                                 "failure:\n  - perplexity(slow) < 1\n";
+static const char experiment[] =
+    "name: toys\nhypothesis: quick is quicker\nmethods: [slow, quick]\n"
+    "grid:\n  - stage: cpu\n    problem: toy:t{t}\n    t: [1, 2]\n    repeats: 2\n    spread: 1000\n"
+    "success:\n  - speedup(quick, slow) >= 4\n"
+    "  - tokens_per_s(quick) / tokens_per_s(slow) >= 3.9\n"
+    "  - perplexity(quick) / perplexity(slow) <= 0.91\n"
+    "  - busy(quick) > 0.7\n  - mean(cost(quick)) / mean(cost(slow)) <= 1 / 3\n"
+    "  - overlap(quick) == 0.75\n  - time(quick) / slower_stage(quick) <= 2.1\n"
+    "failure:\n  - perplexity(slow) < 1\n";
 
 static void what_it_gives_is_judged_and_stored(void **unused) {
     (void)unused;

@@ -49,7 +49,7 @@ static void tokens_of_small_blocks_match_the_cpu(void **unused) {
             }
             assert_true(repeat == 0 || deviations[0].error == before);
         }
-        family->close(instance);
+        carry_family_close(family, instance);
     }
     carry_ctx_free(ctx);
 }
@@ -62,7 +62,7 @@ static void a_block_that_does_not_fit_is_refused(void **unused) {
     void *instance;
     assert_ok(ctx, carry_problem_parse(ctx, &problem, "block:h2:d128:q40:kv20:device=cuda"));
     assert_ok(ctx, carry_family_of(ctx, &family, &problem));
-    assert_refused(ctx, CARRY_EARGUMENT, "the cache", family->open(ctx, &instance, &problem, 3, 1));
+    assert_refused(ctx, CARRY_EARGUMENT, "the cache", carry_family_open(family, ctx, &instance, &problem, 3, 1));
     carry_ctx_free(ctx);
 }
 

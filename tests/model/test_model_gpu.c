@@ -1,7 +1,9 @@
 /* A language model on every GPU against the same model on the CPU: start values bit by bit, loss, logits and gradients,
-   generation. Without a GPU all of it is reported as skipped. */
+   generation, and states that move between them in files. Without a GPU all of it is reported as skipped. */
 /* labels: gpu */
 #include "hybrid_support.h"
+
+#include <unistd.h>
 
 #include "carry/device.h"
 #include "engine/generator.h"
@@ -180,6 +182,52 @@ static void generation_on_a_gpu_equals_the_cpu(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* The files have the same hash of the model and of the ids, in steps that are recorded, too. */
+static void states_move_between_cpu_and_gpu(void **unused) {
+    (void)unused;
+    char path[] = "/tmp/carry-moved-state-XXXXXX";
+    const int file = mkstemp(path);
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    assert_true(file >= 0);
+    (void)close(file);
+    for (int device = 1; device < carry_device_count(); device++) {
+        for (int kind = 0; kind < 2; kind++) { /* without attention a step is recorded */
+            carry_lm *lm[2];
+            carry_lm_generator *g[2];
+            float logits[2][VOCABULARY];
+            uint64_t hash[2];
+            lm[0] = model(ctx, kind == 0 ? small(&carry_lm_family_gated_deltanet) : hybrid(0));
+            lm[1] = moved(ctx, lm[0], device);
+            for (int i = 0; i < 2; i++) {
+                assert_ok(ctx, carry_lm_hash(lm[i], &hash[i]));
+                assert_ok(ctx, carry_lm_generator_new(lm[i], &g[i], 1, CARRY_F32));
+            }
+            assert_true(hash[0] == hash[1]);
+            for (int from = 0; from < 2; from++) {
+                const int64_t ids[] = {1, 5, 2, 10, 0, 3, 7, 7};
+                carry_lm_state *state = carry_lm_generator_state(g[from]);
+                assert_ok(ctx, carry_lm_state_clear(state, 0));
+                assert_ok(ctx, carry_lm_generator_prompt(g[from], 0, ids, 3, logits[from]));
+                for (int i = 3; i < 7; i++) {
+                    assert_ok(ctx, carry_lm_generator_step(g[from], ids + i, logits[from]));
+                }
+                assert_ok(ctx, carry_lm_state_save(state, 0, path));
+                assert_ok(ctx, carry_lm_state_load(carry_lm_generator_state(g[1 - from]), 0, path));
+                assert_int_equal(carry_lm_state_length(carry_lm_generator_state(g[1 - from]), 0), 7);
+                assert_ok(ctx, carry_lm_generator_step(g[0], ids + 7, logits[0]));
+                assert_ok(ctx, carry_lm_generator_step(g[1], ids + 7, logits[1]));
+                assert_true(apart_f32(logits[1], logits[0], VOCABULARY) <= 1e-4);
+            }
+            for (int i = 0; i < 2; i++) {
+                carry_lm_generator_free(g[i]);
+                carry_lm_free(lm[i]);
+            }
+        }
+    }
+    assert_int_equal(unlink(path), 0);
+    carry_ctx_free(ctx);
+}
+
 static void what_a_gpu_cannot_do_is_refused(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -204,6 +252,7 @@ int main(void) {
         cmocka_unit_test(start_values_are_the_same_bits_on_every_device),
         cmocka_unit_test(a_model_on_a_gpu_equals_the_one_on_the_cpu),
         cmocka_unit_test(generation_on_a_gpu_equals_the_cpu),
+        cmocka_unit_test(states_move_between_cpu_and_gpu),
         cmocka_unit_test(what_a_gpu_cannot_do_is_refused),
     };
     if (carry_device_count() < 2) {

@@ -10,6 +10,7 @@
 #include "stream/server/hub_jpeg.h"
 #include "stream/server/recording_avi.h"
 #include "stream/server/video.h"
+#include "stream/server/video_internal.h"
 
 enum { W = 48, H = 32, EACH = 3 * W * H, FRAMES = 10 };
 
@@ -224,8 +225,46 @@ static void test_other_codecs_and_pipes_are_refused(void **state) {
                    carry_video_open(ctx, &v, in_folder("pipe"), &options));
 }
 
+/* A header that claims a large picture is refused before memory is taken for it: of several scans (SOF2, progressive)
+   from fewer pixels on, since libjpeg keeps the coefficients of all of them. */
+static void test_pictures_that_need_much_memory_are_refused(void **state) {
+    (void)state;
+    static const struct {
+        unsigned char marker;
+        int side;
+        const char *why;
+    } cases[] = {{0xC2, 16384, "16384 x 16384 in several scans needs"},
+                 {0xC2, 8192, "needs"},
+                 {0xC0, 16384, "needs"},
+                 {0xC0, 16385, "a picture of 16385"}};
+    float *pixels = malloc(EACH * sizeof *pixels);
+    assert_non_null(pixels);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        carry_jpeg_bytes jpeg = {0};
+        char why[300];
+        size_t at = 2;
+        make_jpeg(&jpeg, 1);
+        while (jpeg.bytes[at + 1] != 0xC0) { /* the frame header: markers have a length, except the first */
+            at += 2 + (size_t)(jpeg.bytes[at + 2] << 8 | jpeg.bytes[at + 3]);
+            assert_true(at + 9 < jpeg.size);
+        }
+        jpeg.bytes[at + 1] = cases[i].marker;
+        for (int side = 0; side < 2; side++) {
+            jpeg.bytes[at + 5 + (size_t)side * 2] = (unsigned char)(cases[i].side >> 8);
+            jpeg.bytes[at + 6 + (size_t)side * 2] = (unsigned char)(cases[i].side & 255);
+        }
+        assert_false(carry_jpeg_decode(&jpeg, pixels, W, H, why, sizeof why));
+        if (strstr(why, cases[i].why) == NULL) {
+            fail_msg("expected '%s', got: %s", cases[i].why, why);
+        }
+        free(jpeg.bytes);
+    }
+    free(pixels);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pictures_that_need_much_memory_are_refused),
         cmocka_unit_test_setup_teardown(test_what_was_recorded_is_read_back, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_a_folder_is_read_in_the_order_of_names_and_damaged_frames_are_passed_over,
                                         open_folder, close_folder),

@@ -38,6 +38,17 @@ typedef struct carry_deviation {
 } carry_deviation;
 
 #define CARRY_DEVIATIONS 8
+#define CARRY_COPIES 64 /* sets of inputs, at most */
+
+/* The first member of an instance that carry_family_open makes. parse sets device and only. */
+typedef struct carry_instance {
+    carry_ctx *ctx;
+    uint64_t seed;
+    int device;                    /* where it runs (carry/device.h) */
+    int copies, current;           /* sets of inputs; the one of the last run */
+    char only[CARRY_PROBLEM_WORD]; /* the method that the problem asks for, or "" */
+    struct carry_timer *timer;     /* of a GPU, else NULL */
+} carry_instance;
 
 typedef struct carry_family {
     const char *name, *about;
@@ -50,9 +61,20 @@ typedef struct carry_family {
        (comm NULL) looks at the problem alone. NULL: every problem is one rank's. */
     int (*ranks)(carry_problem *problem);
     const struct carry_family *over_ranks; /* what a problem of this name with a size p is; NULL: the same */
-    /* Inputs made from seed, `copies` sets of them to rotate through. Nothing is chosen yet. */
+    /* For carry_family_open and the like. An instance has instance_bytes, zeroed, and begins with carry_instance. parse
+       refuses a problem before memory is allocated for it. make_set makes inputs; NULL: there are none. make_plan makes
+       the plan for the planner's choice or base.only; NULL: choose does. unmeasured: why planning measures nothing, or
+       NULL. release frees the members; NULL: there are none to free. */
+    size_t instance_bytes;
+    carry_status (*parse)(void *instance, carry_problem *problem);
+    carry_status (*make_set)(void *instance, int index, uint64_t seed);
+    carry_status (*make_plan)(void *instance, bool measure);
+    const char *unmeasured;
+    void (*release)(void *instance);
+    /* Or its own, without instance_bytes. Inputs made from seed, `copies` sets of them to rotate through; nothing is
+       chosen yet. plan: an instance without inputs whose plan is made, by the planner or the method that the problem
+       asks for. */
     carry_status (*open)(carry_ctx *ctx, void **instance, carry_problem *problem, uint64_t seed, int copies);
-    /* An instance without inputs whose plan is made: by the planner, or the method that the problem asks for. */
     carry_status (*plan)(carry_ctx *ctx, void **instance, carry_problem *problem, bool measure);
     void (*close)(void *instance);
     double (*bytes)(const void *instance); /* one set of inputs and outputs */
@@ -85,9 +107,15 @@ carry_status carry_family_find(carry_ctx *ctx, const carry_family **family, cons
 /* The one that a problem is of. */
 carry_status carry_family_of(carry_ctx *ctx, const carry_family **family, carry_problem *problem);
 
-/* `plan` of families whose methods need no planner: an instance without inputs, and what the problem asks for chosen.
- */
-carry_status carry_family_plan_only(const carry_family *family, carry_ctx *ctx, void **instance,
-                                    carry_problem *problem);
+/* family_table.c: an instance of a problem, with inputs, or without them and with a plan. */
+carry_status carry_family_open(const carry_family *family, carry_ctx *ctx, void **instance, carry_problem *problem,
+                               uint64_t seed, int copies);
+carry_status carry_family_plan(const carry_family *family, carry_ctx *ctx, void **instance, carry_problem *problem,
+                               bool measure);
+void carry_family_close(const carry_family *family, void *instance);
+
+/* `only` and `device` of families with instance_bytes. */
+const char *carry_instance_only(const void *instance);
+int carry_instance_device(const void *instance);
 
 #endif

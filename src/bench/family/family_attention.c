@@ -18,21 +18,17 @@
 #include "bench/family/family.h"
 #include "bench/timer.h"
 
-#define MAX_COPIES 64
 /* Products that the float64 reference may do, about a second's worth: of larger problems a part is compared. */
 #define COMPARED 1e8
 
 typedef struct instance {
-    carry_ctx *ctx;
+    carry_instance base;
     carry_attention_problem p;
-    char only[CARRY_PROBLEM_WORD];
-    int copies, current;
-    carry_tensor set[MAX_COPIES][SET_TENSORS]; /* on the device */
-    carry_tensor here[SET_TENSORS];            /* set 0 on the CPU */
+    carry_tensor set[CARRY_COPIES][SET_TENSORS]; /* on the device */
+    carry_tensor here[SET_TENSORS];              /* set 0 on the CPU */
     void *workspace;
     size_t workspace_bytes;
-    double *reference;  /* of what is compared */
-    carry_timer *timer; /* of a GPU, else NULL */
+    double *reference; /* of what is compared */
 } instance;
 
 static const char takes[] = "f32, bf16 or f16, h, q, kv (q unless given), d, bias, backward, algo=NAME, device=cpu or "
@@ -48,7 +44,9 @@ static const char *chosen(const void *given) {
     return methods[((const instance *)given)->p.device != 0 ? 1 : 0];
 }
 
-static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+static carry_status parse(void *given, carry_problem *problem) {
+    instance *it = given;
+    carry_ctx *ctx = it->base.ctx;
     CARRY_TRY(carry_problem_dtype(ctx, &it->p.dtype, problem, CARRY_F16));
     it->p.heads = carry_problem_size(problem, "h", 4);
     it->p.queries = carry_problem_size(problem, "q", 720);
@@ -57,8 +55,9 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     it->p.biased = carry_problem_has(problem, "bias");
     it->p.backward = carry_problem_has(problem, "backward");
     const char *algorithm = carry_problem_setting(problem, "algo");
-    (void)snprintf(it->only, sizeof it->only, "%s", algorithm != NULL ? algorithm : "");
+    (void)snprintf(it->base.only, sizeof it->base.only, "%s", algorithm != NULL ? algorithm : "");
     CARRY_TRY(carry_problem_device(ctx, &it->p.device, problem));
+    it->base.device = it->p.device;
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
     if (it->p.backward && it->p.device != 0) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
@@ -81,41 +80,21 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     return CARRY_OK;
 }
 
-static void close_instance(void *given) {
+static carry_status make_set(void *given, int index, uint64_t seed) {
     instance *it = given;
-    carry_timer_free(it->timer);
-    for (int i = 0; i < it->copies; i++) {
-        carry_attention_set_free(it->ctx, it->set[i], it->p.device);
-    }
-    if (it->p.device != 0) { /* else it is set 0 itself */
-        carry_attention_set_free(it->ctx, it->here, 0);
-    }
-    carry_device_free(it->ctx, it->p.device, it->workspace);
-    free(it->reference);
-    free(it);
+    return carry_attention_set_new(it->base.ctx, it->set[index], index == 0 ? it->here : NULL, &it->p, seed);
 }
 
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    instance *it = calloc(1, sizeof *it);
-    *opened = NULL;
-    if (it == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
+static void release(void *given) {
+    instance *it = given;
+    for (int i = 0; i < it->base.copies; i++) {
+        carry_attention_set_free(it->base.ctx, it->set[i], it->p.device);
     }
-    it->ctx = ctx;
-    carry_status status = parse(ctx, it, problem);
-    for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
-        it->copies = i + 1;
-        status = carry_attention_set_new(ctx, it->set[i], i == 0 ? it->here : NULL, &it->p, seed + (uint64_t)i);
+    if (it->p.device != 0) { /* else it is set 0 itself */
+        carry_attention_set_free(it->base.ctx, it->here, 0);
     }
-    if (status == CARRY_OK && it->p.device != 0 && copies > 0) {
-        status = carry_timer_new(ctx, &it->timer, it->p.device);
-    }
-    if (status != CARRY_OK) {
-        close_instance(it);
-        return status;
-    }
-    *opened = it;
-    return CARRY_OK;
+    carry_device_free(it->base.ctx, it->p.device, it->workspace);
+    free(it->reference);
 }
 
 static double bytes(const void *given) {
@@ -124,7 +103,7 @@ static double bytes(const void *given) {
 
 static carry_status forward_on(instance *it, int at) {
     carry_attention_backward_args args = carry_attention_set_args(&it->p, it->set[at]);
-    return carry_attention(it->ctx, &args.forward, it->workspace, it->workspace_bytes);
+    return carry_attention(it->base.ctx, &args.forward, it->workspace, it->workspace_bytes);
 }
 
 static carry_status run_on(instance *it, int at) {
@@ -132,23 +111,24 @@ static carry_status run_on(instance *it, int at) {
         return forward_on(it, at);
     }
     carry_attention_backward_args args = carry_attention_set_args(&it->p, it->set[at]);
-    return carry_attention_backward(it->ctx, &args, it->workspace, it->workspace_bytes);
+    return carry_attention_backward(it->base.ctx, &args, it->workspace, it->workspace_bytes);
 }
 
 static carry_status choose(void *given, const char *wanted) {
     instance *it = given;
     if (wanted != NULL && strcmp(wanted, methods[0]) != 0 && strcmp(wanted, methods[1]) != 0) {
-        return carry_fail(it->ctx, CARRY_ENOTFOUND, "there is no attention '%s' in this build", wanted);
+        return carry_fail(it->base.ctx, CARRY_ENOTFOUND, "there is no attention '%s' in this build", wanted);
     }
     if (wanted != NULL && strcmp(wanted, chosen(it)) != 0) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s is for %s", wanted, it->p.device != 0 ? "the CPU" : "a GPU");
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "%s is for %s", wanted,
+                          it->p.device != 0 ? "the CPU" : "a GPU");
     }
     it->workspace_bytes = carry_attention_set_workspace(&it->p);
-    if (it->workspace != NULL || it->copies == 0) {
+    if (it->workspace != NULL || it->base.copies == 0) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_device_alloc(it->ctx, &it->workspace, it->p.device, it->workspace_bytes));
-    for (int i = 0; it->p.backward && i < it->copies; i++) { /* o and lse of every set, as backward wants them */
+    CARRY_TRY(carry_device_alloc(it->base.ctx, &it->workspace, it->p.device, it->workspace_bytes));
+    for (int i = 0; it->p.backward && i < it->base.copies; i++) { /* o and lse of every set, as backward wants them */
         CARRY_TRY(forward_on(it, i));
     }
     return CARRY_OK;
@@ -160,23 +140,14 @@ static const char *about_plan(const void *given) {
                              : "blocks: blocks of queries over blocks of keys with an online softmax";
 }
 
-static const char *only(const void *given) {
-    const instance *it = given;
-    return it->only[0] != '\0' ? it->only : NULL;
-}
-
 static carry_status run(void *given) {
     instance *it = given;
-    it->current = (it->current + 1) % it->copies;
-    return run_on(it, it->current);
+    it->base.current = (it->base.current + 1) % it->base.copies;
+    return run_on(it, it->base.current);
 }
 
 static carry_status time_run(void *given, double *seconds) {
-    return carry_timer_time(((instance *)given)->timer, seconds, run, given);
-}
-
-static int device_of(const void *given) {
-    return ((const instance *)given)->p.device;
+    return carry_timer_time(((carry_instance *)given)->timer, seconds, run, given);
 }
 
 static carry_counts counts(const void *given) {
@@ -212,7 +183,8 @@ static carry_deviation deviation_of(const char *name, carry_tensor part, const d
 static carry_status reserve(instance *it, int64_t count) {
     free(it->reference);
     it->reference = calloc((size_t)count + 1, sizeof *it->reference);
-    return it->reference != NULL ? CARRY_OK : carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+    return it->reference != NULL ? CARRY_OK
+                                 : carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference");
 }
 
 /* Some queries of all heads: they are independent of each other. Errors of scores, exponentials and sums are a few
@@ -223,23 +195,23 @@ static carry_status compare_forward(instance *it, carry_deviation *deviations, i
     int64_t rows = (it->p.queries + step - 1) / step;
     carry_poison(&it->here[SET_O]);
     size_t size = carry_attention_set_bytes(&it->here[SET_O]);
-    carry_stream *stream = it->p.device != 0 ? carry_ctx_stream(it->ctx, it->p.device) : NULL;
+    carry_stream *stream = it->p.device != 0 ? carry_ctx_stream(it->base.ctx, it->p.device) : NULL;
     if (it->p.device != 0) {
-        CARRY_TRY(
-            carry_device_copy(it->ctx, it->set[0][SET_O].data, it->p.device, it->here[SET_O].data, 0, size, stream));
+        CARRY_TRY(carry_device_copy(it->base.ctx, it->set[0][SET_O].data, it->p.device, it->here[SET_O].data, 0, size,
+                                    stream));
     }
     CARRY_TRY(forward_on(it, 0));
     if (it->p.device != 0) {
-        CARRY_TRY(
-            carry_device_copy(it->ctx, it->here[SET_O].data, 0, it->set[0][SET_O].data, it->p.device, size, stream));
-        CARRY_TRY(carry_stream_wait(it->ctx, it->p.device, stream));
+        CARRY_TRY(carry_device_copy(it->base.ctx, it->here[SET_O].data, 0, it->set[0][SET_O].data, it->p.device, size,
+                                    stream));
+        CARRY_TRY(carry_stream_wait(it->base.ctx, it->p.device, stream));
     }
     carry_attention_args args = carry_attention_set_args(&it->p, it->here).forward;
     args.o = part_of(it, SET_O, rows, step, it->p.heads);
     args.q = part_of(it, SET_Q, rows, step, it->p.heads);
     args.lse = (carry_tensor){.data = NULL};
     CARRY_TRY(reserve(it, carry_tensor_count(&args.o)));
-    CARRY_TRY(carry_attention_reference(it->ctx, it->reference, NULL, &args));
+    CARRY_TRY(carry_attention_reference(it->base.ctx, it->reference, NULL, &args));
     double unit = carry_unit_roundoff(it->p.dtype);
     deviations[0] = deviation_of("o", args.o, it->reference,
                                  (64.0 + 16.0 * sqrt((double)it->p.dim)) * 0x1p-24 + (it->p.dtype == CARRY_F32 ? 1.0
@@ -271,7 +243,7 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
     int64_t of_keys = carry_tensor_count(&parts[SET_K]);
     CARRY_TRY(reserve(it, of_queries + 2 * of_keys));
     double *dk = it->reference + of_queries;
-    CARRY_TRY(carry_attention_reference_backward(it->ctx, it->reference, dk, dk + of_keys, &args));
+    CARRY_TRY(carry_attention_reference_backward(it->base.ctx, it->reference, dk, dk + of_keys, &args));
     double bound = 1024.0 * 0x1p-24 + (it->p.dtype == CARRY_F32 ? 0.0 : 4.0) * carry_unit_roundoff(it->p.dtype);
     deviations[0] = deviation_of("dq", parts[SET_DQ], it->reference, bound);
     deviations[1] = deviation_of("dk", parts[SET_DK], dk, bound);
@@ -288,32 +260,26 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
 
 extern const carry_family carry_family_attention;
 
-static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    if (measure) {
-        carry_log(ctx, CARRY_LOG_WARNING, "nothing is measured for '%s': attention has one way on each device",
-                  problem->text);
-    }
-    return carry_family_plan_only(&carry_family_attention, ctx, opened, problem);
-}
-
 const carry_family carry_family_attention = {
     .name = "attention",
     .about = "softmax attention over runs of keys with a bias each: forward, or backward",
     .takes = takes,
     .example = "attention:f32:h4:q720:kv2160:d128:bias",
     .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16 f16", .cpu_backward = "f32 bf16 f16"},
-    .open = open_instance,
-    .plan = plan_instance,
-    .close = close_instance,
+    .instance_bytes = sizeof(instance),
+    .parse = parse,
+    .make_set = make_set,
+    .unmeasured = "attention has one way on each device",
+    .release = release,
     .bytes = bytes,
     .method = method,
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
-    .only = only,
+    .only = carry_instance_only,
     .run = run,
     .time = time_run,
-    .device = device_of,
+    .device = carry_instance_device,
     .counts = counts,
     .compare = compare,
 };

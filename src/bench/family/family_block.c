@@ -25,15 +25,12 @@
 #define COMPARED 1e10
 
 typedef struct instance {
-    carry_ctx *ctx;
+    carry_instance base;
     carry_block_sizes sizes;
-    int device;
-    uint64_t seed;
     carry_block_side here, there;
     int64_t token[64];
     uint16_t *results; /* of the tokens that are compared: x, k, v */
     double *reference;
-    carry_timer *timer;
 } instance;
 
 static const char takes[] = "bf16, h, d, ff, q, kv (q unless given), text, bias, device=cpu or cuda";
@@ -42,18 +39,22 @@ static const char *method(int index) {
     return index == 0 ? "fused" : NULL;
 }
 
-static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+static carry_status parse(void *given, carry_problem *problem) {
+    instance *it = given;
+    carry_ctx *ctx = it->base.ctx;
+    it->here.sizes = it->there.sizes = &it->sizes;
+    it->there.dtype = CARRY_BF16;
     (void)carry_problem_has(problem, "bf16");
     it->sizes.heads = carry_problem_size(problem, "h", 2);
     it->sizes.head = carry_problem_size(problem, "d", 128);
     int64_t qkv;
     bool fits = !__builtin_mul_overflow(it->sizes.heads, it->sizes.head, &qkv) && !__builtin_mul_overflow(qkv, 3, &qkv);
     it->sizes.ffn = carry_problem_size(problem, "ff", fits ? qkv : 1);
-    it->sizes.queries = carry_problem_size(problem, "q", 64);
+    it->sizes.queries = it->there.rows = carry_problem_size(problem, "q", 64);
     it->sizes.keys = carry_problem_size(problem, "kv", it->sizes.queries);
     it->sizes.text = carry_problem_size(problem, "text", 16);
     it->sizes.runs = carry_problem_has(problem, "bias") ? CARRY_BLOCK_RUNS : 0;
-    CARRY_TRY(carry_problem_device(ctx, &it->device, problem));
+    CARRY_TRY(carry_problem_device(ctx, &it->base.device, problem));
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
     if (it->sizes.keys < it->sizes.queries) {
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s': the cache (kv) holds the tokens (q) too", problem->text);
@@ -74,13 +75,13 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
 /* Both have the same weights, which bf16 has exactly. */
 static carry_status make_weights(instance *it) {
     const carry_dit_config config = carry_block_config(&it->sizes);
-    CARRY_TRY(carry_dit_new(it->ctx, &it->here.dit, &config, NULL, 0));
-    CARRY_TRY(carry_dit_init(it->here.dit, it->seed));
+    CARRY_TRY(carry_dit_new(it->base.ctx, &it->here.dit, &config, NULL, 0));
+    CARRY_TRY(carry_dit_init(it->here.dit, it->base.seed));
     carry_parameters *own = &it->here.dit->own;
     for (int64_t i = 0; i < own->count; i++) {
         own->weights[i] = carry_f32_from_bf16(carry_bf16_from_f32(own->weights[i]));
     }
-    CARRY_TRY(carry_dit_new(it->ctx, &it->there.dit, &config, NULL, it->device));
+    CARRY_TRY(carry_dit_new(it->base.ctx, &it->there.dit, &config, NULL, it->base.device));
     carry_parameters *there = &it->there.dit->own;
     CARRY_TRY(carry_parameters_upload(there, there->weights, 0, own->weights, own->count));
     return carry_parameters_want_low(there, CARRY_BF16);
@@ -89,8 +90,8 @@ static carry_status make_weights(instance *it) {
 /* Row `row` of tensor `tensor`, of which there are as many as the block on the GPU has. */
 static carry_status fill_rows(const instance *it, carry_tensor t, int tensor) {
     if (tensor != CARRY_BLOCK_TABLE) {
-        return carry_random_normal(it->ctx, carry_reshape_1d(t, carry_tensor_count(&t)), it->seed, (uint64_t)tensor,
-                                   0.0f, tensor == CARRY_BLOCK_MODULATION ? 0.2f : 1.0f);
+        return carry_random_normal(it->base.ctx, carry_reshape_1d(t, carry_tensor_count(&t)), it->base.seed,
+                                   (uint64_t)tensor, 0.0f, tensor == CARRY_BLOCK_MODULATION ? 0.2f : 1.0f);
     }
     for (int64_t i = 0; i < carry_tensor_count(&t); i += 2) {
         const double angle =
@@ -107,14 +108,20 @@ static carry_status made(const instance *it, int tensor, carry_tensor *host, boo
     host->device = 0;
     host->data = carry_aligned_new((size_t)carry_tensor_count(host) * carry_dtype_size(host->dtype));
     if (host->data == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "out of memory: a tensor of a block");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: a tensor of a block");
     }
     CARRY_TRY(fill_rows(it, *host, tensor));
-    CARRY_TRY(sends ? carry_copy(it->ctx, it->there.t[tensor], *host) : CARRY_OK);
-    return carry_stream_wait(it->ctx, it->device, carry_ctx_stream(it->ctx, it->device));
+    CARRY_TRY(sends ? carry_copy(it->base.ctx, it->there.t[tensor], *host) : CARRY_OK);
+    return carry_stream_wait(it->base.ctx, it->base.device, carry_ctx_stream(it->base.ctx, it->base.device));
 }
 
-static carry_status make_tensors(instance *it) {
+/* One set: its weights alone exceed caches. */
+static carry_status make_set(void *given, int index, uint64_t seed) {
+    instance *it = given;
+    (void)seed;
+    if (index > 0) {
+        return CARRY_OK;
+    }
     CARRY_TRY(make_weights(it));
     CARRY_TRY(carry_block_side_take(&it->there));
     carry_status status = CARRY_OK;
@@ -123,40 +130,15 @@ static carry_status make_tensors(instance *it) {
         status = made(it, i, &host, true);
         free(host.data);
     }
-    return status == CARRY_OK && it->device != 0 ? carry_timer_new(it->ctx, &it->timer, it->device) : status;
+    return status;
 }
 
-static void close_instance(void *given) {
+static void release(void *given) {
     instance *it = given;
-    carry_timer_free(it->timer);
     carry_block_side_give(&it->here);
     carry_block_side_give(&it->there);
     free(it->results);
     free(it->reference);
-    free(it);
-}
-
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    instance *it = calloc(1, sizeof *it);
-    *opened = NULL;
-    if (it == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
-    }
-    it->ctx = ctx;
-    it->seed = seed;
-    it->here.sizes = it->there.sizes = &it->sizes;
-    it->there.dtype = CARRY_BF16;
-    carry_status status = parse(ctx, it, problem);
-    it->there.rows = it->sizes.queries;
-    if (status == CARRY_OK && copies > 0) {
-        status = make_tensors(it);
-    }
-    if (status != CARRY_OK) {
-        close_instance(it);
-        return status;
-    }
-    *opened = it;
-    return CARRY_OK;
 }
 
 /* Weights and biases of the block, and what it reads and writes. */
@@ -172,7 +154,7 @@ static double bytes(const void *given) {
 static carry_status choose(void *given, const char *wanted) {
     instance *it = given;
     if (wanted != NULL && strcmp(wanted, method(0)) != 0) {
-        return carry_fail(it->ctx, CARRY_ENOTFOUND, "there is no block '%s' in this build", wanted);
+        return carry_fail(it->base.ctx, CARRY_ENOTFOUND, "there is no block '%s' in this build", wanted);
     }
     return CARRY_OK;
 }
@@ -184,14 +166,9 @@ static const char *chosen(const void *given) {
 
 static const char *about_plan(const void *given) {
     const instance *it = given;
-    return it->device == 0
+    return it->base.device == 0
                ? "fused: on the CPU its parts, one after the other"
                : "fused: large products with their biases and GELU, one pass over memory between two of them";
-}
-
-static const char *only(const void *given) {
-    (void)given;
-    return NULL;
 }
 
 static carry_status run(void *given) {
@@ -200,11 +177,7 @@ static carry_status run(void *given) {
 }
 
 static carry_status time_run(void *given, double *seconds) {
-    return carry_timer_time(((instance *)given)->timer, seconds, run, given);
-}
-
-static int device_of(const void *given) {
-    return ((const instance *)given)->device;
+    return carry_timer_time(((carry_instance *)given)->timer, seconds, run, given);
 }
 
 static carry_counts counts(const void *given) {
@@ -223,9 +196,9 @@ static carry_counts counts(const void *given) {
 static carry_status give_rows(instance *it, int tensor, carry_tensor host, const int64_t *token) {
     carry_tensor to = it->here.t[tensor];
     for (int64_t i = 0; token != NULL && i < it->here.rows; i++) {
-        CARRY_TRY(carry_convert(it->ctx, carry_slice(to, i, 1), carry_slice(host, token[i], 1)));
+        CARRY_TRY(carry_convert(it->base.ctx, carry_slice(to, i, 1), carry_slice(host, token[i], 1)));
     }
-    return token == NULL ? carry_convert(it->ctx, to, host) : CARRY_OK;
+    return token == NULL ? carry_convert(it->base.ctx, to, host) : CARRY_OK;
 }
 
 /* The CPU's side: the same inputs, of the chosen tokens, and the cache as the GPU left it. */
@@ -235,7 +208,7 @@ static carry_status prepare_here(instance *it) {
         carry_tensor host;
         status = made(it, i, &host, false);
         if (status == CARRY_OK && (i == CARRY_BLOCK_K || i == CARRY_BLOCK_V)) {
-            status = carry_read(it->ctx, host, it->there.t[i]);
+            status = carry_read(it->base.ctx, host, it->there.t[i]);
             for (int64_t j = 0; status == CARRY_OK && j < it->here.rows; j++) {
                 const carry_tensor row = carry_slice(host, it->sizes.keys - it->sizes.queries + it->token[j], 1);
                 memcpy(it->results + ((i - CARRY_BLOCK_K + 1) * it->here.rows + j) * row.shape[1], row.data,
@@ -288,8 +261,9 @@ static carry_status run_anew(instance *it) {
         if (status == CARRY_OK && i != CARRY_BLOCK_X) {
             carry_tensor own = carry_slice(host, it->sizes.keys - it->sizes.queries, it->sizes.queries);
             carry_poison(&own);
-            status = carry_copy(it->ctx, it->there.t[i], host);
-            status = status == CARRY_OK ? carry_stream_wait(it->ctx, it->device, carry_ctx_stream(it->ctx, it->device))
+            status = carry_copy(it->base.ctx, it->there.t[i], host);
+            status = status == CARRY_OK ? carry_stream_wait(it->base.ctx, it->base.device,
+                                                            carry_ctx_stream(it->base.ctx, it->base.device))
                                         : status;
         }
         free(host.data);
@@ -316,14 +290,14 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     it->results = calloc(3 * size + 1, sizeof *it->results);
     it->reference = calloc(size + 1, sizeof *it->reference);
     if (it->results == NULL || it->reference == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the tokens that are compared");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the tokens that are compared");
     }
     it->here.rows = tokens;
     it->here.token = it->token;
     CARRY_TRY(run_anew(it));
     carry_status status = prepare_here(it);
     for (int64_t i = 0; status == CARRY_OK && i < tokens; i++) {
-        status = carry_read(it->ctx, carry_view_2d(it->results + i * (int64_t)D, CARRY_BF16, 1, (int64_t)D),
+        status = carry_read(it->base.ctx, carry_view_2d(it->results + i * (int64_t)D, CARRY_BF16, 1, (int64_t)D),
                             carry_slice(it->there.t[CARRY_BLOCK_X], it->token[i], 1));
     }
     status = status == CARRY_OK ? carry_block_side_run(&it->here) : status;
@@ -336,13 +310,6 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
 
 extern const carry_family carry_family_block;
 
-static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    if (measure) {
-        carry_log(ctx, CARRY_LOG_WARNING, "nothing is measured for '%s': a block has one way", problem->text);
-    }
-    return carry_family_plan_only(&carry_family_block, ctx, opened, problem);
-}
-
 const carry_family carry_family_block = {
     .name = "block",
     .about = "one block of a video transformer in bf16, over a cache of keys and values",
@@ -350,18 +317,20 @@ const carry_family carry_family_block = {
     .example = "block:bf16:h40:d128:ff13824:q2160:kv4320:text512",
     .support = {.cpu = "bf16", .cuda = "bf16"},
     .type = CARRY_BF16,
-    .open = open_instance,
-    .plan = plan_instance,
-    .close = close_instance,
+    .instance_bytes = sizeof(instance),
+    .parse = parse,
+    .make_set = make_set,
+    .unmeasured = "a block has one way",
+    .release = release,
     .bytes = bytes,
     .method = method,
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
-    .only = only,
+    .only = carry_instance_only,
     .run = run,
     .time = time_run,
-    .device = device_of,
+    .device = carry_instance_device,
     .counts = counts,
     .compare = compare,
 };

@@ -18,11 +18,10 @@
 static const carry_all_scan_costs h200 = {.launch = 2.4e-6, .step = 0.5e-6, .product = 97e12, .memory = 4.2e12};
 
 typedef struct instance {
-    carry_ctx *ctx;
+    carry_instance base;
     carry_all_scan_problem problem;
     carry_all_scan_network network;
     int ranks;
-    char only[CARRY_PROBLEM_WORD];
     carry_all_scan_simulated result; /* of the method that was chosen */
     char about[256];
 } instance;
@@ -30,12 +29,13 @@ typedef struct instance {
 static const char takes[] = "wy (or dense) or diagonal; f32 or bf16 messages, h, k, v, p (ranks), node (GPUs of one), "
                             "near and far (GB/s), nearlatency and farlatency (ns), algo=NAME, device=cpu";
 
-static carry_status parse(instance *it, carry_problem *problem) {
+static carry_status parse(void *given, carry_problem *problem) {
+    instance *it = given;
     const bool dense = carry_problem_has(problem, "wy") || carry_problem_has(problem, "dense");
     const bool diagonal = carry_problem_has(problem, "diagonal");
     const char *algo = carry_problem_setting(problem, "algo");
     carry_dtype wire;
-    CARRY_TRY(carry_problem_dtype(it->ctx, &wire, problem, CARRY_BF16));
+    CARRY_TRY(carry_problem_dtype(it->base.ctx, &wire, problem, CARRY_BF16));
     it->problem = (carry_all_scan_problem){.kind = diagonal ? CARRY_ALL_SCAN_DIAGONAL : CARRY_ALL_SCAN_DENSE,
                                            .heads = carry_problem_size(problem, "h", 16),
                                            .key = carry_problem_size(problem, "k", 128),
@@ -47,15 +47,15 @@ static carry_status parse(instance *it, carry_problem *problem) {
     it->network.latency[0] = 1e-9 * (double)carry_problem_size(problem, "nearlatency", 2000);
     it->network.latency[1] = 1e-9 * (double)carry_problem_size(problem, "farlatency", 4000);
     int device;
-    CARRY_TRY(carry_problem_device(it->ctx, &device, problem));
-    (void)snprintf(it->only, sizeof it->only, "%s", algo != NULL ? algo : "");
-    CARRY_TRY(carry_problem_finish(it->ctx, problem, takes));
+    CARRY_TRY(carry_problem_device(it->base.ctx, &device, problem));
+    (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo != NULL ? algo : "");
+    CARRY_TRY(carry_problem_finish(it->base.ctx, problem, takes));
     if (dense == diagonal || device != 0) {
-        return carry_fail(it->ctx, CARRY_EARGUMENT, "'%s' must say one of wy (dense) and diagonal, on the CPU",
+        return carry_fail(it->base.ctx, CARRY_EARGUMENT, "'%s' must say one of wy (dense) and diagonal, on the CPU",
                           problem->text);
     }
     if (ranks > CARRY_ALL_SCAN_SIMULATED || node > ranks * 4096) {
-        return carry_fail(it->ctx, CARRY_ESIZE, "'%s': there may be p1 to p%d ranks", problem->text,
+        return carry_fail(it->base.ctx, CARRY_ESIZE, "'%s': there may be p1 to p%d ranks", problem->text,
                           CARRY_ALL_SCAN_SIMULATED);
     }
     it->ranks = (int)ranks;
@@ -63,32 +63,10 @@ static carry_status parse(instance *it, carry_problem *problem) {
     return CARRY_OK;
 }
 
-static void close_instance(void *given) {
-    free(given);
-}
-
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    (void)seed;
-    (void)copies;
-    *opened = NULL;
-    instance *it = calloc(1, sizeof *it);
-    if (it == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
-    }
-    it->ctx = ctx;
-    const carry_status status = parse(it, problem);
-    if (status != CARRY_OK) {
-        free(it);
-        return status;
-    }
-    *opened = it;
-    return CARRY_OK;
-}
-
 static carry_status choose(void *given, const char *method) {
     instance *it = given;
     char times[2][32];
-    CARRY_TRY(carry_all_scan_simulate(it->ctx, &it->result, &it->problem, it->ranks, method, &it->network, &h200));
+    CARRY_TRY(carry_all_scan_simulate(it->base.ctx, &it->result, &it->problem, it->ranks, method, &it->network, &h200));
     (void)snprintf(it->about, sizeof it->about,
                    "%s in %lld block%s over %d simulated ranks, nodes of %d: %s predicted, %s simulated, %.3g MB "
                    "received by the busiest rank",
@@ -96,18 +74,6 @@ static carry_status choose(void *given, const char *method) {
                    it->network.node, carry_time_text(times[0], it->result.predicted),
                    carry_time_text(times[1], it->result.seconds), 1e-6 * (double)it->result.received);
     return CARRY_OK;
-}
-
-static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    (void)measure;
-    CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
-    instance *it = *opened;
-    const carry_status status = choose(it, it->only[0] != '\0' ? it->only : NULL);
-    if (status != CARRY_OK) {
-        close_instance(it);
-        *opened = NULL;
-    }
-    return status;
 }
 
 static double bytes(const void *given) {
@@ -121,11 +87,6 @@ static const char *chosen(const void *given) {
 
 static const char *about_plan(const void *given) {
     return ((const instance *)given)->about;
-}
-
-static const char *only(const void *given) {
-    const instance *it = given;
-    return it->only[0] != '\0' ? it->only : NULL;
 }
 
 /* Every run is the same: it was simulated when its method was chosen. */
@@ -148,7 +109,8 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     const instance *it = given;
     *count = 0;
     deviations[0] = (carry_deviation){0};
-    return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "nothing is computed on a simulated cluster: bench --unchecked");
+    return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED,
+                      "nothing is computed on a simulated cluster: bench --unchecked");
 }
 
 const carry_family carry_family_cluster = {
@@ -157,15 +119,14 @@ const carry_family carry_family_cluster = {
     .takes = takes,
     .example = "cluster:wy:bf16:h16:k128:v128:p1024",
     .support = {.cpu = "f32 bf16"},
-    .open = open_instance,
-    .plan = plan_instance,
-    .close = close_instance,
+    .instance_bytes = sizeof(instance),
+    .parse = parse,
     .bytes = bytes,
     .method = carry_all_scan_name,
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
-    .only = only,
+    .only = carry_instance_only,
     .run = run,
     .time = time_run,
     .counts = counts,

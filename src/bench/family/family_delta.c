@@ -19,20 +19,15 @@
 #include "bench/family/family.h"
 #include "bench/timer.h"
 
-#define MAX_COPIES 64
-
 typedef carry_delta_set set;
 
 typedef struct instance {
-    carry_ctx *ctx;
+    carry_instance base;
     carry_delta_problem problem;
     bool backward, step, initial;
-    char only[CARRY_PROBLEM_WORD];
     char gates[CARRY_PROBLEM_WORD]; /* delta_set.h */
-    int copies, current;
-    set sets[MAX_COPIES]; /* on the device */
-    set host;             /* set 0 on the CPU; the same one where that is the device */
-    carry_timer *timer;   /* of a GPU, else NULL */
+    set sets[CARRY_COPIES];         /* on the device */
+    set host;                       /* set 0 on the CPU; the same one where that is the device */
     carry_bench_ring ring;
     carry_delta_plan *plan;
     void *workspace, *kept;
@@ -45,7 +40,9 @@ static const char takes[] =
     "backward, step, ring=1 to 8 (with step), algo=NAME, device=cpu or cuda; with p ranks: b, t, h, "
     "hv, k, v, nogate, keygate, initial, backward, algo=NAME of All-Scan, method=, wire=, groups=";
 
-static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+static carry_status parse(void *given, carry_problem *problem) {
+    instance *it = given;
+    carry_ctx *ctx = it->base.ctx;
     carry_delta_problem *p = &it->problem;
     CARRY_TRY(carry_problem_dtype(ctx, &p->dtype, problem, CARRY_F16));
     p->batch = carry_problem_size(problem, "b", 1);
@@ -68,7 +65,7 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     const char *gates = carry_problem_setting(problem, "gates");
     (void)snprintf(it->gates, sizeof it->gates, "%s", gates != NULL ? gates : "");
     const char *method = carry_problem_setting(problem, "algo");
-    (void)snprintf(it->only, sizeof it->only, "%s", method != NULL ? method : "");
+    (void)snprintf(it->base.only, sizeof it->base.only, "%s", method != NULL ? method : "");
     CARRY_TRY(carry_problem_device(ctx, &p->device, problem));
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
     if (gates != NULL && strcmp(it->gates, "mixed") != 0 && strcmp(it->gates, "zero") != 0) {
@@ -77,92 +74,58 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     if ((none && keys) || (none && gates != NULL) || (it->step && it->backward)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "'%s' asks for two things that exclude each other", problem->text);
     }
-    return CARRY_OK;
+    it->base.device = p->device;
+    carry_delta_plan *probe; /* refuses sizes before memory is allocated */
+    carry_status status =
+        carry_delta_plan_new(ctx, &probe, p, &(carry_delta_options){.method = p->device != 0 ? NULL : "chunk16"});
+    carry_delta_plan_free(probe);
+    return status;
 }
 
-static void close_instance(void *given) {
+static void release(void *given) {
     instance *it = given;
-    for (int i = 0; i < it->copies; i++) {
-        carry_delta_set_free(it->ctx, &it->sets[i]);
+    for (int i = 0; i < it->base.copies; i++) {
+        carry_delta_set_free(it->base.ctx, &it->sets[i]);
     }
     if (it->problem.device != 0) {
-        carry_delta_set_free(it->ctx, &it->host);
+        carry_delta_set_free(it->base.ctx, &it->host);
     }
-    carry_timer_free(it->timer);
     carry_delta_plan_free(it->plan);
-    carry_device_free(it->ctx, it->problem.device, it->workspace);
-    carry_device_free(it->ctx, it->problem.device, it->kept);
-    carry_device_free(it->ctx, it->problem.device, it->ring.memory);
+    carry_device_free(it->base.ctx, it->problem.device, it->workspace);
+    carry_device_free(it->base.ctx, it->problem.device, it->kept);
+    carry_device_free(it->base.ctx, it->problem.device, it->ring.memory);
     free(it->o);
     free(it->final);
-    free(it);
 }
 
-static carry_status make_set(instance *it, int index, uint64_t seed) {
+static carry_status make_set(void *given, int index, uint64_t seed) {
+    instance *it = given;
     const carry_delta_problem *p = &it->problem;
     if (p->device == 0) {
-        CARRY_TRY(carry_delta_set_new(it->ctx, &it->sets[index], p, it->backward, seed, 0));
+        CARRY_TRY(carry_delta_set_new(it->base.ctx, &it->sets[index], p, it->backward, seed, 0));
         carry_delta_set_gates(&it->sets[index], it->gates);
         it->host = it->sets[0];
         return CARRY_OK;
     }
     set made;
-    carry_status status = carry_delta_set_new(it->ctx, &made, p, it->backward, seed, 0);
+    carry_status status = carry_delta_set_new(it->base.ctx, &made, p, it->backward, seed, 0);
     if (status == CARRY_OK) {
         carry_delta_set_gates(&made, it->gates);
-        status = carry_delta_set_upload(it->ctx, &it->sets[index], &made, p->device);
+        status = carry_delta_set_upload(it->base.ctx, &it->sets[index], &made, p->device);
     }
     if (index == 0) {
         it->host = made;
     } else {
-        carry_delta_set_free(it->ctx, &made);
+        carry_delta_set_free(it->base.ctx, &made);
     }
     return status;
 }
 
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    instance *it = calloc(1, sizeof *it);
-    *opened = NULL;
-    if (it == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
-    }
-    it->ctx = ctx;
-    carry_status status = parse(ctx, it, problem);
-    if (status == CARRY_OK) { /* refuses sizes before memory is asked for */
-        carry_delta_plan *probe;
-        status = carry_delta_plan_new(ctx, &probe, &it->problem,
-                                      &(carry_delta_options){.method = it->problem.device != 0 ? NULL : "chunk16"});
-        carry_delta_plan_free(probe);
-    }
-    for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
-        it->copies = i + 1;
-        status = make_set(it, i, seed + (uint64_t)i);
-    }
-    if (status == CARRY_OK && it->problem.device != 0 && copies > 0) {
-        status = carry_timer_new(ctx, &it->timer, it->problem.device);
-    }
-    if (status != CARRY_OK) {
-        close_instance(it);
-        return status;
-    }
-    *opened = it;
-    return CARRY_OK;
-}
-
-static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    if (measure) {
-        carry_log(ctx, CARRY_LOG_WARNING,
-                  "nothing is measured for '%s': the delta rule's planner has a cost model only", problem->text);
-    }
-    CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
-    instance *it = *opened;
-    carry_status status = carry_delta_plan_new(ctx, &it->plan, &it->problem,
-                                               &(carry_delta_options){.method = it->only[0] != '\0' ? it->only : NULL});
-    if (status != CARRY_OK) {
-        close_instance(it);
-        *opened = NULL;
-    }
-    return status;
+static carry_status make_plan(void *given, bool measure) {
+    instance *it = given;
+    (void)measure;
+    return carry_delta_plan_new(it->base.ctx, &it->plan, &it->problem,
+                                &(carry_delta_options){.method = carry_instance_only(it)});
 }
 
 /* The least that must move: inputs and outputs once; a step reads and writes the state. */
@@ -197,10 +160,10 @@ static carry_status run_set(instance *it, set *s) {
 
 /* Backward is timed with what forward keeps, as training does it: made here once, from set 0. */
 static carry_status prepare_backward(instance *it) {
-    carry_device_free(it->ctx, it->problem.device, it->kept);
+    carry_device_free(it->base.ctx, it->problem.device, it->kept);
     it->kept = NULL;
-    if (carry_device_alloc(it->ctx, &it->kept, it->problem.device, carry_delta_kept(it->plan)) != CARRY_OK) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%.3g GB to keep for backward cannot be allocated",
+    if (carry_device_alloc(it->base.ctx, &it->kept, it->problem.device, carry_delta_kept(it->plan)) != CARRY_OK) {
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "%.3g GB to keep for backward cannot be allocated",
                           1e-9 * (double)carry_delta_kept(it->plan));
     }
     carry_delta_forward_args args = args_of(it, &it->sets[0]);
@@ -215,26 +178,26 @@ static carry_status choose(void *given, const char *method) {
         method = "recurrent";
     }
     if (it->step && !on_gpu && strcmp(method, "recurrent") != 0) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "a step is token by token");
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "a step is token by token");
     }
     if (it->backward && !on_gpu && method != NULL && strcmp(method, "recurrent") == 0) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "the backward pass goes by chunks");
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "the backward pass goes by chunks");
     }
     carry_delta_plan_free(it->plan);
-    carry_device_free(it->ctx, it->problem.device, it->workspace);
-    carry_timer_reset(it->timer);
+    carry_device_free(it->base.ctx, it->problem.device, it->workspace);
+    carry_timer_reset(it->base.timer);
     it->plan = NULL;
     it->workspace = NULL;
-    CARRY_TRY(carry_delta_plan_new(it->ctx, &it->plan, &it->problem, &(carry_delta_options){.method = method}));
+    CARRY_TRY(carry_delta_plan_new(it->base.ctx, &it->plan, &it->problem, &(carry_delta_options){.method = method}));
     size_t forward = carry_delta_forward_workspace(it->plan);
     size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
     size_t most = forward > backward ? forward : backward;
-    if (carry_device_alloc(it->ctx, &it->workspace, it->problem.device, most) != CARRY_OK) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "out of memory: %s needs %.3g GB of workspace",
+    if (carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, most) != CARRY_OK) {
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "out of memory: %s needs %.3g GB of workspace",
                           carry_delta_plan_method(it->plan), 1e-9 * (double)most);
     }
-    CARRY_TRY(carry_bench_ring_open(it->ctx, &it->ring, it->plan, it->problem.device));
-    return it->backward && it->copies > 0 ? prepare_backward(it) : CARRY_OK;
+    CARRY_TRY(carry_bench_ring_open(it->base.ctx, &it->ring, it->plan, it->problem.device));
+    return it->backward && it->base.copies > 0 ? prepare_backward(it) : CARRY_OK;
 }
 
 static const char *chosen(const void *given) {
@@ -245,23 +208,14 @@ static const char *about_plan(const void *given) {
     return carry_delta_plan_about(((const instance *)given)->plan);
 }
 
-static const char *only(const void *given) {
-    const instance *it = given;
-    return it->only[0] != '\0' ? it->only : NULL;
-}
-
 static carry_status run(void *given) {
     instance *it = given;
-    it->current = (it->current + 1) % it->copies;
-    return run_set(it, &it->sets[it->current]);
+    it->base.current = (it->base.current + 1) % it->base.copies;
+    return run_set(it, &it->sets[it->base.current]);
 }
 
 static carry_status time_run(void *given, double *seconds) {
-    return carry_timer_time(((instance *)given)->timer, seconds, run, given);
-}
-
-static int device_of(const void *given) {
-    return ((const instance *)given)->problem.device;
+    return carry_timer_time(((carry_instance *)given)->timer, seconds, run, given);
 }
 
 static carry_counts counts(const void *given) {
@@ -287,14 +241,14 @@ static carry_status make_reference(instance *it) {
     it->o = calloc((size_t)carry_tensor_count(&s->o), sizeof *it->o);
     it->final = calloc((size_t)carry_tensor_count(&s->final), sizeof *it->final);
     if (it->o == NULL || it->final == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference");
     }
     carry_delta_forward_args args = args_of(it, s);
     if (it->step) {
         args.initial_state = s->state;
     }
-    CARRY_TRY(it->ring.length > 0 ? carry_bench_ring_reference(it->ctx, &it->ring, it->o, it->final, &p, &args)
-                                  : carry_delta_reference(it->ctx, it->o, it->final, &p, &args));
+    CARRY_TRY(it->ring.length > 0 ? carry_bench_ring_reference(it->base.ctx, &it->ring, it->o, it->final, &p, &args)
+                                  : carry_delta_reference(it->base.ctx, it->o, it->final, &p, &args));
     it->has_reference = true;
     return CARRY_OK;
 }
@@ -303,18 +257,18 @@ static carry_status make_reference(instance *it) {
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
     const carry_delta_problem *p = &it->problem;
     CARRY_TRY(prepare_backward(it));
-    CARRY_TRY(carry_delta_set_poison(it->ctx, &it->sets[0], &it->host));
+    CARRY_TRY(carry_delta_set_poison(it->base.ctx, &it->sets[0], &it->host));
     CARRY_TRY(run_set(it, &it->sets[0]));
-    CARRY_TRY(carry_delta_set_download(it->ctx, &it->host, &it->sets[0]));
+    CARRY_TRY(carry_delta_set_download(it->base.ctx, &it->host, &it->sets[0]));
     if (p->device != 0) {
-        return carry_delta_gradients_cpu(it->ctx, &it->host, p, it->initial, deviations, count);
+        return carry_delta_gradients_cpu(it->base.ctx, &it->host, p, it->initial, deviations, count);
     }
     if (p->dtype != CARRY_F32) {
         *count = 0;
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED,
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED,
                           "gradients are checked in f32 here, in bf16 by carry check --golden");
     }
-    return carry_delta_gradients_dv(it->ctx, &it->host, p, it->initial, deviations, count);
+    return carry_delta_gradients_dv(it->base.ctx, &it->host, p, it->initial, deviations, count);
 }
 
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
@@ -328,12 +282,12 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     size_t size = (size_t)carry_tensor_count(&s->state);
     float *before = malloc(size * sizeof *before);
     if (before == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory to compare");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory to compare");
     }
     memcpy(before, s->state.data, size * sizeof *before);
-    carry_status status = carry_delta_set_poison(it->ctx, &it->sets[0], s);
+    carry_status status = carry_delta_set_poison(it->base.ctx, &it->sets[0], s);
     status = status == CARRY_OK ? run_set(it, &it->sets[0]) : status;
-    status = status == CARRY_OK ? carry_delta_set_download(it->ctx, s, &it->sets[0]) : status;
+    status = status == CARRY_OK ? carry_delta_set_download(it->base.ctx, s, &it->sets[0]) : status;
     const carry_tensor *state = it->step ? &s->state : &s->final;
     deviations[0] = carry_deviation_of("o", &s->o, it->o, carry_delta_set_bound(it->plan, s->o.dtype));
     deviations[1] = carry_deviation_of(it->step ? "state" : "final_state", state, it->final,
@@ -378,18 +332,21 @@ const carry_family carry_family_delta = {
                 .cuda_backward = "f32 bf16 f16",
                 .ranks = "cpu cuda"},
     .over_ranks = &carry_family_delta_ranks,
-    .open = open_instance,
-    .plan = plan_instance,
-    .close = close_instance,
+    .instance_bytes = sizeof(instance),
+    .parse = parse,
+    .make_set = make_set,
+    .unmeasured = "the delta rule's planner has a cost model only",
+    .make_plan = make_plan,
+    .release = release,
     .bytes = bytes,
     .method = method,
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
-    .only = only,
+    .only = carry_instance_only,
     .run = run,
     .time = time_run,
-    .device = device_of,
+    .device = carry_instance_device,
     .counts = counts,
     .compare = compare,
 };

@@ -13,31 +13,31 @@
 #include "bench/family/product_way.h"
 #include "bench/timer.h"
 
-#define MAX_COPIES 64
-
 typedef struct instance {
+    carry_instance base;
     carry_product_way product;
-    char only[CARRY_PROBLEM_WORD];
-    int copies, current;
-    carry_tensor a[MAX_COPIES], b[MAX_COPIES], c[MAX_COPIES]; /* on the device */
-    carry_tensor a0, b0, c0;                                  /* set 0 on the CPU */
-    double *reference;                                        /* for set 0 */
-    carry_timer *timer;                                       /* of a GPU, else NULL */
+    carry_tensor a[CARRY_COPIES], b[CARRY_COPIES], c[CARRY_COPIES]; /* on the device */
+    carry_tensor a0, b0, c0;                                        /* set 0 on the CPU */
+    double *reference;                                              /* for set 0 */
 } instance;
 
 static const char takes[] = "f32, bf16, f16, b (how many), m, n, k (m and k are n unless given), "
                             "algo=NAME, device=cpu or cuda";
 
-static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+static carry_status parse(void *given, carry_problem *problem) {
+    instance *it = given;
+    carry_ctx *ctx = it->base.ctx;
     CARRY_TRY(carry_problem_dtype(ctx, &it->product.dtype, problem, CARRY_F16));
     CARRY_TRY(carry_problem_device(ctx, &it->product.device, problem));
+    it->base.device = it->product.device;
+    it->product.ctx = ctx;
     carry_product *s = &it->product.shape;
     s->count = carry_problem_size(problem, "b", 1);
     s->n = carry_problem_size(problem, "n", 32);
     s->m = carry_problem_size(problem, "m", s->n);
     s->k = carry_problem_size(problem, "k", s->n);
     const char *algorithm = carry_problem_setting(problem, "algo");
-    (void)snprintf(it->only, sizeof it->only, "%s", algorithm != NULL ? algorithm : "");
+    (void)snprintf(it->base.only, sizeof it->base.only, "%s", algorithm != NULL ? algorithm : "");
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
     const int64_t all[] = {s->count, s->m, s->n, s->k};
     size_t flops;
@@ -81,17 +81,17 @@ static carry_status make(instance *it, carry_tensor *tensor, carry_tensor *kept,
     return status;
 }
 
-static carry_status make_set(instance *it, int i, uint64_t seed) {
+static carry_status make_set(void *given, int i, uint64_t seed) {
+    instance *it = given;
     const carry_product *s = &it->product.shape;
     CARRY_TRY(make(it, &it->a[i], i == 0 ? &it->a0 : NULL, it->product.dtype, s->m, s->k, seed, 0));
     CARRY_TRY(make(it, &it->b[i], i == 0 ? &it->b0 : NULL, it->product.dtype, s->k, s->n, seed, 1));
     return make(it, &it->c[i], i == 0 ? &it->c0 : NULL, CARRY_F32, s->m, s->n, seed, 2);
 }
 
-static void close_instance(void *given) {
+static void release(void *given) {
     instance *it = given;
-    carry_timer_free(it->timer);
-    for (int i = 0; i < it->copies; i++) {
+    for (int i = 0; i < it->base.copies; i++) {
         carry_device_free(it->product.ctx, it->product.device, it->a[i].data);
         carry_device_free(it->product.ctx, it->product.device, it->b[i].data);
         carry_device_free(it->product.ctx, it->product.device, it->c[i].data);
@@ -102,30 +102,6 @@ static void close_instance(void *given) {
         free(it->c0.data);
     }
     free(it->reference);
-    free(it);
-}
-
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    instance *it = calloc(1, sizeof *it);
-    *opened = NULL;
-    if (it == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
-    }
-    it->product.ctx = ctx;
-    carry_status status = parse(ctx, it, problem);
-    for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
-        it->copies = i + 1;
-        status = make_set(it, i, seed + (uint64_t)i);
-    }
-    if (status == CARRY_OK && it->product.device != 0 && copies > 0) {
-        status = carry_timer_new(ctx, &it->timer, it->product.device);
-    }
-    if (status != CARRY_OK) {
-        close_instance(it);
-        return status;
-    }
-    *opened = it;
-    return CARRY_OK;
 }
 
 static double bytes_of(const instance *it) {
@@ -143,7 +119,7 @@ static carry_status choose(void *given, const char *wanted) {
     const char *before = it->product.way;
     CARRY_TRY(carry_product_way_choose(&it->product, wanted));
     if (it->product.way != before) {
-        carry_timer_reset(it->timer);
+        carry_timer_reset(it->base.timer);
     }
     return CARRY_OK;
 }
@@ -156,27 +132,18 @@ static const char *about_plan(const void *given) {
     return ((const instance *)given)->product.about;
 }
 
-static const char *only(const void *given) {
-    const instance *it = given;
-    return it->only[0] != '\0' ? it->only : NULL;
-}
-
 static carry_status run_on(instance *it, int at) {
     return carry_product_way_run(&it->product, it->a[at].data, it->b[at].data, it->c[at].data);
 }
 
 static carry_status run(void *given) {
     instance *it = given;
-    it->current = (it->current + 1) % it->copies;
-    return run_on(it, it->current);
+    it->base.current = (it->base.current + 1) % it->base.copies;
+    return run_on(it, it->base.current);
 }
 
 static carry_status time_run(void *given, double *seconds) {
-    return carry_timer_time(((instance *)given)->timer, seconds, run, given);
-}
-
-static int device_of(const void *given) {
-    return ((const instance *)given)->product.device;
+    return carry_timer_time(((carry_instance *)given)->timer, seconds, run, given);
 }
 
 static carry_counts counts(const void *given) {
@@ -235,32 +202,26 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
 
 extern const carry_family carry_family_matmul;
 
-static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    if (measure) {
-        carry_log(ctx, CARRY_LOG_WARNING,
-                  "nothing is measured for '%s': products are chosen by size (carry list rates)", problem->text);
-    }
-    return carry_family_plan_only(&carry_family_matmul, ctx, opened, problem);
-}
-
 const carry_family carry_family_matmul = {
     .name = "matmul",
     .about = "c[i] = a[i] b[i] for a batch of small matrices",
     .takes = takes,
     .example = "matmul:f32:b4096:n32",
     .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16 f16"},
-    .open = open_instance,
-    .plan = plan_instance,
-    .close = close_instance,
+    .instance_bytes = sizeof(instance),
+    .parse = parse,
+    .make_set = make_set,
+    .unmeasured = "products are chosen by size (carry list rates)",
+    .release = release,
     .bytes = bytes,
     .method = carry_product_way_name,
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
-    .only = only,
+    .only = carry_instance_only,
     .run = run,
     .time = time_run,
-    .device = device_of,
+    .device = carry_instance_device,
     .counts = counts,
     .compare = compare,
 };

@@ -14,18 +14,13 @@
 #include "bench/timer.h"
 #include "scan/wisdom.h"
 
-#define MAX_COPIES 64
-
 typedef struct instance {
-    carry_ctx *ctx;
+    carry_instance base;
     carry_scan_problem problem;
     bool with_h0, deep;
-    char only[CARRY_PROBLEM_WORD];
     int64_t chunk;
-    int copies, current;
-    carry_scan_set sets[MAX_COPIES];
+    carry_scan_set sets[CARRY_COPIES];
     carry_scan_set host; /* set 0 as it was made; on the CPU the same memory */
-    carry_timer *timer;  /* of a GPU, else NULL */
     carry_scan_plan *plan;
     void *workspace;
     struct {
@@ -62,7 +57,9 @@ static carry_status parse_chunk(carry_ctx *ctx, instance *it, carry_problem *pro
     return CARRY_OK;
 }
 
-static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) {
+static carry_status parse(void *given, carry_problem *problem) {
+    instance *it = given;
+    carry_ctx *ctx = it->base.ctx;
     bool diagonal = carry_problem_has(problem, "diagonal");
     bool dense = carry_problem_has(problem, "dense");
     if (diagonal == dense) {
@@ -80,9 +77,18 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     it->with_h0 = carry_problem_has(problem, "initial");
     it->deep = carry_problem_has(problem, "deep");
     const char *algorithm = carry_problem_setting(problem, "algo");
-    (void)snprintf(it->only, sizeof it->only, "%s", algorithm != NULL ? algorithm : "");
+    (void)snprintf(it->base.only, sizeof it->base.only, "%s", algorithm != NULL ? algorithm : "");
     CARRY_TRY(carry_problem_device(ctx, &it->problem.device, problem));
-    return carry_problem_finish(ctx, problem, takes);
+    CARRY_TRY(carry_problem_finish(ctx, problem, takes));
+    it->base.device = it->problem.device;
+    if (it->deep && it->problem.dtype != CARRY_F32) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "deep decays are made in f32 only");
+    }
+    carry_scan_plan *probe; /* refuses sizes before memory is allocated */
+    carry_status status =
+        carry_scan_plan_new(ctx, &probe, &it->problem, &(carry_scan_options){.algorithm = "sequential"});
+    carry_scan_plan_free(probe);
+    return status;
 }
 
 static void free_reference(instance *it) {
@@ -94,83 +100,44 @@ static void free_reference(instance *it) {
     memset(&it->reference, 0, sizeof it->reference);
 }
 
-static void close_instance(void *given) {
+static void release(void *given) {
     instance *it = given;
-    for (int i = 0; i < it->copies; i++) {
-        carry_scan_set_free(it->ctx, &it->sets[i]);
+    for (int i = 0; i < it->base.copies; i++) {
+        carry_scan_set_free(it->base.ctx, &it->sets[i]);
     }
     if (it->problem.device != 0) {
-        carry_scan_set_free(it->ctx, &it->host);
+        carry_scan_set_free(it->base.ctx, &it->host);
     }
-    carry_timer_free(it->timer);
     carry_scan_plan_free(it->plan);
-    carry_device_free(it->ctx, it->problem.device, it->workspace);
+    carry_device_free(it->base.ctx, it->problem.device, it->workspace);
     free_reference(it);
-    free(it);
 }
 
-static carry_status make_set(instance *it, int index, uint64_t seed) {
+static carry_status make_set(void *given, int index, uint64_t seed) {
+    instance *it = given;
     carry_scan_set *set = &it->sets[index];
     if (it->problem.device == 0) {
-        CARRY_TRY(carry_scan_set_new(it->ctx, set, &it->problem, it->deep, seed));
+        CARRY_TRY(carry_scan_set_new(it->base.ctx, set, &it->problem, it->deep, seed));
         it->host = it->sets[0];
         return CARRY_OK;
     }
     carry_scan_set made;
-    carry_status status = carry_scan_set_new(it->ctx, &made, &it->problem, it->deep, seed);
-    status = status == CARRY_OK ? carry_scan_set_upload(it->ctx, set, &made, it->problem.device) : status;
+    carry_status status = carry_scan_set_new(it->base.ctx, &made, &it->problem, it->deep, seed);
+    status = status == CARRY_OK ? carry_scan_set_upload(it->base.ctx, set, &made, it->problem.device) : status;
     if (index == 0) {
         it->host = made;
     } else {
-        carry_scan_set_free(it->ctx, &made);
+        carry_scan_set_free(it->base.ctx, &made);
     }
     return status;
 }
 
-static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    instance *it = calloc(1, sizeof *it);
-    *opened = NULL;
-    if (it == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
-    }
-    it->ctx = ctx;
-    carry_status status = parse(ctx, it, problem);
-    if (status == CARRY_OK && it->deep && it->problem.dtype != CARRY_F32) {
-        status = carry_fail(ctx, CARRY_EARGUMENT, "deep decays are made in f32 only");
-    }
-    if (status == CARRY_OK) { /* refuses sizes before memory is asked for */
-        carry_scan_plan *probe;
-        status = carry_scan_plan_new(ctx, &probe, &it->problem, &(carry_scan_options){.algorithm = "sequential"});
-        carry_scan_plan_free(probe);
-    }
-    for (int i = 0; status == CARRY_OK && i < copies && i < MAX_COPIES; i++) {
-        it->copies = i + 1;
-        status = make_set(it, i, seed + (uint64_t)i);
-    }
-    if (status == CARRY_OK && it->problem.device != 0 && copies > 0) {
-        status = carry_timer_new(ctx, &it->timer, it->problem.device);
-    }
-    if (status != CARRY_OK) {
-        close_instance(it);
-        return status;
-    }
-    *opened = it;
-    return CARRY_OK;
-}
-
-static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    CARRY_TRY(open_instance(ctx, opened, problem, 0, 0));
-    instance *it = *opened;
-    carry_status status =
-        carry_scan_plan_new(ctx, &it->plan, &it->problem,
-                            &(carry_scan_options){.algorithm = it->only[0] != '\0' ? it->only : NULL,
-                                                  .chunk = it->chunk,
-                                                  .effort = measure ? CARRY_PLAN_MEASURE : CARRY_PLAN_ESTIMATE});
-    if (status != CARRY_OK) {
-        close_instance(it);
-        *opened = NULL;
-    }
-    return status;
+static carry_status make_plan(void *given, bool measure) {
+    instance *it = given;
+    return carry_scan_plan_new(it->base.ctx, &it->plan, &it->problem,
+                               &(carry_scan_options){.algorithm = carry_instance_only(it),
+                                                     .chunk = it->chunk,
+                                                     .effort = measure ? CARRY_PLAN_MEASURE : CARRY_PLAN_ESTIMATE});
 }
 
 static double bytes_of(const instance *it) {
@@ -191,14 +158,15 @@ static double bytes(const void *given) {
 static carry_status choose(void *given, const char *method) {
     instance *it = given;
     carry_scan_plan_free(it->plan);
-    carry_device_free(it->ctx, it->problem.device, it->workspace);
-    carry_timer_reset(it->timer);
+    carry_device_free(it->base.ctx, it->problem.device, it->workspace);
+    carry_timer_reset(it->base.timer);
     it->plan = NULL;
     it->workspace = NULL;
-    CARRY_TRY(carry_scan_plan_new(it->ctx, &it->plan, &it->problem,
+    CARRY_TRY(carry_scan_plan_new(it->base.ctx, &it->plan, &it->problem,
                                   &(carry_scan_options){.algorithm = method, .chunk = it->chunk}));
-    if (carry_device_alloc(it->ctx, &it->workspace, it->problem.device, carry_scan_workspace(it->plan)) != CARRY_OK) {
-        return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which cannot be allocated",
+    if (carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, carry_scan_workspace(it->plan)) !=
+        CARRY_OK) {
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which cannot be allocated",
                           carry_scan_plan_algorithm(it->plan), 1e-9 * (double)carry_scan_workspace(it->plan));
     }
     return CARRY_OK;
@@ -210,11 +178,6 @@ static const char *chosen(const void *given) {
 
 static const char *about_plan(const void *given) {
     return carry_scan_plan_about(((const instance *)given)->plan);
-}
-
-static const char *only(const void *given) {
-    const instance *it = given;
-    return it->only[0] != '\0' ? it->only : NULL;
 }
 
 static carry_status run_set(instance *it, carry_scan_set *s) {
@@ -232,16 +195,12 @@ static carry_status run_set(instance *it, carry_scan_set *s) {
 
 static carry_status run(void *given) {
     instance *it = given;
-    it->current = (it->current + 1) % it->copies;
-    return run_set(it, &it->sets[it->current]);
+    it->base.current = (it->base.current + 1) % it->base.copies;
+    return run_set(it, &it->sets[it->base.current]);
 }
 
 static carry_status time_run(void *given, double *seconds) {
-    return carry_timer_time(((instance *)given)->timer, seconds, run, given);
-}
-
-static int device_of(const void *given) {
-    return ((const instance *)given)->problem.device;
+    return carry_timer_time(((carry_instance *)given)->timer, seconds, run, given);
 }
 
 static carry_counts counts(const void *given) {
@@ -294,15 +253,16 @@ static carry_status make_reference(instance *it) {
     it->reference.dh0 = calloc(p->backward ? (size_t)p->batch * b_size : 1, sizeof(double));
     if (it->reference.h == NULL || it->reference.h_stored == NULL || it->reference.db == NULL ||
         it->reference.dA == NULL || it->reference.dh0 == NULL) {
-        return carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the float64 reference (%.3g GB)",
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference (%.3g GB)",
                           8e-9 * (double)(steps * (b_size + A_size)));
     }
-    CARRY_TRY(carry_scan_reference(it->ctx, it->reference.h, p, &(carry_scan_args){.A = s->A, .b = s->b, .h0 = h0}));
+    CARRY_TRY(
+        carry_scan_reference(it->base.ctx, it->reference.h, p, &(carry_scan_args){.A = s->A, .b = s->b, .h0 = h0}));
     for (size_t i = 0; i < steps * b_size; i++) {
         it->reference.h_stored[i] = (float)it->reference.h[i];
     }
     if (p->backward) {
-        CARRY_TRY(carry_scan_reference_backward(it->ctx, it->reference.dA, it->reference.db, it->reference.dh0, p,
+        CARRY_TRY(carry_scan_reference_backward(it->base.ctx, it->reference.dA, it->reference.db, it->reference.dh0, p,
                                                 &(carry_scan_backward_args){.A = s->A, .dh = s->g, .h0 = h0},
                                                 it->reference.h));
     }
@@ -312,7 +272,7 @@ static carry_status make_reference(instance *it) {
 
 static carry_status wait_for(const instance *it) {
     int device = it->problem.device;
-    return device != 0 ? carry_stream_wait(it->ctx, device, carry_ctx_stream(it->ctx, device)) : CARRY_OK;
+    return device != 0 ? carry_stream_wait(it->base.ctx, device, carry_ctx_stream(it->base.ctx, device)) : CARRY_OK;
 }
 
 static carry_status run_backward(instance *it, carry_tensor h) {
@@ -337,11 +297,11 @@ static carry_status run_backward_from_reference(instance *it) {
     }
     size_t bytes = (size_t)carry_tensor_count(&h) * sizeof(float);
     h.device = it->problem.device;
-    CARRY_TRY(carry_device_alloc(it->ctx, &h.data, h.device, bytes));
-    carry_status status = carry_device_copy(it->ctx, h.data, h.device, it->reference.h_stored, 0, bytes, NULL);
-    status = status == CARRY_OK ? carry_stream_wait(it->ctx, h.device, NULL) : status;
+    CARRY_TRY(carry_device_alloc(it->base.ctx, &h.data, h.device, bytes));
+    carry_status status = carry_device_copy(it->base.ctx, h.data, h.device, it->reference.h_stored, 0, bytes, NULL);
+    status = status == CARRY_OK ? carry_stream_wait(it->base.ctx, h.device, NULL) : status;
     status = status == CARRY_OK ? run_backward(it, h) : status;
-    carry_device_free(it->ctx, h.device, h.data);
+    carry_device_free(it->base.ctx, h.device, h.data);
     return status;
 }
 
@@ -361,16 +321,16 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     instance *it = given;
     *count = 0;
     CARRY_TRY(make_reference(it));
-    CARRY_TRY(carry_scan_set_poison(it->ctx, &it->sets[0], &it->host));
+    CARRY_TRY(carry_scan_set_poison(it->base.ctx, &it->sets[0], &it->host));
     if (it->problem.backward) {
         CARRY_TRY(run_backward_from_reference(it));
-        CARRY_TRY(carry_scan_set_download(it->ctx, &it->host, &it->sets[0]));
+        CARRY_TRY(carry_scan_set_download(it->base.ctx, &it->host, &it->sets[0]));
         compare_backward(it, deviations, count);
         return CARRY_OK;
     }
     CARRY_TRY(run_set(it, &it->sets[0]));
     CARRY_TRY(wait_for(it));
-    CARRY_TRY(carry_scan_set_download(it->ctx, &it->host, &it->sets[0]));
+    CARRY_TRY(carry_scan_set_download(it->base.ctx, &it->host, &it->sets[0]));
     deviations[0] = carry_deviation_of("h", &it->host.h, it->reference.h, forward_bound(it));
     *count = 1;
     return CARRY_OK;
@@ -391,8 +351,8 @@ static const char *method(int index) {
 static carry_status remember(void *given, double seconds, int threads) {
     const instance *it = given;
     char key[CARRY_SCAN_KEY];
-    return carry_wisdom_remember_tuned(it->ctx, carry_scan_key(key, &it->problem), carry_scan_plan_algorithm(it->plan),
-                                       it->plan->chunk, threads, seconds);
+    return carry_wisdom_remember_tuned(it->base.ctx, carry_scan_key(key, &it->problem),
+                                       carry_scan_plan_algorithm(it->plan), it->plan->chunk, threads, seconds);
 }
 
 const carry_family carry_family_scan = {
@@ -404,18 +364,20 @@ const carry_family carry_family_scan = {
                 .cuda = "f32 bf16 f16",
                 .cpu_backward = "f32 bf16 f16",
                 .cuda_backward = "f32 bf16 f16"},
-    .open = open_instance,
-    .plan = plan_instance,
-    .close = close_instance,
+    .instance_bytes = sizeof(instance),
+    .parse = parse,
+    .make_set = make_set,
+    .make_plan = make_plan,
+    .release = release,
     .bytes = bytes,
     .method = method,
     .choose = choose,
     .chosen = chosen,
     .about_plan = about_plan,
-    .only = only,
+    .only = carry_instance_only,
     .run = run,
     .time = time_run,
-    .device = device_of,
+    .device = carry_instance_device,
     .counts = counts,
     .compare = compare,
     .remember = remember,

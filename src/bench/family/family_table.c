@@ -1,10 +1,13 @@
-/* The only list of problem families. */
+/* The only list of problem families, and opening, planning and closing their instances. */
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include "core/context.h"
 #include "core/error.h"
 #include "core/nearest.h"
 #include "bench/family/family.h"
+#include "bench/timer.h"
 
 extern const carry_family carry_family_scan, carry_family_delta, carry_family_matmul, carry_family_allscan,
     carry_family_attention, carry_family_block, carry_family_allreduce, carry_family_allgather, carry_family_cluster,
@@ -61,12 +64,68 @@ carry_status carry_family_of(carry_ctx *ctx, const carry_family **family, carry_
     return (*family)->takes != NULL ? carry_problem_check(ctx, problem, (*family)->takes) : CARRY_OK;
 }
 
-carry_status carry_family_plan_only(const carry_family *family, carry_ctx *ctx, void **instance,
-                                    carry_problem *problem) {
-    CARRY_TRY(family->open(ctx, instance, problem, 0, 0));
-    const carry_status status = family->choose(*instance, family->only(*instance));
+const char *carry_instance_only(const void *instance) {
+    const carry_instance *it = instance;
+    return it->only[0] != '\0' ? it->only : NULL;
+}
+
+int carry_instance_device(const void *instance) {
+    return ((const carry_instance *)instance)->device;
+}
+
+void carry_family_close(const carry_family *family, void *instance) {
+    if (family->close != NULL) {
+        family->close(instance);
+        return;
+    }
+    carry_timer_free(((carry_instance *)instance)->timer);
+    if (family->release != NULL) {
+        family->release(instance);
+    }
+    free(instance);
+}
+
+carry_status carry_family_open(const carry_family *family, carry_ctx *ctx, void **instance, carry_problem *problem,
+                               uint64_t seed, int copies) {
+    if (family->open != NULL) {
+        return family->open(ctx, instance, problem, seed, copies);
+    }
+    carry_instance *it = calloc(1, family->instance_bytes);
+    *instance = NULL;
+    if (it == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a problem");
+    }
+    it->ctx = ctx;
+    it->seed = seed;
+    carry_status status = family->parse(it, problem);
+    for (int i = 0; status == CARRY_OK && family->make_set != NULL && i < copies && i < CARRY_COPIES; i++) {
+        it->copies = i + 1;
+        status = family->make_set(it, i, seed + (uint64_t)i);
+    }
+    if (status == CARRY_OK && it->device != 0 && copies > 0) {
+        status = carry_timer_new(ctx, &it->timer, it->device);
+    }
     if (status != CARRY_OK) {
-        family->close(*instance);
+        carry_family_close(family, it);
+        return status;
+    }
+    *instance = it;
+    return CARRY_OK;
+}
+
+carry_status carry_family_plan(const carry_family *family, carry_ctx *ctx, void **instance, carry_problem *problem,
+                               bool measure) {
+    if (family->plan != NULL) {
+        return family->plan(ctx, instance, problem, measure);
+    }
+    if (measure && family->unmeasured != NULL) {
+        carry_log(ctx, CARRY_LOG_WARNING, "nothing is measured for '%s': %s", problem->text, family->unmeasured);
+    }
+    CARRY_TRY(carry_family_open(family, ctx, instance, problem, 0, 0));
+    const carry_status status = family->make_plan != NULL ? family->make_plan(*instance, measure)
+                                                          : family->choose(*instance, family->only(*instance));
+    if (status != CARRY_OK) {
+        carry_family_close(family, *instance);
         *instance = NULL;
     }
     return status;

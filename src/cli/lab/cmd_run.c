@@ -10,6 +10,7 @@
 #include "ops/product/ceiling.h"
 #include "bench/bench_ranks.h"
 #include "lab/experiment/experiment.h"
+#include "lab/quiet.h"
 
 #define MOST_COMMAND 2048
 
@@ -181,17 +182,51 @@ static void print_criteria(const show *s, bool failures) {
     }
 }
 
+/* The outcome whose times spread most, beyond the limit of its stage if there is such a one; NULL: none was timed. */
+static const carry_outcome *least_steady(const carry_experiment *e) {
+    const carry_outcome *worst = NULL;
+    for (int i = 0; i < e->outcomes; i++) {
+        const carry_outcome *o = &e->outcome[i];
+        if (o->reason[0] == '\0' && o->spread > 0.0 &&
+            (worst == NULL || o->spread / o->spread_limit > worst->spread / worst->spread_limit)) {
+            worst = o;
+        }
+    }
+    return worst;
+}
+
+/* The decision carries the warning: times of a machine that others use decide little. */
+static void print_warning(const show *s) {
+    const carry_outcome *o = least_steady(s->experiment);
+    const bool spreads = o != NULL && o->spread > o->spread_limit;
+    if (s->experiment->contention > CARRY_NOT_QUIET || spreads) {
+        (void)printf("%swarning: the machine was not quiet: other processes took up to %.0f %% of a problem's time",
+                     cli_red(), 100.0 * s->experiment->contention);
+        if (spreads) {
+            (void)printf(", and the times of %s on %s spread by %.0f %% (limit %.0f %%)", o->method, o->problem,
+                         100.0 * o->spread, 100.0 * o->spread_limit);
+        }
+        (void)printf("%s\n", cli_plain());
+    }
+}
+
 static void print_decision(const show *s, carry_decision decision, int64_t run, const char *store) {
     if (s->json) {
         cli_json_open();
         cli_json_text("decision", carry_decision_name(decision));
         cli_json_text("experiment", s->experiment->name);
         cli_json_integer("run", run);
+        const carry_outcome *o = least_steady(s->experiment);
+        cli_json_number("contention", s->experiment->contention);
+        cli_json_number("spread", o != NULL ? o->spread : NAN);
+        cli_json_bool("quiet",
+                      s->experiment->contention <= CARRY_NOT_QUIET && (o == NULL || o->spread <= o->spread_limit));
         cli_json_close();
         return;
     }
     (void)printf("\n%sdecision: %s%s%s\n", cli_bold(), decision == CARRY_PROCEED ? cli_green() : cli_red(),
                  carry_decision_name(decision), cli_plain());
+    print_warning(s);
     if (store != NULL) {
         (void)printf("stored as run %lld in %s\n  carry report %lld -o report.html\n", (long long)run, store,
                      (long long)run);

@@ -224,6 +224,46 @@ static int collect_garbage(cli_runs_wish *w) {
     return code;
 }
 
+/* By number only: last or a name might be another run than the one that was meant. */
+static int delete_runs(cli_runs_wish *w) {
+    if (w->words < 2) {
+        return cli_refuse("runs delete needs the number of a run (carry runs list shows them)");
+    }
+    for (int i = 1; i < w->words; i++) {
+        carry_run *run;
+        const size_t digits = strspn(w->word[i], "0123456789");
+        if (digits == 0 || w->word[i][digits] != '\0') {
+            char shown[64];
+            return cli_refuse("runs delete takes numbers only, not '%s' (carry runs list shows them)",
+                              cli_shown(shown, w->word[i]));
+        }
+        if (!cli_runs_load(w, &run, w->word[i])) {
+            return CLI_IMPOSSIBLE;
+        }
+        make_plain(run);
+        int code = CLI_DONE;
+        if (strcmp(run->state, "running") == 0) {
+            code = cli_refuse("run %lld is running and is not deleted", (long long)run->id);
+        } else if (w->yes && carry_store_delete(w->store, run->id) != CARRY_OK) {
+            code = cli_failed(w->ctx);
+        } else if (w->json) {
+            cli_json_open();
+            cli_json_integer("run", run->id);
+            cli_json_text("name", run->name);
+            cli_json_bool("deleted", w->yes);
+            cli_json_close();
+        } else {
+            (void)printf("run %lld (%s, %s, %d results): %s\n", (long long)run->id, run->name, run->state, run->results,
+                         w->yes ? "deleted" : "would be deleted; --yes deletes it");
+        }
+        carry_run_free(run);
+        if (code != CLI_DONE) {
+            return code;
+        }
+    }
+    return CLI_DONE;
+}
+
 /* What would be without effect is a mistake: an option of another word, a run where none is asked for. */
 static int refuse_idle(const cli_runs_wish *w) {
     const struct {
@@ -239,7 +279,7 @@ static int refuse_idle(const cli_runs_wish *w) {
                    {w->tensorboard != NULL, "tensorboard", "export"},
                    {w->output != NULL, "output", "export"},
                    {w->keep >= 0, "keep", "gc"},
-                   {w->yes, "yes", "gc"}};
+                   {w->yes, "yes", "gc delete"}};
     const char *word = w->word[0];
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         if (options[i].given && strstr(options[i].words, word) == NULL) {
@@ -260,18 +300,16 @@ static int act(cli_runs_wish *w) {
     static const struct {
         const char *name;
         int (*run)(cli_runs_wish *w);
-    } actions[] = {{"list", list_runs},
-                   {"show", show_runs},
-                   {"compare", cli_runs_compare},
-                   {"export", cli_runs_export},
-                   {"gc", collect_garbage}};
+    } actions[] = {{"list", list_runs},         {"show", show_runs},     {"compare", cli_runs_compare},
+                   {"export", cli_runs_export}, {"delete", delete_runs}, {"gc", collect_garbage}};
     for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
         if (strcmp(w->word[0], actions[i].name) == 0) {
             return refuse_idle(w) == CLI_DONE ? actions[i].run(w) : CLI_IMPOSSIBLE;
         }
     }
     char shown[64];
-    return cli_refuse("runs has no '%s': expected list, show, compare, export or gc", cli_shown(shown, w->word[0]));
+    return cli_refuse("runs has no '%s': expected list, show, compare, export, delete or gc",
+                      cli_shown(shown, w->word[0]));
 }
 
 static int run(int count, char **arguments) {
@@ -292,7 +330,7 @@ static int run(int count, char **arguments) {
         {"tensorboard", 0, CLI_TEXT, &w.tensorboard, "DIR", "export: an event file per run, in a new folder in DIR"},
         {"output", 'o', CLI_TEXT, &w.output, "FILE", "export: write to a file instead of standard output"},
         {"keep", 0, CLI_NUMBER, &w.keep, "N", "gc: delete all but the newest N"},
-        {"yes", 0, CLI_FLAG, &w.yes, NULL, "gc: delete the runs listed"},
+        {"yes", 0, CLI_FLAG, &w.yes, NULL, "gc, delete: delete the runs listed"},
         {0},
     };
     w.words = cli_parse(&cli_runs, count, arguments, own, &common);
@@ -300,7 +338,7 @@ static int run(int count, char **arguments) {
         return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
     if (w.words == 0) {
-        return cli_refuse("runs needs a word: list, show, compare, export or gc");
+        return cli_refuse("runs needs a word: list, show, compare, export, delete or gc");
     }
     if (cli_store_there(store) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
@@ -332,8 +370,9 @@ const cli_verb cli_runs = {
         "  show RUN...       print command, commit, machine, results and criteria\n"
         "  compare A B       print ratios of medians with 95 % intervals, and whether a difference is within noise;\n"
         "                    for trainings, tokens/s, loss at equal steps and memory\n"
-        "  export RUN...     write all data as JSON, one line per run; or with --csv (for trainings, a row per step),\n"
-        "                    --history or --tensorboard DIR\n"
+        "  export RUN...     write all data as JSON, one line per run; or with --csv (for trainings, a row per\n"
+        "                    logged step), --history or --tensorboard DIR\n"
+        "  delete N...       print the runs of these numbers; --yes deletes them\n"
         "  gc                list the runs that ended before storing anything, or with --keep N all but the newest N;\n"
         "                    --yes deletes them\n"
         "A RUN is a number, a name (the newest run of that name), or last.",

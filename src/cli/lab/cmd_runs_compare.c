@@ -6,8 +6,7 @@
 #include "core/clock.h"
 #include "lab/compare.h"
 #include "lab/compare_training.h"
-
-#define NOT_QUIET 0.15 /* of drift between the ceilings of two runs, or of contention in one */
+#include "lab/quiet.h"
 
 static void print_pair(const cli_runs_wish *w, const carry_pair *p) {
     const carry_ratio *r = &p->ratio;
@@ -73,7 +72,7 @@ static void print_comparison(const cli_runs_wish *w, const carry_comparison *c, 
         "processes took up to %.0f %%%s\n",
         100.0 * c->slack, 100.0 * c->drift, 100.0 * c->contention,
         c->same_machine ? "" : "; the runs are from different machines, whose ratio this is");
-    if (c->same_machine && fmax(c->drift, c->contention) > NOT_QUIET) {
+    if (c->same_machine && fmax(c->drift, c->contention) > CARRY_NOT_QUIET) {
         (void)printf("  %sthe machine was not quiet in one of the runs: run them again before believing either%s\n",
                      cli_red(), cli_plain());
     }

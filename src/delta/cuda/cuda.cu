@@ -49,7 +49,7 @@ carry_delta_array carry_delta_array_of(const carry_tensor *tensor) {
     if (tensor == NULL) {
         return carry_delta_array{};
     }
-    return {tensor->data, tensor->stride[0], tensor->stride[1], tensor->stride[2], tensor->dtype};
+    return {tensor->data, tensor->dtype, tensor->stride[0], tensor->stride[1], tensor->stride[2]};
 }
 
 carry_delta_job carry_delta_job_of(const carry_delta_plan *plan, const carry_delta_inputs *inputs) {

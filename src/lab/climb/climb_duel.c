@@ -48,7 +48,7 @@ carry_status tune_context(tuning *t, carry_ctx **made, int threads) {
 void tune_leave(tuning *t, contender *c) {
     if (c != NULL) {
         if (c->instance != NULL) {
-            t->family->close(c->instance);
+            carry_family_close(t->family, c->instance);
         }
         carry_ctx_free(c->ctx);
         free(c);
@@ -66,13 +66,13 @@ static carry_status enter_parts(tuning *t, contender *c) {
     CARRY_TRY(tune_parse(t, &problem, c->setting.chunk));
     carry_problem again = problem;
     CARRY_TRY(tune_context(t, &c->ctx, c->setting.threads));
-    CARRY_TRY(told(t, c, t->family->open(c->ctx, &c->instance, &problem, t->options->seed, 1)));
+    CARRY_TRY(told(t, c, carry_family_open(t->family, c->ctx, &c->instance, &problem, t->options->seed, 1)));
     double wanted = carry_device_describe(c->ctx, &cpu, 0) == CARRY_OK ? 2.0 * (double)cpu.cache : 0.0;
     int copies = (int)fmin(ceil(fmin(wanted, SET_BYTES) / t->family->bytes(c->instance)), MOST_COPIES);
     if (copies > 1) { /* inputs come from memory, as in a bench */
-        t->family->close(c->instance);
+        carry_family_close(t->family, c->instance);
         c->instance = NULL;
-        CARRY_TRY(told(t, c, t->family->open(c->ctx, &c->instance, &again, t->options->seed, copies)));
+        CARRY_TRY(told(t, c, carry_family_open(t->family, c->ctx, &c->instance, &again, t->options->seed, copies)));
     }
     CARRY_TRY(told(t, c, t->family->choose(c->instance, c->setting.algorithm)));
     return told(t, c, t->family->run(c->instance));

@@ -148,10 +148,10 @@ static carry_status begin(tuning *t, contender **best) {
     }
     t->steps = strcmp(problem.family, "scan") == 0 ? carry_problem_size(&problem, "t", 1024) : 0;
     CARRY_TRY(tune_parse(t, &problem, 0));
-    CARRY_TRY(t->family->plan(t->ctx, &planned, &problem, false));
+    CARRY_TRY(carry_family_plan(t->family, t->ctx, &planned, &problem, false));
     (void)snprintf(step.setting.algorithm, sizeof step.setting.algorithm, "%s", t->family->chosen(planned));
     t->on_gpu = t->family->device != NULL && t->family->device(planned) != 0;
-    t->family->close(planned);
+    carry_family_close(t->family, planned);
     step.setting.threads = carry_ctx_threads(t->ctx);
     CARRY_TRY(tune_enter(t, best, &step.setting));
     CARRY_TRY(tune_check(t, *best, step.reason));
@@ -176,13 +176,13 @@ static carry_status save_one(tuning *t, const carry_tune_setting *setting, doubl
     void *instance;
     CARRY_TRY(tune_parse(t, &problem, setting->chunk));
     CARRY_TRY(tune_context(t, &ctx, threads));
-    carry_status status = t->family->plan(ctx, &instance, &problem, false);
+    carry_status status = carry_family_plan(t->family, ctx, &instance, &problem, false);
     if (status == CARRY_OK) {
         status = t->family->choose(instance, setting->algorithm);
         status = status == CARRY_OK
                      ? t->family->remember(instance, seconds, setting->threads < threads ? setting->threads : 0)
                      : status;
-        t->family->close(instance);
+        carry_family_close(t->family, instance);
     }
     if (status != CARRY_OK) {
         (void)carry_fail(t->ctx, status, "%s", carry_ctx_error(ctx));

@@ -109,6 +109,10 @@ static bool is_wrong(const carry_outcome *o) {
     return o->error > o->bound;
 }
 
+static bool spreads(const carry_outcome *o) {
+    return o->spread_limit > 0.0 && o->spread > o->spread_limit;
+}
+
 /* The figure of one outcome; NaN, with the reason noted, when something was not measured, or was timed giving a wrong
    result. */
 static double figure(judge *j, const node *n, const carry_outcome *o) {
@@ -122,6 +126,13 @@ static double figure(judge *j, const node *n, const carry_outcome *o) {
     if (n->measure->timed && is_wrong(wrong)) {
         (void)snprintf(j->reason, sizeof j->reason, "%s on %s: its result is wrong (error %.2e, bound %.2e)",
                        wrong->method, o->problem, wrong->error, wrong->bound);
+        return NAN;
+    }
+    const carry_outcome *unsteady = spreads(o) ? o : against;
+    if (n->measure->timed && spreads(unsteady)) {
+        (void)snprintf(j->reason, sizeof j->reason,
+                       "%s on %s: its times spread by %.0f %%, more than %.0f %% (spread): the machine was not quiet",
+                       unsteady->method, o->problem, 100.0 * unsteady->spread, 100.0 * unsteady->spread_limit);
         return NAN;
     }
     double value = n->measure->value(o, against);

@@ -11,7 +11,8 @@
    have been measured; min(...) and max(...) around a function choose themselves, among those that were. Where a problem
    is still to be measured, min and max are bounds on one side only: a verdict that its figure could reverse is "not
    measured". mean(...) is over all of them, and needs all. The time of a wrong result (an error beyond its bound)
-   counts as not measured. grows(..., t) is the least quotient of successive figures along t, all else equal. */
+   counts as not measured, and so does one whose samples spread beyond the limit of its stage. grows(..., t) is the
+   least quotient of successive figures along t, all else equal. */
 #ifndef CARRY_LAB_CRITERIA_H
 #define CARRY_LAB_CRITERIA_H
 
@@ -32,6 +33,7 @@ typedef struct carry_outcome {
     bool planned;
     int repeats;
     int64_t products;
+    double spread_limit; /* times that spread more count as not measured; 0: no limit */
     double median, spread, flops, bytes, workspace, tokens, share, error, error_absolute, bound;
     int ranks, cores;                         /* of a problem of several ranks, else 0 */
     double received, waited, exposed;         /* of such a one, else NaN: carry_counts */

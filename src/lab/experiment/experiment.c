@@ -81,6 +81,13 @@ static carry_status read_timing(carry_experiment *e, carry_stage *stage, carry_y
             return fail_at(e, seconds, "'seconds' must be more than 0 and at most 3600");
         }
     }
+    carry_yaml *spread = carry_yaml_get(mapping, "spread");
+    if (spread != NULL) {
+        CARRY_TRY(carry_yaml_number(e->ctx, &stage->spread, spread, e->path));
+        if (!(stage->spread > 0.0 && stage->spread <= 1e6)) {
+            return fail_at(e, spread, "'spread' must be more than 0 and at most 1e6 (0.5: 50 %)");
+        }
+    }
     CARRY_TRY(read_count(e, &stage->repeats, mapping, "repeats", MOST_REPEATS));
     CARRY_TRY(read_count(e, &stage->warm_up, mapping, "warm_up", 1000));
     CARRY_TRY(read_flag(e, &stage->hot, mapping, "hot"));
@@ -144,10 +151,10 @@ static carry_status check_problem(carry_experiment *e, carry_point *point, const
     }
     if (family != NULL) {
         CARRY_TRY(check_methods(e, point, family, node));
-        status = family->plan(e->ctx, &instance, &problem, false);
+        status = carry_family_plan(family, e->ctx, &instance, &problem, false);
     }
     if (instance != NULL) {
-        family->close(instance);
+        carry_family_close(family, instance);
     }
     if (status == CARRY_EUNSUPPORTED && point->missing[0] == '\0') {
         (void)snprintf(point->missing, sizeof point->missing, "%.150s", carry_ctx_error(e->ctx));
@@ -183,8 +190,8 @@ static carry_status add_point(carry_experiment *e, carry_yaml *entry, const carr
 }
 
 static carry_status read_entry(carry_experiment *e, carry_yaml *entry, const carry_stage *defaults) {
-    static const char *const no_lists[] = {"problem", "stage",     "needs",   "methods",  "repeats", "warm_up",
-                                           "hot",     "unchecked", "seconds", "priority", "budget",  NULL};
+    static const char *const no_lists[] = {"problem",   "stage",   "needs",    "methods", "repeats", "warm_up", "hot",
+                                           "unchecked", "seconds", "priority", "budget",  "spread",  NULL};
     if (entry->kind != CARRY_YAML_MAPPING) {
         return fail_at(e, entry, "an entry of the grid must be a mapping with a problem");
     }
@@ -288,6 +295,7 @@ static carry_status lay_out_outcomes(carry_experiment *e) {
             (void)snprintf(o->reason, sizeof o->reason, "%s",
                            e->point[i].missing[0] != '\0' ? e->point[i].missing : "not reached");
             o->pending = true;
+            o->spread_limit = stage->spread;
         }
     }
     return CARRY_OK;
@@ -312,7 +320,7 @@ static carry_status read_all(carry_experiment *e) {
     if (grid == NULL || grid->kind != CARRY_YAML_SEQUENCE || grid->count == 0) {
         return fail_at(e, grid != NULL ? grid : root, "the grid is empty: give it at least one entry with a problem");
     }
-    carry_stage defaults = {.warm_up = 1};
+    carry_stage defaults = {.warm_up = 1, .spread = CARRY_EXPERIMENT_SPREAD};
     CARRY_TRY(read_timing(e, &defaults, root));
     CARRY_TRY(carry_bounds_read_budget(e, &e->budget, root));
     for (carry_yaml *entry = grid->first; entry != NULL; entry = entry->next) {
@@ -326,9 +334,10 @@ static carry_status read_all(carry_experiment *e) {
     if (e->criteria == 0) {
         return fail_at(e, root, "there is no criterion: an experiment ends in a verdict");
     }
-    return carry_yaml_finish(e->ctx, root, e->path,
-                             "name, hypothesis, grid, methods, warm_up, repeats, seconds, hot, unchecked, budget, "
-                             "stop_when, success, failure");
+    return carry_yaml_finish(
+        e->ctx, root, e->path,
+        "name, hypothesis, grid, methods, warm_up, repeats, seconds, spread, hot, unchecked, budget, "
+        "stop_when, success, failure");
 }
 
 /* Takes the text over. */

@@ -18,6 +18,7 @@
 #define CARRY_EXPERIMENT_STOPS 8
 #define CARRY_EXPERIMENT_BINDINGS 8
 #define CARRY_EXPERIMENT_WORD 40
+#define CARRY_EXPERIMENT_SPREAD 0.5 /* default of `spread` */
 
 /* Metrics of a stored run, by the result's place: what problems of several ranks, trainings and streams have besides.
  */
@@ -52,6 +53,7 @@ typedef struct carry_stage {
     const char *methods[CARRY_BENCH_METHODS + 1];
     int repeats, warm_up;
     double seconds;
+    double spread; /* interquartile range over the median beyond which times count as not measured */
     bool hot, unchecked;
     int priority;
     double budget; /* seconds for all entries of this name, 0: no bound */
@@ -78,6 +80,7 @@ typedef struct carry_experiment {
     carry_experiment_criterion criterion[CARRY_EXPERIMENT_CRITERIA];
     carry_outcome *outcome; /* one per point and method */
     double budget;          /* seconds for all stages, 0: no bound */
+    double contention;      /* the largest share of its processor time that a problem lost to other processes */
     int stops;
     carry_experiment_criterion stop[CARRY_EXPERIMENT_STOPS]; /* stop_when: measuring ends once one is met */
     bool stop_decided;                                       /* stop_when: decided */

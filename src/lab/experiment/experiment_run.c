@@ -251,12 +251,13 @@ static carry_status measure_point(keeper *k) {
 /* How far other processes disturbed a point, so that a comparison of runs can tell. The step is the place of the
    point's first result among the run's results. */
 static carry_status store_contention(const keeper *k, carry_quiet before) {
+    const double contention = k->kept ? carry_quiet_contention(before, carry_ctx_threads(k->e->ctx)) : 0.0;
+    k->e->contention = fmax(k->e->contention, contention);
     if (k->options->store == NULL || !k->kept) {
         return CARRY_OK;
     }
     const carry_outcome *first = outcome_of(k->e, k->point, k->e->stage[k->point->stage].methods[0]);
-    return carry_store_metric(k->options->store, k->options->run, first - k->e->outcome, CARRY_CONTENTION,
-                              carry_quiet_contention(before, carry_ctx_threads(k->e->ctx)));
+    return carry_store_metric(k->options->store, k->options->run, first - k->e->outcome, CARRY_CONTENTION, contention);
 }
 
 carry_status carry_experiment_stage(const carry_experiment *e, const char *stage) {

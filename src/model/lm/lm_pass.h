@@ -38,7 +38,7 @@ struct carry_lm_pass {
     int64_t tokens; /* of the whole batch */
     carry_lm_opened part[CARRY_LM_PARTS];
     size_t memory;
-    char about[256];
+    char about[2048];       /* a line of a plan for every kind of part */
     unsigned char *structs; /* the parts' structs of rows and gradients */
     /* Laid out anew in the memory of each call. */
     bool shares;          /* layers use one memory: without backward, and where it does them again */

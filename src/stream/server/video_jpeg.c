@@ -7,7 +7,8 @@
 
 #include "stream/server/video_internal.h"
 
-#define SIDE 16384 /* pixels; larger ones are taken for damage */
+#define SIDE 16384                 /* pixels; larger ones are taken for damage */
+#define MEMORY ((size_t)256 << 20) /* bytes to decode one picture with */
 
 typedef struct reading {
     struct jpeg_decompress_struct decompress;
@@ -34,6 +35,16 @@ static void say_nothing(j_common_ptr common) {
     (void)common;
 }
 
+/* The picture, and for several scans (progressive) the coefficients of all of it, two bytes each, which libjpeg keeps
+   in memory whatever its max_memory_to_use. */
+static size_t memory_of(struct jpeg_decompress_struct *d) {
+    size_t bytes = (size_t)d->image_width * d->image_height * 3;
+    for (int i = 0; i < d->num_components && jpeg_has_multiple_scans(d); i++) {
+        bytes += (size_t)d->comp_info[i].width_in_blocks * d->comp_info[i].height_in_blocks * DCTSIZE2 * sizeof(JCOEF);
+    }
+    return bytes;
+}
+
 static bool decode(reading *r, const carry_jpeg_bytes *jpeg, float *pixels, int width, int height) {
     struct jpeg_decompress_struct *d = &r->decompress;
     if (setjmp(r->back) != 0) {
@@ -45,6 +56,12 @@ static bool decode(reading *r, const carry_jpeg_bytes *jpeg, float *pixels, int 
     (void)jpeg_read_header(d, TRUE);
     if (d->image_width > SIDE || d->image_height > SIDE) {
         (void)snprintf(r->why, sizeof r->why, "a picture of %u x %u", d->image_width, d->image_height);
+        return false;
+    }
+    if (memory_of(d) > MEMORY) {
+        (void)snprintf(r->why, sizeof r->why, "a picture of %u x %u%s needs %zu MB to decode, and may need %zu",
+                       d->image_width, d->image_height, jpeg_has_multiple_scans(d) ? " in several scans" : "",
+                       memory_of(d) >> 20, MEMORY >> 20);
         return false;
     }
     d->out_color_space = JCS_RGB;

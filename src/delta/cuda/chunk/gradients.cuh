@@ -355,7 +355,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_co
 /* The first 128 of 256 keys: dq and dk through the norm, once their products with q and k are whole. A block for an
    item, 8 rows at a time, 16 threads a row. */
 static __global__ void __launch_bounds__(128)
-    finish_norms(const __grid_constant__ gradient_args a, carry_delta_array q, carry_delta_array k) {
+    finish_norms(const __grid_constant__ gradient_args a, const __grid_constant__ carry_delta_array q,
+                 const __grid_constant__ carry_delta_array k) {
     for (int index = (int)blockIdx.x; index < a.items; index += (int)gridDim.x) {
         gradient_item item = item_of(a, index);
         const shape &s = a.in.s;

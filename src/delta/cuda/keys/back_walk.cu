@@ -19,13 +19,21 @@ template <int D, int SIDES> struct back_walk {
     const carry_delta_back_job &back;
     const carry_delta_keys_part &part;
     side<D> *sides;
-    walk_at w;
+    int64_t sequence, head;
+    int first; /* column of V */
+    delta_place place;
     float dS[D / 8][4];
 
+    __device__ int count_from(int64_t t) const {
+        return place.length - t < C ? (int)(place.length - t) : C;
+    }
+    __device__ int64_t page_of(int64_t t) const {
+        return (kept_of(place, sequence) + t / C - part.slot) * part.heads + head - part.first;
+    }
     __device__ void fetch(int64_t t, int at) {
         if (t >= 0) {
             side<D> &m = sides[at % SIDES];
-            const back_page<D> &from = static_cast<const back_page<D> *>(part.pages)[w.page_of(part, t)];
+            const back_page<D> &from = static_cast<const back_page<D> *>(part.pages)[page_of(t)];
             copy_tile<D, THREADS>(m.left_k, from.left_k, C);
             copy_tile<D, THREADS>(m.faded_q, from.faded_q, C);
             copy_tile<D, THREADS>(m.faded_k, from.faded_k, C);
@@ -34,34 +42,46 @@ template <int D, int SIDES> struct back_walk {
             copy_whole<THREADS>(m.U, from.U, sizeof from.U);
             copy_whole<THREADS>(m.end, from.end, sizeof from.end);
             copy_whole<THREADS>(m.beta, from.beta, sizeof from.beta);
-            load_tile<COLUMNS>(m.grad, columns_from(back.grad_o, w.first), w.place, t, w.head, w.count_from(t),
-                               back.job.value - w.first);
+            load_tile<COLUMNS>(m.grad, columns_from(back.grad_o, first), place, t, head, count_from(t),
+                               back.job.value - first);
         }
         __pipeline_commit();
     }
 
-    /* The offset of element i of dS among the gradients of all states; -1: outside the state. */
-    __device__ int64_t element(int i) const {
+    /* Of a state in memory, where element x of dS[n] is; -1: it is not there. */
+    __device__ int64_t element(int n, int x) const {
         const carry_delta_job &job = back.job;
-        const int64_t inside = w.element(job, i / 4, i % 4, job.transposed);
-        return inside < 0 ? -1 : (w.sequence * job.value_heads + w.head) * job.key * job.value + inside;
+        const int v = first + 16 * warp_of() + row_in(x / 2), k = 8 * n + column_in() + x % 2;
+        const int64_t inside = job.transposed ? (int64_t)v * job.key + k : (int64_t)k * job.value + v;
+        return v >= job.value || k >= job.key ? -1 : (sequence * job.value_heads + head) * job.key * job.value + inside;
     }
     __device__ void load_gradient() {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) {
-            const int64_t at = back.dfinal != nullptr ? element(i) : -1;
+            const int64_t at = back.dfinal != nullptr ? element(i / 4, i % 4) : -1;
             dS[i / 4][i % 4] = at >= 0 ? back.dfinal[at] : 0.0f;
         }
     }
     __device__ void store_gradient() const {
 #pragma unroll
         for (int i = 0; i < D / 2; i++) {
-            const int64_t at = element(i);
+            const int64_t at = element(i / 4, i % 4);
             if (at >= 0) {
                 back.dinitial[at] = dS[i / 4][i % 4];
             }
         }
     }
+    /* As the states that enter lie (walk.cu). */
+    __device__ void store_rounded(int64_t at) const {
+        uint16_t *to = part.dstates + (at * part.columns + first + 16 * warp_of()) * D;
+#pragma unroll
+        for (int i = 0; i < D / 4; i++) {
+            const int n = i / 2, r = i % 2;
+            *reinterpret_cast<unsigned *>(to + row_in(r) * D + 8 * n + column_in()) =
+                pack(dS[n][2 * r], dS[n][2 * r + 1]);
+        }
+    }
+
     __device__ void make_y(side<D> &m, float (&y)[8][4], unsigned (&left)[4][4]) {
         {
             unsigned a[D / 16][4];
@@ -97,7 +117,7 @@ template <int D, int SIDES> struct back_walk {
     __device__ void run() {
         load_gradient();
         int at = 0;
-        int64_t t = (w.place.length + C - 1) / C * C - C;
+        int64_t t = (place.length + C - 1) / C * C - C;
         fetch(t, 0);
         for (; t >= 0; t -= C, at++) {
             side<D> &m = sides[at % SIDES];
@@ -106,14 +126,14 @@ template <int D, int SIDES> struct back_walk {
             if (SIDES > 1) {
                 fetch(t - C, at + 1);
             }
-            w.store_rounded<D>(part.dstates, part.columns, w.page_of(part, t), dS);
+            store_rounded(page_of(t));
             chunk(m);
             __syncthreads();
             if (SIDES == 1) {
                 fetch(t - C, at + 1);
             }
-            store_tile<COLUMNS>(columns_from(back.dv, w.first), m.y, w.place, t, w.head, w.count_from(t),
-                                back.job.value - w.first);
+            store_tile<COLUMNS>(columns_from(back.dv, first), m.y, place, t, head, count_from(t),
+                                back.job.value - first);
         }
         if (back.dinitial != nullptr) {
             store_gradient();
@@ -128,8 +148,14 @@ __global__ void __launch_bounds__(THREADS)
     extern __shared__ float4 memory[];
     const int blocks = (int)(part.columns / COLUMNS);
     for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        back_walk<D, SIDES> walk = {back, part, reinterpret_cast<side<D> *>(memory),
-                                    walk_at(back.job, part, i, blocks)};
+        const int64_t unit = i / blocks, sequence = part.sequence + unit / part.heads;
+        back_walk<D, SIDES> walk = {back,
+                                    part,
+                                    reinterpret_cast<side<D> *>(memory),
+                                    sequence,
+                                    part.first + unit % part.heads,
+                                    (int)(i % blocks) * COLUMNS,
+                                    place_of(back.job, sequence)};
         walk.run();
         __syncthreads();
     }

@@ -135,42 +135,6 @@ __device__ __forceinline__ carry_delta_array columns_from(carry_delta_array arra
     return array;
 }
 
-/* The columns of a walk: 64 of V, of one value head of one sequence. */
-struct walk_at {
-    int64_t sequence, head;
-    int first; /* column of V */
-    delta_place place;
-
-    __device__ __forceinline__ walk_at(const carry_delta_job &job, const carry_delta_keys_part &part, int64_t item,
-                                       int blocks)
-        : sequence(part.sequence + item / blocks / part.heads), head(part.first + item / blocks % part.heads),
-          first((int)(item % blocks) * COLUMNS), place(place_of(job, sequence)) {
-    }
-    __device__ __forceinline__ int count_from(int64_t t) const {
-        return place.length - t < C ? (int)(place.length - t) : C;
-    }
-    __device__ __forceinline__ int64_t page_of(const carry_delta_keys_part &part, int64_t t) const {
-        return (kept_of(place, sequence) + t / C - part.slot) * part.heads + head - part.first;
-    }
-    /* The offset of element x of result n in a state in memory; -1: outside the state. */
-    __device__ __forceinline__ int64_t element(const carry_delta_job &job, int n, int x, bool transposed) const {
-        const int v = first + 16 * warp_of() + row_in(x / 2), k = 8 * n + column_in() + x % 2;
-        return v >= job.value || k >= job.key ? -1 : transposed ? (int64_t)v * job.key + k : (int64_t)k * job.value + v;
-    }
-    /* A state for backward: rounded, a row of K for each column of V. */
-    template <int D>
-    __device__ __forceinline__ void store_rounded(uint16_t *states, int64_t columns, int64_t page,
-                                                  const float (&S)[D / 8][4]) const {
-        uint16_t *to = states + (page * columns + first + 16 * warp_of()) * D;
-#pragma unroll
-        for (int i = 0; i < D / 4; i++) {
-            const int n = i / 2, r = i % 2;
-            *reinterpret_cast<unsigned *>(to + row_in(r) * D + 8 * n + column_in()) =
-                pack(S[n][2 * r], S[n][2 * r + 1]);
-        }
-    }
-};
-
 /* True if a walk's blocks get two sides in shared memory: a multiprocessor has at most one block, with space for both.
  */
 static inline cudaError_t has_two_sides(bool *two, int64_t items, int side_bytes, int ordinal, int units) {

@@ -20,13 +20,21 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
     const carry_delta_job &job;
     const carry_delta_keys_part &part;
     side<D> *sides;
-    walk_at w;
+    int64_t sequence, head;
+    int first; /* column of V */
+    delta_place place;
     float S[D / 8][4];
 
+    __device__ int count_from(int64_t t) const {
+        return place.length - t < C ? (int)(place.length - t) : C;
+    }
+    __device__ int64_t page_of(int64_t t) const {
+        return (kept_of(place, sequence) + t / C - part.slot) * part.heads + head - part.first;
+    }
     __device__ void fetch(int64_t t, int at) {
-        if (t < w.place.length) {
+        if (t < place.length) {
             side<D> &m = sides[at % SIDES];
-            const PAGE &from = static_cast<const PAGE *>(part.pages)[w.page_of(part, t)];
+            const PAGE &from = static_cast<const PAGE *>(part.pages)[page_of(t)];
             copy_tile<D, THREADS>(m.faded_k, from.faded_k, C);
             copy_tile<D, THREADS>(m.left_k, from.left_k, C);
             copy_whole<THREADS>(m.p.A, from.A, sizeof from.A);
@@ -38,16 +46,20 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
             copy_whole<THREADS>(m.p.T, from.T, sizeof from.T);
             copy_whole<THREADS>(m.end, from.end, sizeof from.end);
             copy_whole<THREADS>(m.p.beta, from.beta, sizeof from.beta);
-            load_tile<COLUMNS>(m.v, columns_from(job.v, w.first), w.place, t, w.head, w.count_from(t),
-                               job.value - w.first);
+            load_tile<COLUMNS>(m.v, columns_from(job.v, first), place, t, head, count_from(t), job.value - first);
         }
         __pipeline_commit();
     }
+    /* Of a state in memory, where element x of S[n] is; -1: it is not there. */
+    __device__ int64_t element(int n, int x, bool transposed) const {
+        const int v = first + 16 * warp_of() + row_in(x / 2), k = 8 * n + column_in() + x % 2;
+        return v >= job.value || k >= job.key ? -1 : transposed ? (int64_t)v * job.key + k : (int64_t)k * job.value + v;
+    }
     __device__ void load_state() {
-        const float *from = job.initial + (w.sequence * job.value_heads + w.head) * job.key * job.value;
+        const float *from = job.initial + (sequence * job.value_heads + head) * job.key * job.value;
 #pragma unroll
         for (int i = 0; i < D / 2; i++) {
-            const int64_t at = job.initial != nullptr ? w.element(job, i / 4, i % 4, job.transposed) : -1;
+            const int64_t at = job.initial != nullptr ? element(i / 4, i % 4, job.transposed) : -1;
             S[i / 4][i % 4] = at >= 0 ? from[at] : 0.0f;
         }
     }
@@ -55,10 +67,20 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
         float *to = states + unit * job.key * job.value;
 #pragma unroll
         for (int i = 0; i < D / 2; i++) {
-            const int64_t at = w.element(job, i / 4, i % 4, transposed);
+            const int64_t at = element(i / 4, i % 4, transposed);
             if (at >= 0) {
                 to[at] = S[i / 4][i % 4];
             }
+        }
+    }
+    /* For backward: rounded, a row of K a column of V. */
+    __device__ void store_rounded(int64_t at) {
+        uint16_t *to = part.states + (at * part.columns + first + 16 * warp_of()) * D;
+#pragma unroll
+        for (int i = 0; i < D / 4; i++) {
+            const int n = i / 2, r = i % 2;
+            *reinterpret_cast<unsigned *>(to + row_in(r) * D + 8 * n + column_in()) =
+                pack(S[n][2 * r], S[n][2 * r + 1]);
         }
     }
     __device__ void output(side<D> &m, const unsigned (&x)[4][4], int bad) {
@@ -110,7 +132,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
         load_state();
         fetch(0, 0);
         int at = 0;
-        for (int64_t t = 0; t < w.place.length; t += C, at++) {
+        for (int64_t t = 0; t < place.length; t += C, at++) {
             side<D> &m = sides[at % SIDES];
             __pipeline_wait_prior(0);
             __syncthreads();
@@ -118,15 +140,14 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
                 fetch(t + C, at + 1);
             }
             if (PAGE::BACK) {
-                w.store_rounded<D>(part.states, part.columns, w.page_of(part, t), S);
+                store_rounded(page_of(t));
             } else if (job.kept != nullptr) {
-                store_state(job.kept, (kept_of(w.place, w.sequence) + t / C) * job.value_heads + w.head, false);
+                store_state(job.kept, (kept_of(place, sequence) + t / C) * job.value_heads + head, false);
             }
             chunk(m);
             __syncthreads();
             if (!PAGE::BACK && job.o.data != nullptr) {
-                store_tile<COLUMNS>(columns_from(job.o, w.first), m.v, w.place, t, w.head, w.count_from(t),
-                                    job.value - w.first);
+                store_tile<COLUMNS>(columns_from(job.o, first), m.v, place, t, head, count_from(t), job.value - first);
             }
             if (SIDES == 1) {
                 __syncthreads();
@@ -134,7 +155,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
             }
         }
         if (job.final_state != nullptr) {
-            store_state(job.final_state, w.sequence * job.value_heads + w.head, job.transposed);
+            store_state(job.final_state, sequence * job.value_heads + head, job.transposed);
         }
     }
 };
@@ -147,7 +168,14 @@ __global__ void __launch_bounds__(THREADS)
     auto *sides = reinterpret_cast<side<D> *>(memory);
     const int blocks = (job.value + COLUMNS - 1) / COLUMNS;
     for (int64_t i = blockIdx.x; i < items; i += gridDim.x) {
-        keys_walk<D, SIDES, PAGE> walk = {job, part, sides, walk_at(job, part, i, blocks)};
+        const int64_t unit = i / blocks, sequence = part.sequence + unit / part.heads;
+        keys_walk<D, SIDES, PAGE> walk = {job,
+                                          part,
+                                          sides,
+                                          sequence,
+                                          part.first + unit % part.heads,
+                                          (int)(i % blocks) * COLUMNS,
+                                          place_of(job, sequence)};
         walk.run();
         __syncthreads();
     }
