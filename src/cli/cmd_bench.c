@@ -16,14 +16,14 @@
 #define GRID_SHARE 0.90
 
 /* What was asked for, the same for every rank. */
-typedef struct wish {
+typedef struct bench_options {
     cli_common common;
     carry_bench_options options;
     bool grid;
     int words;
     char **problems;
     int code; /* rank 0's, in the end */
-} wish;
+} bench_options;
 
 typedef struct show {
     carry_comm *comm;
@@ -319,46 +319,46 @@ static carry_status bench_grid(show *s, int *code) {
     return CARRY_OK;
 }
 
-static carry_status bench_all(show *s, const wish *w, int *code) {
+static carry_status bench_all(show *s, const bench_options *given, int *code) {
     CARRY_TRY(carry_ceilings_measure_ranks(s->comm, &s->ceilings));
     if (s->prints) {
         print_ceilings(s);
-        carry_progress_start(&s->bar, stderr, "benching", 100 * (w->grid ? CARRY_GRID_SHAPES : w->words));
+        carry_progress_start(&s->bar, stderr, "benching", 100 * (given->grid ? CARRY_GRID_SHAPES : given->words));
     }
-    if (w->grid) {
+    if (given->grid) {
         return bench_grid(s, code);
     }
-    for (int i = 0; i < w->words; i++) {
+    for (int i = 0; i < given->words; i++) {
         s->problem_index = i;
-        CARRY_TRY(bench_one(s, w->problems[i], code));
+        CARRY_TRY(bench_one(s, given->problems[i], code));
     }
     return CARRY_OK;
 }
 
 static carry_status bench_rank(void *user, carry_comm *comm) {
-    wish *w = user;
-    show s = {.comm = comm, .ctx = carry_comm_ctx(comm), .ranks = carry_comm_size(comm), .json = w->common.json};
+    bench_options *given = user;
+    show s = {.comm = comm, .ctx = carry_comm_ctx(comm), .ranks = carry_comm_size(comm), .json = given->common.json};
     s.prints = carry_comm_rank(comm) == 0;
-    s.options = w->options;
+    s.options = given->options;
     s.options.progress = advance;
     s.options.progress_user = &s;
     int code = CLI_DONE;
-    carry_status status = bench_all(&s, w, &code);
-    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share w */
-        w->code = code;
+    carry_status status = bench_all(&s, given, &code);
+    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share given */
+        given->code = code;
     }
     return status;
 }
 
 /* Every problem is understood before the first is timed, and before ranks are there to be told. */
-static int refuse_bad_problems(const wish *w) {
+static int refuse_bad_problems(const bench_options *given) {
     carry_ctx *ctx;
-    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .kernels = w->common.kernels});
-    for (int i = 0; i < w->words && status == CARRY_OK; i++) {
+    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .kernels = given->common.kernels});
+    for (int i = 0; i < given->words && status == CARRY_OK; i++) {
         carry_problem problem;
         const carry_family *family;
         void *instance = NULL;
-        status = carry_problem_parse(ctx, &problem, w->problems[i]);
+        status = carry_problem_parse(ctx, &problem, given->problems[i]);
         status = status == CARRY_OK ? carry_family_of(ctx, &family, &problem) : status;
         status = status == CARRY_OK ? carry_family_plan(family, ctx, &instance, &problem, false) : status;
         if (status == CARRY_OK) {
@@ -371,41 +371,42 @@ static int refuse_bad_problems(const wish *w) {
 }
 
 static int run(int count, char **arguments) {
-    wish w = {.problems = arguments, .options = {.stop = cli_interrupted}};
+    bench_options given = {.problems = arguments, .options = {.stop = cli_interrupted}};
     int64_t repeats = 0;
     const char *device = NULL;
     char *texts = NULL;
     const cli_option own[] = {
         {"repeats", 0, CLI_NUMBER, &repeats, "N", "runs per algorithm, up to 2000 (by time)"},
-        {"seconds", 0, CLI_SECONDS, &w.options.seconds, "S",
+        {"seconds", 0, CLI_SECONDS, &given.options.seconds, "S",
          "seconds per algorithm, or 2000 runs if they take less (0.3)"},
-        {"hot", 0, CLI_FLAG, &w.options.hot, NULL, "use one set of inputs, in cache if it fits, instead of rotating"},
-        {"unchecked", 0, CLI_FLAG, &w.options.unchecked, NULL,
+        {"hot", 0, CLI_FLAG, &given.options.hot, NULL,
+         "use one set of inputs, in cache if it fits, instead of rotating"},
+        {"unchecked", 0, CLI_FLAG, &given.options.unchecked, NULL,
          "skip the comparison with float64 (for very large problems)"},
-        {"grid", 0, CLI_FLAG, &w.grid, NULL, "evaluate the planner: its choice against the best, 60 shapes"},
+        {"grid", 0, CLI_FLAG, &given.grid, NULL, "evaluate the planner: its choice against the best, 60 shapes"},
         {"device", 0, CLI_TEXT, &device, "NAME",
          "for problems that do not name one: cpu, cuda or cuda:N (a GPU if there is one)"},
         {0},
     };
-    w.words = cli_parse(&cli_bench, count, arguments, own, &w.common);
-    if (w.words < 0 || w.common.help) {
-        return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    given.words = cli_parse(&cli_bench, count, arguments, own, &given.common);
+    if (given.words < 0 || given.common.help) {
+        return given.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (w.grid == (w.words > 0)) {
-        return cli_refuse(w.grid ? "bench --grid takes no problem"
-                                 : "bench needs a problem, for example scan:dense:t1024:n32");
+    if (given.grid == (given.words > 0)) {
+        return cli_refuse(given.grid ? "bench --grid takes no problem"
+                                     : "bench needs a problem, for example scan:dense:t1024:n32");
     }
     if (repeats > 2000) {
         return cli_refuse("--repeats %lld: expected at most 2000", (long long)repeats);
     }
-    int code = refuse_bad_problems(&w);
-    code = code == CLI_DONE ? cli_device_problems(&w.common, device, w.words, w.problems, &texts) : code;
-    code = code == CLI_DONE ? cli_ranks_problems("bench", w.words, w.problems, true) : code;
+    int code = refuse_bad_problems(&given);
+    code = code == CLI_DONE ? cli_device_problems(&given.common, device, given.words, given.problems, &texts) : code;
+    code = code == CLI_DONE ? cli_ranks_problems("bench", given.words, given.problems, true) : code;
     if (code == CLI_DONE) {
         cli_catch_interrupt();
-        w.options.seed = (uint64_t)w.common.seed;
-        w.options.repeats = (int)repeats;
-        code = cli_on_ranks(&w.common, bench_rank, &w) == CARRY_OK ? w.code : CLI_IMPOSSIBLE;
+        given.options.seed = (uint64_t)given.common.seed;
+        given.options.repeats = (int)repeats;
+        code = cli_on_ranks(&given.common, bench_rank, &given) == CARRY_OK ? given.code : CLI_IMPOSSIBLE;
     }
     free(texts);
     return code;

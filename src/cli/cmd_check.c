@@ -156,80 +156,81 @@ static void print_golden(void *user, const carry_golden_line *line) {
 }
 
 /* What was asked for, the same for every rank. */
-typedef struct wish {
+typedef struct check_options {
     cli_common common;
     const char *golden, *device;
     int on; /* a device; -1: the best for what is checked */
     int words;
     char **problems;
     tally first; /* rank 0's */
-} wish;
+} check_options;
 
 static carry_status check_all(void *user, carry_comm *comm) {
-    wish *w = user;
+    check_options *given = user;
     carry_ctx *ctx = carry_comm_ctx(comm);
     tally other = {0};
-    tally *t = carry_comm_rank(comm) == 0 ? &w->first : &other;
-    t->prints = t == &w->first;
-    t->json = w->common.json;
+    tally *t = carry_comm_rank(comm) == 0 ? &given->first : &other;
+    t->prints = t == &given->first;
+    t->json = given->common.json;
     if (t->prints) {
         carry_progress_start(&t->bar, stderr, "checking", 0);
     }
-    if (w->golden != NULL) {
-        CARRY_TRY(carry_golden(ctx, w->golden, w->on, print_golden, t));
+    if (given->golden != NULL) {
+        CARRY_TRY(carry_golden(ctx, given->golden, given->on, print_golden, t));
     }
-    for (int i = 0; i < w->words; i++) {
-        const int ranks = carry_collective_ranks(ctx, w->problems[i]);
-        part p = {.text = w->problems[i], .seed = (uint64_t)w->common.seed, .first = t};
+    for (int i = 0; i < given->words; i++) {
+        const int ranks = carry_collective_ranks(ctx, given->problems[i]);
+        part p = {.text = given->problems[i], .seed = (uint64_t)given->common.seed, .first = t};
         CARRY_TRY(ranks > 0 ? carry_collective_run(ctx, comm, ranks, check_part, &p)
                             : check_on(ctx, NULL, p.text, p.seed, t));
     }
     return CARRY_OK;
 }
 
-static int golden_device(wish *w) {
-    carry_ctx *ctx = cli_open(&w->common);
-    const int code = ctx == NULL ? CLI_IMPOSSIBLE : cli_device(ctx, w->device, &w->on);
+static int golden_device(check_options *given) {
+    carry_ctx *ctx = cli_open(&given->common);
+    const int code = ctx == NULL ? CLI_IMPOSSIBLE : cli_device(ctx, given->device, &given->on);
     carry_ctx_free(ctx);
     return code;
 }
 
 static int run(int count, char **arguments) {
-    wish w = {.problems = arguments};
+    check_options given = {.problems = arguments};
     const cli_option own[] = {
-        {"golden", 0, CLI_TEXT, &w.golden, "PATH",
+        {"golden", 0, CLI_TEXT, &given.golden, "PATH",
          "compare with vectors made elsewhere: a .safetensors file of delta-rule cases, or a model folder"},
-        {"device", 0, CLI_TEXT, &w.device, "NAME",
+        {"device", 0, CLI_TEXT, &given.device, "NAME",
          "for --golden and problems that do not name one: cpu, cuda or cuda:N (a GPU if there is one)"},
         {0},
     };
-    w.words = cli_parse(&cli_check, count, arguments, own, &w.common);
-    if (w.words < 0 || w.common.help) {
-        return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    given.words = cli_parse(&cli_check, count, arguments, own, &given.common);
+    if (given.words < 0 || given.common.help) {
+        return given.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (w.words == 0 && w.golden == NULL) {
+    if (given.words == 0 && given.golden == NULL) {
         return cli_refuse("check needs a problem, for example %s", cli_check.example + strlen("carry check "));
     }
-    if (w.golden != NULL && cli_ranks() != 1) {
+    if (given.golden != NULL && cli_ranks() != 1) {
         return cli_refuse_ranks("check --golden");
     }
     char *texts = NULL;
-    w.on = -1;
-    int code = w.golden != NULL && w.device != NULL ? golden_device(&w) : CLI_DONE;
-    code = code == CLI_DONE ? cli_device_problems(&w.common, w.device, w.words, w.problems, &texts) : code;
-    code = code == CLI_DONE ? cli_ranks_problems("check", w.words, w.problems, false) : code;
+    given.on = -1;
+    int code = given.golden != NULL && given.device != NULL ? golden_device(&given) : CLI_DONE;
+    code =
+        code == CLI_DONE ? cli_device_problems(&given.common, given.device, given.words, given.problems, &texts) : code;
+    code = code == CLI_DONE ? cli_ranks_problems("check", given.words, given.problems, false) : code;
     if (code == CLI_DONE) {
         cli_catch_interrupt();
-        code = cli_on_ranks(&w.common, check_all, &w) == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
+        code = cli_on_ranks(&given.common, check_all, &given) == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
     }
     free(texts);
     if (code != CLI_DONE) {
         return code;
     }
-    if (!w.common.json) {
-        (void)printf("%d right, %d wrong, %d left out\n", w.first.right, w.first.wrong, w.first.left_out);
+    if (!given.common.json) {
+        (void)printf("%d right, %d wrong, %d left out\n", given.first.right, given.first.wrong, given.first.left_out);
     }
-    return w.first.wrong > 0 ? CLI_WRONG : CLI_DONE;
+    return given.first.wrong > 0 ? CLI_WRONG : CLI_DONE;
 }
 
 const cli_verb cli_check = {

@@ -7,7 +7,7 @@
 #include "engine/evaluate.h"
 #include "tokenizer/wikitext.h"
 
-typedef struct desk {
+typedef struct eval_session {
     cli_common common;
     carry_ctx *ctx;
     carry_model model;
@@ -15,7 +15,7 @@ typedef struct desk {
     carry_evaluate_options options;
     const char *on;            /* the device, as it was typed */
     char why[CARRY_MODEL_WHY]; /* options.dtype; "" once it has been printed */
-} desk;
+} eval_session;
 
 static bool on_progress(void *user, int64_t done, int64_t total) {
     carry_progress *progress = user;
@@ -24,7 +24,7 @@ static bool on_progress(void *user, int64_t done, int64_t total) {
     return !cli_interrupted();
 }
 
-static void print_json(const desk *d, const char *name, const carry_evaluation *e) {
+static void print_json(const eval_session *d, const char *name, const carry_evaluation *e) {
     double loss = carry_evaluation_loss(e);
     cli_json_open();
     cli_json_text("file", name);
@@ -48,7 +48,7 @@ static void print_json(const desk *d, const char *name, const carry_evaluation *
     cli_json_close();
 }
 
-static void print_evaluation(const desk *d, const char *name, const carry_evaluation *e) {
+static void print_evaluation(const eval_session *d, const char *name, const carry_evaluation *e) {
     if (d->common.json) {
         print_json(d, name, e);
         return;
@@ -70,7 +70,7 @@ static int refuse_interrupted(const char *name, const carry_evaluation *e) {
                       carry_evaluation_loss(e));
 }
 
-static int evaluate(desk *d, int count, char **files) {
+static int evaluate(eval_session *d, int count, char **files) {
     carry_evaluation all = {0};
     bool all_words = true;
     for (int i = 0; i < count; i++) {
@@ -101,7 +101,7 @@ static int evaluate(desk *d, int count, char **files) {
 }
 
 static int run(int count, char **arguments) {
-    desk d = {.options = {.progress = on_progress, .dtype = CARRY_F32}};
+    eval_session d = {.options = {.progress = on_progress, .dtype = CARRY_F32}};
     const char *dtype = NULL;
     const cli_option own[] = {
         {"length", 0, CLI_NUMBER, &d.options.length, "N",

@@ -7,10 +7,10 @@
 #include "core/clock.h"
 #include "core/tensor.h"
 
-typedef cli_generating desk;
+typedef cli_generating generate_session;
 
 /* Text, and on a terminal nothing that would make it do things. */
-static void show(const desk *d, const char *text, size_t length) {
+static void show(const generate_session *d, const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         unsigned char byte = (unsigned char)text[i];
         bool is_long = byte == 0xC2 && i + 1 < length && (unsigned char)text[i + 1] < 0xA0; /* U+0080 to U+009F */
@@ -32,7 +32,7 @@ static char *prompt_text(const carry_prompt *prompt, size_t *length) {
     return text;
 }
 
-static void show_heading(desk *d) {
+static void show_heading(generate_session *d) {
     size_t length;
     char *prompt = prompt_text(&d->asked[d->current], &length);
     if (d->count > 1) {
@@ -57,7 +57,7 @@ static double speed(const carry_continuation *c) {
     return c->tokens > 1 ? rate(c->tokens - 1, c->seconds - c->first) : rate(c->tokens, c->seconds);
 }
 
-static void print_object(const desk *d, const carry_continuation *c) {
+static void print_object(const generate_session *d, const carry_continuation *c) {
     size_t length;
     char *prompt = prompt_text(&d->asked[d->current], &length);
     cli_json_open();
@@ -80,7 +80,7 @@ static void print_object(const desk *d, const carry_continuation *c) {
 }
 
 /* What has come since: tokens' numbers, or the text that is settled. */
-static void show_more(desk *d, const carry_continuation *c) {
+static void show_more(generate_session *d, const carry_continuation *c) {
     for (; d->by_ids && d->shown < c->ids.count; d->shown++) {
         (void)printf("%s%u", d->shown > 0 ? " " : "", c->ids.id[d->shown]);
     }
@@ -93,7 +93,7 @@ static void show_more(desk *d, const carry_continuation *c) {
 /* Prints what has come of the current text, and of those after it once it has ended. */
 static bool on_token(void *user, int64_t prompt) {
     (void)prompt;
-    desk *d = user;
+    generate_session *d = user;
     cli_tell_dtype(d->dtype, d->why, d->common.json);
     for (; d->current < d->count; d->current++) {
         const carry_continuation *c = &d->results[d->current];
@@ -122,7 +122,7 @@ static bool on_token(void *user, int64_t prompt) {
     return !cli_interrupted() && ferror(stdout) == 0;
 }
 
-static void print_rates(const desk *d, double seconds) {
+static void print_rates(const generate_session *d, double seconds) {
     int64_t tokens = 0;
     int64_t read = 0;
     int64_t texts = 0;
@@ -144,7 +144,7 @@ static void print_rates(const desk *d, double seconds) {
 }
 
 /* A text that Ctrl-C cut off looks like any other: the exit code tells. */
-static int count_whole(const desk *d) {
+static int count_whole(const generate_session *d) {
     int64_t whole = 0;
     for (int64_t i = 0; i < d->count; i++) {
         whole += d->results[i].ending != CARRY_INTERRUPTED;
@@ -154,7 +154,7 @@ static int count_whole(const desk *d) {
                : cli_refuse("interrupted: %lld of %lld texts are whole", (long long)whole, (long long)d->count);
 }
 
-static int generate(desk *d) {
+static int generate(generate_session *d) {
     d->sampling.seed = (uint64_t)d->common.seed;
     const carry_generate_options options = {.sampling = d->sampling,
                                             .tokens = d->tokens,
@@ -185,7 +185,7 @@ static int generate(desk *d) {
     return count_whole(d);
 }
 
-static int open_and_generate(desk *d, const char *folder) {
+static int open_and_generate(generate_session *d, const char *folder) {
     d->ctx = cli_open(&d->common);
     if (d->ctx == NULL) {
         return CLI_IMPOSSIBLE;
@@ -211,7 +211,7 @@ static int open_and_generate(desk *d, const char *folder) {
     return generate(d);
 }
 
-static void close_desk(desk *d) {
+static void close_session(generate_session *d) {
     for (int64_t i = 0; i < d->count && d->results != NULL; i++) {
         carry_continuation_free(&d->results[i]);
     }
@@ -230,7 +230,8 @@ static void close_desk(desk *d) {
 
 static int run(int count, char **arguments) {
     cli_catch_interrupt();
-    desk d = {.tokens = 128, .dtype = CARRY_F32, .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0}};
+    generate_session d = {
+        .tokens = 128, .dtype = CARRY_F32, .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0}};
     const cli_option own[] = {
         {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "text to continue; repeat for more; -: standard input"},
         {"file", 0, CLI_TEXT, &d.file, "FILE", "prompts from a file, one per line"},
@@ -284,7 +285,7 @@ static int run(int count, char **arguments) {
     } else if (words == 1 && cli_generate_check(&d)) {
         code = open_and_generate(&d, arguments[0]);
     }
-    close_desk(&d);
+    close_session(&d);
     return code;
 }
 

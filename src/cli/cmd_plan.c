@@ -5,27 +5,27 @@
 #include "core/error.h"
 #include "bench/collective.h"
 
-typedef struct wish {
+typedef struct plan_options {
     cli_common common;
     bool measure;
     int words;
     char **problems;
-} wish;
+} plan_options;
 
 /* On one rank, or on each of those that the problem is for. */
-static carry_status plan_on(carry_ctx *ctx, carry_comm *comm, const char *text, const wish *w) {
+static carry_status plan_on(carry_ctx *ctx, carry_comm *comm, const char *text, const plan_options *given) {
     carry_problem problem;
     const carry_family *family;
     void *instance = NULL;
     CARRY_TRY(carry_problem_parse(ctx, &problem, text));
     CARRY_TRY(carry_family_of(ctx, &family, &problem));
     problem.comm = comm;
-    CARRY_TRY(carry_family_plan(family, ctx, &instance, &problem, w->measure));
+    CARRY_TRY(carry_family_plan(family, ctx, &instance, &problem, given->measure));
     if (comm != NULL && carry_comm_rank(comm) > 0) {
         carry_family_close(family, instance);
         return CARRY_OK;
     }
-    if (w->common.json) {
+    if (given->common.json) {
         cli_json_open();
         cli_json_text("problem", text);
         cli_json_text("algorithm", family->chosen(instance));
@@ -40,49 +40,49 @@ static carry_status plan_on(carry_ctx *ctx, carry_comm *comm, const char *text, 
 }
 
 typedef struct part {
-    const wish *w;
+    const plan_options *given;
     const char *text;
 } part;
 
 static carry_status plan_part(void *user, carry_comm *comm) {
     const part *p = user;
-    return plan_on(carry_comm_ctx(comm), comm, p->text, p->w);
+    return plan_on(carry_comm_ctx(comm), comm, p->text, p->given);
 }
 
 static carry_status plan_all(void *user, carry_comm *comm) {
-    const wish *w = user;
+    const plan_options *given = user;
     carry_ctx *ctx = carry_comm_ctx(comm);
-    for (int i = 0; i < w->words; i++) {
-        const int ranks = carry_collective_ranks(ctx, w->problems[i]);
-        part p = {.w = w, .text = w->problems[i]};
+    for (int i = 0; i < given->words; i++) {
+        const int ranks = carry_collective_ranks(ctx, given->problems[i]);
+        part p = {.given = given, .text = given->problems[i]};
         CARRY_TRY(ranks > 0 ? carry_collective_run(ctx, comm, ranks, plan_part, &p)
-                            : plan_on(ctx, NULL, w->problems[i], w));
+                            : plan_on(ctx, NULL, given->problems[i], given));
     }
     return CARRY_OK;
 }
 
 static int run(int count, char **arguments) {
-    wish w = {.problems = arguments};
+    plan_options given = {.problems = arguments};
     const char *device = NULL;
     char *texts = NULL;
     const cli_option own[] = {
-        {"measure", 0, CLI_FLAG, &w.measure, NULL, "time every algorithm and store the fastest in the wisdom file"},
+        {"measure", 0, CLI_FLAG, &given.measure, NULL, "time every algorithm and store the fastest in the wisdom file"},
         {"device", 0, CLI_TEXT, &device, "NAME",
          "for problems that do not name one: cpu, cuda or cuda:N (a GPU if there is one)"},
         {0},
     };
-    w.words = cli_parse(&cli_plan, count, arguments, own, &w.common);
-    if (w.words < 0 || w.common.help) {
-        return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    given.words = cli_parse(&cli_plan, count, arguments, own, &given.common);
+    if (given.words < 0 || given.common.help) {
+        return given.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (w.words == 0) {
+    if (given.words == 0) {
         return cli_refuse("plan needs a problem, for example %s", "scan:diagonal:b64:t4096:n16:w64");
     }
-    int code = cli_device_problems(&w.common, device, w.words, w.problems, &texts);
-    code = code == CLI_DONE ? cli_ranks_problems("plan", w.words, w.problems, false) : code;
+    int code = cli_device_problems(&given.common, device, given.words, given.problems, &texts);
+    code = code == CLI_DONE ? cli_ranks_problems("plan", given.words, given.problems, false) : code;
     if (code == CLI_DONE) {
         cli_catch_interrupt();
-        code = cli_on_ranks(&w.common, plan_all, &w) == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
+        code = cli_on_ranks(&given.common, plan_all, &given) == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
     }
     free(texts);
     return code;

@@ -1,4 +1,5 @@
-/* What the files of carry stream share. */
+/* The parts of carry stream. Options are what was typed; a session is a stream made from them; a display is what of it
+   is printed. */
 #ifndef CARRY_CLI_CMD_STREAM_H
 #define CARRY_CLI_CMD_STREAM_H
 
@@ -9,8 +10,9 @@
 
 #define CLI_STREAM_PATIENCE 10.0 /* seconds after Ctrl-C in which calls under way are finished */
 
-/* What was typed. */
-typedef struct stream_wish {
+/* Set by the parser, constant afterwards. */
+typedef struct stream_options {
+    cli_common common;
     cli_texts prompts;
     const char *model, *config, *codec, *text_encoder, *input, *size, *levels, *recompute, *topology, *device;
     const char *address, *token, *token_file, *record, *record_to, *out, *state;
@@ -18,67 +20,76 @@ typedef struct stream_wish {
     int64_t fail_memory, chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes,
         quality;
     double kv_bias, noise, shift, fps, strength, slow_stage0, slow_stage1, change;
-} stream_wish;
+} stream_options;
+
+/* Lines for people on standard output, or JSON. */
+typedef struct stream_display {
+    bool json;
+    bool redraws;      /* lines replace each other, on a terminal */
+    bool line_is_open; /* such a line was not ended */
+    bool has_started;  /* the first lines were printed */
+} stream_display;
 
 struct stream_page;
 
-/* One stream, as rank 0 sees it. */
-typedef struct stream_desk {
-    cli_common common;
-    stream_wish wish;
-    carry_pipeline_options options;
-    carry_control_state start;
-    char secret[512]; /* the token as it was read from a file */
-    carry_controls *controls;
-    carry_stream_figures figures;
-    carry_ctx *ctx; /* for what is checked before the ranks are there */
+/* A stream on rank 0. */
+typedef struct stream_session {
+    const stream_options *options;
+    stream_display display;
+    carry_ctx *ctx; /* for checks before the ranks start */
     stream_model model;
-    struct carry_video *video; /* what comes in; NULL: nothing */
-    struct stream_page *page;  /* where frames go, made by rank 0 */
-    bool redraws, has_unended;
-    bool has_started;     /* its first lines were shown */
-    char remembered[256]; /* of the state that was written last */
-    bool has_forgotten;   /* one could not be written */
-    char unsaved[640];    /* what of --record and --out was not, in an error message; "": all was */
+    carry_pipeline_options pipeline;
+    carry_control_state start;
+    carry_controls *controls;
+    const char *token;         /* of the page; NULL: none */
+    char token_text[512];      /* read from a file */
+    int port;                  /* of the page; the same after a restart */
+    struct carry_video *video; /* input; NULL: none */
+    struct stream_page *page;  /* output, opened by rank 0 */
+    carry_stream_figures figures;
+    char saved_state[256]; /* the last state written to --state */
+    bool save_failed;      /* one could not be written: reported once */
+    char unsaved[640];     /* why --record or --out is incomplete; "": it is complete */
     bool has_ended;
-    atomic_bool has_run_out; /* a rank had no more memory */
-} stream_desk;
+    atomic_bool out_of_memory; /* on any rank */
+} stream_session;
 
-/* cmd_stream_options.c: from words to options. CLI_DONE, or after an error message CLI_IMPOSSIBLE. */
-int stream_prepare(stream_desk *desk);
+/* cmd_stream_options.c: sets up a session from its options. CLI_DONE, or after an error message CLI_IMPOSSIBLE. */
+int stream_prepare(stream_session *session);
 
 /* cmd_stream_page.c: hub, server, recording and files of frames, as far as this build has them. */
-int stream_page_check(const stream_desk *desk);
-carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx);
-bool stream_page_address(const stream_desk *desk, char *line, size_t size); /* false: nothing is served */
-carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch);
-void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked);
-void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures);
-void stream_page_close(stream_desk *desk);
+int stream_page_check(const stream_options *options);
+carry_status stream_page_open(stream_session *session, carry_ctx *ctx);
+bool stream_page_address(const stream_session *session, char *line, size_t size); /* false: nothing is served */
+carry_status stream_page_frames(stream_session *session, carry_tensor frames, uint64_t chunk_index,
+                                uint64_t cache_epoch);
+void stream_page_cut(stream_session *session, uint64_t cache_epoch, bool is_asked);
+void stream_page_figures(stream_session *session, const carry_stream_figures *figures);
+void stream_page_close(stream_session *session);
 
-/* cmd_stream_video.c: video in, as far as this build has it. */
-int stream_video_check(const stream_desk *desk);
-carry_status stream_video_open(stream_desk *desk, carry_ctx *ctx);
-carry_status stream_video_read(stream_desk *desk, carry_ctx *ctx, carry_tensor frames, int64_t *got);
-bool stream_video_is_ready(stream_desk *desk, int64_t frames);
-void stream_video_close(stream_desk *desk); /* says why it ended, and how many frames were dropped */
+/* cmd_stream_video.c: video input, as far as this build has it. */
+int stream_video_check(const stream_options *options);
+carry_status stream_video_open(stream_session *session, carry_ctx *ctx);
+carry_status stream_video_read(stream_session *session, carry_ctx *ctx, carry_tensor frames, int64_t *got);
+bool stream_video_is_ready(stream_session *session, int64_t frames);
+void stream_video_close(stream_session *session); /* prints why it ended, and how many frames were dropped */
 
-/* cmd_stream_show.c: lines for people, or JSON. */
-void stream_show_start(stream_desk *desk);
-void stream_show_clear(stream_desk *desk);                  /* what is printed next starts on a line of its own */
-void stream_show_line(stream_desk *desk, const char *line); /* on a line of its own */
-void stream_show_chunk(stream_desk *desk, const carry_chunk_times *times);
-void stream_show_end(stream_desk *desk);
+/* cmd_stream_show.c */
+void stream_show_start(stream_display *display, const stream_session *session);
+void stream_show_clear(stream_display *display);                  /* ends an open line */
+void stream_show_line(stream_display *display, const char *line); /* on a line of its own */
+void stream_show_chunk(stream_display *display, const carry_stream_figures *figures, const carry_chunk_times *times);
+void stream_show_end(stream_display *display, const stream_session *session);
 
-/* cmd_stream_change.c: changes the prompt about every so many seconds, until the end; NULL: it does not. */
+/* cmd_stream_change.c: changes the prompt about every `seconds` until the end. NULL: not asked for, or failed. */
 struct stream_change *stream_change_start(carry_controls *controls, double seconds);
 void stream_change_end(struct stream_change *change);
 
-/* cmd_stream_supervise.c: a child that is started again. */
-int stream_supervise(const stream_desk *desk, int count, char **arguments);
-/* What a child remembers for the next one: epoch, restarts, controls. Written when they have changed. A file that is
-   something else is refused, not replaced. */
-int stream_state_read(stream_desk *desk);
-void stream_state_write(stream_desk *desk, carry_ctx *ctx);
+/* cmd_stream_supervise.c: runs the stream in a child that is restarted. */
+int stream_supervise(carry_ctx *ctx, const stream_options *options, int count, char **arguments);
+/* --state: epoch, restarts and controls for the next start. Written when they have changed. A file with other contents
+   is refused, not replaced. */
+int stream_state_read(stream_session *session);
+void stream_state_write(stream_session *session, carry_ctx *ctx);
 
 #endif

@@ -1,4 +1,4 @@
-/* carry stream: where frames go: to viewers and recordings, where this build has them, and into files. */
+/* carry stream: output of frames: viewers and recordings, if this build has them, and files. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@ struct stream_page {
     carry_ctx *ctx;
     uint64_t files; /* frames written to --out */
     unsigned char *row;
-    bool has_no_room; /* for more of them */
+    bool is_full; /* --out: the disk is */
 #ifdef CARRY_HAVE_PAGE
     carry_hub *hub;
     carry_server *server;
@@ -31,24 +31,24 @@ struct stream_page {
 #endif
 };
 
-/* The first reason is kept; the end of the program says it. */
-static void not_saved(stream_desk *desk, const char *why) {
-    if (desk->unsaved[0] == '\0') {
-        (void)snprintf(desk->unsaved, sizeof desk->unsaved, "%s", why);
+/* Keeps the first reason, which is printed at the end. */
+static void not_saved(stream_session *session, const char *why) {
+    if (session->unsaved[0] == '\0') {
+        (void)snprintf(session->unsaved, sizeof session->unsaved, "%s", why);
     }
 }
 
 #ifdef CARRY_HAVE_PAGE
-/* A stream that was started again does not write over what it recorded before: name-restart-1.avi, ... */
-static carry_status start_film(stream_desk *desk, struct stream_page *page) {
-    const char *name = desk->wish.record;
+/* A restarted stream does not overwrite its recordings: name-restart-1.avi, ... */
+static carry_status start_film(stream_session *session, struct stream_page *page) {
+    const char *name = session->options->record;
     const size_t length = strlen(name);
     const size_t stem = length > 4 && strcmp(name + length - 4, ".avi") == 0 ? length - 4 : length;
     char path[CARRY_FILE_PATH];
-    if (desk->options.restarts == 0) {
+    if (session->pipeline.restarts == 0) {
         return carry_film_start(page->ctx, &page->film, page->hub, name, 0);
     }
-    uint64_t restart = desk->options.restarts;
+    uint64_t restart = session->pipeline.restarts;
     do {
         const int written = snprintf(path, sizeof path, "%.*s-restart-%llu%s", (int)stem, name,
                                      (unsigned long long)restart++, name + stem);
@@ -59,43 +59,43 @@ static carry_status start_film(stream_desk *desk, struct stream_page *page) {
     return carry_film_start(page->ctx, &page->film, page->hub, path, 0);
 }
 
-static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
-    const stream_wish *w = &desk->wish;
-    if (!w->serve && w->record == NULL) {
+static carry_status open_hub(stream_session *session, struct stream_page *page) {
+    const stream_options *given = session->options;
+    if (!given->serve && given->record == NULL) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_hub_new(page->ctx, &page->hub, (int)desk->options.width, (int)desk->options.height, (int)w->quality,
-                            desk->options.fps));
-    if (w->record != NULL) {
-        CARRY_TRY(start_film(desk, page));
+    CARRY_TRY(carry_hub_new(page->ctx, &page->hub, (int)session->pipeline.width, (int)session->pipeline.height,
+                            (int)given->quality, session->pipeline.fps));
+    if (given->record != NULL) {
+        CARRY_TRY(start_film(session, page));
     }
-    if (!w->serve) {
+    if (!given->serve) {
         return CARRY_OK;
     }
     const carry_server_options options = {
-        .address = w->address, .port = (int)w->port, .token = w->token, .record_to = w->record_to};
-    CARRY_TRY(carry_server_start(page->ctx, &page->server, &options, page->hub, desk->controls));
-    desk->wish.port = carry_server_port(page->server); /* where it goes on after memory ran out */
+        .address = given->address, .port = session->port, .token = session->token, .record_to = given->record_to};
+    CARRY_TRY(carry_server_start(page->ctx, &page->server, &options, page->hub, session->controls));
+    session->port = carry_server_port(page->server); /* kept if the stream starts again */
     return CARRY_OK;
 }
 
-bool stream_page_address(const stream_desk *desk, char *line, size_t size) {
-    const char *address = desk->wish.address != NULL ? desk->wish.address : "127.0.0.1";
+bool stream_page_address(const stream_session *session, char *line, size_t size) {
+    const char *address = session->options->address != NULL ? session->options->address : "127.0.0.1";
     const bool has_colons = strchr(address, ':') != NULL; /* IPv6 */
-    if (desk->page == NULL || desk->page->server == NULL) {
+    if (session->page == NULL || session->page->server == NULL) {
         return false;
     }
     (void)snprintf(line, size, has_colons ? "http://[%s]:%d/" : "http://%s:%d/", address,
-                   carry_server_port(desk->page->server));
+                   carry_server_port(session->page->server));
     return true;
 }
 
 /* Frames that have a pace are released after they were made: the last ones belong to the recording too. */
-static void drain_film(stream_desk *desk, struct stream_page *page) {
+static void drain_film(stream_session *session, struct stream_page *page) {
     const double start = carry_seconds();
     double released = 0.0; /* when the last was */
     carry_film_state state = {0};
-    while (carry_seconds() - start < DRAIN && !state.ended && state.frames + state.dropped < desk->figures.frames &&
+    while (carry_seconds() - start < DRAIN && !state.ended && state.frames + state.dropped < session->figures.frames &&
            (released == 0.0 || carry_seconds() - released < DRAIN / 10)) {
         const struct timespec pause = {.tv_nsec = 5000000};
         (void)nanosleep(&pause, NULL);
@@ -104,17 +104,17 @@ static void drain_film(stream_desk *desk, struct stream_page *page) {
     }
 }
 
-static void close_hub(stream_desk *desk, struct stream_page *page) {
+static void close_hub(stream_session *session, struct stream_page *page) {
     if (page->server != NULL) {
         carry_server_stop(page->server);
     }
     if (page->film != NULL) {
         carry_film_state state;
-        drain_film(desk, page);
+        drain_film(session, page);
         carry_film_stop(page->film, &state);
         char line[CARRY_FILE_PATH + 640];
         if (state.ended) {
-            not_saved(desk, state.why);
+            not_saved(session, state.why);
         } else {
             char missed[96] = "";
             if (state.dropped > 0) {
@@ -123,7 +123,7 @@ static void close_hub(stream_desk *desk, struct stream_page *page) {
             }
             (void)snprintf(line, sizeof line, "%llu frames in %s%s", (unsigned long long)state.frames, state.path,
                            missed);
-            stream_show_line(desk, line);
+            stream_show_line(&session->display, line);
         }
     }
     carry_hub_free(page->hub);
@@ -145,47 +145,46 @@ static int check_folder(const char *folder) {
                : cli_refuse("--record-to %s cannot be recorded to: %s", folder, strerror(errno));
 }
 
-int stream_page_check(const stream_desk *desk) {
-    const stream_wish *w = &desk->wish;
-    if (w->serve && w->headless) {
+int stream_page_check(const stream_options *given) {
+    if (given->serve && given->headless) {
         return cli_refuse("--serve has a page and --headless has none: give one of them");
     }
-    if (w->port > 65535) {
-        return cli_refuse("--port %lld: ports are 0 (any that is free) to 65535", (long long)w->port);
+    if (given->port > 65535) {
+        return cli_refuse("--port %lld: ports are 0 (any that is free) to 65535", (long long)given->port);
     }
-    if (w->quality < 1 || w->quality > 100) {
-        return cli_refuse("--quality %lld: expected 1 to 100", (long long)w->quality);
+    if (given->quality < 1 || given->quality > 100) {
+        return cli_refuse("--quality %lld: expected 1 to 100", (long long)given->quality);
     }
-    return check_folder(w->record_to);
+    return check_folder(given->record_to);
 }
 
-void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked) {
-    if (desk->page != NULL && desk->page->hub != NULL) {
-        (is_asked ? carry_hub_cut : carry_hub_follow)(desk->page->hub, cache_epoch);
+void stream_page_cut(stream_session *session, uint64_t cache_epoch, bool is_asked) {
+    if (session->page != NULL && session->page->hub != NULL) {
+        (is_asked ? carry_hub_cut : carry_hub_follow)(session->page->hub, cache_epoch);
     }
 }
 
-void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures) {
-    if (desk->page != NULL && desk->page->hub != NULL) {
-        carry_hub_set_figures(desk->page->hub, figures);
+void stream_page_figures(stream_session *session, const carry_stream_figures *figures) {
+    if (session->page != NULL && session->page->hub != NULL) {
+        carry_hub_set_figures(session->page->hub, figures);
     }
 }
 #else
-static carry_status open_hub(stream_desk *desk, struct stream_page *page) {
-    (void)desk;
+static carry_status open_hub(stream_session *session, struct stream_page *page) {
+    (void)session;
     (void)page;
     return CARRY_OK;
 }
 
-bool stream_page_address(const stream_desk *desk, char *line, size_t size) {
-    (void)desk;
+bool stream_page_address(const stream_session *session, char *line, size_t size) {
+    (void)session;
     (void)line;
     (void)size;
     return false;
 }
 
-static void close_hub(stream_desk *desk, struct stream_page *page) {
-    (void)desk;
+static void close_hub(stream_session *session, struct stream_page *page) {
+    (void)session;
     (void)page;
 }
 
@@ -197,88 +196,89 @@ static carry_status publish(struct stream_page *page, const float *pixels, uint6
     return CARRY_OK;
 }
 
-int stream_page_check(const stream_desk *desk) {
-    if (desk->wish.serve || desk->wish.record != NULL) {
+int stream_page_check(const stream_options *given) {
+    if (given->serve || given->record != NULL) {
         return cli_refuse("this carry was built without the page of a stream, which --serve and --record need: build "
                           "it where libwebsockets and libjpeg are found, or write frames with --out FOLDER");
     }
     return CLI_DONE;
 }
 
-void stream_page_cut(stream_desk *desk, uint64_t cache_epoch, bool is_asked) {
-    (void)desk;
+void stream_page_cut(stream_session *session, uint64_t cache_epoch, bool is_asked) {
+    (void)session;
     (void)cache_epoch;
     (void)is_asked;
 }
 
-void stream_page_figures(stream_desk *desk, const carry_stream_figures *figures) {
-    (void)desk;
+void stream_page_figures(stream_session *session, const carry_stream_figures *figures) {
+    (void)session;
     (void)figures;
 }
 #endif
 
-/* Somebody else gets the frames too. */
-static bool has_others(const stream_desk *desk) {
-    return desk->wish.serve || desk->wish.record != NULL;
+/* The frames go to a page or a recording too. */
+static bool has_others(const stream_session *session) {
+    return session->options->serve || session->options->record != NULL;
 }
 
-static carry_status picture_path(const stream_desk *desk, char path[CARRY_FILE_PATH]) {
-    const struct stream_page *page = desk->page;
+static carry_status picture_path(const stream_session *session, char path[CARRY_FILE_PATH]) {
+    const struct stream_page *page = session->page;
     const int length =
-        snprintf(path, CARRY_FILE_PATH, "%s/frame-%06llu.ppm", desk->wish.out, (unsigned long long)page->files);
+        snprintf(path, CARRY_FILE_PATH, "%s/frame-%06llu.ppm", session->options->out, (unsigned long long)page->files);
     return length > 0 && length < CARRY_FILE_PATH ? CARRY_OK
                                                   : carry_fail(page->ctx, CARRY_ESIZE, "the path of --out is too long");
 }
 
 /* Frames of two streams in one folder could not be told apart. A stream that is started again goes on in its own. */
-static carry_status check_empty(const stream_desk *desk, carry_ctx *ctx) {
-    DIR *folder = opendir(desk->wish.out);
+static carry_status check_empty(const stream_session *session, carry_ctx *ctx) {
+    DIR *folder = opendir(session->options->out);
     if (folder == NULL) {
-        return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be read: %s", desk->wish.out, strerror(errno));
+        return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be read: %s", session->options->out, strerror(errno));
     }
     bool is_empty = true;
     for (const struct dirent *entry = readdir(folder); entry != NULL && is_empty; entry = readdir(folder)) {
         is_empty = strcmp(entry->d_name, ".") == 0 || strcmp(entry->d_name, "..") == 0;
     }
     (void)closedir(folder);
-    return is_empty || desk->wish.overwrite || desk->options.restarts > 0
+    return is_empty || session->options->overwrite || session->pipeline.restarts > 0
                ? CARRY_OK
                : carry_fail(ctx, CARRY_EARGUMENT, "--out %s is not empty: give another folder, or --overwrite",
-                            desk->wish.out);
+                            session->options->out);
 }
 
-carry_status stream_page_open(stream_desk *desk, carry_ctx *ctx) {
+carry_status stream_page_open(stream_session *session, carry_ctx *ctx) {
     struct stream_page *page = calloc(1, sizeof *page);
-    desk->page = page;
+    session->page = page;
     if (page == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the page");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: page");
     }
     page->ctx = ctx;
-    if (desk->wish.out != NULL) {
-        if (mkdir(desk->wish.out, 0777) != 0 && errno != EEXIST) {
-            return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be made: %s", desk->wish.out, strerror(errno));
+    if (session->options->out != NULL) {
+        if (mkdir(session->options->out, 0777) != 0 && errno != EEXIST) {
+            return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be made: %s", session->options->out,
+                              strerror(errno));
         }
-        CARRY_TRY(check_empty(desk, ctx));
-        page->row = malloc((size_t)(3 * desk->options.width * desk->options.height));
+        CARRY_TRY(check_empty(session, ctx));
+        page->row = malloc((size_t)(3 * session->pipeline.width * session->pipeline.height));
         if (page->row == NULL) {
-            return carry_fail(ctx, CARRY_EMEMORY, "no memory for a picture");
+            return carry_fail(ctx, CARRY_EMEMORY, "out of memory: picture");
         }
         char path[CARRY_FILE_PATH];
-        CARRY_TRY(picture_path(desk, path));
-        while (desk->options.restarts > 0 && access(path, F_OK) == 0) { /* started again: after what is there */
+        CARRY_TRY(picture_path(session, path));
+        while (session->pipeline.restarts > 0 && access(path, F_OK) == 0) { /* started again: after what is there */
             page->files++;
-            CARRY_TRY(picture_path(desk, path));
+            CARRY_TRY(picture_path(session, path));
         }
     }
-    return open_hub(desk, page);
+    return open_hub(session, page);
 }
 
 /* A portable pixmap, which every viewer of pictures opens. */
-static carry_status write_picture(stream_desk *desk, const float *pixels) {
-    struct stream_page *page = desk->page;
-    const int64_t count = desk->options.width * desk->options.height;
+static carry_status write_picture(stream_session *session, const float *pixels) {
+    struct stream_page *page = session->page;
+    const int64_t count = session->pipeline.width * session->pipeline.height;
     char path[CARRY_FILE_PATH];
-    CARRY_TRY(picture_path(desk, path));
+    CARRY_TRY(picture_path(session, path));
     page->files++;
     for (int64_t i = 0; i < count; i++) {
         for (int64_t c = 0; c < 3; c++) {
@@ -290,8 +290,8 @@ static carry_status write_picture(stream_desk *desk, const float *pixels) {
     FILE *file = opened >= 0 ? fdopen(opened, "wb") : NULL;
     bool is_written = file != NULL;
     if (file != NULL) {
-        is_written = fprintf(file, "P6\n%lld %lld\n255\n", (long long)desk->options.width,
-                             (long long)desk->options.height) > 0 &&
+        is_written = fprintf(file, "P6\n%lld %lld\n255\n", (long long)session->pipeline.width,
+                             (long long)session->pipeline.height) > 0 &&
                      fwrite(page->row, (size_t)(3 * count), 1, file) == 1;
         is_written = fclose(file) == 0 && is_written;
     }
@@ -305,36 +305,37 @@ static carry_status write_picture(stream_desk *desk, const float *pixels) {
     return status;
 }
 
-/* A disk that is full ends the stream where it was all for the files, and else the files alone. */
-static carry_status keep_picture(stream_desk *desk, const float *pixels) {
-    struct stream_page *page = desk->page;
-    const carry_status status = write_picture(desk, pixels);
-    if (status == CARRY_OK || !has_others(desk)) {
+/* A full disk ends the stream if it had no other output, else only the files. */
+static carry_status keep_picture(stream_session *session, const float *pixels) {
+    struct stream_page *page = session->page;
+    const carry_status status = write_picture(session, pixels);
+    if (status == CARRY_OK || !has_others(session)) {
         return status;
     }
-    page->has_no_room = true;
+    page->is_full = true;
     carry_log(page->ctx, CARRY_LOG_WARNING, "%s: no more of --out is written", carry_ctx_error(page->ctx));
-    not_saved(desk, carry_ctx_error(page->ctx));
+    not_saved(session, carry_ctx_error(page->ctx));
     return CARRY_OK;
 }
 
-carry_status stream_page_frames(stream_desk *desk, carry_tensor frames, uint64_t chunk_index, uint64_t cache_epoch) {
+carry_status stream_page_frames(stream_session *session, carry_tensor frames, uint64_t chunk_index,
+                                uint64_t cache_epoch) {
     const float *pixels = frames.data;
     for (int64_t i = 0; i < frames.shape[0]; i++) {
         const float *picture = pixels + i * frames.stride[0];
-        CARRY_TRY(publish(desk->page, picture, chunk_index, cache_epoch));
-        if (desk->wish.out != NULL && !desk->page->has_no_room) {
-            CARRY_TRY(keep_picture(desk, picture));
+        CARRY_TRY(publish(session->page, picture, chunk_index, cache_epoch));
+        if (session->options->out != NULL && !session->page->is_full) {
+            CARRY_TRY(keep_picture(session, picture));
         }
     }
     return CARRY_OK;
 }
 
-void stream_page_close(stream_desk *desk) {
-    if (desk->page != NULL) {
-        close_hub(desk, desk->page);
-        free(desk->page->row);
-        free(desk->page);
-        desk->page = NULL;
+void stream_page_close(stream_session *session) {
+    if (session->page != NULL) {
+        close_hub(session, session->page);
+        free(session->page->row);
+        free(session->page);
+        session->page = NULL;
     }
 }

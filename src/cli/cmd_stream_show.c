@@ -1,4 +1,4 @@
-/* What carry stream prints: a line that is redrawn on a terminal, a table at the end; or JSON. */
+/* The output of carry stream: a line that is redrawn on a terminal, a table at the end; or JSON. */
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
@@ -8,55 +8,55 @@
 
 #define RANDOM "the weights are random: what is shown means nothing"
 
-void stream_show_clear(stream_desk *desk) {
-    if (desk->has_unended) {
+void stream_show_clear(stream_display *display) {
+    if (display->line_is_open) {
         (void)putchar('\n');
-        desk->has_unended = false;
+        display->line_is_open = false;
     }
 }
 
-void stream_show_line(stream_desk *desk, const char *line) {
-    if (desk->common.json) {
+void stream_show_line(stream_display *display, const char *line) {
+    if (display->json) {
         cli_json_open();
         cli_json_text("note", line);
         cli_json_close();
     } else {
-        stream_show_clear(desk);
+        stream_show_clear(display);
         (void)printf("%s\n", line);
     }
     (void)fflush(stdout);
 }
 
-static void show_address(stream_desk *desk) {
+static void show_address(stream_display *display, const stream_session *session) {
     char line[160];
-    if (stream_page_address(desk, line, sizeof line)) {
-        stream_show_line(desk, line);
+    if (stream_page_address(session, line, sizeof line)) {
+        stream_show_line(display, line);
     }
 }
 
-void stream_show_start(stream_desk *desk) {
-    const carry_pipeline_options *o = &desk->options;
-    const carry_dit_config *c = &desk->model.config;
+void stream_show_start(stream_display *display, const stream_session *session) {
+    const carry_pipeline_options *o = &session->pipeline;
+    const carry_dit_config *c = &session->model.config;
     const int ranks = cli_ranks();
     const bool is_apart = o->with_stage && ranks > 1;
-    desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
-    const bool is_random = desk->model.folder[0] == '\0';
+    display->redraws = !display->json && isatty(STDOUT_FILENO) != 0;
+    const bool is_random = session->model.folder[0] == '\0';
     char device[CLI_DEVICE];
-    const bool is_again = desk->has_started; /* memory ran out, and it goes on with a smaller window */
-    desk->has_started = true;
-    if (desk->common.json || is_again) {
+    const bool is_again = display->has_started; /* memory ran out, and it goes on with a smaller window */
+    display->has_started = true;
+    if (display->json || is_again) {
         if (is_random && !is_again) {
-            stream_show_line(desk, RANDOM);
+            stream_show_line(display, RANDOM);
         }
-        show_address(desk);
+        show_address(display, session);
         return;
     }
     (void)printf("%s%s%s on %s: %lld blocks of %lld, %lld heads; %lld x %lld, chunks of %lld frames, a window of "
                  "%lld%s%s\n",
-                 cli_bold(), desk->model.folder[0] != '\0' ? desk->model.folder : desk->wish.config, cli_plain(),
-                 cli_device_name(device, desk->ctx, o->device), (long long)c->num_layers, (long long)c->dim,
-                 (long long)c->num_heads, (long long)o->width, (long long)o->height, (long long)o->chunk,
-                 (long long)o->window, is_random ? "\n" : "", is_random ? RANDOM : "");
+                 cli_bold(), session->model.folder[0] != '\0' ? session->model.folder : session->options->config,
+                 cli_plain(), cli_device_name(device, session->ctx, o->device), (long long)c->num_layers,
+                 (long long)c->dim, (long long)c->num_heads, (long long)o->width, (long long)o->height,
+                 (long long)o->chunk, (long long)o->window, is_random ? "\n" : "", is_random ? RANDOM : "");
     if (is_apart) {
         (void)printf("stage 0 and a mesh of %d; up to %d envelopes under way\n", ranks - 1, o->depth);
     } else {
@@ -64,12 +64,11 @@ void stream_show_start(stream_desk *desk) {
                      ranks > 1 ? "s" : "");
     }
     (void)fflush(stdout);
-    show_address(desk);
+    show_address(display, session);
 }
 
-void stream_show_chunk(stream_desk *desk, const carry_chunk_times *t) {
-    const carry_stream_figures *f = &desk->figures;
-    if (desk->common.json) {
+void stream_show_chunk(stream_display *display, const carry_stream_figures *f, const carry_chunk_times *t) {
+    if (display->json) {
         cli_json_open();
         cli_json_integer("chunk", (int64_t)t->chunk_index);
         cli_json_integer("epoch", (int64_t)t->cache_epoch);
@@ -93,7 +92,7 @@ void stream_show_chunk(stream_desk *desk, const carry_chunk_times *t) {
         (void)fflush(stdout);
         return;
     }
-    if (!desk->redraws) {
+    if (!display->redraws) {
         return;
     }
     char period[32];
@@ -104,7 +103,7 @@ void stream_show_chunk(stream_desk *desk, const carry_chunk_times *t) {
     (void)printf("\r\033[Kchunk %llu  epoch %llu  %llu frames  %.1f frames/s  period %s  score %s  %d under way",
                  (unsigned long long)t->chunk_index, (unsigned long long)t->cache_epoch, (unsigned long long)f->frames,
                  f->fps, carry_time_text(period, t->period), score, f->under_way);
-    desk->has_unended = true;
+    display->line_is_open = true;
     (void)fflush(stdout);
 }
 
@@ -122,8 +121,8 @@ static void print_json_prompts(const carry_stream_figures *f) {
     cli_json_integer("prompt_steps_again", (int64_t)f->prompt_steps_again);
 }
 
-static void print_json(const stream_desk *desk) {
-    const carry_stream_figures *f = &desk->figures;
+static void print_json(const stream_session *session) {
+    const carry_stream_figures *f = &session->figures;
     const carry_overlap_summary *o = &f->overlap;
     cli_json_open();
     cli_json_bool("done", true);
@@ -157,9 +156,9 @@ static void print_json(const stream_desk *desk) {
     cli_json_bool("passes", o->passes);
     cli_json_integer("reductions_large", f->reductions_large);
     cli_json_integer("reductions_small", f->reductions_small);
-    cli_json_bool("saved", desk->unsaved[0] == '\0');
-    if (desk->unsaved[0] != '\0') {
-        cli_json_text("unsaved", desk->unsaved);
+    cli_json_bool("saved", session->unsaved[0] == '\0');
+    if (session->unsaved[0] != '\0') {
+        cli_json_text("unsaved", session->unsaved);
     }
     cli_json_close();
 }
@@ -171,8 +170,8 @@ static void print_block(const char *name, const char *where, double seconds, dou
     }
 }
 
-static void print_table(const stream_desk *desk) {
-    const carry_stream_figures *f = &desk->figures;
+static void print_table(const stream_session *session) {
+    const carry_stream_figures *f = &session->figures;
     const carry_overlap_summary *o = &f->overlap;
     char a[32];
     char b[32];
@@ -202,9 +201,9 @@ static void print_table(const stream_desk *desk) {
     print_block("decode", "stage 0", o->decode, period);
     print_block("encode", "stage 0", o->encode, period);
     print_block("all", "stage 0", o->stage0, period);
-    if (desk->options.fps > 0.0) {
+    if (session->pipeline.fps > 0.0) {
         (void)printf("  idle       mesh     %10s  of which the pace of %g frames a second is most\n",
-                     carry_time_text(a, o->idle), desk->options.fps);
+                     carry_time_text(a, o->idle), session->pipeline.fps);
     } else {
         print_block("idle", "mesh", o->idle, period);
     }
@@ -228,12 +227,12 @@ static void print_table(const stream_desk *desk) {
     }
 }
 
-void stream_show_end(stream_desk *desk) {
-    stream_show_clear(desk);
-    if (desk->common.json) {
-        print_json(desk);
+void stream_show_end(stream_display *display, const stream_session *session) {
+    stream_show_clear(display);
+    if (display->json) {
+        print_json(session);
     } else {
-        print_table(desk);
+        print_table(session);
     }
     (void)fflush(stdout);
 }

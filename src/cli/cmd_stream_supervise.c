@@ -57,59 +57,59 @@ static bool has_streamed(carry_ctx *ctx, const char *path, memory *m) {
     return has;
 }
 
-int stream_state_read(stream_desk *desk) {
+int stream_state_read(stream_session *session) {
     memory m;
     char *controls;
     char why[256];
-    const char *path = desk->wish.state;
+    const char *path = session->options->state;
     if (path == NULL || cli_process_rank() > 0) {
         return CLI_DONE;
     }
-    carry_status status = read_memory(desk->ctx, path, &m, &controls);
+    carry_status status = read_memory(session->ctx, path, &m, &controls);
     if (status == CARRY_ENOTFOUND) { /* a place that cannot be written to shows now, and not when it is needed */
-        status = carry_file_replace(desk->ctx, path, UNSTREAMED, strlen(UNSTREAMED));
+        status = carry_file_replace(session->ctx, path, UNSTREAMED, strlen(UNSTREAMED));
     }
     if (status != CARRY_OK) {
-        return cli_refuse("--state: %s", carry_ctx_error(desk->ctx));
+        return cli_refuse("--state: %s", carry_ctx_error(session->ctx));
     }
-    desk->options.first_epoch = m.has_streamed ? m.epoch + 1 : 0;
-    desk->options.restarts = m.has_streamed ? m.restarts + 1 : 0;
+    session->pipeline.first_epoch = m.has_streamed ? m.epoch + 1 : 0;
+    session->pipeline.restarts = m.has_streamed ? m.restarts + 1 : 0;
     if (m.has_streamed) {
-        status = carry_controls_apply(desk->controls, controls, strlen(controls), why, sizeof why);
+        status = carry_controls_apply(session->controls, controls, strlen(controls), why, sizeof why);
     }
     free(controls);
     return status == CARRY_OK ? CLI_DONE : cli_refuse("%s: %s", path, why);
 }
 
 /* A disk that is full does not end the stream, and is said once. */
-static void replace_state(stream_desk *desk, carry_ctx *ctx, const carry_json_text *text, const char *now) {
-    if (carry_file_replace(ctx, desk->wish.state, text->bytes, text->length) == CARRY_OK) {
-        (void)snprintf(desk->remembered, sizeof desk->remembered, "%s", now);
-    } else if (!desk->has_forgotten) {
-        desk->has_forgotten = true;
+static void replace_state(stream_session *session, carry_ctx *ctx, const carry_json_text *text, const char *now) {
+    if (carry_file_replace(ctx, session->options->state, text->bytes, text->length) == CARRY_OK) {
+        (void)snprintf(session->saved_state, sizeof session->saved_state, "%s", now);
+    } else if (!session->save_failed) {
+        session->save_failed = true;
         (void)cli_refuse("--state: %s: a restart will not know of changes", carry_ctx_error(ctx));
     }
 }
 
-void stream_state_write(stream_desk *desk, carry_ctx *ctx) {
+void stream_state_write(stream_session *session, carry_ctx *ctx) {
     carry_json_text text = {0};
     carry_json_text head = {0};
-    if (desk->wish.state == NULL) {
+    if (session->options->state == NULL) {
         return;
     }
-    carry_controls_write(desk->controls, &text);
-    carry_json_put_raw(&head, "%llu %llu %ld ", (unsigned long long)desk->figures.epoch,
-                       (unsigned long long)desk->options.restarts, (long)getpid());
+    carry_controls_write(session->controls, &text);
+    carry_json_put_raw(&head, "%llu %llu %ld ", (unsigned long long)session->figures.epoch,
+                       (unsigned long long)session->pipeline.restarts, (long)getpid());
     if (!text.failed && !head.failed) {
-        char now[sizeof desk->remembered];
+        char now[sizeof session->saved_state];
         uint64_t sum = 1469598103934665603ull; /* FNV-1a */
         for (size_t i = 0; i < text.length; i++) {
             sum = (sum ^ (unsigned char)text.bytes[i]) * 1099511628211ull;
         }
         (void)snprintf(now, sizeof now, "%s%llx", head.bytes, (unsigned long long)sum);
         carry_json_put_raw(&head, "%s\n", text.bytes);
-        if (strcmp(now, desk->remembered) != 0 && !head.failed) {
-            replace_state(desk, ctx, &head, now);
+        if (strcmp(now, session->saved_state) != 0 && !head.failed) {
+            replace_state(session, ctx, &head, now);
         }
     }
     carry_json_text_free(&text);
@@ -117,7 +117,7 @@ void stream_state_write(stream_desk *desk, carry_ctx *ctx) {
 }
 
 /* The command without what is the supervisor's, and with the file. */
-static char **make_command(const stream_desk *desk, int count, char **typed, char *state) {
+static char **make_command(const stream_options *given, int count, char **typed, char *state) {
     static char words[][24] = {"mpirun", "-n",      "--oversubscribe",    "--ranks",
                                "stream", "--state", "--allow-run-as-root"};
     static char self[CARRY_FILE_PATH];
@@ -130,8 +130,8 @@ static char **make_command(const stream_desk *desk, int count, char **typed, cha
         return NULL;
     }
     self[length] = '\0';
-    if (desk->wish.processes > 0) {
-        (void)snprintf(ranks, sizeof ranks, "%d", (int)desk->wish.processes);
+    if (given->processes > 0) {
+        (void)snprintf(ranks, sizeof ranks, "%d", (int)given->processes);
         command[n++] = words[0];
         command[n++] = words[2];
         if (geteuid() == 0) {
@@ -243,7 +243,7 @@ static int supervise(carry_ctx *ctx, char **command, const char *state) {
     }
 }
 
-int stream_supervise(const stream_desk *desk, int count, char **arguments) {
+int stream_supervise(carry_ctx *ctx, const stream_options *given, int count, char **arguments) {
     char folder[CARRY_FILE_PATH], state[CARRY_FILE_PATH];
     if (cli_process_rank() >= 0) {
         return cli_refuse("--supervise starts the processes itself: carry stream --supervise --processes N");
@@ -251,27 +251,27 @@ int stream_supervise(const stream_desk *desk, int count, char **arguments) {
     if (cli_has_recorder()) {
         return cli_refuse("--supervise streams in another process, of which a trace has nothing: leave one out");
     }
-    if (desk->wish.processes > 1024) {
-        return cli_refuse("--processes %lld: up to 1024", (long long)desk->wish.processes);
+    if (given->processes > 1024) {
+        return cli_refuse("--processes %lld: up to 1024", (long long)given->processes);
     }
-    if (desk->wish.state != NULL) {
+    if (given->state != NULL) {
         return cli_refuse("--supervise keeps the state in a file of its own: leave --state out");
     }
-    if (carry_file_temporary_folder(desk->ctx, folder, "carry-stream") != CARRY_OK) {
-        return cli_refuse("%s", carry_ctx_error(desk->ctx));
+    if (carry_file_temporary_folder(ctx, folder, "carry-stream") != CARRY_OK) {
+        return cli_refuse("%s", carry_ctx_error(ctx));
     }
-    if (carry_file_in(desk->ctx, state, folder, "state") != CARRY_OK) {
+    if (carry_file_in(ctx, state, folder, "state") != CARRY_OK) {
         (void)rmdir(folder);
-        return cli_refuse("%s", carry_ctx_error(desk->ctx));
+        return cli_refuse("%s", carry_ctx_error(ctx));
     }
-    char **command = make_command(desk, count, arguments, state);
+    char **command = make_command(given, count, arguments, state);
     int code = CLI_IMPOSSIBLE;
     if (command == NULL) {
         (void)cli_refuse("out of memory, or no /proc/self/exe");
     } else {
         cli_catch_interrupt();
         cli_limit_interrupt(CLI_STREAM_PATIENCE);
-        code = supervise(desk->ctx, command, state);
+        code = supervise(ctx, command, state);
     }
     free(command);
     (void)unlink(state);

@@ -14,16 +14,16 @@
 #define LEAST 2
 #define ADDED 64 /* tokens, at most */
 
-typedef struct desk {
+typedef struct tokenizer_session {
     cli_common common;
     carry_ctx *ctx;
     carry_tokenizer *tokenizer;
     int64_t vocabulary, least;
     const char *output, *added, *text;
     bool bytes_only, binary, as_text, bare, keep;
-} desk;
+} tokenizer_session;
 
-static const cli_option *options_of(desk *d) {
+static const cli_option *options_of(tokenizer_session *d) {
     static cli_option options[11];
     const cli_option all[] = {
         {"vocab", 0, CLI_NUMBER, &d->vocabulary, "N",
@@ -62,7 +62,7 @@ static int split_added(char *list, const char **added, int most) {
     return count;
 }
 
-static carry_status train_on(desk *d, const carry_text *text, carry_trainer *trainer) {
+static carry_status train_on(tokenizer_session *d, const carry_text *text, carry_trainer *trainer) {
     carry_progress reading;
     carry_bytes bytes = {0};
     int64_t blocks = carry_text_blocks(text);
@@ -86,7 +86,7 @@ static carry_status train_on(desk *d, const carry_text *text, carry_trainer *tra
     return status;
 }
 
-static carry_status train(desk *d, int count, char **paths, const char *const *added, int added_count) {
+static carry_status train(tokenizer_session *d, int count, char **paths, const char *const *added, int added_count) {
     if (d->bytes_only) {
         return carry_tokenizer_bytes(d->ctx, &d->tokenizer, added, added_count);
     }
@@ -114,7 +114,7 @@ static carry_status train(desk *d, int count, char **paths, const char *const *a
     return status;
 }
 
-static void print_tokenizer(const desk *d, const char *path) {
+static void print_tokenizer(const tokenizer_session *d, const char *path) {
     const carry_tokenizer *t = d->tokenizer;
     if (d->common.json) {
         cli_json_open();
@@ -129,7 +129,7 @@ static void print_tokenizer(const desk *d, const char *path) {
     }
 }
 
-static int run_train(desk *d, int count, char **paths) {
+static int run_train(tokenizer_session *d, int count, char **paths) {
     const char *added[ADDED];
     char list[4096];
     (void)snprintf(list, sizeof list, "%s", d->added != NULL ? d->added : CARRY_END_OF_TEXT);
@@ -160,7 +160,7 @@ static int run_train(desk *d, int count, char **paths) {
     return CLI_DONE;
 }
 
-static int print_ids(const desk *d, const carry_ids *ids, size_t bytes) {
+static int print_ids(const tokenizer_session *d, const carry_ids *ids, size_t bytes) {
     if (d->common.json) {
         (void)printf("{\"bytes\": %zu, \"tokens\": %zu, \"ids\": [", bytes, ids->count);
     }
@@ -171,7 +171,7 @@ static int print_ids(const desk *d, const carry_ids *ids, size_t bytes) {
     return CLI_DONE;
 }
 
-static int encode_one(desk *d, carry_encoder *encoder, const char *text, size_t length) {
+static int encode_one(tokenizer_session *d, carry_encoder *encoder, const char *text, size_t length) {
     carry_ids ids = {0};
     carry_status status = d->bare ? CARRY_OK : carry_encode_start(d->ctx, d->tokenizer, &ids);
     if (status == CARRY_OK) {
@@ -186,7 +186,7 @@ static int encode_one(desk *d, carry_encoder *encoder, const char *text, size_t 
     return code;
 }
 
-static int encode_file(desk *d, carry_encoder *encoder, const char *path) {
+static int encode_file(tokenizer_session *d, carry_encoder *encoder, const char *path) {
     bool is_input = strcmp(path, "-") == 0;
     FILE *from = is_input ? stdin : fopen(path, "rb");
     if (from == NULL) {
@@ -202,7 +202,7 @@ static int encode_file(desk *d, carry_encoder *encoder, const char *path) {
     return code;
 }
 
-static int run_encode(desk *d, int count, char **words) {
+static int run_encode(tokenizer_session *d, int count, char **words) {
     carry_encoder *encoder;
     if (carry_tokenizer_open(d->ctx, &d->tokenizer, words[0]) != CARRY_OK ||
         carry_encoder_new(d->ctx, &encoder, d->tokenizer) != CARRY_OK) {
@@ -255,7 +255,7 @@ static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     return taken;
 }
 
-static int run_decode(desk *d, int count, char **words) {
+static int run_decode(tokenizer_session *d, int count, char **words) {
     if (carry_tokenizer_open(d->ctx, &d->tokenizer, words[0]) != CARRY_OK) {
         return cli_failed(d->ctx);
     }
@@ -289,7 +289,7 @@ static int run_decode(desk *d, int count, char **words) {
     return code;
 }
 
-static int run_show(desk *d, int count, char **words) {
+static int run_show(tokenizer_session *d, int count, char **words) {
     (void)count;
     if (carry_tokenizer_open(d->ctx, &d->tokenizer, words[0]) != CARRY_OK) {
         return cli_failed(d->ctx);
@@ -299,7 +299,7 @@ static int run_show(desk *d, int count, char **words) {
 }
 
 /* Options and words that an action would pass over. */
-static int refuse_unused(const desk *d, const char *action, int words) {
+static int refuse_unused(const tokenizer_session *d, const char *action, int words) {
     const bool trains = strcmp(action, "train") == 0;
     const bool has_sizes = d->vocabulary >= 0 || d->least >= 0;
     if (!trains && (has_sizes || d->output != NULL || d->added != NULL || d->bytes_only || d->binary)) {
@@ -326,10 +326,10 @@ static int run(int count, char **arguments) {
     static const struct {
         const char *name;
         int least; /* words after it */
-        int (*run)(desk *d, int count, char **words);
+        int (*run)(tokenizer_session *d, int count, char **words);
     } actions[] = {
         {"train", 0, run_train}, {"encode", 1, run_encode}, {"decode", 1, run_decode}, {"show", 1, run_show}};
-    desk d = {.vocabulary = -1, .least = -1}; /* not said */
+    tokenizer_session d = {.vocabulary = -1, .least = -1}; /* not said */
     int words = cli_parse(&cli_tokenizer, count, arguments, options_of(&d), &d.common);
     if (words < 0 || d.common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;

@@ -19,7 +19,7 @@ typedef struct typed {
     cli_option option[KEYS + OWN];
 } typed;
 
-static void list_options(typed *t, train_desk *desk) {
+static void list_options(typed *t, train_session *session) {
     int n = 0;
     for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_train_keys[i];
@@ -29,13 +29,16 @@ static void list_options(typed *t, train_desk *desk) {
             key->argument, key->help};
     }
     const cli_option own[OWN] = {
-        {"config", 0, CLI_TEXT, &desk->config, "FILE", "read these options from a YAML file, one per line (batch: 8)"},
-        {"resume", 0, CLI_FLAG, &desk->resume, NULL, "continue the run in DIR (an argument, or --out)"},
-        {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: allow a folder with other files, or a link to one"},
-        {"store", 0, CLI_TEXT, &desk->store_path, "FILE", "the run store ($CARRY_STORE, or .carry/store.db)"},
-        {"no-store", 0, CLI_FLAG, &desk->unstored, NULL, "store nothing in the run store; also applies to --resume"},
-        {"name", 0, CLI_TEXT, &desk->given_name, "NAME", "name of the stored run; NAME/ numbers the runs of a series"},
-        CLI_DEVICE_OPTION(&desk->device),
+        {"config", 0, CLI_TEXT, &session->config, "FILE",
+         "read these options from a YAML file, one per line (batch: 8)"},
+        {"resume", 0, CLI_FLAG, &session->resume, NULL, "continue the run in DIR (an argument, or --out)"},
+        {"overwrite", 0, CLI_FLAG, &session->overwrite, NULL,
+         "--out: allow a folder with other files, or a link to one"},
+        {"store", 0, CLI_TEXT, &session->store_path, "FILE", "the run store ($CARRY_STORE, or .carry/store.db)"},
+        {"no-store", 0, CLI_FLAG, &session->unstored, NULL, "store nothing in the run store; also applies to --resume"},
+        {"name", 0, CLI_TEXT, &session->given_name, "NAME",
+         "name of the stored run; NAME/ numbers the runs of a series"},
+        CLI_DEVICE_OPTION(&session->device),
         {0},
     };
     memcpy(t->option + n, own, sizeof own);
@@ -46,24 +49,24 @@ static bool says_how_long(const char *name) {
 }
 
 /* What was typed wins over the file and the checkpoint. */
-static int set_typed(train_desk *desk, const typed *t) {
+static int set_typed(train_session *session, const typed *t) {
     for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_train_keys[i];
         const char *value = t->flag[i] ? "true" : t->text[i];
-        if (value == NULL || (strcmp(key->name, "out") == 0 && desk->resume)) {
+        if (value == NULL || (strcmp(key->name, "out") == 0 && session->resume)) {
             continue;
         }
-        if (desk->resume && key->fixed) {
+        if (session->resume && key->fixed) {
             return cli_refuse("--%s cannot be changed when a run is resumed: start a new run from its weights with "
                               "--model %s/latest",
-                              key->name, desk->options.out);
+                              key->name, session->options.out);
         }
         if (says_how_long(key->name)) {
-            desk->options.steps = desk->options.tokens = 0; /* of the checkpoint or the file */
-            desk->options.epochs = 0.0;
+            session->options.steps = session->options.tokens = 0; /* of the checkpoint or the file */
+            session->options.epochs = 0.0;
         }
-        if (carry_train_set(desk->ctx, &desk->options, key->name, value) != CARRY_OK) {
-            return cli_refuse("--%s", carry_ctx_error(desk->ctx));
+        if (carry_train_set(session->ctx, &session->options, key->name, value) != CARRY_OK) {
+            return cli_refuse("--%s", carry_ctx_error(session->ctx));
         }
     }
     return CLI_DONE;
@@ -82,34 +85,35 @@ static bool is_typed(const typed *t, const char *name) {
 }
 
 /* A run goes on with the options in its checkpoint: a file that says others is refused, not ignored. */
-static int compare_config(train_desk *desk, const typed *t) {
-    const carry_train_options run = desk->options;
-    int code = train_read_config(desk, desk->config);
+static int compare_config(train_session *session, const typed *t) {
+    const carry_train_options run = session->options;
+    int code = train_read_config(session, session->config);
     for (int i = 0; code == CLI_DONE && i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_train_keys[i];
         const char *of_run = (const char *)&run + key->offset;
-        const char *of_file = (const char *)&desk->options + key->offset;
+        const char *of_file = (const char *)&session->options + key->offset;
         const bool is_same =
             key->kind == CARRY_TRAIN_TEXT ? strcmp(of_run, of_file) == 0 : memcmp(of_run, of_file, key->size) == 0;
         if (!is_same && !key->fixed && strcmp(key->name, "out") != 0 && !is_typed(t, key->name)) {
             code =
                 cli_refuse("%s has another %s than the run in %s, which goes on with its own: give --%s to change it",
-                           desk->config, key->name, run.out, key->name);
+                           session->config, key->name, run.out, key->name);
         }
     }
-    desk->options = run;
+    session->options = run;
     return code;
 }
 
 /* Words are texts, after the one that --data names. */
-static int add_data(train_desk *desk, int count, char **words) {
-    char *data = desk->options.data;
+static int add_data(train_session *session, int count, char **words) {
+    char *data = session->options.data;
     size_t used = strlen(data);
     for (int i = 0; i < count; i++) {
-        if (strchr(words[i], '\n') != NULL || used + strlen(words[i]) + 2 > sizeof desk->options.data) {
+        if (strchr(words[i], '\n') != NULL || used + strlen(words[i]) + 2 > sizeof session->options.data) {
             return cli_refuse("the paths of the texts are too long, or one contains a newline");
         }
-        used += (size_t)snprintf(data + used, sizeof desk->options.data - used, "%s%s", used > 0 ? "\n" : "", words[i]);
+        used +=
+            (size_t)snprintf(data + used, sizeof session->options.data - used, "%s%s", used > 0 ? "\n" : "", words[i]);
     }
     return CLI_DONE;
 }
@@ -125,7 +129,7 @@ void train_run_folder(char *folder) {
 }
 
 /* The folder of the run that goes on, and what it was started with. */
-static int take_checkpoint(train_desk *desk, const char *folder) {
+static int take_checkpoint(train_session *session, const char *folder) {
     carry_found found;
     if (folder == NULL) {
         return cli_refuse("--resume needs the run's folder: carry train --resume DIR");
@@ -133,25 +137,25 @@ static int take_checkpoint(train_desk *desk, const char *folder) {
     char out[CARRY_TRAIN_PATH];
     (void)snprintf(out, sizeof out, "%s", folder);
     train_run_folder(out);
-    carry_status status = carry_checkpoint_find(desk->ctx, &found, out, NULL); /* what is damaged is said later */
+    carry_status status = carry_checkpoint_find(session->ctx, &found, out, NULL); /* what is damaged is said later */
     if (status == CARRY_OK && strcmp(found.path, out) == 0) {
         carry_found_free(&found);
         return cli_refuse("%s is one checkpoint: --resume takes the folder of the run, --model starts from weights",
                           out);
     }
     if (status == CARRY_OK) {
-        desk->options = carry_train_options_default(); /* of a file, only the folder was wanted */
-        status = carry_train_options_read(desk->ctx, &desk->options, carry_json_find(found.document, "options"));
-        desk->resumed_after = found.step;
+        session->options = carry_train_options_default(); /* of a file, only the folder was wanted */
+        status = carry_train_options_read(session->ctx, &session->options, carry_json_find(found.document, "options"));
+        session->resumed_after = found.step;
         carry_found_free(&found);
     }
-    (void)snprintf(desk->options.out, sizeof desk->options.out, "%s", out);
-    return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(desk->ctx));
+    (void)snprintf(session->options.out, sizeof session->options.out, "%s", out);
+    return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(session->ctx));
 }
 
 /* The text's name without folders and ending, or the task's. */
-static void name_run(train_desk *desk) {
-    const carry_train_options *o = &desk->options;
+static void name_run(train_session *session) {
+    const carry_train_options *o = &session->options;
     char path[CARRY_TRAIN_PATHS];
     (void)snprintf(path, sizeof path, "%s", o->task[0] != '\0' ? o->task : o->data);
     path[strcspn(path, "\n")] = '\0';
@@ -160,9 +164,9 @@ static void name_run(train_desk *desk) {
     }
     const char *slash = strrchr(path, '/');
     const char *from = slash != NULL ? slash + 1 : path;
-    (void)snprintf(desk->name, sizeof desk->name, "%.60s", *from != '\0' ? from : "text");
-    char *dot = strrchr(desk->name, '.');
-    if (dot != NULL && dot != desk->name) {
+    (void)snprintf(session->name, sizeof session->name, "%.60s", *from != '\0' ? from : "text");
+    char *dot = strrchr(session->name, '.');
+    if (dot != NULL && dot != session->name) {
         *dot = '\0';
     }
 }
@@ -178,70 +182,70 @@ int train_check_out(const char *out, const char *verb, bool overwrite) {
 }
 
 /* A folder of one's own where none is named; one that is named must be free. */
-static int choose_out(train_desk *desk) {
-    char *out = desk->options.out;
+static int choose_out(train_session *session) {
+    char *out = session->options.out;
     if (out[0] != '\0') {
-        return desk->resume ? CLI_DONE : train_check_out(out, "carry train", desk->overwrite);
+        return session->resume ? CLI_DONE : train_check_out(out, "carry train", session->overwrite);
     }
     for (int i = 1; i < 10000; i++) {
-        (void)snprintf(out, sizeof desk->options.out, i == 1 ? "trained/%s" : "trained/%s-%d", desk->name, i);
+        (void)snprintf(out, sizeof session->options.out, i == 1 ? "trained/%s" : "trained/%s-%d", session->name, i);
         if (carry_run_folder_is_free(out)) {
             return CLI_DONE;
         }
     }
-    return cli_refuse("trained/ holds too many runs named %s: give --out", desk->name);
+    return cli_refuse("trained/ holds too many runs named %s: give --out", session->name);
 }
 
 static carry_status train_rank(void *user, carry_comm *comm) {
-    train_desk *desk = user;
+    train_session *session = user;
     carry_ctx *ctx = carry_comm_ctx(comm);
     double peak;
     carry_dtype type = CARRY_F32;
-    (void)carry_dtype_parse(&type, desk->options.dtype); /* what is no type is refused with the other options */
+    (void)carry_dtype_parse(&type, session->options.dtype); /* what is no type is refused with the other options */
     CARRY_TRY(carry_barrier(comm)); /* ranks that share cores then share them while it is measured too */
-    CARRY_TRY(carry_ceiling_product(ctx, desk->hooks.device, type, &peak));
+    CARRY_TRY(carry_ceiling_product(ctx, session->hooks.device, type, &peak));
     CARRY_TRY(carry_all_reduce(comm, &peak, 1, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
-    carry_train_hooks hooks = desk->hooks; /* threads share the desk */
+    carry_train_hooks hooks = session->hooks; /* threads share the session */
     hooks.peak = peak;
-    hooks.resume = desk->resume;
+    hooks.resume = session->resume;
     hooks.step = cli_get_window() != NULL ? cli_window_step : NULL;
     if (carry_comm_rank(comm) == 0) {
-        desk->peak = peak;
+        session->peak = peak;
     }
-    carry_status status = carry_train_run(comm, &desk->options, &hooks);
+    carry_status status = carry_train_run(comm, &session->options, &hooks);
     if (carry_comm_rank(comm) == 0) {
-        train_show_end(desk);
-        train_store_end(desk, status, status != CARRY_OK ? carry_ctx_error(ctx) : "");
+        train_show_end(session);
+        train_store_end(session, status, status != CARRY_OK ? carry_ctx_error(ctx) : "");
     }
     return status;
 }
 
-static void print_end(const train_desk *desk) {
-    if (!desk->common.json) {
-        (void)printf("the model is in %s/latest", desk->options.out);
-        if (desk->options.task[0] == '\0') {
-            (void)printf(":\n  carry generate %s/latest -p \"...\"", desk->options.out);
+static void print_end(const train_session *session) {
+    if (!session->common.json) {
+        (void)printf("the model is in %s/latest", session->options.out);
+        if (session->options.task[0] == '\0') {
+            (void)printf(":\n  carry generate %s/latest -p \"...\"", session->options.out);
         }
         (void)putchar('\n');
-        if (!desk->unstored) {
-            (void)printf("the loss curve:\n  carry report %lld -o report.html\n", (long long)desk->run);
+        if (!session->unstored) {
+            (void)printf("the loss curve:\n  carry report %lld -o report.html\n", (long long)session->run);
         }
     }
 }
 
 /* Ranks, and models without the delta rule, are on the CPU where nothing was typed. Ranks on "cuda" have the GPUs in
    turn. */
-static int choose_device(train_desk *desk) {
-    const bool needs_cpu = cli_ranks() != 1 || strcmp(desk->options.method, carry_lm_recurrence_linear.name) == 0;
-    const char *text = desk->device == NULL && needs_cpu ? "cpu" : desk->device;
-    const int code = cli_device(desk->ctx, text, &desk->hooks.device);
-    desk->hooks.spreads = text != NULL && strcmp(text, "cuda") == 0;
+static int choose_device(train_session *session) {
+    const bool needs_cpu = cli_ranks() != 1 || strcmp(session->options.method, carry_lm_recurrence_linear.name) == 0;
+    const char *text = session->device == NULL && needs_cpu ? "cpu" : session->device;
+    const int code = cli_device(session->ctx, text, &session->hooks.device);
+    session->hooks.spreads = text != NULL && strcmp(text, "cuda") == 0;
     return code;
 }
 
 /* A preset alone trains on a task; a profile of some steps ends after them. */
-static void fill_in(train_desk *desk) {
-    carry_train_options *o = &desk->options;
+static void fill_in(train_session *session) {
+    carry_train_options *o = &session->options;
     const cli_window *window = cli_get_window();
     if (o->preset[0] != '\0' && o->data[0] == '\0' && o->task[0] == '\0') {
         (void)snprintf(o->task, sizeof o->task, "copy");
@@ -252,49 +256,51 @@ static void fill_in(train_desk *desk) {
 }
 
 /* The steps that a profile wants must be among those to come; of tokens and epochs the profile finds out later. */
-static int check_window(const train_desk *desk) {
+static int check_window(const train_session *session) {
     const cli_window *window = cli_get_window();
-    const int64_t last = desk->options.steps;
+    const int64_t last = session->options.steps;
     if (window != NULL && last > 0 && window->from > last) {
         return cli_refuse("--profile-from %lld: the training ends after step %lld", (long long)window->from,
                           (long long)last);
     }
-    if (window != NULL && window->steps > 0 && window->from + window->steps - 1 <= desk->resumed_after) {
+    if (window != NULL && window->steps > 0 && window->from + window->steps - 1 <= session->resumed_after) {
         return cli_refuse("--profile-from %lld --profile-steps %lld: the training goes on after step %lld",
-                          (long long)window->from, (long long)window->steps, (long long)desk->resumed_after);
+                          (long long)window->from, (long long)window->steps, (long long)session->resumed_after);
     }
     return CLI_DONE;
 }
 
-static int prepare(train_desk *desk, const typed *t, int words, char **arguments) {
+static int prepare(train_session *session, const typed *t, int words, char **arguments) {
     const char *folder = words > 0 ? arguments[0] : NULL;
     for (int i = 0; carry_train_keys[i].name != NULL && folder == NULL; i++) {
         folder = strcmp(carry_train_keys[i].name, "out") == 0 ? t->text[i] : NULL;
     }
-    int code = desk->config != NULL ? train_read_config(desk, desk->config) : CLI_DONE;
-    if (code == CLI_DONE && desk->resume) {
-        code = take_checkpoint(desk, folder != NULL ? folder : desk->options.out[0] != '\0' ? desk->options.out : NULL);
+    int code = session->config != NULL ? train_read_config(session, session->config) : CLI_DONE;
+    if (code == CLI_DONE && session->resume) {
+        code = take_checkpoint(session, folder != NULL                    ? folder
+                                        : session->options.out[0] != '\0' ? session->options.out
+                                                                          : NULL);
     }
-    if (code == CLI_DONE && desk->resume && desk->config != NULL) {
-        code = compare_config(desk, t);
+    if (code == CLI_DONE && session->resume && session->config != NULL) {
+        code = compare_config(session, t);
     }
-    code = code == CLI_DONE ? set_typed(desk, t) : code;
-    code = code == CLI_DONE && !desk->resume ? add_data(desk, words, arguments) : code;
+    code = code == CLI_DONE ? set_typed(session, t) : code;
+    code = code == CLI_DONE && !session->resume ? add_data(session, words, arguments) : code;
     if (code == CLI_DONE) {
-        fill_in(desk);
+        fill_in(session);
     }
-    code = code == CLI_DONE ? check_window(desk) : code;
-    code = code == CLI_DONE ? train_check_download(desk) : code;
-    if (code == CLI_DONE && !desk->resume && carry_train_options_used(desk->ctx, &desk->options) != CARRY_OK) {
-        code = cli_refuse("--%s", carry_ctx_error(desk->ctx));
+    code = code == CLI_DONE ? check_window(session) : code;
+    code = code == CLI_DONE ? train_check_download(session) : code;
+    if (code == CLI_DONE && !session->resume && carry_train_options_used(session->ctx, &session->options) != CARRY_OK) {
+        code = cli_refuse("--%s", carry_ctx_error(session->ctx));
     }
-    if (code == CLI_DONE && carry_train_options_check(desk->ctx, &desk->options, cli_ranks()) != CARRY_OK) {
-        code = cli_refuse("%s", carry_ctx_error(desk->ctx));
+    if (code == CLI_DONE && carry_train_options_check(session->ctx, &session->options, cli_ranks()) != CARRY_OK) {
+        code = cli_refuse("%s", carry_ctx_error(session->ctx));
     }
-    code = code == CLI_DONE ? choose_device(desk) : code;
+    code = code == CLI_DONE ? choose_device(session) : code;
     if (code == CLI_DONE) {
-        name_run(desk);
-        code = choose_out(desk);
+        name_run(session);
+        code = choose_out(session);
     }
     return code;
 }
@@ -303,47 +309,47 @@ static int run(int count, char **arguments) {
     if (count > 0 && strcmp(arguments[0], "dit") == 0) {
         return train_dit(count - 1, arguments + 1);
     }
-    train_desk *desk = calloc(1, sizeof *desk);
+    train_session *session = calloc(1, sizeof *session);
     typed *t = calloc(1, sizeof *t);
     int code = CLI_IMPOSSIBLE;
-    if (desk == NULL || t == NULL) {
+    if (session == NULL || t == NULL) {
         (void)cli_refuse("out of memory");
         goto done;
     }
-    desk->started = carry_seconds();
-    desk->options = carry_train_options_default();
-    list_options(t, desk);
-    (void)cli_command(desk->command, sizeof desk->command, "train", count, arguments);
-    const int words = cli_parse(&cli_train, count, arguments, t->option, &desk->common);
-    if (words < 0 || desk->common.help) {
+    session->started = carry_seconds();
+    session->options = carry_train_options_default();
+    list_options(t, session);
+    (void)cli_command(session->command, sizeof session->command, "train", count, arguments);
+    const int words = cli_parse(&cli_train, count, arguments, t->option, &session->common);
+    if (words < 0 || session->common.help) {
         code = words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
         goto done;
     }
-    if (desk->resume && words > 1) {
+    if (session->resume && words > 1) {
         (void)cli_refuse("--resume takes one folder, not %d", words);
         goto done;
     }
-    if (carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+    if (carry_ctx_new(&session->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
         (void)cli_refuse("out of memory");
         goto done;
     }
     cli_catch_interrupt();
-    train_show_hooks(desk);
-    code = prepare(desk, t, words, arguments);
-    code = code == CLI_DONE ? train_store_begin(desk) : code;
+    train_show_hooks(session);
+    code = prepare(session, t, words, arguments);
+    code = code == CLI_DONE ? train_store_begin(session) : code;
     if (code == CLI_DONE) {
-        const carry_status status = cli_on_ranks(&desk->common, train_rank, desk);
-        train_store_end(desk, status, ""); /* where no rank came to it */
+        const carry_status status = cli_on_ranks(&session->common, train_rank, session);
+        train_store_end(session, status, ""); /* where no rank came to it */
         code = status == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
         if (code == CLI_DONE && cli_process_rank() <= 0) {
-            print_end(desk);
+            print_end(session);
         }
     }
 done:
-    if (desk != NULL) {
-        carry_ctx_free(desk->ctx);
+    if (session != NULL) {
+        carry_ctx_free(session->ctx);
     }
-    free(desk);
+    free(session);
     free(t);
     return code;
 }

@@ -8,11 +8,12 @@
 struct carry_store;
 
 /* One run, as rank 0 sees it. */
-typedef struct train_desk {
+typedef struct train_session {
     cli_common common;
     carry_train_options options;
     carry_train_hooks hooks;
     bool resume, overwrite, unstored;
+    bool has_started;      /* the options were accepted and the model made */
     int64_t resumed_after; /* step of the checkpoint; 0: a new run */
     const char *store_path, *config;
     const char *given_name; /* --name, else NULL */
@@ -30,24 +31,24 @@ typedef struct train_desk {
     double last_loss, last_exam;
     double started; /* carry_seconds; 0: the first step was told */
     double peak;    /* flop/s of all ranks */
-} train_desk;
+} train_session;
 
 /* Makes DIR of DIR/ and DIR/latest: a run that went on in its own checkpoint would write over it. */
 void train_run_folder(char *folder);
 /* Keys of a YAML file into options. */
-int train_read_config(train_desk *desk, const char *path);
+int train_read_config(train_session *session, const char *path);
 /* CLI_DONE, or after an error message CLI_IMPOSSIBLE: the file says where its texts come from, and one is not there. */
-int train_check_download(const train_desk *desk);
+int train_check_download(const train_session *session);
 /* The run store: begun before the first step. CLI_DONE, or after an error message CLI_IMPOSSIBLE. */
-int train_store_begin(train_desk *desk);
+int train_store_begin(train_session *session);
 /* When the run knows what it uses: threads, ranks, device, and the options with all that was filled in. */
-void train_store_started(train_desk *desk, const carry_train_start *start);
-void train_store_metric(train_desk *desk, int64_t step, const char *name, double value);
-void train_store_end(train_desk *desk, carry_status status, const char *note);
+void train_store_started(train_session *session, const carry_train_start *start);
+void train_store_metric(train_session *session, int64_t step, const char *name, double value);
+void train_store_end(train_session *session, carry_status status, const char *note);
 
 /* Hooks that print, for people or as JSON. */
-void train_show_hooks(train_desk *desk);
-void train_show_end(train_desk *desk);
+void train_show_hooks(train_session *session);
+void train_show_end(train_session *session);
 
 /* The folder of a new run: after an error message CLI_IMPOSSIBLE where it holds a run, or something else and is not to
    be written to all the same. verb: "carry train". */

@@ -14,7 +14,7 @@
 #define CHUNKS 8 /* of each stream */
 #define OWN 9    /* options that are no keys, and the end */
 
-typedef struct dit_desk {
+typedef struct dit_session {
     cli_common common;
     carry_dit_train_options options;
     carry_dit_train_hooks hooks;
@@ -25,66 +25,69 @@ typedef struct dit_desk {
     char from[CARRY_FILE_PATH]; /* the checkpoint that a run goes on from */
     const char *text[KEYS];     /* as typed */
     cli_option option[KEYS + OWN];
-} dit_desk;
+} dit_session;
 
-static void list_options(dit_desk *desk) {
+static void list_options(dit_session *session) {
     int n = 0;
     for (int i = 0; i < KEYS && carry_dit_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_dit_train_keys[i];
-        desk->option[n++] = (cli_option){key->name, 0, CLI_TEXT, &desk->text[i], key->argument, key->help};
+        session->option[n++] = (cli_option){key->name, 0, CLI_TEXT, &session->text[i], key->argument, key->help};
     }
     const cli_option own[OWN] = {
-        {"resume", 0, CLI_FLAG, &desk->resume, NULL, "continue the run in DIR (an argument, or --out)"},
-        {"overwrite", 0, CLI_FLAG, &desk->overwrite, NULL, "--out: allow a folder with other files, or a link to one"},
-        {"eval", 0, CLI_FLAG, &desk->eval, NULL, "evaluate the model in DIR (an argument, or --out) without training"},
-        {"forms", 0, CLI_NUMBER, &desk->forms, "N", "--eval: forms to ask for, 1 to 3 (3)"},
-        {"stream", 0, CLI_NUMBER, &desk->chunks, "N", "--eval: chunks to stream for each prompt (8)"},
-        {"second-prompt", 0, CLI_FLAG, &desk->second_prompt, NULL,
+        {"resume", 0, CLI_FLAG, &session->resume, NULL, "continue the run in DIR (an argument, or --out)"},
+        {"overwrite", 0, CLI_FLAG, &session->overwrite, NULL,
+         "--out: allow a folder with other files, or a link to one"},
+        {"eval", 0, CLI_FLAG, &session->eval, NULL,
+         "evaluate the model in DIR (an argument, or --out) without training"},
+        {"forms", 0, CLI_NUMBER, &session->forms, "N", "--eval: forms to ask for, 1 to 3 (3)"},
+        {"stream", 0, CLI_NUMBER, &session->chunks, "N", "--eval: chunks to stream for each prompt (8)"},
+        {"second-prompt", 0, CLI_FLAG, &session->second_prompt, NULL,
          "--eval: followed by as many chunks of another prompt, without a cut"},
-        {"show", 0, CLI_TEXT, &desk->show, "DIR", "--eval: write frames of each prompt there as a strip (PPM)"},
-        CLI_DEVICE_OPTION(&desk->device),
+        {"show", 0, CLI_TEXT, &session->show, "DIR", "--eval: write frames of each prompt there as a strip (PPM)"},
+        CLI_DEVICE_OPTION(&session->device),
         {0},
     };
-    memcpy(desk->option + n, own, sizeof own);
+    memcpy(session->option + n, own, sizeof own);
 }
 
-static int set_typed(dit_desk *desk) {
+static int set_typed(dit_session *session) {
     for (int i = 0; i < KEYS && carry_dit_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_dit_train_keys[i];
-        if (desk->text[i] == NULL || (strcmp(key->name, "out") == 0 && desk->resume)) {
+        if (session->text[i] == NULL || (strcmp(key->name, "out") == 0 && session->resume)) {
             continue;
         }
-        if (desk->resume && key->fixed) {
+        if (session->resume && key->fixed) {
             return cli_refuse("--%s cannot be changed when a run is resumed: start a new run from its weights with "
                               "--model %s/latest",
-                              key->name, desk->options.out);
+                              key->name, session->options.out);
         }
-        if (carry_keys_set(desk->ctx, carry_dit_train_keys, &desk->options, key->name, desk->text[i]) != CARRY_OK) {
-            return cli_refuse("--%s", carry_ctx_error(desk->ctx));
+        if (carry_keys_set(session->ctx, carry_dit_train_keys, &session->options, key->name, session->text[i]) !=
+            CARRY_OK) {
+            return cli_refuse("--%s", carry_ctx_error(session->ctx));
         }
     }
     return CLI_DONE;
 }
 
-static void end_line(dit_desk *desk) {
-    if (desk->has_unended) {
+static void end_line(dit_session *session) {
+    if (session->has_unended) {
         (void)putchar('\n');
-        desk->has_unended = false;
+        session->has_unended = false;
     }
 }
 
 static void on_start(void *user, const carry_dit_train_start *s) {
-    const dit_desk *desk = user;
+    const dit_session *session = user;
     const carry_dit_config *c = &s->dit->config;
     char device[CLI_DEVICE];
-    if (desk->common.json) {
+    if (session->common.json) {
         return;
     }
     if (s->resumed != NULL) {
         (void)printf("going on from %s, after step %lld\n", s->resumed, (long long)s->step);
     }
     (void)printf("%svideo transformer%s on %s: %.2f M parameters, %lld blocks, width %lld, %lld heads, FFN %lld\n",
-                 cli_bold(), cli_plain(), cli_device_name(device, desk->ctx, desk->hooks.device),
+                 cli_bold(), cli_plain(), cli_device_name(device, session->ctx, session->hooks.device),
                  1e-6 * (double)s->dit->own.trained, (long long)c->num_layers, (long long)c->dim,
                  (long long)c->num_heads, (long long)c->ffn_dim);
     (void)printf("%lld steps of %lld videos of %lld chunks of %lld frames, %lld x %lld pixels; a chunk sees %lld "
@@ -98,8 +101,8 @@ static void on_start(void *user, const carry_dit_train_start *s) {
 }
 
 static void on_report(void *user, const carry_dit_train_report *r) {
-    dit_desk *desk = user;
-    if (desk->common.json) {
+    dit_session *session = user;
+    if (session->common.json) {
         cli_json_open();
         cli_json_integer("step", r->step);
         cli_json_number("loss", r->loss);
@@ -115,18 +118,18 @@ static void on_report(void *user, const carry_dit_train_report *r) {
         const long long left = r->left < 1e9 ? (long long)(r->left + 0.5) : 0;
         (void)printf(
             "%sstep %lld/%lld  loss %.4f  rate %.2e  norm %.2f  %.1f videos/s  %.0f GFLOP/s  %lldm%02llds left",
-            desk->redraws ? "\r\033[K" : "", (long long)r->step, (long long)r->steps, r->loss, r->rate, r->norm,
+            session->redraws ? "\r\033[K" : "", (long long)r->step, (long long)r->steps, r->loss, r->rate, r->norm,
             r->videos_per_s, r->gflops, left / 60, left % 60);
-        desk->has_unended = true;
-        if (!desk->redraws) {
-            end_line(desk);
+        session->has_unended = true;
+        if (!session->redraws) {
+            end_line(session);
         }
     }
     (void)fflush(stdout);
 }
 
-static void print_evaluation(const dit_desk *desk, const carry_dit_evaluation *e, int64_t step) {
-    if (desk->common.json) {
+static void print_evaluation(const dit_session *session, const carry_dit_evaluation *e, int64_t step) {
+    if (session->common.json) {
         cli_json_open();
         if (step >= 0) {
             cli_json_integer("step", step);
@@ -135,7 +138,7 @@ static void print_evaluation(const dit_desk *desk, const carry_dit_evaluation *e
         cli_json_integer("colours", e->colours);
         cli_json_integer("directions", e->directions);
         cli_json_integer("right", e->both);
-        if (desk->second_prompt) {
+        if (session->second_prompt) {
             cli_json_integer("turned", e->turned);
         }
         cli_json_number("step_error", e->step_error);
@@ -145,7 +148,7 @@ static void print_evaluation(const dit_desk *desk, const carry_dit_evaluation *e
                      "frame\n",
                      (long long)e->prompts, cli_green(), (long long)e->both, cli_plain(), (long long)e->colours,
                      (long long)e->directions, e->step_error);
-        if (desk->second_prompt) {
+        if (session->second_prompt) {
             (void)printf("%lld of them followed a second prompt as well\n", (long long)e->turned);
         }
     }
@@ -153,9 +156,9 @@ static void print_evaluation(const dit_desk *desk, const carry_dit_evaluation *e
 }
 
 static void on_evaluation(void *user, int64_t step, const carry_dit_evaluation *e) {
-    dit_desk *desk = user;
-    end_line(desk);
-    print_evaluation(desk, e, step);
+    dit_session *session = user;
+    end_line(session);
+    print_evaluation(session, e, step);
 }
 
 static void on_note(void *user, int64_t step, const char *line) {
@@ -166,73 +169,74 @@ static void on_note(void *user, int64_t step, const char *line) {
 }
 
 static carry_status train_rank(void *user, carry_comm *comm) {
-    dit_desk *desk = user;
-    return carry_dit_train_run(comm, &desk->options, &desk->hooks);
+    dit_session *session = user;
+    return carry_dit_train_run(comm, &session->options, &session->hooks);
 }
 
 /* Options of the run that goes on. */
-static int take_checkpoint(dit_desk *desk) {
+static int take_checkpoint(dit_session *session) {
     carry_found found;
-    train_run_folder(desk->options.out);
-    carry_status status = carry_checkpoint_find(desk->ctx, &found, desk->options.out, NULL);
-    if (status == CARRY_OK && strcmp(found.path, desk->options.out) == 0) {
+    train_run_folder(session->options.out);
+    carry_status status = carry_checkpoint_find(session->ctx, &found, session->options.out, NULL);
+    if (status == CARRY_OK && strcmp(found.path, session->options.out) == 0) {
         carry_found_free(&found);
         return cli_refuse("%s is one checkpoint: --resume takes the folder of the run, --model starts from weights",
-                          desk->options.out);
+                          session->options.out);
     }
     if (status == CARRY_OK) {
         char out[CARRY_DIT_TRAIN_PATH];
-        (void)snprintf(out, sizeof out, "%s", desk->options.out);
-        status = carry_keys_read(desk->ctx, carry_dit_train_keys, &desk->options,
+        (void)snprintf(out, sizeof out, "%s", session->options.out);
+        status = carry_keys_read(session->ctx, carry_dit_train_keys, &session->options,
                                  carry_json_find(found.document, "options"));
-        (void)snprintf(desk->options.out, sizeof desk->options.out, "%s", out);
-        (void)snprintf(desk->from, sizeof desk->from, "%s", found.path);
+        (void)snprintf(session->options.out, sizeof session->options.out, "%s", out);
+        (void)snprintf(session->from, sizeof session->from, "%s", found.path);
         carry_found_free(&found);
     }
-    return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(desk->ctx));
+    return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(session->ctx));
 }
 
 /* A model is evaluated with pictures like those it learned from, where its run is still there to say which. */
-static void take_pictures(dit_desk *desk) {
+static void take_pictures(dit_session *session) {
     carry_found found;
-    carry_dit_train_options run = desk->options;
-    if (carry_checkpoint_find(desk->ctx, &found, desk->options.out, NULL) == CARRY_OK) {
-        if (carry_keys_read(desk->ctx, carry_dit_train_keys, &run, carry_json_find(found.document, "options")) ==
+    carry_dit_train_options run = session->options;
+    if (carry_checkpoint_find(session->ctx, &found, session->options.out, NULL) == CARRY_OK) {
+        if (carry_keys_read(session->ctx, carry_dit_train_keys, &run, carry_json_find(found.document, "options")) ==
             CARRY_OK) {
-            desk->options.size = run.size;
-            desk->options.speed = run.speed;
+            session->options.size = run.size;
+            session->options.speed = run.speed;
         }
         carry_found_free(&found);
     }
 }
 
 /* Several ranks are on the CPU: where nothing was typed they decide. */
-static int choose_device(dit_desk *desk) {
-    const char *text = desk->device == NULL && cli_ranks() != 1 ? "cpu" : desk->device;
-    const int code = cli_device(desk->ctx, text, &desk->hooks.device);
-    if (code == CLI_DONE && desk->hooks.device != 0 && cli_ranks() != 1) {
-        return cli_refuse("--device %.40s: several ranks train on the CPU only", desk->device);
+static int choose_device(dit_session *session) {
+    const char *text = session->device == NULL && cli_ranks() != 1 ? "cpu" : session->device;
+    const int code = cli_device(session->ctx, text, &session->hooks.device);
+    if (code == CLI_DONE && session->hooks.device != 0 && cli_ranks() != 1) {
+        return cli_refuse("--device %.40s: several ranks train on the CPU only", session->device);
     }
     return code;
 }
 
 /* What only --eval heeds: within its bounds, and not without it. */
-static int check_exam(dit_desk *desk) {
-    if (!desk->eval && (desk->forms >= 0 || desk->chunks >= 0 || desk->second_prompt || desk->show != NULL)) {
+static int check_exam(dit_session *session) {
+    if (!session->eval &&
+        (session->forms >= 0 || session->chunks >= 0 || session->second_prompt || session->show != NULL)) {
         return cli_refuse(
             "--forms, --stream, --second-prompt and --show are options of an evaluation: give --eval too");
     }
-    desk->forms = desk->forms >= 0 ? desk->forms : FORMS;
-    desk->chunks = desk->chunks >= 0 ? desk->chunks : CHUNKS;
-    if (desk->forms < 1 || desk->forms > FORMS) {
-        return cli_refuse("--forms is %lld: expected 1 to %d", (long long)desk->forms, FORMS);
+    session->forms = session->forms >= 0 ? session->forms : FORMS;
+    session->chunks = session->chunks >= 0 ? session->chunks : CHUNKS;
+    if (session->forms < 1 || session->forms > FORMS) {
+        return cli_refuse("--forms is %lld: expected 1 to %d", (long long)session->forms, FORMS);
     }
-    return desk->chunks > 0 ? CLI_DONE : cli_refuse("--stream 0 shows nothing: 1 or more is needed");
+    return session->chunks > 0 ? CLI_DONE : cli_refuse("--stream 0 shows nothing: 1 or more is needed");
 }
 
 /* The frames of a prompt side by side, one row for each chunk of twelve. */
-static carry_status write_strip(dit_desk *desk, const char *prompt, const float *frames, int64_t count) {
-    const int64_t side = desk->options.size;
+static carry_status write_strip(dit_session *session, const char *prompt, const float *frames, int64_t count) {
+    const int64_t side = session->options.size;
     const int64_t across = count < 12 ? count : 12;
     const int64_t down = (count + across - 1) / across;
     const size_t size = (size_t)(across * down * side * side) * 3;
@@ -240,7 +244,7 @@ static carry_status write_strip(dit_desk *desk, const char *prompt, const float 
     char path[CARRY_FILE_PATH];
     unsigned char *bytes = calloc(size + 32, 1);
     if (bytes == NULL) {
-        return carry_fail(desk->ctx, CARRY_EMEMORY, "no memory for a picture");
+        return carry_fail(session->ctx, CARRY_EMEMORY, "no memory for a picture");
     }
     const long long width = across * side;
     const long long height = down * side;
@@ -259,8 +263,8 @@ static carry_status write_strip(dit_desk *desk, const char *prompt, const float 
     for (char *c = name; *c != '\0'; c++) {
         *c = *c == ' ' ? '-' : *c;
     }
-    carry_status status = carry_file_in(desk->ctx, path, desk->show, name);
-    status = status == CARRY_OK ? carry_file_replace(desk->ctx, path, bytes, head + size) : status;
+    carry_status status = carry_file_in(session->ctx, path, session->show, name);
+    status = status == CARRY_OK ? carry_file_replace(session->ctx, path, bytes, head + size) : status;
     free(bytes);
     return status;
 }
@@ -274,11 +278,11 @@ static void print_wrong(const char *prompt, const carry_shapes_verdict *v) {
 
 static bool on_asked(void *user, const char *prompt, carry_shape shape, const carry_shapes_verdict *v,
                      const carry_shapes_verdict *second, const float *frames, int64_t count) {
-    dit_desk *desk = user;
+    dit_session *session = user;
     const char *colour = carry_shape_colour(v->colour, NULL);
     const char *direction = carry_shape_direction(v->direction, NULL);
     const bool is_right = v->colour == shape.colour && v->direction == shape.direction;
-    if (desk->common.json) {
+    if (session->common.json) {
         cli_json_open();
         cli_json_text("prompt", prompt);
         cli_json_text("colour", colour != NULL ? colour : "");
@@ -292,44 +296,44 @@ static bool on_asked(void *user, const char *prompt, carry_shape shape, const ca
         print_wrong(prompt, v);
     }
     const carry_shape then = carry_dit_evaluation_second(shape);
-    if (second != NULL && !desk->common.json &&
+    if (second != NULL && !session->common.json &&
         (second->colour != then.colour || second->direction != then.direction)) {
         char later[CARRY_SHAPE_CAPTION];
         (void)printf("%s, then ", prompt);
         print_wrong(carry_shape_caption(later, then), second);
     }
-    if (desk->show != NULL && write_strip(desk, prompt, frames, count) != CARRY_OK) {
-        (void)cli_failed(desk->ctx);
-        desk->show = NULL;
+    if (session->show != NULL && write_strip(session, prompt, frames, count) != CARRY_OK) {
+        (void)cli_failed(session->ctx);
+        session->show = NULL;
     }
     return !cli_interrupted();
 }
 
-static int evaluate(dit_desk *desk) {
+static int evaluate(dit_session *session) {
     carry_dit_config config;
     carry_dit *dit = NULL;
     carry_dit_evaluation evaluation;
-    carry_ctx *ctx = cli_open(&desk->common);
+    carry_ctx *ctx = cli_open(&session->common);
     if (ctx == NULL) {
         return CLI_IMPOSSIBLE;
     }
-    const carry_dit_evaluation_options o = {.side = desk->options.size,
-                                            .chunks = desk->chunks,
-                                            .speed = desk->options.speed,
-                                            .forms = (int)desk->forms,
-                                            .seed = (uint64_t)desk->options.seed,
-                                            .turns = desk->second_prompt};
-    carry_status status = carry_dit_config_read(ctx, &config, desk->options.out);
-    status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL, desk->hooks.device) : status;
-    status = status == CARRY_OK ? carry_dit_load(dit, desk->options.out) : status;
-    status = status == CARRY_OK ? carry_dit_evaluate(dit, &o, &evaluation, on_asked, desk) : status;
+    const carry_dit_evaluation_options o = {.side = session->options.size,
+                                            .chunks = session->chunks,
+                                            .speed = session->options.speed,
+                                            .forms = (int)session->forms,
+                                            .seed = (uint64_t)session->options.seed,
+                                            .turns = session->second_prompt};
+    carry_status status = carry_dit_config_read(ctx, &config, session->options.out);
+    status = status == CARRY_OK ? carry_dit_new(ctx, &dit, &config, NULL, session->hooks.device) : status;
+    status = status == CARRY_OK ? carry_dit_load(dit, session->options.out) : status;
+    status = status == CARRY_OK ? carry_dit_evaluate(dit, &o, &evaluation, on_asked, session) : status;
     int code = CLI_DONE;
     if (status == CARRY_OK) {
-        print_evaluation(desk, &evaluation, -1);
-        code =
-            evaluation.both == evaluation.prompts && (!desk->second_prompt || evaluation.turned == evaluation.prompts)
-                ? CLI_DONE
-                : CLI_WRONG;
+        print_evaluation(session, &evaluation, -1);
+        code = evaluation.both == evaluation.prompts &&
+                       (!session->second_prompt || evaluation.turned == evaluation.prompts)
+                   ? CLI_DONE
+                   : CLI_WRONG;
     } else {
         code = cli_failed(ctx);
     }
@@ -338,87 +342,87 @@ static int evaluate(dit_desk *desk) {
     return code;
 }
 
-static int train(dit_desk *desk) {
-    carry_dit_train_options checked = desk->options;
-    if (desk->resume) { /* the model that it started from may be gone */
-        (void)snprintf(checked.model, sizeof checked.model, "%s", desk->from);
+static int train(dit_session *session) {
+    carry_dit_train_options checked = session->options;
+    if (session->resume) { /* the model that it started from may be gone */
+        (void)snprintf(checked.model, sizeof checked.model, "%s", session->from);
     }
-    if (carry_dit_train_check(desk->ctx, &checked, cli_ranks()) != CARRY_OK) {
-        return cli_refuse("%s", carry_ctx_error(desk->ctx));
+    if (carry_dit_train_check(session->ctx, &checked, cli_ranks()) != CARRY_OK) {
+        return cli_refuse("%s", carry_ctx_error(session->ctx));
     }
-    if (!desk->resume && train_check_out(desk->options.out, "carry train dit", desk->overwrite) != CLI_DONE) {
+    if (!session->resume && train_check_out(session->options.out, "carry train dit", session->overwrite) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
-    const carry_status status = cli_on_ranks(&desk->common, train_rank, desk);
-    end_line(desk);
-    if (status == CARRY_OK && !desk->common.json && cli_process_rank() <= 0) {
+    const carry_status status = cli_on_ranks(&session->common, train_rank, session);
+    end_line(session);
+    if (status == CARRY_OK && !session->common.json && cli_process_rank() <= 0) {
         (void)printf("the model is in %s:\n  carry stream --model %s -p \"red circle moving left\"\n",
-                     desk->options.out, desk->options.out);
+                     session->options.out, session->options.out);
     }
     return status == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
 }
 
-static int prepare(dit_desk *desk, int words, char **arguments) {
+static int prepare(dit_session *session, int words, char **arguments) {
     if (words > 1) {
         return cli_refuse("train dit takes one folder, not %d", words);
     }
     int code = CLI_DONE;
     for (int i = 0; carry_dit_train_keys[i].name != NULL && words == 0; i++) {
-        if (strcmp(carry_dit_train_keys[i].name, "out") == 0 && desk->text[i] != NULL) {
-            arguments = (char **)(void *)&desk->text[i];
+        if (strcmp(carry_dit_train_keys[i].name, "out") == 0 && session->text[i] != NULL) {
+            arguments = (char **)(void *)&session->text[i];
             words = 1;
         }
     }
     if (words == 1 &&
-        carry_keys_set(desk->ctx, carry_dit_train_keys, &desk->options, "out", arguments[0]) != CARRY_OK) {
-        return cli_refuse("--%s", carry_ctx_error(desk->ctx));
+        carry_keys_set(session->ctx, carry_dit_train_keys, &session->options, "out", arguments[0]) != CARRY_OK) {
+        return cli_refuse("--%s", carry_ctx_error(session->ctx));
     }
-    if ((desk->resume || desk->eval) && words == 0) {
+    if ((session->resume || session->eval) && words == 0) {
         return cli_refuse("%s needs the folder of the run: carry train dit %s DIR",
-                          desk->resume ? "--resume" : "--eval", desk->resume ? "--resume" : "--eval");
+                          session->resume ? "--resume" : "--eval", session->resume ? "--resume" : "--eval");
     }
-    code = desk->resume ? take_checkpoint(desk) : code;
-    if (desk->eval && !desk->resume) {
-        take_pictures(desk);
+    code = session->resume ? take_checkpoint(session) : code;
+    if (session->eval && !session->resume) {
+        take_pictures(session);
     }
-    code = code == CLI_DONE ? choose_device(desk) : code;
-    code = code == CLI_DONE ? check_exam(desk) : code;
-    code = code == CLI_DONE ? set_typed(desk) : code;
-    if (code == CLI_DONE && desk->options.out[0] == '\0') {
-        (void)snprintf(desk->options.out, sizeof desk->options.out, "trained/shapes");
+    code = code == CLI_DONE ? choose_device(session) : code;
+    code = code == CLI_DONE ? check_exam(session) : code;
+    code = code == CLI_DONE ? set_typed(session) : code;
+    if (code == CLI_DONE && session->options.out[0] == '\0') {
+        (void)snprintf(session->options.out, sizeof session->options.out, "trained/shapes");
     }
     return code;
 }
 
 int train_dit(int count, char **arguments) {
-    dit_desk *desk = calloc(1, sizeof *desk);
-    if (desk == NULL) {
+    dit_session *session = calloc(1, sizeof *session);
+    if (session == NULL) {
         return cli_refuse("out of memory");
     }
-    desk->options = carry_dit_train_default();
-    desk->forms = desk->chunks = -1; /* not said */
-    desk->hooks = (carry_dit_train_hooks){.sink = {.user = desk, .note = on_note},
-                                          .stop = cli_interrupted_in_training,
-                                          .started = on_start,
-                                          .report = on_report,
-                                          .evaluated = on_evaluation,
-                                          .user = desk};
-    list_options(desk);
-    const int words = cli_parse(&cli_train_dit, count, arguments, desk->option, &desk->common);
+    session->options = carry_dit_train_default();
+    session->forms = session->chunks = -1; /* not said */
+    session->hooks = (carry_dit_train_hooks){.sink = {.user = session, .note = on_note},
+                                             .stop = cli_interrupted_in_training,
+                                             .started = on_start,
+                                             .report = on_report,
+                                             .evaluated = on_evaluation,
+                                             .user = session};
+    list_options(session);
+    const int words = cli_parse(&cli_train_dit, count, arguments, session->option, &session->common);
     int code = words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
-    if (words >= 0 && !desk->common.help) {
-        if (carry_ctx_new(&desk->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+    if (words >= 0 && !session->common.help) {
+        if (carry_ctx_new(&session->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
             code = cli_refuse("out of memory");
         } else {
             cli_catch_interrupt();
-            desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
-            code = prepare(desk, words, arguments);
-            desk->hooks.resume = desk->resume;
-            code = code == CLI_DONE ? (desk->eval ? evaluate(desk) : train(desk)) : code;
+            session->redraws = !session->common.json && isatty(STDOUT_FILENO) != 0;
+            code = prepare(session, words, arguments);
+            session->hooks.resume = session->resume;
+            code = code == CLI_DONE ? (session->eval ? evaluate(session) : train(session)) : code;
         }
-        carry_ctx_free(desk->ctx);
+        carry_ctx_free(session->ctx);
     }
-    free(desk);
+    free(session);
     return code;
 }
 

@@ -16,13 +16,13 @@
 #define CONFIG_BYTES ((size_t)1 << 20)
 #define UNSTORED ".no-store" /* a file in the folder of a run that was started with --no-store */
 
-static carry_status take_member(train_desk *desk, const carry_yaml *node, const char *path) {
-    carry_ctx *ctx = desk->ctx;
-    carry_train_options *options = &desk->options;
+static carry_status take_member(train_session *session, const carry_yaml *node, const char *path) {
+    carry_ctx *ctx = session->ctx;
+    carry_train_options *options = &session->options;
     const char *text;
     if (strcmp(node->key, "download") == 0) { /* no option: what to say when the text is not there */
         CARRY_TRY(carry_yaml_text(ctx, &text, node, path));
-        (void)snprintf(desk->download, sizeof desk->download, "%s", text);
+        (void)snprintf(session->download, sizeof session->download, "%s", text);
         return CARRY_OK;
     }
     if (carry_train_key_find(node->key) == NULL) {
@@ -37,8 +37,8 @@ static carry_status take_member(train_desk *desk, const carry_yaml *node, const 
     return CARRY_OK;
 }
 
-static carry_status take_config(train_desk *desk, const char *path) {
-    carry_ctx *ctx = desk->ctx;
+static carry_status take_config(train_session *session, const char *path) {
+    carry_ctx *ctx = session->ctx;
     char *text;
     size_t length;
     carry_yaml *root = NULL;
@@ -49,26 +49,26 @@ static carry_status take_config(train_desk *desk, const char *path) {
     }
     for (const carry_yaml *node = status == CARRY_OK ? root->first : NULL; node != NULL && status == CARRY_OK;
          node = node->next) {
-        status = take_member(desk, node, path);
+        status = take_member(session, node, path);
     }
     carry_yaml_free(root);
     free(text);
     return status;
 }
 
-int train_read_config(train_desk *desk, const char *path) {
-    return take_config(desk, path) == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(desk->ctx));
+int train_read_config(train_session *session, const char *path) {
+    return take_config(session, path) == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(session->ctx));
 }
 
-int train_check_download(const train_desk *desk) {
-    const char *const lists[] = {desk->options.data, desk->options.eval_data};
+int train_check_download(const train_session *session) {
+    const char *const lists[] = {session->options.data, session->options.eval_data};
     char shown[64];
-    for (size_t i = 0; i < sizeof lists / sizeof lists[0] && desk->download[0] != '\0'; i++) {
+    for (size_t i = 0; i < sizeof lists / sizeof lists[0] && session->download[0] != '\0'; i++) {
         for (const char *at = lists[i]; *at != '\0'; at += strcspn(at, "\n"), at += *at != '\0') {
             char path[CARRY_TRAIN_PATH];
             (void)snprintf(path, sizeof path, "%.*s", (int)strcspn(at, "\n"), at);
             if (access(path, R_OK) != 0) {
-                return cli_refuse("there is no %s: %s", cli_shown(shown, path), desk->download);
+                return cli_refuse("there is no %s: %s", cli_shown(shown, path), session->download);
             }
         }
     }
@@ -76,36 +76,38 @@ int train_check_download(const train_desk *desk) {
 }
 
 /* A run that was started with --no-store goes on without the store, unless one is named. */
-static void take_mark(train_desk *desk) {
+static void take_mark(train_session *session) {
     char path[CARRY_FILE_PATH];
-    if (desk->resume && desk->store_path == NULL &&
-        carry_file_in(desk->ctx, path, desk->options.out, UNSTORED) == CARRY_OK && access(path, F_OK) == 0) {
-        desk->unstored = true;
+    if (session->resume && session->store_path == NULL &&
+        carry_file_in(session->ctx, path, session->options.out, UNSTORED) == CARRY_OK && access(path, F_OK) == 0) {
+        session->unstored = true;
     }
 }
 
 /* Once the training has made its folder; one that cannot be written is no reason to end it. */
-static void leave_mark(train_desk *desk) {
+static void leave_mark(train_session *session) {
     static const char text[] = "This run is not kept in the run store (carry train --no-store).\n";
     char path[CARRY_FILE_PATH];
-    if (desk->unstored && !desk->marked && carry_file_in(desk->ctx, path, desk->options.out, UNSTORED) == CARRY_OK) {
-        (void)carry_file_replace(desk->ctx, path, text, sizeof text - 1);
+    if (session->unstored && !session->marked &&
+        carry_file_in(session->ctx, path, session->options.out, UNSTORED) == CARRY_OK) {
+        (void)carry_file_replace(session->ctx, path, text, sizeof text - 1);
     }
-    desk->marked = true;
+    session->marked = true;
 }
 
-int train_store_begin(train_desk *desk) {
-    take_mark(desk);
-    if (desk->unstored || cli_process_rank() > 0) {
+int train_store_begin(train_session *session) {
+    take_mark(session);
+    if (session->unstored || cli_process_rank() > 0) {
         return CLI_DONE;
     }
-    const carry_run_start start = {
-        .kind = "train", .name = desk->given_name != NULL ? desk->given_name : desk->name, .command = desk->command};
-    if (carry_store_open(desk->ctx, &desk->store, desk->store_path) != CARRY_OK ||
-        carry_store_begin(desk->store, &desk->run, &start) != CARRY_OK) {
-        carry_store_close(desk->store);
-        desk->store = NULL;
-        return cli_refuse("%s (--no-store trains without the run store)", carry_ctx_error(desk->ctx));
+    const carry_run_start start = {.kind = "train",
+                                   .name = session->given_name != NULL ? session->given_name : session->name,
+                                   .command = session->command};
+    if (carry_store_open(session->ctx, &session->store, session->store_path) != CARRY_OK ||
+        carry_store_begin(session->store, &session->run, &start) != CARRY_OK) {
+        carry_store_close(session->store);
+        session->store = NULL;
+        return cli_refuse("%s (--no-store trains without the run store)", carry_ctx_error(session->ctx));
     }
     return CLI_DONE;
 }
@@ -133,11 +135,12 @@ static void write_options(carry_json_text *text, const carry_train_options *opti
     }
 }
 
-void train_store_started(train_desk *desk, const carry_train_start *start) {
+void train_store_started(train_session *session, const carry_train_start *start) {
     char device[CLI_DEVICE];
     carry_json_text text = {0};
-    leave_mark(desk);
-    if (desk->store == NULL) {
+    leave_mark(session);
+    session->has_started = true;
+    if (session->store == NULL) {
         return;
     }
     write_options(&text, start->options);
@@ -145,65 +148,68 @@ void train_store_started(train_desk *desk, const carry_train_start *start) {
                                  .ranks = start->ranks * start->parts,
                                  .device = cli_device_name(device, start->lm->ctx, start->lm->own.device),
                                  .spec = text.failed ? NULL : text.bytes};
-    if (carry_store_used(desk->store, desk->run, &used) != CARRY_OK) {
-        (void)cli_refuse("the options of this run could not be stored: %s", carry_ctx_error(desk->ctx));
+    if (carry_store_used(session->store, session->run, &used) != CARRY_OK) {
+        (void)cli_refuse("the options of this run could not be stored: %s", carry_ctx_error(session->ctx));
     }
     carry_json_text_free(&text);
 }
 
 /* A store that fails half-way is no reason to lose the training. */
-void train_store_metric(train_desk *desk, int64_t step, const char *name, double value) {
-    if (desk->store == NULL || desk->store_failed || !isfinite(value)) {
+void train_store_metric(train_session *session, int64_t step, const char *name, double value) {
+    if (session->store == NULL || session->store_failed || !isfinite(value)) {
         return;
     }
-    if (carry_store_metric(desk->store, desk->run, step, name, value) != CARRY_OK) {
-        desk->store_failed = true;
+    if (carry_store_metric(session->store, session->run, step, name, value) != CARRY_OK) {
+        session->store_failed = true;
         (void)cli_refuse("from step %lld on nothing is stored in the run store: %s", (long long)step,
-                         carry_ctx_error(desk->ctx));
+                         carry_ctx_error(session->ctx));
     }
 }
 
-void train_store_end(train_desk *desk, carry_status status, const char *note) {
-    if (desk->store == NULL) {
+void train_store_end(train_session *session, carry_status status, const char *note) {
+    if (session->store == NULL) {
         return;
     }
     const char *state = status == CARRY_OK ? "done" : status == CARRY_EINTERRUPTED ? "interrupted" : "failed";
-    (void)carry_store_end(desk->store, desk->run, state, NULL, note);
-    carry_store_close(desk->store);
-    desk->store = NULL;
+    (void)carry_store_end(session->store, session->run, state, NULL, note);
+    if (!session->has_started && status != CARRY_OK) { /* a training that was refused is no run */
+        (void)carry_store_delete(session->store, session->run);
+    }
+    carry_store_close(session->store);
+    session->store = NULL;
 }
 
 #else
 
-int train_check_download(const train_desk *desk) {
-    (void)desk;
+int train_check_download(const train_session *session) {
+    (void)session;
     return CLI_DONE;
 }
 
-int train_read_config(train_desk *desk, const char *path) {
-    (void)desk;
+int train_read_config(train_session *session, const char *path) {
+    (void)session;
     return cli_refuse("this carry was built without the lab, which reads %s: give its keys as options", path);
 }
 
-int train_store_begin(train_desk *desk) {
-    desk->unstored = true;
+int train_store_begin(train_session *session) {
+    session->unstored = true;
     return CLI_DONE;
 }
 
-void train_store_started(train_desk *desk, const carry_train_start *start) {
-    (void)desk;
+void train_store_started(train_session *session, const carry_train_start *start) {
+    (void)session;
     (void)start;
 }
 
-void train_store_metric(train_desk *desk, int64_t step, const char *name, double value) {
-    (void)desk;
+void train_store_metric(train_session *session, int64_t step, const char *name, double value) {
+    (void)session;
     (void)step;
     (void)name;
     (void)value;
 }
 
-void train_store_end(train_desk *desk, carry_status status, const char *note) {
-    (void)desk;
+void train_store_end(train_session *session, carry_status status, const char *note) {
+    (void)session;
     (void)status;
     (void)note;
 }

@@ -32,10 +32,10 @@ static const char *count_text(char text[32], double count) {
 }
 
 /* What is printed next starts on a line of its own. */
-static void end_line(train_desk *desk) {
-    if (desk->has_unended) {
+static void end_line(train_session *session) {
+    if (session->has_unended) {
         (void)putchar('\n');
-        desk->has_unended = false;
+        session->has_unended = false;
     }
 }
 
@@ -60,13 +60,13 @@ static void print_memory(const carry_train_memory *m) {
 }
 
 static void on_start(void *user, const carry_train_start *s) {
-    train_desk *desk = user;
+    train_session *session = user;
     const carry_lm_config *c = &s->lm->config;
     char device[CLI_DEVICE];
     char parameters[32];
     char tokens[32];
-    train_store_started(desk, s);
-    if (desk->common.json) {
+    train_store_started(session, s);
+    if (session->common.json) {
         return;
     }
     if (s->resumed != NULL) {
@@ -88,12 +88,12 @@ static void on_start(void *user, const carry_train_start *s) {
         (void)printf("%d data ranks x %d sequence ranks\n", s->ranks, s->parts);
     }
     print_memory(s->memory_plan);
-    (void)printf("%s%s\npeak %.1f GFLOP/s, of the fastest large product now%s\n", cli_dim(), s->plan, 1e-9 * desk->peak,
-                 cli_plain());
+    (void)printf("%s%s\npeak %.1f GFLOP/s, of the fastest large product now%s\n", cli_dim(), s->plan,
+                 1e-9 * session->peak, cli_plain());
     (void)fflush(stdout);
 }
 
-static void print_json(const train_desk *desk, const carry_train_report *r) {
+static void print_json(const train_session *session, const carry_train_report *r) {
     cli_json_open();
     cli_json_integer("step", r->step);
     cli_json_number("loss", r->loss);
@@ -105,18 +105,18 @@ static void print_json(const train_desk *desk, const carry_train_report *r) {
     cli_json_number("rate", r->rate);
     cli_json_number("norm", r->norm);
     cli_json_number("left_s", r->left);
-    cli_json_number("peak_gflops", 1e-9 * desk->peak);
+    cli_json_number("peak_gflops", 1e-9 * session->peak);
     cli_json_close();
     (void)fflush(stdout);
 }
 
 static void on_report(void *user, const carry_train_report *r) {
-    train_desk *desk = user;
+    train_session *session = user;
     char left[32];
     char rate[32];
-    desk->last_loss = r->loss;
-    if (desk->common.json) {
-        print_json(desk, r);
+    session->last_loss = r->loss;
+    if (session->common.json) {
+        print_json(session, r);
         return;
     }
     char mfu[24] = "";
@@ -124,23 +124,23 @@ static void on_report(void *user, const carry_train_report *r) {
         (void)snprintf(mfu, sizeof mfu, "  MFU %.0f %%", 100.0 * r->mfu);
     }
     (void)printf("%sstep %lld/%lld  loss %.4f  rate %.2e  %s tokens/s%s  %.0f MB  %s left",
-                 desk->redraws ? "\r\033[K" : "", (long long)r->step, (long long)r->steps, r->loss, r->rate,
+                 session->redraws ? "\r\033[K" : "", (long long)r->step, (long long)r->steps, r->loss, r->rate,
                  count_text(rate, r->tokens_per_s), mfu, 1e-6 * r->memory, duration(left, r->left));
-    desk->has_unended = true;
-    if (desk->started > 0.0) {
-        (void)printf("  %s(%.2f s after the start)%s", cli_dim(), carry_seconds() - desk->started, cli_plain());
-        desk->started = 0.0;
+    session->has_unended = true;
+    if (session->started > 0.0) {
+        (void)printf("  %s(%.2f s after the start)%s", cli_dim(), carry_seconds() - session->started, cli_plain());
+        session->started = 0.0;
     }
-    if (!desk->redraws) {
-        end_line(desk);
+    if (!session->redraws) {
+        end_line(session);
     }
     (void)fflush(stdout);
 }
 
 static void on_evaluation(void *user, const carry_train_evaluation *e) {
-    train_desk *desk = user;
-    desk->last_exam = e->loss;
-    if (desk->common.json) {
+    train_session *session = user;
+    session->last_exam = e->loss;
+    if (session->common.json) {
         cli_json_open();
         cli_json_integer("step", e->step);
         cli_json_number("eval_loss", e->loss);
@@ -150,7 +150,7 @@ static void on_evaluation(void *user, const carry_train_evaluation *e) {
         }
         cli_json_close();
     } else {
-        end_line(desk);
+        end_line(session);
         (void)printf("step %lld  held out: %sloss %.4f%s", (long long)e->step, cli_green(), e->loss, cli_plain());
         if (isfinite(e->accuracy)) {
             (void)printf("  %.2f %% right", 100.0 * e->accuracy);
@@ -167,25 +167,25 @@ static void on_metric(void *user, int64_t step, const char *name, double value) 
 }
 
 static void on_note(void *user, int64_t step, const char *line) {
-    train_desk *desk = user;
+    train_session *session = user;
     (void)step;
-    end_line(desk);
+    end_line(session);
     (void)fflush(stdout);
     (void)fprintf(stderr, "carry: %s\n", line);
 }
 
-void train_show_hooks(train_desk *desk) {
-    desk->redraws = !desk->common.json && isatty(STDOUT_FILENO) != 0;
-    desk->last_loss = desk->last_exam = NAN;
-    desk->hooks = (carry_train_hooks){.sink = {.user = desk, .metric = on_metric, .note = on_note},
-                                      .stop = cli_interrupted_in_training,
-                                      .started = on_start,
-                                      .report = on_report,
-                                      .evaluated = on_evaluation,
-                                      .user = desk};
+void train_show_hooks(train_session *session) {
+    session->redraws = !session->common.json && isatty(STDOUT_FILENO) != 0;
+    session->last_loss = session->last_exam = NAN;
+    session->hooks = (carry_train_hooks){.sink = {.user = session, .metric = on_metric, .note = on_note},
+                                         .stop = cli_interrupted_in_training,
+                                         .started = on_start,
+                                         .report = on_report,
+                                         .evaluated = on_evaluation,
+                                         .user = session};
 }
 
-void train_show_end(train_desk *desk) {
-    end_line(desk);
+void train_show_end(train_session *session) {
+    end_line(session);
     (void)fflush(stdout);
 }

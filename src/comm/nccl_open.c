@@ -21,8 +21,8 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 /* Where the loader looks, where CARRY_NCCL says, and where NVIDIA's installer puts it. */
 static void load(void) {
-    const char *wished = getenv("CARRY_NCCL");
-    const char *const names[] = {wished != NULL && wished[0] != '\0' ? wished : LIBRARY, LIBRARY,
+    const char *requested = getenv("CARRY_NCCL");
+    const char *const names[] = {requested != NULL && requested[0] != '\0' ? requested : LIBRARY, LIBRARY,
                                  "/usr/local/cuda/lib64/" LIBRARY, "/usr/local/cuda/lib/" LIBRARY};
     void *library = NULL;
     for (size_t i = 0; library == NULL && i < sizeof names / sizeof names[0]; i++) {

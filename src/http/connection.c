@@ -57,7 +57,7 @@ void carry_http_detach_all(carry_http_server *server) {
 }
 
 /* -1: failed, or the client has gone. */
-static int send_out(carry_http_connection *connection) {
+static int send_out(carry_http_server *server, carry_http_connection *connection) {
     bool progress = false;
     carry_http_flush result = carry_http_send_queued(connection->response, connection->file, &progress);
     if (result == CARRY_HTTP_FLUSH_FAILED) {
@@ -68,9 +68,7 @@ static int send_out(carry_http_connection *connection) {
     } else if (connection->blocked == 0.0 || progress) {
         connection->blocked = carry_seconds();
     }
-    if (result == CARRY_HTTP_FLUSH_BLOCKED) {
-        (void)lws_callback_on_writable(connection->wsi);
-    }
+    server->has_blocked |= result == CARRY_HTTP_FLUSH_BLOCKED;
     if (result == CARRY_HTTP_FLUSH_DONE && !connection->lingering) {
         connection->lingering = true; /* closing a socket with unread input resets it, and the response is lost */
         connection->since = carry_seconds();
@@ -151,7 +149,7 @@ static int proceed(carry_http_server *server, carry_http_connection *connection)
             return -1;
         }
     }
-    return connection->response != NULL ? send_out(connection) : 0;
+    return connection->response != NULL ? send_out(server, connection) : 0;
 }
 
 static int refuse_head(carry_http_server *server, carry_http_connection *connection, int status, const char *message) {
@@ -252,7 +250,7 @@ int carry_http_connection_callback(struct lws *wsi, enum lws_callback_reasons re
     case LWS_CALLBACK_RAW_RX_FILE:
         return connection->before != NULL ? readable(server, connection) : -1;
     case LWS_CALLBACK_RAW_WRITEABLE_FILE:
-        return connection->response != NULL ? send_out(connection) : 0;
+        return connection->response != NULL ? send_out(server, connection) : 0;
     case LWS_CALLBACK_RAW_CLOSE_FILE:
         forget(connection);
         return 0;
@@ -261,9 +259,23 @@ int carry_http_connection_callback(struct lws *wsi, enum lws_callback_reasons re
     }
 }
 
+/* After the callbacks of a poll: libwebsockets 4.1 forgets the request of a file's own callback for writing. */
+void carry_http_ask_blocked(carry_http_server *server) {
+    if (!server->has_blocked) {
+        return;
+    }
+    server->has_blocked = false;
+    for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
+        if (one->blocked > 0.0) {
+            (void)lws_callback_on_writable(one->wsi);
+        }
+    }
+}
+
 void carry_http_ask_connections(carry_http_server *server) {
     for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
         if (one->response != NULL && !one->lingering && carry_http_has_output(one->response)) {
+            one->blocked = one->blocked > 0.0 ? one->blocked : carry_seconds(); /* until it has been sent */
             (void)lws_callback_on_writable(one->wsi);
         }
     }

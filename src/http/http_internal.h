@@ -57,8 +57,8 @@ struct carry_http_socket {
     const carry_http_endpoint *endpoint;
     carry_http_address *address;
     void *data;
-    double heard;  /* when it was opened or a message came */
-    char *message; /* so far */
+    double last_message; /* when it was opened or a message came */
+    char *message;       /* so far */
     size_t length, capacity;
     double waiting; /* since when it has not taken a message; 0: not asked */
     int close_status;
@@ -91,6 +91,7 @@ struct carry_http_server {
     int address_count, share;     /* share: connections of one address at most */
     carry_http_address *arriving; /* the address of the connection being adopted */
     carry_http_connection *connections;
+    bool has_blocked; /* connections to be asked for writing */
     carry_http_socket *sockets;
     unsigned char *out; /* LWS_PRE bytes, then a message */
     size_t out_capacity;
@@ -124,6 +125,7 @@ void carry_http_add_connection(carry_http_server *server, struct lws *wsi, int f
 int carry_http_connection_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in,
                                    size_t length);
 void carry_http_ask_connections(carry_http_server *server); /* those with queued output are asked to send it */
+void carry_http_ask_blocked(carry_http_server *server);     /* those whose socket took only a part of it */
 void carry_http_drop_slow(carry_http_server *server);
 void carry_http_detach_all(carry_http_server *server); /* no response uses the server after this */
 

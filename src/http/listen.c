@@ -54,12 +54,12 @@ carry_status carry_http_check_options(carry_ctx *ctx, const carry_http_options *
     size_t length = options->token != NULL ? strlen(options->token) : CARRY_HTTP_TOKEN_LEAST;
     for (size_t i = 0; options->token != NULL && i < length; i++) {
         if (options->token[i] <= ' ' || options->token[i] >= 0x7F) {
-            return carry_fail(ctx, CARRY_EARGUMENT, "a token must have visible ASCII characters only");
+            return carry_fail(ctx, CARRY_EARGUMENT, "a token has visible ASCII characters only");
         }
     }
     if (length < CARRY_HTTP_TOKEN_LEAST || length >= CARRY_HTTP_TOKEN) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "a token must have %d to %d characters, not %zu",
-                          CARRY_HTTP_TOKEN_LEAST, CARRY_HTTP_TOKEN - 1, length);
+        return carry_fail(ctx, CARRY_EARGUMENT, "a token has %d to %d characters, not %zu", CARRY_HTTP_TOKEN_LEAST,
+                          CARRY_HTTP_TOKEN - 1, length);
     }
     if (!(options->patience >= 0.0 && options->patience <= 3600.0)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "patience %g: expected 0 (30 s) to 3600 s", options->patience);

@@ -138,6 +138,7 @@ static void *serve(void *argument) {
     (void)sem_post(&server->ready);
     while (going && !atomic_load(&server->stop)) {
         going = lws_service(server->lws, 0) >= 0;
+        carry_http_ask_blocked(server);
     }
     if (!server->failed) {
         while (sem_wait(&server->stopping) != 0) { /* until carry_http_stop does not use the context any more */

@@ -99,7 +99,7 @@ static int open_socket(carry_http_server *server, struct lws *wsi, carry_http_so
                                   .server = server,
                                   .endpoint = endpoint,
                                   .address = lws_get_opaque_user_data(wsi),
-                                  .heard = carry_seconds()};
+                                  .last_message = carry_seconds()};
     if (endpoint == NULL) {
         return -1;
     }
@@ -125,7 +125,7 @@ static void close_socket(carry_http_server *server, carry_http_socket *socket) {
 static bool closes_before(const carry_http_socket *a, const carry_http_socket *b, double now) {
     const bool a_stalls = a->waiting > 0.0 && now - a->waiting > STALLED;
     const bool b_stalls = b->waiting > 0.0 && now - b->waiting > STALLED;
-    return a_stalls != b_stalls ? a_stalls : a->heard < b->heard;
+    return a_stalls != b_stalls ? a_stalls : a->last_message < b->last_message;
 }
 
 bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint *endpoint, int least) {
@@ -151,7 +151,7 @@ bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint
     server->counts.stalled++;
     unlink_socket(server, chosen);
     drop_message(chosen);
-    carry_http_socket_close(chosen, TRY_AGAIN_LATER, "this place is given to another address");
+    carry_http_socket_close(chosen, TRY_AGAIN_LATER, "closed for a client of another address");
     lws_set_timeout(chosen->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, 1); /* seconds, if it does not read */
     return true;
 }
@@ -180,7 +180,7 @@ static int receive(carry_http_server *server, carry_http_socket *socket, const v
     if (length > limit || more > limit - length || !collect(socket, bytes, length)) {
         return refuse(server, socket, LWS_CLOSE_STATUS_MESSAGE_TOO_LARGE, "the message is too large");
     }
-    socket->heard = carry_seconds();
+    socket->last_message = carry_seconds();
     if (more == 0 && lws_is_final_fragment(socket->wsi)) {
         if (socket->length > 0) {
             server->counts.messages++;

@@ -274,6 +274,7 @@ static void test_jobs_submitted_elsewhere_are_held(void **state) {
         assert_ok(f->ctx, carry_job_release(f->store, id)); /* without its environment it fails, but it was started */
         assert_ok(f->ctx, carry_job_wait(f->store, &job, id, 600.0, NULL));
         assert_string_equal(job.state, "failed");
+        support_wait_for(!carry_job_lock_held(f->store, CARRY_JOB_LOCK_WORKER)); /* it would start the next one */
         id = row_in_queue(f, "[\"true\"]");
         (void)snprintf(sql, sizeof sql, "UPDATE jobs SET %s WHERE id = %lld", cases[i].change, (long long)id);
         execute(f, sql);

@@ -10,10 +10,10 @@ typedef struct action {
     int takes;
     const char *missing; /* what to say when there are none */
     bool takes_broken;   /* works on a library with pages that cannot be read */
-    int (*run)(cli_desk *d, int count, char **words);
+    int (*run)(cli_cards_session *d, int count, char **words);
 } action;
 
-static void print_found(const cli_desk *d, const carry_found *found) {
+static void print_found(const cli_cards_session *d, const carry_found *found) {
     if (d->json) {
         for (int i = 0; i < (found->lines > 0 ? found->lines : 1); i++) {
             cli_json_open();
@@ -35,7 +35,7 @@ static void print_found(const cli_desk *d, const carry_found *found) {
     }
 }
 
-static int run_find(cli_desk *d, int count, char **words) {
+static int run_find(cli_cards_session *d, int count, char **words) {
     carry_found *found;
     int found_count;
     bool some;
@@ -60,7 +60,7 @@ static int run_find(cli_desk *d, int count, char **words) {
     return found_count > 0 ? CLI_DONE : CLI_WRONG;
 }
 
-static int run_order(cli_desk *d, int count, char **words) {
+static int run_order(cli_cards_session *d, int count, char **words) {
     (void)count;
     (void)words;
     if (d->goal == NULL) {
@@ -98,7 +98,7 @@ static int run_order(cli_desk *d, int count, char **words) {
     return CLI_DONE;
 }
 
-static void print_problem(const cli_desk *d, const carry_library_problem *problem) {
+static void print_problem(const cli_cards_session *d, const carry_library_problem *problem) {
     if (d->json) {
         cli_json_open();
         cli_json_text("path", problem->path);
@@ -116,7 +116,7 @@ static void print_problem(const cli_desk *d, const carry_library_problem *proble
     }
 }
 
-static int run_check(cli_desk *d, int count, char **words) {
+static int run_check(cli_cards_session *d, int count, char **words) {
     (void)count;
     (void)words;
     if (carry_library_check(d->ctx, d->library) != CARRY_OK) {
@@ -149,7 +149,7 @@ static int run_check(cli_desk *d, int count, char **words) {
     return ok ? CLI_DONE : CLI_WRONG;
 }
 
-static void print_blunt(const cli_desk *d, const carry_page *card, const char *text, int line) {
+static void print_blunt(const cli_cards_session *d, const carry_page *card, const char *text, int line) {
     if (d->json) {
         cli_json_open();
         cli_json_text("id", card->id);
@@ -165,7 +165,7 @@ static void print_blunt(const cli_desk *d, const carry_page *card, const char *t
     cli_cards_wrapped(2, 2, text);
 }
 
-static int sharpen_card(const cli_desk *d, const carry_page *card) {
+static int sharpen_card(const cli_cards_session *d, const carry_page *card) {
     int blunt = 0;
     for (int i = 0; i < card->actionables.count; i++) {
         const carry_page_item *item = &card->actionables.item[i];
@@ -182,7 +182,7 @@ static int sharpen_card(const cli_desk *d, const carry_page *card) {
     return blunt;
 }
 
-static int run_sharpen(cli_desk *d, int count, char **words) {
+static int run_sharpen(cli_cards_session *d, int count, char **words) {
     (void)count;
     (void)words;
     int blunt = 0;
@@ -203,7 +203,7 @@ static int run_sharpen(cli_desk *d, int count, char **words) {
     return CLI_DONE;
 }
 
-static int run_list(cli_desk *d, int count, char **words) {
+static int run_list(cli_cards_session *d, int count, char **words) {
     (void)count;
     (void)words;
     for (int i = 0; i < d->library->count; i++) {
@@ -241,7 +241,7 @@ static const action *find_action(const char *name) {
     return NULL;
 }
 
-static int run_action(cli_desk *d, const action *what, const char *folder, int count, char **words) {
+static int run_action(cli_cards_session *d, const action *what, const char *folder, int count, char **words) {
     if (carry_library_open(d->ctx, &d->library, folder) != CARRY_OK) {
         return cli_failed(d->ctx);
     }
@@ -257,7 +257,7 @@ static int run_action(cli_desk *d, const action *what, const char *folder, int c
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
-    cli_desk d = {.most = 10};
+    cli_cards_session d = {.most = 10};
     const char *folder = NULL;
     const cli_option own[] = {
         {"library", 0, CLI_TEXT, &folder, "DIR", "the library (library/ here or in the nearest parent folder)"},

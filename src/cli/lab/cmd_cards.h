@@ -5,13 +5,13 @@
 #include "cli/cli.h"
 #include "lab/cards/cards.h"
 
-typedef struct cli_desk {
+typedef struct cli_cards_session {
     carry_ctx *ctx;
     carry_library *library;
     bool json;
     const char *goal;
     int64_t most;
-} cli_desk;
+} cli_cards_session;
 
 /* Wraps; every line after the first starts at indent, the first where the cursor is. */
 void cli_cards_wrapped(int indent, int column, const char *text);
@@ -21,7 +21,7 @@ void cli_cards_head(const carry_page *page);
 int cli_cards_unknown(const char *what, const char *id);
 
 /* The verbs show and for. */
-int cli_cards_show(cli_desk *d, int count, char **words);
-int cli_cards_for(cli_desk *d, int count, char **words);
+int cli_cards_show(cli_cards_session *d, int count, char **words);
+int cli_cards_for(cli_cards_session *d, int count, char **words);
 
 #endif

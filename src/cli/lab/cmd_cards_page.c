@@ -97,7 +97,7 @@ int cli_cards_unknown(const char *what, const char *id) {
     return cli_refuse("there is no %s '%s' (carry cards list shows them)", what, cli_shown(shown, id));
 }
 
-int cli_cards_show(cli_desk *d, int count, char **words) {
+int cli_cards_show(cli_cards_session *d, int count, char **words) {
     (void)count;
     const carry_page *page = carry_library_page(d->library, words[0]);
     if (page == NULL) {
@@ -129,7 +129,7 @@ int cli_cards_show(cli_desk *d, int count, char **words) {
     return CLI_DONE;
 }
 
-int cli_cards_for(cli_desk *d, int count, char **words) {
+int cli_cards_for(cli_cards_session *d, int count, char **words) {
     (void)count;
     const carry_page *finding = carry_library_page(d->library, words[0]);
     if (finding == NULL || finding->kind != CARRY_PAGE_FINDING) {

@@ -17,10 +17,10 @@
 #define MOST_COMMAND 2048
 #define MOST_METRICS 200
 
-typedef struct wish {
+typedef struct profile_options {
     cli_common common;
     const char *output, *store, *name;
-    bool no_store;
+    bool no_store, verb_unstored; /* --no-store before, after the verb: either holds for both */
     int64_t events, top;
     int64_t from, steps;       /* of a training: the window; -1: not given */
     int own_count, verb_count; /* arguments of profile, and of the verb */
@@ -28,11 +28,11 @@ typedef struct wish {
     const cli_verb *verb;
     bool diff;
     char command[MOST_COMMAND];
-} wish;
+} profile_options;
 
 /* One profiled run. */
 typedef struct session {
-    const wish *asked;
+    const profile_options *asked;
     carry_ctx *ctx;
     carry_recorder *recorder;
     carry_activity_log *gpu; /* NULL: what GPUs do is not recorded */
@@ -83,7 +83,7 @@ static bool is_own(const char *argument) {
 
 /* Before the verb, profile's options are its own and the rest is the verb's; after it, only -o and the window are
    profile's. --json is for both. */
-static void split(wish *w, int count, char **arguments) {
+static void split(profile_options *given, int count, char **arguments) {
     bool after = false;
     for (int i = 0; i < count; i++) {
         char *argument = arguments[i];
@@ -91,22 +91,21 @@ static void split(wish *w, int count, char **arguments) {
                          : is_own(argument);
         if (strcmp(argument, "--") == 0 && after) {
             while (i < count) {
-                w->verb_arguments[w->verb_count++] = arguments[i++];
+                given->verb_arguments[given->verb_count++] = arguments[i++];
             }
         } else if (own) {
-            w->own[w->own_count++] = argument;
+            given->own[given->own_count++] = argument;
             if (has_value(argument) && strchr(argument, '=') == NULL && i + 1 < count) {
-                w->own[w->own_count++] = arguments[++i];
+                given->own[given->own_count++] = arguments[++i];
             }
         } else if (!after && (find_verb(argument) != NULL || strcmp(argument, "diff") == 0)) {
             after = true;
-            w->verb = find_verb(argument);
-            w->diff = w->verb == NULL;
+            given->verb = find_verb(argument);
+            given->diff = given->verb == NULL;
         } else {
-            w->verb_arguments[w->verb_count++] = argument;
-            if (strcmp(argument, "--json") == 0) {
-                w->common.json = true;
-            }
+            given->verb_arguments[given->verb_count++] = argument;
+            given->common.json = given->common.json || strcmp(argument, "--json") == 0;
+            given->verb_unstored = given->verb_unstored || (after && strcmp(argument, "--no-store") == 0);
         }
     }
 }
@@ -270,10 +269,10 @@ static int conclude(session *s, int code) {
 
 /* The verb, recorded from begin to end, or for some steps of it. */
 static int run_recorded(session *s) {
-    const wish *w = s->asked;
-    if (w->from > 0 || w->steps > 0) {
-        cli_window window = {.from = w->from > 0 ? w->from : 1,
-                             .steps = w->steps > 0 ? w->steps : 0,
+    const profile_options *given = s->asked;
+    if (given->from > 0 || given->steps > 0) {
+        cli_window window = {.from = given->from > 0 ? given->from : 1,
+                             .steps = given->steps > 0 ? given->steps : 0,
                              .recorder = s->recorder,
                              .begin = begin_window,
                              .end = end_window,
@@ -283,7 +282,7 @@ static int run_recorded(session *s) {
         if (s->gpu != NULL) {
             s->gpu->from = INFINITY;
         }
-        const int code = w->verb->run(w->verb_count, w->verb_arguments);
+        const int code = given->verb->run(given->verb_count, given->verb_arguments);
         cli_set_window(NULL);
         if (!s->is_stopped) { /* the verb failed, or never came to the window */
             stop_gpu(s);
@@ -297,22 +296,22 @@ static int run_recorded(session *s) {
     }
     cli_set_recorder(s->recorder);
     start_gpu(s);
-    const int code = w->verb->run(w->verb_count, w->verb_arguments);
+    const int code = given->verb->run(given->verb_count, given->verb_arguments);
     stop_gpu(s);
     cli_set_recorder(NULL);
     return code;
 }
 
-static int profile_verb(const wish *w) {
-    session s = {.asked = w};
-    int code = refuse_output(w->output);
+static int profile_verb(const profile_options *given) {
+    session s = {.asked = given};
+    int code = refuse_output(given->output);
     if (code != CLI_DONE) {
         return code;
     }
-    if (cli_ranks() > 1 && !w->verb->on_ranks) {
-        return cli_refuse_ranks(w->verb->name);
+    if (cli_ranks() > 1 && !given->verb->on_ranks) {
+        return cli_refuse_ranks(given->verb->name);
     }
-    s.ctx = cli_open(&(cli_common){.threads = 1, .kernels = w->common.kernels, .wisdom = "none"});
+    s.ctx = cli_open(&(cli_common){.threads = 1, .kernels = given->common.kernels, .wisdom = "none"});
     if (s.ctx == NULL) {
         return CLI_IMPOSSIBLE;
     }
@@ -331,18 +330,32 @@ static int profile_verb(const wish *w) {
     return code;
 }
 
-static int run_wish(wish *w, int count, char **arguments) {
+/* Nothing is stored of a verb that stores runs itself, either. Its arguments have room for what was profile's own. */
+static void pass_no_store(profile_options *given) {
+    const bool stores = strcmp(given->verb->name, "train") == 0 || strcmp(given->verb->name, "run") == 0;
+    if (given->no_store && stores && !given->verb_unstored) {
+        memmove(given->verb_arguments + 1, given->verb_arguments,
+                (size_t)given->verb_count * sizeof *given->verb_arguments);
+        given->verb_arguments[0] = "--no-store";
+        given->verb_count++;
+    }
+    given->no_store = given->no_store || (stores && given->verb_unstored);
+}
+
+static int run_options(profile_options *given, int count, char **arguments) {
     const cli_option own[] = {
-        {"output", 'o', CLI_TEXT, &w->output, "FILE", "the trace (trace.json.gz); also allowed after the verb"},
-        {"store", 0, CLI_TEXT, &w->store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
-        {"name", 0, CLI_TEXT, &w->name, "NAME", "name of the stored run (that of the verb); NAME/ numbers a series"},
-        {"no-store", 0, CLI_FLAG, &w->no_store, NULL, "do not store this run"},
-        {"events", 0, CLI_NUMBER, &w->events, "N",
+        {"output", 'o', CLI_TEXT, &given->output, "FILE", "the trace (trace.json.gz); also allowed after the verb"},
+        {"store", 0, CLI_TEXT, &given->store, "FILE",
+         "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
+        {"name", 0, CLI_TEXT, &given->name, "NAME",
+         "name of the stored run (that of the verb); NAME/ numbers a series"},
+        {"no-store", 0, CLI_FLAG, &given->no_store, NULL, "do not store this run"},
+        {"events", 0, CLI_NUMBER, &given->events, "N",
          "most events per thread in the trace (20000; GPUs: 65536); hotspots count all"},
-        {"top", 0, CLI_NUMBER, &w->top, "N", "places to print (20)"},
-        {"profile-from", 0, CLI_NUMBER, &w->from, "N",
+        {"top", 0, CLI_NUMBER, &given->top, "N", "places to print (20)"},
+        {"profile-from", 0, CLI_NUMBER, &given->from, "N",
          "train: the first step to record (1); also allowed after the verb"},
-        {"profile-steps", 0, CLI_NUMBER, &w->steps, "N",
+        {"profile-steps", 0, CLI_NUMBER, &given->steps, "N",
          "train: how many steps to record (all); also allowed after the verb"},
         {0},
     };
@@ -350,39 +363,41 @@ static int run_wish(wish *w, int count, char **arguments) {
     if (cli_ranks() > 1) {
         (void)snprintf(name, sizeof name, "--ranks %d profile", cli_ranks());
     }
-    (void)cli_command(w->command, sizeof w->command, name, count, arguments);
-    split(w, count, arguments);
-    bool json = w->common.json;
-    if (w->diff || w->verb == NULL) { /* nobody else parses the rest */
-        w->own_count = count;
-        memcpy(w->own, arguments, (size_t)count * sizeof *arguments);
+    (void)cli_command(given->command, sizeof given->command, name, count, arguments);
+    split(given, count, arguments);
+    bool json = given->common.json;
+    if (given->diff || given->verb == NULL) { /* nobody else parses the rest */
+        given->own_count = count;
+        memcpy(given->own, arguments, (size_t)count * sizeof *arguments);
     }
-    int words = cli_parse(&cli_profile, w->own_count, w->own, own, &w->common);
-    if (words < 0 || w->common.help) {
+    int words = cli_parse(&cli_profile, given->own_count, given->own, own, &given->common);
+    if (words < 0 || given->common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    w->common.json = w->common.json || json;
-    w->top = w->top < CARRY_HOTSPOTS ? w->top : CARRY_HOTSPOTS;
-    if (w->diff) {
-        w->verb_count = words - 1;
-        memcpy(w->verb_arguments, w->own + 1, (size_t)(words - 1) * sizeof *w->own);
-        return profile_diff(w->verb_arguments, w->verb_count, w->store, w->common.json, (int)w->top);
+    given->common.json = given->common.json || json;
+    given->top = given->top < CARRY_HOTSPOTS ? given->top : CARRY_HOTSPOTS;
+    if (given->diff) {
+        given->verb_count = words - 1;
+        memcpy(given->verb_arguments, given->own + 1, (size_t)(words - 1) * sizeof *given->own);
+        return profile_diff(given->verb_arguments, given->verb_count, given->store, given->common.json,
+                            (int)given->top);
     }
-    if (w->verb == NULL) {
+    if (given->verb == NULL) {
         char shown[64];
         return words > 0 ? cli_refuse("profile runs plan, check, bench, run, train, generate, eval or stream, or "
                                       "compares (diff), not '%s'",
-                                      cli_shown(shown, w->own[0]))
+                                      cli_shown(shown, given->own[0]))
                          : cli_refuse("profile needs a verb to run, for example bench scan:dense:t1024:n32");
     }
-    if ((w->from >= 0 || w->steps >= 0) && strcmp(w->verb->name, "train") != 0) {
-        return cli_refuse("--profile-from and --profile-steps are steps of train, not of %s", w->verb->name);
+    if ((given->from >= 0 || given->steps >= 0) && strcmp(given->verb->name, "train") != 0) {
+        return cli_refuse("--profile-from and --profile-steps are steps of train, not of %s", given->verb->name);
     }
-    if (w->from == 0 || w->steps == 0) {
-        return cli_refuse("--profile-%s 0: expected 1 or more%s", w->from == 0 ? "from" : "steps",
-                          w->from == 0 ? ", the first step being 1" : "");
+    if (given->from == 0 || given->steps == 0) {
+        return cli_refuse("--profile-%s 0: expected 1 or more%s", given->from == 0 ? "from" : "steps",
+                          given->from == 0 ? ", the first step being 1" : "");
     }
-    return profile_verb(w);
+    pass_no_store(given);
+    return profile_verb(given);
 }
 
 static int run(int count, char **arguments) {
@@ -390,13 +405,13 @@ static int run(int count, char **arguments) {
         return cli_refuse("profile records one process, and there are several: carry --ranks N profile VERB ... has "
                           "threads for ranks");
     }
-    wish w = {.output = CLI_PROFILE_TRACE, .top = 20, .from = -1, .steps = -1};
-    w.own = calloc((size_t)count + 1, sizeof *w.own);
-    w.verb_arguments = calloc((size_t)count + 1, sizeof *w.verb_arguments);
-    int code = w.own != NULL && w.verb_arguments != NULL ? run_wish(&w, count, arguments)
-                                                         : cli_refuse("out of memory for the arguments");
-    free(w.own);
-    free(w.verb_arguments);
+    profile_options given = {.output = CLI_PROFILE_TRACE, .top = 20, .from = -1, .steps = -1};
+    given.own = calloc((size_t)count + 1, sizeof *given.own);
+    given.verb_arguments = calloc((size_t)count + 1, sizeof *given.verb_arguments);
+    int code = given.own != NULL && given.verb_arguments != NULL ? run_options(&given, count, arguments)
+                                                                 : cli_refuse("out of memory for the arguments");
+    free(given.own);
+    free(given.verb_arguments);
     return code;
 }
 

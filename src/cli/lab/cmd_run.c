@@ -15,13 +15,13 @@
 #define MOST_COMMAND 2048
 
 /* What was asked for, the same for every rank. */
-typedef struct wish {
+typedef struct run_options {
     cli_common common;
     const char *path, *stage, *store, *name, *resumed;
     bool unstored, quiet;
     char command[MOST_COMMAND];
     int code; /* rank 0's, in the end */
-} wish;
+} run_options;
 
 typedef struct show {
     carry_comm *comm;
@@ -281,32 +281,32 @@ static carry_status measure_and_judge(show *s, carry_experiment_options *options
     return CARRY_OK;
 }
 
-static carry_status begin(show *s, const wish *w, carry_experiment_options *options) {
-    CARRY_TRY(carry_experiment_load(s->ctx, &s->experiment, w->path));
-    CARRY_TRY(carry_experiment_stage(s->experiment, w->stage));
-    if (!s->prints || w->unstored) {
+static carry_status begin(show *s, const run_options *given, carry_experiment_options *options) {
+    CARRY_TRY(carry_experiment_load(s->ctx, &s->experiment, given->path));
+    CARRY_TRY(carry_experiment_stage(s->experiment, given->stage));
+    if (!s->prints || given->unstored) {
         return CARRY_OK;
     }
     const carry_run_start start = {.kind = "experiment",
-                                   .name = w->name != NULL ? w->name : s->experiment->name,
-                                   .command = w->command,
+                                   .name = given->name != NULL ? given->name : s->experiment->name,
+                                   .command = given->command,
                                    .spec = s->experiment->text};
-    CARRY_TRY(carry_store_open(s->ctx, &options->store, w->store));
+    CARRY_TRY(carry_store_open(s->ctx, &options->store, given->store));
     return carry_store_begin(options->store, &options->run, &start);
 }
 
-static carry_status run_experiment(show *s, const wish *w, int *code) {
-    carry_experiment_options options = {.stage = w->stage,
-                                        .seed = (uint64_t)w->common.seed,
+static carry_status run_experiment(show *s, const run_options *given, int *code) {
+    carry_experiment_options options = {.stage = given->stage,
+                                        .seed = (uint64_t)given->common.seed,
                                         .comm = s->comm,
                                         .stop = cli_interrupted,
                                         .began = s->prints ? began : NULL,
                                         .measured = s->prints ? measured : NULL,
                                         .user = s};
     char resumed[CLI_CONTINUED_NAME];
-    carry_status status = w->resumed != NULL ? cli_run_continue(s->comm, &s->experiment, &options, w->store, w->resumed,
-                                                                w->command, resumed)
-                                             : begin(s, w, &options);
+    carry_status status = given->resumed != NULL ? cli_run_continue(s->comm, &s->experiment, &options, given->store,
+                                                                    given->resumed, given->command, resumed)
+                                                 : begin(s, given, &options);
     if (status == CARRY_OK) {
         if (s->prints && !s->json) {
             (void)printf("%s%s%s\n%s\n", cli_bold(), s->experiment->name, cli_plain(), s->experiment->hypothesis);
@@ -319,51 +319,55 @@ static carry_status run_experiment(show *s, const wish *w, int *code) {
 }
 
 static carry_status run_rank(void *user, carry_comm *comm) {
-    wish *w = user;
-    show s = {.comm = comm, .ctx = carry_comm_ctx(comm), .json = w->common.json, .quiet = w->quiet, .stage = w->stage};
+    run_options *given = user;
+    show s = {.comm = comm,
+              .ctx = carry_comm_ctx(comm),
+              .json = given->common.json,
+              .quiet = given->quiet,
+              .stage = given->stage};
     s.prints = carry_comm_rank(comm) == 0;
     int code = CLI_DONE;
-    CARRY_TRY(run_experiment(&s, w, &code));
+    CARRY_TRY(run_experiment(&s, given, &code));
     CARRY_TRY(carry_broadcast(comm, &code, sizeof code, 0));
-    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share w */
-        w->code = code;
+    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share given */
+        given->code = code;
     }
     return CARRY_OK;
 }
 
 static int run(int count, char **arguments) {
-    wish w = {.code = CLI_DONE};
-    (void)cli_command(w.command, sizeof w.command, "run", count, arguments);
+    run_options given = {.code = CLI_DONE};
+    (void)cli_command(given.command, sizeof given.command, "run", count, arguments);
     const cli_option own[] = {
-        {"stage", 0, CLI_TEXT, &w.stage, "NAME", "measure only this stage of the grid"},
-        {"continue", 0, CLI_TEXT, &w.resumed, "RUN",
+        {"stage", 0, CLI_TEXT, &given.stage, "NAME", "measure only this stage of the grid"},
+        {"continue", 0, CLI_TEXT, &given.resumed, "RUN",
          "measure what is missing from this stored run, and judge all results"},
-        {"name", 0, CLI_TEXT, &w.name, "NAME",
+        {"name", 0, CLI_TEXT, &given.name, "NAME",
          "name of the stored run (that of the experiment); NAME/ numbers a series"},
-        {"store", 0, CLI_TEXT, &w.store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
-        {"no-store", 0, CLI_FLAG, &w.unstored, NULL, "store nothing"},
-        {"quiet", 'q', CLI_FLAG, &w.quiet, NULL, "print only criteria and decision"},
+        {"store", 0, CLI_TEXT, &given.store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
+        {"no-store", 0, CLI_FLAG, &given.unstored, NULL, "store nothing"},
+        {"quiet", 'q', CLI_FLAG, &given.quiet, NULL, "print only criteria and decision"},
         {0},
     };
-    int words = cli_parse(&cli_run, count, arguments, own, &w.common);
-    if (words < 0 || w.common.help) {
+    int words = cli_parse(&cli_run, count, arguments, own, &given.common);
+    if (words < 0 || given.common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (w.resumed != NULL && (words > 0 || w.unstored || w.name != NULL)) {
+    if (given.resumed != NULL && (words > 0 || given.unstored || given.name != NULL)) {
         return cli_refuse("--continue takes the experiment, the store and the name of the run: omit %s",
-                          words > 0    ? "the file"
-                          : w.unstored ? "--no-store"
-                                       : "--name");
+                          words > 0        ? "the file"
+                          : given.unstored ? "--no-store"
+                                           : "--name");
     }
-    if (words != 1 && w.resumed == NULL) {
+    if (words != 1 && given.resumed == NULL) {
         return cli_refuse("run needs one experiment, for example experiments/044-matmulscan.yaml");
     }
-    if (w.resumed != NULL && cli_store_there(w.store) != CLI_DONE) {
+    if (given.resumed != NULL && cli_store_there(given.store) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
-    w.path = arguments[0];
+    given.path = arguments[0];
     cli_catch_interrupt();
-    return cli_on_ranks(&w.common, run_rank, &w) == CARRY_OK ? w.code : CLI_IMPOSSIBLE;
+    return cli_on_ranks(&given.common, run_rank, &given) == CARRY_OK ? given.code : CLI_IMPOSSIBLE;
 }
 
 const cli_verb cli_run = {

@@ -17,9 +17,9 @@ static const char *date_text(char text[24], double seconds) {
     return text;
 }
 
-static void print_line(const cli_runs_wish *w, carry_run_line *line) {
+static void print_line(const cli_runs_options *given, carry_run_line *line) {
     char date[24];
-    if (!w->json) {
+    if (!given->json) {
         char *const texts[] = {line->kind, line->state, line->decision, line->name};
         for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
             (void)cli_make_plain(texts[i]);
@@ -42,32 +42,32 @@ static void print_line(const cli_runs_wish *w, carry_run_line *line) {
     cli_json_close();
 }
 
-static int list_runs(cli_runs_wish *w) {
+static int list_runs(cli_runs_options *given) {
     carry_run_line *lines;
     int count;
-    if (carry_store_lines(w->store, &lines, &count, w->kind, w->name, (int)(w->limit < INT32_MAX ? w->limit : 0)) !=
-        CARRY_OK) {
-        return cli_failed(w->ctx);
+    if (carry_store_lines(given->store, &lines, &count, given->kind, given->name,
+                          (int)(given->limit < INT32_MAX ? given->limit : 0)) != CARRY_OK) {
+        return cli_failed(given->ctx);
     }
-    if (!w->json && count > 0) {
+    if (!given->json && count > 0) {
         (void)printf("%5s  %-16s  %-10s  %-11s  %-10s  %7s  %s\n", "run", "started", "kind", "state", "decision",
                      "results", "name");
     }
     for (int i = 0; i < count; i++) {
-        print_line(w, &lines[i]);
+        print_line(given, &lines[i]);
     }
-    if (!w->json && count == 0) {
-        (void)printf("no runs in %s\n", carry_store_path(w->store));
+    if (!given->json && count == 0) {
+        (void)printf("no runs in %s\n", carry_store_path(given->store));
     }
     free(lines);
     return CLI_DONE;
 }
 
-bool cli_runs_load(const cli_runs_wish *w, carry_run **run, const char *text) {
+bool cli_runs_load(const cli_runs_options *given, carry_run **run, const char *text) {
     int64_t id;
     *run = NULL;
-    if (carry_store_find(w->store, &id, text) != CARRY_OK || carry_store_load(w->store, run, id) != CARRY_OK) {
-        (void)cli_failed(w->ctx);
+    if (carry_store_find(given->store, &id, text) != CARRY_OK || carry_store_load(given->store, run, id) != CARRY_OK) {
+        (void)cli_failed(given->ctx);
         return false;
     }
     return true;
@@ -154,107 +154,107 @@ static void make_plain(carry_run *run) {
     }
 }
 
-static int show_runs(cli_runs_wish *w) {
-    if (w->words < 2) {
+static int show_runs(cli_runs_options *given) {
+    if (given->words < 2) {
         return cli_refuse("runs show needs a run: a number, a name, or last");
     }
-    for (int i = 1; i < w->words; i++) {
+    for (int i = 1; i < given->words; i++) {
         carry_run *run;
-        if (!cli_runs_load(w, &run, w->word[i])) {
+        if (!cli_runs_load(given, &run, given->word[i])) {
             return CLI_IMPOSSIBLE;
         }
         carry_status status = CARRY_OK;
-        if (w->json) {
-            status = carry_export_json(w->ctx, stdout, run);
+        if (given->json) {
+            status = carry_export_json(given->ctx, stdout, run);
         } else {
             make_plain(run);
             print_run(run);
         }
         carry_run_free(run);
         if (status != CARRY_OK) {
-            return cli_failed(w->ctx);
+            return cli_failed(given->ctx);
         }
     }
     return CLI_DONE;
 }
 
 /* Without --keep: runs that were killed or interrupted before they had stored anything. */
-static bool is_refuse(const cli_runs_wish *w, const carry_run_line *line, int newer) {
+static bool is_refuse(const cli_runs_options *given, const carry_run_line *line, int newer) {
     if (strcmp(line->state, "running") == 0) {
         return false;
     }
     bool empty = line->results == 0 && line->others == 0 && strcmp(line->state, "done") != 0;
-    return empty || (w->keep >= 0 && newer >= w->keep);
+    return empty || (given->keep >= 0 && newer >= given->keep);
 }
 
-static int collect_garbage(cli_runs_wish *w) {
+static int collect_garbage(cli_runs_options *given) {
     carry_run_line *lines;
     int count;
     int deleted = 0;
-    if (carry_store_lines(w->store, &lines, &count, w->kind, w->name, 0) != CARRY_OK) {
-        return cli_failed(w->ctx);
+    if (carry_store_lines(given->store, &lines, &count, given->kind, given->name, 0) != CARRY_OK) {
+        return cli_failed(given->ctx);
     }
     int code = CLI_DONE;
     for (int i = 0; i < count && code == CLI_DONE; i++) {
-        if (!is_refuse(w, &lines[i], i)) {
+        if (!is_refuse(given, &lines[i], i)) {
             continue;
         }
-        if (!w->json) {
-            (void)printf("%s run %lld: %s, %s\n", w->yes ? "deleting" : "would delete", (long long)lines[i].id,
+        if (!given->json) {
+            (void)printf("%s run %lld: %s, %s\n", given->yes ? "deleting" : "would delete", (long long)lines[i].id,
                          cli_make_plain(lines[i].name), lines[i].state);
         }
         deleted++;
-        if (w->yes && carry_store_delete(w->store, lines[i].id) != CARRY_OK) {
-            code = cli_failed(w->ctx);
+        if (given->yes && carry_store_delete(given->store, lines[i].id) != CARRY_OK) {
+            code = cli_failed(given->ctx);
         }
     }
     free(lines);
-    if (code == CLI_DONE && w->yes && carry_store_compact(w->store) != CARRY_OK) {
-        code = cli_failed(w->ctx);
+    if (code == CLI_DONE && given->yes && carry_store_compact(given->store) != CARRY_OK) {
+        code = cli_failed(given->ctx);
     }
-    if (code == CLI_DONE && w->json) {
+    if (code == CLI_DONE && given->json) {
         cli_json_open();
         cli_json_integer("runs", count);
-        cli_json_integer("deleted", w->yes ? deleted : 0);
+        cli_json_integer("deleted", given->yes ? deleted : 0);
         cli_json_integer("would_delete", deleted);
         cli_json_close();
     } else if (code == CLI_DONE) {
-        (void)printf("%d of %d runs%s\n", deleted, count, w->yes ? " deleted" : "; --yes deletes them");
+        (void)printf("%d of %d runs%s\n", deleted, count, given->yes ? " deleted" : "; --yes deletes them");
     }
     return code;
 }
 
 /* By number only: last or a name might be another run than the one that was meant. */
-static int delete_runs(cli_runs_wish *w) {
-    if (w->words < 2) {
+static int delete_runs(cli_runs_options *given) {
+    if (given->words < 2) {
         return cli_refuse("runs delete needs the number of a run (carry runs list shows them)");
     }
-    for (int i = 1; i < w->words; i++) {
+    for (int i = 1; i < given->words; i++) {
         carry_run *run;
-        const size_t digits = strspn(w->word[i], "0123456789");
-        if (digits == 0 || w->word[i][digits] != '\0') {
+        const size_t digits = strspn(given->word[i], "0123456789");
+        if (digits == 0 || given->word[i][digits] != '\0') {
             char shown[64];
             return cli_refuse("runs delete takes numbers only, not '%s' (carry runs list shows them)",
-                              cli_shown(shown, w->word[i]));
+                              cli_shown(shown, given->word[i]));
         }
-        if (!cli_runs_load(w, &run, w->word[i])) {
+        if (!cli_runs_load(given, &run, given->word[i])) {
             return CLI_IMPOSSIBLE;
         }
         make_plain(run);
         int code = CLI_DONE;
         if (strcmp(run->state, "running") == 0) {
             code = cli_refuse("run %lld is running and is not deleted", (long long)run->id);
-        } else if (w->yes && carry_store_delete(w->store, run->id) != CARRY_OK) {
-            code = cli_failed(w->ctx);
-        } else if (w->json) {
+        } else if (given->yes && carry_store_delete(given->store, run->id) != CARRY_OK) {
+            code = cli_failed(given->ctx);
+        } else if (given->json) {
             cli_json_open();
             cli_json_integer("run", run->id);
             cli_json_text("name", run->name);
-            cli_json_bool("deleted", w->yes);
+            cli_json_bool("deleted", given->yes);
             cli_json_close();
         } else {
             (void)printf("run %lld (%s, %s, %d results): %s\n", (long long)run->id, run->name, run->state, run->results,
-                         w->yes ? "deleted" : "would be deleted; --yes deletes it");
+                         given->yes ? "deleted" : "would be deleted; --yes deletes it");
         }
         carry_run_free(run);
         if (code != CLI_DONE) {
@@ -265,99 +265,100 @@ static int delete_runs(cli_runs_wish *w) {
 }
 
 /* What would be without effect is a mistake: an option of another word, a run where none is asked for. */
-static int refuse_idle(const cli_runs_wish *w) {
+static int refuse_idle(const cli_runs_options *given) {
     const struct {
         bool given;
         const char *option, *words;
-    } options[] = {{w->kind != NULL, "kind", "list gc"},
-                   {w->name != NULL, "name", "list gc"},
-                   {w->limit > 0, "limit", "list"},
-                   {w->slack > 0.0, "slack", "compare"},
-                   {w->csv, "csv", "export"},
-                   {w->samples, "samples", "export"},
-                   {w->history, "history", "export"},
-                   {w->tensorboard != NULL, "tensorboard", "export"},
-                   {w->output != NULL, "output", "export"},
-                   {w->keep >= 0, "keep", "gc"},
-                   {w->yes, "yes", "gc delete"}};
-    const char *word = w->word[0];
+    } options[] = {{given->kind != NULL, "kind", "list gc"},
+                   {given->name != NULL, "name", "list gc"},
+                   {given->limit > 0, "limit", "list"},
+                   {given->slack > 0.0, "slack", "compare"},
+                   {given->csv, "csv", "export"},
+                   {given->samples, "samples", "export"},
+                   {given->history, "history", "export"},
+                   {given->tensorboard != NULL, "tensorboard", "export"},
+                   {given->output != NULL, "output", "export"},
+                   {given->keep >= 0, "keep", "gc"},
+                   {given->yes, "yes", "gc delete"}};
+    const char *word = given->word[0];
     for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
         if (options[i].given && strstr(options[i].words, word) == NULL) {
             return cli_refuse("runs %s has no option --%s (see carry runs --help)", word, options[i].option);
         }
     }
-    if (w->samples && !w->csv) {
+    if (given->samples && !given->csv) {
         return cli_refuse("--samples needs --csv: JSON has the samples anyway");
     }
-    if (w->words > 1 && (strcmp(word, "list") == 0 || strcmp(word, "gc") == 0)) {
+    if (given->words > 1 && (strcmp(word, "list") == 0 || strcmp(word, "gc") == 0)) {
         char shown[64];
-        return cli_refuse("runs %s takes no run, and '%s' is given", word, cli_shown(shown, w->word[1]));
+        return cli_refuse("runs %s takes no run, and '%s' is given", word, cli_shown(shown, given->word[1]));
     }
     return CLI_DONE;
 }
 
-static int act(cli_runs_wish *w) {
+static int act(cli_runs_options *given) {
     static const struct {
         const char *name;
-        int (*run)(cli_runs_wish *w);
+        int (*run)(cli_runs_options *given);
     } actions[] = {{"list", list_runs},         {"show", show_runs},     {"compare", cli_runs_compare},
                    {"export", cli_runs_export}, {"delete", delete_runs}, {"gc", collect_garbage}};
     for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
-        if (strcmp(w->word[0], actions[i].name) == 0) {
-            return refuse_idle(w) == CLI_DONE ? actions[i].run(w) : CLI_IMPOSSIBLE;
+        if (strcmp(given->word[0], actions[i].name) == 0) {
+            return refuse_idle(given) == CLI_DONE ? actions[i].run(given) : CLI_IMPOSSIBLE;
         }
     }
     char shown[64];
     return cli_refuse("runs has no '%s': expected list, show, compare, export, delete or gc",
-                      cli_shown(shown, w->word[0]));
+                      cli_shown(shown, given->word[0]));
 }
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
-    cli_runs_wish w = {.word = arguments, .keep = -1};
+    cli_runs_options given = {.word = arguments, .keep = -1};
     const char *store = NULL;
     const cli_option own[] = {
         {"store", 0, CLI_TEXT, &store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
-        {"kind", 0, CLI_TEXT, &w.kind, "KIND", "list, gc: only runs of this kind (experiment, profile, ...)"},
-        {"name", 0, CLI_TEXT, &w.name, "PREFIX",
+        {"kind", 0, CLI_TEXT, &given.kind, "KIND", "list, gc: only runs of this kind (experiment, profile, ...)"},
+        {"name", 0, CLI_TEXT, &given.name, "PREFIX",
          "list, gc: only runs whose name starts with this (sweep/ for a series)"},
-        {"limit", 0, CLI_NUMBER, &w.limit, "N", "list: the newest N"},
-        {"slack", 0, CLI_SECONDS, &w.slack, "PERCENT", "compare: difference that counts as noise between runs (5)"},
-        {"csv", 0, CLI_FLAG, &w.csv, NULL, "export: a table instead of JSON"},
-        {"samples", 0, CLI_FLAG, &w.samples, NULL, "export --csv: a row per sample instead of per result"},
-        {"history", 0, CLI_FLAG, &w.history, NULL,
+        {"limit", 0, CLI_NUMBER, &given.limit, "N", "list: the newest N"},
+        {"slack", 0, CLI_SECONDS, &given.slack, "PERCENT", "compare: difference that counts as noise between runs (5)"},
+        {"csv", 0, CLI_FLAG, &given.csv, NULL, "export: a table instead of JSON"},
+        {"samples", 0, CLI_FLAG, &given.samples, NULL, "export --csv: a row per sample instead of per result"},
+        {"history", 0, CLI_FLAG, &given.history, NULL,
          "export: a line of JSON per step, like the history of Weights & Biases"},
-        {"tensorboard", 0, CLI_TEXT, &w.tensorboard, "DIR", "export: an event file per run, in a new folder in DIR"},
-        {"output", 'o', CLI_TEXT, &w.output, "FILE", "export: write to a file instead of standard output"},
-        {"keep", 0, CLI_NUMBER, &w.keep, "N", "gc: delete all but the newest N"},
-        {"yes", 0, CLI_FLAG, &w.yes, NULL, "gc, delete: delete the runs listed"},
+        {"tensorboard", 0, CLI_TEXT, &given.tensorboard, "DIR",
+         "export: an event file per run, in a new folder in DIR"},
+        {"output", 'o', CLI_TEXT, &given.output, "FILE", "export: write to a file instead of standard output"},
+        {"keep", 0, CLI_NUMBER, &given.keep, "N", "gc: delete all but the newest N"},
+        {"yes", 0, CLI_FLAG, &given.yes, NULL, "gc, delete: delete the runs listed"},
         {0},
     };
-    w.words = cli_parse(&cli_runs, count, arguments, own, &common);
-    if (w.words < 0 || common.help) {
-        return w.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
+    given.words = cli_parse(&cli_runs, count, arguments, own, &common);
+    if (given.words < 0 || common.help) {
+        return given.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
-    if (w.words == 0) {
+    if (given.words == 0) {
         return cli_refuse("runs needs a word: list, show, compare, export, delete or gc");
     }
     if (cli_store_there(store) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
-    if (w.csv + w.history + (w.tensorboard != NULL) + common.json > 1) {
+    if (given.csv + given.history + (given.tensorboard != NULL) + common.json > 1) {
         return cli_refuse("--csv, --history, --tensorboard and --json: give only one of them");
     }
-    if (w.tensorboard != NULL && w.output != NULL) {
+    if (given.tensorboard != NULL && given.output != NULL) {
         return cli_refuse("--tensorboard names the folder: omit --output");
     }
     common.threads = 1; /* nothing is computed here */
-    w.json = common.json;
-    w.ctx = cli_open(&common);
-    if (w.ctx == NULL) {
+    given.json = common.json;
+    given.ctx = cli_open(&common);
+    if (given.ctx == NULL) {
         return CLI_IMPOSSIBLE;
     }
-    int code = carry_store_open(w.ctx, &w.store, store) == CARRY_OK ? act(&w) : cli_failed(w.ctx);
-    carry_store_close(w.store);
-    carry_ctx_free(w.ctx);
+    int code = carry_store_open(given.ctx, &given.store, store) == CARRY_OK ? act(&given) : cli_failed(given.ctx);
+    carry_store_close(given.store);
+    carry_ctx_free(given.ctx);
     return code;
 }
 

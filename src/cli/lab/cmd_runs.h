@@ -5,7 +5,7 @@
 #include "cli/cli.h"
 #include "lab/store/store.h"
 
-typedef struct cli_runs_wish {
+typedef struct cli_runs_options {
     carry_ctx *ctx;
     carry_store *store;
     bool json, csv, history, samples, yes;
@@ -14,12 +14,12 @@ typedef struct cli_runs_wish {
     double slack;
     int words;
     char **word;
-} cli_runs_wish;
+} cli_runs_options;
 
 /* A run by what was typed. False after a message. */
-bool cli_runs_load(const cli_runs_wish *w, carry_run **run, const char *text);
+bool cli_runs_load(const cli_runs_options *given, carry_run **run, const char *text);
 
-int cli_runs_compare(cli_runs_wish *w);
-int cli_runs_export(cli_runs_wish *w);
+int cli_runs_compare(cli_runs_options *given);
+int cli_runs_export(cli_runs_options *given);
 
 #endif

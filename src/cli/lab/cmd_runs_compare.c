@@ -8,10 +8,10 @@
 #include "lab/compare_training.h"
 #include "lab/quiet.h"
 
-static void print_pair(const cli_runs_wish *w, const carry_pair *p) {
+static void print_pair(const cli_runs_options *given, const carry_pair *p) {
     const carry_ratio *r = &p->ratio;
     const char *verdict = r->within_noise ? "within noise" : r->ratio > 1.0 ? "faster" : "slower";
-    if (w->json) {
+    if (given->json) {
         cli_json_open();
         cli_json_text("problem", p->a->is.problem);
         cli_json_text("algorithm", p->a->is.method);
@@ -34,19 +34,19 @@ static void print_pair(const cli_runs_wish *w, const carry_pair *p) {
                  verdict, cli_plain());
 }
 
-static void print_comparison(const cli_runs_wish *w, const carry_comparison *c, const carry_run *a,
+static void print_comparison(const cli_runs_options *given, const carry_comparison *c, const carry_run *a,
                              const carry_run *b) {
     const char *verdict = c->within_noise  ? "within noise"
                           : c->mean_within ? "mixed"
                           : c->mean > 1.0  ? "faster"
                                            : "slower";
-    if (!w->json) {
+    if (!given->json) {
         (void)printf("  %-44s %-14s %9s %9s  %5s  %s\n", "problem", "algorithm", "A", "B", "A / B", "95 % interval");
     }
     for (int i = 0; i < c->pairs; i++) {
-        print_pair(w, &c->pair[i]);
+        print_pair(given, &c->pair[i]);
     }
-    if (w->json) {
+    if (given->json) {
         cli_json_open();
         cli_json_integer("a", a->id);
         cli_json_integer("b", b->id);
@@ -110,17 +110,17 @@ static void print_losses(const char *name, const carry_loss_pair *l) {
                  cli_dim(), "", (long long)l->last, l->averaged, l->steps, cli_plain());
 }
 
-static int compare_trainings(const cli_runs_wish *w, const carry_run *a, const carry_run *b) {
+static int compare_trainings(const cli_runs_options *given, const carry_run *a, const carry_run *b) {
     carry_training_pair p;
-    if (carry_compare_training(w->ctx, &p, a, b, w->slack / 100.0) != CARRY_OK) {
-        return cli_failed(w->ctx);
+    if (carry_compare_training(given->ctx, &p, a, b, given->slack / 100.0) != CARRY_OK) {
+        return cli_failed(given->ctx);
     }
     const bool has_speed = !isnan(p.a_tokens);
     const char *verdict = !has_speed             ? "not measured"
                           : p.speed.within_noise ? "within noise"
                           : p.speed.ratio > 1.0  ? "faster"
                                                  : "slower";
-    if (w->json) {
+    if (given->json) {
         cli_json_open();
         cli_json_integer("a", a->id);
         cli_json_integer("b", b->id);
@@ -161,23 +161,23 @@ static int compare_trainings(const cli_runs_wish *w, const carry_run *a, const c
     return CLI_DONE;
 }
 
-int cli_runs_compare(cli_runs_wish *w) {
-    if (w->words != 3) {
+int cli_runs_compare(cli_runs_options *given) {
+    if (given->words != 3) {
         return cli_refuse("runs compare needs two runs, for example: carry runs compare 3 last");
     }
     carry_run *a = NULL;
     carry_run *b = NULL;
     carry_comparison comparison;
     int code = CLI_IMPOSSIBLE;
-    if (cli_runs_load(w, &a, w->word[1]) && cli_runs_load(w, &b, w->word[2])) {
+    if (cli_runs_load(given, &a, given->word[1]) && cli_runs_load(given, &b, given->word[2])) {
         if (carry_is_training(a) && carry_is_training(b)) {
-            code = compare_trainings(w, a, b);
-        } else if (carry_compare(w->ctx, &comparison, a, b, w->slack / 100.0) == CARRY_OK) {
-            print_comparison(w, &comparison, a, b);
+            code = compare_trainings(given, a, b);
+        } else if (carry_compare(given->ctx, &comparison, a, b, given->slack / 100.0) == CARRY_OK) {
+            print_comparison(given, &comparison, a, b);
             carry_compare_free(&comparison);
             code = CLI_DONE;
         } else {
-            code = cli_failed(w->ctx);
+            code = cli_failed(given->ctx);
         }
     }
     carry_run_free(a);

@@ -47,7 +47,8 @@ carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64
 carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id);
 /* The exit code that ID.end holds; else false, and nothing is set. *started is 0 when the file does not say. */
 bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *started, double *ended);
-/* Ends a row: by its verdict when there is one, else by this code, else (code < 0) in this state: lost, failed, ... */
+/* Ends a row: by its verdict when there is one, else by this code, else (code < 0) in this state: lost, failed, ...
+   Commits the transaction if there is one. */
 carry_status carry_job_settle(carry_store *store, int64_t id, int code, const char *otherwise);
 /* Begins, ends or undoes a transaction. */
 carry_status carry_job_transaction(carry_store *store, const char *word);

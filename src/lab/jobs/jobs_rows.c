@@ -149,7 +149,7 @@ static carry_status fill_row(carry_store *store, carry_job_row *row, sqlite3_stm
     return CARRY_OK;
 }
 
-carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id) {
+static carry_status load(carry_store *store, carry_job_row *row, int64_t id) {
     sqlite3_stmt *statement;
     *row = (carry_job_row){.is = {.id = id}};
     CARRY_TRY(carry_store_prepare(store, &statement,
@@ -172,6 +172,17 @@ carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id) 
         row->arguments = NULL;
     }
     return status;
+}
+
+/* A job that ends between the reading of its row and of its record has no record any more, and its row says so when it
+   is read again: the row is written first. */
+carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id) {
+    CARRY_TRY(load(store, row, id));
+    if (strcmp(row->is.state, "held") != 0) {
+        return CARRY_OK;
+    }
+    free(row->arguments);
+    return load(store, row, id);
 }
 
 carry_status carry_job_transaction(carry_store *store, const char *word) {
@@ -244,6 +255,9 @@ carry_status carry_job_settle(carry_store *store, int64_t id, int code, const ch
         "WHERE id = ?1 AND state IN ('submitting', 'queued', 'running', 'cancelling')",
         "iisdd", id, (int64_t)code, otherwise, started, ended));
     CARRY_TRY(carry_store_exec(store, "ending a job", statement));
+    if (sqlite3_get_autocommit(store->db) == 0) { /* others see the row ended before they can find the files gone */
+        CARRY_TRY(carry_job_transaction(store, "COMMIT"));
+    }
     remove_files(store, id);
     return CARRY_OK;
 }

@@ -268,7 +268,7 @@ static carry_status launch_job(carry_store *store, int64_t id, int lock, pid_t *
     if (prepare(store, &l) != CARRY_OK) {
         carry_status refused = refuse(store, &l);
         launch_free(&l);
-        return refused == CARRY_OK ? carry_job_transaction(store, "COMMIT") : refused;
+        return refused; /* settled, and the transaction has ended */
     }
     carry_status status = fork_keeper(store, &l, keeper, &go);
     if (status == CARRY_OK) {

@@ -100,7 +100,7 @@ static carry_status pack_all(carry_lm *lm) {
         return CARRY_OK; /* as before */
     }
     lm->panel_bytes = bytes;
-    (void)madvise(lm->panels, bytes, MADV_HUGEPAGE); /* a wish */
+    (void)madvise(lm->panels, bytes, MADV_HUGEPAGE); /* a hint: failure is no error */
     return each_weight(lm, pack_weight, &at);
 }
 

@@ -24,7 +24,7 @@
    c = by (a b) + base_by base. Every item has the same factors. Only kernels->product knows them.
 
    `ahead` names rows of memory that the caller reads or writes soon. They are fetched into the second cache a few lines
-   at a time while the product runs: all at once they would keep each other waiting. A wish, which a set of kernels need
+   at a time while the product runs: all at once they would keep each other waiting. A hint, which a set of kernels need
    not grant. */
 typedef struct carry_rows_ahead {
     const char *at;     /* of the first row */

@@ -242,7 +242,7 @@ static float *buffer_of(buffers *all, int worker) {
         size_t bytes = (size_t)(floats + CARRY_PACKED_SUMS) * sizeof(float);
         all->of[worker] = aligned_alloc(LARGE_PAGE, (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
         if (all->of[worker] != NULL) {
-            (void)madvise(all->of[worker], bytes, MADV_HUGEPAGE); /* a wish: thousands of pages of 4 KiB miss the TLB */
+            (void)madvise(all->of[worker], bytes, MADV_HUGEPAGE); /* a hint: thousands of pages of 4 KiB miss the TLB */
         }
     }
     return all->of[worker];
