@@ -125,7 +125,7 @@ experiment typo.yaml '    budget: -1' 'success:
 refused "'budget' must be more than 0" run typo.yaml
 experiment typo.yaml '    priority: high' 'success:
   - time(cyclic) > 0'
-refused "typo.yaml:12:15: " run typo.yaml
+refused "typo.yaml:13:15: " run typo.yaml
 experiment typo.yaml '' 'stop_when: tiem(cyclic) > 0
 success:
   - time(cyclic) > 0'

@@ -136,6 +136,16 @@ refused "--ranks needs a verb" --ranks 2
 expect 0 '"ranks": 3, "rank": ' --ranks=3 bench --json $quick $problem
 refused "nothing" --ranks 2 bench scan:nothing
 
+# Trainings: --no-store before or after the verb holds for both runs, and a refused training is no run.
+if "$carry" train --help > /dev/null 2>&1; then
+    small="--task mqar --steps 2 --threads 1 --hidden 32 --layers 1 --head-dim 16"
+    before=$("$carry" runs list --json 2> /dev/null | wc -l)
+    expect 0 "trace: " profile --no-store -o t.json.gz train $small --batch 1 --out unstored1
+    expect 0 "MB kept for it" profile -o t.json.gz train --no-store $small --batch 1 --out unstored2
+    expect 2 "100000000" train $small --batch 100000000 --out refused1
+    [ "$("$carry" runs list --json 2> /dev/null | wc -l)" = "$before" ] || fail "runs were stored: $("$carry" runs list)"
+fi
+
 if [ $failures != 0 ]; then
     echo "$failures failed"
     exit 1

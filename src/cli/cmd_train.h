@@ -13,6 +13,7 @@ typedef struct train_session {
     carry_train_options options;
     carry_train_hooks hooks;
     bool resume, overwrite, unstored;
+    bool has_started;      /* the options were accepted and the model made */
     int64_t resumed_after; /* step of the checkpoint; 0: a new run */
     const char *store_path, *config;
     const char *given_name; /* --name, else NULL */

@@ -139,6 +139,7 @@ void train_store_started(train_session *session, const carry_train_start *start)
     char device[CLI_DEVICE];
     carry_json_text text = {0};
     leave_mark(session);
+    session->has_started = true;
     if (session->store == NULL) {
         return;
     }
@@ -171,6 +172,9 @@ void train_store_end(train_session *session, carry_status status, const char *no
     }
     const char *state = status == CARRY_OK ? "done" : status == CARRY_EINTERRUPTED ? "interrupted" : "failed";
     (void)carry_store_end(session->store, session->run, state, NULL, note);
+    if (!session->has_started && status != CARRY_OK) { /* a training that was refused is no run */
+        (void)carry_store_delete(session->store, session->run);
+    }
     carry_store_close(session->store);
     session->store = NULL;
 }

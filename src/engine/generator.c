@@ -16,6 +16,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "core/tensor.h"
+#include "engine/decode.h"
 #include "model/host.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/lm_pass.h"
@@ -41,8 +42,9 @@ struct carry_lm_generator {
     float *pinned_logits; /* [batch, vocabulary] */
     carry_stream *stream; /* made for the context; NULL: it had one */
     carry_graph *graph;
-    bool has_run;       /* a step, so that all is set up */
-    int64_t cache_room; /* of the caches when it was recorded */
+    carry_decode *decode; /* steps by the decoding kernel; NULL: by passes */
+    bool has_run;         /* a step, so that all is set up */
+    int64_t cache_room;   /* of the caches when it was recorded */
 };
 
 static void close_recording(carry_lm_generator *g) {
@@ -86,6 +88,7 @@ static carry_status open_recording(carry_lm_generator *g) {
 void carry_lm_generator_free(carry_lm_generator *g) {
     if (g != NULL) {
         close_recording(g);
+        carry_decode_close(g->decode);
         carry_lm_state_free(g->state);
         carry_lm_state_free(g->one);
         carry_device_free(g->lm->ctx, g->lm->own.device, g->memory);
@@ -121,6 +124,9 @@ static carry_status open_generator(carry_lm_generator *g) {
     CARRY_TRY(carry_device_alloc(lm->ctx, &g->room, lm->own.device, bytes));
     carry_arena arena = carry_arena_over(g->room, bytes);
     place_logits(g, &arena);
+    if (g->pinned_ids != NULL && g->dtype == CARRY_BF16) {
+        CARRY_TRY(carry_decode_open(&g->decode, lm, g->state, g->ids, g->wide));
+    }
     return carry_lm_pack(lm, g->dtype, 0);
 }
 
@@ -250,10 +256,14 @@ static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, flo
     memcpy(g->pinned_ids, ids, (size_t)g->batch * sizeof *ids);
     CARRY_TRY(carry_check_ids(ctx, given, vocabulary));
     CARRY_TRY(carry_copy(ctx, g->ids, given));
-    if (g->has_run) {
+    if (g->decode != NULL) {
+        CARRY_TRY(carry_decode_step(g->decode));
+    } else if (g->has_run) {
         CARRY_TRY(begin_step(g));
     }
-    if (g->graph == NULL && g->has_run) {
+    if (g->decode != NULL) {
+        /* the step is enqueued */
+    } else if (g->graph == NULL && g->has_run) {
         CARRY_TRY(record_step(g));
     } else if (g->graph == NULL) {
         CARRY_TRY(enqueue_step(g, false));

@@ -2,6 +2,7 @@
 #include "attention/kernels.cuh"
 #include "delta/cuda/chunk/chunk.h"
 #include "device/cuda.h"
+#include "engine/decode_ops.h"
 #include "ops/cuda/conv2d.cuh"
 #include "scan/cuda/dense_hopper.cuh"
 
@@ -51,6 +52,12 @@ bool dense::fold_works(int device) {
 cudaError_t dense::fold(const fold_job &, int, int, cudaStream_t) {
     return cudaErrorInvalidValue;
 }
+
+static int no_blocks(int) {
+    return 0;
+}
+
+extern "C" const carry_decode_device carry_decode_cuda = {"cuda", no_blocks, NULL, NULL, NULL};
 
 extern const attention_way carry_attention_hopper = {"hopper", never, NULL, NULL};
 

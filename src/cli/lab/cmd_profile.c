@@ -20,7 +20,7 @@
 typedef struct profile_options {
     cli_common common;
     const char *output, *store, *name;
-    bool no_store;
+    bool no_store, verb_unstored; /* --no-store before, after the verb: either holds for both */
     int64_t events, top;
     int64_t from, steps;       /* of a training: the window; -1: not given */
     int own_count, verb_count; /* arguments of profile, and of the verb */
@@ -104,9 +104,8 @@ static void split(profile_options *given, int count, char **arguments) {
             given->diff = given->verb == NULL;
         } else {
             given->verb_arguments[given->verb_count++] = argument;
-            if (strcmp(argument, "--json") == 0) {
-                given->common.json = true;
-            }
+            given->common.json = given->common.json || strcmp(argument, "--json") == 0;
+            given->verb_unstored = given->verb_unstored || (after && strcmp(argument, "--no-store") == 0);
         }
     }
 }
@@ -331,6 +330,18 @@ static int profile_verb(const profile_options *given) {
     return code;
 }
 
+/* Nothing is stored of a verb that stores runs itself, either. Its arguments have room for what was profile's own. */
+static void pass_no_store(profile_options *given) {
+    const bool stores = strcmp(given->verb->name, "train") == 0 || strcmp(given->verb->name, "run") == 0;
+    if (given->no_store && stores && !given->verb_unstored) {
+        memmove(given->verb_arguments + 1, given->verb_arguments,
+                (size_t)given->verb_count * sizeof *given->verb_arguments);
+        given->verb_arguments[0] = "--no-store";
+        given->verb_count++;
+    }
+    given->no_store = given->no_store || (stores && given->verb_unstored);
+}
+
 static int run_options(profile_options *given, int count, char **arguments) {
     const cli_option own[] = {
         {"output", 'o', CLI_TEXT, &given->output, "FILE", "the trace (trace.json.gz); also allowed after the verb"},
@@ -385,6 +396,7 @@ static int run_options(profile_options *given, int count, char **arguments) {
         return cli_refuse("--profile-%s 0: expected 1 or more%s", given->from == 0 ? "from" : "steps",
                           given->from == 0 ? ", the first step being 1" : "");
     }
+    pass_no_store(given);
     return profile_verb(given);
 }
 

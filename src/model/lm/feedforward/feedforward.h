@@ -18,6 +18,9 @@ enum {
         CARRY_LM_FEEDFORWARDS
 };
 
+/* Slots of SwiGLU. */
+enum { CARRY_LM_SWIGLU_GATE, CARRY_LM_SWIGLU_UP, CARRY_LM_SWIGLU_DOWN, CARRY_LM_SWIGLU_SLOTS };
+
 /* NULL past the end. */
 const carry_lm_part *carry_lm_feedforward_at(int index);
 

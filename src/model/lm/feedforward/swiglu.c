@@ -4,7 +4,12 @@
 #include "model/lm/feedforward/feedforward.h"
 #include "model/lm/lm_pass.h"
 
-enum { GATE, UP, DOWN, SLOTS };
+enum {
+    GATE = CARRY_LM_SWIGLU_GATE,
+    UP = CARRY_LM_SWIGLU_UP,
+    DOWN = CARRY_LM_SWIGLU_DOWN,
+    SLOTS = CARRY_LM_SWIGLU_SLOTS
+};
 
 /* In backward gate and up become their own gradients. */
 typedef struct swiglu_rows {

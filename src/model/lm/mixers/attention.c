@@ -77,11 +77,11 @@ static void close_attention(void *opened) {
     }
 }
 
-/* Radians a position, rounded as f32 sums are there: 1 / theta^(2i / rotary). */
-static void set_rates(carry_lm_attention *o, const carry_lm_config *c) {
-    for (int64_t i = 0; o->rates != NULL && i < c->attention.rotary / 2; i++) {
+/* Rounded as the f32 sums of transformers are: 1 / theta^(2i / rotary). */
+void carry_lm_attention_rates(const carry_lm_config *c, float *rates) {
+    for (int64_t i = 0; i < c->attention.rotary / 2; i++) {
         const float exponent = (float)(2 * i) / (float)c->attention.rotary;
-        o->rates[i] = 1.0f / (float)pow(c->attention.rope_theta, (double)exponent);
+        rates[i] = 1.0f / (float)pow(c->attention.rope_theta, (double)exponent);
     }
 }
 
@@ -132,7 +132,9 @@ static carry_status open_attention(carry_lm_pass *pass, void **opened) {
         return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: the positions of %lld tokens",
                           (long long)pass->tokens);
     }
-    set_rates(o, c);
+    if (o->rates != NULL) {
+        carry_lm_attention_rates(c, o->rates);
+    }
     o->scratch = workspace_of(pass);
     o->steps = pass->options.forward_only && pass->options.tokens == 1 && pass->options.sequences == 0 &&
                carry_lm_attention_records(pass->lm, pass->options.batch, pass->options.dtype);

@@ -54,6 +54,9 @@ bool carry_lm_attention_records(const carry_lm *lm, int64_t batch, carry_dtype d
 carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const carry_lm_attention_rows *rows,
                                              int64_t first, int64_t count);
 
+/* Radians a position, of each pair of elements that is turned: [rotary / 2]. */
+void carry_lm_attention_rates(const carry_lm_config *config, float *rates);
+
 carry_status carry_lm_attention_check(carry_ctx *ctx, carry_lm_config *config);
 extern const char *const carry_lm_attention_names[];
 carry_lm_parameter carry_lm_attention_describe(const carry_lm_config *config, int slot);

@@ -125,7 +125,7 @@ static carry_status open_delta(carry_lm_pass *pass, void **opened) {
         close_delta(o);
         return status;
     }
-    (void)snprintf(o->about, sizeof o->about, "%s: %.120s", o->method->name, o->method->plan(o->recurrence));
+    (void)snprintf(o->about, sizeof o->about, "%s: %.400s", o->method->name, o->method->plan(o->recurrence));
     *opened = o;
     return CARRY_OK;
 }

@@ -31,7 +31,7 @@ typedef struct carry_lm_delta {
     const carry_lm_recurrence *method;
     void *recurrence;
     carry_tensor beta, ones; /* constants, where the configuration asks for them */
-    char about[192];
+    char about[448];         /* of a plan, with the name of its method */
 } carry_lm_delta;
 
 typedef struct carry_lm_delta_rows {

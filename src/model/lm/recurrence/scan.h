@@ -22,7 +22,7 @@ typedef struct carry_recurrence_scan {
     int64_t units, together;
     int64_t slices, slice; /* of a state of the caller's (recurrence.h) */
     size_t scan_bytes, workspace;
-    char about[192];
+    char about[448]; /* of a plan, with the name of its method */
 } carry_recurrence_scan;
 
 /* One token of one value head, as the recurrence uses it. A thread each. */
