@@ -110,12 +110,13 @@ static void steps_match_the_cpu(void **unused) {
         generate(ctx, here, CARRY_F32, 0, 2, steps, want);
         generate(ctx, there, CARRY_BF16, 0, 2, steps, got);
         float largest = 0.0f;
+        float apart = 0.0f;
         for (int i = 0; i < 2 * VOCABULARY; i++) {
             largest = fmaxf(largest, fabsf(want[i]));
+            apart = fabsf(got[i] - want[i]) <= apart ? apart : fabsf(got[i] - want[i]); /* NaN stays */
         }
-        for (int i = 0; i < 2 * VOCABULARY; i++) {
-            assert_true(fabsf(got[i] - want[i]) <= 0.03f * largest);
-        }
+        print_message("%d steps: %.3g of %.3g apart\n", (int)steps, (double)apart, (double)largest);
+        assert_true(apart <= 0.03f * largest);
     }
     carry_lm_free(there);
     carry_lm_free(here);
@@ -139,7 +140,12 @@ static void a_sequence_has_the_same_bits_in_every_batch(void **unused) {
         for (int repeat = 0; repeat < 3; repeat++) {
             memset(together, 0xff, sizeof together);
             generate(ctx, there, CARRY_BF16, 0, batch, 40, together);
-            assert_memory_equal(together, alone, (size_t)batch * sizeof alone[0]);
+            for (int64_t b = 0; b < batch; b++) {
+                if (memcmp(together + b * VOCABULARY, alone[b], sizeof alone[b]) != 0) {
+                    fail_msg("sequence %d of %d differs from itself alone: %g and %g", (int)b, (int)batch,
+                             (double)together[b * VOCABULARY], (double)alone[b][0]);
+                }
+            }
         }
     }
     carry_lm_free(there);

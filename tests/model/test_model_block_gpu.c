@@ -18,7 +18,7 @@ static void *open_block(carry_ctx *ctx, const carry_family **family, const char 
     void *instance;
     assert_ok(ctx, carry_problem_parse(ctx, &problem, text));
     assert_ok(ctx, carry_family_of(ctx, family, &problem));
-    assert_ok(ctx, (*family)->open(ctx, &instance, &problem, 3, 1));
+    assert_ok(ctx, carry_family_open(*family, ctx, &instance, &problem, 3, 1));
     assert_ok(ctx, (*family)->choose(instance, NULL));
     return instance;
 }

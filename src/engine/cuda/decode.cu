@@ -74,9 +74,9 @@ static int slots_of(int sequences, int columns) {
     return slots < MAX_SLOTS ? slots : MAX_SLOTS;
 }
 
-/* A warp passes over the slots of other teams. The parity of a slot tells only one round of the ring from the next, so a
-   slot that a warp waits for must have been filled in the round before: with IN_FLIGHT slots on their way, the ring must
-   hold the tiles of all teams, and what may still be on its way. A single team meets every slot. */
+/* A warp passes over the slots of other teams. The parity of a slot tells only one round of the ring from the next, so
+   a slot that a warp waits for must have been filled in the round before: with IN_FLIGHT slots on their way, the ring
+   must hold the tiles of all teams, and what may still be on its way. A single team meets every slot. */
 static int team_of(const carry_decode_product *p, int tiles, int blocks_, int slots) {
     const int each =
         (p->output == CARRY_DECODE_SWIGLU ? 2 : 1) * ((p->columns + CARRY_DECODE_COLUMNS - 1) / CARRY_DECODE_COLUMNS);
@@ -113,7 +113,8 @@ static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, co
     config.stream = (cudaStream_t)stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, step, *call, slots, stride), "the decoding kernel could not be launched");
+    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, step, *call, slots, stride),
+                   "the decoding kernel could not be launched");
     return CARRY_OK;
 }
 

@@ -17,9 +17,7 @@ static __device__ __forceinline__ int64_t split_tokens(int64_t tokens, int split
 }
 
 /* Cosines and sines of a position, for the elements of a head that a lane has: lane E and the next. */
-template <int E> struct turn {
-    float cosine[E], sine[E];
-};
+template <int E> struct turn { float cosine[E], sine[E]; };
 
 template <int E> static __device__ __forceinline__ turn<E> turn_of(const carry_decode_attend &a, int64_t position) {
     const int lane = threadIdx.x % 32, half = a.rotary / 2;
@@ -66,9 +64,7 @@ static __device__ __forceinline__ void turned(float (&x)[E], const float *from, 
 }
 
 /* The elements of a token that a lane has. */
-template <int E> struct alignas(E * 2) lane_elements {
-    __nv_bfloat162 pair[E / 2];
-};
+template <int E> struct alignas(E * 2) lane_elements { __nv_bfloat162 pair[E / 2]; };
 
 template <int E> static __device__ __forceinline__ lane_elements<E> load(const void *from, size_t at) {
     const auto *p = (const __nv_bfloat16 *)from + at;
@@ -84,8 +80,8 @@ template <int E> static __device__ __forceinline__ lane_elements<E> load(const v
 }
 
 template <int E, int GROUP>
-static __device__ __forceinline__ void attend(const carry_decode_call &call, const carry_decode_attend &a, const view &v,
-                                              int tile, int before) {
+static __device__ __forceinline__ void attend(const carry_decode_call &call, const carry_decode_attend &a,
+                                              const view &v, int tile, int before) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.key_heads;
     const int split = tile % a.splits, head = tile / a.splits % a.key_heads, b = tile / a.splits / a.key_heads;
     const int64_t position = call.lengths[b], tokens = position + 1, each = split_tokens(tokens, a.splits);
@@ -209,7 +205,8 @@ static __device__ __forceinline__ void attend(const carry_decode_call &call, con
     }
 }
 
-static __device__ __forceinline__ void run_attend(const carry_decode_call &call, const carry_decode_op &op, int i, const view &v) {
+static __device__ __forceinline__ void run_attend(const carry_decode_call &call, const carry_decode_op &op, int i,
+                                                  const view &v) {
     const carry_decode_attend &a = op.as.attend;
     for (int tile = first_tile(op); tile < op.tiles; tile += gridDim.x) {
         if (a.width == 256) {

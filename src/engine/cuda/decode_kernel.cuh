@@ -1,4 +1,5 @@
-/* The kernel of decode_ops.h. Warps 0 to 7 compute, warp 8 copies weights; warps 9 to 11 give their registers to the first. */
+/* The kernel of decode_ops.h. Warps 0 to 7 compute, warp 8 copies weights; warps 9 to 11 give their registers to the
+ * first. */
 #ifndef CARRY_ENGINE_DECODE_KERNEL_CUH
 #define CARRY_ENGINE_DECODE_KERNEL_CUH
 
@@ -15,14 +16,14 @@ constexpr int ROWS = CARRY_DECODE_ROWS, COLUMNS = CARRY_DECODE_COLUMNS;
 constexpr int ROW_BYTES = COLUMNS * 2 + 64, SLOT_BYTES = ROWS * ROW_BYTES;
 constexpr int X_PAD = 32;
 constexpr int MAX_SLOTS = 12;
-/* Slots of a block that may be on their way at a time: two keep memory busy, five are no faster. When a slot has landed,
-   all but the last two before it have, too. */
+/* Slots of a block that may be on their way at a time: two keep memory busy, five are no faster. When a slot has
+   landed, all but the last two before it have, too. */
 constexpr int IN_FLIGHT = 2;
 constexpr int SUMS = 2 * 2 * WARPS * 64; /* two buffers of two matrices */
 constexpr int KEY = 128, SLICE = CARRY_DECODE_SLICE;
-constexpr int CHUNK = 128;   /* columns of x that a warp reads at a time */
-constexpr int AT_ONCE = 4;   /* such loads in flight of a warp */
-constexpr int TEAM = 4;      /* warps that share a slice of a state */
+constexpr int CHUNK = 128; /* columns of x that a warp reads at a time */
+constexpr int AT_ONCE = 4; /* such loads in flight of a warp */
+constexpr int TEAM = 4;    /* warps that share a slice of a state */
 
 struct shared_head {
     carry_decode_op op[2];    /* the current operation and the next */
@@ -284,9 +285,9 @@ static __device__ __forceinline__ void input_gated(const carry_decode_call &call
 
 static __device__ __forceinline__ void multiply(float (&d)[4], uint32_t a0, uint32_t a2, uint32_t b0, uint32_t b1) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %5}, {%7, %8}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-                 : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1));
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(0), "r"(a2), "r"(b0), "r"(b1));
 }
 
 /* 16 bytes of shared memory, without a branch: lanes that do not load cost the banks nothing. */
@@ -297,9 +298,9 @@ static __device__ __forceinline__ void load_if(int condition, uint4 &x, uint32_t
                  : "memory");
 }
 
-/* The part of a warp, one of `team`, in the product of one tile: each lane has sequence lane / 4 of rows 2 (lane % 4) and
-   the next. Rows of x take the place of an operand's rows and rows of W that of its columns. The order of k within 32 is
-   the same permutation for both, by which a lane reads 16 bytes of each. */
+/* The part of a warp, one of `team`, in the product of one tile: each lane has sequence lane / 4 of rows 2 (lane % 4)
+   and the next. Rows of x take the place of an operand's rows and rows of W that of its columns. The order of k within
+   32 is the same permutation for both, by which a lane reads 16 bytes of each. */
 static __device__ __forceinline__ float2 tile_product(const carry_decode_call &call, const carry_decode_product &p,
                                                       const view &v, ring_place &at, int team) {
     const int member = threadIdx.x / 32 % team, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -337,10 +338,10 @@ static __device__ __forceinline__ float2 tile_product(const carry_decode_call &c
         }
         __syncwarp();
         if (lane == 0) {
-            asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(
-                             hopper::shared_address(&v.head->empty[at.slot])),
-                         "r"(WARPS / team)
-                         : "memory");
+            asm volatile(
+                "mbarrier.arrive.shared::cta.b64 _, [%0], %1;" ::"r"(hopper::shared_address(&v.head->empty[at.slot])),
+                "r"(WARPS / team)
+                : "memory");
         }
         advance(at, v.slots);
     }
@@ -401,8 +402,8 @@ static __device__ __forceinline__ void put_tile(const carry_decode_product &p, f
 }
 
 /* A team of 1, 2, 4 or 8 warps takes a tile; the teams of a block take its tiles in turn. */
-static __device__ __forceinline__ void run_product(const carry_decode_call &call, const carry_decode_op &op, int i, const view &v,
-                                   unsigned &filled) {
+static __device__ __forceinline__ void run_product(const carry_decode_call &call, const carry_decode_op &op, int i,
+                                                   const view &v, unsigned &filled) {
     const carry_decode_product &p = op.as.product;
     const int subs = p.output == CARRY_DECODE_SWIGLU ? 2 : 1, pieces = (p.columns + COLUMNS - 1) / COLUMNS;
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, team = p.team, teams = WARPS / team;
