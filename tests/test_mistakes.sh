@@ -26,6 +26,9 @@ chmod 000 locked
 families=$(carry list problems | awk '{ printf "%s%s", n++ ? ", " : "", $1 }')
 ranked=$(for verb in plan check bench run train stream; do
     carry list verbs | awk -v v="$verb" '$1 == v { print $1; exit }'; done | awk '{ printf "%s%s", n++ ? ", " : "", $1 }')
+cores=$(nproc)
+most=$((cores * 4 < 64 ? 64 : cores * 4))
+threads="$most on a machine with $cores core$([ "$cores" = 1 ] || echo s)"
 failures=0
 count=0
 skipped=0
@@ -33,7 +36,7 @@ while IFS= read -r line; do
     case "$line" in '#'* | '') continue ;; esac
     needs=$(echo "$line" | cut -d '|' -f 1)
     command=$(echo "$line" | cut -d '|' -f 2 | sed 's/^ *//; s/ *$//')
-    message=$(echo "$line" | cut -d '|' -f 3- | sed "s/^ *//; s/FAMILIES/$families/; s/RANKED/$ranked/")
+    message=$(echo "$line" | cut -d '|' -f 3- | sed "s/^ *//; s/FAMILIES/$families/; s/RANKED/$ranked/; s/THREADS/$threads/")
     missing=""
     for need in $needs; do
         case "$has" in *" $need "*) ;; *) missing=$need ;; esac

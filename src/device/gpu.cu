@@ -205,10 +205,7 @@ static void measure_barrier(const rig *r, carry_gpu *gpu) {
         });
     }
     if (seconds[0] > 0.0 && seconds[1] > seconds[0]) {
-        /* Other work on the GPU can make the longer run the shorter one: then the estimate stays. */
-        if (seconds[1] > seconds[0]) {
-            gpu->barrier_s = (seconds[1] - seconds[0]) / BARRIERS;
-        }
+        gpu->barrier_s = (seconds[1] - seconds[0]) / BARRIERS;
     }
 }
 
