@@ -130,6 +130,7 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
     for (int device = 0; device < carry_device_count(); device++) {
         size_t available = 0;
         size_t total = 0;
+        size_t held = 0;
         void *data = NULL;
         assert_ok(ctx, carry_device_memory(ctx, &available, &total, device));
         assert_true(available <= total);
@@ -149,9 +150,11 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
             assert_ok(ctx, carry_device_fill(ctx, data, device, 1, (size_t)16 << 20, NULL));
             assert_ok(ctx, carry_stream_wait(ctx, device, NULL));
             carry_device_free(ctx, device, data);
+            held = i < 4 ? carry_device_held(ctx, device) : held;
         }
-        /* 20 lost blocks would be 320 MiB; the driver keeps a free block or two, in pieces of up to 32 MiB. */
-        assert_true(carry_device_held(ctx, device) <= (size_t)128 << 20);
+        /* 16 lost blocks would be 256 MiB. The driver keeps free blocks, and takes memory in pieces of its own size. */
+        print_message("held after four rounds %zu, after twenty %zu\n", held, carry_device_held(ctx, device));
+        assert_true(carry_device_held(ctx, device) <= held + ((size_t)64 << 20));
     }
     carry_ctx_free(ctx);
 }

@@ -436,6 +436,9 @@ static __device__ __forceinline__ void run_product(const carry_decode_call &call
     const int shift = p.shift; /* op is overwritten by a later one from here on */
     finish(call, i);
     if (shift >= 0) {
+        if (tiles == 0) { /* the others have waited for the convolutions to be read */
+            wait_for(call, i - 1);
+        }
         shift_tails(call, call.ops[shift].as.delta);
     }
 }
