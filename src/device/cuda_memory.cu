@@ -96,6 +96,7 @@ static carry_status alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes
     if (error == cudaSuccess) {
         return CARRY_OK;
     }
+    give_back(pool); /* a pool keeps what it took towards a request that it could not meet: on an H200 the whole card */
     size_t available = 0;
     size_t total = 0;
     *data = NULL;
