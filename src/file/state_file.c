@@ -98,7 +98,7 @@ carry_status carry_state_write(carry_ctx *ctx, const char *path, const carry_sta
     char header[CARRY_HASH_TEXT];
     char tokens[NUMBER];
     CARRY_TRY(check_items(ctx, items, count, about));
-    written_notes w = {.tensor = calloc(n, sizeof *w.tensor),
+    written_notes w = {.tensor = calloc(n, sizeof(const carry_tensor *)),
                        .hash = calloc(n, sizeof *w.hash),
                        .text = calloc(n, sizeof *w.text),
                        .key = calloc(n, sizeof *w.key),
@@ -223,7 +223,7 @@ carry_status carry_state_parse(carry_ctx *ctx, carry_state_file *state, const vo
 
 carry_status carry_state_verify(carry_ctx *ctx, const carry_state_file *state, const char *path) {
     const carry_safetensors *file = &state->file;
-    const carry_tensor **tensor = calloc((size_t)file->count + 1, sizeof *tensor);
+    const carry_tensor **tensor = calloc((size_t)file->count + 1, sizeof(const carry_tensor *));
     uint64_t *hash = calloc((size_t)file->count + 1, sizeof *hash);
     carry_status status =
         tensor != NULL && hash != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory to read %s", path);

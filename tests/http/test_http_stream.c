@@ -108,7 +108,7 @@ static void test_another_thread_answers_later(void **state) {
     for (int i = 0; i < 3; i++) {
         char text[4096] = "";
         size_t length = 0;
-        char piece[8];
+        char piece[16];
         (void)snprintf(piece, sizeof piece, "<%d>", i);
         assert_int_equal(carry_http_write(h.response, piece, 3), CARRY_HTTP_QUEUED);
         while (strstr(text, piece) == NULL) {

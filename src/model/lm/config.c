@@ -66,7 +66,10 @@ static carry_status check_whole(carry_ctx *ctx, const carry_lm_config *c) {
     const carry_lm_parameter table = {.rank = 2, .shape = {c->vocab_size, c->hidden_size}};
     const carry_lm_parameter norm = {.rank = 1, .shape = {c->hidden_size}};
     size_t bytes = 0;
-    bool fits = add_parameter(&bytes, &table) && add_parameter(&bytes, &table) && add_parameter(&bytes, &norm);
+    bool fits = add_parameter(&bytes, &norm);
+    for (int i = 0; fits && i < 2; i++) { /* embeddings and head */
+        fits = add_parameter(&bytes, &table);
+    }
     for (int64_t i = 0; fits && i < c->num_hidden_layers; i++) {
         fits = add_part(&bytes, c, carry_lm_mixer_at(c->mixer[i])) && add_parameter(&bytes, &norm) &&
                add_part(&bytes, c, carry_lm_feedforward_at(c->feedforward[i])) && add_parameter(&bytes, &norm);

@@ -161,7 +161,8 @@ static carry_status forward_feedforward(carry_lm_pass *pass, const carry_lm_args
     }
     CARRY_TRY(carry_lm_norm(pass, carry_slice(r->x2, call.first, call.count), middle, w));
     call.x = r->x2;
-    call.out = again ? (carry_tensor){0} : pass->h[layer + 1];
+    const carry_tensor absent = {0};
+    call.out = again ? absent : pass->h[layer + 1];
     call.base = r->middle;
     return l->feedforward.part->forward(&call);
 }
