@@ -2,7 +2,9 @@
 #include "core/memory.h"
 
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -119,4 +121,33 @@ double carry_resident_bytes(void) {
     (void)strtoll(text, &end, 10); /* the whole address space */
     long long pages = strtoll(end, NULL, 10);
     return pages > 0 ? (double)pages * (double)sysconf(_SC_PAGESIZE) : -1.0;
+}
+
+double carry_number_in(const char *path, const char *key, double unit) {
+    char line[256];
+    double found = -1.0;
+    FILE *file = fopen(path, "r");
+    while (file != NULL && found < 0.0 && fgets(line, sizeof line, file) != NULL) {
+        const size_t length = strlen(key);
+        char *end;
+        if (strncmp(line, key, length) == 0) {
+            const double value = strtod(line + length, &end);
+            found = end != line + length ? value * unit : -1.0;
+        }
+    }
+    if (file != NULL) {
+        (void)fclose(file);
+    }
+    return found;
+}
+
+double carry_available_bytes(void) {
+    const double available = carry_number_in("/proc/meminfo", "MemAvailable:", 1024.0);
+    const double limit = carry_number_in("/sys/fs/cgroup/memory.max", "", 1.0);
+    const double used = carry_number_in("/sys/fs/cgroup/memory.current", "", 1.0);
+    if (limit < 0.0 || used < 0.0) {
+        return available;
+    }
+    const double left = limit > used ? limit - used : 0.0;
+    return available < 0.0 || left < available ? left : available;
 }

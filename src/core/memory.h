@@ -39,6 +39,12 @@ bool carry_arena_total(const carry_arena *arena, size_t *bytes);
 /* Bytes of memory that the process holds now; below 0 when that cannot be known. */
 double carry_resident_bytes(void);
 
+/* The number after `key` at the start of a line of a file such as /proc/meminfo, times `unit`; -1: not there. */
+double carry_number_in(const char *path, const char *key, double unit);
+/* Bytes of memory that can be allocated now without swapping, within the limit of the control group; below 0 if
+   unknown. */
+double carry_available_bytes(void);
+
 /* Like aligned_alloc(CARRY_ALIGN, ...), any size; free with free. NULL when out of memory. */
 void *carry_aligned_new(size_t bytes);
 

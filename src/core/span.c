@@ -89,11 +89,10 @@ static void add_up(carry_track *track, const carry_span *span, double seconds) {
         track->dropped++;
         return;
     }
-    if (!span->piece) {
-        sum->calls++;
-        sum->total += same_site ? 0.0 : seconds;
-        sum->category += same_category ? 0.0 : seconds;
-    }
+    sum->calls += span->piece ? 0 : 1;
+    sum->wall += span->piece || same_site ? 0.0 : seconds;
+    sum->total += same_site ? 0.0 : seconds;
+    sum->category += same_category ? 0.0 : seconds;
     sum->self += seconds - span->inside;
     sum->flops += span->flops;
     sum->tokens += span->tokens;

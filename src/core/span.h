@@ -34,7 +34,7 @@ typedef struct carry_span {
     double start, inside; /* seconds; spent in spans within this one */
     double flops, tokens;
     int64_t event; /* its number on the track, or -1 when it was dropped */
-    bool piece;    /* of a task that another thread gave out: it adds to self time only */
+    bool piece;    /* of a task that another thread gave out: it adds no call and no wall time */
 } carry_span;
 
 /* What happened on a track: a span, or a counter's value from here on. */
@@ -49,9 +49,10 @@ typedef struct carry_event {
 typedef struct carry_span_sum {
     const carry_span_site *site; /* NULL: free */
     int64_t calls;
-    double total;    /* from begin to end, of those that are not inside another of the same place */
-    double self;     /* without the spans inside; with the pieces that other threads of the pool took over */
-    double category; /* from begin to end, of those that are not inside another of the same category */
+    double total;    /* from begin to end, of those not inside another of the same place; pieces included */
+    double wall;     /* total without pieces: the time of the thread that opened the spans */
+    double self;     /* total without the spans inside; pieces included */
+    double category; /* from begin to end, of those not inside another of the same category; pieces included */
     double flops, tokens;
 } carry_span_sum;
 

@@ -246,6 +246,15 @@ static void test_aligned_memory_of_any_size(void **state) {
     assert_null(carry_aligned_new((size_t)PTRDIFF_MAX + 1));
 }
 
+static void test_available_memory_is_within_the_machine(void **state) {
+    (void)state;
+    const double total = carry_number_in("/proc/meminfo", "MemTotal:", 1024.0);
+    const double available = carry_available_bytes();
+    assert_true(total < 0.0 || (available >= 0.0 && available <= total));
+    assert_true(carry_number_in("/proc/meminfo", "no such key:", 1.0) == -1.0);
+    assert_true(carry_number_in("/no/such/file", "", 1.0) == -1.0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products_of_two_are_refused_exactly_when_they_overflow),
@@ -259,6 +268,7 @@ int main(void) {
         cmocka_unit_test(test_the_flag_stays_and_nothing_is_handed_out_after_it),
         cmocka_unit_test(test_no_bytes_need_no_block),
         cmocka_unit_test(test_aligned_memory_of_any_size),
+        cmocka_unit_test(test_available_memory_is_within_the_machine),
     };
     return cmocka_run_group_tests_name("core memory", tests, NULL, NULL);
 }

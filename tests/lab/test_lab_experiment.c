@@ -313,6 +313,21 @@ static bool at_once(void) {
     return true;
 }
 
+/* 35 TB, more than any machine has: both figures are in the reason, and nothing is allocated. */
+static void test_a_problem_larger_than_memory_is_not_measured(void **state) {
+    (void)state;
+    carry_experiment *e = loaded(HEAD METHODS "grid:\n  - problem: scan:dense:t{t}:n64\n    t: [2147483647]\n" SUCCESS);
+    carry_experiment_options options = {.seed = 1};
+    assert_ok(ctx, carry_experiment_measure(e, &(carry_ceilings){1, 1}, &options));
+    for (int i = 0; i < e->outcomes; i++) {
+        if (strstr(e->outcome[i].reason, "needs 3.63e+04 GB of memory, and ") == NULL ||
+            strstr(e->outcome[i].reason, " GB are available: reduce b, t, n or w") == NULL) {
+            fail_msg("the reason is '%s'", e->outcome[i].reason);
+        }
+    }
+    carry_experiment_free(e);
+}
+
 static void test_a_stop_is_heeded(void **state) {
     (void)state;
     carry_experiment *e = loaded(TIMED SUCCESS);
@@ -372,6 +387,7 @@ int main(void) {
         cmocka_unit_test(test_decisions),
         cmocka_unit_test(test_times_that_spread_are_not_measured),
         cmocka_unit_test(test_a_method_that_does_not_apply_has_a_reason),
+        cmocka_unit_test(test_a_problem_larger_than_memory_is_not_measured),
         cmocka_unit_test(test_a_stop_is_heeded),
         cmocka_unit_test(test_the_shipped_experiments_load),
         cmocka_unit_test(test_cut_at_every_byte),

@@ -57,6 +57,7 @@ static void test_hotspots_come_back_from_a_trace(void **state) {
         assert_true(a->line == b->line && a->calls == b->calls);
         assert_true(fabs(a->self - b->self) <= 1e-8 * fabs(a->self) + 1e-15); /* nine digits are written */
         assert_true(fabs(a->total - b->total) <= 1e-8 * a->total);
+        assert_true(fabs(a->wall - b->wall) <= 1e-8 * a->wall);
     }
     const carry_hotspot *items = spot_named(&back, "item");
     assert_int_equal(items->calls, 200);
@@ -67,6 +68,63 @@ static void test_hotspots_come_back_from_a_trace(void **state) {
     assert_true(isnan(carry_hotspot_mfu(&back, spot_named(&back, "a \"rank\""))));
     carry_hotspots_free(&back);
     free_trace(&m);
+}
+
+static void pass_time(void) {
+    const double until = carry_seconds() + 1e-4;
+    while (carry_seconds() < until) {
+    }
+}
+
+/* Pieces on every thread, each with a span of its own name inside itself. */
+static void nest(void *argument, int64_t begin, int64_t end, int worker) {
+    static const carry_span_site site = {.category = "work", .name = "nested", .file = "t.c", .line = 1};
+    (void)worker;
+    for (int64_t i = begin; i < end; i++) {
+        carry_track *outer = carry_span_begin(argument, &site);
+        carry_track *inner = carry_span_begin(argument, &site);
+        pass_time();
+        carry_span_end(&inner);
+        carry_span_end(&outer);
+        pass_time();
+    }
+}
+
+static void test_self_is_never_more_than_total(void **state) {
+    (void)state;
+    enum { THREADS = 3, ITEMS = 60 };
+    carry_ctx *ctx = support_ctx(THREADS, NULL, NULL);
+    carry_recorder *recorder;
+    carry_hotspots h;
+    carry_hotspot *categories;
+    int count;
+    assert_ok(ctx, carry_recorder_new(ctx, &recorder, 0));
+    assert_ok(ctx, carry_recorder_attach(recorder, ctx, 0));
+    for (int i = 0; i < 3; i++) {
+        CARRY_SPAN(ctx, "test", "give out");
+        carry_parallel(ctx, ITEMS, 1, nest, ctx);
+    }
+    assert_ok(ctx, carry_hotspots_of(ctx, &h, recorder));
+    const carry_hotspot *nested = spot_named(&h, "nested");
+    const carry_hotspot *out = spot_named(&h, "give out");
+    assert_true(nested->calls == 6 * ITEMS && out->calls == 3);
+    /* All time in nested is self time, counted once although each is inside another. */
+    assert_true(fabs(nested->total - nested->self) <= 1e-9 * nested->self && nested->wall == nested->total);
+    /* Each item passes 100 us outside nested, on whichever thread: self and total have it, wall has the caller's. */
+    assert_true(out->self >= 3 * ITEMS * 1e-4 && out->wall <= out->total);
+    /* All other spans are inside it, the caller's wait for the pool among them. */
+    assert_true(fabs(out->total - h.self) <= 1e-9 * out->total);
+    for (int i = 0; i < h.count; i++) {
+        assert_true(h.spot[i].self <= h.spot[i].total);
+    }
+    assert_ok(ctx, carry_hotspots_categories(ctx, &categories, &count, &h));
+    for (int i = 0; i < count; i++) {
+        assert_true(categories[i].self <= categories[i].total);
+    }
+    free(categories);
+    carry_hotspots_free(&h);
+    carry_ctx_free(ctx);
+    carry_recorder_free(recorder);
 }
 
 static const carry_hotspot *kernel_named(const carry_hotspots *h, const char *name) {
@@ -162,12 +220,12 @@ static void test_categories_add_up(void **state) {
 static void test_differences_are_sorted_by_their_size(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_hotspot a[] = {{"scan", "up", "src/a.c", "", 10, 5, 2.0, 2.0, 2.0, 0.0, 0.0},
-                         {"scan", "down", "src/a.c", "", 20, 5, 1.0, 1.0, 1.0, 0.0, 0.0},
-                         {"ops", "gone", "src/b.c", "", 1, 1, 0.5, 0.5, 0.5, 0.0, 0.0}};
-    carry_hotspot b[] = {{"scan", "up", "src/a.c", "", 11, 5, 2.1, 2.1, 2.1, 0.0, 0.0},
-                         {"scan", "down", "src/a.c", "", 21, 5, 0.2, 0.2, 0.2, 0.0, 0.0},
-                         {"ops", "new", "src/b.c", "", 1, 1, 0.3, 0.3, 0.3, 0.0, 0.0}};
+    carry_hotspot a[] = {{"scan", "up", "src/a.c", "", 10, 5, 2.0, 2.0, 2.0, 2.0, 0.0, 0.0},
+                         {"scan", "down", "src/a.c", "", 20, 5, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0},
+                         {"ops", "gone", "src/b.c", "", 1, 1, 0.5, 0.5, 0.5, 0.5, 0.0, 0.0}};
+    carry_hotspot b[] = {{"scan", "up", "src/a.c", "", 11, 5, 2.1, 2.1, 2.1, 2.1, 0.0, 0.0},
+                         {"scan", "down", "src/a.c", "", 21, 5, 0.2, 0.2, 0.2, 0.2, 0.0, 0.0},
+                         {"ops", "new", "src/b.c", "", 1, 1, 0.3, 0.3, 0.3, 0.3, 0.0, 0.0}};
     carry_hotspot_change *changes;
     int count;
     assert_ok(ctx, carry_hotspots_compare(ctx, &changes, &count, &(carry_hotspots){.count = 3, .spot = a},
@@ -224,6 +282,7 @@ int main(int count, char **arguments) {
         cmocka_unit_test(test_a_trace_of_two_ranks_is_well_formed),
         cmocka_unit_test(test_a_cut_trace_is_well_formed_and_its_hotspots_are_whole),
         cmocka_unit_test(test_hotspots_come_back_from_a_trace),
+        cmocka_unit_test(test_self_is_never_more_than_total),
         cmocka_unit_test(test_gpus_are_processes_and_their_streams_threads),
         cmocka_unit_test(test_hotspots_by_kernel_come_back_from_a_trace),
         cmocka_unit_test(test_kernels_with_one_shown_name_are_one_entry),

@@ -130,6 +130,25 @@ static void test_missing_keys_are_told_by_the_weights(void **state) {
     carry_dit_free(dit);
 }
 
+static void count_line(void *user, carry_log_level level, const char *line) {
+    (void)level;
+    (void)line;
+    (*(int *)user)++;
+}
+
+static void test_a_model_of_another_kind_is_refused_without_warnings(void **state) {
+    (void)state;
+    int lines = 0;
+    carry_ctx *own;
+    carry_dit_config read;
+    assert_int_equal(carry_ctx_new(&own, &(carry_ctx_options){.threads = 1, .log = count_line, .log_user = &lines}),
+                     CARRY_OK);
+    write_config("{\"attention_bias\": false, \"hidden_size\": 64, \"model_type\": \"qwen3_5_text\"}");
+    assert_refused(own, CARRY_EUNSUPPORTED, "model_type", carry_dit_config_read(own, &read, folder));
+    assert_int_equal(lines, 0);
+    carry_ctx_free(own);
+}
+
 static void test_configurations_that_cannot_be_are_refused(void **state) {
     (void)state;
     static const struct {
@@ -149,6 +168,11 @@ static void test_configurations_that_cannot_be_are_refused(void **state) {
                  {"{\"steps\": [1,2,3,4,5,6,7,8,9,10,11,12,13,14,15,16,17]}", "steps"},
                  {"{\"steps\": [0]}", "steps"},
                  {"{\"sink_frames\": -1}", "sink_frames"},
+                 {"{\"dim\": 96, \"ffn_dim\": 96, \"num_heads\": 2, \"num_layers\": 1, \"in_dim\": 4, \"out_dim\": 4, "
+                  "\"text_len\":"
+                  " 65536, \"text_dim\": 4, \"freq_dim\": 4, \"patch_size\": [1, 2, 2], \"qk_norm\": true, "
+                  "\"cross_attn_norm\": true}",
+                  "text_len is 65536: 1 to 4096"},
                  {"{\"dim\": 96", "line"}};
     carry_dit_config read;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
@@ -260,6 +284,8 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_what_is_saved_is_loaded, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_missing_keys_are_told_by_the_weights, open_folder, close_folder),
+        cmocka_unit_test_setup_teardown(test_a_model_of_another_kind_is_refused_without_warnings, open_folder,
+                                        close_folder),
         cmocka_unit_test_setup_teardown(test_configurations_that_cannot_be_are_refused, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_weights_that_do_not_fit_are_named, open_folder, close_folder),
         cmocka_unit_test_setup_teardown(test_names_and_sizes_of_known_models, open_folder, close_folder),

@@ -5,20 +5,24 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "bench/family/capacity.h"
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+
+#define SIZES "h, k, v or r"
 
 enum { GAMMA, KEYS, BETA, DECAYS, INTERCEPT, INITIAL, STREAMS };
 
 static carry_status make(carry_ctx *ctx, carry_tensor *tensor, int rank, const int64_t *shape) {
     size_t bytes;
     if (!carry_size_product(&bytes, shape, rank, sizeof(float))) {
-        return carry_fail(ctx, CARRY_ESIZE, "the problem is larger than memory can be: reduce h, k, v or r");
+        return carry_fail(ctx, CARRY_ESIZE, "the problem is larger than memory can be: reduce " SIZES);
     }
+    CARRY_TRY(carry_check_capacity(ctx, (double)bytes, SIZES));
     *tensor = carry_view(carry_aligned_new(bytes), CARRY_F32, rank, shape);
     if (tensor->data == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce h, k, v or r",
+        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce " SIZES,
                           1e-9 * (double)bytes);
     }
     memset(tensor->data, 0, bytes);

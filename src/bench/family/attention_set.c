@@ -3,10 +3,13 @@
 
 #include <stdlib.h>
 
+#include "bench/family/capacity.h"
 #include "carry/device.h"
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+
+#define SIZES "h, q, kv or d"
 
 static int tensors_of(const carry_attention_problem *p) {
     return p->backward ? SET_TENSORS : SET_D_O;
@@ -45,9 +48,10 @@ static carry_status make(carry_ctx *ctx, carry_tensor *there, carry_tensor *here
                          int tensor, uint64_t seed) {
     carry_tensor made = carry_attention_set_shape(p, tensor);
     size_t bytes = carry_attention_set_bytes(&made);
+    CARRY_TRY(carry_check_capacity(ctx, (double)bytes, SIZES));
     made.data = carry_aligned_new(bytes);
     if (made.data == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce h, q, kv or d",
+        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce " SIZES,
                           1e-9 * (double)bytes);
     }
     carry_status status = carry_random_normal(ctx, made, seed, (uint64_t)tensor, 0.0f, 1.0f);

@@ -6,22 +6,33 @@
 #include <string.h>
 
 #include "bench/deviation.h"
+#include "bench/family/capacity.h"
 #include "carry/device.h"
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "delta/plan.h"
 
+#define SIZES "b, t, hv, k or v"
+
 enum { STATE = 5, STREAMS = 8 };
+
+static double shape_bytes(carry_dtype dtype, int rank, const int64_t *shape) {
+    double bytes = (double)carry_dtype_size(dtype);
+    for (int i = 0; i < rank; i++) {
+        bytes *= (double)shape[i];
+    }
+    return bytes;
+}
 
 static carry_status make(carry_ctx *ctx, carry_tensor *tensor, carry_dtype dtype, int rank, const int64_t *shape) {
     size_t bytes;
     if (!carry_size_product(&bytes, shape, rank, carry_dtype_size(dtype))) {
-        return carry_fail(ctx, CARRY_ESIZE, "the problem is larger than memory can be: reduce b, t, hv, k or v");
+        return carry_fail(ctx, CARRY_ESIZE, "the problem is larger than memory can be: reduce " SIZES);
     }
     *tensor = carry_view(carry_aligned_new(bytes > 0 ? bytes : 1), dtype, rank, shape);
     if (tensor->data == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce b, t, hv, k or v",
+        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce " SIZES,
                           1e-9 * (double)bytes);
     }
     memset(tensor->data, 0, bytes);
@@ -91,6 +102,11 @@ carry_status carry_delta_set_new(carry_ctx *ctx, carry_delta_set *s, const carry
                {&s->dbeta, CARRY_F32, 3, vo, backward},
                {&s->dg, CARRY_F32, p->gate == CARRY_DELTA_KEY_GATE ? 4 : 3, gate, backward},
                {&s->dstate, CARRY_F32, 4, state, backward}};
+    double bytes = 0.0;
+    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
+        bytes += all[i].wanted ? shape_bytes(all[i].dtype, all[i].rank, all[i].shape) : 0.0;
+    }
+    CARRY_TRY(carry_check_capacity(ctx, bytes, SIZES));
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i].wanted) {
             CARRY_TRY(make(ctx, all[i].tensor, all[i].dtype, all[i].rank, all[i].shape));

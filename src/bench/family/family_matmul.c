@@ -9,9 +9,12 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "bench/deviation.h"
+#include "bench/family/capacity.h"
 #include "bench/family/family.h"
 #include "bench/family/product_way.h"
 #include "bench/timer.h"
+
+#define SIZES "b, m, n or k"
 
 typedef struct instance {
     carry_instance base;
@@ -56,9 +59,10 @@ static carry_status parse(void *given, carry_problem *problem) {
 static carry_status make(instance *it, carry_tensor *tensor, carry_tensor *kept, carry_dtype dtype, int64_t rows,
                          int64_t columns, uint64_t seed, uint64_t stream) {
     size_t bytes = (size_t)(it->product.shape.count * rows * columns) * carry_dtype_size(dtype);
+    CARRY_TRY(carry_check_capacity(it->product.ctx, (double)bytes, SIZES));
     carry_tensor made = carry_view_3d(carry_aligned_new(bytes), dtype, it->product.shape.count, rows, columns);
     if (made.data == NULL) {
-        return carry_fail(it->product.ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce b, m, n or k",
+        return carry_fail(it->product.ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce " SIZES,
                           1e-9 * (double)bytes);
     }
     carry_status status = carry_random_uniform(it->product.ctx, made, seed, stream, -1.0f, 1.0f);

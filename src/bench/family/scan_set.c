@@ -10,9 +10,11 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "bench/deviation.h"
+#include "bench/family/capacity.h"
 
 #define DENSE_SPREAD 0.78f
 #define TENSORS 7
+#define SIZES "b, t, n or w"
 
 /* The tensors of a set by number; the last three belong to the backward pass. */
 static carry_tensor *tensor_at(carry_scan_set *s, int index) {
@@ -32,7 +34,7 @@ static carry_status make(carry_ctx *ctx, carry_tensor *tensor, int device, carry
                          const int64_t *shape) {
     size_t bytes;
     if (!carry_size_product(&bytes, shape, rank, carry_dtype_size(dtype))) {
-        return carry_fail(ctx, CARRY_ESIZE, "the problem is larger than memory can be: reduce b, t, n or w");
+        return carry_fail(ctx, CARRY_ESIZE, "the problem is larger than memory can be: reduce " SIZES);
     }
     *tensor = carry_view(NULL, dtype, rank, shape);
     tensor->device = device;
@@ -41,7 +43,7 @@ static carry_status make(carry_ctx *ctx, carry_tensor *tensor, int device, carry
     }
     tensor->data = carry_aligned_new(bytes);
     if (tensor->data == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce b, t, n or w",
+        return carry_fail(ctx, CARRY_EMEMORY, "%.3g GB of memory cannot be allocated: reduce " SIZES,
                           1e-9 * (double)bytes);
     }
     return CARRY_OK;
@@ -68,6 +70,15 @@ static carry_status fill_A(carry_ctx *ctx, carry_tensor *A, const carry_scan_pro
     return CARRY_OK;
 }
 
+static double set_bytes(const carry_scan_problem *p) {
+    const double rows = (double)p->batch * (double)p->steps * (double)p->n;
+    const double A = rows * (p->kind == CARRY_SCAN_DENSE ? (double)p->n : 1.0);
+    const double b = rows * (double)p->width;
+    const double given = (double)carry_dtype_size(p->dtype);
+    const double result = (double)carry_dtype_size(p->f32_result ? CARRY_F32 : p->dtype);
+    return A * (given + (p->backward ? result : 0.0)) + b * (given + result + (p->backward ? given : 0.0));
+}
+
 carry_status carry_scan_set_new(carry_ctx *ctx, carry_scan_set *s, const carry_scan_problem *p, bool deep,
                                 uint64_t seed) {
     const int64_t A_shape[] = {p->batch, p->steps, p->n, p->n};
@@ -76,6 +87,7 @@ carry_status carry_scan_set_new(carry_ctx *ctx, carry_scan_set *s, const carry_s
     int A_rank = p->kind == CARRY_SCAN_DENSE ? 4 : 3;
     carry_dtype result = p->f32_result ? CARRY_F32 : p->dtype;
     *s = (carry_scan_set){0};
+    CARRY_TRY(carry_check_capacity(ctx, set_bytes(p), SIZES));
     CARRY_TRY(make(ctx, &s->A, 0, p->dtype, A_rank, A_shape));
     CARRY_TRY(make(ctx, &s->b, 0, p->dtype, 4, b_shape));
     CARRY_TRY(make(ctx, &s->h, 0, result, 4, b_shape));

@@ -34,7 +34,7 @@ static double share_of(const carry_hotspots *h, const carry_hotspot *spot) {
 }
 
 static double per_call(const carry_hotspot *spot) {
-    return spot->calls > 0 ? spot->total / (double)spot->calls : NAN;
+    return spot->calls > 0 ? spot->wall / (double)spot->calls : NAN;
 }
 
 static void print_json(const carry_hotspots *h, const carry_hotspot *spot, bool by_place) {
@@ -45,6 +45,7 @@ static void print_json(const carry_hotspots *h, const carry_hotspot *spot, bool 
     if (by_place) {
         cli_json_text("name", spot->name);
         cli_json_text("place", place_of(place, spot));
+        cli_json_number("wall_s", spot->wall);
     }
     cli_json_integer("calls", spot->calls);
     cli_json_number("total_s", spot->total);

@@ -45,6 +45,7 @@ static carry_hotspot *find(carry_hotspots *h, const carry_span_site *site) {
 static void add(carry_hotspot *to, const carry_hotspot *from) {
     to->calls += from->calls;
     to->total += from->total;
+    to->wall += from->wall;
     to->self += from->self;
     to->outer += from->outer;
     to->flops += from->flops;
@@ -58,6 +59,7 @@ static void add_track(carry_hotspots *h, const carry_track *track) {
         if (spot != NULL) {
             add(spot, &(carry_hotspot){.calls = sum->calls,
                                        .total = sum->total,
+                                       .wall = sum->wall,
                                        .self = sum->self,
                                        .outer = sum->category,
                                        .flops = sum->flops,
@@ -80,7 +82,9 @@ static void widen(const carry_track *track, double *first, double *last) {
 void carry_hotspots_finish(carry_hotspots *hotspots) {
     hotspots->self = 0.0;
     for (int i = 0; i < hotspots->count; i++) {
-        hotspots->self += hotspots->spot[i].self;
+        carry_hotspot *spot = &hotspots->spot[i];
+        spot->total = fmax(spot->total, spot->self);
+        hotspots->self += spot->self;
     }
     if (hotspots->count > 0) {
         qsort(hotspots->spot, (size_t)hotspots->count, sizeof *hotspots->spot, by_self);
@@ -146,7 +150,7 @@ static void name_operators(carry_hotspot *spot, const carry_activity_sum *sum) {
 /* Kernels whose names differ in what is not shown of them are one entry. */
 static void add_kernel(carry_hotspots *h, const carry_activity_sum *sum) {
     carry_hotspot made = {.file = "gpu", .calls = sum->calls, .total = sum->seconds, .self = sum->seconds};
-    made.outer = sum->seconds;
+    made.wall = made.outer = sum->seconds;
     (void)snprintf(made.category, sizeof made.category, "%s", carry_activity_category(sum->kind));
     (void)snprintf(made.name, sizeof made.name, "%.63s", sum->name);
     name_operators(&made, sum);
@@ -205,20 +209,20 @@ carry_status carry_hotspots_categories(carry_ctx *ctx, carry_hotspot **spots, in
             (*count)++;
         }
         add(to, from);
-        to->total = to->outer;
+        to->total = fmax(to->outer, to->self);
     }
     qsort(*spots, (size_t)*count, sizeof **spots, by_self);
     return CARRY_OK;
 }
 
 double carry_hotspot_tokens_rate(const carry_hotspots *hotspots, const carry_hotspot *spot) {
-    bool has = spot->tokens > 0.0 && spot->total > 0.0;
-    return has ? spot->tokens * (double)hotspots->ranks / spot->total : NAN;
+    bool has = spot->tokens > 0.0 && spot->wall > 0.0;
+    return has ? spot->tokens * (double)hotspots->ranks / spot->wall : NAN;
 }
 
 double carry_hotspot_mfu(const carry_hotspots *hotspots, const carry_hotspot *spot) {
-    bool has = spot->tokens > 0.0 && spot->total > 0.0 && hotspots->gemm_gflops > 0.0;
-    return has ? 1e-9 * spot->flops * (double)hotspots->ranks / spot->total / hotspots->gemm_gflops : NAN;
+    bool has = spot->tokens > 0.0 && spot->wall > 0.0 && hotspots->gemm_gflops > 0.0;
+    return has ? 1e-9 * spot->flops * (double)hotspots->ranks / spot->wall / hotspots->gemm_gflops : NAN;
 }
 
 double carry_hotspot_gpu_share(const carry_hotspots *hotspots, const carry_hotspot *kernel) {

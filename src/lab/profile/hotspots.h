@@ -1,7 +1,8 @@
 /* Hotspots: where a recorded run spent its time, by place in the source and by category; and what changed between two.
 
-   total is from begin to end, as the caller waits for it; self is without the spans inside, on all threads together, so
-   that the self times of all places add up to the time that was spent in spans at all.
+   total is from begin to end, on all threads together; self is total without the spans inside, so that it is never
+   more than total, and the self times of all places add up to the time spent in spans. A span inside another of the
+   same place is counted once. wall is from begin to end as the caller waits for it, without other threads.
 
    What GPUs did (device/activity.h) is listed beside, by kernel: one entry per name, whose category is kernel, copy or
    fill, and whose total is its time on the GPUs, wherever the caller was meanwhile. */
@@ -18,8 +19,8 @@ typedef struct carry_hotspot {
     char operators[64]; /* that launched a kernel, the most frequent first; "": unknown */
     int line;
     int64_t calls;
-    double total, self; /* seconds */
-    double outer;       /* total of those not inside another of the same category: these add up to the category's */
+    double total, wall, self; /* seconds */
+    double outer; /* total of those not inside another of the same category: these add up to the category's */
     double flops, tokens;
 } carry_hotspot;
 
@@ -44,7 +45,8 @@ carry_status carry_hotspots_of(carry_ctx *ctx, carry_hotspots *hotspots, const c
 /* Adds what GPUs did. */
 carry_status carry_hotspots_add_gpu(carry_ctx *ctx, carry_hotspots *hotspots, const carry_activity_log *log);
 void carry_hotspots_free(carry_hotspots *hotspots);
-/* Sorts, and sums up self; for those who fill spot or kernel themselves. */
+/* Sorts, sums up self, and raises a total that rounding left below self; for those who fill spot or kernel themselves.
+ */
 void carry_hotspots_finish(carry_hotspots *hotspots);
 
 /* One entry per category, the largest self time first; name, file and line are empty. The caller frees *spots. */

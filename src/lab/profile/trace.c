@@ -229,9 +229,11 @@ static void put_hotspots(writer *w, const carry_hotspots *h) {
         put(w, ",\"file\":");
         put_text(w, spot->file);
         put(w,
-            ",\"line\":%d,\"calls\":%lld,\"total_s\":%.9g,\"self_s\":%.9g,\"outer_s\":%.9g,\"flops\":%.9g,"
+            ",\"line\":%d,\"calls\":%lld,\"total_s\":%.9g,\"wall_s\":%.9g,\"self_s\":%.9g,\"outer_s\":%.9g,\"flops\":%."
+            "9g,"
             "\"tokens\":%.9g}",
-            spot->line, (long long)spot->calls, spot->total, spot->self, spot->outer, spot->flops, spot->tokens);
+            spot->line, (long long)spot->calls, spot->total, spot->wall, spot->self, spot->outer, spot->flops,
+            spot->tokens);
     }
     if (h->gpus > 0) {
         put_kernels(w, h);

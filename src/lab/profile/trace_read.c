@@ -113,7 +113,9 @@ static bool read_spot(const carry_json *from, carry_hotspot *spot) {
               read_number(from, "flops", 0.0, MOST_FIGURE, &spot->flops) &&
               read_number(from, "tokens", 0.0, MOST_FIGURE, &spot->tokens);
     spot->line = ok ? (int)line : 0;
-    return ok;
+    spot->wall = spot->total; /* older traces have wall time as total */
+    return ok &&
+           (carry_json_find(from, "wall_s") == NULL || read_number(from, "wall_s", 0.0, MOST_FIGURE, &spot->wall));
 }
 
 static bool read_kernel(const carry_json *from, carry_hotspot *kernel) {
@@ -121,7 +123,7 @@ static bool read_kernel(const carry_json *from, carry_hotspot *kernel) {
               read_text(from, "name", kernel->name, sizeof kernel->name) &&
               read_integer(from, "calls", MOST_COUNT, &kernel->calls) &&
               read_number(from, "total_s", 0.0, MOST_FIGURE, &kernel->total);
-    kernel->self = kernel->outer = kernel->total;
+    kernel->wall = kernel->self = kernel->outer = kernel->total;
     (void)snprintf(kernel->file, sizeof kernel->file, "gpu");
     return ok;
 }

@@ -27,6 +27,7 @@
 #include "model/parameters.h"
 
 #define CARRY_DIT_POSITIONS 1024 /* frames, rows and columns that have a rotary position */
+#define CARRY_DIT_TEXT 4096      /* the most of text_len; Wan has 512 */
 #define CARRY_DIT_CHUNKS 64      /* the most of one forward */
 
 typedef struct carry_dit_config {

@@ -118,7 +118,7 @@ static carry_status check_sizes(carry_ctx *ctx, const carry_dit_config *c) {
     CARRY_TRY(expect_size(ctx, "num_layers", c->num_layers, LAYER_LIMIT));
     CARRY_TRY(expect_size(ctx, "in_dim", c->in_dim, 4096));
     CARRY_TRY(expect_size(ctx, "out_dim", c->out_dim, 4096));
-    CARRY_TRY(expect_size(ctx, "text_len", c->text_len, SIZE_LIMIT));
+    CARRY_TRY(expect_size(ctx, "text_len", c->text_len, CARRY_DIT_TEXT));
     CARRY_TRY(expect_size(ctx, "text_dim", c->text_dim, SIZE_LIMIT));
     CARRY_TRY(expect_size(ctx, "freq_dim", c->freq_dim, SIZE_LIMIT));
     CARRY_TRY(expect_size(ctx, "patch_size[1]", c->patch[1], 64));

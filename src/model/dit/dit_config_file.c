@@ -180,16 +180,34 @@ static carry_status read_field(const source *s, const field *f, const carry_json
     return CARRY_OK;
 }
 
+/* FIELDS for an unknown key. */
+static int find_field(const carry_json *node) {
+    const char *key = own_key(node->key);
+    int i = 0;
+    while (i < FIELDS && (strlen(node->key) != node->key_length || strcmp(fields[i].key, key) != 0)) {
+        i++;
+    }
+    return i;
+}
+
+/* Before any other key: a model of another kind is refused without a warning for each of its keys. */
+static carry_status check_kind(source *s, const carry_json *root) {
+    for (const carry_json *node = root->as.inside.first; node != NULL; node = node->next) {
+        const int i = find_field(node);
+        if (i < FIELDS && (fields[i].form == TEXT_KIND || fields[i].form == CLASS)) {
+            CARRY_TRY(read_field(s, &fields[i], node));
+        }
+    }
+    return CARRY_OK;
+}
+
 static carry_status read_keys(source *s, const carry_json *root) {
     if (root->kind != CARRY_JSON_OBJECT) {
         return carry_fail(s->ctx, CARRY_EFORMAT, "%s is not a JSON object: it is not a model configuration", s->name);
     }
+    CARRY_TRY(check_kind(s, root));
     for (const carry_json *node = root->as.inside.first; node != NULL; node = node->next) {
-        const char *key = own_key(node->key);
-        int i = 0;
-        while (i < FIELDS && (strlen(node->key) != node->key_length || strcmp(fields[i].key, key) != 0)) {
-            i++;
-        }
+        const int i = find_field(node);
         if (i == FIELDS) {
             carry_log(s->ctx, CARRY_LOG_WARNING, "%s: the unknown key \"%.40s\" is ignored", s->name, node->key);
         } else if (s->seen[i]) {

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 
 #include "core/context.h"
+#include "core/memory.h"
 #include "core/span.h"
 #include "model/lm/lm.h"
 #include "ops/product/bf16.h"
@@ -20,32 +21,13 @@
 #define PAYS_FROM 8192
 #define LARGE_PAGE ((size_t)1 << 21)
 
-/* The number after a key in a file of the system, in units of `unit` bytes; -1: none. */
-static double number_in(const char *path, const char *key, double unit) {
-    char line[256];
-    double found = -1.0;
-    FILE *file = fopen(path, "r");
-    while (file != NULL && found < 0.0 && fgets(line, sizeof line, file) != NULL) {
-        const size_t length = strlen(key);
-        char *end;
-        if (strncmp(line, key, length) == 0) {
-            const double value = strtod(line + length, &end);
-            found = end != line + length ? value * unit : -1.0;
-        }
-    }
-    if (file != NULL) {
-        (void)fclose(file);
-    }
-    return found;
-}
-
 /* Is there room for the panels, with the mapped files and an eighth of the memory left? */
 static bool has_room(const carry_lm *lm, size_t bytes) {
     const double mapped = 2.0 * (double)lm->own.trained;
-    const double available = number_in("/proc/meminfo", "MemAvailable:", 1024.0);
-    const double total = number_in("/proc/meminfo", "MemTotal:", 1024.0);
-    const double limit = number_in("/sys/fs/cgroup/memory.max", "", 1.0);
-    const double used = number_in("/sys/fs/cgroup/memory.current", "", 1.0);
+    const double available = carry_number_in("/proc/meminfo", "MemAvailable:", 1024.0);
+    const double total = carry_number_in("/proc/meminfo", "MemTotal:", 1024.0);
+    const double limit = carry_number_in("/sys/fs/cgroup/memory.max", "", 1.0);
+    const double used = carry_number_in("/sys/fs/cgroup/memory.current", "", 1.0);
     const bool fits = available - mapped - total / 8.0 >= (double)bytes;
     return fits && (limit < 0.0 || limit - used - mapped >= (double)bytes);
 }

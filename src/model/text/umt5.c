@@ -168,12 +168,12 @@ carry_status carry_umt5_open(carry_ctx *ctx, carry_umt5 **made, const char *fold
     *made = NULL;
     carry_umt5_config config;
     CARRY_TRY(carry_umt5_config_read(ctx, &config, folder));
-    if (!carry_dtype_is_real(dtype) || (device == 0 && dtype != CARRY_F32) || most < 1 || most > 1 << 16) {
+    if (!carry_dtype_is_real(dtype) || (device == 0 && dtype != CARRY_F32) || most < 1 || most > CARRY_UMT5_TOKENS) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "a text encoder in %s for %" PRId64
                           " tokens on device %d: f32 on the CPU, f32, bf16 or f16 on a "
-                          "GPU, and prompts of 1 to 65536 tokens are supported",
-                          carry_dtype_name(dtype), most, device);
+                          "GPU, and prompts of 1 to %d tokens are supported",
+                          carry_dtype_name(dtype), most, device, CARRY_UMT5_TOKENS);
     }
     carry_umt5 *m = calloc(1, sizeof *m);
     if (m == NULL) {

@@ -10,6 +10,8 @@
 
 #include "model/parameters.h"
 
+#define CARRY_UMT5_TOKENS 4096 /* the most of a prompt: scores take num_heads times its square */
+
 typedef struct carry_umt5_config {
     int64_t vocab_size, d_model, d_ff, d_kv, num_heads, num_layers;
     int64_t buckets, distance; /* of relative positions */
