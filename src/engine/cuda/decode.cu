@@ -5,7 +5,7 @@
 
 namespace decode {
 
-static __device__ void consume(const carry_decode_call &call, const view &v) {
+[[maybe_unused]] static __device__ void consume(const carry_decode_call &call, const view &v) {
     unsigned filled = 0; /* slots of the ring, by the operations so far */
     if (threadIdx.x < 32) {
         fetch(&v.head->op[0], call.ops, threadIdx.x);
