@@ -14,6 +14,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "ops/convert.h"
+#include "ops/pool.h"
 #include "ops/product/bf16.h"
 #include "ops/product/triangle.h"
 
@@ -31,6 +32,7 @@
 
 typedef struct call {
     const carry_attention_args *args;
+    const int32_t *pages; /* of keys and values; NULL: they lie in order */
     const carry_kernels *kernels;
     carry_key_run seen[CARRY_KEY_RUNS];
     int runs;
@@ -50,6 +52,7 @@ typedef struct scratch {
 } scratch;
 
 _Static_assert(ROWS % UNIT == 0 && KEYS % UNIT == 0, "panels of a block are whole");
+_Static_assert(KEYS == CARRY_POOL_PAGE, "a block of keys is in one page");
 
 static int64_t padded(int64_t size) {
     return (size + UNIT - 1) / UNIT * UNIT;
@@ -301,15 +304,20 @@ static const float *finite_values(const call *c, const scratch *s, const float *
     return s->v;
 }
 
-static carry_tensor finite_half_values(const call *c, const scratch *s, int64_t key_head, int64_t first, int64_t keys) {
+static carry_tensor finite_half_values(const call *c, const scratch *s, int64_t key_head, int64_t row_of, int64_t keys) {
     uint16_t *to = (uint16_t *)(void *)s->v;
     for (int64_t i = 0; i < keys; i++) {
-        const uint16_t *row = carry_attention_at(&c->args->v, key_head, first + i);
+        const uint16_t *row = carry_attention_at(&c->args->v, key_head, row_of + i);
         for (int64_t d = 0; d < c->D; d++) {
             to[i * c->D + d] = (row[d] & 0x7f80u) != 0x7f80u ? row[d] : 0;
         }
     }
     return carry_view_3d(to, CARRY_BF16, keys, 1, c->D);
+}
+
+/* The row of a key, the first of its block or page. */
+static int64_t row_of_key(const call *c, int64_t first) {
+    return c->pages != NULL ? (int64_t)c->pages[first / KEYS] * KEYS + first % KEYS : first;
 }
 
 /* o += weights times the values that finite_values left out, of the queries that see them. */
@@ -318,7 +326,7 @@ static void add_bad_values(const call *c, const scratch *s, int64_t key_head, in
     for (int64_t j = 0; j < keys; j++) {
         float row[CARRY_ATTENTION_DIM];
         const carry_tensor *v = &c->args->v;
-        carry_widen(c->kernels, row, carry_attention_at(v, key_head, first + j), v->dtype, c->D);
+        carry_widen(c->kernels, row, carry_attention_at(v, key_head, row_of_key(c, first) + j), v->dtype, c->D);
         for (int64_t i = 0; i < rows && !carry_all_finite(row, c->D); i++) {
             int64_t from = 0;
             int64_t end = keys;
@@ -343,7 +351,7 @@ static void add_bad_weights(const call *c, const scratch *s, int64_t key_head, i
         if (isfinite(s->scores[i])) {
             continue;
         }
-        carry_widen(c->kernels, row, carry_attention_at(v, key_head, first + i % keys), v->dtype, c->D);
+        carry_widen(c->kernels, row, carry_attention_at(v, key_head, row_of_key(c, first) + i % keys), v->dtype, c->D);
         for (int64_t d = 0; d < c->D; d++) {
             s->o[(at + i / keys) * c->D + d] += s->scores[i] * row[d];
         }
@@ -362,15 +370,16 @@ static block load_block(const call *c, const scratch *s, int64_t key_head, int64
                         int64_t first, int64_t keys) {
     const carry_attention_args *args = c->args;
     block b = {.key_head = key_head, .first = first, .keys = keys};
+    const int64_t row = row_of_key(c, first);
     if (c->tiled != NULL) {
-        b.has_bad = !finite_halves(&args->v, key_head, first, keys);
-        const carry_tensor finite = b.has_bad ? finite_half_values(c, s, key_head, first, keys) : args->v;
-        pack_rows(c->tiled->pack_b, s->k_panels, &args->k, key_head, first, keys, false);
-        pack_rows(c->tiled->pack_b, s->v_panels, &finite, b.has_bad ? 0 : key_head, b.has_bad ? 0 : first, keys, true);
+        b.has_bad = !finite_halves(&args->v, key_head, row, keys);
+        const carry_tensor finite = b.has_bad ? finite_half_values(c, s, key_head, row, keys) : args->v;
+        pack_rows(c->tiled->pack_b, s->k_panels, &args->k, key_head, row, keys, false);
+        pack_rows(c->tiled->pack_b, s->v_panels, &finite, b.has_bad ? 0 : key_head, b.has_bad ? 0 : row, keys, true);
         return b;
     }
-    b.k = carry_attention_load(c->kernels, &args->k, key_head, first, keys, s->k);
-    b.v = carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
+    b.k = carry_attention_load(c->kernels, &args->k, key_head, row, keys, s->k);
+    b.v = carry_attention_load(c->kernels, &args->v, key_head, row, keys, s->v);
     b.has_bad = args->causal && !sees_all(c, query, queries, first, keys) && !carry_all_finite(b.v, keys * c->D);
     b.v = b.has_bad ? finite_values(c, s, b.v, keys) : b.v;
     if (c->queries > FEW) {
@@ -464,9 +473,11 @@ static void run_unit(const void *given, void *memory, int64_t unit) {
     store(c, &s, head, first, queries);
 }
 
-static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *args, void *workspace) {
+static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *args, const int32_t *pages,
+                                 void *workspace) {
     call c;
     call_of(&c, args);
+    c.pages = pages;
     CARRY_TRY(carry_kernels_of(ctx, &c.kernels));
     c.runs = carry_attention_runs(args, c.seen);
     c.tiled = tiled_of(ctx, &c);
@@ -530,5 +541,48 @@ carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, v
         return there->forward(ctx, args, ordinal, carry_ctx_stream(ctx, device), workspace, workspace_bytes);
     }
     carry_attention_align(&workspace, &workspace_bytes);
-    return forward_here(ctx, args, workspace);
+    return forward_here(ctx, args, NULL, workspace);
+}
+
+/* On a device keys and values are copied into the workspace, in order. */
+static void take_copies(const carry_attention_args *args, carry_arena *arena, carry_tensor copy[2]) {
+    for (int i = 0; i < 2; i++) {
+        copy[i] = carry_arena_tensor(arena, args->k.device, args->k.dtype, 3, args->k.shape);
+    }
+}
+
+size_t carry_attention_paged_workspace(const carry_attention_args *args) {
+    const size_t own = carry_attention_workspace(args);
+    carry_arena count = carry_arena_over(NULL, 0);
+    carry_tensor copy[2];
+    size_t copies;
+    if (args->q.device == 0) {
+        return own;
+    }
+    take_copies(args, &count, copy);
+    return carry_arena_total(&count, &copies) && copies < SIZE_MAX - own ? own + copies : SIZE_MAX;
+}
+
+static carry_tensor flat_rows(const carry_tensor *x) {
+    return carry_reshape_2d(*x, x->shape[0], x->shape[1] * x->shape[2]);
+}
+
+carry_status carry_attention_paged(carry_ctx *ctx, const carry_attention_args *args, const int32_t *pages,
+                                   void *workspace, size_t bytes) {
+    if (args->q.device == 0) {
+        CARRY_TRY(carry_attention_check(ctx, args));
+        CARRY_TRY(carry_attention_check_workspace(ctx, workspace, bytes, carry_attention_workspace(args)));
+        carry_attention_align(&workspace, &bytes);
+        return forward_here(ctx, args, pages, workspace);
+    }
+    carry_arena arena = carry_arena_over(workspace, bytes);
+    carry_tensor copy[2];
+    carry_attention_args one = *args;
+    CARRY_TRY(carry_attention_check_workspace(ctx, workspace, bytes, carry_attention_paged_workspace(args)));
+    take_copies(args, &arena, copy);
+    CARRY_TRY(carry_take_pages(ctx, flat_rows(&copy[0]), flat_rows(&args->k), pages));
+    CARRY_TRY(carry_take_pages(ctx, flat_rows(&copy[1]), flat_rows(&args->v), pages));
+    one.k = copy[0];
+    one.v = copy[1];
+    return carry_attention(ctx, &one, (unsigned char *)workspace + arena.used, bytes - arena.used);
 }

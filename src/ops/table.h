@@ -17,6 +17,7 @@
 #include "ops/conv2d.h"
 #include "ops/device.h"
 #include "ops/picture.h"
+#include "ops/pool.h"
 #include "ops/sampler.h"
 
 #ifdef __cplusplus
@@ -111,7 +112,11 @@ extern "C" {
     X(qk_norm_rotary, CARRY_REAL, (carry_ctx * ctx, const carry_qk_norm_rotary_args *args))                            \
     X(key_weights, CARRY_REAL, (carry_ctx * ctx, const carry_key_weights_args *args))                                  \
     X(relative_softmax, CARRY_REAL,                                                                                    \
-      (carry_ctx * ctx, carry_tensor p, carry_tensor scores, carry_tensor bias, int64_t keys))
+      (carry_ctx * ctx, carry_tensor p, carry_tensor scores, carry_tensor bias, int64_t keys))                         \
+    X(conv_step, CARRY_REAL, (carry_ctx * ctx, const carry_conv_step_args *args))                                      \
+    X(put_rows, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int64_t *rows))                \
+    X(take_pages, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int32_t *pages))             \
+    X(rotary_turns, "f32", (carry_ctx * ctx, carry_tensor table, const int64_t *positions, const float *rates))
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */

@@ -12,6 +12,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "model/host.h"
+#include "model/lm/places.h"
 
 #define MAX_TOKENS ((int64_t)1 << 32)
 
@@ -35,6 +36,13 @@ static carry_status check_options(carry_ctx *ctx, const carry_lm_pass_options *o
     if (o->sequences < 0 || (o->sequences > 0 && o->batch != 1)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "packed sequences (%" PRId64 ") need a batch of 1, not %" PRId64,
                           o->sequences, o->batch);
+    }
+    if (o->pooled < 0 || (o->pooled > 0 && (o->batch != 1 || o->sequences > 0 || !o->forward_only || o->recompute ||
+                                            o->context < 1 || o->pooled > o->tokens))) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a pass for %" PRId64 " pooled sequences needs a batch of 1, forward_only, a context, and as "
+                          "many tokens",
+                          o->pooled);
     }
     if (o->dtype != CARRY_F32 && o->dtype != CARRY_BF16 && o->dtype != CARRY_F16) {
         return carry_fail(ctx, CARRY_EDTYPE, "activations are f32, bf16 or f16, not %s", carry_dtype_name(o->dtype));
@@ -116,7 +124,7 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     pass->ctx = ctx;
     pass->lm = lm;
     pass->options = *options;
-    pass->tokens = options->batch * options->tokens;
+    pass->tokens = pass->most = options->batch * options->tokens;
     pass->shares = options->recompute || options->forward_only;
     carry_status status = open_parts(pass);
     if (status == CARRY_OK) {
@@ -186,7 +194,8 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
     carry_ctx *ctx = pass->ctx;
     const carry_lm_pass_options *o = &pass->options;
     const int64_t rows[] = {o->batch, o->tokens, pass->lm->config.vocab_size};
-    const int64_t lasts[] = {o->batch, pass->lm->config.vocab_size};
+    const int64_t wanted = args->places != NULL ? carry_lm_places_wanted(args->places) : o->batch;
+    const int64_t lasts[] = {wanted, pass->lm->config.vocab_size};
     const int device = pass->lm->own.device;
     CARRY_TRY(check_i64(ctx, "ids", &args->ids, 2, rows, device));
     if (args->labels.data != NULL) {
@@ -215,6 +224,10 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
                           "a state of %" PRId64 " sequences does not go with backward, with packed sequences or with a "
                           "batch of %" PRId64,
                           args->state->batch, o->batch);
+    }
+    if (args->places != NULL && (args->state != NULL || args->labels.data != NULL || args->backward ||
+                                 (args->logits.data != NULL && !args->last_logits))) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "places go with last_logits, and not with a state, labels or backward");
     }
     if (args->last_logits && o->sequences > 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "last_logits is not for packed sequences");
@@ -249,6 +262,29 @@ static carry_status bring_all(carry_lm_pass *pass, const carry_lm_args *args, in
     return bring(pass, &pass->labels, args->labels, pass->tokens);
 }
 
+/* The rows that places want logits of, in last_h, or h itself where all are wanted. */
+static carry_status take_wanted(carry_lm_pass *pass, const carry_lm_places *places, carry_tensor *h) {
+    const int device = pass->lm->own.device;
+    if (places->wanted == NULL) {
+        return CARRY_OK;
+    }
+    const carry_tensor to = carry_slice(pass->last_h, 0, places->wanted_count);
+    const carry_tensor ids =
+        carry_view_on(device, (void *)(uintptr_t)places->there.wanted, CARRY_I64, 1, &places->wanted_count);
+    CARRY_TRY(carry_embed(pass->ctx, to, *h, ids));
+    *h = to;
+    return CARRY_OK;
+}
+
+static carry_status write_pooled_logits(carry_lm_pass *pass, const carry_lm_args *args) {
+    const carry_lm *lm = pass->lm;
+    carry_tensor h = pass->h[lm->config.num_hidden_layers];
+    CARRY_TRY(take_wanted(pass, args->places, &h));
+    const carry_tensor x = carry_slice(pass->last_x, 0, h.shape[0]);
+    CARRY_TRY(carry_lm_norm(pass, x, h, carry_lm_weight(lm, lm->norm)));
+    return carry_linear(pass->ctx, args->logits, x, carry_parameters_product(&lm->own, lm->head), false);
+}
+
 static carry_status write_logits(carry_lm_pass *pass, const carry_lm_args *args) {
     carry_ctx *ctx = pass->ctx;
     const carry_lm_config *c = &pass->lm->config;
@@ -278,7 +314,7 @@ static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args, int
         CARRY_TRY(carry_lm_norm(pass, pass->last, h, w));
     }
     if (args->logits.data != NULL) {
-        CARRY_TRY(write_logits(pass, args));
+        CARRY_TRY(args->places != NULL ? write_pooled_logits(pass, args) : write_logits(pass, args));
     }
     if (args->labels.data == NULL) {
         return CARRY_OK;
@@ -337,6 +373,10 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
     carry_lm *lm = pass->lm;
     int64_t layers = lm->config.num_hidden_layers;
     CARRY_SPAN(ctx, "model", "run");
+    if (pass->options.pooled > 0) {
+        CARRY_TRY(carry_lm_places_check(pass, args->places));
+        pass->options.tokens = pass->tokens = args->places->starts[args->places->sequences];
+    }
     CARRY_TRY(check_args(pass, args));
     if (memory == NULL || bytes < pass->memory) {
         return carry_fail(ctx, CARRY_EWORKSPACE, "this pass needs %zu bytes and was given %zu", pass->memory,

@@ -35,7 +35,8 @@ struct carry_lm_pass {
     carry_ctx *ctx;
     carry_lm *lm;
     carry_lm_pass_options options;
-    int64_t tokens; /* of the whole batch */
+    int64_t tokens; /* of the whole batch; of a pooled pass: of this call */
+    int64_t most;   /* of a pooled pass: tokens that it was planned for */
     carry_lm_opened part[CARRY_LM_PARTS];
     size_t memory;
     char about[2048];       /* a line of a plan for every kind of part */
@@ -72,6 +73,7 @@ struct carry_lm_state {
     void *memory;      /* of the parts that do not grow; those that do have their own */
     int64_t room;      /* tokens that caches have room for, of each sequence */
     carry_dtype dtype; /* of caches */
+    int64_t pages;     /* of a pool: its caches are [pages, CARRY_POOL_PAGE, ...]; 0: no pool */
 };
 
 /* Places everything in the arena; over NULL it counts. */

@@ -1,0 +1,12 @@
+/* Attention of sequences whose keys and values lie in the pages of a pool. */
+#ifndef CARRY_MODEL_LM_ATTENTION_POOLED_H
+#define CARRY_MODEL_LM_ATTENTION_POOLED_H
+
+#include "model/lm/mixers/attention.h"
+
+/* o of the layer's rows from its q, k and v; k and v go into the pages. */
+carry_status carry_lm_attend_pooled(const carry_lm_call *call);
+/* Bytes of workspace for any call of a pooled pass. */
+size_t carry_lm_attention_pooled_workspace(const carry_lm_pass *pass);
+
+#endif
