@@ -220,7 +220,7 @@ static carry_status open_mpi(carry_ctx *ctx, carry_wire *wire, const carry_comm_
     MPI_Comm_size(MPI_COMM_WORLD, &wire->size);
     line *l = calloc(1, sizeof *l);
     if (l == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d processes", wire->size);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator of %d processes", wire->size);
     }
     MPI_Request copied;
     MPI_Comm_idup(MPI_COMM_WORLD, &l->comm, &copied);
