@@ -17,6 +17,7 @@ static void close_runner(carry_runner *runner) {
     carry_ctx *ctx = r->head.ctx;
     if (r->device != 0) {
         (void)carry_stream_wait(ctx, r->device, carry_ctx_stream(ctx, r->device));
+        carry_model_runner_close_graphs(r);
         carry_host_free(ctx, r->host_logits);
         carry_host_free(ctx, r->host);
     } else {
@@ -153,12 +154,12 @@ static carry_status open_runner(carry_model_runner *r) {
     CARRY_TRY(carry_lm_pass_take(r->pass, &r->memory));
     CARRY_TRY(open_lists(r));
     CARRY_TRY(open_logits(r));
+    carry_model_runner_open_graphs(r);
     CARRY_TRY(carry_model_runner_open_samplers(r));
     return carry_lm_pack(r->lm, r->dtype, 0);
 }
 
-/* The call whose lists are filled in. */
-static carry_status run_call(carry_model_runner *r) {
+carry_status carry_model_runner_enqueue(carry_model_runner *r) {
     carry_ctx *ctx = r->head.ctx;
     const int64_t rows = r->starts[r->places.sequences];
     const int64_t wanted = r->places.wanted_count;
@@ -168,23 +169,32 @@ static carry_status run_call(carry_model_runner *r) {
     if (wanted > 0) {
         args.logits = carry_slice(r->logits, 0, wanted);
     }
+    CARRY_TRY(carry_lm_run(r->pass, &args, r->memory, carry_lm_pass_memory(r->pass)));
+    return wanted > 0 && r->dtype != CARRY_F32 ? carry_convert(ctx, carry_slice(r->wide, 0, wanted), args.logits)
+                                               : CARRY_OK;
+}
+
+/* The call whose lists are filled in, to its logits in host memory. */
+static carry_status run_call(carry_model_runner *r) {
+    carry_ctx *ctx = r->head.ctx;
+    const int64_t rows = r->starts[r->places.sequences];
+    const int64_t wanted = r->places.wanted_count;
     if (rows > r->places.steps) {
         CARRY_TRY(carry_lm_pack(r->lm, r->dtype, rows));
     }
-    if (r->device != 0) {
+    if (r->device == 0) {
+        return carry_model_runner_enqueue(r);
+    }
+    if (r->records && rows == r->places.steps && wanted == rows) {
+        CARRY_TRY(carry_model_runner_replay(r));
+    } else {
         CARRY_TRY(carry_device_copy(ctx, r->listed.slots, r->device, r->list.slots, 0, r->list_bytes,
                                     carry_ctx_stream(ctx, r->device)));
+        CARRY_TRY(carry_model_runner_enqueue(r));
     }
-    CARRY_TRY(carry_lm_run(r->pass, &args, r->memory, carry_lm_pass_memory(r->pass)));
-    if (wanted == 0) {
-        return CARRY_OK;
-    }
-    const carry_tensor wide = carry_slice(r->wide, 0, wanted);
-    if (r->dtype != CARRY_F32) {
-        CARRY_TRY(carry_convert(ctx, wide, args.logits));
-    }
-    return r->device != 0 ? carry_read(ctx, carry_view_2d(r->host_logits, CARRY_F32, wanted, wide.shape[1]), wide)
-                          : CARRY_OK;
+    return wanted > 0 ? carry_read(ctx, carry_view_2d(r->host_logits, CARRY_F32, wanted, r->wide.shape[1]),
+                                   carry_slice(r->wide, 0, wanted))
+                      : carry_stream_wait(ctx, r->device, carry_ctx_stream(ctx, r->device));
 }
 
 static carry_status step(carry_runner *runner, const carry_run *runs, int64_t count) {

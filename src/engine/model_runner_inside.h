@@ -22,6 +22,14 @@ typedef struct carry_model_runner_pending {
 
 #define CARRY_MODEL_RUNNER_PENDING 2 /* steps, at most */
 
+/* Calls of single tokens alone are padded to these numbers of sequences on a device that records them. Padding reads
+   and writes the runner's own slot and page. */
+#define CARRY_MODEL_RUNNER_BUCKETS 13
+typedef struct carry_model_runner_bucket {
+    bool has_run; /* so that all is set up */
+    carry_graph *graph;
+} carry_model_runner_bucket;
+
 typedef struct carry_model_runner {
     carry_runner head; /* first: a carry_runner is cast to it */
     carry_lm *lm;
@@ -48,6 +56,8 @@ typedef struct carry_model_runner {
     float **altered;         /* [vocabulary] of each worker: logits with penalties, biases and masks */
     carry_model_runner_pending pending[CARRY_MODEL_RUNNER_PENDING];
     int oldest, waiting; /* of pending */
+    bool records;         /* steps of single tokens can be recorded */
+    carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
     carry_stream *stream; /* made for the context; NULL: it had one, or the device is the CPU */
 } carry_model_runner;
 
@@ -56,6 +66,14 @@ carry_status carry_model_runner_check(const carry_model_runner *r, const carry_r
 carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *runs, int64_t count);
 /* Places the lists in an arena; over NULL it counts. */
 void carry_model_runner_take_lists(const carry_model_runner *r, carry_arena *arena, carry_model_runner_lists *lists);
+
+/* model_runner_graph.c: a call of single tokens alone on a device: padded, recorded when its number of sequences comes
+   the second time, and replayed. carry_decode takes up to eight sequences of the models that it knows here. */
+carry_status carry_model_runner_replay(carry_model_runner *r);
+void carry_model_runner_open_graphs(carry_model_runner *r);
+void carry_model_runner_close_graphs(carry_model_runner *r);
+/* model_runner.c: the call whose lists are filled in and were sent: logits in f32 on the device. */
+carry_status carry_model_runner_enqueue(carry_model_runner *r);
 
 /* model_runner_sample.c: tokens of the runs from the logits in host memory. Log probabilities are of the model's
    logits; the token is taken from those after repetition, bias and the mask. A sampler on a device replaces it. */

@@ -3,41 +3,9 @@
    NaN fails alone, and bad steps are refused. */
 #include "runner_support.h"
 
-static void log_softmax(const float *logits, float *to) {
-    double sum = 0.0;
-    for (int i = 0; i < RUNNER_VOCABULARY; i++) {
-        sum += exp((double)logits[i]);
-    }
-    for (int i = 0; i < RUNNER_VOCABULARY; i++) {
-        to[i] = (float)((double)logits[i] - log(sum));
-    }
-}
-
-/* Against the full forward pass; 1e-5 is some hundred roundings of 6e-8, since chunks are cut elsewhere. */
+/* 1e-5 is some hundred roundings of 6e-8, since chunks are cut elsewhere. */
 static void compare(runner_case *c) {
-    static float logits[RUNNER_TOKENS][RUNNER_VOCABULARY];
-    for (int s = 0; s < RUNNER_SEQUENCES; s++) {
-        int64_t ids[RUNNER_TOKENS];
-        for (int i = 0; i < RUNNER_TOKENS; i++) {
-            ids[i] = c->ids[s][i];
-        }
-        const carry_lm_args args = {.ids = carry_view_2d(ids, CARRY_I64, 1, RUNNER_TOKENS),
-                                    .logits =
-                                        carry_view_3d(logits, CARRY_F32, 1, RUNNER_TOKENS, RUNNER_VOCABULARY)};
-        assert_ok(c->ctx, run_once(c->lm,
-                                   &(carry_lm_pass_options){.batch = 1, .tokens = RUNNER_TOKENS, .forward_only = true},
-                                   &args));
-        for (int i = 0; i < RUNNER_TOKENS; i++) {
-            float wanted[RUNNER_VOCABULARY];
-            log_softmax(logits[i], wanted);
-            if (c->has[s][i]) {
-                const double far = apart_f32(c->got[s][i], wanted, RUNNER_VOCABULARY);
-                if (!(far <= 1e-5)) {
-                    fail_msg("sequence %d, token %d: %g apart", s, i, far);
-                }
-            }
-        }
-    }
+    runner_compare(c, c->lm, 1e-5);
 }
 
 static void mixed_steps_equal_the_whole(void **unused) {

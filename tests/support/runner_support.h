@@ -52,6 +52,7 @@ typedef struct runner_case {
     int32_t slot[RUNNER_SEQUENCES];
     int64_t length[RUNNER_SEQUENCES];
     uint32_t random;
+    bool wants_all; /* a token of every run; otherwise of most of them */
     /* Log probabilities of all tokens after each token; of those that were wanted. */
     float got[RUNNER_SEQUENCES][RUNNER_TOKENS][RUNNER_VOCABULARY];
     bool has[RUNNER_SEQUENCES][RUNNER_TOKENS];
@@ -89,6 +90,7 @@ static inline void runner_open(runner_case *c, carry_lm *lm, carry_dtype dtype, 
     c->ctx = lm->ctx;
     c->lm = lm;
     c->random = seed;
+    c->wants_all = false;
     assert_ok(c->ctx, carry_model_runner_new_with(lm, &c->runner, &sizes, dtype,
                                                   &(carry_model_runner_options){.same_bits = same_bits}));
     runner_fill(c);
@@ -127,7 +129,7 @@ static inline void runner_step(runner_case *c, const int64_t count[RUNNER_SEQUEN
     for (int s = 0; s < RUNNER_SEQUENCES; s++) {
         if (count[s] > 0) {
             runs[n] = runner_run(c, s, count[s]);
-            runs[n].wants_token = runner_random(c, 4) > 0;
+            runs[n].wants_token = c->wants_all || runner_random(c, 4) > 0;
             of[n++] = s;
         }
     }
@@ -166,6 +168,41 @@ static inline void runner_finish(runner_case *c, bool alone) {
         }
         if (count[0] + count[1] + count[2] + count[3] > 0) {
             runner_step(c, count);
+        }
+    }
+}
+
+static inline void runner_log_softmax(const float *logits, float *to) {
+    double sum = 0.0;
+    for (int i = 0; i < RUNNER_VOCABULARY; i++) {
+        sum += exp((double)logits[i]);
+    }
+    for (int i = 0; i < RUNNER_VOCABULARY; i++) {
+        to[i] = (float)((double)logits[i] - log(sum));
+    }
+}
+
+/* Against the full forward pass of a model on the CPU, by relative RMS of each token's log probabilities. */
+static inline void runner_compare(const runner_case *c, carry_lm *reference, double allowed) {
+    static float logits[RUNNER_TOKENS][RUNNER_VOCABULARY];
+    for (int s = 0; s < RUNNER_SEQUENCES; s++) {
+        int64_t ids[RUNNER_TOKENS];
+        for (int i = 0; i < RUNNER_TOKENS; i++) {
+            ids[i] = c->ids[s][i];
+        }
+        const carry_lm_args args = {
+            .ids = carry_view_2d(ids, CARRY_I64, 1, RUNNER_TOKENS),
+            .logits = carry_view_3d(logits, CARRY_F32, 1, RUNNER_TOKENS, RUNNER_VOCABULARY)};
+        assert_ok(c->ctx,
+                  run_once(reference,
+                           &(carry_lm_pass_options){.batch = 1, .tokens = RUNNER_TOKENS, .forward_only = true}, &args));
+        for (int i = 0; i < RUNNER_TOKENS; i++) {
+            float wanted[RUNNER_VOCABULARY];
+            runner_log_softmax(logits[i], wanted);
+            const double far = c->has[s][i] ? apart_f32(c->got[s][i], wanted, RUNNER_VOCABULARY) : 0.0;
+            if (!(far <= allowed)) {
+                fail_msg("sequence %d, token %d: %g apart, %g allowed", s, i, far, allowed);
+            }
         }
     }
 }

@@ -35,6 +35,11 @@ static carry_attention_args piece_of(const carry_lm_pass *pass, int64_t tokens, 
                                   .window = c->attention.window};
 }
 
+bool carry_lm_attention_pooled_records(const carry_lm_pass *pass) {
+    const carry_attention_step_args step = step_of(pass, pass->options.pooled);
+    return carry_attention_steps(&step);
+}
+
 size_t carry_lm_attention_pooled_workspace(const carry_lm_pass *pass) {
     const int64_t context = pass->options.context;
     size_t most = 0;
