@@ -381,7 +381,7 @@ carry_status carry_parameters_save(const carry_parameters *own, const char *fold
     float *ordered = carry_aligned_new((size_t)ordered_count(own) * sizeof *ordered + 1);
     int64_t at = 0;
     if (status == CARRY_OK && (items == NULL || ordered == NULL)) {
-        status = carry_fail(own->ctx, CARRY_EMEMORY, "out of memory to write %s", path);
+        status = carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
     }
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];
