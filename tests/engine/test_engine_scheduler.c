@@ -307,7 +307,6 @@ static void test_a_long_prompt_leaves_texts_half_their_rate(void **state) {
         }
         const double rate = (double)(texts[0].count - before) / (b.runner->seconds - begun);
         assert_true(long_text.has_ended); /* the prompt got on as well: its tokens take 1,000 steps of texts */
-        print_message("rate beside a long prompt: %.2f\n", rate * b.runner->step_s);
         assert_true(rate >= 0.49 / b.runner->step_s);
         engine_run(b.scheduler);
         for (int i = 0; i < TEXTS; i++) {
