@@ -397,7 +397,7 @@ static carry_status bench(session *s, const char *problem, const carry_ceilings 
     const size_t each = (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
     s->samples = calloc(5 * each + MOST_RUNS, sizeof *s->samples);
     CARRY_TRY(carry_collective_agree(
-        s->comm, s->samples != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "no memory for samples")));
+        s->comm, s->samples != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: samples")));
     s->waited = s->samples + each;
     s->exposed = s->waited + each;
     s->shares = s->exposed + each;

@@ -382,7 +382,7 @@ static int refuse_bad_problems(const bench_options *given) {
             carry_family_close(family, instance);
         }
     }
-    int code = status == CARRY_OK ? CLI_DONE : cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "no memory");
+    int code = status == CARRY_OK ? CLI_DONE : cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "out of memory");
     carry_ctx_free(ctx);
     return code;
 }

@@ -150,7 +150,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     *opened = NULL;
     instance *it = calloc(1, sizeof *it);
     if (it == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a training");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a training");
     }
     it->ctx = ctx;
     carry_status status = read_problem(it, problem);
@@ -301,7 +301,7 @@ static carry_status make_room(const instance *it, trained *to) {
     }
     return to->loss != NULL && to->seconds != NULL
                ? CARRY_OK
-               : carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the losses of %lld steps",
+               : carry_fail(it->ctx, CARRY_EMEMORY, "out of memory: the losses of %lld steps",
                             (long long)it->options.steps);
 }
 

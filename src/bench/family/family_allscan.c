@@ -283,7 +283,7 @@ static carry_status allocate_reference(instance *it) {
     it->leaving = calloc(size, sizeof *it->leaving);
     it->row = calloc((size_t)it->problem.value, sizeof *it->row);
     if (it->entering == NULL || it->leaving == NULL || it->row == NULL) {
-        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
     }
     return CARRY_OK;
 }

@@ -319,7 +319,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     const carry_status status = carry_collective_agree(it->base.comm, reference != NULL ? CARRY_OK : CARRY_EMEMORY);
     if (status != CARRY_OK || reference == NULL) {
         free(reference);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a reference of %lld numbers", (long long)results);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a reference of %lld numbers", (long long)results);
     }
     for (int64_t i = 0; i < results; i++) {
         reference[i] = wanted(it, i);

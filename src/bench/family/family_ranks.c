@@ -35,7 +35,7 @@ static carry_status open_on(const carry_ranks_family *family, carry_ctx *ctx, ca
                             carry_problem *problem, uint64_t seed, int copies) {
     carry_ranks_instance *it = calloc(1, family->bytes);
     *opened = NULL;
-    carry_status status = it != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
+    carry_status status = it != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a problem");
     if (it != NULL) {
         it->ctx = ctx;
         it->comm = comm;

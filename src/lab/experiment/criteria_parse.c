@@ -358,7 +358,7 @@ carry_status carry_criterion_parse(carry_ctx *ctx, carry_criterion **criterion, 
     }
     carry_criterion *c = calloc(1, sizeof *c);
     if (c == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a criterion");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a criterion");
     }
     (void)snprintf(c->text, sizeof c->text, "%s", text);
     parser p = {.ctx = ctx, .c = c, .at = c->text};

@@ -283,7 +283,7 @@ static carry_status lay_out_outcomes(carry_experiment *e) {
     }
     e->outcome = calloc(room > 0 ? room : 1, sizeof *e->outcome);
     if (e->outcome == NULL) {
-        return carry_fail(e->ctx, CARRY_EMEMORY, "no memory for %zu outcomes", room);
+        return carry_fail(e->ctx, CARRY_EMEMORY, "out of memory: %zu outcomes", room);
     }
     for (int i = 0; i < e->points; i++) {
         const carry_stage *stage = &e->stage[e->point[i].stage];
@@ -351,7 +351,7 @@ static carry_status load(carry_ctx *ctx, carry_experiment **experiment, char *te
     carry_experiment *e = calloc(1, sizeof *e);
     if (e == NULL) {
         free(text);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for an experiment");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: an experiment");
     }
     e->ctx = ctx;
     e->path = path;

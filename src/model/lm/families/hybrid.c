@@ -14,6 +14,24 @@ const char *const carry_lm_hybrid_ignored[][2] = {{"model.visual.", "the vision 
 const carry_lm_file_names carry_lm_hybrid_files = {.prefix = "model.language_model.",
                                                    .ignored = carry_lm_hybrid_ignored};
 
+static const char *const single_experts[][2] = {
+    {"mlp.experts.gate_up_proj", "mlp.experts.#.gate_proj.weight"},
+    {"mlp.experts.gate_up_proj", "mlp.experts.#.up_proj.weight"},
+    {"mlp.experts.down_proj", "mlp.experts.#.down_proj.weight"},
+    {NULL, NULL},
+};
+
+const carry_lm_file_names carry_lm_hybrid_expert_files = {
+    .prefix = "model.language_model.", .pieces = single_experts, .ignored = carry_lm_hybrid_ignored};
+
+void carry_lm_hybrid_set_experts(carry_lm_config *c) {
+    c->experts = (carry_lm_experts_options){.width = 512,
+                                            .shared_width = 512,
+                                            .gated = true,
+                                            .shared_gate = true,
+                                            .router = {.normalise = true, .scale = 1.0f}};
+}
+
 void carry_lm_hybrid_set_defaults(carry_lm_config *c) {
     c->norm_eps = 1e-6;
     c->initializer_range = 0.02;
