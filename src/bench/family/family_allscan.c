@@ -42,7 +42,8 @@ typedef struct instance {
 
 static const char takes[] =
     "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 messages, h, k, v, p (ranks), "
-    "reversed, initial (a state), gather, same (compared with one device in the same precision), algo=NAME, device=cpu, "
+    "reversed, initial (a state), gather, same (compared with one device in the same precision), algo=NAME, "
+    "device=cpu, "
     "cuda or gpus, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
 
 static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *problem) {
