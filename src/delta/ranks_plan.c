@@ -248,7 +248,7 @@ carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan
     record mine = {.tokens = problem->tokens, .threads = carry_ctx_threads(ctx)};
     carry_status status = check(comm, problem, options);
     if (made == NULL || all == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a plan");
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plan");
     }
     mine.status = (int32_t)status;
     if (status == CARRY_OK) {
