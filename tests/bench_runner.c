@@ -133,11 +133,8 @@ int main(int argc, char **argv) {
     const int64_t most = device == 0 ? 16 : MOST;
     const int64_t prompt = device == 0 ? 1024 : 8192;
     carry_lm *lm = make(ctx, device, argc > 3 ? argv[3] : NULL);
-    const carry_runner_sizes sizes = {.slots = most,
-                                      .pages = 4 * MOST,
-                                      .sequences = most,
-                                      .tokens = device == 0 ? 512 : 8192,
-                                      .context = CONTEXT};
+    const carry_runner_sizes sizes = {
+        .slots = most, .pages = 4 * MOST, .sequences = most, .tokens = device == 0 ? 512 : 8192, .context = CONTEXT};
     double begin = carry_seconds();
     check(ctx, carry_model_runner_new(lm, &r, &sizes, dtype));
     (void)printf("opened in %.2f s; a slot has %.1f MB\n", carry_seconds() - begin, 1e-6 * (double)r->sizes.slot_bytes);

@@ -52,7 +52,8 @@ const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device) {
 }
 
 const char *cli_problem_device(const char *problem) {
-    return strstr(problem, ":device=cuda") != NULL ? "cuda" : "cpu";
+    const bool on_gpu = strstr(problem, ":device=cuda") != NULL || strstr(problem, ":device=gpus") != NULL;
+    return on_gpu ? "cuda" : "cpu";
 }
 
 /* The problem with a device behind it, if it can be planned there. */

@@ -253,11 +253,11 @@ static carry_status check_sizes(const carry_lm *lm, const carry_runner_sizes *w,
     if (w->slots < 1 || w->slots > most || w->pages < 0 || w->pages > most / CARRY_PAGE_TOKENS || w->sequences < 1 ||
         w->sequences > w->slots || w->tokens < w->sequences || w->tokens > most || w->context < 1 ||
         w->context > most || (has_pages && w->pages < 1)) {
-        return carry_fail(lm->ctx, CARRY_ESIZE,
-                          "a runner of %" PRId64 " slots, %" PRId64 " pages, steps of %" PRId64 " sequences and %" PRId64
-                          " tokens, a context of %" PRId64 ": expected 1 or more%s, sequences up to slots and tokens",
-                          w->slots, w->pages, w->sequences, w->tokens, w->context,
-                          has_pages ? "" : " (pages may be 0)");
+        return carry_fail(
+            lm->ctx, CARRY_ESIZE,
+            "a runner of %" PRId64 " slots, %" PRId64 " pages, steps of %" PRId64 " sequences and %" PRId64
+            " tokens, a context of %" PRId64 ": expected 1 or more%s, sequences up to slots and tokens",
+            w->slots, w->pages, w->sequences, w->tokens, w->context, has_pages ? "" : " (pages may be 0)");
     }
     if (same_bits && lm->own.device != 0) {
         return carry_fail(lm->ctx, CARRY_EUNSUPPORTED, "the same bits beside any sequences: only on the CPU");

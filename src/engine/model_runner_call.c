@@ -28,8 +28,8 @@ static carry_status check_run(const carry_model_runner *r, const carry_run *run,
     if (run->slot < 0 || run->slot >= sizes->slots || run->count < 1 || run->length < 0 ||
         run->length > sizes->context || run->count > sizes->context - run->length) {
         return carry_fail(ctx, CARRY_ERANGE,
-                          "run %" PRId64 ": %" PRId64 " tokens after %" PRId64 " in slot %" PRId32 ": expected 1 to %" PRId64
-                          " tokens in all, and a slot below %" PRId64,
+                          "run %" PRId64 ": %" PRId64 " tokens after %" PRId64 " in slot %" PRId32
+                          ": expected 1 to %" PRId64 " tokens in all, and a slot below %" PRId64,
                           index, run->count, run->length, run->slot, sizes->context, sizes->slots);
     }
     if (run->ids == NULL && (run->count != 1 || r->last[run->slot] < 0)) {
@@ -38,21 +38,23 @@ static carry_status check_run(const carry_model_runner *r, const carry_run *run,
     }
     for (int64_t i = 0; run->ids != NULL && i < run->count; i++) {
         if (run->ids[i] < 0 || run->ids[i] >= sizes->vocabulary) {
-            return carry_fail(ctx, CARRY_ERANGE, "run %" PRId64 ", token %" PRId64 ": id %" PRId32 ", expected 0 to %" PRId64,
-                              index, i, run->ids[i], sizes->vocabulary - 1);
+            return carry_fail(ctx, CARRY_ERANGE,
+                              "run %" PRId64 ", token %" PRId64 ": id %" PRId32 ", expected 0 to %" PRId64, index, i,
+                              run->ids[i], sizes->vocabulary - 1);
         }
     }
     const int64_t pages = sizes->pages > 0 ? pages_of(run->length + run->count) : 0;
     for (int64_t i = 0; i < pages; i++) {
         if (run->pages[i] < 0 || run->pages[i] >= sizes->pages) {
-            return carry_fail(ctx, CARRY_ERANGE, "run %" PRId64 ", page %" PRId64 ": number %" PRId32 ", expected 0 to %" PRId64,
-                              index, i, run->pages[i], sizes->pages - 1);
+            return carry_fail(ctx, CARRY_ERANGE,
+                              "run %" PRId64 ", page %" PRId64 ": number %" PRId32 ", expected 0 to %" PRId64, index, i,
+                              run->pages[i], sizes->pages - 1);
         }
     }
     for (int64_t i = 0; run->wants_token && i < run->seen_count; i++) {
         if (run->seen[i] >= (uint64_t)sizes->vocabulary) {
-            return carry_fail(ctx, CARRY_ERANGE, "run %" PRId64 ": seen token %" PRIu32 ", expected 0 to %" PRId64, index,
-                              run->seen[i], sizes->vocabulary - 1);
+            return carry_fail(ctx, CARRY_ERANGE, "run %" PRId64 ": seen token %" PRIu32 ", expected 0 to %" PRId64,
+                              index, run->seen[i], sizes->vocabulary - 1);
         }
     }
     return run->wants_token ? carry_sampling_check(ctx, run->sampling) : CARRY_OK;
@@ -70,8 +72,8 @@ carry_status carry_model_runner_check(const carry_model_runner *r, const carry_r
         tokens += runs[i].count;
         for (int64_t j = 0; j < i; j++) {
             if (runs[j].slot == runs[i].slot) {
-                return carry_fail(r->head.ctx, CARRY_EARGUMENT, "runs %" PRId64 " and %" PRId64 " both have slot %" PRId32,
-                                  j, i, runs[i].slot);
+                return carry_fail(r->head.ctx, CARRY_EARGUMENT,
+                                  "runs %" PRId64 " and %" PRId64 " both have slot %" PRId32, j, i, runs[i].slot);
             }
         }
     }
@@ -95,8 +97,8 @@ static void list_run(carry_model_runner *r, const carry_run *run, int64_t sequen
     for (int64_t i = 0; i < run->count; i++) {
         const int64_t t = run->length + i;
         l->positions[row + i] = t;
-        l->rows[row + i] = paged ? (int64_t)run->pages[t / CARRY_PAGE_TOKENS] * CARRY_PAGE_TOKENS + t % CARRY_PAGE_TOKENS
-                                 : 0;
+        l->rows[row + i] =
+            paged ? (int64_t)run->pages[t / CARRY_PAGE_TOKENS] * CARRY_PAGE_TOKENS + t % CARRY_PAGE_TOKENS : 0;
         l->ids[row + i] = run->ids != NULL ? run->ids[i] : r->last[run->slot];
     }
     *page += pages;

@@ -39,10 +39,10 @@ static int bucket_of(const carry_model_runner *r, int64_t sequences) {
 static void pad(carry_model_runner *r, int64_t to) {
     carry_model_runner_lists *l = &r->list;
     const int64_t from = r->places.sequences;
-    const int64_t page = from < to ? (int64_t)(r->list_bytes - (size_t)((unsigned char *)l->pages -
-                                                                        (unsigned char *)l->slots)) /
-                                         (int64_t)sizeof *l->pages
-                                   : 0;
+    const int64_t page =
+        from < to ? (int64_t)(r->list_bytes - (size_t)((unsigned char *)l->pages - (unsigned char *)l->slots)) /
+                        (int64_t)sizeof *l->pages
+                  : 0;
     for (int64_t i = from; i < to; i++) {
         l->slots[i] = (int32_t)r->head.sizes.slots;
         l->lengths[i] = l->positions[i] = l->ids[i] = 0;

@@ -39,7 +39,7 @@ typedef struct carry_model_runner {
     int64_t page_list; /* pages of one sequence, at most */
     carry_lm_state *pool;
     carry_lm_pass *pass;
-    void *memory; /* of the pass */
+    void *memory;                          /* of the pass */
     void *host, *there;                    /* memory of the lists; there: on a device, else NULL */
     carry_model_runner_lists list, listed; /* in host memory; where the work is done */
     int64_t *starts;                       /* [sequences + 1] */
@@ -56,7 +56,7 @@ typedef struct carry_model_runner {
     float **altered;         /* [vocabulary] of each worker: logits with penalties, biases and masks */
     carry_model_runner_pending pending[CARRY_MODEL_RUNNER_PENDING];
     int oldest, waiting; /* of pending */
-    bool records;         /* steps of single tokens can be recorded */
+    bool records;        /* steps of single tokens can be recorded */
     carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
     carry_stream *stream; /* made for the context; NULL: it had one, or the device is the CPU */
 } carry_model_runner;

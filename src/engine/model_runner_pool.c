@@ -28,8 +28,7 @@ typedef struct walk {
 } walk;
 
 /* The next piece; false past the last. */
-static bool next_piece(const carry_model_runner *r, bool of_page, int64_t index, walk *at, void **data,
-                       size_t *bytes) {
+static bool next_piece(const carry_model_runner *r, bool of_page, int64_t index, walk *at, void **data, size_t *bytes) {
     const carry_lm_state *pool = r->pool;
     for (; at->layer < pool->layers; at->layer++, at->part = 0) {
         for (; at->part < CARRY_LM_STATE_PARTS; at->part++, at->slice = 0) {
@@ -91,9 +90,9 @@ static carry_status move(carry_model_runner *r, bool of_page, int32_t index, voi
     void *data;
     size_t bytes;
     while (next_piece(r, of_page, index, &at, &data, &bytes)) {
-        CARRY_TRY(to != NULL ? carry_device_copy(ctx, (unsigned char *)to + done, 0, data, r->device, bytes, stream)
-                             : carry_device_copy(ctx, data, r->device, (const unsigned char *)from + done, 0, bytes,
-                                                 stream));
+        CARRY_TRY(to != NULL
+                      ? carry_device_copy(ctx, (unsigned char *)to + done, 0, data, r->device, bytes, stream)
+                      : carry_device_copy(ctx, data, r->device, (const unsigned char *)from + done, 0, bytes, stream));
         done += bytes;
     }
     return carry_stream_wait(ctx, r->device, stream);

@@ -35,7 +35,8 @@ carry_status carry_model_runner_open_samplers(carry_model_runner *r) {
     r->altered = calloc((size_t)r->workers, sizeof(float *));
     for (int i = 0; status == CARRY_OK && r->sampler != NULL && r->altered != NULL && i < r->workers; i++) {
         r->altered[i] = malloc((size_t)vocabulary * sizeof **r->altered);
-        status = r->altered[i] != NULL ? carry_sampler_new(r->head.ctx, &r->sampler[i], vocabulary, &any) : CARRY_EMEMORY;
+        status =
+            r->altered[i] != NULL ? carry_sampler_new(r->head.ctx, &r->sampler[i], vocabulary, &any) : CARRY_EMEMORY;
     }
     return status == CARRY_OK && r->sampler != NULL && r->altered != NULL
                ? CARRY_OK

@@ -100,8 +100,7 @@ static void step_blocks(void *argument, int64_t begin, int64_t end, int worker) 
     const carry_conv_problem *p = &j->p;
     const bool fits =
         p->width == CARRY_HALF_CONV_TAPS && (p->activation == CARRY_SILU || p->activation == CARRY_NO_ACTIVATION);
-    const carry_half_rows *half =
-        fits ? carry_half_rows_for(p->kernels, &j->args->x, &j->args->y, &j->args->y) : NULL;
+    const carry_half_rows *half = fits ? carry_half_rows_for(p->kernels, &j->args->x, &j->args->y, &j->args->y) : NULL;
     for (int64_t i = begin; i < end; i++) {
         const int64_t at = i % j->blocks * CARRY_CONV_CHANNELS;
         const int64_t left = p->channels - at;

@@ -87,8 +87,7 @@ static void turn_range(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-carry_status carry_cpu_rotary_turns(carry_ctx *ctx, carry_tensor table, const int64_t *positions,
-                                    const float *rates) {
+carry_status carry_cpu_rotary_turns(carry_ctx *ctx, carry_tensor table, const int64_t *positions, const float *rates) {
     turning j = {.table = table.data, .positions = positions, .rates = rates, .half = table.shape[1]};
     carry_parallel(ctx, table.shape[0], 64, turn_range, &j);
     return CARRY_OK;

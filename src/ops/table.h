@@ -16,6 +16,7 @@
 #include "core/launching.h"
 #include "ops/conv2d.h"
 #include "ops/device.h"
+#include "ops/experts.h"
 #include "ops/picture.h"
 #include "ops/pool.h"
 #include "ops/sampler.h"
@@ -116,7 +117,29 @@ extern "C" {
     X(conv_step, CARRY_REAL, (carry_ctx * ctx, const carry_conv_step_args *args))                                      \
     X(put_rows, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int64_t *rows))                \
     X(take_pages, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int32_t *pages))             \
-    X(rotary_turns, "f32", (carry_ctx * ctx, carry_tensor table, const int64_t *positions, const float *rates))
+    X(rotary_turns, "f32", (carry_ctx * ctx, carry_tensor table, const int64_t *positions, const float *rates))        \
+    X(route, CARRY_REAL,                                                                                               \
+      (carry_ctx * ctx, carry_tensor weights, carry_tensor chosen, carry_tensor logits, carry_tensor bias,             \
+       const carry_router *router))                                                                                    \
+    X(route_backward, CARRY_REAL,                                                                                      \
+      (carry_ctx * ctx, carry_tensor dlogits, carry_tensor dweights, carry_tensor logits, carry_tensor chosen,         \
+       const carry_router *router))                                                                                    \
+    X(sort_experts, "i64",                                                                                             \
+      (carry_ctx * ctx, carry_tensor pair, carry_tensor place, carry_tensor offsets, carry_tensor chosen))             \
+    X(gather_pairs, CARRY_REAL,                                                                                        \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor pair, carry_tensor weights))                      \
+    X(combine_pairs, CARRY_REAL,                                                                                       \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor base, carry_tensor x, carry_tensor place, carry_tensor weights))  \
+    X(combine_pairs_backward, CARRY_REAL,                                                                              \
+      (carry_ctx * ctx, carry_tensor dweights, carry_tensor dy, carry_tensor x, carry_tensor place))                   \
+    X(row_gate, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor base, carry_tensor x, carry_tensor s))      \
+    X(row_gate_backward, CARRY_REAL,                                                                                   \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor ds, carry_tensor dy, carry_tensor x, carry_tensor s))            \
+    X(grouped_linear, CARRY_REAL,                                                                                      \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor offsets))                         \
+    X(grouped_linear_backward, CARRY_REAL,                                                                             \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x, carry_tensor W,             \
+       carry_tensor offsets, bool accumulate))
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */

@@ -67,8 +67,8 @@ static void states_go_on_where_they_are_copied_to(void **unused) {
         assert_true(slot != NULL && page != NULL);
         runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){70});
         assert_ok(ctx, ops->clear_slot(c.runner, to));
-        assert_ok(ctx, through_host ? ops->read_slot(c.runner, slot, c.slot[0])
-                                    : ops->copy_slot(c.runner, to, c.slot[0]));
+        assert_ok(ctx,
+                  through_host ? ops->read_slot(c.runner, slot, c.slot[0]) : ops->copy_slot(c.runner, to, c.slot[0]));
         for (int j = 0; j < 2 && c.runner->sizes.pages > 0; j++) {
             if (through_host) {
                 assert_ok(ctx, ops->read_page(c.runner, page, c.pages[0][j]));
@@ -195,12 +195,9 @@ static void bad_steps_are_refused(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mixed_steps_equal_the_whole),
-        cmocka_unit_test(same_bits_hold_beside_any_sequences),
-        cmocka_unit_test(states_go_on_where_they_are_copied_to),
-        cmocka_unit_test(a_sequence_with_nan_fails_alone),
-        cmocka_unit_test(sampled_tokens_are_read_by_slot),
-        cmocka_unit_test(bad_steps_are_refused),
+        cmocka_unit_test(mixed_steps_equal_the_whole),           cmocka_unit_test(same_bits_hold_beside_any_sequences),
+        cmocka_unit_test(states_go_on_where_they_are_copied_to), cmocka_unit_test(a_sequence_with_nan_fails_alone),
+        cmocka_unit_test(sampled_tokens_are_read_by_slot),       cmocka_unit_test(bad_steps_are_refused),
     };
     return cmocka_run_group_tests_name("engine_runner", tests, NULL, NULL);
 }

@@ -190,9 +190,8 @@ static inline void runner_compare(const runner_case *c, carry_lm *reference, dou
         for (int i = 0; i < RUNNER_TOKENS; i++) {
             ids[i] = c->ids[s][i];
         }
-        const carry_lm_args args = {
-            .ids = carry_view_2d(ids, CARRY_I64, 1, RUNNER_TOKENS),
-            .logits = carry_view_3d(logits, CARRY_F32, 1, RUNNER_TOKENS, RUNNER_VOCABULARY)};
+        const carry_lm_args args = {.ids = carry_view_2d(ids, CARRY_I64, 1, RUNNER_TOKENS),
+                                    .logits = carry_view_3d(logits, CARRY_F32, 1, RUNNER_TOKENS, RUNNER_VOCABULARY)};
         assert_ok(c->ctx,
                   run_once(reference,
                            &(carry_lm_pass_options){.batch = 1, .tokens = RUNNER_TOKENS, .forward_only = true}, &args));

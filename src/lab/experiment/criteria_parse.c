@@ -84,6 +84,11 @@ static double cost_of(const carry_outcome *of, const carry_outcome *against) {
     return of->cost > 0.0 ? of->cost : NAN;
 }
 
+static double money_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->cost > 0.0 && of->price > 0.0 ? of->cost / 3600.0 * of->price : NAN;
+}
+
 static double overlap_of(const carry_outcome *of, const carry_outcome *against) {
     (void)against;
     return of->slower_stage > 0.0 ? of->overlap : NAN;
@@ -130,6 +135,7 @@ static const measure measures[] = {
     {"perplexity", "of a model at the end of its training", 1, LARGEST, false, perplexity_of},
     {"busy", "share of a training's steps in which its device worked, 0 to 1", 1, LEAST, true, busy_of},
     {"cost", "seconds of its device that a whole training took", 1, LARGEST, true, cost_of},
+    {"money", "price of that time, by the experiment's `price`", 1, LARGEST, true, money_of},
     {"overlap", "share of a stream's shorter stage that is hidden behind the longer one", 1, LEAST, true, overlap_of},
     {"slower_stage", "seconds that a stream's slower stage takes a chunk", 1, LARGEST, true, slower_stage_of},
     {"denoise", "seconds that a stream denoises a chunk", 1, LARGEST, true, denoise_of},

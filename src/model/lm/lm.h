@@ -79,7 +79,8 @@ carry_status carry_lm_load_weights(carry_lm *lm, const char *folder);
 typedef struct carry_lm_pass_options {
     int64_t batch, tokens;
     int64_t sequences; /* > 0: packed, batch being 1 */
-    /* > 0: for calls with `places`, batch being 1: of up to `tokens` tokens of up to `pooled` sequences. forward_only */
+    /* > 0: for calls with `places`, batch being 1: of up to `tokens` tokens of up to `pooled` sequences. forward_only
+     */
     int64_t pooled;
     int64_t context; /* of such a pass: tokens of one sequence, at most */
     bool same_bits;  /* of such a pass: results of a token do not depend on how its sequence was cut into calls, nor on
@@ -121,9 +122,9 @@ typedef struct carry_lm_args {
     /* Sequences whose states lie in a pool (places.h); for a pass with `pooled`. ids are [1, rows of the call]; logits,
        with last_logits, are of the rows that places lists. */
     const struct carry_lm_places *places;
-    double *loss;          /* the sum over counted tokens, which is waited for; NULL: not wanted */
-    carry_tensor total;    /* [2], f64, on the model's device: the same and the number of tokens are added to it, and
-                              nobody waits. May be absent */
+    double *loss;       /* the sum over counted tokens, which is waited for; NULL: not wanted */
+    carry_tensor total; /* [2], f64, on the model's device: the same and the number of tokens are added to it, and
+                           nobody waits. May be absent */
     int64_t *counted;
     /* Called in backward when a range of the gradients is complete: what follows the layers, the layers from the last
        to the first, the embeddings. A failure ends the call. NULL: not wanted. */

@@ -10,26 +10,14 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
-#include "model/lm/mixers/delta.h"
+#include "model/lm/mixers/deltaproduct.h"
 #include "model/lm/places.h"
 
 #define MAX_STEPS 64
 #define CLOSED (-1e4) /* softplus of it is 0, in every type */
 
-typedef struct product {
-    int64_t steps;
-    void *recurrence;
-    const carry_lm_recurrence *method;
-    int64_t *cuts; /* cu_seqlens of steps */
-    char about[192];
-} product;
-
-typedef struct product_rows {
-    carry_tensor q_in, k_in, v_in, q, k, v, a, b, z; /* as in delta.h */
-    carry_tensor q_wide, a_wide, o_wide;             /* with a row a step */
-    carry_tensor o, y;
-    void *kept;
-} product_rows;
+typedef carry_lm_deltaproduct product;
+typedef carry_lm_deltaproduct_rows product_rows;
 
 typedef struct product_back {
     carry_tensor dy, dout, dz, dq, dk, dv, dq_in, dk_in, dv_in, da, db;
@@ -89,19 +77,19 @@ static carry_status open_product(carry_lm_pass *pass, void **opened) {
     o->method = &carry_lm_recurrence_chunk;
     o->cuts = calloc((size_t)options->sequences + 1, sizeof *o->cuts);
     carry_delta_problem problem = {.batch = options->batch,
-                                         .tokens = options->tokens * o->steps,
-                                         .heads = c->delta.heads,
-                                         .value_heads = c->delta.value_heads,
-                                         .key = c->delta.key,
-                                         .value = c->delta.value,
-                                         .sequences = options->sequences,
-                                         .dtype = options->dtype,
-                                         .gate = c->delta.gated ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
-                                         .l2norm = true,
-                                         .gate_inside = c->delta.gated,
-                                         .beta_sigmoid = true,
-                                         .beta_factor = c->delta.allow_neg_eigval ? 2.0f : 1.0f,
-                                         .device = pass->lm->own.device};
+                                   .tokens = options->tokens * o->steps,
+                                   .heads = c->delta.heads,
+                                   .value_heads = c->delta.value_heads,
+                                   .key = c->delta.key,
+                                   .value = c->delta.value,
+                                   .sequences = options->sequences,
+                                   .dtype = options->dtype,
+                                   .gate = c->delta.gated ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
+                                   .l2norm = true,
+                                   .gate_inside = c->delta.gated,
+                                   .beta_sigmoid = true,
+                                   .beta_factor = c->delta.allow_neg_eigval ? 2.0f : 1.0f,
+                                   .device = pass->lm->own.device};
     carry_status status = CARRY_OK;
     if (o->cuts == NULL) {
         status = carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
@@ -214,55 +202,6 @@ static carry_status convolve(const carry_lm_call *call, int which, carry_tensor 
     return CARRY_OK;
 }
 
-/* Rows of a group as [batch, tokens steps, heads, width], or rank 3 with width 0; step >= 0: only this one of each
-   token. */
-static carry_tensor steps_of(const carry_lm_call *call, const carry_lm_group *group, carry_tensor rows, int64_t heads,
-                             int64_t width, int64_t step) {
-    const int64_t shape[] = {group->batch, group->tokens * ((const product *)call->opened)->steps, heads, width};
-    if (rows.data == NULL) {
-        return rows;
-    }
-    carry_tensor view = carry_reshape(carry_lm_group_flat(group, rows), width > 0 ? 4 : 3, shape);
-    if (step >= 0) {
-        view.data = (char *)view.data + step * view.stride[1] * (int64_t)carry_dtype_size(view.dtype);
-        view.shape[1] = group->tokens;
-    }
-    return view;
-}
-
-/* States in a pool. A single token is a step of the delta rule for each step of the product, in place. */
-static carry_status mix_pooled(const carry_lm_call *call, const carry_lm_group *group, int64_t step) {
-    carry_lm_pass *pass = call->pass;
-    const carry_lm_config *c = &pass->lm->config;
-    const product *o = call->opened;
-    const product_rows *r = call->rows;
-    const carry_tensor absent = {0};
-    const carry_delta_forward_args delta = {
-        .o = steps_of(call, group, r->o_wide, c->delta.value_heads, c->delta.value, step),
-        .q = steps_of(call, group, r->q_wide, c->delta.heads, c->delta.key, step),
-        .k = steps_of(call, group, r->k, c->delta.heads, c->delta.key, step),
-        .v = steps_of(call, group, r->v, c->delta.value_heads, c->delta.value, step),
-        .beta = steps_of(call, group, r->b, c->delta.value_heads, 0, step),
-        .g = c->delta.gated ? steps_of(call, group, r->a_wide, c->delta.value_heads, 0, step) : absent,
-        .A_log = c->delta.gated ? carry_lm_w(call, CARRY_LM_A_LOG) : absent,
-        .dt_bias = c->delta.gated ? carry_lm_w(call, CARRY_LM_DT_BIAS) : absent};
-    carry_lm_pooled_call pooled = carry_lm_pooled(call, group, 3);
-    pooled.tokens = delta.q.shape[1];
-    return o->method->pooled(o->recurrence, &pooled, &delta, pass->scratch, pass->scratch_bytes);
-}
-
-static carry_status mix_places(const carry_lm_call *call) {
-    const int64_t steps = ((const product *)call->opened)->steps;
-    carry_lm_group group;
-    for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
-        const bool singles = carry_lm_group_is_steps(call->args, &group);
-        for (int64_t step = singles ? 0 : -1; step < (singles ? steps : 0); step++) {
-            CARRY_TRY(mix_pooled(call, &group, step));
-        }
-    }
-    return CARRY_OK;
-}
-
 static carry_status convolve_backward(const carry_lm_call *call, int which, carry_tensor dx, carry_tensor dy,
                                       carry_tensor x) {
     carry_lm_pass *pass = call->pass;
@@ -310,9 +249,8 @@ static carry_status mix(const carry_lm_call *call) {
                                             .cu_seqlens = args->cu_seqlens.data != NULL ? cuts : (carry_tensor){0},
                                             .A_log = c->delta.gated ? A_log : (carry_tensor){0},
                                             .dt_bias = c->delta.gated ? dt_bias : (carry_tensor){0}};
-    CARRY_TRY(args->places != NULL
-                  ? mix_places(call)
-                  : o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes));
+    CARRY_TRY(args->places != NULL ? carry_lm_deltaproduct_pooled(call)
+                                   : o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes));
     return carry_copy_columns(pass->ctx, r->o, 0, r->o_wide, last * c->delta.value_width, c->delta.value_width);
 }
 

@@ -230,8 +230,7 @@ static carry_status pooled(void *opened, const carry_lm_pooled_call *call, const
         one.o = slice_of(m, args->o, i);
         one.v = slice_of(m, args->v, i);
         if (call->slots != NULL) {
-            CARRY_TRY(
-                carry_delta_step_slots(m->plan, one.o, states, call->slots, &one, s.rest, m->delta_workspace));
+            CARRY_TRY(carry_delta_step_slots(m->plan, one.o, states, call->slots, &one, s.rest, m->delta_workspace));
             continue;
         }
         one.initial_state = one.final_state = carry_slice(states, call->slot, 1);
