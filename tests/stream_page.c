@@ -174,7 +174,7 @@ int main(int count, char **arguments) {
         status = stream(hub, controls, seconds);
     }
     if (status != CARRY_OK) {
-        (void)fprintf(stderr, "stream_page: %s\n", ctx != NULL ? carry_ctx_error(ctx) : "no memory");
+        (void)fprintf(stderr, "stream_page: %s\n", ctx != NULL ? carry_ctx_error(ctx) : "out of memory");
     }
     carry_server_stop(server);
     carry_hub_free(hub);

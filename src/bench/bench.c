@@ -199,7 +199,7 @@ static double (*clock_of(const session *s, const carry_bench_result *result))(vo
 static carry_status look_beside(session *s, int i, int runs, double (*clock)(void), double spent) {
     const carry_counts *counts = &s->results[i].counts;
     const int turn = s->turns[i];
-    if (s->given == NULL || s->comm != NULL || device_of(s) != 0 || turn == MOST_RUNS) {
+    if (s->given == NULL || s->comm != NULL || s->family->is_simulated || device_of(s) != 0 || turn == MOST_RUNS) {
         return CARRY_OK;
     }
     if (turn == 0) {
@@ -293,7 +293,10 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
         result->ranks = carry_comm_size(s->comm);
         result->cores = s->cores;
     }
-    if (ceilings != NULL && s->comm != NULL) { /* ranks share cores as it happens: none of them has a ceiling */
+    if (s->family->is_simulated) {
+        result->ceilings = (carry_ceilings){.gemm_gflops = NAN, .copy_gbytes_s = NAN};
+        result->share = NAN;
+    } else if (ceilings != NULL && s->comm != NULL) { /* ranks share cores as it happens: none of them has a ceiling */
         result->ceilings = *ceilings;
         result->share = NAN;
     } else if (ceilings != NULL) {
@@ -394,7 +397,7 @@ static carry_status bench(session *s, const char *problem, const carry_ceilings 
     const size_t each = (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
     s->samples = calloc(5 * each + MOST_RUNS, sizeof *s->samples);
     CARRY_TRY(carry_collective_agree(
-        s->comm, s->samples != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "no memory for samples")));
+        s->comm, s->samples != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: samples")));
     s->waited = s->samples + each;
     s->exposed = s->waited + each;
     s->shares = s->exposed + each;

@@ -37,7 +37,7 @@ static carry_status new_context(carry_ctx *ctx, carry_ctx **made, int rank, int 
                                                  .log_user = ctx->log_user});
     if (status != CARRY_OK || !carry_rates_put(*made, rates)) {
         return carry_fail(ctx, status != CARRY_OK ? status : CARRY_EMEMORY, "no context for rank %d of %d: %s", rank,
-                          ranks, *made != NULL ? carry_ctx_error(*made) : "no memory");
+                          ranks, *made != NULL ? carry_ctx_error(*made) : "out of memory");
     }
     carry_recorder *recorder = carry_recorder_of(ctx); /* a profile shows every rank, and what it waits for */
     return recorder != NULL ? carry_recorder_attach(recorder, *made, rank) : CARRY_OK;
@@ -46,7 +46,7 @@ static carry_status new_context(carry_ctx *ctx, carry_ctx **made, int rank, int 
 static carry_status on_threads(carry_ctx *ctx, double deadline, int ranks, carry_comm_function work, void *user) {
     carry_ctx **ctxs = calloc((size_t)ranks, sizeof(carry_ctx *));
     if (ctxs == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %d ranks", ranks);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %d ranks", ranks);
     }
     carry_status status = CARRY_OK;
     for (int r = 0; r < ranks && status == CARRY_OK; r++) {

@@ -244,7 +244,7 @@ static carry_status write_strip(dit_session *session, const char *prompt, const 
     char path[CARRY_FILE_PATH];
     unsigned char *bytes = calloc(size + 32, 1);
     if (bytes == NULL) {
-        return carry_fail(session->ctx, CARRY_EMEMORY, "no memory for a picture");
+        return carry_fail(session->ctx, CARRY_EMEMORY, "out of memory: a picture");
     }
     const long long width = across * side;
     const long long height = down * side;

@@ -202,7 +202,7 @@ int cli_ranks_problems(const char *verb, int count, char *const *problems, bool 
         return CLI_DONE;
     }
     if (carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
-        code = cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "no memory");
+        code = cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "out of memory");
     }
     for (int i = 0; i < count && code == CLI_DONE; i++) {
         carry_problem problem;

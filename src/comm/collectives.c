@@ -159,7 +159,7 @@ static carry_status grow_scratch(carry_comm *comm, size_t bytes) {
     comm->scratch_bytes = comm->scratch != NULL ? bytes : 0;
     if (comm->scratch == NULL) {
         const carry_status status =
-            carry_fail(comm->ctx, CARRY_EMEMORY, "no memory for a reduction of %zu bytes", bytes);
+            carry_fail(comm->ctx, CARRY_EMEMORY, "out of memory: a reduction of %zu bytes", bytes);
         carry_comm_abort(comm, carry_ctx_error(comm->ctx));
         return status;
     }

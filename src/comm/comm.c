@@ -211,7 +211,7 @@ carry_status carry_comm_new(carry_ctx *ctx, carry_comm **comm, carry_wire *wire,
         free(members);
         free(requests);
         *comm = NULL;
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d ranks", size);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator of %d ranks", size);
     }
     *c = (carry_comm){.ctx = ctx, .wire = wire, .deadline = CARRY_COMM_DEADLINE, .rank = rank, .size = size};
     c->group = group;
@@ -229,7 +229,7 @@ static carry_status open_wire(carry_ctx *ctx, carry_wire **wire, const carry_com
     carry_wire *w = calloc(1, sizeof *w);
     *wire = w;
     if (w == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator");
     }
     w->kind = kind;
     w->ended_by = -1;

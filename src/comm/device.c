@@ -22,7 +22,7 @@ static carry_status count_sharing(carry_comm *over, int device, int *most) {
     place mine;
     place *all = calloc((size_t)size, sizeof *all);
     if (all == NULL) {
-        return carry_fail(over->ctx, CARRY_EMEMORY, "no memory for %d ranks", size);
+        return carry_fail(over->ctx, CARRY_EMEMORY, "out of memory: %d ranks", size);
     }
     memset(&mine, 0, sizeof mine); /* all of it travels */
     (void)gethostname(mine.host, HOST - 1);

@@ -191,8 +191,8 @@ carry_status carry_comm_rates_of(carry_comm *comm, carry_comm_rates *rates) {
         if (carry_device_alloc(comm->ctx, &data, device, LARGE) != CARRY_OK ||
             carry_device_fill(comm->ctx, data, device, 0, LARGE, carry_ctx_stream(comm->ctx, device)) != CARRY_OK) {
             carry_device_free(comm->ctx, device, data);
-            const carry_status status =
-                carry_fail(comm->ctx, CARRY_EMEMORY, "no memory to measure a communicator's rates (%zu bytes)", LARGE);
+            const carry_status status = carry_fail(
+                comm->ctx, CARRY_EMEMORY, "out of memory: measuring a communicator's rates (%zu bytes)", LARGE);
             carry_comm_abort(comm, carry_ctx_error(comm->ctx));
             return status;
         }

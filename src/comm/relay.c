@@ -120,7 +120,7 @@ void carry_relay_post(carry_wire *wire, carry_request *request) {
     carry_relay *relay = wire->state;
     carry_relay_item *item = take_item(relay);
     if (item == NULL) {
-        (void)snprintf(wire->reason, sizeof wire->reason, "no memory to post a message");
+        (void)snprintf(wire->reason, sizeof wire->reason, "out of memory: posting a message");
         request->state = CARRY_REQUEST_BROKEN;
         return;
     }
@@ -235,7 +235,7 @@ void carry_relay_close(carry_wire *wire) {
 static carry_status compare(carry_relay *relay, const record *mine, int size) {
     record *all = calloc((size_t)size, sizeof *all);
     if (all == NULL) {
-        return carry_fail(relay->ctx, CARRY_EMEMORY, "no memory for %d ranks", size);
+        return carry_fail(relay->ctx, CARRY_EMEMORY, "out of memory: %d ranks", size);
     }
     carry_status status = carry_all_gather(relay->forth, all, mine, sizeof *mine);
     for (int r = 0; r < size && status == CARRY_OK; r++) {
@@ -283,7 +283,7 @@ carry_status carry_relay_open(carry_ctx *ctx, carry_wire *wire, const carry_comm
     wire->state = relay;
     if (relay == NULL || (relay->devices = calloc((size_t)wire->size, sizeof *relay->devices)) == NULL) {
         free(relay);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d ranks", wire->size);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator of %d ranks", wire->size);
     }
     relay->ctx = ctx;
     relay->way = way;

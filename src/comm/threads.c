@@ -27,7 +27,7 @@ static carry_status open_threads(carry_ctx *ctx, carry_wire *wire, const carry_c
     wire->size = options->rank->size;
     wire->state = carry_rank_share(options->rank, &shared_hall);
     if (wire->state == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d ranks", wire->size);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator of %d ranks", wire->size);
     }
     if (!carry_mailbox_enter(wire->state, wire->rank)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "rank %d has opened its communicator before: split that one",

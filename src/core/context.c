@@ -37,7 +37,7 @@ static carry_status copy_text(carry_ctx *ctx, char **to, const char *from, const
         return carry_fail(ctx, CARRY_EARGUMENT, "the option %s is empty: give a value, or NULL for the default", what);
     }
     *to = strdup(from);
-    return *to != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for the option %s", what);
+    return *to != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: the option %s", what);
 }
 
 static carry_status apply_options(carry_ctx *ctx, const carry_ctx_options *options) {

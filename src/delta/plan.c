@@ -144,7 +144,7 @@ carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const
     CARRY_TRY(carry_delta_check_problem(ctx, problem));
     carry_delta_plan *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a plan");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plan");
     }
     made->ctx = ctx;
     made->problem = *problem;

@@ -98,7 +98,7 @@ static carry_status make_constants(carry_delta_ranks_plan *plan) {
     const size_t values = (size_t)(p->batch * p->tokens * p->value_heads * key) * carry_dtype_size(p->dtype);
     float *host = calloc(1, bytes);
     if (host == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the identity of %lld heads", (long long)heads);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the identity of %lld heads", (long long)heads);
     }
     for (int64_t i = 0; i < heads * key; i++) {
         host[i * key + i % key] = 1.0f;
@@ -126,7 +126,7 @@ carry_status carry_delta_ranks_device_fill(carry_delta_ranks_plan *plan) {
     carry_arena arena = carry_arena_over(NULL, 0);
     plan->borders = calloc((size_t)p->sequences + 1, sizeof *plan->borders);
     if (plan->borders == NULL) {
-        return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory for a plan");
+        return carry_fail(plan->ctx, CARRY_EMEMORY, "out of memory: a plan");
     }
     if (p->tokens > 0 && plan->chained && !plan->split && !plan->is_first && !plan->is_last) { /* M may be wanted */
         carry_delta_problem maps = *p;

@@ -250,7 +250,7 @@ carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan
     carry_status status = CARRY_SIZED_READ(ctx, carry_delta_ranks_options, &own, options);
     status = status == CARRY_OK ? check(comm, problem, &own) : status;
     if (made == NULL || all == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a plan");
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plan");
     }
     mine.status = (int32_t)status;
     if (status == CARRY_OK) {

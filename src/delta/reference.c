@@ -85,7 +85,7 @@ carry_status carry_delta_reference(carry_ctx *ctx, double *o, double *final_stat
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &in));
     double *S = calloc((size_t)(p->key * p->value), sizeof *S);
     if (S == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a state");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a state");
     }
     double q[CARRY_MAX_DELTA_DIM];
     double k[CARRY_MAX_DELTA_DIM];

@@ -57,7 +57,7 @@ static carry_status pool_of(carry_ctx *ctx, cudaMemPool_t *pool, int ordinal) {
     if (all == NULL) {
         all = (pools *)calloc(1, sizeof *all);
         if (all == NULL) {
-            return carry_fail(ctx, CARRY_EMEMORY, "no memory for the memory pools of GPUs");
+            return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the memory pools of GPUs");
         }
         ctx->slots[CARRY_SLOT_POOLS].data = all;
         ctx->slots[CARRY_SLOT_POOLS].free = pools_free;

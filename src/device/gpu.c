@@ -18,7 +18,7 @@ carry_status carry_gpu_of(carry_ctx *ctx, const carry_gpu **gpu, int device) {
     if (all == NULL) {
         all = calloc(CARRY_MAX_DEVICES, sizeof *all);
         if (all == NULL) {
-            return carry_fail(ctx, CARRY_EMEMORY, "no memory for the rates of GPUs");
+            return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the rates of GPUs");
         }
         ctx->slots[CARRY_SLOT_GPU].data = all;
         ctx->slots[CARRY_SLOT_GPU].free = free;

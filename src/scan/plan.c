@@ -263,7 +263,7 @@ carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const c
     }
     carry_scan_plan *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a plan");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plan");
     }
     made->ctx = ctx;
     made->problem = *problem;

@@ -87,7 +87,7 @@ carry_status carry_optimizer_new(carry_ctx *ctx, carry_optimizer **optimizer, co
     carry_optimizer *o = calloc(1, sizeof *o);
     *optimizer = NULL;
     if (o == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for an optimizer");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: an optimizer");
     }
     o->ctx = ctx;
     o->model = model;
@@ -236,7 +236,7 @@ carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) 
 static carry_status gather_weights(carry_optimizer *o) {
     size_t *bytes = calloc((size_t)o->ranks, sizeof *bytes);
     if (bytes == NULL) {
-        return carry_fail(o->ctx, CARRY_EMEMORY, "no memory for the sizes of %d ranks", o->ranks);
+        return carry_fail(o->ctx, CARRY_EMEMORY, "out of memory: the sizes of %d ranks", o->ranks);
     }
     for (int r = 0; r < o->ranks; r++) {
         int64_t first;
@@ -277,7 +277,7 @@ static carry_status send_state(carry_optimizer *o, carry_comm *host, float *slic
     }
     float *copied = carry_aligned_new(bytes + 1);
     if (copied == NULL) {
-        return carry_fail(o->ctx, CARRY_EMEMORY, "no memory for %lld elements of the optimizer's state",
+        return carry_fail(o->ctx, CARRY_EMEMORY, "out of memory: %lld elements of the optimizer's state",
                           (long long)o->count);
     }
     carry_status status = carry_parameters_download(o->model, copied, slice, 0, o->count);

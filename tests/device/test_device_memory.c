@@ -144,6 +144,11 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
             assert_null(data);
             if (device > 0) { /* the CPU promises more than it has */
                 assert_refused(ctx, CARRY_EMEMORY, "are free", carry_device_alloc(ctx, &data, device, total + 1));
+                /* A driver's pool takes all that the card has towards such a request; none of it is in use. */
+                assert_true(carry_device_held(ctx, device) <= (size_t)64 << 20);
+                assert_refused(ctx, CARRY_EMEMORY, "are free",
+                               carry_device_alloc_on(ctx, &data, device, total + 1, NULL));
+                assert_true(carry_device_held(ctx, device) <= (size_t)64 << 20);
             }
             assert_ok(ctx, carry_device_alloc(ctx, &data, device, (size_t)16 << 20));
             assert_true(device == 0 || carry_device_held(ctx, device) >= (size_t)16 << 20);

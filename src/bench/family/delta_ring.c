@@ -58,7 +58,7 @@ carry_status carry_bench_ring_reference(carry_ctx *ctx, const carry_bench_ring *
     p.tokens = ring->length;
     double *every = calloc((size_t)(p.batch * p.tokens) * row, sizeof *every);
     if (every == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
     }
     carry_tensor g = args->g.data != NULL ? repeated(args->g, p.tokens) : (carry_tensor){0};
     all.q = repeated(args->q, p.tokens);

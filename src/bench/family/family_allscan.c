@@ -42,8 +42,9 @@ typedef struct instance {
 
 static const char takes[] =
     "wy (or dense), factors (with r rows) or diagonal; f32 or bf16 messages, h, k, v, p (ranks), "
-    "reversed, initial (a state), gather, same (compared with one device in the same precision), algo=NAME, device=cpu "
-    "or cuda, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
+    "reversed, initial (a state), gather, same (compared with one device in the same precision), algo=NAME, "
+    "device=cpu, "
+    "cuda or gpus, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
 
 static carry_status parse_kind(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const bool wy = carry_problem_has(problem, "wy"), dense = carry_problem_has(problem, "dense");
@@ -85,7 +86,7 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     const int64_t p = carry_problem_size(problem, "p", 0);
     const char *way = carry_problem_setting(problem, "comm");
     (void)snprintf(it->way, sizeof it->way, "%s", way != NULL ? way : "");
-    CARRY_TRY(carry_problem_device(ctx, &it->device, problem));
+    CARRY_TRY(carry_ranks_family_device(ctx, &it->device, problem));
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
     if (p < 1 || p > CARRY_RANKS) {
         return carry_fail(ctx, p < 1 ? CARRY_EARGUMENT : CARRY_ESIZE,
@@ -286,7 +287,7 @@ static carry_status allocate_reference(instance *it) {
     it->leaving = calloc(size, sizeof *it->leaving);
     it->row = calloc((size_t)it->problem.value, sizeof *it->row);
     if (it->entering == NULL || it->leaving == NULL || it->row == NULL) {
-        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
     }
     return CARRY_OK;
 }

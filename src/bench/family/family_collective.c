@@ -49,7 +49,7 @@ typedef struct instance {
 } instance;
 
 static const char takes[] = "f32 or bf16, a shape such as 2160x5120 or n (elements), p (ranks), algo=NAME (a "
-                            "communicator), device=cpu or cuda";
+                            "communicator), device=cpu, cuda or gpus";
 
 static size_t item(const instance *it) {
     return carry_dtype_size(it->dtype);
@@ -88,7 +88,7 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     const char *shape = carry_problem_setting(problem, "shape"), *algo = carry_problem_setting(problem, "algo");
     it->count = carry_problem_size(problem, "n", shape != NULL ? elements_of(shape) : 1 << 20);
     const int64_t p = carry_problem_size(problem, "p", 0);
-    CARRY_TRY(carry_problem_device(ctx, &it->device, problem));
+    CARRY_TRY(carry_ranks_family_device(ctx, &it->device, problem));
     (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo != NULL ? algo : "");
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
     if (p < 1 || p > CARRY_RANKS) {
@@ -319,7 +319,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     const carry_status status = carry_collective_agree(it->base.comm, reference != NULL ? CARRY_OK : CARRY_EMEMORY);
     if (status != CARRY_OK || reference == NULL) {
         free(reference);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a reference of %lld numbers", (long long)results);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a reference of %lld numbers", (long long)results);
     }
     for (int64_t i = 0; i < results; i++) {
         reference[i] = wanted(it, i);

@@ -246,7 +246,7 @@ static carry_status make_reference(instance *it) {
     it->o = calloc((size_t)carry_tensor_count(&s->o), sizeof *it->o);
     it->final = calloc((size_t)carry_tensor_count(&s->final), sizeof *it->final);
     if (it->o == NULL || it->final == NULL) {
-        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
     }
     carry_delta_forward_args args = args_of(it, s);
     if (it->step) {
@@ -287,7 +287,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     size_t size = (size_t)carry_tensor_count(&s->state);
     float *before = malloc(size * sizeof *before);
     if (before == NULL) {
-        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory to compare");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: comparing");
     }
     memcpy(before, s->state.data, size * sizeof *before);
     carry_status status = carry_delta_set_poison(it->base.ctx, &it->sets[0], s);

@@ -42,7 +42,7 @@ typedef struct instance {
 static const char takes[] =
     "f32, bf16 or f16, b, t (of all ranks), h, hv (h unless given), k, v, p (ranks), nogate, "
     "keygate, initial (a state), backward, algo=NAME of All-Scan, method=NAME of the delta rule, "
-    "wire=f32 or bf16, groups=N, device=cpu or cuda, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
+    "wire=f32 or bf16, groups=N, device=cpu, cuda or gpus, comm=NAME (peer, ipc, mpi-gpu, staged, nccl)";
 
 static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *problem) {
     const char *algo = carry_problem_setting(problem, "algo");
@@ -50,7 +50,7 @@ static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *
     const char *wire = carry_problem_setting(problem, "wire");
     const char *groups = carry_problem_setting(problem, "groups");
     const char *way = carry_problem_setting(problem, "comm");
-    CARRY_TRY(carry_problem_device(ctx, &it->problem.device, problem));
+    CARRY_TRY(carry_ranks_family_device(ctx, &it->problem.device, problem));
     (void)snprintf(it->way, sizeof it->way, "%s", way != NULL ? way : "");
     (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo != NULL ? algo : "");
     (void)snprintf(it->method, sizeof it->method, "%s", method != NULL ? method : "");

@@ -257,7 +257,7 @@ static carry_status make_reference(instance *it) {
     it->reference.dh0 = calloc(p->backward ? (size_t)p->batch * b_size : 1, sizeof(double));
     if (it->reference.h == NULL || it->reference.h_stored == NULL || it->reference.db == NULL ||
         it->reference.dA == NULL || it->reference.dh0 == NULL) {
-        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference (%.3g GB)",
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: the float64 reference (%.3g GB)",
                           8e-9 * (double)(steps * (b_size + A_size)));
     }
     CARRY_TRY(

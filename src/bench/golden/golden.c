@@ -44,7 +44,7 @@ static carry_status make(golden *g, carry_tensor *to, const carry_tensor *like, 
     void *data = carry_aligned_new((size_t)carry_tensor_count(like) * carry_dtype_size(dtype));
     if (data == NULL || g->owned_count == (int)(sizeof g->owned / sizeof g->owned[0])) {
         free(data);
-        return carry_fail(g->ctx, CARRY_EMEMORY, "no memory for the case %s", g->name);
+        return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: the case %s", g->name);
     }
     g->owned[g->owned_count++] = data;
     *to = carry_view(data, dtype, like->rank, like->shape);

@@ -35,7 +35,7 @@ carry_status tune_context(tuning *t, carry_ctx **made, int threads) {
                                                                    .log_user = like->log_user});
     if (status != CARRY_OK) {
         carry_status failed = carry_fail(t->ctx, status, "no context with %d threads: %s", threads,
-                                         *made != NULL ? carry_ctx_error(*made) : "no memory");
+                                         *made != NULL ? carry_ctx_error(*made) : "out of memory");
         carry_ctx_free(*made);
         *made = NULL;
         return failed;
@@ -80,7 +80,7 @@ carry_status tune_enter(tuning *t, contender **entered, const carry_tune_setting
     contender *c = calloc(1, sizeof *c);
     *entered = NULL;
     if (c == NULL) {
-        return carry_fail(t->ctx, CARRY_EMEMORY, "no memory for a candidate");
+        return carry_fail(t->ctx, CARRY_EMEMORY, "out of memory: a candidate");
     }
     c->setting = *setting;
     carry_status status = enter_parts(t, c);

@@ -120,7 +120,7 @@ static carry_status open_side(carry_wan_stream *s, side_state *state, const carr
     }
     take_side(s, &arena, state, side, decodes);
     if (!carry_arena_total(&arena, &bytes)) {
-        return carry_fail(s->wan->ctx, CARRY_EMEMORY, "no memory to stream pictures of %" PRId64 " x %" PRId64,
+        return carry_fail(s->wan->ctx, CARRY_EMEMORY, "out of memory: streaming pictures of %" PRId64 " x %" PRId64,
                           s->height, s->width);
     }
     CARRY_TRY(carry_codec_pictures(s->wan->ctx, &state->memory, s->wan->device, bytes, s->height, s->width));
@@ -132,7 +132,7 @@ static carry_status open_side(carry_wan_stream *s, side_state *state, const carr
 carry_status carry_wan_stream_new(const carry_wan *wan, carry_wan_stream **stream, int64_t height, int64_t width) {
     *stream = calloc(1, sizeof **stream);
     if (*stream == NULL) {
-        return carry_fail(wan->ctx, CARRY_EMEMORY, "no memory for a codec");
+        return carry_fail(wan->ctx, CARRY_EMEMORY, "out of memory: a codec");
     }
     **stream = (carry_wan_stream){.wan = wan, .height = height, .width = width};
     return CARRY_OK;

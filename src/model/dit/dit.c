@@ -177,7 +177,7 @@ carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit
     CARRY_TRY(carry_dit_config_check(ctx, config, ranks));
     carry_dit *dit = calloc(1, sizeof *dit);
     if (dit == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a model");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a model");
     }
     dit->ctx = ctx;
     dit->mesh = ranks > 1 ? mesh : NULL;

@@ -151,7 +151,7 @@ static carry_status blaslt_of(carry_ctx *ctx, blaslt **found) {
         carry_cuda_stream_ends = end_stream;
         lt = (blaslt *)calloc(1, sizeof *lt);
         if (lt == NULL) {
-            return carry_fail(ctx, CARRY_EMEMORY, "no memory for the plans of large products");
+            return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the plans of large products");
         }
         lt->library = open_library();
         if (!find_functions(lt)) {

@@ -244,7 +244,7 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     if (p.floats == NULL || p.more == NULL) {
         free(p.floats);
         free(p.more);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure this machine's rates (%zu bytes)", 2 * p.bytes);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: measuring this machine's rates (%zu bytes)", 2 * p.bytes);
     }
     for (size_t i = 0; i < p.bytes / sizeof *p.floats; i++) {
         p.floats[i] = 1.0f / 1024.0f; /* small enough that no sum overflows, large enough that none is subnormal */

@@ -43,7 +43,7 @@ static carry_status make_room(carry_all_scan_plan *plan) {
     plan->roles_got = calloc(2 * count + (size_t)plan->shape.ranks, 1);
     if (plan->receives == NULL || plan->sends == NULL || plan->role_receives == NULL || plan->role_sends == NULL ||
         plan->roles_got == NULL) {
-        return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory for %zu messages each way", count);
+        return carry_fail(plan->ctx, CARRY_EMEMORY, "out of memory: %zu messages each way", count);
     }
     plan->roles_sent = plan->roles_got + count;
     plan->walked = plan->roles_sent + count;
@@ -108,7 +108,7 @@ carry_status carry_all_scan_plan_new_for(carry_comm *comm, carry_all_scan_plan *
     CARRY_TRY(carry_all_scan_check_problem(ctx, problem, o)); /* they agree: all refuse, or none */
     carry_all_scan_plan *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        const carry_status status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a plan");
+        const carry_status status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plan");
         carry_comm_abort(comm, carry_ctx_error(ctx));
         return status;
     }

@@ -107,7 +107,7 @@ carry_status carry_all_scan_agree(carry_comm *comm, const carry_all_scan_problem
     char *words = calloc((size_t)carry_comm_size(comm), WORD);
     if (words == NULL) {
         const carry_status status =
-            carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "no memory to compare %d ranks", carry_comm_size(comm));
+            carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "out of memory: comparing %d ranks", carry_comm_size(comm));
         carry_comm_abort(comm, carry_ctx_error(carry_comm_ctx(comm)));
         return status;
     }

@@ -140,7 +140,7 @@ static carry_status measure_handling(carry_all_scan_plan *plan, double *rate) {
     double best = INFINITY;
     char *data = calloc(HANDLED, item);
     if (data == NULL) {
-        return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory to measure how states are packed");
+        return carry_fail(plan->ctx, CARRY_EMEMORY, "out of memory: measuring how states are packed");
     }
     float *numbers = (float *)(void *)data;
     for (int i = 0; i < 5; i++) {

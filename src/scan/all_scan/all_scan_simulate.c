@@ -222,7 +222,7 @@ static carry_status record(carry_ctx *ctx, carry_all_scan_trace *trace, carry_al
     carry_all_scan_plan_free(plan);
     carry_comm_close(comm);
     CARRY_TRY(status);
-    return trace->no_memory ? carry_fail(ctx, CARRY_EMEMORY, "no memory to record %d ranks", ranks) : CARRY_OK;
+    return trace->no_memory ? carry_fail(ctx, CARRY_EMEMORY, "out of memory: recording %d ranks", ranks) : CARRY_OK;
 }
 
 static carry_status check(carry_ctx *ctx, const carry_all_scan_problem *problem, int ranks,
@@ -248,7 +248,7 @@ carry_status carry_all_scan_simulate(carry_ctx *ctx, carry_all_scan_simulated *r
     carry_all_scan_trace *traces = calloc((size_t)ranks, sizeof *traces);
     carry_status status = CARRY_OK;
     if (traces == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %d simulated ranks", ranks);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %d simulated ranks", ranks);
     }
     for (int r = 0; r < ranks && status == CARRY_OK; r++) {
         status = record(ctx, &traces[r], result, r, ranks, problem, algorithm, &machine, costs);

@@ -125,7 +125,7 @@ static carry_status set_up(carry_ctx *ctx, carry_film *film, const char *path) {
     carry_ctx_options options = {CARRY_INIT(carry_ctx_options), .threads = 1, .log_level = ctx->log_level,
                                  .log = ctx->log, .log_user = ctx->log_user};
     if (carry_ctx_new(&film->ctx, &options) != CARRY_OK) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the recording %s", path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the recording %s", path);
     }
     if (carry_hub_join_to_record(film->hub, &film->viewer) != CARRY_OK) {
         return carry_fail(ctx, CARRY_ERANGE, "no recording: %d viewers are looking, which is the limit",
@@ -142,7 +142,7 @@ carry_status carry_film_start(carry_ctx *ctx, carry_film **made, carry_hub *hub,
     *made = NULL;
     carry_film *film = calloc(1, sizeof *film);
     if (film == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the recording %s", path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the recording %s", path);
     }
     (void)pthread_mutex_init(&film->lock, NULL);
     film->hub = hub;
