@@ -47,6 +47,20 @@ void carry_lm_hybrid_set_defaults(carry_lm_config *c) {
     carry_lm_hybrid_of(c)->full_attention_interval = 4;
 }
 
+void carry_lm_hybrid_set_qwen(carry_lm_config *c) {
+    carry_lm_hybrid_set_defaults(c);
+    c->norm_plus_one = true;
+    c->delta.heads = 16;
+    c->delta.value_heads = 32;
+    c->delta.key = c->delta.value = 128;
+    c->attention = (carry_lm_attention_options){.heads = 16,
+                                                .head_dim = 256,
+                                                .rope_theta = 10000.0,
+                                                .rotary_factor = 0.25,
+                                                .qk_norm = CARRY_LM_NORM_HEADS,
+                                                .gate = true};
+}
+
 carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *c) {
     const carry_lm_hybrid *own = carry_lm_hybrid_of(c);
     if (own->layers_listed != 0 && own->layers_listed != c->num_hidden_layers) {
@@ -61,6 +75,11 @@ carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *c) {
         }
     }
     return CARRY_OK;
+}
+
+carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *c) {
+    c->delta.norm_eps = c->norm_eps;
+    return carry_lm_hybrid_finish(ctx, c);
 }
 
 carry_status carry_lm_hybrid_read_layer_types(const carry_lm_source *s, const carry_json *node) {

@@ -18,12 +18,15 @@ static inline carry_lm_hybrid *carry_lm_hybrid_of(carry_lm_config *config) {
     return (carry_lm_hybrid *)(void *)config->own;
 }
 
-/* The defaults of qwen3_5 but for sizes of the model. */
+/* Defaults of all these families; and of those of Qwen, without the sizes in which they differ. */
 void carry_lm_hybrid_set_defaults(carry_lm_config *config);
+void carry_lm_hybrid_set_qwen(carry_lm_config *config);
 /* Experts of Qwen, but for their sizes. */
 void carry_lm_hybrid_set_experts(carry_lm_config *config);
 /* The mixer of each layer: as listed, or by full_attention_interval. */
 carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *config);
+/* The same; norms of the delta rule have the model's epsilon. */
+carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *config);
 
 carry_status carry_lm_hybrid_read_layer_types(const carry_lm_source *s, const carry_json *node);
 void carry_lm_hybrid_write_layer_types(carry_json_text *text, const carry_lm_config *config);

@@ -84,7 +84,7 @@ static const carry_lm_grouped grouped[] = {
 };
 
 static void set_defaults(carry_lm_config *c) {
-    carry_lm_hybrid_set_defaults(c);
+    carry_lm_hybrid_set_qwen(c);
     memset(c->feedforward, UNLISTED, sizeof c->feedforward);
     carry_lm_hybrid_set_experts(c);
     c->experts.count = 512;
@@ -93,30 +93,19 @@ static void set_defaults(carry_lm_config *c) {
     c->vocab_size = 151936;
     c->hidden_size = 2048;
     c->num_hidden_layers = 48;
-    c->norm_plus_one = true;
+    c->attention.kv_heads = 2;
     c->swiglu.width = 5632;
-    c->delta.heads = 16;
-    c->delta.value_heads = 32;
-    c->delta.key = c->delta.value = 128;
-    c->attention = (carry_lm_attention_options){.heads = 16,
-                                                .kv_heads = 2,
-                                                .head_dim = 256,
-                                                .rope_theta = 10000.0,
-                                                .rotary_factor = 0.25,
-                                                .qk_norm = CARRY_LM_NORM_HEADS,
-                                                .gate = true};
 }
 
 static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
     const qwen3_next *own = own_of(c);
-    c->delta.norm_eps = c->norm_eps;
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
         if (c->feedforward[i] != CARRY_LM_FEEDFORWARD_SWIGLU) {
             const bool sparse = c->experts.count > 0 && (i + 1) % own->decoder_sparse_step == 0;
             c->feedforward[i] = sparse ? CARRY_LM_FEEDFORWARD_EXPERTS : CARRY_LM_FEEDFORWARD_SWIGLU;
         }
     }
-    return carry_lm_hybrid_finish(ctx, c);
+    return carry_lm_hybrid_finish_qwen(ctx, c);
 }
 
 const carry_lm_family carry_lm_family_qwen3_next = {
