@@ -65,7 +65,8 @@ typedef struct carry_runner carry_runner;
 /* The operations of a runner. model_runner.c has those of a model on a device; tests have a small one of their own. */
 typedef struct carry_runner_ops {
     void (*close)(carry_runner *runner);
-    /* Enqueues a step. A failure before anything ran leaves all states as they were. */
+    /* Enqueues a step. Pointers in `runs` are borrowed for the call alone. A failure before anything ran leaves all
+       states as they were. */
     carry_status (*step)(carry_runner *runner, const carry_run *runs, int64_t count);
     /* The results of the oldest step whose results were not read, in the order of its runs. Waits for it. */
     carry_status (*results)(carry_runner *runner, carry_run_result *results, int64_t count);
@@ -86,6 +87,8 @@ struct carry_runner {
     const carry_runner_ops *ops;
     carry_ctx *ctx;
     carry_runner_sizes sizes;
+    bool overlaps; /* steps run beside the host: the next one should be enqueued before the results of the last are
+                      read. False where a step is done when it returns (the CPU) */
 };
 
 #endif

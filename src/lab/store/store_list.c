@@ -17,12 +17,13 @@ static void read_line(carry_run_line *line, sqlite3_stmt *row) {
                  {line->state, sizeof line->state},
                  {line->decision, sizeof line->decision},
                  {line->commit, sizeof line->commit}};
-    *line = (carry_run_line){.id = sqlite3_column_int64(row, 0),
-                             .dirty = sqlite3_column_int(row, 6) != 0,
-                             .started = sqlite3_column_double(row, 7),
-                             .ended = sqlite3_column_double(row, 8),
-                             .results = sqlite3_column_int64(row, 9),
-                             .others = sqlite3_column_int64(row, 10)};
+    *line =
+        (carry_run_line){.id = sqlite3_column_int64(row, 0),
+                         .dirty = sqlite3_column_bytes(row, 5) > 0 ? sqlite3_column_int(row, 6) : CARRY_CHANGES_UNKNOWN,
+                         .started = sqlite3_column_double(row, 7),
+                         .ended = sqlite3_column_double(row, 8),
+                         .results = sqlite3_column_int64(row, 9),
+                         .others = sqlite3_column_int64(row, 10)};
     for (int i = 0; i < 5; i++) {
         const char *text = (const char *)sqlite3_column_text(row, i + 1);
         (void)snprintf(texts[i].to, texts[i].size, "%s", text != NULL ? text : "");
@@ -37,7 +38,7 @@ static carry_status read_lines(carry_store *store, carry_run_line **lines, int *
             room = room == 0 ? 64 : 2 * room;
             carry_run_line *larger = realloc(*lines, (size_t)room * sizeof **lines);
             if (larger == NULL) {
-                return carry_fail(store->ctx, CARRY_EMEMORY, "no memory for %d runs", room);
+                return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: %d runs", room);
             }
             *lines = larger;
         }
@@ -79,5 +80,5 @@ carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, cons
     }
     free(lines);
     *ids = all;
-    return all != NULL ? CARRY_OK : carry_fail(store->ctx, CARRY_EMEMORY, "no memory for %d runs", *count);
+    return all != NULL ? CARRY_OK : carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: %d runs", *count);
 }
