@@ -37,9 +37,10 @@ carry_status carry_lm_factors_new(carry_lm_pass *pass) {
     f->widest = c->hidden_size > c->attention.head_dim ? c->hidden_size : c->attention.head_dim;
     const int64_t sizes[] = {most, f->widest};
     size_t bytes;
-    return carry_size_product(&bytes, sizes, 2, sizeof(float))
-               ? carry_device_alloc(pass->ctx, &f->memory, pass->lm->own.device, bytes)
-               : carry_fail(pass->ctx, CARRY_ESIZE, "the norms of the model are larger than memory can be");
+    if (!carry_size_product(&bytes, sizes, 2, sizeof(float))) {
+        return carry_fail(pass->ctx, CARRY_ESIZE, "the norms of the model are larger than memory can be");
+    }
+    return carry_device_alloc(pass->ctx, &f->memory, pass->lm->own.device, bytes);
 }
 
 carry_status carry_lm_factor(carry_lm_pass *pass, carry_tensor w, carry_tensor *factor) {
