@@ -151,7 +151,7 @@ int main(int argc, char **argv) {
     }
     const int64_t most = device == 0 ? 16 : MOST;
     const int64_t prompt = device == 0 ? 1024 : 8192;
-    carry_lm *lm = make(ctx, device, argc > 3 ? argv[3] : NULL);
+    carry_lm *lm = make(ctx, device, argc > 3 && argv[3][0] != 0 ? argv[3] : NULL);
     const carry_runner_sizes sizes = {
         .slots = most, .pages = 4 * MOST, .sequences = most, .tokens = device == 0 ? 512 : 8192, .context = CONTEXT};
     double begin = carry_seconds();
