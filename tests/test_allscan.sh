@@ -42,7 +42,15 @@ refused 'a number that 3 ranks can share' check allgather:n4:p3
 refused 'neither a word' check allreduce:2x:p2
 expect 0 'simulated' plan cluster:wy:bf16:h4:k16:v16:p20
 expect 0 'planned' bench --unchecked --repeats 3 cluster:wy:bf16:h4:k16:v16:p20
+expect 0 'no ceilings, no shares' bench --unchecked --repeats 3 cluster:wy:bf16:h4:k16:v16:p20
+expect 0 '"algorithm": "heads"' bench --json --unchecked --repeats 3 cluster:wy:bf16:h4:k16:v16:p20
+grep -q 'ceilings' out && fail "a simulation has ceilings of this machine"
+grep -q '"share": [0-9]' out && fail "a simulation has a share of this machine's ceilings"
 refused 'p1 to p4096' plan cluster:wy:p4097
+# A GPU for each rank.
+refused 'each of 1024 ranks needs a GPU' plan allscan:wy:p1024:device=gpus
+refused 'each of 1024 ranks needs a GPU' plan delta:t1024:p1024:device=gpus
+refused "expected cpu, cuda" plan scan:dense:t8:n2:device=gpus
 refused "'p0'" bench allscan:wy:p0
 refused "p1 to p1024" check allscan:wy:p1025
 refused "only factors have rows" plan allscan:wy:r3:p2

@@ -53,10 +53,12 @@ what_it_prints() {
     [ "$(grep -c '"stage1_s"' "$out")" = 4 ] || fail "not a line per chunk and one at the end"
     expect 0 '"recompute_s": 0.0*[1-9]' stream $small --chunks 3 --json --recompute latent
     expect 0 '"encode_s": [0-9.e-]*[1-9]' stream $small --chunks 3 --json --recompute anchor
-    # One rank takes turns with itself: below the gate.
+    # One rank takes turns with itself: it has no score, and does not pass the gate.
     timeout 600 "$carry" stream $small --chunks 12 --gate --slow-stage0 20 > "$out" 2>&1
     code=$?
     [ $code = 1 ] || fail "the gate: $(cat "$out")"
+    expect 0 '^overlap score: none, since one rank denoises and decodes in turn (carry --ranks 2 overlaps them)$' stream $small --chunks 12
+    ! grep -q 'gate' "$out" || fail "one rank is judged by the gate: $(cat "$out")"
     # Waits that are long beside the work of a chunk, and longer each time: then a busy machine's own delays do not count.
     passed=
     for wait in 100 300 900; do

@@ -73,6 +73,28 @@ else
 fi
 [ -z "$(ls -A tmp)" ] || fail "checkpoints were left behind: $(ls tmp)"
 
+# WikiText where it is named, else the documentation; the run says which.
+mkdir wiki docs
+for i in 1 2 3 4 5 6 7 8; do
+    echo "The cat sat on the mat and looked at the dog, which slept in the sun all day. $i" >> wiki/a.txt
+done
+cp wiki/a.txt docs/a.md
+cat > wiki.yaml << 'END'
+name: wiki
+hypothesis: The text is named.
+repeats: 1
+methods: [chunk]
+grid:
+  - problem: train:layers1:hidden16:heads2:state8:t32:b1:vocab260:steps2:data=wikitext
+success:
+  - time(chunk) > 0
+END
+expect 0 'text: docs (instead of WikiText: name its folder by --wikitext or CARRY_WIKITEXT)' run wiki.yaml
+expect 0 'artefact  text' runs show last
+expect 0 'text: wiki' run wiki.yaml --wikitext wiki
+CARRY_WIKITEXT=wiki expect 0 'text: wiki' run wiki.yaml
+refused "WikiText: 'gone' does not exist (named by CARRY_WIKITEXT or --wikitext)" run wiki.yaml --wikitext gone
+
 refused "train has no size 'q'" plan train:q4
 refused "there is no method 'doubling'" bench train:steps2:algo=doubling
 refused "there is no task" bench train:steps2:task=chess

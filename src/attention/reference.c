@@ -22,7 +22,7 @@ static double dot(const carry_tensor *x, int64_t x_row, int64_t x_head, const ca
 
 /* p[j] for every row j of the keys, zero for those that are not seen; returns lse, less the largest bias. */
 static double probabilities(double *p, const carry_attention_args *args, int64_t t, int64_t head) {
-    carry_key_run seen[CARRY_KEY_RUNS];
+    carry_key_run seen[CARRY_MAX_KEY_RUNS];
     int runs = carry_attention_runs(args, seen);
     double scale = args->scale != 0.0f ? (double)args->scale : 1.0 / sqrt((double)args->q.shape[2]);
     double most = -INFINITY;
@@ -58,7 +58,7 @@ carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, c
     int64_t S = args->k.shape[0];
     double *p = calloc((size_t)S + 1, sizeof *p);
     if (p == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
     }
     for (int64_t t = 0; t < T; t++) {
         for (int64_t h = 0; h < H; h++) {
@@ -114,7 +114,7 @@ carry_status carry_attention_reference_backward(carry_ctx *ctx, double *dq, doub
     size_t row = (size_t)(f->q.shape[1] * f->q.shape[2]);
     double *p = calloc((size_t)f->k.shape[0] + 1, sizeof *p);
     if (p == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
     }
     memset(dq, 0, (size_t)f->q.shape[0] * row * sizeof *dq);
     size_t key_row = (size_t)(f->k.shape[1] * f->k.shape[2]);

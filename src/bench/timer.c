@@ -23,7 +23,7 @@ carry_status carry_timer_new(carry_ctx *ctx, carry_timer **timer, int device) {
     carry_timer *t = calloc(1, sizeof *t);
     *timer = NULL;
     if (t == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a timer");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a timer");
     }
     t->ctx = ctx;
     t->device = device;

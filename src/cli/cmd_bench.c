@@ -319,10 +319,27 @@ static carry_status bench_grid(show *s, int *code) {
     return CARRY_OK;
 }
 
+/* Every problem is simulated: this machine's ceilings do not matter. What cannot be parsed is refused later. */
+static bool are_simulated(carry_ctx *ctx, const bench_options *given) {
+    bool all = given->words > 0 && !given->grid;
+    for (int i = 0; all && i < given->words; i++) {
+        carry_problem problem;
+        const carry_family *family;
+        all = carry_problem_parse(ctx, &problem, given->problems[i]) == CARRY_OK &&
+              carry_family_of(ctx, &family, &problem) == CARRY_OK && family->is_simulated;
+    }
+    return all;
+}
+
 static carry_status bench_all(show *s, const bench_options *given, int *code) {
-    CARRY_TRY(carry_ceilings_measure_ranks(s->comm, &s->ceilings));
-    if (s->prints) {
+    const bool simulated = are_simulated(s->ctx, given);
+    CARRY_TRY(simulated ? CARRY_OK : carry_ceilings_measure_ranks(s->comm, &s->ceilings));
+    if (s->prints && simulated && !s->json) {
+        (void)printf("%stimes are simulated: no ceilings, no shares%s\n", cli_dim(), cli_plain());
+    } else if (s->prints && !simulated) {
         print_ceilings(s);
+    }
+    if (s->prints) {
         carry_progress_start(&s->bar, stderr, "benching", 100 * (given->grid ? CARRY_GRID_SHAPES : given->words));
     }
     if (given->grid) {
@@ -353,7 +370,8 @@ static carry_status bench_rank(void *user, carry_comm *comm) {
 /* Every problem is understood before the first is timed, and before ranks are there to be told. */
 static int refuse_bad_problems(const bench_options *given) {
     carry_ctx *ctx;
-    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .kernels = given->common.kernels});
+    carry_status status = carry_ctx_new(
+        &ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1, .kernels = given->common.kernels});
     for (int i = 0; i < given->words && status == CARRY_OK; i++) {
         carry_problem problem;
         const carry_family *family;
@@ -365,7 +383,7 @@ static int refuse_bad_problems(const bench_options *given) {
             carry_family_close(family, instance);
         }
     }
-    int code = status == CARRY_OK ? CLI_DONE : cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "no memory");
+    int code = status == CARRY_OK ? CLI_DONE : cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "out of memory");
     carry_ctx_free(ctx);
     return code;
 }

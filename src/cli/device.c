@@ -42,8 +42,8 @@ int cli_device(carry_ctx *ctx, const char *text, int *device) {
 }
 
 const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device) {
-    carry_device_properties properties;
-    if (device == 0 || carry_device_describe(ctx, &properties, device) != CARRY_OK) {
+    carry_device_properties properties = {CARRY_INIT(carry_device_properties)};
+    if (device == 0 || carry_device_properties_of(ctx, &properties, device) != CARRY_OK) {
         (void)snprintf(name, CLI_DEVICE, "cpu");
     } else {
         (void)snprintf(name, CLI_DEVICE, "%s:%d, %s", properties.backend, device - 1, properties.name);
@@ -52,7 +52,8 @@ const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device) {
 }
 
 const char *cli_problem_device(const char *problem) {
-    return strstr(problem, ":device=cuda") != NULL ? "cuda" : "cpu";
+    const bool on_gpu = strstr(problem, ":device=cuda") != NULL || strstr(problem, ":device=gpus") != NULL;
+    return on_gpu ? "cuda" : "cpu";
 }
 
 /* The problem with a device behind it, if it can be planned there. */
@@ -112,7 +113,7 @@ int cli_device_problems(const cli_common *common, const char *wanted, int words,
     *memory = NULL;
     if (code == CLI_DONE && words > 0 && device != 0) {
         *memory = calloc((size_t)words, CARRY_PROBLEM_TEXT);
-        code = *memory == NULL ? cli_refuse("no memory for %d problems", words) : CLI_DONE;
+        code = *memory == NULL ? cli_refuse("out of memory: %d problems", words) : CLI_DONE;
     }
     for (int i = 0; i < words && code == CLI_DONE && *memory != NULL; i++) {
         const char *before = problems[i];

@@ -199,7 +199,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     *opened = NULL;
     instance *it = calloc(1, sizeof *it);
     if (it == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a stream");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a stream");
     }
     it->ctx = ctx;
     carry_status status = read_problem(it, problem);
@@ -244,7 +244,7 @@ static carry_status keep_pictures(const session *s, const float *pixels, size_t 
         const size_t room = 2 * (to->count + count);
         float *more = realloc(to->pixel, room * sizeof *more);
         if (more == NULL) {
-            return carry_fail(s->ctx, CARRY_EMEMORY, "no memory for the pictures of %d chunks", COMPARED);
+            return carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: the pictures of %d chunks", COMPARED);
         }
         to->pixel = more;
         to->room = room;

@@ -18,6 +18,7 @@
 
 #include "cli/busy.h"
 #include "cli/family_train.h"
+#include "cli/wikitext.h"
 #include "core/clock.h"
 #include "core/context.h"
 #include "core/file.h"
@@ -61,7 +62,7 @@ typedef struct session {
 
 static const char takes[] =
     "layersN, hiddenN, headsN, stateN (a head's keys), tN (tokens of a row), bN (rows of a "
-    "step), stepsN, vocabN, pairsN, seedN; f32, bf16 or f16; delta_net; recompute; data=PATH or "
+    "step), stepsN, vocabN, pairsN, seedN; f32, bf16 or f16; delta_net; recompute; data=PATH (or wikitext) or "
     "task=NAME, algo=METHOD, device=cpu or cuda";
 
 static const char *method(int index) {
@@ -119,7 +120,10 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
         CARRY_TRY(carry_task_open(it->ctx, &rows, &source, o->task, size, 0));
     }
     struct stat status;
-    if (data != NULL && stat(data, &status) != 0) {
+    bool instead;
+    if (data != NULL && strcmp(data, "wikitext") == 0) {
+        CARRY_TRY(cli_wikitext(it->ctx, o->data, &instead));
+    } else if (data != NULL && stat(data, &status) != 0) {
         return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "there is no text '%s' here", data);
     }
     o->eval_every = o->save_every = o->steps;
@@ -146,7 +150,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     *opened = NULL;
     instance *it = calloc(1, sizeof *it);
     if (it == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a training");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a training");
     }
     it->ctx = ctx;
     carry_status status = read_problem(it, problem);
@@ -246,7 +250,7 @@ static carry_status train_into(session *s, const char *folder) {
                                      .device = it->device};
     CARRY_TRY(carry_comm_open(it->ctx, &comm, "self", NULL));
     carry_status status = carry_train_run(comm, &options, &hooks);
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     return status;
 }
 
@@ -297,7 +301,7 @@ static carry_status make_room(const instance *it, trained *to) {
     }
     return to->loss != NULL && to->seconds != NULL
                ? CARRY_OK
-               : carry_fail(it->ctx, CARRY_EMEMORY, "no memory for the losses of %lld steps",
+               : carry_fail(it->ctx, CARRY_EMEMORY, "out of memory: the losses of %lld steps",
                             (long long)it->options.steps);
 }
 

@@ -101,7 +101,7 @@ static carry_status find_region(carry_relay *relay, const carry_exchange_name *n
     region *new = calloc(1, sizeof *new);
     if (new == NULL) {
         carry_exchange_close(relay->ctx, relay->device, data);
-        return carry_fail(relay->ctx, CARRY_EMEMORY, "no memory to note a region of another process");
+        return carry_fail(relay->ctx, CARRY_EMEMORY, "out of memory: noting a region of another process");
     }
     *new = (region){.next = relay->regions, .name = *name, .data = data};
     relay->regions = *found = new;
@@ -279,7 +279,7 @@ static carry_status open_ipc(carry_ctx *ctx, carry_wire *wire, const carry_comm_
     trial *all = calloc((size_t)wire->size, sizeof *all);
     carry_status status = CARRY_OK;
     if (all == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d ranks", wire->size);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator of %d ranks", wire->size);
     } else {
         status = try_out(wire->state, all, wire->size);
     }

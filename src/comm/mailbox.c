@@ -136,7 +136,7 @@ static void match(carry_mailbox *mailbox, carry_request *mine, half *other) {
 static void announce(carry_mailbox *mailbox, carry_wire *wire, carry_request *request) {
     half *h = take_spare(mailbox);
     if (h == NULL) {
-        (void)snprintf(wire->reason, sizeof wire->reason, "no memory to announce a message");
+        (void)snprintf(wire->reason, sizeof wire->reason, "out of memory: announcing a message");
         request->state = CARRY_REQUEST_BROKEN;
         return;
     }

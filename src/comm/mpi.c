@@ -5,13 +5,15 @@
 
    MPI is of the process and not of a context: it is started by the first communicator, and finalised at exit. A process
    whose communicator has failed does not finalise, which would wait for the peer that is missing; the launcher then
-   ends the others. MPI_Init cannot be left: where it has not come back STARTING seconds after the deadline, since a
-   rank died inside it, the process ends with a message. MPI_Finalize has no deadline of ours. */
+   ends the others.
+
+   A call into MPI cannot be left, and one that should return at once may not: Open MPI 4.1 over TCP can loop in
+   libevent after a write to a rank that died, and MPI_Init and MPI_Finalize wait for every rank. A thread ends the
+   process, with a message, that is in MPI beyond the time which each function here states (guard.h). */
 #include <mpi.h>
 
 #include <dlfcn.h>
 #include <limits.h>
-#include <pthread.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -20,7 +22,9 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "comm/alone.h"
 #include "comm/backend.h"
+#include "comm/guard.h"
 #include "core/clock.h"
 #include "core/error.h"
 
@@ -71,16 +75,6 @@ static void pause_after(int looks) {
     }
 }
 
-static void finish(void) {
-    int finalized = 1;
-    MPI_Finalized(&finalized);
-    if (has_failed) {
-        sleep_for(2 * PARTING); /* the launcher ends all when one is gone: time for the others to say their message */
-    } else if (!finalized) {
-        MPI_Finalize();
-    }
-}
-
 /* MPICH tells errors of MPI_Testsome and the like not to the communicator of the request but to one of these, whose
    default is to end the process. A handler that the program has chosen itself stays. */
 static void return_errors(MPI_Comm comm) {
@@ -91,52 +85,35 @@ static void return_errors(MPI_Comm comm) {
     }
 }
 
-typedef struct watch {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
-    double seconds;
-    bool is_over;
-} watch;
-
-static void *end_late(void *argument) {
-    watch *w = argument;
-    const double end = carry_seconds() + w->seconds;
-    const struct timespec until = {.tv_sec = (time_t)end, .tv_nsec = (long)((end - (double)(time_t)end) * 1e9)};
-    int code = 0;
-    pthread_mutex_lock(&w->lock);
-    while (!w->is_over && code == 0) {
-        code = pthread_cond_timedwait(&w->changed, &w->lock, &until);
+static void enter(const char *operation, int peer, double until) {
+    if (!is_simulated) {
+        carry_guard_enter(operation, peer, until);
     }
-    if (!w->is_over) {
-        (void)fprintf(stderr, "carry: MPI has not started within %g s: a process may have died while it did\n",
-                      w->seconds);
-        _exit(2);
-    }
-    pthread_mutex_unlock(&w->lock);
-    return NULL;
 }
 
-/* MPI_Init_thread, watched by a thread that does not enter MPI. */
-static bool start_watched(int *level, double deadline) {
-    watch w = {.seconds = deadline + STARTING};
-    pthread_t thread;
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_mutex_init(&w.lock, NULL);
-    pthread_cond_init(&w.changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    const bool is_watched = !is_simulated && pthread_create(&thread, NULL, end_late, &w) == 0;
-    const bool is_started = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, level) == MPI_SUCCESS;
-    if (is_watched) {
-        pthread_mutex_lock(&w.lock);
-        w.is_over = true;
-        pthread_cond_signal(&w.changed);
-        pthread_mutex_unlock(&w.lock);
-        pthread_join(thread, NULL);
+static void leave(void) {
+    if (!is_simulated) {
+        carry_guard_leave();
     }
-    pthread_cond_destroy(&w.changed);
-    pthread_mutex_destroy(&w.lock);
+}
+
+/* A rank may still work alone while the others have come to their end. */
+static void finish(void) {
+    int finalized = 1;
+    MPI_Finalized(&finalized);
+    if (has_failed) {
+        sleep_for(2 * PARTING); /* the launcher ends all when one is gone: time for the others to say their message */
+    } else if (!finalized) {
+        enter("MPI_Finalize", -1, carry_seconds() + CARRY_COMM_ALONE);
+        MPI_Finalize();
+        leave();
+    }
+}
+
+static bool init(int *level, double deadline) {
+    enter("MPI_Init", -1, carry_seconds() + deadline + STARTING);
+    const bool is_started = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, level) == MPI_SUCCESS;
+    leave();
     return is_started;
 }
 
@@ -155,6 +132,9 @@ static carry_status start(carry_ctx *ctx, double deadline) {
     if (finalized) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "MPI has been finalised in this process and cannot start again");
     }
+    if (!is_simulated) {
+        carry_guard_start();
+    }
     MPI_Initialized(&initialized);
     if (!initialized) {
         /* Open MPI, on one machine: a block of a chain that is larger than this waits until its sender looks up from
@@ -162,7 +142,7 @@ static carry_status start(carry_ctx *ctx, double deadline) {
            stays.
          */
         (void)setenv("OMPI_MCA_btl_vader_eager_limit", "65536", 0);
-        if (!start_watched(&level, deadline) || atexit(finish) != 0) {
+        if (!init(&level, deadline) || atexit(finish) != 0) {
             return carry_fail(ctx, CARRY_EUNSUPPORTED, "MPI could not be started");
         }
         ignore_closed_sockets();
@@ -220,11 +200,15 @@ static carry_status open_mpi(carry_ctx *ctx, carry_wire *wire, const carry_comm_
     MPI_Comm_size(MPI_COMM_WORLD, &wire->size);
     line *l = calloc(1, sizeof *l);
     if (l == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d processes", wire->size);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator of %d processes", wire->size);
     }
     MPI_Request copied;
+    const double until = carry_seconds() + options->deadline;
+    enter("open", -1, until);
     MPI_Comm_idup(MPI_COMM_WORLD, &l->comm, &copied);
-    if (!wait_until(&copied, carry_seconds() + options->deadline)) {
+    const bool is_open = wait_until(&copied, until);
+    leave();
+    if (!is_open) {
         has_failed = true; /* MPI may still write to l, which is therefore kept */
         return carry_fail(ctx, CARRY_ETIMEOUT, "open: not all of %d processes came within the deadline of %g s",
                           wire->size, options->deadline); // NOLINT(clang-analyzer-unix.Malloc)
@@ -254,9 +238,11 @@ static void post(carry_wire *wire, carry_request *request) {
     }
     MPI_Request native = MPI_REQUEST_NULL;
     const int bytes = (int)request->bytes;
+    enter(request->operation, request->peer, carry_seconds() + request->comm->deadline);
     const int code = request->to != NULL
                          ? MPI_Irecv(request->to, bytes, MPI_BYTE, request->world, request->tag, l->comm, &native)
                          : MPI_Isend(request->from, bytes, MPI_BYTE, request->world, request->tag, l->comm, &native);
+    leave();
     if (code != MPI_SUCCESS) {
         break_off(wire, request, code);
     }
@@ -287,10 +273,11 @@ static double patience(const carry_wire *wire) {
     return l->parting;
 }
 
-/* Leaves nothing of it with MPI, or as little as can be: a peer that is dead cannot finish what it began. */
-static void cancel(carry_wire *wire, carry_request *request) {
+static void give_up(carry_wire *wire, carry_request *request) {
+    const double until = patience(wire);
     MPI_Request native = get_native(request);
     int done = 0;
+    enter(request->operation, request->peer, until);
     MPI_Test(&native, &done, MPI_STATUS_IGNORE);
     request->state = done ? CARRY_REQUEST_DONE : CARRY_REQUEST_NONE;
     if (done) {
@@ -299,9 +286,15 @@ static void cancel(carry_wire *wire, carry_request *request) {
     if (request->to != NULL) {
         MPI_Cancel(&native);
     }
-    if (!wait_until(&native, patience(wire))) {
+    if (!wait_until(&native, until)) {
         MPI_Request_free(&native);
     }
+}
+
+/* Leaves nothing of it with MPI, or as little as can be: a peer that is dead cannot finish what it began. */
+static void cancel(carry_wire *wire, carry_request *request) {
+    give_up(wire, request);
+    leave();
 }
 
 /* One look at the request and at the notice. */
@@ -329,20 +322,22 @@ static void look(carry_wire *wire, carry_request *request, bool waits) {
 }
 
 static void progress(carry_wire *wire, carry_request *request, double until) {
+    enter(request->operation, request->peer, until > 0 ? until : carry_seconds() + request->comm->deadline);
     for (int looks = 0; request->state == CARRY_REQUEST_PENDING; looks++) {
         look(wire, request, until > 0);
         if (request->state == CARRY_REQUEST_PENDING && wire->ended_by >= 0) {
-            cancel(wire, request);
+            give_up(wire, request);
             if (request->state != CARRY_REQUEST_DONE) {
                 request->state = CARRY_REQUEST_ENDED;
             }
         } else if (request->state == CARRY_REQUEST_PENDING) {
             if (until <= 0 || carry_seconds() > until) {
-                return;
+                break;
             }
             pause_after(looks);
         }
     }
+    leave();
 }
 
 static void abort_mpi(carry_wire *wire, const char *reason) {
@@ -351,18 +346,21 @@ static void abort_mpi(carry_wire *wire, const char *reason) {
     (void)snprintf(wire->reason, sizeof wire->reason, "%s", reason);
     memcpy(l->outgoing, wire->reason, sizeof l->outgoing);
     l->told = calloc((size_t)wire->size, sizeof(MPI_Request));
+    enter("end", -1, carry_seconds() + PARTING);
     for (int peer = 0; peer < wire->size && l->told != NULL; peer++) {
         l->told[peer] = MPI_REQUEST_NULL;
         if (peer != wire->rank) {
             MPI_Isend(l->outgoing, sizeof l->outgoing, MPI_BYTE, peer, CARRY_TAG_NOTICE, l->comm, &l->told[peer]);
         }
     }
+    leave();
 }
 
 static void close_mpi(carry_wire *wire) {
     line *l = wire->state;
     bool is_clear = true;
     const double until = carry_seconds() + PARTING;
+    enter("close", -1, until + PARTING);
     for (int peer = 0; peer < wire->size && l->told != NULL; peer++) {
         is_clear = wait_until(&l->told[peer], until) && is_clear;
     }
@@ -373,8 +371,10 @@ static void close_mpi(carry_wire *wire) {
     if (wire->ended_by >= 0) {
         has_failed = true; /* its number must not be given to another while messages are under way: it is kept */
     } else {
+        enter("close", -1, carry_seconds() + CARRY_COMM_ALONE); /* may wait for the others */
         MPI_Comm_free(&l->comm);
     }
+    leave();
     if (is_clear) {
         free(l->told);
         free(l);

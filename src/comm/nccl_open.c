@@ -200,7 +200,7 @@ carry_status carry_nccl_open(carry_ctx *ctx, carry_wire *wire, const carry_comm_
     wire->device = options->device;
     carry_nccl_room *r = calloc(1, sizeof *r);
     if (r == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d ranks", wire->size);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator of %d ranks", wire->size);
     }
     r->ordinal = ordinal;
     r->ctx = ctx;

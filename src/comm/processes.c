@@ -167,7 +167,7 @@ static void open_message(carry_wire *wire, peer *p) {
     if (request == NULL) {
         p->aside = new_parcel(p->head.tag, (size_t)p->head.bytes);
         if (p->aside == NULL) {
-            (void)snprintf(wire->reason, sizeof wire->reason, "no memory for a message of %llu bytes",
+            (void)snprintf(wire->reason, sizeof wire->reason, "out of memory: a message of %llu bytes",
                            (unsigned long long)p->head.bytes);
             hang_up(p);
         }
@@ -292,7 +292,7 @@ static void post_to_self(carry_wire *wire, peer *p, carry_request *request) {
     carry_request *receive = find(p->receives, request->tag);
     parcel *new = receive == NULL ? new_parcel(request->tag, request->bytes) : NULL;
     if (receive == NULL && new == NULL) {
-        (void)snprintf(wire->reason, sizeof wire->reason, "no memory for a message of %zu bytes", request->bytes);
+        (void)snprintf(wire->reason, sizeof wire->reason, "out of memory: a message of %zu bytes", request->bytes);
         request->state = CARRY_REQUEST_BROKEN;
         return;
     }
@@ -410,7 +410,7 @@ static carry_status open_processes(carry_ctx *ctx, carry_wire *wire, const carry
     struct pollfd *polled = calloc(count, sizeof *polled);
     carry_status status = CARRY_OK;
     if (h == NULL || sockets == NULL || polled == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of %d processes", wire->size);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator of %d processes", wire->size);
     } else {
         status = carry_meeting_join(ctx, sockets, options->deadline);
     }

@@ -129,7 +129,7 @@ carry_status carry_ranks_run_told(carry_ctx *ctx, int size, carry_rank_function 
     }
     struct carry_ranks *all = calloc(1, sizeof *all + (size_t)size * sizeof(member));
     if (all == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %d ranks", size);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %d ranks", size);
     }
     all->size = size;
     all->function = function;

@@ -7,7 +7,7 @@ static carry_status open_self(carry_ctx *ctx, carry_wire *wire, const carry_comm
     wire->rank = 0;
     wire->size = 1;
     wire->state = carry_mailbox_new(1);
-    return wire->state != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a communicator of one rank");
+    return wire->state != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a communicator of one rank");
 }
 
 static void close_self(carry_wire *wire) {

@@ -68,7 +68,8 @@ carry_status carry_comm_split(carry_comm *comm, carry_comm **part, int64_t colou
     const entry mine = {.colour = colour, .key = key, .rank = comm->rank, .groups = comm->wire->groups};
     entry *all = calloc((size_t)comm->size, sizeof *all);
     if (all == NULL) {
-        const carry_status status = carry_fail(comm->ctx, CARRY_EMEMORY, "no memory to split %d ranks", comm->size);
+        const carry_status status =
+            carry_fail(comm->ctx, CARRY_EMEMORY, "out of memory: splitting %d ranks", comm->size);
         carry_comm_abort(comm, carry_ctx_error(comm->ctx));
         return status;
     }

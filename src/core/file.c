@@ -144,7 +144,7 @@ carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const 
     (void)close(file);
     if (!complete) {
         free(bytes);
-        return bytes == NULL ? carry_fail(ctx, CARRY_EMEMORY, "no memory to read %s (%zu bytes)", path, size)
+        return bytes == NULL ? carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s (%zu bytes)", path, size)
                              : carry_fail(ctx, CARRY_EIO, "%s cannot be read: %s", path, strerror(code));
     }
     bytes[*length] = '\0';

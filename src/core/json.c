@@ -336,7 +336,7 @@ carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char 
     }
     carry_json *block = malloc(nodes * sizeof *block + length + 1);
     if (block == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the %zu values of %s", nodes, name);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the %zu values of %s", nodes, name);
     }
     parser p = {.ctx = ctx,
                 .name = name,

@@ -203,7 +203,7 @@ carry_status carry_recorder_new(carry_ctx *ctx, carry_recorder **recorder, int64
     }
     carry_recorder *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a recorder");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a recorder");
     }
     pthread_mutex_init(&made->lock, NULL);
     int64_t fair = ALL_EVENTS / carry_cores();
@@ -232,7 +232,7 @@ carry_status carry_recorder_attach(carry_recorder *recorder, carry_ctx *ctx, int
     }
     struct carry_recording *made = calloc(1, sizeof *made + (size_t)threads * sizeof(carry_track *));
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to record %d threads", threads);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: recording %d threads", threads);
     }
     made->recorder = recorder;
     pthread_mutex_lock(&recorder->lock);
@@ -247,7 +247,7 @@ carry_status carry_recorder_attach(carry_recorder *recorder, carry_ctx *ctx, int
     pthread_mutex_unlock(&recorder->lock);
     if (made->count < threads) {
         carry_recording_free(made);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to record %d threads", threads);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: recording %d threads", threads);
     }
     ctx->recording = made;
     return CARRY_OK;

@@ -170,7 +170,7 @@ static void wake_sleepers(carry_pool *pool) {
 static carry_status start_worker(carry_ctx *ctx, carry_pool *pool, int index) {
     worker *self = malloc(sizeof *self);
     if (self == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for thread %d of %d", index, pool->threads);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: thread %d of %d", index, pool->threads);
     }
     *self = (worker){.pool = pool, .index = index};
     int code = pthread_create(&pool->handles[index - 1], NULL, worker_main, self);
@@ -208,14 +208,14 @@ carry_status carry_pool_new(carry_ctx *ctx, carry_pool **pool, int threads) {
     carry_pool *made = calloc(1, sizeof *made);
     *pool = made;
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pool of %d threads", threads);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a pool of %d threads", threads);
     }
     made->threads = made->most = threads;
     pthread_mutex_init(&made->lock, NULL);
     pthread_cond_init(&made->wake, NULL);
     made->handles = calloc((size_t)threads, sizeof *made->handles);
     if (made->handles == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pool of %d threads", threads);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a pool of %d threads", threads);
     }
     for (int i = 1; i < threads; i++) {
         CARRY_TRY(start_worker(ctx, made, i));

@@ -88,28 +88,20 @@ static void take_scratch(const carry_delta_plan *plan, carry_arena *arena, carry
     struct {
         float **at;
         size_t floats;
-    } all[] = {{&s->weighed, 2 * C * K},
-               {&s->gradients, 2 * C * V},
-               {&s->v, C * V},
-               {&s->values, C * V},
-               {&s->left_k, C * K},
-               {&s->by_state, 2 * C * K},
-               {&s->by_end, C * K},
-               {&s->by_values, 2 * C * C},
-               {&s->on_kk, C * C},
-               {&s->on_qk, C * C},
-               {&s->dq, C * K},
-               {&s->dk, C * K},
-               {&s->key_dG, plan->problem.gate == CARRY_DELTA_KEY_GATE ? C * K : 0},
-               {&s->dbeta, C},
-               {&s->norm_k, C},
-               {&s->norm_q, C},
-               {&s->norm_left, C},
+    } all[] = {{&s->weighed, 2 * C * K}, {&s->gradients, 2 * C * V},
+               {&s->v, C * V},           {&s->values, C * V},
+               {&s->left_k, C * K},      {&s->by_state, 2 * C * K},
+               {&s->by_end, C * K},      {&s->by_values, 2 * C * C},
+               {&s->on_kk, C * C},       {&s->on_qk, C * C},
+               {&s->dq, C * K},          {&s->dk, C * K},
+               {&s->dbeta, C},           {&s->norm_k, C},
+               {&s->norm_q, C},          {&s->norm_left, C},
                {&s->beside, BLOCK * V}};
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         *all[i].at = carry_arena_take(arena, all[i].floats, sizeof(float));
     }
     s->dG = carry_arena_take(arena, C, sizeof *s->dG);
+    s->key_dG = carry_arena_take(arena, plan->problem.gate == CARRY_DELTA_KEY_GATE ? C * K : 0, sizeof *s->key_dG);
     s->dS = carry_arena_take(arena, (size_t)plan->group * K, V * sizeof(float));
     int64_t rows = plan->chunk;
     int64_t wide = K > V ? plan->problem.key : plan->problem.value;

@@ -21,7 +21,7 @@ typedef struct carry_delta_back_scratch {
     float *on_kk, *on_qk; /* [C, C]: gradients of kk and qk, over the group */
     float *dq, *dk;       /* [C, K] */
     double *dG;           /* [C]: gradients of G, the gate's sums (through_states says why they are double) */
-    float *key_dG;        /* [C, K]: the same with a key gate */
+    double *key_dG;       /* [C, K]: the same with a key gate */
     float *dbeta;         /* [C] */
     float *beside;        /* [16, V] */
     float *dS;            /* [group, K, V]: gradient of the state that leaves the chunk, then of the one that enters */

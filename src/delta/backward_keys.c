@@ -5,7 +5,8 @@
        dk[j] += (p q[i] - beta[i] n k[i]) E
        dG[i] += q[i] dq[i] + k[i] dk[i];   dG[j] -= k[j] dk[j]   of these parts
 
-   Off the diagonal blocks E is a product around the block's first token, and the sums are matrix products. */
+   dG is double, as with one gate a head (backward_chunk.c). Off the diagonal blocks E is a product around the block's
+   first token, and the sums are matrix products. */
 #include <math.h>
 
 #include "core/context.h"
@@ -22,9 +23,9 @@ void carry_delta_back_keys_states(const unit *u, int64_t tokens, const float *S,
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
     CARRY_SPAN(plan->ctx, "delta", "through states");
-    float at_end[CARRY_DELTA_MAX_DIM];
+    double at_end[CARRY_MAX_DELTA_DIM];
     for (int64_t c = 0; c < K; c++) {
-        at_end[c] = s->heads.end[c] * carry_delta_dot(S + c * V, dS + c * V, V);
+        at_end[c] = (double)(s->heads.end[c] * carry_delta_dot(S + c * V, dS + c * V, V));
     }
     for (int64_t i = 0; i < tokens; i++) {
         float beta = s->heads.beta[i];
@@ -36,8 +37,8 @@ void carry_delta_back_keys_states(const unit *u, int64_t tokens, const float *S,
             float on_end = s->heads.left[at] * s->by_end[at];
             float beyond = i < tokens - 1 ? s->rows.k[at] * on_end : 0.0f; /* as with one gate a head */
             seen += s->rows.k[at] * on_R;
-            s->key_dG[at] = s->rows.q[at] * on_O - beta * s->rows.k[at] * on_R - beyond;
-            at_end[c] += beyond;
+            s->key_dG[at] = (double)(s->rows.q[at] * on_O - beta * s->rows.k[at] * on_R) - (double)beyond;
+            at_end[c] += (double)beyond;
             s->dq[at] += on_O;
             s->dk[at] += on_end - beta * on_R;
         }
@@ -73,7 +74,7 @@ static void rows_of_block(const unit *u, int64_t tokens, int64_t block, int64_t 
             float q = plan->scale * s->heads.after[i * K + c] * on_P[i * K + c];
             s->dq[at] += q;
             s->dk[at] -= beta * n;
-            s->key_dG[at] += s->rows.q[at] * q - beta * s->rows.k[at] * n;
+            s->key_dG[at] += (double)(s->rows.q[at] * q - beta * s->rows.k[at] * n);
             on_beta += s->rows.k[at] * n;
         }
         s->dbeta[block + i] -= on_beta;
@@ -106,7 +107,7 @@ static void columns_of_block(const unit *u, int64_t tokens, int64_t block, int64
     for (int64_t at = 0; at < block * K; at++) {
         float k = s->heads.before[at] * on_k[at];
         s->dk[at] += k;
-        s->key_dG[at] -= s->rows.k[at] * k;
+        s->key_dG[at] -= (double)(s->rows.k[at] * k);
     }
 }
 
@@ -118,7 +119,7 @@ static void pair_of_block(const unit *u, int64_t tokens, int64_t i, int64_t j) {
     float beta = s->heads.beta[i];
     float n = s->by_values[i * plan->chunk + j];
     float p = plan->scale * s->by_values[(tokens + i) * plan->chunk + j];
-    float decays[CARRY_DELTA_MAX_DIM];
+    float decays[CARRY_MAX_DELTA_DIM];
     const float *q_i = s->rows.q + i * K;
     const float *k_i = s->rows.k + i * K;
     const float *k_j = s->rows.k + j * K;
@@ -130,8 +131,9 @@ static void pair_of_block(const unit *u, int64_t tokens, int64_t i, int64_t j) {
         s->dq[i * K + c] += p * faded;
         s->dk[i * K + c] -= beta * n * faded;
         s->dk[j * K + c] += on_k;
-        s->key_dG[i * K + c] += k_j[c] * on_k;
-        s->key_dG[j * K + c] -= k_j[c] * on_k;
+        const double both = (double)(k_j[c] * on_k);
+        s->key_dG[i * K + c] += both;
+        s->key_dG[j * K + c] -= both;
         on_beta += k_i[c] * faded;
     }
     s->dbeta[i] -= n * on_beta;
@@ -173,18 +175,22 @@ void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64
     }
     for (int64_t i = tokens - 1; i >= 0; i--) {
         for (int64_t c = 0; c < K; c++) {
-            float later = i < tokens - 1 ? s->key_dG[(i + 1) * K + c] : 0.0f;
+            double later = i < tokens - 1 ? s->key_dG[(i + 1) * K + c] : 0.0;
             bool erases = expf(s->heads.g[i * K + c]) == 0.0f;
-            s->key_dG[i * K + c] = erases ? 0.0f : s->key_dG[i * K + c] + later;
+            s->key_dG[i * K + c] = erases ? 0.0 : s->key_dG[i * K + c] + later;
         }
     }
     for (int64_t i = carry_delta_back_first_bad(u, tokens, S); i >= 0; i--) {
-        double dg[CARRY_DELTA_MAX_DIM];
+        double dg[CARRY_MAX_DELTA_DIM];
         carry_delta_back_gate_between(u, i, tokens, S, dS, dg);
         for (int64_t c = 0; c < K; c++) {
-            s->key_dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0f : (float)dg[c];
+            s->key_dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0 : dg[c];
         }
     }
-    carry_delta_store(plan, &u->back->args->dg, s->key_dG, u->sequence->batch, u->sequence->start + t, value_head,
-                      tokens, 0, K);
+    float *dg = s->by_end; /* free by now */
+    for (int64_t at = 0; at < tokens * K; at++) {
+        dg[at] = (float)s->key_dG[at];
+    }
+    carry_delta_store(plan, &u->back->args->dg, dg, u->sequence->batch, u->sequence->start + t, value_head, tokens, 0,
+                      K);
 }

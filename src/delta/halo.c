@@ -87,7 +87,7 @@ static carry_status take(carry_halo *h) {
         h->one = carry_arena_take(&arena, (size_t)(h->tail * h->row), item);
         h->others = carry_arena_take(&arena, (size_t)(h->window * h->row), item);
         if (pass == 0 && (!carry_arena_total(&arena, &bytes) || (h->block = malloc(bytes)) == NULL)) {
-            return carry_fail(h->ctx, CARRY_EMEMORY, "no memory for a halo");
+            return carry_fail(h->ctx, CARRY_EMEMORY, "out of memory: a halo");
         }
     }
     memset(h->requests, 0, (size_t)h->size * sizeof *h->requests);

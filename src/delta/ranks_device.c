@@ -66,8 +66,8 @@ static void take(const carry_delta_ranks_plan *plan, carry_arena *arena, memory 
     const size_t all = (size_t)sequences_of(plan) * state_floats(plan);
     size_t scan = 0, inner = 0;
     if (plan->chained) {
-        const size_t forth = carry_all_scan_workspace(plan->forward[0]);
-        const size_t back = carry_all_scan_workspace(plan->backward[0]);
+        const size_t forth = carry_all_scan_run_workspace(plan->forward[0]);
+        const size_t back = carry_all_scan_run_workspace(plan->backward[0]);
         scan = forth > back ? forth : back;
     }
     const carry_delta_plan *plans[] = {plan->inner, plan->maps};
@@ -98,7 +98,7 @@ static carry_status make_constants(carry_delta_ranks_plan *plan) {
     const size_t values = (size_t)(p->batch * p->tokens * p->value_heads * key) * carry_dtype_size(p->dtype);
     float *host = calloc(1, bytes);
     if (host == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the identity of %lld heads", (long long)heads);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the identity of %lld heads", (long long)heads);
     }
     for (int64_t i = 0; i < heads * key; i++) {
         host[i * key + i % key] = 1.0f;
@@ -126,7 +126,7 @@ carry_status carry_delta_ranks_device_fill(carry_delta_ranks_plan *plan) {
     carry_arena arena = carry_arena_over(NULL, 0);
     plan->borders = calloc((size_t)p->sequences + 1, sizeof *plan->borders);
     if (plan->borders == NULL) {
-        return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory for a plan");
+        return carry_fail(plan->ctx, CARRY_EMEMORY, "out of memory: a plan");
     }
     if (p->tokens > 0 && plan->chained && !plan->split && !plan->is_first && !plan->is_last) { /* M may be wanted */
         carry_delta_problem maps = *p;
@@ -261,7 +261,7 @@ static carry_status exchange(call *c, float *M) {
                                       .L = carry_view_on(p->device, c->at.L, CARRY_F32, 3, state),
                                       .M = carry_view_on(p->device, M, CARRY_F32, 3, map)};
     c->plan->last_scan = scan;
-    return carry_all_scan_run(scan, &args, c->at.scan, carry_all_scan_workspace(scan));
+    return carry_all_scan_run(scan, &args, c->at.scan, carry_all_scan_run_workspace(scan));
 }
 
 /* Does sequence i end (start) here, with tokens here? */

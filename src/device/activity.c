@@ -109,7 +109,7 @@ carry_status carry_activity_new(carry_ctx *ctx, carry_activity_log **log, int64_
     }
     if (made == NULL || made->record == NULL || made->sum[CARRY_ACTIVITY_NAMES].name == NULL) {
         carry_activity_free(made);
-        return carry_fail(ctx, CARRY_EMEMORY, "kernels are not on the trace: no memory for %lld of them",
+        return carry_fail(ctx, CARRY_EMEMORY, "kernels are not on the trace: out of memory: %lld records",
                           (long long)limit);
     }
     *log = made;

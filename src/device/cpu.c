@@ -103,7 +103,8 @@ static size_t cache_size(int level) {
 static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_properties *properties) {
     (void)ctx;
     (void)ordinal;
-    *properties = (carry_device_properties){.backend = "cpu", .units = carry_cores()};
+    *properties =
+        (carry_device_properties){CARRY_INIT(carry_device_properties), .backend = "cpu", .units = carry_cores()};
     processor_name(properties->name);
 #if defined(__aarch64__)
     (void)snprintf(properties->kernels, sizeof properties->kernels, "neon");
@@ -190,7 +191,7 @@ static carry_status fill(carry_ctx *ctx, int ordinal, void *to, unsigned char by
 static carry_status stream_new(carry_ctx *ctx, carry_stream **stream, int ordinal) {
     (void)ordinal;
     *stream = malloc(sizeof **stream);
-    return *stream != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a stream");
+    return *stream != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a stream");
 }
 
 static carry_status stream_wait(carry_ctx *ctx, int ordinal, carry_stream *stream) {
@@ -209,7 +210,7 @@ static void stream_free(carry_ctx *ctx, int ordinal, carry_stream *stream) {
 static carry_status event_new(carry_ctx *ctx, carry_event **event, int ordinal) {
     (void)ordinal;
     *event = calloc(1, sizeof **event);
-    return *event != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for an event");
+    return *event != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: an event");
 }
 
 static carry_status event_record(carry_ctx *ctx, int ordinal, carry_event *event, carry_stream *stream) {

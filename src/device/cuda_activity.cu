@@ -64,9 +64,9 @@ static carry_activity_log *filled;        /* NULL: nothing is recorded; guarded 
 
 static void *open_library(void) {
     static const char *const places[] = {"", "/usr/local/cuda/lib64/", "/usr/local/cuda/extras/CUPTI/lib64/"};
-    const char *wished = getenv("CARRY_CUPTI");
-    if (wished != NULL && wished[0] != '\0') {
-        return dlopen(wished, RTLD_NOW | RTLD_LOCAL);
+    const char *path = getenv("CARRY_CUPTI");
+    if (path != NULL && path[0] != '\0') {
+        return dlopen(path, RTLD_NOW | RTLD_LOCAL);
     }
     void *library = NULL;
     for (int versioned = 1; library == NULL && versioned >= 0; versioned--) {

@@ -62,7 +62,7 @@ static carry_status add_region(carry_ctx *ctx, int device, size_t piece) {
     for (size_t offset = 0; offset < bytes; offset += piece) {
         carry_exchange *new = calloc(1, sizeof *new);
         if (new == NULL) { /* the rest of the region is not used */
-            return offset > 0 ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a list of exchange memory");
+            return offset > 0 ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a list of exchange memory");
         }
         *new = (carry_exchange){.next = spare,
                                 .data = (char *)data + offset,

@@ -124,7 +124,7 @@ static carry_status make_room(carry_ctx *ctx, carry_continuation *c, size_t leng
     size_t room = needed < 256 ? 256 : 2 * needed;
     char *grown = realloc(c->text, room);
     if (grown == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a text of %zu bytes", room);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a text of %zu bytes", room);
     }
     c->text = grown;
     c->room = room;

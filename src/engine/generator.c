@@ -134,7 +134,7 @@ carry_status carry_lm_generator_new(carry_lm *lm, carry_lm_generator **made, int
     *made = NULL;
     carry_lm_generator *g = calloc(1, sizeof *g);
     if (g == NULL) {
-        return carry_fail(lm->ctx, CARRY_EMEMORY, "no memory to generate");
+        return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: generating");
     }
     g->lm = lm;
     g->batch = batch;

@@ -73,7 +73,7 @@ carry_status carry_sampler_new(carry_ctx *ctx, carry_sampler **made, int64_t voc
     }
     if (s == NULL || s->key == NULL || s->weight == NULL) {
         carry_sampler_free(s);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to take one of %" PRId64 " tokens", vocabulary);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: taking one of %" PRId64 " tokens", vocabulary);
     }
     *made = s;
     return CARRY_OK;

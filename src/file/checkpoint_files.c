@@ -54,7 +54,7 @@ carry_status carry_checkpoint_steps(carry_ctx *ctx, int64_t **steps, int64_t *co
             room = 2 * room + 16;
             int64_t *grown = realloc(*steps, (size_t)room * sizeof **steps);
             if (grown == NULL) {
-                status = carry_fail(ctx, CARRY_EMEMORY, "no memory to list %s", folder);
+                status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: listing %s", folder);
                 break;
             }
             *steps = grown;

@@ -45,7 +45,7 @@ carry_status carry_checkpoint_write_sums(carry_ctx *ctx, const char *folder) {
     carry_status status = carry_checkpoint_put_files(ctx, &text, folder, names, true);
     carry_checkpoint_put_sum(&text);
     if (status == CARRY_OK && text.failed) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory to write %s", path);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
     }
     status = status == CARRY_OK ? carry_file_replace(ctx, path, text.bytes, text.length) : status;
     carry_json_text_free(&text);

@@ -114,7 +114,7 @@ static carry_status take_metadata(const reader *r, const carry_json *notes) {
     }
     file->note = calloc((size_t)notes->as.inside.count + 1, sizeof *file->note);
     if (file->note == NULL) {
-        return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the metadata of a safetensors file");
+        return carry_fail(r->ctx, CARRY_EMEMORY, "out of memory: the metadata of a safetensors file");
     }
     for (const carry_json *node = notes->as.inside.first; node != NULL; node = node->next) {
         carry_safetensors_note *note = &file->note[file->notes];
@@ -124,7 +124,7 @@ static carry_status take_metadata(const reader *r, const carry_json *notes) {
         }
         note->value = malloc(node->as.text.length + 1);
         if (note->value == NULL) {
-            return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the metadata of a safetensors file");
+            return carry_fail(r->ctx, CARRY_EMEMORY, "out of memory: the metadata of a safetensors file");
         }
         memcpy(note->value, node->as.text.bytes, node->as.text.length + 1);
         file->notes++;
@@ -160,7 +160,7 @@ static carry_status order_entries(const reader *r) {
     size_t count = (size_t)file->count;
     file->by_name = malloc((count + 1) * sizeof(carry_safetensors_entry *));
     if (file->by_name == NULL) {
-        return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the entries of a safetensors file");
+        return carry_fail(r->ctx, CARRY_EMEMORY, "out of memory: the entries of a safetensors file");
     }
     for (size_t i = 0; i < count; i++) {
         file->by_name[i] = &file->entries[i];
@@ -190,7 +190,7 @@ static carry_status take_header(const reader *r, const carry_json *header) {
     }
     file->entries = calloc((size_t)header->as.inside.count + 1, sizeof *file->entries);
     if (file->entries == NULL) {
-        return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the entries of a safetensors file");
+        return carry_fail(r->ctx, CARRY_EMEMORY, "out of memory: the entries of a safetensors file");
     }
     for (const carry_json *node = header->as.inside.first; node != NULL; node = node->next) {
         carry_safetensors_entry *entry = &file->entries[file->count];

@@ -98,7 +98,7 @@ static carry_status make_header(carry_ctx *ctx, carry_json_text *text, const car
     while (text->length % 8 != 0) {
         carry_json_put_raw(text, " ");
     }
-    return text->failed ? carry_fail(ctx, CARRY_EMEMORY, "no memory for the header of a safetensors file") : CARRY_OK;
+    return text->failed ? carry_fail(ctx, CARRY_EMEMORY, "out of memory: the header of a safetensors file") : CARRY_OK;
 }
 
 static carry_status write_tensor(carry_ctx *ctx, carry_file_writing *writing, const carry_safetensors_item *item,
@@ -143,7 +143,7 @@ carry_status carry_safetensors_write(carry_ctx *ctx, const char *path, const car
     void *block = carry_aligned_new(BLOCK * sizeof(float));
     carry_status status = CARRY_OK;
     if (order == NULL || block == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
         goto done;
     }
     for (int64_t i = 0; i < count; i++) {

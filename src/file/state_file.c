@@ -105,7 +105,7 @@ carry_status carry_state_write(carry_ctx *ctx, const char *path, const carry_sta
                        .notes = calloc(2 * (n + OWN_NOTES) + 1, sizeof *w.notes)};
     if (w.tensor == NULL || w.hash == NULL || w.text == NULL || w.key == NULL || w.notes == NULL) {
         free_notes(&w);
-        return carry_fail(ctx, CARRY_EMEMORY, "out of memory to write %s", path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
     }
     for (int64_t i = 0; i < count; i++) {
         w.tensor[i] = &items[i].tensor;
@@ -226,7 +226,7 @@ carry_status carry_state_verify(carry_ctx *ctx, const carry_state_file *state, c
     const carry_tensor **tensor = calloc((size_t)file->count + 1, sizeof(const carry_tensor *));
     uint64_t *hash = calloc((size_t)file->count + 1, sizeof *hash);
     carry_status status =
-        tensor != NULL && hash != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory to read %s", path);
+        tensor != NULL && hash != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", path);
     uint64_t sum = hash_about(&state->about);
     if (status == CARRY_OK) {
         for (int64_t i = 0; i < file->count; i++) {

@@ -17,7 +17,7 @@
 static carry_status open_one(carry_ctx *ctx, carry_weights *w, const char *path) {
     carry_safetensors *grown = realloc(w->file, (size_t)(w->files + 1) * sizeof *grown);
     if (grown == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to read %s", path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", path);
     }
     w->file = grown;
     CARRY_TRY(carry_safetensors_open(ctx, &w->file[w->files], path));
@@ -88,7 +88,7 @@ static carry_status open_index(carry_ctx *ctx, carry_weights *w, const char *fol
     const char **seen = malloc(FILE_LIMIT * sizeof *seen);
     carry_status status;
     if (seen == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory to read %s", path);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", path);
     } else if (map == NULL || map->kind != CARRY_JSON_OBJECT) {
         status = carry_fail(ctx, CARRY_EFORMAT, "%s has no \"weight_map\"", path);
     } else {

@@ -121,7 +121,7 @@ carry_status carry_compare(carry_ctx *ctx, carry_comparison *comparison, const c
     carry_comparison *c = comparison;
     c->pair = calloc((size_t)(a->results > 0 ? a->results : 1), sizeof *c->pair);
     if (c->pair == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to compare runs");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: comparing runs");
     }
     int measured_b = 0;
     int pairs = 0;

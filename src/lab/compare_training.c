@@ -87,7 +87,7 @@ static carry_status compare_losses(carry_ctx *ctx, carry_loss_pair *pair, const 
     *pair = (carry_loss_pair){0};
     double *difference = calloc((size_t)(a_count > 0 ? a_count : 1), sizeof *difference);
     if (difference == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "out of memory to compare the losses of %d steps", a_count);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: comparing the losses of %d steps", a_count);
     }
     for (int i = 0, j = 0; i < a_count && j < b_count;) {
         if (x[i].step == y[j].step && isfinite(x[i].value) && isfinite(y[j].value)) {
@@ -130,7 +130,7 @@ static carry_status compare_speed(carry_ctx *ctx, carry_training_pair *pair, con
     carry_status status = CARRY_OK;
     pair->a_tokens = pair->b_tokens = NAN;
     if (x == NULL || y == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory to compare the speeds of two trainings");
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: comparing the speeds of two trainings");
     } else if (a_count > 0 && b_count > 0) {
         pair->speed = carry_ratio_of(x, a_count, y, b_count, slack > 0.0 ? slack : SLACK, 1);
         pair->a_tokens = 1.0 / carry_summarise(x, a_count).median;

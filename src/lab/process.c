@@ -272,9 +272,10 @@ carry_status carry_process_run(carry_ctx *ctx, carry_process_result *result, con
     c.out.limit = c.errors.limit = limit;
     c.out.text = malloc(limit + 1);
     c.errors.text = malloc(limit + 1);
-    carry_status status = c.out.text != NULL && c.errors.text != NULL
-                              ? CARRY_OK
-                              : carry_fail(ctx, CARRY_EMEMORY, "no memory for the output of %s", process->arguments[0]);
+    carry_status status =
+        c.out.text != NULL && c.errors.text != NULL
+            ? CARRY_OK
+            : carry_fail(ctx, CARRY_EMEMORY, "out of memory: the output of %s", process->arguments[0]);
     sigset_t before;
     hold_pipe_signal(&before);
     status = status == CARRY_OK ? start(&c) : status;

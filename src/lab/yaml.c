@@ -48,8 +48,8 @@ static carry_status syntax_error(reader *r) {
     const yaml_parser_t *p = &r->parser;
     yaml_mark_t mark = p->error == YAML_READER_ERROR ? mark_of_offset(r->text, p->problem_offset) : p->problem_mark;
     return carry_fail(r->ctx, CARRY_EFORMAT, "%s:%zu:%zu: this is not YAML: %s%s%s", r->name, mark.line + 1,
-                      mark.column + 1, p->problem != NULL ? p->problem : "no memory", p->context != NULL ? ", " : "",
-                      p->context != NULL ? p->context : "");
+                      mark.column + 1, p->problem != NULL ? p->problem : "out of memory",
+                      p->context != NULL ? ", " : "", p->context != NULL ? p->context : "");
 }
 
 static char *copy_text(const yaml_char_t *text, size_t length) {
@@ -69,7 +69,7 @@ static carry_status add(reader *r, carry_yaml **added, carry_yaml_kind kind, yam
     }
     carry_yaml *node = calloc(1, sizeof *node);
     if (node == NULL) {
-        return fail_at(r, mark, "no memory");
+        return fail_at(r, mark, "out of memory");
     }
     *node = (carry_yaml){.kind = kind, .line = (int)mark.line + 1, .column = (int)mark.column + 1};
     if (r->levels == 0) {
@@ -92,7 +92,7 @@ static carry_status take_key(reader *r, const yaml_event_t *event) {
     }
     char *key = copy_text(event->data.scalar.value, event->data.scalar.length);
     if (key == NULL) {
-        return fail_at(r, event->start_mark, "no memory");
+        return fail_at(r, event->start_mark, "out of memory");
     }
     r->open[r->levels - 1].key = key;
     if (strlen(key) != event->data.scalar.length) {
@@ -119,7 +119,7 @@ static carry_status take_scalar(reader *r, const yaml_event_t *event) {
     CARRY_TRY(add(r, &node, CARRY_YAML_SCALAR, event->start_mark));
     node->text = copy_text(event->data.scalar.value, event->data.scalar.length);
     if (node->text == NULL) {
-        return fail_at(r, event->start_mark, "no memory");
+        return fail_at(r, event->start_mark, "out of memory");
     }
     return strlen(node->text) == event->data.scalar.length ? CARRY_OK
                                                            : fail_at(r, event->start_mark, "a value has a zero byte");
@@ -173,7 +173,7 @@ carry_status carry_yaml_parse(carry_ctx *ctx, carry_yaml **root, const char *tex
     *root = NULL;
     if (r == NULL || !yaml_parser_initialize(&r->parser)) {
         free(r);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to read %s", name);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", name);
     }
     r->ctx = ctx;
     r->name = name;

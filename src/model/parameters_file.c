@@ -104,8 +104,6 @@ static carry_status check_values(const carry_parameters *own, const carry_tensor
     return CARRY_OK;
 }
 
-#define PIECES 8 /* of a tensor, at most */
-
 /* By its name or another one; NULL: none. */
 static const carry_tensor *find_named(const carry_parameters *own, const carry_weights *weights, const char *name) {
     char other[CARRY_SAFETENSORS_NAME];
@@ -117,36 +115,61 @@ static const carry_tensor *find_named(const carry_parameters *own, const carry_w
     return found;
 }
 
-/* The pieces of a tensor that a file has in rows; their number, 0 where it has not. */
-static int find_pieces(const carry_parameters *own, const carry_weights *weights, const char *name,
-                       const carry_tensor *piece[PIECES]) {
-    char other[CARRY_SAFETENSORS_NAME];
-    int count = 0;
-    while (count < PIECES && own->other != NULL && own->other(own->names, name, count, true, other, sizeof other)) {
-        piece[count] = find_named(own, weights, other);
-        if (piece[count] == NULL) {
-            return 0;
-        }
-        count++;
+/* Piece `which` of a tensor that a file has in pieces: consecutive rows of it or, of a tensor of rank 3, of its
+   matrices. False past the last. *piece is NULL where the file has no tensor of its name. */
+static bool find_piece(const carry_parameters *own, const carry_weights *weights, const char *name, int which,
+                       const carry_tensor **piece, char other[CARRY_SAFETENSORS_NAME]) {
+    *piece = NULL;
+    if (own->other == NULL || !own->other(own->names, name, which, true, other, CARRY_SAFETENSORS_NAME)) {
+        return false;
     }
-    return count;
+    *piece = find_named(own, weights, other);
+    return true;
 }
 
-/* Do the pieces make up the parameter? Otherwise the first that does not fit is named. */
-static carry_status check_pieces(const carry_parameters *own, const carry_parameter *p, const char *folder,
-                                 const carry_tensor *const *piece, int pieces) {
-    int64_t rows = 0;
-    for (int i = 0; i < pieces; i++) {
-        const bool fits = piece[i]->rank == p->rank &&
-                          memcmp(piece[i]->shape + 1, p->shape + 1, (size_t)(p->rank - 1) * sizeof *p->shape) == 0;
-        const bool real = piece[i]->dtype == CARRY_F32 || piece[i]->dtype == CARRY_BF16 || piece[i]->dtype == CARRY_F16;
-        rows += fits && real ? piece[i]->shape[0] : p->shape[0] + 1;
-    }
+/* Has a piece the type and, but for its first index, the shape that it needs? The pieces of matrices are all equal. */
+static bool piece_fits(const carry_parameter *p, const carry_tensor *piece, const carry_tensor *first) {
+    const int less = p->rank - piece->rank; /* 1: rows of matrices */
+    const bool real = piece->dtype == CARRY_F32 || piece->dtype == CARRY_BF16 || piece->dtype == CARRY_F16;
+    return real && piece->rank >= 1 &&
+           (less == 0 || (less == 1 && p->rank == 3 && piece->shape[0] == first->shape[0])) &&
+           memcmp(piece->shape + 1, p->shape + 1 + less, (size_t)(piece->rank - 1) * sizeof *p->shape) == 0;
+}
+
+/* Do the pieces make up the parameter? Otherwise the first that is missing or does not fit is named. *pieces is their
+   number, 0 where the file has not the first. */
+static carry_status check_pieces(const carry_parameters *own, const carry_weights *weights, const carry_parameter *p,
+                                 const char *folder, int *pieces) {
+    char other[CARRY_SAFETENSORS_NAME];
     char needs[CARRY_SHAPE_TEXT];
-    return rows == p->shape[0] ? CARRY_OK
-                               : carry_fail(own->ctx, CARRY_ESHAPE,
-                                            "%s: the %d pieces of %s do not make up its shape %s in f32, bf16 or f16",
-                                            folder, pieces, p->name, carry_shape_text(needs, p->rank, p->shape));
+    char has[CARRY_SHAPE_TEXT];
+    const carry_tensor *piece;
+    const carry_tensor *first = NULL;
+    int64_t count = 0;
+    *pieces = 0;
+    while (find_piece(own, weights, p->name, *pieces, &piece, other) &&
+           !(first != NULL && first->rank < p->rank && count == p->count)) {
+        if (piece == NULL && *pieces == 0) {
+            return CARRY_OK;
+        }
+        if (piece == NULL) {
+            return carry_fail(own->ctx, CARRY_EFORMAT, "%s has no tensor %s, a part of %s of shape %s", folder, other,
+                              p->name, carry_shape_text(needs, p->rank, p->shape));
+        }
+        first = first != NULL ? first : piece;
+        if (!piece_fits(p, piece, first) || carry_tensor_count(piece) > p->count - count) {
+            return carry_fail(own->ctx, CARRY_ESHAPE,
+                              "%s: %s of shape %s (%s) does not fit into %s of shape %s in f32, bf16 or f16", folder,
+                              other, carry_shape_text(has, piece->rank, piece->shape), carry_dtype_name(piece->dtype),
+                              p->name, carry_shape_text(needs, p->rank, p->shape));
+        }
+        count += carry_tensor_count(piece);
+        (*pieces)++;
+    }
+    return *pieces == 0 || count == p->count
+               ? CARRY_OK
+               : carry_fail(own->ctx, CARRY_ESHAPE, "%s: the %d pieces of %s do not make up its shape %s", folder,
+                            *pieces, p->name, carry_shape_text(needs, p->rank, p->shape));
 }
 
 /* The tensor of a parameter, of the right shape and type. NULL: it is there in pieces, which fit. */
@@ -154,8 +177,7 @@ static carry_status find_one(const carry_parameters *own, const carry_weights *w
                              const char *folder, const carry_tensor **found) {
     const carry_parameter *p = &own->parameter[index];
     const carry_tensor *from = find_named(own, weights, p->name);
-    const carry_tensor *piece[PIECES];
-    const int pieces = from == NULL ? find_pieces(own, weights, p->name, piece) : 0;
+    int pieces = 0;
     int64_t shape[5];
     char has[CARRY_SHAPE_TEXT];
     char needs[CARRY_SHAPE_TEXT];
@@ -163,9 +185,12 @@ static carry_status find_one(const carry_parameters *own, const carry_weights *w
     if (p->cut != CARRY_CUT_NONE && own->ranks > 1) {
         shape[p->cut == CARRY_CUT_ROWS ? 0 : 1] *= own->ranks;
     }
+    if (from == NULL) {
+        CARRY_TRY(check_pieces(own, weights, p, folder, &pieces));
+    }
     if (pieces > 0) {
         *found = NULL;
-        return check_pieces(own, p, folder, piece, pieces);
+        return CARRY_OK;
     }
     if (from == NULL) {
         return carry_fail(own->ctx, CARRY_EFORMAT, "%s has no tensor %s, which the configuration needs with shape %s",
@@ -184,25 +209,29 @@ static carry_status find_one(const carry_parameters *own, const carry_weights *w
     return CARRY_OK;
 }
 
+/* Pieces that find_one has checked, into f32: in place on the CPU, elsewhere beside. */
 static carry_status load_pieces(carry_parameters *own, const carry_weights *weights, int64_t index,
                                 const char *folder) {
     const carry_parameter *p = &own->parameter[index];
-    const carry_tensor *piece[PIECES];
-    const int pieces = find_pieces(own, weights, p->name, piece);
-    float *whole = carry_aligned_new((size_t)p->count * sizeof *whole);
+    const bool in_place = own->device == 0 && p->wide >= 0;
+    char other[CARRY_SAFETENSORS_NAME];
+    float *whole = in_place ? own->weights + p->wide : carry_aligned_new((size_t)p->count * sizeof *whole);
     carry_status status = whole != NULL ? CARRY_OK : carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
+    const carry_tensor *piece;
     int64_t at = 0;
-    for (int i = 0; status == CARRY_OK && i < pieces; i++) {
-        const int64_t count = carry_tensor_count(piece[i]);
-        own->stored[piece[i]->dtype] += count; /* f32, bf16 or f16: checked before */
-        status = check_values(own, piece[i], p->name, folder);
+    for (int i = 0; status == CARRY_OK && at < p->count && find_piece(own, weights, p->name, i, &piece, other); i++) {
+        const int64_t count = carry_tensor_count(piece);
+        own->stored[piece->dtype] += count; /* f32, bf16 or f16: checked before */
+        status = check_values(own, piece, other, folder);
         status = status == CARRY_OK ? carry_convert(own->ctx, carry_view_1d(whole + at, CARRY_F32, count),
-                                                    carry_view_1d(piece[i]->data, piece[i]->dtype, count))
+                                                    carry_view_1d(piece->data, piece->dtype, count))
                                     : status;
         at += count;
     }
-    status = status == CARRY_OK ? carry_parameters_put(own, index, whole, CARRY_F32) : status;
-    free(whole);
+    if (!in_place) {
+        status = status == CARRY_OK ? carry_parameters_put(own, index, whole, CARRY_F32) : status;
+        free(whole);
+    }
     return status;
 }
 
@@ -274,8 +303,8 @@ carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
         carry_parameter *p = &own->parameter[i];
         const carry_tensor *found;
         CARRY_TRY(find_one(own, &own->files, i, folder, &found));
-        if (p->rank == 2 && p->order.groups == 0 && found != NULL && found->dtype != CARRY_F32 &&
-            (uintptr_t)found->data % 2 == 0) {
+        if ((p->rank == 2 || (p->rank == 3 && p->may_be_narrow)) && p->order.groups == 0 && found != NULL &&
+            found->dtype != CARRY_F32 && (uintptr_t)found->data % 2 == 0) {
             p->mapped = found->data;
             p->mapped_dtype = found->dtype;
         }
@@ -352,7 +381,7 @@ carry_status carry_parameters_save(const carry_parameters *own, const char *fold
     float *ordered = carry_aligned_new((size_t)ordered_count(own) * sizeof *ordered + 1);
     int64_t at = 0;
     if (status == CARRY_OK && (items == NULL || ordered == NULL)) {
-        status = carry_fail(own->ctx, CARRY_EMEMORY, "out of memory to write %s", path);
+        status = carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
     }
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];

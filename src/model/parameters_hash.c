@@ -89,7 +89,7 @@ carry_status carry_parameters_hash(const carry_parameters *own, uint64_t *hash) 
     uint64_t *of = calloc(blocks, sizeof *of);
     carry_status status = of != NULL && (room != NULL || own->device == 0)
                               ? CARRY_OK
-                              : carry_fail(own->ctx, CARRY_EMEMORY, "out of memory to hash the weights");
+                              : carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: hashing the weights");
     uint64_t all = 0;
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];

@@ -12,10 +12,12 @@
 #include <stdint.h>
 
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "carry/ops.h"
 #include "core/launching.h"
 #include "ops/conv2d.h"
 #include "ops/device.h"
+#include "ops/experts.h"
 #include "ops/picture.h"
 #include "ops/sampler.h"
 
@@ -111,7 +113,29 @@ extern "C" {
     X(qk_norm_rotary, CARRY_REAL, (carry_ctx * ctx, const carry_qk_norm_rotary_args *args))                            \
     X(key_weights, CARRY_REAL, (carry_ctx * ctx, const carry_key_weights_args *args))                                  \
     X(relative_softmax, CARRY_REAL,                                                                                    \
-      (carry_ctx * ctx, carry_tensor p, carry_tensor scores, carry_tensor bias, int64_t keys))
+      (carry_ctx * ctx, carry_tensor p, carry_tensor scores, carry_tensor bias, int64_t keys))                         \
+    X(route, CARRY_REAL,                                                                                               \
+      (carry_ctx * ctx, carry_tensor weights, carry_tensor chosen, carry_tensor logits, carry_tensor bias,             \
+       const carry_router *router))                                                                                    \
+    X(route_backward, CARRY_REAL,                                                                                      \
+      (carry_ctx * ctx, carry_tensor dlogits, carry_tensor dweights, carry_tensor logits, carry_tensor chosen,         \
+       const carry_router *router))                                                                                    \
+    X(sort_experts, "i64",                                                                                             \
+      (carry_ctx * ctx, carry_tensor pair, carry_tensor place, carry_tensor offsets, carry_tensor chosen))             \
+    X(gather_pairs, CARRY_REAL,                                                                                        \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor pair, carry_tensor weights))                      \
+    X(combine_pairs, CARRY_REAL,                                                                                       \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor base, carry_tensor x, carry_tensor place, carry_tensor weights))  \
+    X(combine_pairs_backward, CARRY_REAL,                                                                              \
+      (carry_ctx * ctx, carry_tensor dweights, carry_tensor dy, carry_tensor x, carry_tensor place))                   \
+    X(row_gate, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor base, carry_tensor x, carry_tensor s))      \
+    X(row_gate_backward, CARRY_REAL,                                                                                   \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor ds, carry_tensor dy, carry_tensor x, carry_tensor s))            \
+    X(grouped_linear, CARRY_REAL,                                                                                      \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor offsets))                         \
+    X(grouped_linear_backward, CARRY_REAL,                                                                             \
+      (carry_ctx * ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x, carry_tensor W,             \
+       carry_tensor offsets, bool accumulate))
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */

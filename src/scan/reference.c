@@ -82,7 +82,7 @@ carry_status carry_scan_reference(carry_ctx *ctx, double *h, const carry_scan_pr
     int64_t size = problem->n * problem->width;
     double *zero = calloc((size_t)size, sizeof *zero);
     if (zero == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a state of %lld numbers", (long long)size);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a state of %lld numbers", (long long)size);
     }
     for (int64_t item = 0; item < problem->batch; item++) {
         for (int64_t i = 0; h0 != NULL && i < size; i++) {

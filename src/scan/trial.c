@@ -34,7 +34,7 @@ static carry_status fill(carry_scan_plan *plan, const carry_tensor *tensor, uint
     }
     carry_tensor host = carry_view(carry_aligned_new(bytes), tensor->dtype, tensor->rank, tensor->shape);
     if (host.data == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure this problem (%zu bytes)", bytes);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: measuring this problem (%zu bytes)", bytes);
     }
     carry_status status = carry_random_uniform(ctx, host, 1, stream, low, high);
     carry_stream *queue = carry_ctx_stream(ctx, tensor->device);
@@ -75,7 +75,7 @@ static carry_status prepare(carry_scan_plan *plan, carry_scan_trial *t) {
 carry_status carry_scan_trial_new(carry_scan_plan *plan, carry_scan_trial **trial) {
     *trial = calloc(1, sizeof **trial);
     if (*trial == NULL) {
-        return carry_fail(plan->ctx, CARRY_EMEMORY, "no memory to measure");
+        return carry_fail(plan->ctx, CARRY_EMEMORY, "out of memory: measuring");
     }
     carry_status status = prepare(plan, *trial);
     if (status != CARRY_OK) {

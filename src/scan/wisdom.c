@@ -21,9 +21,9 @@
 #define LOCK_SECONDS 10.0
 
 static void describe_machine(carry_ctx *ctx, char machine[192]) {
-    carry_device_properties cpu;
-    if (carry_device_describe(ctx, &cpu, 0) != CARRY_OK) {
-        cpu = (carry_device_properties){.name = "unknown"};
+    carry_device_properties cpu = {CARRY_INIT(carry_device_properties)};
+    if (carry_device_properties_of(ctx, &cpu, 0) != CARRY_OK) {
+        cpu = (carry_device_properties){CARRY_INIT(carry_device_properties), .name = "unknown"};
     }
     (void)snprintf(machine, 192, "%s, %ld cores, carry %s", cpu.name, sysconf(_SC_NPROCESSORS_CONF), carry_version());
 }
@@ -57,7 +57,7 @@ static carry_status wisdom_of(carry_ctx *ctx, carry_wisdom **wisdom) {
     }
     *wisdom = calloc(1, sizeof **wisdom);
     if (*wisdom == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for wisdom (%zu bytes)", sizeof **wisdom);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: wisdom (%zu bytes)", sizeof **wisdom);
     }
     ctx->slots[CARRY_SLOT_WISDOM].data = *wisdom;
     ctx->slots[CARRY_SLOT_WISDOM].free = free;
@@ -123,7 +123,7 @@ static carry_status merge_and_write(carry_ctx *ctx, const carry_wisdom *wisdom) 
     char *text = NULL;
     size_t length = 0;
     if (merged == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing wisdom");
     }
     memcpy(merged->machine, wisdom->machine, sizeof merged->machine);
     bool foreign;

@@ -193,7 +193,7 @@ static carry_status print_text(carry_ctx *ctx, const carry_wisdom *wisdom, char 
     *text = NULL;
     FILE *to = open_memstream(text, length);
     if (to == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing wisdom");
     }
     (void)fprintf(to, HEADER "\nmachine %s\n", wisdom->machine);
     for (int i = 0; i < wisdom->rates; i++) {
@@ -222,7 +222,7 @@ static carry_status print_text(carry_ctx *ctx, const carry_wisdom *wisdom, char 
     if (fclose(to) != 0 || *text == NULL) {
         free(*text);
         *text = NULL;
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to write wisdom");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing wisdom");
     }
     return CARRY_OK;
 }

@@ -40,7 +40,7 @@ carry_status carry_conditioning_new(carry_ctx *ctx, carry_conditioning **made, i
     }
     if (c == NULL || c->from == NULL || c->target == NULL || c->one == NULL || c->shown == NULL) {
         carry_conditioning_free(c);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for conditioning of %" PRId64 " rows of %" PRId64 " numbers",
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: conditioning of %" PRId64 " rows of %" PRId64 " numbers",
                           text_len, text_dim);
     }
     *made = c;

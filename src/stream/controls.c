@@ -68,7 +68,7 @@ static carry_status take_start(carry_controls *controls, const carry_control_sta
     carry_control_put(start, &text);
     carry_status status = CARRY_OK;
     if (text.failed) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for the controls");
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: the controls");
     } else {
         status = carry_json_parse(ctx, &document, text.bytes, text.length, "the prompt and other controls");
     }
@@ -87,15 +87,16 @@ carry_status carry_controls_new(carry_ctx *ctx, carry_controls **made, const car
     carry_controls *controls = calloc(1, sizeof *controls);
     if (controls == NULL || !start_locks(controls)) {
         free(controls);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the controls of a stream");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the controls of a stream");
     }
     controls->state = carry_control_default();
-    carry_status status = carry_ctx_new(&controls->ctx, &(carry_ctx_options){.threads = 1});
+    carry_status status =
+        carry_ctx_new(&controls->ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1});
     if (status == CARRY_OK && start != NULL) {
         status = take_start(controls, start);
     }
     if (status != CARRY_OK) {
-        (void)carry_fail(ctx, status, "%s", controls->ctx != NULL ? carry_ctx_error(controls->ctx) : "no memory");
+        (void)carry_fail(ctx, status, "%s", controls->ctx != NULL ? carry_ctx_error(controls->ctx) : "out of memory");
         carry_controls_free(controls);
         return status;
     }

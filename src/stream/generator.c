@@ -51,7 +51,7 @@ static carry_status allocate(carry_generator *g) {
     return g->x != NULL && g->velocity != NULL && g->x0 != NULL && g->context != NULL && g->text != NULL &&
                    g->out != NULL && g->digests != NULL
                ? CARRY_OK
-               : carry_fail(g->ctx, CARRY_EMEMORY, "no memory for chunks of %lld frames of %lld x %lld",
+               : carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: chunks of %lld frames of %lld x %lld",
                             (long long)o->chunk, (long long)o->height, (long long)o->width);
 }
 
@@ -59,7 +59,7 @@ carry_status carry_generator_new(carry_dit *dit, carry_generator **made, const c
     carry_generator *g = calloc(1, sizeof *g);
     *made = NULL;
     if (g == NULL) {
-        return carry_fail(dit->ctx, CARRY_EMEMORY, "no memory for a generator");
+        return carry_fail(dit->ctx, CARRY_EMEMORY, "out of memory: a generator");
     }
     g->dit = dit;
     g->ctx = dit->ctx;

@@ -22,7 +22,7 @@ carry_status carry_generator_batch_new(carry_generator *g, size_t bytes) {
         g->slot[i].x = carry_aligned_new(bytes);
         g->slot[i].x0 = carry_aligned_new(bytes);
         if (g->slot[i].x == NULL || g->slot[i].x0 == NULL) {
-            return carry_fail(g->ctx, CARRY_EMEMORY, "no memory for a batch of %lld chunks",
+            return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: a batch of %lld chunks",
                               (long long)g->options.batch);
         }
     }

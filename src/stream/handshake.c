@@ -170,7 +170,7 @@ carry_status carry_handshake_run(carry_comm *world, const carry_handshake *mine)
     fill(&own, mine);
     record *all = carry_size_mul(&bytes, (size_t)ranks, sizeof *all) ? malloc(bytes) : NULL;
     if (all == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the handshake of %d ranks", ranks);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the handshake of %d ranks", ranks);
     }
     carry_status status = carry_all_gather(world, all, &own, sizeof own);
     if (status == CARRY_OK) {

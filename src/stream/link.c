@@ -58,7 +58,7 @@ static carry_status new_end(carry_ctx *ctx, carry_link **made, const carry_link_
     carry_link *link = calloc(1, sizeof *link);
     *made = link;
     if (link == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a link");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a link");
     }
     link->ctx = ctx;
     link->options = *options;
@@ -74,7 +74,7 @@ static carry_status new_end(carry_ctx *ctx, carry_link **made, const carry_link_
         has_all = link->out[i].bytes != NULL;
     }
     return has_all ? CARRY_OK
-                   : carry_fail(ctx, CARRY_EMEMORY, "no memory for a link of %d messages of %zu bytes", link->slots,
+                   : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a link of %d messages of %zu bytes", link->slots,
                                 options->out_most);
 }
 

@@ -103,7 +103,7 @@ carry_status carry_mesh_new(carry_ctx *ctx, carry_mesh **made, carry_comm *comm,
         free(box);
         free(text);
         *made = NULL;
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for envelopes of %zu bytes", options->envelope_most);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: envelopes of %zu bytes", options->envelope_most);
     }
     *mesh = (carry_mesh){.ctx = ctx,
                          .comm = comm != NULL && carry_comm_size(comm) > 1 ? comm : NULL,

@@ -28,7 +28,7 @@ carry_status carry_overlap_new(carry_ctx *ctx, carry_overlap **made, int depth) 
     }
     carry_overlap *overlap = calloc(1, sizeof *overlap);
     if (overlap == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the times of %d chunks", CARRY_OVERLAP_KEPT);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the times of %d chunks", CARRY_OVERLAP_KEPT);
     }
     overlap->depth = depth;
     *made = overlap;

@@ -52,7 +52,7 @@ static carry_status allocate(carry_stage *s) {
         void *made = carry_size_product(&bytes, parts[i].factors, 5, parts[i].unit) ? carry_aligned_new(bytes) : NULL;
         memcpy(parts[i].to, &made, sizeof made);
         if (made == NULL) {
-            return carry_fail(s->ctx, CARRY_EMEMORY, "no memory for pictures of %lld x %lld", (long long)o->width,
+            return carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: pictures of %lld x %lld", (long long)o->width,
                               (long long)o->height);
         }
     }
@@ -130,7 +130,7 @@ carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pi
     carry_stage *s = calloc(1, sizeof *s);
     *made = s;
     if (s == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for stage 0");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: stage 0");
     }
     s->ctx = ctx;
     s->options = o;

@@ -61,7 +61,7 @@ struct carry_trainer {
 };
 
 static carry_status no_memory(carry_ctx *ctx) {
-    return carry_fail(ctx, CARRY_EMEMORY, "no memory to train a tokenizer");
+    return carry_fail(ctx, CARRY_EMEMORY, "out of memory: training a tokenizer");
 }
 
 static size_t slot_of_word(const carry_trainer *t, const unsigned char *bytes, size_t length) {

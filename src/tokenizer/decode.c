@@ -60,7 +60,7 @@ carry_status carry_decode(carry_ctx *ctx, const carry_tokenizer *tokenizer, char
     }
     char *made = malloc(total);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a text of %zu bytes", total);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a text of %zu bytes", total);
     }
     size_t at = 0;
     bool begun = false;

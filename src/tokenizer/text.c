@@ -92,7 +92,7 @@ static carry_status find_boundary(carry_ctx *ctx, const carry_text *text, int64_
     int64_t beyond = size - nominal < longest ? size - nominal : longest;
     char *bytes = malloc((size_t)(searched + beyond));
     if (bytes == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to read %s", text->list.file[file].path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", text->list.file[file].path);
     }
     carry_status status = read_part(ctx, text, file, nominal - searched, bytes, (size_t)(searched + beyond));
     if (status == CARRY_OK) {
@@ -151,7 +151,7 @@ carry_status carry_text_read(carry_ctx *ctx, const carry_text *text, int64_t blo
     *ends_file = block + 1 == text->first[file + 1];
     size_t length = end > start ? (size_t)(end - start) : 0; /* a file that changes between two reads */
     if (!carry_list_grow(&bytes->at, &bytes->room, bytes->count, length + 1, 1)) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to read %s", text->list.file[file].path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", text->list.file[file].path);
     }
     char *to = bytes->at + bytes->count;
     CARRY_TRY(read_part(ctx, text, file, start, to, length));
@@ -164,7 +164,7 @@ carry_status carry_text_read(carry_ctx *ctx, const carry_text *text, int64_t blo
 static carry_status look_at_files(carry_ctx *ctx, carry_text *t) {
     t->first = calloc((size_t)t->list.count + 1, sizeof *t->first);
     if (t->first == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %lld files", (long long)t->list.count);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %lld files", (long long)t->list.count);
     }
     for (int64_t i = 0; i < t->list.count; i++) {
         char head[HEAD_BYTES];
@@ -183,7 +183,7 @@ carry_status carry_text_open(carry_ctx *ctx, carry_text **text, const char *cons
     *text = NULL;
     carry_text *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a text");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a text");
     }
     if (options != NULL) {
         made->options = *options;

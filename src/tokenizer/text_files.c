@@ -18,12 +18,12 @@
 static carry_status add_file(carry_ctx *ctx, carry_file_list *list, const char *path, int64_t bytes) {
     if (list->count >= FILES_MOST ||
         !carry_list_grow(&list->file, &list->room, (size_t)list->count, 1, sizeof *list->file)) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the names of more than %lld files",
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the names of more than %lld files",
                           (long long)list->count);
     }
     list->file[list->count] = (carry_listed_file){strdup(path), bytes};
     if (list->file[list->count].path == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the name of %.200s", path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the name of %.200s", path);
     }
     list->count++;
     return CARRY_OK;

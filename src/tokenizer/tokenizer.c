@@ -72,7 +72,7 @@ bool carry_list_grow(void *list, size_t *room, size_t count, size_t more, size_t
 }
 
 static carry_status no_memory(carry_ctx *ctx) {
-    return carry_fail(ctx, CARRY_EMEMORY, "no memory for a tokenizer");
+    return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a tokenizer");
 }
 
 carry_tokenizer *carry_tokenizer_new(void) {

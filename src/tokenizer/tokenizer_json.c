@@ -307,7 +307,7 @@ carry_status carry_tokenizer_parse(carry_ctx *ctx, carry_tokenizer **tokenizer, 
     reader r = {ctx, name, carry_tokenizer_new(), malloc(length + 1), malloc(length + 1), 0};
     carry_status status;
     if (r.made == NULL || r.left == NULL || r.right == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for the tokenizer %s", name);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: the tokenizer %s", name);
     } else {
         bool is_plain = true;
         status = take_all(&r, root, &is_plain);

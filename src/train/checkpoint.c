@@ -77,7 +77,7 @@ static carry_status save_state(carry_ctx *ctx, const char *folder, const carry_c
     carry_safetensors_item *items = calloc((size_t)n, 3 * sizeof *items);
     char(*names)[CARRY_STATE_NAME] = calloc((size_t)n, 3 * sizeof *names);
     carry_status status =
-        items != NULL && names != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
+        items != NULL && names != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
     for (int64_t i = 0; i < parts * n && status == CARRY_OK; i++) {
         const carry_parameter *p = &c->parameters->parameter[i % n];
         const float *from = part[i / n].values + p->offset;
@@ -103,7 +103,7 @@ static carry_status save_note(carry_ctx *ctx, const char *folder, const carry_ch
     carry_status status = carry_checkpoint_put_files(ctx, &text, folder, carry_checkpoint_files, true);
     carry_checkpoint_put_sum(&text);
     if (status == CARRY_OK && text.failed) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
     }
     status = status == CARRY_OK ? carry_file_replace(ctx, path, text.bytes, text.length) : status;
     carry_json_text_free(&text);

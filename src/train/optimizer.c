@@ -87,7 +87,7 @@ carry_status carry_optimizer_new(carry_ctx *ctx, carry_optimizer **optimizer, co
     carry_optimizer *o = calloc(1, sizeof *o);
     *optimizer = NULL;
     if (o == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for an optimizer");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: an optimizer");
     }
     o->ctx = ctx;
     o->model = model;
@@ -212,20 +212,13 @@ carry_status carry_optimizer_bad(carry_optimizer *o, int64_t *parameter) {
         *parameter = n > 0 && !all_finite(gradients + from, n) ? i : -1;
     }
     free(copied);
-    return carry_all_reduce(carry_comm_host(o->comm), parameter, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
+    return carry_all_reduce(carry_comm_host(o->comm), parameter, 1, CARRY_I64, CARRY_REDUCE_MAX);
 }
 
 static carry_adamw adamw_of(const carry_optimizer *o) {
-    return (carry_adamw){.rate = o->rate,
-                         .b1 = o->options.b1,
-                         .b2 = o->options.b2,
-                         .eps = o->options.eps,
-                         .decay = o->options.decay,
-                         .factor = 1.0,
-                         .step = o->step,
-                         .clip = o->clip,
-                         .factors = o->factors,
-                         .spared = o->spared};
+    return (carry_adamw){CARRY_INIT(carry_adamw), .rate = o->rate,           .b1 = o->options.b1, .b2 = o->options.b2,
+                         .eps = o->options.eps,   .decay = o->options.decay, .factor = 1.0,       .step = o->step,
+                         .clip = o->clip,         .factors = o->factors,     .spared = o->spared};
 }
 
 carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) {
@@ -236,14 +229,14 @@ carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) 
     }
     float *row = o->uploaded + step % CARRY_OPTIMIZER_AHEAD * CARRY_ADAMW_FACTORS;
     const carry_adamw options = adamw_of(o);
-    carry_adamw_factors(row, &options);
+    CARRY_TRY(carry_adamw_factors(o->ctx, row, &options));
     return carry_copy(o->ctx, o->factors, carry_view_1d(row, CARRY_F32, CARRY_ADAMW_FACTORS));
 }
 
 static carry_status gather_weights(carry_optimizer *o) {
     size_t *bytes = calloc((size_t)o->ranks, sizeof *bytes);
     if (bytes == NULL) {
-        return carry_fail(o->ctx, CARRY_EMEMORY, "no memory for the sizes of %d ranks", o->ranks);
+        return carry_fail(o->ctx, CARRY_EMEMORY, "out of memory: the sizes of %d ranks", o->ranks);
     }
     for (int r = 0; r < o->ranks; r++) {
         int64_t first;
@@ -284,7 +277,7 @@ static carry_status send_state(carry_optimizer *o, carry_comm *host, float *slic
     }
     float *copied = carry_aligned_new(bytes + 1);
     if (copied == NULL) {
-        return carry_fail(o->ctx, CARRY_EMEMORY, "no memory for %lld elements of the optimizer's state",
+        return carry_fail(o->ctx, CARRY_EMEMORY, "out of memory: %lld elements of the optimizer's state",
                           (long long)o->count);
     }
     carry_status status = carry_parameters_download(o->model, copied, slice, 0, o->count);

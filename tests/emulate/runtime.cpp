@@ -37,7 +37,8 @@ struct emulated_event {
     double seconds;
 };
 struct emulated_pool {
-    size_t held; /* bytes; what is freed is not kept */
+    size_t held; /* bytes in use; what is freed is not kept */
+    size_t kept; /* that were taken towards a request which failed, as on an H200: the whole card */
 };
 
 namespace {
@@ -450,14 +451,15 @@ cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void *) {
     return cudaSuccess;
 }
 
-/* Reserved or used: nothing is kept for reuse, so they are the same. */
-cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void *value) {
+cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void *value) {
     std::lock_guard<std::recursive_mutex> held(lock);
-    *(uint64_t *)value = pool->held;
+    *(uint64_t *)value = pool->held + (attribute == cudaMemPoolAttrReservedMemCurrent ? pool->kept : 0);
     return cudaSuccess;
 }
 
-cudaError_t cudaMemPoolTrimTo(cudaMemPool_t, size_t) {
+cudaError_t cudaMemPoolTrimTo(cudaMemPool_t pool, size_t) {
+    std::lock_guard<std::recursive_mutex> held(lock);
+    pool->kept = 0;
     return cudaSuccess;
 }
 
@@ -467,6 +469,9 @@ cudaError_t cudaMallocFromPoolAsync(void **data, size_t bytes, cudaMemPool_t poo
     if (error == cudaSuccess) {
         owners[(size_t)((char *)*data - range)] = pool;
         pool->held += bytes;
+        pool->kept = 0;
+    } else {
+        pool->kept = TOTAL - used;
     }
     return error;
 }

@@ -36,7 +36,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static carry_ctx *ctx;
-    if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = silent}) != CARRY_OK) {
+    if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1,
+                                                                .log = silent}) != CARRY_OK) {
         abort();
     }
     carry_json *root;
@@ -52,12 +53,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     carry_lm_config c;
     if (carry_lm_config_parse(ctx, &c, root, "config.json") == CARRY_OK) {
         bool delta = false; /* widths are derived for parts that a layer has */
+        bool swiglu = false;
+        bool experts = false;
         for (int64_t i = 0; i < c.num_hidden_layers; i++) {
             delta = delta || c.mixer[i] == CARRY_LM_MIXER_DELTA || c.mixer[i] == CARRY_LM_MIXER_DELTAPRODUCT;
+            swiglu = swiglu || c.feedforward[i] == CARRY_LM_FEEDFORWARD_SWIGLU;
+            experts = experts || c.feedforward[i] == CARRY_LM_FEEDFORWARD_EXPERTS;
         }
         const carry_lm_delta_options *d = &c.delta;
         if ((delta && (d->key_width != d->heads * d->key || d->value_width != d->value_heads * d->value)) ||
-            c.swiglu.width < 1 || c.hidden_size < 1 || c.vocab_size < 1 || c.num_hidden_layers < 1) {
+            (swiglu && c.swiglu.width < 1) ||
+            (experts && (c.experts.chosen < 1 || c.experts.chosen > c.experts.count)) || c.hidden_size < 1 ||
+            c.vocab_size < 1 || c.num_hidden_layers < 1) {
             abort();
         }
     } else if (carry_ctx_error(ctx)[0] == '\0') {

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "carry/device.h"
+#include "lab/experiment/experiment_runs.h"
 #include "support.h"
 
 static carry_ctx *ctx;
@@ -262,6 +263,82 @@ static void test_decisions(void **state) {
     carry_experiment_free(e);
 }
 
+/* `runs`: samples are the medians of runs, each of which opens the problem anew. */
+static void test_a_problem_is_measured_several_times(void **state) {
+    (void)state;
+    carry_experiment *e;
+    assert_int_equal(run(HEAD METHODS "repeats: 7\nspread: 1000\n" GRID "    runs: 3\n" SUCCESS, NULL, &e),
+                     CARRY_PROCEED);
+    assert_true(e->outcome[0].repeats == 3 && e->outcome[1].repeats == 3 && e->outcome[0].median > 0.0);
+    assert_true(e->outcome[1].error > 0.0 && e->outcome[1].error <= e->outcome[1].bound);
+    carry_experiment_free(e);
+    refuse(":4:7: 'runs' must be a whole number from 1 to 25", HEAD METHODS "runs: 26\n" GRID SUCCESS);
+    refuse(":4:7: 'runs' must be a whole number from 1 to 25", HEAD METHODS "runs: 0\n" GRID SUCCESS);
+}
+
+typedef struct combined {
+    carry_bench_result results[2];
+    double samples[2][3];
+    int count;
+} combined;
+
+static void take(void *user, const carry_bench_result *result, const double *samples) {
+    combined *c = user;
+    c->results[c->count] = *result;
+    memcpy(c->samples[c->count++], samples, sizeof c->samples[0]);
+}
+
+static void test_runs_are_combined_by_their_medians(void **state) {
+    (void)state;
+    static const double medians[] = {4.0, 1.0, 2.0}, errors[] = {1e-7, 3e-7, 2e-7};
+    carry_runs *runs = carry_runs_new();
+    assert_non_null(runs);
+    for (int i = 0; i < 3; i++) {
+        carry_bench_result a = {.algorithm = "chain", .median = medians[i], .repeats = 30, .share = NAN};
+        carry_bench_result b = {.algorithm = "heads", .median = 1.0, .repeats = 30};
+        a.worst = (carry_deviation){.error = errors[i], .bound = 1e-5};
+        a.counts.exposed = 0.1 * (i + 1);
+        (void)snprintf(b.reason, sizeof b.reason, "%s", i == 1 ? "no memory" : "");
+        carry_runs_add(runs, &a, NULL);
+        carry_runs_add(runs, &b, NULL);
+    }
+    combined all = {0};
+    carry_runs_tell(runs, take, &all);
+    carry_runs_free(runs);
+    assert_int_equal(all.count, 2);
+    assert_true(all.results[0].median == 2.0 && all.results[0].repeats == 3 && all.results[0].spread > 0.0);
+    assert_true(all.results[0].worst.error == 3e-7 && fabs(all.results[0].counts.exposed - 0.2) < 1e-12);
+    assert_true(isnan(all.results[0].share));
+    assert_memory_equal(all.samples[0], medians, sizeof medians); /* in the order taken */
+    assert_string_equal(all.results[1].reason, "no memory");
+}
+
+/* The price of a GPU's hour makes money of a training's seconds; without a price money is not measured. */
+static void test_costs_in_money(void **state) {
+    (void)state;
+    static const char *const prices[] = {"", "price: {gpu_hour: 2.5}\n"};
+    for (int i = 0; i < 2; i++) {
+        char text[512];
+        carry_decision decision;
+        (void)snprintf(text, sizeof text, HEAD METHODS "%s" GRID "success:\n  - money(cyclic) <= 0.5\n", prices[i]);
+        carry_experiment *e = loaded(text);
+        assert_true(e->price == (i == 0 ? 0.0 : 2.5));
+        for (int o = 0; o < e->outcomes; o++) {
+            e->outcome[o].reason[0] = '\0';
+            e->outcome[o].pending = false;
+            e->outcome[o].cost = 360.0;
+            e->outcome[o].price = e->price; /* as of a GPU */
+        }
+        assert_ok(ctx, carry_experiment_judge(e, &decision, &(carry_experiment_options){0}));
+        assert_int_equal(decision, i == 0 ? CARRY_INCOMPLETE : CARRY_PROCEED);
+        assert_true(i == 0 || fabs(e->criterion[0].verdict.value - 0.25) < 1e-12);
+        carry_experiment_free(e);
+    }
+    refuse(":4:8: 'price' must be a mapping", HEAD METHODS "price: 3\n" GRID SUCCESS);
+    refuse(":4:19: 'gpu_hour' must be more than 0", HEAD METHODS "price: {gpu_hour: 0}\n" GRID SUCCESS);
+    refuse(":4:32: unknown key", HEAD METHODS "price: {gpu_hour: 1, cpu_hour: 1}\n" GRID SUCCESS);
+}
+
 /* Times that spread beyond the limit of their stage decide nothing; errors do. */
 static void test_times_that_spread_are_not_measured(void **state) {
     (void)state;
@@ -345,8 +422,8 @@ static void test_the_shipped_experiments_load(void **state) {
     } shipped[] = {{"026-cyclic-reduction", "026-cyclic-reduction", 17, 12},
                    {"026-training", "026-training", 2, 9},
                    {"026-training-gpu", "026-training-gpu", 1, 6},
-                   {"044-matmulscan", "044-matmulscan", 26, 24},
-                   {"055-allscan", "055-allscan", 37, 19},
+                   {"044-matmulscan", "044-matmulscan", 27, 29},
+                   {"055-allscan", "055-allscan", 59, 32},
                    {"stream-overlap", "stream-overlap", 8, 16}};
     for (size_t i = 0; i < sizeof shipped / sizeof shipped[0]; i++) {
         char file[512];
@@ -358,6 +435,34 @@ static void test_the_shipped_experiments_load(void **state) {
         assert_true(e->criteria >= shipped[i].criteria);
         carry_experiment_free(e);
     }
+}
+
+/* 055 says proceed only of measured GPUs: ranks with a GPU each are a stage, and not those that share one. */
+static void test_055_needs_a_gpu_for_each_rank(void **state) {
+    (void)state;
+    char file[512];
+    carry_experiment *e;
+    int ranks = 0;
+    (void)snprintf(file, sizeof file, "%s/experiments/055-allscan.yaml", CARRY_SOURCE);
+    assert_ok(ctx, carry_experiment_load(ctx, &e, file));
+    for (int i = 0; i < e->points; i++) {
+        const bool each = strstr(e->point[i].problem, ":device=gpus") != NULL;
+        ranks += each && strncmp(e->point[i].problem, "allscan:", 8) == 0;
+        assert_true(!each || carry_device_count() > 8 || e->point[i].missing[0] != '\0' ||
+                    strstr(e->point[i].problem, ":p8") == NULL);
+    }
+    assert_int_equal(ranks, 6); /* 2, 4 and 8 ranks, two kinds */
+    carry_decision decision;
+    for (int i = 0; i < e->outcomes; i++) { /* everything measured but the GPUs: not enough */
+        carry_outcome *o = &e->outcome[i];
+        o->pending = strstr(o->problem, ":device=gpus") != NULL;
+        o->reason[o->pending ? 1 : 0] = '\0';
+        o->median = strcmp(o->method, "gather") == 0 ? 1e-3 : 1e-4;
+        o->received = strcmp(o->method, "gather") == 0 ? 1e6 : 1e5;
+    }
+    assert_ok(ctx, carry_experiment_judge(e, &decision, &(carry_experiment_options){0}));
+    assert_int_equal(decision, CARRY_INCOMPLETE);
+    carry_experiment_free(e);
 }
 
 /* A file cut at every byte is an experiment or an error message. */
@@ -385,11 +490,15 @@ int main(void) {
         cmocka_unit_test(test_lengths_and_counts_are_bounded),
         cmocka_unit_test(test_needs_that_are_not_here),
         cmocka_unit_test(test_decisions),
+        cmocka_unit_test(test_a_problem_is_measured_several_times),
+        cmocka_unit_test(test_runs_are_combined_by_their_medians),
+        cmocka_unit_test(test_costs_in_money),
         cmocka_unit_test(test_times_that_spread_are_not_measured),
         cmocka_unit_test(test_a_method_that_does_not_apply_has_a_reason),
         cmocka_unit_test(test_a_problem_larger_than_memory_is_not_measured),
         cmocka_unit_test(test_a_stop_is_heeded),
         cmocka_unit_test(test_the_shipped_experiments_load),
+        cmocka_unit_test(test_055_needs_a_gpu_for_each_rank),
         cmocka_unit_test(test_cut_at_every_byte),
     };
     return cmocka_run_group_tests(tests, open_context, close_context);

@@ -118,10 +118,17 @@ static void a_model_on_a_gpu_equals_the_one_on_the_cpu(void **unused) {
     c.delta.use_beta = false;
     c.delta.qk_activation = CARRY_ELU;
     compare(ctx, c, (carry_lm_pass_options){0}, false);
-    for (int i = 0; i < HYBRIDS; i += HYBRIDS - 1) { /* maps that are rows of shared tensors */
+    for (int i = 0; i < 8; i += 7) { /* maps that are rows of shared tensors */
         c = hybrid(i);
         c.mixer[1] = CARRY_LM_MIXER_DELTA;
         compare(ctx, c, (carry_lm_pass_options){0}, false);
+    }
+    for (int i = 8; i < 10; i++) { /* experts; a near choice may fall another way after sums in another order */
+        c = hybrid(i);
+        c.experts.chosen = c.experts.count - 1;
+        compare(ctx, c, (carry_lm_pass_options){0}, false);
+        compare(ctx, c, (carry_lm_pass_options){.recompute = true}, false);
+        compare(ctx, c, (carry_lm_pass_options){.dtype = CARRY_BF16}, false);
     }
     carry_ctx_free(ctx);
 }

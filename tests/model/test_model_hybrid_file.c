@@ -182,12 +182,16 @@ static void what_cannot_be_honoured_is_refused_by_name(void **unused) {
         {"gated_deltanet", "\"attn\": {\"layers\": [-1], \"num_heads\": 4}", "\"layers\" is"},
         {"gated_deltanet", "\"attn\": {\"layers\": [1], \"num_heads\": 4, \"what\": 1}", "\"what\" is 1"},
         {"qwen3_5", "\"text_config\": null", "\"text_config\""},
-        {"qwen3_next", "\"num_experts\": 8", "layer 0 has 8 experts"},
-        {"qwen3_next", "\"num_experts\": 8, \"decoder_sparse_step\": 3", "layer 2 has 8 experts"},
+        {"qwen3_next", "\"num_experts\": 8", "the number of experts of a token is 10 and must be 1 to 8"},
+        {"qwen3_next", "\"num_experts\": 5000", "the number of experts is 5000"},
+        {"qwen3_5_moe_text", "\"num_experts\": 0", "\"num_experts\" is 0"},
+        {"qwen3_5_moe_text", "\"moe_intermediate_size\": 0", "\"moe_intermediate_size\" is 0"},
+        {"qwen3_5_moe_text", "\"mlp_only_layers\": [2]", "\"mlp_only_layers\" is"},
         {"qwen3_next", "\"num_experts\": -1", "\"num_experts\" is -1"},
         {"qwen3_next", "\"mlp_only_layers\": [-1]", "\"mlp_only_layers\" is"},
         {"qwen3_next", "\"mlp_only_layers\": 4", "\"mlp_only_layers\" is 4"},
-        {"qwen3_5_moe", "\"num_experts\": 8", "\"model_type\" is \"qwen3_5_moe\""},
+        {"qwen3_5_moe", "\"num_experts\": 8", "\"text_config\""},
+        {"mixtral", "\"num_experts\": 8", "gated_deltaproduct, qwen3_5_moe_text, qwen3_5_moe"},
     };
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_lm_config c;
@@ -219,6 +223,14 @@ static void configurations_mean_what_their_origin_means(void **unused) {
     assert_ok(ctx, read_text(ctx, &c,
                              "{\"model_type\": \"qwen3_next\", \"num_hidden_layers\": 3, \"mlp_only_layers\": [1], "
                              "\"decoder_sparse_step\": 2}"));
+    assert_true(c.feedforward[0] == CARRY_LM_FEEDFORWARD_SWIGLU && c.feedforward[1] == CARRY_LM_FEEDFORWARD_SWIGLU &&
+                c.feedforward[2] == CARRY_LM_FEEDFORWARD_SWIGLU);
+    assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"qwen3_next\", \"decoder_sparse_step\": 2}"));
+    assert_true(c.feedforward[0] == CARRY_LM_FEEDFORWARD_SWIGLU && c.feedforward[1] == CARRY_LM_FEEDFORWARD_EXPERTS &&
+                c.experts.count == 512 && c.experts.chosen == 10 && c.experts.router.normalise);
+    assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"qwen3_5_moe_text\"}"));
+    assert_true(c.feedforward[39] == CARRY_LM_FEEDFORWARD_EXPERTS && c.experts.count == 256 && c.experts.chosen == 8 &&
+                c.experts.shared_gate && c.attention.kv_heads == 2);
     assert_ok(ctx, read_text(ctx, &c, "{\"model_type\": \"olmo_hybrid\"}"));
     assert_true(c.attention.rotary == 0 && c.delta.heads == 30 && c.delta.key == 96 && c.delta.value == 192 &&
                 c.attention.head_dim == 128);

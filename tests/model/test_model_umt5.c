@@ -272,12 +272,26 @@ static void test_what_does_not_fit_is_named(void **state) {
     carry_umt5_free(model);
 }
 
+/* Scores take heads times the square of the tokens: for 65536 tokens 51 GB here. */
+static void test_prompts_beyond_the_limit_are_refused_before_memory_is_taken(void **state) {
+    static const int64_t lengths[] = {0, -1, CARRY_UMT5_TOKENS + 1, 65536, INT64_MAX};
+    (void)state;
+    carry_umt5 *model;
+    write_text(config);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        assert_refused(ctx, CARRY_EUNSUPPORTED, "prompts of 1 to 4096 tokens are supported",
+                       carry_umt5_open(ctx, &model, folder, 0, CARRY_F32, lengths[i]));
+        assert_null(model);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_encoder_equals_float64_on_every_device),
         cmocka_unit_test(test_padding_is_not_seen),
         cmocka_unit_test(test_buckets_are_those_of_t5),
         cmocka_unit_test(test_what_does_not_fit_is_named),
+        cmocka_unit_test(test_prompts_beyond_the_limit_are_refused_before_memory_is_taken),
     };
     return cmocka_run_group_tests(tests, open_all, close_all);
 }

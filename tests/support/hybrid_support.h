@@ -6,11 +6,12 @@
 
 #include "model/lm/families/hybrid.h"
 
-#define HYBRIDS 8
+#define HYBRIDS 10
 
 /* Qwen3.5's (tied), OLMo's with and without rotary positions, and flash-linear-attention's: without a window, and with
    one that is shorter than the rows; products of delta rules, of two steps a token and, without gates, of three; and
-   Qwen3-Next's, with two heads of values for each head of keys. */
+   Qwen3-Next's, with two heads of values for each head of keys; and, with experts in all layers and in two of three,
+   Qwen3.5's and Qwen3-Next's. */
 static inline carry_lm_config hybrid(int index) {
     static const carry_lm_family *const families[] = {&carry_lm_family_qwen3_5,
                                                       &carry_lm_family_olmo_hybrid,
@@ -19,9 +20,12 @@ static inline carry_lm_config hybrid(int index) {
                                                       &carry_lm_family_delta_net,
                                                       &carry_lm_family_gated_deltaproduct,
                                                       &carry_lm_family_gated_deltaproduct,
+                                                      &carry_lm_family_qwen3_next,
+                                                      &carry_lm_family_qwen3_5_moe,
                                                       &carry_lm_family_qwen3_next};
     const bool from_fla = index >= 3 && index <= 6;
-    const bool is_qwen = index == 0 || index == 7;
+    const bool is_qwen = index == 0 || index >= 7;
+    const bool is_next = index == 7 || index == 9;
     carry_lm_config c = from_fla ? small(families[index]) : carry_lm_config_default(families[index]);
     if (from_fla) {
         carry_lm_fla *own = carry_lm_fla_of(&c);
@@ -33,11 +37,20 @@ static inline carry_lm_config hybrid(int index) {
         c.vocab_size = SUPPORT_VOCABULARY;
         c.norm_eps = 1e-2;
         c.swiglu.width = 20;
-        memset(c.feedforward, CARRY_LM_FEEDFORWARD_SWIGLU, sizeof c.feedforward);
+        memset(c.feedforward, index == 8 ? CARRY_LM_FEEDFORWARD_EXPERTS : CARRY_LM_FEEDFORWARD_SWIGLU,
+               sizeof c.feedforward);
         c.delta.heads = 2;
-        c.delta.value_heads = index == 7 ? 4 : 2;
+        c.delta.value_heads = is_next ? 4 : 2;
         c.delta.key = 5;
         c.delta.value = 6;
+    }
+    if (index == 8 || index == 9) {
+        c.feedforward[0] = c.feedforward[2] = CARRY_LM_FEEDFORWARD_EXPERTS;
+        c.experts.count = index == 8 ? 6 : 5;
+        c.experts.chosen = index == 8 ? 2 : 3;
+        c.experts.width = 10;
+        c.experts.shared_width = 8;
+        c.experts.router.normalise = index == 8;
     }
     c.num_hidden_layers = 3;
     c.mixer[1] = CARRY_LM_MIXER_ATTENTION;

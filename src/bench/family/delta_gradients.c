@@ -22,7 +22,7 @@ carry_status carry_delta_gradients_dv(carry_ctx *ctx, carry_delta_set *s, const 
     if (kept == NULL || o == NULL) {
         free(kept);
         free(o);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to compare");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: comparing");
     }
     float *v = s->v.data;
     memcpy(kept, v, (size_t)size * sizeof *kept);
@@ -64,13 +64,14 @@ static carry_deviation compare(const char *name, const carry_tensor *got, const 
 
 static carry_status run_on_cpu(carry_ctx *ctx, carry_delta_set *s, const carry_delta_problem *p, bool initial) {
     carry_delta_plan *plan;
-    CARRY_TRY(carry_delta_plan_new(ctx, &plan, p, &(carry_delta_options){.method = "chunk64"}));
+    CARRY_TRY(carry_delta_plan_new(ctx, &plan, p,
+                                   &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "chunk64"}));
     size_t bytes = carry_delta_backward_workspace(plan);
     void *workspace = carry_aligned_new(bytes);
     carry_delta_backward_args args = carry_delta_set_backward(s, p, initial, NULL);
     carry_status status = CARRY_OK;
     if (workspace == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for gradients of the CPU");
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: gradients of the CPU");
     }
     status = status == CARRY_OK ? carry_delta_backward(plan, &args, workspace, bytes) : status;
     free(workspace);
@@ -101,12 +102,12 @@ carry_status carry_delta_gradients_cpu(carry_ctx *ctx, carry_delta_set *set, con
         most = size > most ? size : most;
         all[i].wanted->data = carry_aligned_new((size_t)size * carry_dtype_size(all[i].got->dtype));
         if (all[i].wanted->data == NULL) {
-            status = carry_fail(ctx, CARRY_EMEMORY, "no memory for gradients of the CPU");
+            status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: gradients of the CPU");
         }
     }
     double *room = malloc((size_t)most * sizeof *room);
     if (room == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory to compare");
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: comparing");
     }
     status = status == CARRY_OK ? run_on_cpu(ctx, &wanted, &p, initial) : status;
     *count = 0;

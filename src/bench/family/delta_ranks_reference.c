@@ -8,7 +8,7 @@
 #include "core/tensor.h"
 #include "bench/collective.h"
 
-#define TAG (CARRY_COMM_TAGS - 1)
+#define TAG (CARRY_MAX_COMM_TAGS - 1)
 
 carry_status carry_delta_ranks_reference_new(carry_ctx *ctx, carry_delta_ranks_reference *r, const carry_delta_set *set,
                                              bool backward) {
@@ -26,7 +26,7 @@ carry_status carry_delta_ranks_reference_new(carry_ctx *ctx, carry_delta_ranks_r
     r->state = calloc(states, sizeof(float));
     const bool lacks = backward && (r->o[1] == NULL || r->v == NULL);
     if (lacks || r->o[0] == NULL || r->entering == NULL || r->leaving == NULL || r->state == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
     }
     return CARRY_OK;
 }

@@ -14,9 +14,9 @@ carry_status carry_bench_ring_parse(carry_ctx *ctx, carry_bench_ring *ring, carr
     }
     char *end;
     ring->length = strtol(text, &end, 10);
-    if (!step || *end != '\0' || ring->length < 1 || ring->length > CARRY_DELTA_RING_MOST) {
+    if (!step || *end != '\0' || ring->length < 1 || ring->length > CARRY_MAX_DELTA_RING) {
         return carry_fail(ctx, CARRY_EARGUMENT, "ring=%s: a ring of 1 to %d tokens, with the word step", text,
-                          CARRY_DELTA_RING_MOST);
+                          CARRY_MAX_DELTA_RING);
     }
     return CARRY_OK;
 }
@@ -58,7 +58,7 @@ carry_status carry_bench_ring_reference(carry_ctx *ctx, const carry_bench_ring *
     p.tokens = ring->length;
     double *every = calloc((size_t)(p.batch * p.tokens) * row, sizeof *every);
     if (every == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
     }
     carry_tensor g = args->g.data != NULL ? repeated(args->g, p.tokens) : (carry_tensor){0};
     all.q = repeated(args->q, p.tokens);

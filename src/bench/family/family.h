@@ -56,6 +56,7 @@ typedef struct carry_family {
     const char *example; /* a problem */
     carry_dtype type;    /* of problems that name none */
     carry_support support;
+    bool is_simulated; /* times are computed, not measured: no ceiling of this machine bounds them */
     /* How many ranks work on the problem together, or 0. Each of them then has an instance of its own, and open, plan,
        choose, run and compare are collectives over problem->comm that end alike on all of them. plan without ranks
        (comm NULL) looks at the problem alone. NULL: every problem is one rank's. */

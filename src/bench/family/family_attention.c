@@ -184,7 +184,7 @@ static carry_status reserve(instance *it, int64_t count) {
     free(it->reference);
     it->reference = calloc((size_t)count + 1, sizeof *it->reference);
     return it->reference != NULL ? CARRY_OK
-                                 : carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+                                 : carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
 }
 
 /* Some queries of all heads: they are independent of each other. Errors of scores, exponentials and sums are a few

@@ -290,7 +290,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     it->results = calloc(3 * size + 1, sizeof *it->results);
     it->reference = calloc(size + 1, sizeof *it->reference);
     if (it->results == NULL || it->reference == NULL) {
-        return carry_fail(it->base.ctx, CARRY_EMEMORY, "no memory for the tokens that are compared");
+        return carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: the tokens that are compared");
     }
     it->here.rows = tokens;
     it->here.token = it->token;

@@ -119,6 +119,7 @@ const carry_family carry_family_cluster = {
     .takes = takes,
     .example = "cluster:wy:bf16:h16:k128:v128:p1024",
     .support = {.cpu = "f32 bf16"},
+    .is_simulated = true,
     .instance_bytes = sizeof(instance),
     .parse = parse,
     .bytes = bytes,

@@ -49,14 +49,14 @@ typedef struct instance {
 } instance;
 
 static const char takes[] = "f32 or bf16, a shape such as 2160x5120 or n (elements), p (ranks), algo=NAME (a "
-                            "communicator), device=cpu or cuda";
+                            "communicator), device=cpu, cuda or gpus";
 
 static size_t item(const instance *it) {
     return carry_dtype_size(it->dtype);
 }
 
-static carry_reduce_type reduce_type(const instance *it) {
-    return it->dtype == CARRY_BF16 ? CARRY_REDUCE_BF16 : CARRY_REDUCE_F32;
+static carry_dtype reduce_type(const instance *it) {
+    return it->dtype == CARRY_BF16 ? CARRY_BF16 : CARRY_F32;
 }
 
 static carry_comm *comm_of(const instance *it) {
@@ -88,7 +88,7 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     const char *shape = carry_problem_setting(problem, "shape"), *algo = carry_problem_setting(problem, "algo");
     it->count = carry_problem_size(problem, "n", shape != NULL ? elements_of(shape) : 1 << 20);
     const int64_t p = carry_problem_size(problem, "p", 0);
-    CARRY_TRY(carry_problem_device(ctx, &it->device, problem));
+    CARRY_TRY(carry_ranks_family_device(ctx, &it->device, problem));
     (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo != NULL ? algo : "");
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
     if (p < 1 || p > CARRY_RANKS) {
@@ -109,11 +109,11 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
 
 static void close_instance(void *given) {
     instance *it = given;
-    carry_comm_free(it->moving);
+    carry_comm_close(it->moving);
     carry_device_free(it->base.ctx, it->device, it->from);
     carry_device_free(it->base.ctx, it->device, it->to);
     free(it->host);
-    carry_comm_free(it->base.alone);
+    carry_comm_close(it->base.alone);
     carry_ranks_family_end_stream(&it->base);
     free(it);
 }
@@ -218,7 +218,7 @@ static bool is_of_cpu(const char *kind) {
 static carry_status make_plan(void *given, const char *method) {
     instance *it = given;
     const char *below = carry_comm_name(it->base.comm);
-    carry_comm_free(it->moving);
+    carry_comm_close(it->moving);
     it->moving = NULL;
     CARRY_TRY(carry_ranks_family_own_stream(&it->base, it->device));
     if (it->device == 0) {
@@ -251,7 +251,7 @@ static double bytes_of(const void *given) {
 }
 
 static const char *method_at(int index) {
-    return carry_comm_kind_name(index, NULL);
+    return carry_comm_kind_name(index);
 }
 
 static const char *chosen(const void *given) {
@@ -319,7 +319,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     const carry_status status = carry_collective_agree(it->base.comm, reference != NULL ? CARRY_OK : CARRY_EMEMORY);
     if (status != CARRY_OK || reference == NULL) {
         free(reference);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a reference of %lld numbers", (long long)results);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a reference of %lld numbers", (long long)results);
     }
     for (int64_t i = 0; i < results; i++) {
         reference[i] = wanted(it, i);

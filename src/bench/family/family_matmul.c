@@ -165,7 +165,7 @@ static carry_status make_reference(instance *it) {
     }
     it->reference = calloc((size_t)(s->count * s->m * s->n), sizeof *it->reference);
     if (it->reference == NULL) {
-        return carry_fail(it->product.ctx, CARRY_EMEMORY, "no memory for the float64 reference");
+        return carry_fail(it->product.ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
     }
     for (int64_t row = 0; row < s->count * s->m; row++) {
         double *to = it->reference + row * s->n;

@@ -2,6 +2,7 @@
 #include "bench/family/family_ranks.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 #include "comm/ranks.h"
 #include "core/context.h"
@@ -12,11 +13,29 @@ int carry_ranks_family_size(carry_problem *problem) {
     return p <= CARRY_RANKS ? (int)p : 0;
 }
 
+carry_status carry_ranks_family_device(carry_ctx *ctx, int *device, carry_problem *problem) {
+    const char *text = carry_problem_setting(problem, "device");
+    if (text == NULL || strcmp(text, "gpus") != 0) {
+        return carry_problem_device(ctx, device, problem);
+    }
+    const int64_t ranks = carry_problem_size(problem, "p", 0);
+    const int gpus = carry_device_count() - 1; /* the CPU is device 0 */
+    *device = 0;
+    if (ranks > gpus) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "device=gpus in '%s': each of %lld ranks needs a GPU, and this machine has %d (device=cuda "
+                          "lets them share one)",
+                          problem->text, (long long)ranks, gpus);
+    }
+    *device = 1 + (problem->comm != NULL ? carry_comm_rank(problem->comm) % gpus : 0);
+    return CARRY_OK;
+}
+
 static carry_status open_on(const carry_ranks_family *family, carry_ctx *ctx, carry_comm *comm, void **opened,
                             carry_problem *problem, uint64_t seed, int copies) {
     carry_ranks_instance *it = calloc(1, family->bytes);
     *opened = NULL;
-    carry_status status = it != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a problem");
+    carry_status status = it != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a problem");
     if (it != NULL) {
         it->ctx = ctx;
         it->comm = comm;
@@ -46,7 +65,7 @@ carry_status carry_ranks_family_plan(const carry_ranks_family *family, carry_ctx
     carry_status status = open_on(family, ctx, alone != NULL ? alone : problem->comm, opened, problem, 0, 0);
     carry_ranks_instance *it = *opened;
     if (status != CARRY_OK || it == NULL) {
-        carry_comm_free(alone);
+        carry_comm_close(alone);
         return status;
     }
     it->alone = alone;
@@ -100,7 +119,7 @@ carry_status carry_ranks_family_worst(carry_comm *comm, carry_deviation *deviati
         worst[2 * i] = deviations[i].error;
         worst[2 * i + 1] = deviations[i].absolute;
     }
-    CARRY_TRY(carry_all_reduce(comm, worst, 2 * (int64_t)count, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(comm, worst, 2 * (int64_t)count, CARRY_F64, CARRY_REDUCE_MAX));
     for (int i = 0; i < count; i++) {
         deviations[i].error = worst[2 * i];
         deviations[i].absolute = worst[2 * i + 1];

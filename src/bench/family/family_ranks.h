@@ -35,6 +35,9 @@ carry_status carry_ranks_family_plan(const carry_ranks_family *family, carry_ctx
                                      carry_problem *problem, bool measure);
 const char *carry_ranks_family_only(const void *instance);
 
+/* carry_problem_device, and device=gpus: a GPU for each rank. CARRY_EUNSUPPORTED if there are fewer GPUs than ranks. */
+carry_status carry_ranks_family_device(carry_ctx *ctx, int *device, carry_problem *problem);
+
 /* A stream of this rank's own as the context's: on the default one, ranks that are threads would wait for each other.
  */
 carry_status carry_ranks_family_own_stream(carry_ranks_instance *it, int device);

@@ -44,7 +44,7 @@ static carry_status make(golden *g, carry_tensor *to, const carry_tensor *like, 
     void *data = carry_aligned_new((size_t)carry_tensor_count(like) * carry_dtype_size(dtype));
     if (data == NULL || g->owned_count == (int)(sizeof g->owned / sizeof g->owned[0])) {
         free(data);
-        return carry_fail(g->ctx, CARRY_EMEMORY, "no memory for the case %s", g->name);
+        return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: the case %s", g->name);
     }
     g->owned[g->owned_count++] = data;
     *to = carry_view(data, dtype, like->rank, like->shape);
@@ -196,14 +196,15 @@ static carry_status run_plan(golden *g, const tensors *t, const char *method) {
     carry_delta_plan *plan = NULL;
     void *workspace = NULL;
     void *kept = NULL;
-    carry_status status = carry_delta_plan_new(g->ctx, &plan, &g->problem, &(carry_delta_options){.method = method});
+    carry_status status = carry_delta_plan_new(
+        g->ctx, &plan, &g->problem, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method});
     size_t backward = status == CARRY_OK ? carry_delta_backward_workspace(plan) : 0;
     size_t forward = status == CARRY_OK ? carry_delta_forward_workspace(plan) : 0;
     if (status == CARRY_OK) {
         status = carry_device_alloc(g->ctx, &workspace, g->device, backward > forward ? backward : forward);
     }
     if (status == CARRY_OK) {
-        status = carry_device_alloc(g->ctx, &kept, g->device, carry_delta_kept(plan));
+        status = carry_device_alloc(g->ctx, &kept, g->device, carry_delta_kept_bytes(plan));
     }
     bool keeps = g->device != 0 || strcmp(method, "recurrent") != 0;
     if (status == CARRY_OK) {
@@ -296,8 +297,8 @@ static carry_status run_case(golden *g, carry_dtype dtype) {
     tensors t = {0};
     carry_status status = read_problem(g, dtype);
     status = status == CARRY_OK ? make_tensors(g, &t, dtype) : status;
-    for (int i = 0; status == CARRY_OK && carry_delta_name_on(g->device, i) != NULL; i++) {
-        status = run_method(g, &t, carry_delta_name_on(g->device, i), dtype);
+    for (int i = 0; status == CARRY_OK && carry_delta_name(g->device, i) != NULL; i++) {
+        status = run_method(g, &t, carry_delta_name(g->device, i), dtype);
     }
     while (g->owned_count > 0) {
         free(g->owned[--g->owned_count]);

@@ -90,7 +90,7 @@ static carry_status run_case(golden_dit *g, carry_tensor *wanted) {
                                                              .dtype = g->dtype}));
     g->velocity = carry_aligned_new(bytes);
     if (g->velocity == NULL) {
-        return carry_fail(g->ctx, CARRY_EMEMORY, "no memory for the case %s", g->name);
+        return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: the case %s", g->name);
     }
     memset(g->velocity, 0xff, bytes); /* what is not written shows */
     const carry_tensor made = carry_view(g->velocity, CARRY_F32, 5, wanted->shape);

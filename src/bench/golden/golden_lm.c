@@ -99,7 +99,7 @@ static carry_status prepare(golden_lm *g, const carry_tensor *ids) {
         CARRY_TRY(carry_device_alloc(g->ctx, &g->logits, g->device, logits));
     }
     if (g->labels == NULL || g->logits == NULL || g->seen == NULL) {
-        return carry_fail(g->ctx, CARRY_EMEMORY, "no memory for the case %s", g->name);
+        return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: the case %s", g->name);
     }
     const int64_t *from = ids->data;
     for (int64_t i = 0; i < options.batch * options.tokens; i++) {

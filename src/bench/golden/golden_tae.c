@@ -54,7 +54,7 @@ static carry_status make(const golden_tae *g, float **made, const carry_tensor *
     free(*made);
     *made = carry_aligned_new(bytes);
     if (*made == NULL) {
-        return carry_fail(g->ctx, CARRY_EMEMORY, "no memory for the case %s", g->name);
+        return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: the case %s", g->name);
     }
     memset(*made, 0xff, bytes);
     return CARRY_OK;

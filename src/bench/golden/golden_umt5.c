@@ -64,7 +64,7 @@ static carry_status run_case(golden_umt5 *g, const carry_tensor **wanted, int de
         carry_tensor_expect(g->ctx, "last_hidden_state", *wanted, 3, (const int64_t[]){ids->shape[0], tokens, width}));
     g->hidden = carry_aligned_new((size_t)carry_tensor_count(*wanted) * sizeof *g->hidden);
     if (g->hidden == NULL) {
-        return carry_fail(g->ctx, CARRY_EMEMORY, "no memory for %s", g->folder);
+        return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: %s", g->folder);
     }
     for (int64_t b = 0; b < ids->shape[0]; b++) {
         int64_t *row = (int64_t *)ids->data + b * tokens;

@@ -144,7 +144,7 @@ static carry_status open_case(golden_wan *g, const carry_safetensors *file) {
     g->turned = calloc(count, sizeof *g->turned);
     return g->normal != NULL && g->frames != NULL && g->turned != NULL
                ? CARRY_OK
-               : carry_fail(g->ctx, CARRY_EMEMORY, "no memory for %s", g->folder);
+               : carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: %s", g->folder);
 }
 
 carry_status carry_golden_wan_vae(carry_ctx *ctx, const char *folder, const char *name, int device,

@@ -1,15 +1,17 @@
 /* carry run FILE.yaml. */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "cli/lab/cmd_run.h"
 #include "cli/ranks.h"
+#include "cli/wikitext.h"
 #include "core/clock.h"
 #include "core/error.h"
 #include "core/progress.h"
 #include "ops/product/ceiling.h"
 #include "bench/bench_ranks.h"
-#include "lab/experiment/experiment.h"
+#include "lab/experiment/experiment_bounds.h"
 #include "lab/quiet.h"
 
 #define MOST_COMMAND 2048
@@ -17,7 +19,7 @@
 /* What was asked for, the same for every rank. */
 typedef struct run_options {
     cli_common common;
-    const char *path, *stage, *store, *name, *resumed;
+    const char *path, *stage, *store, *name, *resumed, *wikitext;
     bool unstored, quiet;
     char command[MOST_COMMAND];
     int code; /* rank 0's, in the end */
@@ -217,6 +219,10 @@ static void print_decision(const show *s, carry_decision decision, int64_t run, 
         cli_json_text("experiment", s->experiment->name);
         cli_json_integer("run", run);
         const carry_outcome *o = least_steady(s->experiment);
+        if (s->experiment->price > 0.0) {
+            cli_json_number("gpu_s", carry_bounds_gpu_seconds(s->experiment));
+            cli_json_number("price", carry_bounds_gpu_seconds(s->experiment) / 3600.0 * s->experiment->price);
+        }
         cli_json_number("contention", s->experiment->contention);
         cli_json_number("spread", o != NULL ? o->spread : NAN);
         cli_json_bool("quiet",
@@ -227,6 +233,11 @@ static void print_decision(const show *s, carry_decision decision, int64_t run, 
     (void)printf("\n%sdecision: %s%s%s\n", cli_bold(), decision == CARRY_PROCEED ? cli_green() : cli_red(),
                  carry_decision_name(decision), cli_plain());
     print_warning(s);
+    if (s->experiment->price > 0.0) {
+        const double seconds = carry_bounds_gpu_seconds(s->experiment);
+        (void)printf("GPU time: %.0f s, price %.4g at %.4g an hour\n", seconds, seconds / 3600.0 * s->experiment->price,
+                     s->experiment->price);
+    }
     if (store != NULL) {
         (void)printf("stored as run %lld in %s\n  carry report %lld -o report.html\n", (long long)run, store,
                      (long long)run);
@@ -311,7 +322,8 @@ static carry_status run_experiment(show *s, const run_options *given, int *code)
         if (s->prints && !s->json) {
             (void)printf("%s%s%s\n%s\n", cli_bold(), s->experiment->name, cli_plain(), s->experiment->hypothesis);
         }
-        status = measure_and_judge(s, &options, code);
+        status = cli_run_text(s->ctx, s->experiment, &options, s->prints && !s->json);
+        status = status == CARRY_OK ? measure_and_judge(s, &options, code) : status;
     }
     carry_store_close(options.store);
     carry_experiment_free(s->experiment);
@@ -346,6 +358,8 @@ static int run(int count, char **arguments) {
          "name of the stored run (that of the experiment); NAME/ numbers a series"},
         {"store", 0, CLI_TEXT, &given.store, "FILE", "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {"no-store", 0, CLI_FLAG, &given.unstored, NULL, "store nothing"},
+        {"wikitext", 0, CLI_TEXT, &given.wikitext, "FOLDER",
+         "the text of problems with data=wikitext ($CARRY_WIKITEXT, data/wikitext-103, else docs)"},
         {"quiet", 'q', CLI_FLAG, &given.quiet, NULL, "print only criteria and decision"},
         {0},
     };
@@ -365,6 +379,9 @@ static int run(int count, char **arguments) {
     if (given.resumed != NULL && cli_store_there(given.store) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
+    if (given.wikitext != NULL && setenv(CLI_WIKITEXT, given.wikitext, 1) != 0) {
+        return cli_refuse("--wikitext '%s': cannot be passed on", given.wikitext);
+    }
     given.path = arguments[0];
     cli_catch_interrupt();
     return cli_on_ranks(&given.common, run_rank, &given) == CARRY_OK ? given.code : CLI_IMPOSSIBLE;
@@ -377,7 +394,7 @@ const cli_verb cli_run = {
     .details =
         "The file has a hypothesis, a grid of problems, methods, and criteria, which compare (>= > <= < ==)\n"
         "  speedup(A, B)  time(A)  error(A)  absolute_error(A)  products(A)  memory(A)  use(A)  gflops(A)  gbytes(A)\n"
-        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  busy(A)  cost(A)  overlap(A)\n"
+        "  tokens_per_s(A)  received(A)  exposed(A)  perplexity(A)  busy(A)  cost(A)  money(A)  overlap(A)\n"
         "  slower_stage(A)  denoise(A)  recompute(A)  clean(A)  decode(A), each with filters\n"
         "  (t=128, bf16, device=cuda, stage=cpu); min(...), max(...), mean(...), log2(...), grows(speedup(A, B), t), + "
         "- * /\n"

@@ -8,6 +8,10 @@
    problem has ranks. */
 void cli_print_received(const carry_experiment *experiment);
 
+/* Prints the text that problems with data=wikitext are trained on, and stores it with the run; else does nothing. */
+carry_status cli_run_text(carry_ctx *ctx, const carry_experiment *experiment, const carry_experiment_options *options,
+                          bool prints);
+
 /* carry run --continue RUN: the experiment is the one that the run has stored, and what it has measured is done. On
    rank 0 options get the store, the run and the invocation; the store is open whatever is returned. All ranks call it;
    the experiment is to be freed. `text` is what run is called on the command line, `name` what messages call the

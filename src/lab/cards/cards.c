@@ -112,7 +112,7 @@ static carry_status read_list(carry_ctx *ctx, carry_page_list *list, const carry
     }
     list->item = calloc((size_t)node->count, sizeof *list->item);
     if (list->item == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the %d entries of %s in %s", node->count, field->key,
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the %d entries of %s in %s", node->count, field->key,
                           path);
     }
     for (carry_yaml *entry = node->first; entry != NULL; entry = entry->next) {
@@ -155,7 +155,7 @@ static carry_status parse(carry_ctx *ctx, carry_page *page, const char *path, co
     page->path = strdup(path);
     page->text = malloc(length + 1);
     if (page->path == NULL || page->text == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %s (%zu bytes)", path, length);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %s (%zu bytes)", path, length);
     }
     memcpy(page->text, text, length);
     page->text[length] = '\0';
@@ -196,7 +196,7 @@ static carry_status add_page(carry_ctx *ctx, carry_library *library, carry_page_
     carry_page *grown = realloc(library->page, (size_t)(library->count + 1) * sizeof *grown);
     if (grown == NULL) {
         carry_page_clear(&page);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %d pages", library->count + 1);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %d pages", library->count + 1);
     }
     library->page = grown;
     library->page[library->count++] = page;
@@ -308,7 +308,7 @@ carry_status carry_library_problem_add(carry_ctx *ctx, carry_library *library, c
                                        const char *rule, const char *format, ...) {
     carry_library_problem *grown = realloc(library->problem, (size_t)(library->problems + 1) * sizeof *grown);
     if (grown == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %d problems", library->problems + 1);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %d problems", library->problems + 1);
     }
     library->problem = grown;
     carry_library_problem *problem = &grown[library->problems++];
@@ -331,7 +331,7 @@ carry_status carry_library_open(carry_ctx *ctx, carry_library **library, const c
     carry_library *made = calloc(1, sizeof *made);
     if (made == NULL || (made->folder = strdup(path)) == NULL) {
         free(made);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the library");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the library");
     }
     carry_status status = CARRY_OK;
     for (int kind = 0; kind < CARRY_PAGE_KINDS && status == CARRY_OK; kind++) {

@@ -188,7 +188,7 @@ static carry_status check_card(check *c) {
     }
     bool *seen = calloc((size_t)c->library->count, sizeof *seen);
     if (seen == NULL) {
-        return carry_fail(c->ctx, CARRY_EMEMORY, "no memory for %d pages", c->library->count);
+        return carry_fail(c->ctx, CARRY_EMEMORY, "out of memory: %d pages", c->library->count);
     }
     bool circular = needs_itself(c, page, seen);
     free(seen);

@@ -205,7 +205,7 @@ carry_status carry_library_find(carry_ctx *ctx, const carry_library *library, co
     sqlite3 *db = NULL;
     carry_status status = CARRY_OK;
     if (all == NULL || any == NULL || list == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a search of %d pages", library->count);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: a search of %d pages", library->count);
     } else if (all[0] == '\0') {
         status = carry_fail(ctx, CARRY_EARGUMENT, "a word to search for needs a letter or a digit");
     } else if (sqlite3_open(":memory:", &db) != SQLITE_OK) {

@@ -69,7 +69,7 @@ carry_status carry_library_order(carry_ctx *ctx, const carry_library *library, c
     if (w.reading == NULL || w.seen == NULL) {
         free(w.reading);
         free(w.seen);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for an order of %d pages", library->count);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: an order of %d pages", library->count);
     }
     for (int priority = 1; priority <= 3; priority++) {
         for (int i = 0; i < topic->cards.count; i++) {

@@ -180,7 +180,7 @@ carry_status carry_climb_open(carry_ctx *ctx, carry_climb **climb, const carry_c
     carry_climb *made = calloc(1, sizeof *made);
     *climb = NULL;
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a climb");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a climb");
     }
     made->ctx = ctx;
     made->options = *options;
@@ -232,7 +232,7 @@ static carry_status check_commits(carry_climb *climb) {
     char *output = NULL;
     size_t used = 0;
     if (names == NULL) {
-        return carry_fail(climb->ctx, CARRY_EMEMORY, "no memory to check the log");
+        return carry_fail(climb->ctx, CARRY_EMEMORY, "out of memory: checking the log");
     }
     for (int i = 0; i < log->count; i++) {
         const carry_climb_entry *e = &log->entry[i];

@@ -204,7 +204,7 @@ carry_status carry_climb_log_append(carry_ctx *ctx, char **text, size_t *length,
     if (to == NULL || fclose(to) != 0 || *text == NULL) {
         free(*text);
         *text = NULL;
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for an entry of the climb log");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: an entry of the climb log");
     }
     if (*length > CARRY_CLIMB_LOG_BYTES) {
         free(*text);

@@ -300,7 +300,7 @@ carry_status climb_judge(carry_climb *climb, const carry_climb_attempt *attempt,
                          carry_climb_outcome *outcome) {
     judgement *j = calloc(1, sizeof *j);
     if (j == NULL) {
-        return carry_fail(climb->ctx, CARRY_EMEMORY, "no memory to judge a change");
+        return carry_fail(climb->ctx, CARRY_EMEMORY, "out of memory: judging a change");
     }
     *j = (judgement){.climb = climb, .attempt = attempt, .change = change, .outcome = outcome};
     carry_status status = settle_commands(j);

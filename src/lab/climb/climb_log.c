@@ -142,7 +142,7 @@ static carry_status read_samples(reader *r, const char *text, double **samples, 
     *samples = calloc(CARRY_CLIMB_SAMPLES, sizeof **samples);
     *count = 0;
     if (*samples == NULL) {
-        return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for the climb log");
+        return carry_fail(r->ctx, CARRY_EMEMORY, "out of memory: the climb log");
     }
     for (const char *at = text; strcmp(text, "none") != 0;) {
         char *end;
@@ -172,7 +172,7 @@ static carry_status make_room(reader *r) {
         r->room = r->room > 0 ? 2 * r->room : 16;
         carry_climb_entry *grown = realloc(log->entry, (size_t)r->room * sizeof *grown);
         if (grown == NULL) {
-            return carry_fail(r->ctx, CARRY_EMEMORY, "no memory for %d entries of %s", r->room, r->name);
+            return carry_fail(r->ctx, CARRY_EMEMORY, "out of memory: %d entries of %s", r->room, r->name);
         }
         log->entry = grown;
     }
@@ -236,7 +236,7 @@ carry_status carry_climb_log_parse(carry_ctx *ctx, carry_climb_log **log, const 
     }
     carry_status status = CARRY_OK;
     if (made == NULL || made->text == NULL || made->pieces == NULL) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for %s (%zu bytes)", name, length);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: %s (%zu bytes)", name, length);
     } else if (memchr(text, '\0', length) != NULL) {
         status = carry_fail(ctx, CARRY_EFORMAT, "%s is not a climb log: it has a 0 byte", name);
     }

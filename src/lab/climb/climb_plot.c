@@ -63,7 +63,7 @@ carry_status carry_climb_plot(carry_climb *climb, const char *path) {
     size_t length = 0;
     char *script = script_of(log, &length);
     if (script == NULL) {
-        return carry_fail(climb->ctx, CARRY_EMEMORY, "no memory for a plot");
+        return carry_fail(climb->ctx, CARRY_EMEMORY, "out of memory: a plot");
     }
     carry_process_result ran;
     carry_status status = carry_process_run(climb->ctx, &ran,

@@ -201,7 +201,7 @@ carry_status climb_figure_parse(carry_ctx *ctx, climb_figure *figure, const char
     reading *r = calloc(1, sizeof *r);
     *figure = (climb_figure){.throughput = (double)NAN, .share = (double)NAN};
     if (r == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to read what the profile command printed");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading what the profile command printed");
     }
     r->figure = figure;
     for (const char *at = output; at < output + length;) {

@@ -268,7 +268,7 @@ carry_status carry_tune(carry_ctx *ctx, carry_tune_result *result, const char *p
     contender *best = NULL;
     *result = (carry_tune_result){.gain = 1.0};
     if (t == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to tune");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: tuning");
     }
     t->ctx = ctx;
     t->options = options;

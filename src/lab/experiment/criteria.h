@@ -38,6 +38,7 @@ typedef struct carry_outcome {
     int ranks, cores;                         /* of a problem of several ranks, else 0 */
     double received, waited, exposed;         /* of such a one, else NaN: carry_counts */
     double perplexity, busy, cost;            /* of a training, else 0: carry_counts */
+    double price;                             /* of an hour of its device, 0: not stated */
     double overlap, slower_stage;             /* of a stream, else NaN and 0: carry_counts */
     double denoise, recompute, clean, decode; /* likewise, else 0 */
 } carry_outcome;

@@ -84,6 +84,11 @@ static double cost_of(const carry_outcome *of, const carry_outcome *against) {
     return of->cost > 0.0 ? of->cost : NAN;
 }
 
+static double money_of(const carry_outcome *of, const carry_outcome *against) {
+    (void)against;
+    return of->cost > 0.0 && of->price > 0.0 ? of->cost / 3600.0 * of->price : NAN;
+}
+
 static double overlap_of(const carry_outcome *of, const carry_outcome *against) {
     (void)against;
     return of->slower_stage > 0.0 ? of->overlap : NAN;
@@ -130,6 +135,7 @@ static const measure measures[] = {
     {"perplexity", "of a model at the end of its training", 1, LARGEST, false, perplexity_of},
     {"busy", "share of a training's steps in which its device worked, 0 to 1", 1, LEAST, true, busy_of},
     {"cost", "seconds of its device that a whole training took", 1, LARGEST, true, cost_of},
+    {"money", "price of that time, by the experiment's `price`", 1, LARGEST, true, money_of},
     {"overlap", "share of a stream's shorter stage that is hidden behind the longer one", 1, LEAST, true, overlap_of},
     {"slower_stage", "seconds that a stream's slower stage takes a chunk", 1, LARGEST, true, slower_stage_of},
     {"denoise", "seconds that a stream denoises a chunk", 1, LARGEST, true, denoise_of},
@@ -352,7 +358,7 @@ carry_status carry_criterion_parse(carry_ctx *ctx, carry_criterion **criterion, 
     }
     carry_criterion *c = calloc(1, sizeof *c);
     if (c == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a criterion");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a criterion");
     }
     (void)snprintf(c->text, sizeof c->text, "%s", text);
     parser p = {.ctx = ctx, .c = c, .at = c->text};

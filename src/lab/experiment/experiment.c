@@ -11,6 +11,7 @@
 #include "core/file.h"
 #include "core/shared.h"
 #include "lab/experiment/experiment_bounds.h"
+#include "lab/experiment/experiment_runs.h"
 #include "lab/experiment/experiment_template.h"
 
 #define MOST_BYTES ((size_t)1 << 20)
@@ -90,6 +91,7 @@ static carry_status read_timing(carry_experiment *e, carry_stage *stage, carry_y
     }
     CARRY_TRY(read_count(e, &stage->repeats, mapping, "repeats", MOST_REPEATS));
     CARRY_TRY(read_count(e, &stage->warm_up, mapping, "warm_up", 1000));
+    CARRY_TRY(read_count(e, &stage->runs, mapping, "runs", CARRY_EXPERIMENT_RUNS));
     CARRY_TRY(read_flag(e, &stage->hot, mapping, "hot"));
     return read_flag(e, &stage->unchecked, mapping, "unchecked");
 }
@@ -190,8 +192,8 @@ static carry_status add_point(carry_experiment *e, carry_yaml *entry, const carr
 }
 
 static carry_status read_entry(carry_experiment *e, carry_yaml *entry, const carry_stage *defaults) {
-    static const char *const no_lists[] = {"problem",   "stage",   "needs",    "methods", "repeats", "warm_up", "hot",
-                                           "unchecked", "seconds", "priority", "budget",  "spread",  NULL};
+    static const char *const no_lists[] = {"problem",   "stage",   "needs",    "methods", "repeats", "warm_up", "runs",
+                                           "unchecked", "seconds", "priority", "budget",  "spread",  "hot",     NULL};
     if (entry->kind != CARRY_YAML_MAPPING) {
         return fail_at(e, entry, "an entry of the grid must be a mapping with a problem");
     }
@@ -281,21 +283,23 @@ static carry_status lay_out_outcomes(carry_experiment *e) {
     }
     e->outcome = calloc(room > 0 ? room : 1, sizeof *e->outcome);
     if (e->outcome == NULL) {
-        return carry_fail(e->ctx, CARRY_EMEMORY, "no memory for %zu outcomes", room);
+        return carry_fail(e->ctx, CARRY_EMEMORY, "out of memory: %zu outcomes", room);
     }
     for (int i = 0; i < e->points; i++) {
         const carry_stage *stage = &e->stage[e->point[i].stage];
-        const char *device = strstr(e->point[i].problem, ":device=cuda") != NULL ? "cuda" : "cpu";
+        const bool on_gpu =
+            strstr(e->point[i].problem, ":device=cuda") != NULL || strstr(e->point[i].problem, ":device=gpus") != NULL;
         for (int m = 0; stage->methods[m] != NULL; m++) {
             carry_outcome *o = &e->outcome[e->outcomes++];
             o->problem = e->point[i].problem;
             o->stage = stage->name;
             (void)snprintf(o->method, sizeof o->method, "%s", stage->methods[m]);
-            (void)snprintf(o->device, sizeof o->device, "%s", device);
+            (void)snprintf(o->device, sizeof o->device, "%s", on_gpu ? "cuda" : "cpu");
             (void)snprintf(o->reason, sizeof o->reason, "%s",
                            e->point[i].missing[0] != '\0' ? e->point[i].missing : "not reached");
             o->pending = true;
             o->spread_limit = stage->spread;
+            o->price = on_gpu ? e->price : 0.0;
         }
     }
     return CARRY_OK;
@@ -320,9 +324,10 @@ static carry_status read_all(carry_experiment *e) {
     if (grid == NULL || grid->kind != CARRY_YAML_SEQUENCE || grid->count == 0) {
         return fail_at(e, grid != NULL ? grid : root, "the grid is empty: give it at least one entry with a problem");
     }
-    carry_stage defaults = {.warm_up = 1, .spread = CARRY_EXPERIMENT_SPREAD};
+    carry_stage defaults = {.warm_up = 1, .runs = 1, .spread = CARRY_EXPERIMENT_SPREAD};
     CARRY_TRY(read_timing(e, &defaults, root));
     CARRY_TRY(carry_bounds_read_budget(e, &e->budget, root));
+    CARRY_TRY(carry_bounds_read_price(e));
     for (carry_yaml *entry = grid->first; entry != NULL; entry = entry->next) {
         CARRY_TRY(read_entry(e, entry, &defaults));
     }
@@ -336,8 +341,8 @@ static carry_status read_all(carry_experiment *e) {
     }
     return carry_yaml_finish(
         e->ctx, root, e->path,
-        "name, hypothesis, grid, methods, warm_up, repeats, seconds, spread, hot, unchecked, budget, "
-        "stop_when, success, failure");
+        "name, hypothesis, grid, methods, warm_up, repeats, runs, seconds, spread, hot, unchecked, budget, "
+        "price, stop_when, success, failure");
 }
 
 /* Takes the text over. */
@@ -346,7 +351,7 @@ static carry_status load(carry_ctx *ctx, carry_experiment **experiment, char *te
     carry_experiment *e = calloc(1, sizeof *e);
     if (e == NULL) {
         free(text);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for an experiment");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: an experiment");
     }
     e->ctx = ctx;
     e->path = path;

@@ -52,6 +52,7 @@ typedef struct carry_stage {
     char name[CARRY_EXPERIMENT_WORD];
     const char *methods[CARRY_BENCH_METHODS + 1];
     int repeats, warm_up;
+    int runs; /* of a problem, each opened anew (experiment_runs.h) */
     double seconds;
     double spread; /* interquartile range over the median beyond which times count as not measured */
     bool hot, unchecked;
@@ -80,6 +81,7 @@ typedef struct carry_experiment {
     carry_experiment_criterion criterion[CARRY_EXPERIMENT_CRITERIA];
     carry_outcome *outcome; /* one per point and method */
     double budget;          /* seconds for all stages, 0: no bound */
+    double price;           /* of a GPU's hour, 0: not stated */
     double contention;      /* the largest share of its processor time that a problem lost to other processes */
     int stops;
     carry_experiment_criterion stop[CARRY_EXPERIMENT_STOPS]; /* stop_when: measuring ends once one is met */

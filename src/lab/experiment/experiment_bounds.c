@@ -7,6 +7,7 @@
 #include "core/context.h"
 
 #define MOST_PRIORITY 1000.0
+#define MOST_PRICE 1e6
 #define MOST_BUDGET 1e7 /* seconds: 115 days */
 
 carry_status carry_bounds_read_budget(carry_experiment *e, double *budget, carry_yaml *mapping) {
@@ -35,6 +36,37 @@ carry_status carry_bounds_read_priority(carry_experiment *e, int *priority, carr
     }
     *priority = (int)number;
     return CARRY_OK;
+}
+
+carry_status carry_bounds_read_price(carry_experiment *e) {
+    carry_yaml *node = carry_yaml_get(e->yaml, "price");
+    if (node == NULL) {
+        return CARRY_OK;
+    }
+    carry_yaml *hour = node->kind == CARRY_YAML_MAPPING ? carry_yaml_get(node, "gpu_hour") : NULL;
+    if (hour == NULL) {
+        return carry_yaml_fail(e->ctx, node, e->path, "'price' must be a mapping: {gpu_hour: 2.5}");
+    }
+    CARRY_TRY(carry_yaml_number(e->ctx, &e->price, hour, e->path));
+    if (!(e->price > 0.0 && e->price <= MOST_PRICE)) {
+        return carry_yaml_fail(e->ctx, hour, e->path, "'gpu_hour' must be more than 0 and at most %.0f", MOST_PRICE);
+    }
+    return carry_yaml_finish(e->ctx, node, e->path, "gpu_hour");
+}
+
+double carry_bounds_gpu_seconds(const carry_experiment *e) {
+    bool counted[CARRY_EXPERIMENT_STAGES] = {false};
+    double seconds = 0.0;
+    for (int i = 0; i < e->outcomes; i++) {
+        const carry_outcome *o = &e->outcome[i];
+        for (int s = 0; s < e->stages && strcmp(o->device, "cuda") == 0; s++) {
+            if (!counted[s] && o->stage == e->stage[s].name) {
+                counted[s] = true;
+                seconds += e->stage[s].spent;
+            }
+        }
+    }
+    return seconds;
 }
 
 static carry_status add_stop(carry_experiment *e, const carry_yaml *node) {

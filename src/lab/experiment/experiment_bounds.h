@@ -1,4 +1,4 @@
-/* The keys priority, budget and stop_when of an experiment. */
+/* The keys priority, budget, price and stop_when of an experiment. */
 #ifndef CARRY_LAB_EXPERIMENT_BOUNDS_H
 #define CARRY_LAB_EXPERIMENT_BOUNDS_H
 
@@ -6,6 +6,10 @@
 
 carry_status carry_bounds_read_budget(carry_experiment *e, double *budget, carry_yaml *mapping);
 carry_status carry_bounds_read_priority(carry_experiment *e, int *priority, carry_yaml *entry);
+/* price: {gpu_hour: NUMBER}. Before the outcomes are laid out. */
+carry_status carry_bounds_read_price(carry_experiment *e);
+/* Seconds that problems of a GPU took, with those of earlier invocations if the experiment has a budget or a price. */
+double carry_bounds_gpu_seconds(const carry_experiment *e);
 /* After the outcomes are laid out: the criteria are checked against them. */
 carry_status carry_bounds_read_stops(carry_experiment *e);
 /* Problems of a higher priority first, else as written. Before the outcomes are laid out. */

@@ -64,7 +64,8 @@ static bool is_whole(const carry_experiment *e, const carry_point *point, int fi
     for (int i = first; i < first + methods; i++) {
         const carry_outcome *o = &e->outcome[i];
         const bool timed = o->reason[0] == '\0';
-        if (strcmp(o->reason, "not reached") == 0 || (timed && o->repeats < stage->repeats)) {
+        const int samples = stage->runs > 1 ? stage->runs : stage->repeats;
+        if (strcmp(o->reason, "not reached") == 0 || (timed && o->repeats < samples)) {
             return false;
         }
         any = any || timed;

@@ -7,6 +7,7 @@
 #include "core/context.h"
 #include "lab/experiment/experiment.h"
 #include "lab/experiment/experiment_bounds.h"
+#include "lab/experiment/experiment_runs.h"
 #include "lab/quiet.h"
 
 typedef struct keeper {
@@ -209,6 +210,30 @@ static bool has_ranks(const carry_experiment_options *options) {
     return options->comm != NULL && carry_comm_size(options->comm) > 1;
 }
 
+/* `runs` times, of which the combined results are kept. */
+static carry_status measure_runs(keeper *k, carry_bench_options *options, int runs) {
+    carry_bench_result results[CARRY_BENCH_METHODS];
+    carry_ctx *ctx = k->e->ctx;
+    int count = 0;
+    if (runs == 1) {
+        return carry_bench_problem(ctx, k->point->problem, k->ceilings, options, results, &count);
+    }
+    carry_runs *all = carry_runs_new();
+    carry_status status = carry_collective_agree(
+        has_ranks(k->options) ? k->options->comm : NULL,
+        all != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory for %d runs", runs));
+    options->keep = carry_runs_add;
+    options->keep_user = all;
+    for (int i = 0; status == CARRY_OK && i < runs; i++) {
+        status = carry_bench_problem(ctx, k->point->problem, k->ceilings, options, results, &count);
+    }
+    if (status == CARRY_OK) {
+        carry_runs_tell(all, keep, k);
+    }
+    carry_runs_free(all);
+    return status;
+}
+
 static carry_status measure_point(keeper *k) {
     const carry_stage *stage = &k->e->stage[k->point->stage];
     carry_ctx *ctx = k->e->ctx;
@@ -223,8 +248,6 @@ static carry_status measure_point(keeper *k) {
     if (has_ranks(k->options) && carry_collective_ranks(ctx, k->point->problem) == 0) {
         return keep_reason(k, "it is a problem of one rank, and this run is on several");
     }
-    carry_bench_result results[CARRY_BENCH_METHODS];
-    int count = 0;
     carry_bench_options options = {.repeats = stage->repeats,
                                    .seconds = stage->seconds,
                                    .hot = stage->hot,
@@ -236,7 +259,7 @@ static carry_status measure_point(keeper *k) {
                                    .keep = keep,
                                    .keep_user = k,
                                    .stop = k->options->stop};
-    carry_status status = carry_bench_problem(ctx, k->point->problem, k->ceilings, &options, results, &count);
+    const carry_status status = measure_runs(k, &options, stage->runs);
     if (k->status != CARRY_OK) {
         return k->status; /* what cannot be kept is not measured on */
     }
@@ -272,7 +295,7 @@ carry_status carry_experiment_stage(const carry_experiment *e, const char *stage
 /* The clock's seconds that a problem took, for budgets. */
 static carry_status store_cost(const keeper *k, double seconds) {
     k->e->stage[k->point->stage].spent += seconds;
-    const bool bounded = k->e->budget > 0.0 || k->e->stage[k->point->stage].budget > 0.0;
+    const bool bounded = k->e->budget > 0.0 || k->e->price > 0.0 || k->e->stage[k->point->stage].budget > 0.0;
     if (k->options->store == NULL || !k->kept || !bounded) {
         return CARRY_OK;
     }

@@ -210,7 +210,7 @@ static carry_status list_ids(carry_store *store, carry_job **jobs, int *count) {
             room = room > 0 ? 2 * room : 16;
             carry_job *more = realloc(*jobs, (size_t)room * sizeof **jobs);
             if (more == NULL) {
-                status = carry_fail(store->ctx, CARRY_EMEMORY, "no memory for %d jobs", room);
+                status = carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: %d jobs", room);
                 break;
             }
             *jobs = more;

@@ -122,7 +122,7 @@ static carry_status fill_row(carry_store *store, carry_job_row *row, sqlite3_stm
     *row = (carry_job_row){.is = {.id = sqlite3_column_int64(from, 0)}};
     row->arguments = strdup(arguments != NULL ? arguments : "[]");
     if (row->arguments == NULL) {
-        return carry_fail(store->ctx, CARRY_EMEMORY, "no memory for job %lld", (long long)row->is.id);
+        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: job %lld", (long long)row->is.id);
     }
     copy_text(row->is.on, sizeof row->is.on, from, 1);
     copy_text(row->is.name, sizeof row->is.name, from, 2);

@@ -302,7 +302,7 @@ static carry_status submit(carry_store *store, const carry_job_row *row, const c
     CARRY_TRY(carry_job_file(store, end, row->is.id, "end"));
     char *script = carry_slurm_script(row->is.id, end, arguments);
     if (script == NULL) {
-        return carry_fail(store->ctx, CARRY_EMEMORY, "no memory for the script of job %lld", (long long)row->is.id);
+        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: the script of job %lld", (long long)row->is.id);
     }
     carry_status status = run_sbatch(store, row, script, external);
     free(script);

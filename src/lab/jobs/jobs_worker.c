@@ -140,7 +140,7 @@ static carry_status parse_arguments(carry_ctx *ctx, launch *l) {
     size_t count = l->words->kind == CARRY_JSON_ARRAY ? (size_t)carry_json_count(l->words) : 0;
     l->arguments = calloc(count + 1, sizeof *l->arguments);
     if (l->arguments == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %zu words", count);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %zu words", count);
     }
     const carry_json *word = carry_json_first(l->words);
     for (size_t i = 0; i < count; i++, word = word->next) {
@@ -177,7 +177,7 @@ static carry_status read_environment(carry_store *store, launch *l) {
     }
     l->environment = calloc(count + 1, sizeof *l->environment);
     if (l->environment == NULL) {
-        return carry_fail(store->ctx, CARRY_EMEMORY, "no memory for %zu variables", count);
+        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: %zu variables", count);
     }
     count = 0;
     for (size_t at = 0; at < length; at += strlen(l->variables + at) + 1) {

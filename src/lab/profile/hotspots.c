@@ -100,7 +100,7 @@ carry_status carry_hotspots_of(carry_ctx *ctx, carry_hotspots *hotspots, const c
     const carry_track *track;
     *hotspots = (carry_hotspots){.spot = calloc(CARRY_HOTSPOTS, sizeof *hotspots->spot)};
     if (hotspots->spot == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for hotspots");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: hotspots");
     }
     for (int i = 0; (track = carry_recorder_track(recorder, i)) != NULL; i++) {
         add_track(hotspots, track);
@@ -166,7 +166,7 @@ static void add_kernel(carry_hotspots *h, const carry_activity_sum *sum) {
 carry_status carry_hotspots_add_gpu(carry_ctx *ctx, carry_hotspots *hotspots, const carry_activity_log *log) {
     hotspots->kernel = calloc(CARRY_ACTIVITY_NAMES + 1, sizeof *hotspots->kernel);
     if (hotspots->kernel == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for hotspots");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: hotspots");
     }
     for (int i = 0; i <= CARRY_ACTIVITY_NAMES; i++) {
         if (log->sum[i].calls > 0) {
@@ -195,7 +195,7 @@ carry_status carry_hotspots_categories(carry_ctx *ctx, carry_hotspot **spots, in
     *count = 0;
     *spots = calloc((size_t)hotspots->count + 1, sizeof **spots);
     if (*spots == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for hotspots");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: hotspots");
     }
     for (int i = 0; i < hotspots->count; i++) {
         const carry_hotspot *from = &hotspots->spot[i];
@@ -253,7 +253,7 @@ carry_status carry_hotspots_compare(carry_ctx *ctx, carry_hotspot_change **chang
     *count = 0;
     *changes = calloc((size_t)a->count + (size_t)b->count + 1, sizeof **changes);
     if (*changes == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for hotspots");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: hotspots");
     }
     for (int i = 0; i < a->count; i++) {
         put(&find_change(*changes, count, &a->spot[i])->a, &a->spot[i]);

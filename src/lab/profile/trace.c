@@ -288,7 +288,7 @@ carry_status carry_trace_make(carry_ctx *ctx, void **bytes, size_t *length, cons
     if (w == NULL ||
         deflateInit2(&w->stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, MAX_WBITS + GZIP, 8, Z_DEFAULT_STRATEGY) != Z_OK) {
         free(w);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the trace");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the trace");
     }
     put_trace(w, recorder, log, hotspots, command);
     (void)deflateEnd(&w->stream);
@@ -299,7 +299,7 @@ carry_status carry_trace_make(carry_ctx *ctx, void **bytes, size_t *length, cons
     if (failed) {
         free(*bytes);
         *bytes = NULL;
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the trace");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the trace");
     }
     return CARRY_OK;
 }

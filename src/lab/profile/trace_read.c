@@ -50,7 +50,7 @@ static carry_status expand(carry_ctx *ctx, char **text, size_t *text_length, con
     }
     free(out);
     if (code == Z_MEM_ERROR) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to read %s", name);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", name);
     }
     return not_a_trace(ctx, name,
                        code == Z_OK           ? "it holds more text than such a trace can have"

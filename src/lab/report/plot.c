@@ -223,7 +223,7 @@ carry_status carry_plot_svg(carry_ctx *ctx, char **svg, const carry_plot *plot, 
     size_t length = 0;
     if (s == NULL || (s->to = open_memstream(&script, &length)) == NULL) {
         free(s);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a plot");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plot");
     }
     s->plot = plot;
     s->x.axis = &plot->x;
@@ -236,7 +236,7 @@ carry_status carry_plot_svg(carry_ctx *ctx, char **svg, const carry_plot *plot, 
     carry_status status = CARRY_OK;
     bool lost = ferror(s->to) != 0;
     if (fclose(s->to) != 0 || lost) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for a plot");
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plot");
     } else if (!drawn) {
         status = carry_fail(ctx, CARRY_ERANGE, "there is nothing to draw in '%.80s'", plot->title);
     } else {

@@ -112,7 +112,7 @@ carry_status carry_plot_adopt(carry_ctx *ctx, char **svg, const char *drawing, c
     size_t length = 0;
     rewrite r = {open_memstream(svg, &length), plot, texts, count};
     if (r.to == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a plot");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plot");
     }
     carry_html_raw(r.to,
                    "<svg viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-labelledby=\"%s-title %s-about\">\n"
@@ -134,7 +134,7 @@ carry_status carry_plot_adopt(carry_ctx *ctx, char **svg, const char *drawing, c
     if (fclose(r.to) != 0 || lost) {
         free(*svg);
         *svg = NULL;
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a plot");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plot");
     }
     return CARRY_OK;
 }

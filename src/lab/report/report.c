@@ -373,12 +373,12 @@ carry_status carry_report_make(carry_ctx *ctx, carry_report *report, carry_run *
     }
     page.to = open_memstream(&report->html, &report->length);
     if (page.to == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the report");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the report");
     }
     carry_status status = write_page(&page);
     bool lost = ferror(page.to) != 0;
     if ((fclose(page.to) != 0 || lost) && status == CARRY_OK) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory for the report");
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: the report");
     }
     if (status != CARRY_OK) {
         free(report->html);

@@ -192,7 +192,7 @@ carry_status carry_report_curves(carry_page *page) {
     if (d == NULL || stretches == NULL) {
         free(d);
         free(stretches);
-        return carry_fail(page->ctx, CARRY_EMEMORY, "no memory for the curves of %d runs", page->count);
+        return carry_fail(page->ctx, CARRY_EMEMORY, "out of memory: the curves of %d runs", page->count);
     }
     d->stretches = stretches;
     carry_html_raw(page->to, "<section>\n<h2 id=\"over\">Over steps</h2>\n<div class=\"figures\">\n");

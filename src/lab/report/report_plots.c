@@ -103,7 +103,7 @@ carry_status carry_report_plots(carry_page *page, const carry_run *run) {
         d->curve = calloc(CARRY_REPORT_METHODS + 1, sizeof *d->curve);
     }
     if (d == NULL || d->place == NULL || d->curve == NULL) {
-        status = carry_fail(page->ctx, CARRY_EMEMORY, "no memory for the plots of run %lld", (long long)run->id);
+        status = carry_fail(page->ctx, CARRY_EMEMORY, "out of memory: the plots of run %lld", (long long)run->id);
     } else {
         for (int i = 0; i < run->results; i++) {
             carry_report_place_of(page->ctx, &d->place[i], run->result[i].is.problem, run->result[i].is.device);

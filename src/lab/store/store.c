@@ -128,7 +128,7 @@ char *carry_store_machine(carry_store *store, const carry_run_used *used) {
 static carry_status machine_row(carry_store *store, int64_t *id, const carry_run_used *used) {
     char *text = carry_store_machine(store, used);
     if (text == NULL) {
-        return carry_fail(store->ctx, CARRY_EMEMORY, "no memory for the machine's facts");
+        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: the machine's facts");
     }
     sqlite3_stmt *statement = NULL;
     carry_status status =

@@ -37,7 +37,7 @@ static carry_status read_lines(carry_store *store, carry_run_line **lines, int *
             room = room == 0 ? 64 : 2 * room;
             carry_run_line *larger = realloc(*lines, (size_t)room * sizeof **lines);
             if (larger == NULL) {
-                return carry_fail(store->ctx, CARRY_EMEMORY, "no memory for %d runs", room);
+                return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: %d runs", room);
             }
             *lines = larger;
         }
@@ -79,5 +79,5 @@ carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, cons
     }
     free(lines);
     *ids = all;
-    return all != NULL ? CARRY_OK : carry_fail(store->ctx, CARRY_EMEMORY, "no memory for %d runs", *count);
+    return all != NULL ? CARRY_OK : carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: %d runs", *count);
 }

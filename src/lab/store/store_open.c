@@ -226,7 +226,7 @@ static carry_status open_database(carry_store *store) {
     }
     if (sqlite3_open_v2(store->path, &store->db, SQLITE_OPEN_READWRITE | SQLITE_OPEN_CREATE, NULL) != SQLITE_OK) {
         return carry_fail(store->ctx, CARRY_EIO, "the run store %s cannot be opened: %s", store->path,
-                          store->db != NULL ? sqlite3_errmsg(store->db) : "no memory");
+                          store->db != NULL ? sqlite3_errmsg(store->db) : "out of memory");
     }
     return CARRY_OK;
 }
@@ -235,7 +235,7 @@ carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *p
     *store = NULL;
     carry_store *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the store");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the store");
     }
     made->ctx = ctx;
     carry_status status = CARRY_OK;

@@ -40,7 +40,7 @@ static void *grow(void **array, int *count, size_t size) {
 }
 
 static carry_status no_memory(carry_store *store) {
-    return carry_fail(store->ctx, CARRY_EMEMORY, "no memory to read a run from %s", store->path);
+    return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: reading a run from %s", store->path);
 }
 
 /* What a machine's row says of it; a damaged one says nothing. False: out of memory. */

@@ -94,7 +94,7 @@ carry_status carry_codec_open(carry_ctx *ctx, carry_codec **codec, const char *f
     *codec = malloc(sizeof **codec);
     if (*codec == NULL) {
         kind->close(opened);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a codec");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a codec");
     }
     **codec = (carry_codec){.ctx = ctx, .kind = kind, .opened = opened, .size = own};
     return CARRY_OK;
@@ -235,7 +235,7 @@ static carry_status bytes_of_planes(carry_codec *codec, unsigned char *bytes, ca
     const int64_t area = codec->size.height * codec->size.width;
     float *planes = carry_aligned_new((size_t)(n * 3 * area) * sizeof *planes);
     if (planes == NULL) {
-        return carry_fail(codec->ctx, CARRY_EMEMORY, "no memory for %" PRId64 " frames", n);
+        return carry_fail(codec->ctx, CARRY_EMEMORY, "out of memory: %" PRId64 " frames", n);
     }
     const carry_tensor frames = carry_view_4d(planes, CARRY_F32, n, 3, codec->size.height, codec->size.width);
     const carry_status status = decode(codec, (carry_codec_output){.frames = frames}, latents);
@@ -330,8 +330,9 @@ carry_status carry_codec_pictures(carry_ctx *ctx, void **memory, int device, siz
     }
     *memory = calloc(bytes, 1);
     if (*memory == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to stream pictures of %" PRId64 " x %" PRId64 " (%zu bytes)",
-                          height, width, bytes);
+        return carry_fail(ctx, CARRY_EMEMORY,
+                          "out of memory: streaming pictures of %" PRId64 " x %" PRId64 " (%zu bytes)", height, width,
+                          bytes);
     }
     return CARRY_OK;
 }

@@ -138,7 +138,7 @@ static carry_status refuse_surplus(const carry_codec_loading *l) {
 }
 
 static carry_status no_memory(const carry_codec_loading *l) {
-    return carry_fail(l->ctx, CARRY_EMEMORY, "no memory for the weights of %s", l->folder);
+    return carry_fail(l->ctx, CARRY_EMEMORY, "out of memory: the weights of %s", l->folder);
 }
 
 static carry_status load(carry_codec_loading *l, void **memory,

@@ -156,7 +156,7 @@ static carry_status open_dct(carry_ctx *ctx, void **opened, const char *folder, 
     const double turn = acos(-1.0) / (2 * SIDE);
     dct *d = malloc(sizeof *d);
     if (d == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a codec");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a codec");
     }
     d->ctx = ctx;
     d->size = *size;

@@ -80,8 +80,8 @@ carry_status carry_tae_stream_new(const carry_tae *tae, carry_tae_stream **strea
     }
     carry_status status;
     if (s == NULL || !carry_arena_total(&arena, &bytes)) {
-        status = carry_fail(tae->ctx, CARRY_EMEMORY, "no memory to stream pictures of %lld x %lld", (long long)height,
-                            (long long)width);
+        status = carry_fail(tae->ctx, CARRY_EMEMORY, "out of memory: streaming pictures of %lld x %lld",
+                            (long long)height, (long long)width);
     } else {
         status = carry_codec_pictures(tae->ctx, &s->memory, tae->device, bytes, height, width);
     }

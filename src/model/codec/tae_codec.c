@@ -20,7 +20,7 @@ static void close_tae(void *opened) {
 static carry_status open_tae(carry_ctx *ctx, void **opened, const char *folder, const carry_codec_size *size) {
     tae_codec *c = calloc(1, sizeof *c);
     if (c == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a codec");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a codec");
     }
     carry_status status = carry_tae_load(ctx, &c->tae, folder, size);
     if (status == CARRY_OK) {

@@ -126,7 +126,7 @@ carry_status carry_tae_load(carry_ctx *ctx, carry_tae **tae, const char *folder,
     CARRY_TRY(check_config(ctx, folder));
     carry_tae *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %s", folder);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %s", folder);
     }
     made->ctx = ctx;
     made->device = size->device;

@@ -21,7 +21,7 @@ static void close_wan(void *opened) {
 static carry_status open_wan(carry_ctx *ctx, void **opened, const char *folder, const carry_codec_size *size) {
     wan_codec *c = calloc(1, sizeof *c);
     if (c == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a codec");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a codec");
     }
     carry_status status = carry_wan_load(ctx, &c->wan, folder, size);
     if (status == CARRY_OK) {

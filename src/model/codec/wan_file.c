@@ -264,7 +264,7 @@ carry_status carry_wan_load(carry_ctx *ctx, carry_wan **wan, const char *folder,
     *wan = NULL;
     carry_wan *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for %s", folder);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %s", folder);
     }
     made->ctx = ctx;
     made->device = size->device;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/span.h"
@@ -119,7 +120,7 @@ static carry_status open_side(carry_wan_stream *s, side_state *state, const carr
     }
     take_side(s, &arena, state, side, decodes);
     if (!carry_arena_total(&arena, &bytes)) {
-        return carry_fail(s->wan->ctx, CARRY_EMEMORY, "no memory to stream pictures of %" PRId64 " x %" PRId64,
+        return carry_fail(s->wan->ctx, CARRY_EMEMORY, "out of memory: streaming pictures of %" PRId64 " x %" PRId64,
                           s->height, s->width);
     }
     CARRY_TRY(carry_codec_pictures(s->wan->ctx, &state->memory, s->wan->device, bytes, s->height, s->width));
@@ -131,7 +132,7 @@ static carry_status open_side(carry_wan_stream *s, side_state *state, const carr
 carry_status carry_wan_stream_new(const carry_wan *wan, carry_wan_stream **stream, int64_t height, int64_t width) {
     *stream = calloc(1, sizeof **stream);
     if (*stream == NULL) {
-        return carry_fail(wan->ctx, CARRY_EMEMORY, "no memory for a codec");
+        return carry_fail(wan->ctx, CARRY_EMEMORY, "out of memory: a codec");
     }
     **stream = (carry_wan_stream){.wan = wan, .height = height, .width = width};
     return CARRY_OK;
@@ -232,7 +233,7 @@ static carry_status attend(const carry_wan_stream *s, side_state *state) {
         const carry_tensor scores = carry_reshape_3d(state->scores, 1, count, tokens);
         const carry_tensor p = carry_reshape_3d(state->p, 1, count, tokens);
         CARRY_TRY(carry_matmul(ctx, scores, part_of(state->qkv, 0, first, count), part_of(state->qkv, 1, 0, tokens),
-                               &(carry_matmul_options){.b_transposed = true}));
+                               &(carry_matmul_options){CARRY_INIT(carry_matmul_options), .b_transposed = true}));
         CARRY_TRY(carry_relative_softmax(ctx, p, scores, carry_reshape_2d(state->bias, 1, count + tokens - 1), tokens));
         CARRY_TRY(carry_matmul(ctx, carry_reshape_3d(carry_slice(state->mixed, first, count), 1, count, width), p,
                                part_of(state->qkv, 2, 0, tokens), NULL));

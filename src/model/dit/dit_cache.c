@@ -143,7 +143,7 @@ static carry_status take_memory(carry_dit_cache *cache) {
     if (cache->host == NULL ||
         carry_device_alloc(dit->ctx, &cache->memory, dit->own.device, cache->bytes) != CARRY_OK) {
         return carry_fail(dit->ctx, CARRY_EMEMORY,
-                          "no memory for a cache of %" PRId64 " frames of %" PRId64 " tokens in %" PRId64
+                          "out of memory: a cache of %" PRId64 " frames of %" PRId64 " tokens in %" PRId64
                           " blocks: %.1f GB",
                           cache->options.sink + cache->ring, cache->per_frame, dit->config.num_layers,
                           fits ? (double)cache->bytes * 1e-9 : -1.0);
@@ -160,7 +160,7 @@ carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const c
     CARRY_TRY(check_options(dit, options));
     carry_dit_cache *cache = calloc(1, sizeof *cache);
     if (cache == NULL) {
-        return carry_fail(dit->ctx, CARRY_EMEMORY, "no memory for a cache");
+        return carry_fail(dit->ctx, CARRY_EMEMORY, "out of memory: a cache");
     }
     cache->dit = dit;
     cache->options = *options;
@@ -219,7 +219,7 @@ int64_t carry_dit_slot_of(const carry_dit_cache *cache, int64_t frame) {
 }
 
 int carry_dit_runs(const carry_dit_cache *cache, int64_t start, int64_t end, float bias,
-                   carry_key_run run[CARRY_KEY_RUNS]) {
+                   carry_key_run run[CARRY_MAX_KEY_RUNS]) {
     const int64_t sink = cache->options.sink;
     const int64_t low = larger(sink, end - (cache->options.window - sink)); /* of the ring */
     const int64_t first = sink > 0 ? 0 : low;

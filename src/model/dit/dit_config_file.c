@@ -362,7 +362,7 @@ carry_status carry_dit_config_write(carry_ctx *ctx, const carry_dit_config *conf
     carry_json_put_raw(&text, "\n}\n");
     carry_status status;
     if (text.failed) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
     } else {
         status = carry_file_replace(ctx, path, text.bytes, text.length);
     }

@@ -58,7 +58,7 @@ static carry_status make(carry_dit_pass *p) {
     p->row = calloc((size_t)p->units + 1, sizeof *p->row);
     p->positions = carry_aligned_new(CARRY_DIT_POSITIONS * head * sizeof(float));
     if (p->block == NULL || p->row == NULL || p->positions == NULL) {
-        return carry_fail(p->ctx, CARRY_EMEMORY, "no memory for a pass");
+        return carry_fail(p->ctx, CARRY_EMEMORY, "out of memory: a pass");
     }
     for (int64_t i = 0; i <= p->units; i++) {
         p->row[i] = i * p->tokens;
@@ -78,7 +78,7 @@ static carry_status make(carry_dit_pass *p) {
     }
     p->host_memory = is_elsewhere ? carry_aligned_new(host) : NULL;
     if (is_elsewhere && p->host_memory == NULL) {
-        return carry_fail(p->ctx, CARRY_EMEMORY, "no memory for a batch, %zu bytes", host);
+        return carry_fail(p->ctx, CARRY_EMEMORY, "out of memory: a batch, %zu bytes", host);
     }
     here = carry_arena_over(p->host_memory, host);
     carry_dit_pass_lay_out_host(p, &here);
@@ -91,7 +91,7 @@ carry_status carry_dit_pass_new(carry_dit *dit, carry_dit_pass **made, const car
     CARRY_TRY(check_options(ctx, dit, options));
     carry_dit_pass *p = calloc(1, sizeof *p);
     if (p == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pass");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a pass");
     }
     p->ctx = ctx;
     p->dit = dit;

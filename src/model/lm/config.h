@@ -36,7 +36,7 @@ typedef struct carry_lm_config {
     unsigned char mixer[CARRY_LM_MAX_LAYERS];       /* CARRY_LM_MIXER_ of mixers/mixer.h */
     unsigned char feedforward[CARRY_LM_MAX_LAYERS]; /* CARRY_LM_FEEDFORWARD_ of feedforward/feedforward.h */
     bool norms_after[CARRY_LM_MAX_LAYERS];          /* h += norm(f(h)); otherwise h += f(norm(h)) */
-    CARRY_LM_OPTIONS;                               /* options.h: delta, attention, swiglu */
+    CARRY_LM_OPTIONS;                               /* options.h: delta, attention, swiglu, experts */
 
     bool has_attention; /* derived: the state of some layer grows with its tokens */
     _Alignas(8) unsigned char own[CARRY_LM_OWN];

@@ -302,7 +302,7 @@ carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config
     carry_status status;
     carry_lm_config_put(&text, config, dtype);
     if (text.failed) {
-        status = carry_fail(ctx, CARRY_EMEMORY, "no memory to write %s", path);
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: writing %s", path);
     } else {
         status = carry_file_replace(ctx, path, text.bytes, text.length);
     }

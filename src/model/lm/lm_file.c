@@ -29,9 +29,10 @@ static bool is_spare(const void *model, const carry_weights *weights, const char
         return is_tied_head(model, weights, name);
     }
     const carry_lm_file_names *files = lm->config.family->files;
-    carry_lm_own_name(files, name, own, sizeof own);
+    const int64_t expert = carry_lm_own_name(files, name, own, sizeof own);
+    const carry_parameter *p = carry_parameters_find(&lm->own, own);
     return carry_lm_ignored(files, name) != NULL || is_tied_head(model, weights, name) ||
-           (carry_parameters_find(&lm->own, own) != NULL && carry_weights_find(weights, own) == NULL);
+           (p != NULL && expert < p->shape[0] && carry_weights_find(weights, own) == NULL);
 }
 
 /* One line for each part of a model that a folder has and that is ignored. */

@@ -2,6 +2,7 @@
 #include "model/lm/lm_names.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 static bool starts_with(const char *name, const char *start) {
@@ -28,10 +29,59 @@ static bool replace_by(const char *const (*list)[2], int from, const char *name,
     return false;
 }
 
+/* The start of the end of a name that is `end`, where '#' stands for a number, which *number gets (-1 without '#');
+   NULL: it has another end. */
+static const char *find_end(const char *name, const char *end, int64_t *number) {
+    const char *sign = strchr(end, '#');
+    const size_t length = strlen(name);
+    const size_t tail = strlen(sign != NULL ? sign + 1 : end);
+    *number = -1;
+    if (length < tail || strcmp(name + length - tail, sign != NULL ? sign + 1 : end) != 0) {
+        return NULL;
+    }
+    const char *at = name + length - tail;
+    if (sign == NULL) {
+        return at;
+    }
+    const char *last = at;
+    while (at > name && at[-1] >= '0' && at[-1] <= '9') {
+        at--;
+    }
+    if (at == last || last - at > 9 || (at[0] == '0' && last - at > 1) || at - name < sign - end ||
+        strncmp(at - (sign - end), end, (size_t)(sign - end)) != 0) {
+        return NULL;
+    }
+    *number = strtoll(at, NULL, 10);
+    return at - (sign - end);
+}
+
+/* The name of piece `which` by the list: of a name with several ends, one after the other; with '#', again for every
+   number. */
+static bool piece_name(const char *const (*list)[2], const char *name, int which, char *to, size_t size) {
+    const char *end[8];
+    int ends = 0;
+    const char *own = NULL;
+    for (int i = 0; list != NULL && list[i][0] != NULL && ends < 8; i++) {
+        if (ends_in(name, list[i][0])) {
+            own = list[i][0];
+            end[ends++] = list[i][1];
+        }
+    }
+    const char *by = ends > 0 ? end[which % ends] : "";
+    const char *sign = strchr(by, '#');
+    if (ends == 0 || (sign == NULL && which >= ends)) {
+        return false;
+    }
+    const int start = (int)(strlen(name) - strlen(own));
+    return (sign == NULL ? snprintf(to, size, "%.*s%s", start, name, by)
+                         : snprintf(to, size, "%.*s%.*s%d%s", start, name, (int)(sign - by), by, which / ends,
+                                    sign + 1)) < (int)size;
+}
+
 bool carry_lm_other_name(const void *names, const char *name, int which, bool pieces, char *to, size_t size) {
     const carry_lm_file_names *n = names;
     if (pieces) {
-        return replace_by(n->pieces, 0, name, which, to, size);
+        return piece_name(n->pieces, name, which, to, size);
     }
     if (which == 0 && starts_with(name, "model.") && !starts_with(name, n->prefix)) {
         return snprintf(to, size, "%s%s", n->prefix, name + strlen("model.")) < (int)size;
@@ -42,14 +92,24 @@ bool carry_lm_other_name(const void *names, const char *name, int which, bool pi
     return replace_by(n->renamed, 0, name, which - 1, to, size);
 }
 
-void carry_lm_own_name(const carry_lm_file_names *n, const char *name, char *to, size_t size) {
+int64_t carry_lm_own_name(const carry_lm_file_names *n, const char *name, char *to, size_t size) {
     char short_name[512];
+    int64_t number = -1;
     const bool nested = starts_with(name, n->prefix);
     (void)snprintf(short_name, sizeof short_name, "%s%s", nested ? "model." : "",
                    nested ? name + strlen(n->prefix) : name);
-    if (!replace_by(n->renamed, 1, short_name, 0, to, size) && !replace_by(n->pieces, 1, short_name, 0, to, size)) {
-        (void)snprintf(to, size, "%s", strcmp(short_name, "model.lm_head.weight") == 0 ? "lm_head.weight" : short_name);
+    if (replace_by(n->renamed, 1, short_name, 0, to, size)) {
+        return -1;
     }
+    for (int i = 0; n->pieces != NULL && n->pieces[i][0] != NULL; i++) {
+        const char *end = find_end(short_name, n->pieces[i][1], &number);
+        if (end != NULL) {
+            (void)snprintf(to, size, "%.*s%s", (int)(end - short_name), short_name, n->pieces[i][0]);
+            return number;
+        }
+    }
+    (void)snprintf(to, size, "%s", strcmp(short_name, "model.lm_head.weight") == 0 ? "lm_head.weight" : short_name);
+    return -1;
 }
 
 const char *carry_lm_ignored(const carry_lm_file_names *n, const char *name) {

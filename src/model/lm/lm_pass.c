@@ -111,7 +111,7 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     }
     carry_lm_pass *pass = calloc(1, sizeof *pass);
     if (pass == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a pass");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a pass");
     }
     pass->ctx = ctx;
     pass->lm = lm;

@@ -75,7 +75,7 @@ carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t bat
     }
     carry_lm_state *state = calloc(1, sizeof *state);
     if (state == NULL) {
-        return carry_fail(lm->ctx, CARRY_EMEMORY, "no memory for a state");
+        return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: a state");
     }
     state->ctx = lm->ctx;
     state->lm = lm;

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "carry/nn.h"
+#include "ops/experts.h"
 
 /* mixers/delta.c and mixers/deltaproduct.c */
 typedef struct carry_lm_delta_options {
@@ -42,10 +43,23 @@ typedef struct carry_lm_swiglu_options {
     int64_t width; /* between up and down */
 } carry_lm_swiglu_options;
 
+/* feedforward/experts.c */
+typedef struct carry_lm_experts_options {
+    int64_t count, chosen; /* experts of a layer, and of a token */
+    int64_t width;         /* of an expert, between up and down */
+    int64_t shared_width;  /* of the expert that all tokens have; 0: none */
+    int64_t latent;        /* width of what experts read and write, between two maps; 0: hidden_size, without maps */
+    bool gated;            /* silu(gate x) * up x; otherwise relu(up x)^2 */
+    bool shared_gate;      /* the shared expert's output is multiplied by sigmoid(gate x) */
+    bool bias;             /* added to scores for the choice alone; not trained */
+    carry_router router;
+} carry_lm_experts_options;
+
 /* The fields of a configuration. */
 #define CARRY_LM_OPTIONS                  \
     carry_lm_delta_options delta;         \
     carry_lm_attention_options attention; \
-    carry_lm_swiglu_options swiglu
+    carry_lm_swiglu_options swiglu;       \
+    carry_lm_experts_options experts
 
 #endif

@@ -8,6 +8,7 @@
 
 #include "carry/device.h"
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/memory.h"
@@ -140,7 +141,7 @@ static carry_status make(carry_umt5 *m, const char *folder, int device) {
     m->layer = calloc((size_t)layers, sizeof *m->layer);
     m->bias_here = calloc((size_t)(m->config.num_heads * (2 * m->most - 1)), sizeof *m->bias_here);
     if (m->layer == NULL || m->bias_here == NULL) {
-        return carry_fail(m->ctx, CARRY_EMEMORY, "no memory for a text encoder of %" PRId64 " layers", layers);
+        return carry_fail(m->ctx, CARRY_EMEMORY, "out of memory: a text encoder of %" PRId64 " layers", layers);
     }
     CARRY_TRY(carry_parameters_open(m->ctx, &m->own, device, layers * SLOTS + 2));
     m->own.other = other_name;
@@ -177,7 +178,7 @@ carry_status carry_umt5_open(carry_ctx *ctx, carry_umt5 **made, const char *fold
     }
     carry_umt5 *m = calloc(1, sizeof *m);
     if (m == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a text encoder");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a text encoder");
     }
     m->ctx = ctx;
     m->config = config;
@@ -220,7 +221,7 @@ static carry_status put_bias(carry_umt5 *m, int64_t layer, int64_t n) {
     const carry_parameter *p = &m->own.parameter[m->layer[layer][SLOT_BIAS]];
     float *w = malloc((size_t)p->count * sizeof *w);
     if (w == NULL) {
-        return carry_fail(m->ctx, CARRY_EMEMORY, "no memory for the bias of %" PRId64 " heads", c->num_heads);
+        return carry_fail(m->ctx, CARRY_EMEMORY, "out of memory: the bias of %" PRId64 " heads", c->num_heads);
     }
     const carry_status status = carry_parameters_sample(&m->own, w, m->layer[layer][SLOT_BIAS], p->count);
     for (int64_t i = 0; status == CARRY_OK && i < 2 * n - 1; i++) {
@@ -253,7 +254,7 @@ static carry_status attend(carry_umt5 *m, int64_t layer, int64_t tokens) {
     CARRY_TRY(carry_linear(m->ctx, m->k, m->h, product(m, layer, SLOT_K), false));
     CARRY_TRY(carry_linear(m->ctx, m->v, m->h, product(m, layer, SLOT_V), false));
     CARRY_TRY(carry_matmul(m->ctx, m->scores, by_heads(m, m->q), by_heads(m, m->k),
-                           &(carry_matmul_options){.b_transposed = true}));
+                           &(carry_matmul_options){CARRY_INIT(carry_matmul_options), .b_transposed = true}));
     CARRY_TRY(carry_relative_softmax(m->ctx, m->p, m->scores, m->bias, tokens));
     CARRY_TRY(carry_matmul(m->ctx, by_heads(m, m->o), m->p, by_heads(m, m->v), NULL));
     return carry_linear(m->ctx, m->x, m->o, product(m, layer, SLOT_O), true);

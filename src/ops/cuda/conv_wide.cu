@@ -377,7 +377,7 @@ bool conv_wide_backward(const carry_conv_backward_args *args, void *workspace, i
         return false;
     }
     const int64_t share = (carry_token_block(x.shape[1]) + PIECES - 1) / PIECES; /* the workspace has no more rows */
-    const int64_t wished = piece_of(x), each = share > wished ? share : wished;
+    const int64_t piece = piece_of(x), each = share > piece ? share : piece;
     with_type(x.dtype, [&](auto type) {
         using T = decltype(type);
         conv_of<T> a = common<T>(x, args->w, args->before, args->cu_seqlens, args->activation);

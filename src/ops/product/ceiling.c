@@ -94,7 +94,7 @@ typedef struct fastest {
 
 /* What a context's slot of ceilings holds. */
 typedef struct remembered {
-    double of_gpu[CARRY_STREAM_DEVICES][2];
+    double of_gpu[CARRY_MAX_DEVICES][2];
     fastest of_cpu[2]; /* f32, 16 bits */
 } remembered;
 
@@ -103,7 +103,7 @@ static carry_status remembered_of(carry_ctx *ctx, remembered **of) {
     if (*of == NULL) {
         *of = calloc(1, sizeof **of);
         if (*of == NULL) {
-            return carry_fail(ctx, CARRY_EMEMORY, "no memory for ceilings");
+            return carry_fail(ctx, CARRY_EMEMORY, "out of memory: ceilings");
         }
         ctx->slots[CARRY_SLOT_CEILINGS].data = *of;
         ctx->slots[CARRY_SLOT_CEILINGS].free = free;
@@ -135,7 +135,7 @@ static carry_status cpu_operands(carry_ctx *ctx, int64_t area, float **floats, u
     *floats = carry_aligned_new((size_t)(3 * area) * sizeof **floats);
     *narrow = carry_aligned_new((size_t)(2 * area) * sizeof **narrow);
     if (*floats == NULL || *narrow == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a product of %lld numbers", (long long)area);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: measuring a product of %lld numbers", (long long)area);
     }
     for (int64_t i = 0; i < 3 * area; i++) {
         (*floats)[i] = (float)(i % 13) - 6.0f;
@@ -224,7 +224,7 @@ static carry_status fill(carry_ctx *ctx, int device, char *data, size_t bytes) {
     size_t full = bytes < FILL_BYTES ? bytes : FILL_BYTES;
     uint16_t *block = malloc(FILL_BYTES);
     if (block == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a product");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: measuring a product");
     }
     for (size_t i = 0; i < FILL_BYTES / sizeof *block; i += 4) {
         const carry_words random = carry_philox(7, 0, i);
@@ -383,7 +383,7 @@ carry_status carry_ceiling_copy(carry_ctx *ctx, int device, int ranks, double *b
     if (from == NULL || to == NULL) {
         free(from);
         free(to);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a copy (%zu bytes)", 2 * bytes);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: measuring a copy (%zu bytes)", 2 * bytes);
     }
     memset(from, 1, bytes);
     memset(to, 0, bytes);
@@ -414,7 +414,7 @@ carry_status carry_yardstick_new(carry_ctx *ctx, carry_yardstick **made, carry_d
     }
     carry_yardstick *y = calloc(1, sizeof *y);
     if (y == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure beside a problem");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: measuring beside a problem");
     }
     const int64_t area = best->side * best->side;
     y->by = (probe){.ctx = ctx, .type = type};
@@ -451,7 +451,7 @@ static carry_status copy_next(carry_yardstick *y) {
         y->from = y->from != NULL ? y->from : carry_aligned_new(y->bytes);
         y->to = y->from != NULL ? carry_aligned_new(y->bytes) : NULL;
         if (y->to == NULL) {
-            return carry_fail(ctx, CARRY_EMEMORY, "no memory to measure a copy (%zu bytes)", 2 * y->bytes);
+            return carry_fail(ctx, CARRY_EMEMORY, "out of memory: measuring a copy (%zu bytes)", 2 * y->bytes);
         }
         memset(y->from, 1, y->bytes);
         memset(y->to, 0, y->bytes);

@@ -62,8 +62,8 @@ carry_status carry_all_scan_check_problem(carry_ctx *ctx, const carry_all_scan_p
                           "%" PRId64 " blocks: there are %" PRId64 " columns in %" PRId64 " heads; 0 lets Carry choose",
                           options->blocks, problem->heads * problem->value, problem->heads);
     }
-    if (options->tag < 0 || options->tag >= CARRY_COMM_TAGS) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "tag %d: expected 0 to %d", options->tag, CARRY_COMM_TAGS - 1);
+    if (options->tag < 0 || options->tag >= CARRY_MAX_COMM_TAGS) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "tag %d: expected 0 to %d", options->tag, CARRY_MAX_COMM_TAGS - 1);
     }
     return CARRY_OK;
 }
@@ -107,7 +107,7 @@ carry_status carry_all_scan_agree(carry_comm *comm, const carry_all_scan_problem
     char *words = calloc((size_t)carry_comm_size(comm), WORD);
     if (words == NULL) {
         const carry_status status =
-            carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "no memory to compare %d ranks", carry_comm_size(comm));
+            carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "out of memory: comparing %d ranks", carry_comm_size(comm));
         carry_comm_abort(comm, carry_ctx_error(carry_comm_ctx(comm)));
         return status;
     }

@@ -151,13 +151,13 @@ static double rate(const carry_hub *hub, double now) {
 static carry_status make_locks(carry_ctx *ctx, carry_hub *hub) {
     pthread_condattr_t attributes;
     if (pthread_condattr_init(&attributes) != 0) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the locks of a hub");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the locks of a hub");
     }
     (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* the clock of carry_seconds */
     bool bad = pthread_cond_init(&hub->changed, &attributes) != 0;
     pthread_condattr_destroy(&attributes);
     if (bad) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the locks of a hub");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the locks of a hub");
     }
     (void)pthread_mutex_init(&hub->publishing, NULL); /* cannot fail on Linux without attributes */
     (void)pthread_mutex_init(&hub->waking, NULL);
@@ -175,7 +175,7 @@ carry_status carry_hub_new(carry_ctx *ctx, carry_hub **made, int width, int heig
     carry_hub *hub = calloc(1, sizeof *hub);
     if (hub == NULL) {
         carry_jpeg_free(jpeg);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a hub of frames");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a hub of frames");
     }
     *hub = (carry_hub){.ctx = ctx, .width = width, .height = height, .fps = fps, .jpeg = jpeg, .first_one = -1.0};
     hub->interval = fps > 0.0 ? 1.0 / fps : 0.0;
@@ -221,7 +221,7 @@ static bool is_stale(carry_hub *hub, uint64_t epoch) {
 static carry_status publish(carry_hub *hub, const float *pixels, uint64_t chunk_index, uint64_t cache_epoch) {
     hub_frame *frame = take_spare(hub);
     if (frame == NULL) {
-        return carry_fail(hub->ctx, CARRY_EMEMORY, "no memory for one more frame");
+        return carry_fail(hub->ctx, CARRY_EMEMORY, "out of memory: one more frame");
     }
     carry_status status = carry_jpeg_encode(hub->ctx, hub->jpeg, &frame->jpeg, pixels);
     frame->frame = (carry_frame){.chunk_index = chunk_index,

@@ -45,7 +45,7 @@ static void fail_inside(carry_jpeg *jpeg, const char *why) {
 static void make_room(carry_jpeg *jpeg, size_t room) {
     unsigned char *grown = realloc(jpeg->to->bytes, room);
     if (grown == NULL) {
-        fail_inside(jpeg, "no memory for the bytes");
+        fail_inside(jpeg, "out of memory: the bytes");
     }
     jpeg->to->bytes = grown;
     jpeg->to->room = room;
@@ -130,7 +130,7 @@ carry_status carry_jpeg_new(carry_ctx *ctx, carry_jpeg **made, int width, int he
     carry_jpeg *jpeg = calloc(1, sizeof *jpeg);
     if (jpeg == NULL || (jpeg->row = malloc((size_t)width * 3)) == NULL) {
         free(jpeg);
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory to encode pictures of %d x %d pixels", width, height);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: encoding pictures of %d x %d pixels", width, height);
     }
     jpeg->width = width;
     jpeg->height = height;

@@ -122,9 +122,10 @@ static carry_status set_up(carry_ctx *ctx, carry_film *film, const char *path) {
     memcpy(film->path, path, length + 1);
     memcpy(film->state.path, path, length + 1);
     film->state.files = 1;
-    carry_ctx_options options = {.threads = 1, .log_level = ctx->log_level, .log = ctx->log, .log_user = ctx->log_user};
+    carry_ctx_options options = {CARRY_INIT(carry_ctx_options), .threads = 1, .log_level = ctx->log_level,
+                                 .log = ctx->log, .log_user = ctx->log_user};
     if (carry_ctx_new(&film->ctx, &options) != CARRY_OK) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the recording %s", path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the recording %s", path);
     }
     if (carry_hub_join_to_record(film->hub, &film->viewer) != CARRY_OK) {
         return carry_fail(ctx, CARRY_ERANGE, "no recording: %d viewers are looking, which is the limit",
@@ -141,7 +142,7 @@ carry_status carry_film_start(carry_ctx *ctx, carry_film **made, carry_hub *hub,
     *made = NULL;
     carry_film *film = calloc(1, sizeof *film);
     if (film == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the recording %s", path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the recording %s", path);
     }
     (void)pthread_mutex_init(&film->lock, NULL);
     film->hub = hub;

@@ -165,7 +165,7 @@ static carry_status remember(carry_ctx *ctx, carry_avi *avi, uint32_t size) {
         size_t room = avi->room == 0 ? 1024 : 2 * avi->room;
         uint32_t *grown = realloc(avi->size, room * sizeof *grown);
         if (grown == NULL) {
-            return carry_fail(ctx, CARRY_EMEMORY, "no memory for the index of %s", avi->path);
+            return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the index of %s", avi->path);
         }
         avi->size = grown;
         avi->room = room;
@@ -179,7 +179,7 @@ static carry_status write_index(carry_ctx *ctx, carry_avi *avi) {
     size_t length = INDEX_HEADER + INDEX_ENTRY * avi->frames; /* bounded by the file's limit */
     unsigned char *index = malloc(length);
     if (index == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the index of %s", avi->path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the index of %s", avi->path);
     }
     writer w = {index};
     put_name(&w, "idx1");
@@ -211,7 +211,7 @@ carry_status carry_avi_new(carry_ctx *ctx, carry_avi **made, const char *path, i
     }
     carry_avi *avi = calloc(1, sizeof *avi);
     if (avi == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for the recording %s", path);
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the recording %s", path);
     }
     *avi = (carry_avi){.width = width, .height = height, .fps = fps, .bytes = HEADER};
     avi->limit = limit < CARRY_AVI_LIMIT ? limit : CARRY_AVI_LIMIT;

@@ -69,7 +69,7 @@ static bool decode(reading *r, const carry_jpeg_bytes *jpeg, float *pixels, int 
     const size_t row = (size_t)d->output_width * 3;
     r->rgb = malloc(row * d->output_height);
     if (r->rgb == NULL) {
-        (void)snprintf(r->why, sizeof r->why, "no memory for %u x %u", d->output_width, d->output_height);
+        (void)snprintf(r->why, sizeof r->why, "out of memory: %u x %u", d->output_width, d->output_height);
         return false;
     }
     while (d->output_scanline < d->output_height) {

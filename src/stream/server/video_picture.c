@@ -53,7 +53,7 @@ bool carry_yuyv_decode(const carry_jpeg_bytes *frame, const carry_yuyv *about, f
     }
     unsigned char *rgb = malloc(3 * (size_t)about->width * (size_t)about->height);
     if (rgb == NULL) {
-        (void)snprintf(why, why_size, "no memory for %d x %d", about->width, about->height);
+        (void)snprintf(why, why_size, "out of memory: %d x %d", about->width, about->height);
         return false;
     }
     for (int y = 0; y < about->height; y++) {

@@ -65,7 +65,7 @@ static carry_status make_room(carry_ctx *ctx, carry_batches *b) {
     b->batch.cu_seqlens = o->documents ? malloc(bytes + 2 * sizeof(int64_t)) : NULL;
     if (b->input == NULL || b->label == NULL || b->batch.input == NULL || b->batch.label == NULL ||
         (o->documents && b->batch.cu_seqlens == NULL)) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for a batch of %lld rows of %lld tokens", (long long)o->rows,
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a batch of %lld rows of %lld tokens", (long long)o->rows,
                           (long long)o->length);
     }
     return CARRY_OK;
@@ -80,7 +80,7 @@ carry_status carry_batches_new(carry_ctx *ctx, carry_batches **batches, const ca
     CARRY_TRY(check_options(ctx, source, &o));
     carry_batches *made = calloc(1, sizeof *made);
     if (made == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for batches");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: batches");
     }
     made->source = *source;
     made->options = o;

@@ -73,7 +73,7 @@ static void encode_blocks(void *argument, int64_t begin, int64_t end, int worker
 }
 
 static carry_status no_memory(carry_ctx *ctx) {
-    return carry_fail(ctx, CARRY_EMEMORY, "no memory for a window of a corpus");
+    return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a window of a corpus");
 }
 
 static void encoding_free(encoding *e) {

@@ -89,7 +89,7 @@ static carry_status share_tokenizer(carry_comm *comm, carry_tokenizer **tokenize
     carry_status status = carry_broadcast(comm, &bytes, sizeof bytes, 0);
     if (status == CARRY_OK && text == NULL) {
         text = bytes <= CARRY_TOKENIZER_BYTES ? malloc(bytes + 1) : NULL;
-        status = text != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "no memory for a tokenizer");
+        status = text != NULL ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a tokenizer");
     }
     status = status == CARRY_OK ? carry_broadcast(comm, text, bytes, 0) : status;
     if (status == CARRY_OK && *tokenizer == NULL) {

@@ -51,7 +51,7 @@ static carry_status make(carry_dit_streamer *s) {
     s->v = carry_aligned_new(bytes);
     s->text = carry_aligned_new(text_bytes);
     if (s->x == NULL || s->x0 == NULL || s->v == NULL || s->text == NULL) {
-        return carry_fail(s->dit->ctx, CARRY_EMEMORY, "no memory for a chunk of %lld frames", (long long)s->frames);
+        return carry_fail(s->dit->ctx, CARRY_EMEMORY, "out of memory: a chunk of %lld frames", (long long)s->frames);
     }
     CARRY_TRY(carry_codec_open(s->dit->ctx, &s->codec, NULL,
                                &(carry_codec_size){.height = s->side, .width = s->side, .most = s->frames}));
@@ -66,7 +66,7 @@ carry_status carry_dit_streamer_new(carry_dit *dit, carry_dit_streamer **made, i
     carry_dit_streamer *s = calloc(1, sizeof *s);
     *made = NULL;
     if (s == NULL) {
-        return carry_fail(dit->ctx, CARRY_EMEMORY, "no memory for a stream");
+        return carry_fail(dit->ctx, CARRY_EMEMORY, "out of memory: a stream");
     }
     s->dit = dit;
     s->side = side;
@@ -190,7 +190,7 @@ carry_status carry_dit_evaluate(carry_dit *dit, const carry_dit_evaluation_optio
     float *frames = carry_size_product(&bytes, factors, 6, sizeof(float)) ? carry_aligned_new(bytes + 1) : NULL;
     carry_status status = CARRY_OK;
     if (frames == NULL) {
-        status = carry_fail(dit->ctx, CARRY_EMEMORY, "no memory for %lld chunks", (long long)o->chunks);
+        status = carry_fail(dit->ctx, CARRY_EMEMORY, "out of memory: %lld chunks", (long long)o->chunks);
     } else {
         status = ask_all(s, o, evaluation, frames, asked, user);
     }

@@ -7,6 +7,7 @@
 
 #include "carry/device.h"
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "carry/ops.h"
 #include "core/error.h"
 #include "file/checkpoint_files.h"
@@ -186,7 +187,7 @@ static const carry_trainee trainee = {
 static carry_status take_memory(training *t, void *pointer, int device, size_t bytes, const char *what) {
     return carry_device_alloc(t->ctx, pointer, device, bytes + 1) == CARRY_OK
                ? CARRY_OK
-               : carry_fail(t->ctx, CARRY_EMEMORY, "no memory for %s, %zu bytes: a smaller --batch may help", what,
+               : carry_fail(t->ctx, CARRY_EMEMORY, "out of memory: %s, %zu bytes: a smaller --batch may help", what,
                             bytes);
 }
 
@@ -308,7 +309,7 @@ carry_status carry_dit_train_run(carry_comm *comm, const carry_dit_train_options
                                  const carry_dit_train_hooks *hooks) {
     training *t = calloc(1, sizeof *t);
     if (t == NULL) {
-        return carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "no memory for a training run");
+        return carry_fail(carry_comm_ctx(comm), CARRY_EMEMORY, "out of memory: a training run");
     }
     t->ctx = carry_comm_ctx(comm);
     t->comm = comm;

@@ -69,7 +69,7 @@ static carry_status take(carry_shapes_batch *b, void *pointer, const int64_t *fa
     size_t bytes;
     void *memory = carry_size_product(&bytes, factors, count, item) ? carry_aligned_new(bytes + 1) : NULL;
     if (memory == NULL) {
-        return carry_fail(b->ctx, CARRY_EMEMORY, "no memory for a batch of %lld videos", (long long)b->options.videos);
+        return carry_fail(b->ctx, CARRY_EMEMORY, "out of memory: a batch of %lld videos", (long long)b->options.videos);
     }
     memset(memory, 0, bytes);
     *(void **)pointer = memory;
@@ -110,7 +110,7 @@ carry_status carry_shapes_batch_new(carry_ctx *ctx, carry_shapes_batch **made, c
     carry_shapes_batch *b = calloc(1, sizeof *b);
     *made = NULL;
     if (b == NULL) {
-        return carry_fail(ctx, CARRY_EMEMORY, "no memory for batches");
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: batches");
     }
     b->ctx = ctx;
     b->config = *config;

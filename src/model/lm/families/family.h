@@ -11,13 +11,14 @@
 
 /* X(name): carry_lm_family_name. */
 #define CARRY_LM_FAMILY_LIST(X) \
-    X(gated_deltanet) X(delta_net) X(qwen3_5) X(qwen3_next) X(olmo_hybrid) X(gated_deltaproduct)
+    X(gated_deltanet) X(delta_net) X(qwen3_5) X(qwen3_next) X(olmo_hybrid) X(gated_deltaproduct) X(qwen3_5_moe)
 
 /* Other names of tensors in files, and tensors that are ignored. Lists end with NULL. */
 typedef struct carry_lm_file_names {
     const char *prefix;              /* in place of "model." */
     const char *const (*renamed)[2]; /* {end of a name here, in the file}; NULL: none */
-    const char *const (*pieces)[2];  /* {end of a name here, of one of its pieces in the file: consecutive rows} */
+    const char *const (*pieces)[2];  /* {end of a name here, of one of its pieces in the file: consecutive rows}; '#' in
+                                        it stands for the number of an expert */
     const char *const (*ignored)[2]; /* {beginning of a name in the file, the name of that part of the model} */
 } carry_lm_file_names;
 

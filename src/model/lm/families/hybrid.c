@@ -14,6 +14,24 @@ const char *const carry_lm_hybrid_ignored[][2] = {{"model.visual.", "the vision 
 const carry_lm_file_names carry_lm_hybrid_files = {.prefix = "model.language_model.",
                                                    .ignored = carry_lm_hybrid_ignored};
 
+static const char *const single_experts[][2] = {
+    {"mlp.experts.gate_up_proj", "mlp.experts.#.gate_proj.weight"},
+    {"mlp.experts.gate_up_proj", "mlp.experts.#.up_proj.weight"},
+    {"mlp.experts.down_proj", "mlp.experts.#.down_proj.weight"},
+    {NULL, NULL},
+};
+
+const carry_lm_file_names carry_lm_hybrid_expert_files = {
+    .prefix = "model.language_model.", .pieces = single_experts, .ignored = carry_lm_hybrid_ignored};
+
+void carry_lm_hybrid_set_experts(carry_lm_config *c) {
+    c->experts = (carry_lm_experts_options){.width = 512,
+                                            .shared_width = 512,
+                                            .gated = true,
+                                            .shared_gate = true,
+                                            .router = {.normalise = true, .scale = 1.0f}};
+}
+
 void carry_lm_hybrid_set_defaults(carry_lm_config *c) {
     c->norm_eps = 1e-6;
     c->initializer_range = 0.02;
@@ -27,6 +45,20 @@ void carry_lm_hybrid_set_defaults(carry_lm_config *c) {
                                         .gated = true,
                                         .qk_activation = CARRY_SILU};
     carry_lm_hybrid_of(c)->full_attention_interval = 4;
+}
+
+void carry_lm_hybrid_set_qwen(carry_lm_config *c) {
+    carry_lm_hybrid_set_defaults(c);
+    c->norm_plus_one = true;
+    c->delta.heads = 16;
+    c->delta.value_heads = 32;
+    c->delta.key = c->delta.value = 128;
+    c->attention = (carry_lm_attention_options){.heads = 16,
+                                                .head_dim = 256,
+                                                .rope_theta = 10000.0,
+                                                .rotary_factor = 0.25,
+                                                .qk_norm = CARRY_LM_NORM_HEADS,
+                                                .gate = true};
 }
 
 carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *c) {
@@ -43,6 +75,11 @@ carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *c) {
         }
     }
     return CARRY_OK;
+}
+
+carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *c) {
+    c->delta.norm_eps = c->norm_eps;
+    return carry_lm_hybrid_finish(ctx, c);
 }
 
 carry_status carry_lm_hybrid_read_layer_types(const carry_lm_source *s, const carry_json *node) {

@@ -18,10 +18,15 @@ static inline carry_lm_hybrid *carry_lm_hybrid_of(carry_lm_config *config) {
     return (carry_lm_hybrid *)(void *)config->own;
 }
 
-/* The defaults of qwen3_5 but for sizes of the model. */
+/* Defaults of all these families; and of those of Qwen, without the sizes in which they differ. */
 void carry_lm_hybrid_set_defaults(carry_lm_config *config);
+void carry_lm_hybrid_set_qwen(carry_lm_config *config);
+/* Experts of Qwen, but for their sizes. */
+void carry_lm_hybrid_set_experts(carry_lm_config *config);
 /* The mixer of each layer: as listed, or by full_attention_interval. */
 carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *config);
+/* The same; norms of the delta rule have the model's epsilon. */
+carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *config);
 
 carry_status carry_lm_hybrid_read_layer_types(const carry_lm_source *s, const carry_json *node);
 void carry_lm_hybrid_write_layer_types(carry_json_text *text, const carry_lm_config *config);
@@ -32,13 +37,21 @@ void carry_lm_hybrid_write_whole_rope(carry_json_text *text, const carry_lm_conf
 
 extern const char *const carry_lm_hybrid_ignored[][2]; /* vision towers, multi-token heads */
 extern const carry_lm_file_names carry_lm_hybrid_files;
+extern const carry_lm_file_names carry_lm_hybrid_expert_files; /* the same, and single experts */
 
-#define CARRY_LM_HYBRID_MODEL_KEYS                                                                                  \
-    CARRY_LM_SIZE_KEYS, CARRY_LM_KEY("intermediate_size", swiglu.width, SIZE),                                      \
-        CARRY_LM_KEY("tie_word_embeddings", tie_word_embeddings, TRUTH),                                            \
-        CARRY_LM_KEY("rms_norm_eps", norm_eps, NUMBER), CARRY_LM_TOKEN_KEYS, {                                      \
-        "layer_types", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_layer_types, carry_lm_hybrid_write_layer_types, NULL \
+#define CARRY_LM_HYBRID_MODEL_KEYS \
+    CARRY_LM_SIZE_KEYS, CARRY_LM_KEY("intermediate_size", swiglu.width, SIZE), CARRY_LM_HYBRID_OTHER_KEYS
+#define CARRY_LM_HYBRID_OTHER_KEYS                                                                                   \
+    CARRY_LM_KEY("tie_word_embeddings", tie_word_embeddings, TRUTH), CARRY_LM_KEY("rms_norm_eps", norm_eps, NUMBER), \
+        CARRY_LM_TOKEN_KEYS, {                                                                                       \
+        "layer_types", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_layer_types, carry_lm_hybrid_write_layer_types, NULL  \
     }
+/* Of experts, in the families of Qwen. */
+#define CARRY_LM_HYBRID_EXPERT_KEYS                                                          \
+    CARRY_LM_KEY("num_experts_per_tok", experts.chosen, SIZE),                               \
+        CARRY_LM_KEY("moe_intermediate_size", experts.width, SIZE),                          \
+        CARRY_LM_KEY("shared_expert_intermediate_size", experts.shared_width, SIZE_OR_NULL), \
+        CARRY_LM_WORD("output_router_logits", READ_OVER), CARRY_LM_WORD("router_aux_loss_coef", READ_OVER)
 #define CARRY_LM_HYBRID_ATTENTION_KEYS(write_rope)                                                              \
     CARRY_LM_KEY("num_attention_heads", attention.heads, SIZE),                                                 \
         CARRY_LM_KEY("num_key_value_heads", attention.kv_heads, SIZE_OR_NULL),                                  \

@@ -35,27 +35,12 @@ static const char *const delta_names[] = {"linear_attn.in_proj_qkv.weight",
                                           "linear_attn.out_proj.weight"};
 
 static void set_defaults(carry_lm_config *c) {
-    carry_lm_hybrid_set_defaults(c);
+    carry_lm_hybrid_set_qwen(c);
     c->vocab_size = 248320;
     c->hidden_size = 4096;
     c->num_hidden_layers = 32;
-    c->norm_plus_one = true;
+    c->attention.kv_heads = 4;
     c->swiglu.width = 12288;
-    c->delta.heads = 16;
-    c->delta.value_heads = 32;
-    c->delta.key = c->delta.value = 128;
-    c->attention = (carry_lm_attention_options){.heads = 16,
-                                                .kv_heads = 4,
-                                                .head_dim = 256,
-                                                .rope_theta = 10000.0,
-                                                .rotary_factor = 0.25,
-                                                .qk_norm = CARRY_LM_NORM_HEADS,
-                                                .gate = true};
-}
-
-static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
-    c->delta.norm_eps = c->norm_eps;
-    return carry_lm_hybrid_finish(ctx, c);
 }
 
 const carry_lm_family carry_lm_family_qwen3_5 = {
@@ -64,7 +49,7 @@ const carry_lm_family carry_lm_family_qwen3_5 = {
     .wrapper = "qwen3_5",
     .keys = keys,
     .set_defaults = set_defaults,
-    .finish = finish,
+    .finish = carry_lm_hybrid_finish_qwen,
     .embeddings = "model.embed_tokens.weight",
     .norms = {{"input_layernorm.weight", "post_attention_layernorm.weight"}},
     .mixer = {[CARRY_LM_MIXER_DELTA] = delta_names},

@@ -1,5 +1,5 @@
-/* Qwen3-Next without experts: the layers of Qwen3.5 with other projections in those of the delta rule. in_proj_qkvz and
-   in_proj_ba have their rows by head of keys. A configuration in which a layer has experts is refused. */
+/* Qwen3-Next: the layers of Qwen3.5 with other projections in those of the delta rule. in_proj_qkvz and in_proj_ba have
+   their rows by head of keys. Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 
 typedef struct qwen3_next {
     carry_lm_hybrid hybrid;
-    int64_t num_experts, decoder_sparse_step;
+    int64_t decoder_sparse_step;
 } qwen3_next;
 _Static_assert(sizeof(qwen3_next) <= CARRY_LM_OWN, "a family's own fields");
 
@@ -34,8 +34,13 @@ static carry_status read_mlp_only(const carry_lm_source *s, const carry_json *no
 }
 
 static void write_mlp_only(carry_json_text *text, const carry_lm_config *c) {
+    bool first = true;
+    carry_json_put_raw(text, "[");
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        carry_json_put_raw(text, "%s%" PRId64, i > 0 ? ", " : "[", i);
+        if (c->feedforward[i] == CARRY_LM_FEEDFORWARD_SWIGLU) {
+            carry_json_put_raw(text, "%s%" PRId64, first ? "" : ", ", i);
+            first = false;
+        }
     }
     carry_json_put_raw(text, "]");
 }
@@ -49,15 +54,11 @@ static const carry_lm_key keys[] = {
     CARRY_LM_KEY("linear_conv_kernel_dim", delta.conv_size, SIZE),
     CARRY_LM_HYBRID_ATTENTION_KEYS(carry_lm_hybrid_write_rope),
     CARRY_LM_OWN_KEY("full_attention_interval", carry_lm_hybrid, full_attention_interval, READ_SIZE),
-    CARRY_LM_OWN_KEY("num_experts", qwen3_next, num_experts, COUNT),
+    CARRY_LM_KEY("num_experts", experts.count, COUNT),
     CARRY_LM_OWN_KEY("decoder_sparse_step", qwen3_next, decoder_sparse_step, SIZE),
     {"mlp_only_layers", CARRY_LM_OTHER, 0, read_mlp_only, write_mlp_only, NULL},
-    CARRY_LM_WORD("num_experts_per_tok", READ_OVER), /* of experts */
-    CARRY_LM_WORD("moe_intermediate_size", READ_OVER),
-    CARRY_LM_WORD("shared_expert_intermediate_size", READ_OVER),
-    CARRY_LM_WORD("norm_topk_prob", READ_OVER),
-    CARRY_LM_WORD("output_router_logits", READ_OVER),
-    CARRY_LM_WORD("router_aux_loss_coef", READ_OVER),
+    CARRY_LM_HYBRID_EXPERT_KEYS,
+    CARRY_LM_KEY("norm_topk_prob", experts.router.normalise, TRUTH),
     CARRY_LM_IGNORED_KEYS,
     CARRY_LM_LAST_KEY,
 };
@@ -83,40 +84,28 @@ static const carry_lm_grouped grouped[] = {
 };
 
 static void set_defaults(carry_lm_config *c) {
-    carry_lm_hybrid_set_defaults(c);
+    carry_lm_hybrid_set_qwen(c);
     memset(c->feedforward, UNLISTED, sizeof c->feedforward);
-    own_of(c)->num_experts = 512;
+    carry_lm_hybrid_set_experts(c);
+    c->experts.count = 512;
+    c->experts.chosen = 10;
     own_of(c)->decoder_sparse_step = 1;
     c->vocab_size = 151936;
     c->hidden_size = 2048;
     c->num_hidden_layers = 48;
-    c->norm_plus_one = true;
+    c->attention.kv_heads = 2;
     c->swiglu.width = 5632;
-    c->delta.heads = 16;
-    c->delta.value_heads = 32;
-    c->delta.key = c->delta.value = 128;
-    c->attention = (carry_lm_attention_options){.heads = 16,
-                                                .kv_heads = 2,
-                                                .head_dim = 256,
-                                                .rope_theta = 10000.0,
-                                                .rotary_factor = 0.25,
-                                                .qk_norm = CARRY_LM_NORM_HEADS,
-                                                .gate = true};
 }
 
 static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
     const qwen3_next *own = own_of(c);
-    c->delta.norm_eps = c->norm_eps;
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        if (c->feedforward[i] == UNLISTED && own->num_experts > 0 && (i + 1) % own->decoder_sparse_step == 0) {
-            return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                              "layer %" PRId64 " has %" PRId64
-                              " experts, which are not supported: num_experts must be 0, or mlp_only_layers list it",
-                              i, own->num_experts);
+        if (c->feedforward[i] != CARRY_LM_FEEDFORWARD_SWIGLU) {
+            const bool sparse = c->experts.count > 0 && (i + 1) % own->decoder_sparse_step == 0;
+            c->feedforward[i] = sparse ? CARRY_LM_FEEDFORWARD_EXPERTS : CARRY_LM_FEEDFORWARD_SWIGLU;
         }
-        c->feedforward[i] = CARRY_LM_FEEDFORWARD_SWIGLU;
     }
-    return carry_lm_hybrid_finish(ctx, c);
+    return carry_lm_hybrid_finish_qwen(ctx, c);
 }
 
 const carry_lm_family carry_lm_family_qwen3_next = {
@@ -129,5 +118,5 @@ const carry_lm_family carry_lm_family_qwen3_next = {
     .norms = {{"input_layernorm.weight", "post_attention_layernorm.weight"}},
     .mixer = {[CARRY_LM_MIXER_DELTA] = delta_names},
     .grouped = grouped,
-    .files = &carry_lm_hybrid_files,
+    .files = &carry_lm_hybrid_expert_files,
 };

@@ -114,7 +114,7 @@ static carry_status open_delta(carry_lm_pass *pass, void **opened) {
     CARRY_TRY(check_method(pass->ctx, pass->lm, options->recurrence));
     carry_lm_delta *o = calloc(1, sizeof *o);
     if (o == NULL) {
-        return carry_fail(pass->ctx, CARRY_EMEMORY, "no memory for a pass");
+        return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
     }
     o->problem = problem_of(pass->lm, options);
     o->method = options->recurrence != NULL             ? options->recurrence

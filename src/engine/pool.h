@@ -1,0 +1,44 @@
+/* Slots and pages of a runner: which are free, and how many owners a page has.
+
+   A slot has one owner. A page can be shared: by a sequence, states that were forked from it, and cached prefixes. An
+   owner writes only to pages that it does not share; it copies a shared one first (engine/sequence.h). */
+#ifndef CARRY_ENGINE_POOL_H
+#define CARRY_ENGINE_POOL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "carry/context.h"
+
+typedef struct carry_state_pool {
+    int64_t slots, pages;             /* in all */
+    int64_t free_slots, free_pages;   /* of them */
+    int32_t *slot_stack, *page_stack; /* the free ones; the last is taken first */
+    int32_t *slot_owners, *page_owners;
+} carry_state_pool;
+
+/* On failure nothing is held. */
+carry_status carry_state_pool_open(carry_ctx *ctx, carry_state_pool *pool, int64_t slots, int64_t pages);
+void carry_state_pool_close(carry_state_pool *pool);
+
+#define CARRY_POOL_NONE (-1)
+
+/* CARRY_POOL_NONE if all are in use. */
+int32_t carry_state_pool_take_slot(carry_state_pool *pool);
+void carry_state_pool_give_slot(carry_state_pool *pool, int32_t slot);  /* CARRY_POOL_NONE is ignored */
+int32_t carry_state_pool_take_page(carry_state_pool *pool);             /* with one owner */
+void carry_state_pool_share_page(carry_state_pool *pool, int32_t page); /* one owner more */
+void carry_state_pool_give_page(carry_state_pool *pool, int32_t page);  /* one owner less */
+bool carry_state_pool_is_shared(const carry_state_pool *pool, int32_t page);
+
+/* Slots and pages that fit into `memory` bytes: a slot for each sequence, pages for at least one whole context and up
+   to half of the memory, and with what is left more slots for snapshots, `most_slots` in all. CARRY_ESIZE if one
+   sequence with its whole context does not fit; the message states the bytes. */
+typedef struct carry_pool_demand {
+    size_t slot_bytes, page_bytes; /* page_bytes 0: no pages */
+    int64_t sequences, context, most_slots;
+} carry_pool_demand;
+carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages, size_t memory,
+                                  const carry_pool_demand *demand);
+
+#endif

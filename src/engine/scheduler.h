@@ -1,0 +1,72 @@
+/* The scheduler: which sequences take part in each step of a runner.
+
+   Requests wait in a bounded queue, first come, first served. A request is admitted when the pool has a slot and all
+   the pages that it can ever need, so that an admitted sequence always comes to its end; cached prefixes give way. A
+   step has one token of every sequence that writes its text, and beside them pieces of prompts. Pieces end at multiples
+   of CARRY_PAGE_TOKENS tokens of the text. While texts are written, pieces are kept so small and so rare that each text
+   keeps at least half of the rate that it has without them.
+
+   Where the runner overlaps with the host, a step is enqueued before the results of the last one are read. A sequence
+   that ends meanwhile has then read its last token; that result is dropped.
+
+   One thread calls all functions. Events are reported by a callback, which may add and cancel requests. */
+#ifndef CARRY_ENGINE_SCHEDULER_H
+#define CARRY_ENGINE_SCHEDULER_H
+
+#include "engine/sequence.h"
+
+typedef struct carry_scheduler carry_scheduler;
+
+/* A token of a text (result is not NULL), or the end of a request: the sequence has outcome, status, message and
+   counts. state: the handle of the kept state, 0 if there is none. */
+typedef struct carry_sequence_event {
+    const carry_sequence *sequence;
+    const carry_run_result *result;
+    uint64_t state;
+} carry_sequence_event;
+
+typedef struct carry_scheduler_options {
+    carry_prefix_options cache;
+    int64_t queue;               /* requests that wait, at most; 0: 1,024 */
+    int64_t snapshot_every;      /* tokens of a prompt; a multiple of CARRY_PAGE_TOKENS; 0: 1,024 */
+    bool same_bits;              /* texts are the same whatever the cache has: no snapshots after sampled tokens */
+    double (*clock)(void *user); /* NULL: carry_seconds */
+    void (*on_event)(void *user, const carry_sequence_event *event);
+    void *user; /* of both */
+} carry_scheduler_options;
+
+/* The runner is borrowed: close it after the scheduler. */
+carry_status carry_scheduler_new(carry_ctx *ctx, carry_scheduler **made, carry_runner *runner,
+                                 const carry_scheduler_options *options);
+/* Requests under way end without events. */
+void carry_scheduler_free(carry_scheduler *scheduler);
+
+/* Takes the sequence over, on success. CARRY_ESIZE: the queue is full, or it would never fit. */
+carry_status carry_scheduler_add(carry_scheduler *scheduler, carry_sequence *sequence, uint64_t request);
+/* False: there is no such request, or it has ended. Its end is reported by a later step at the latest. */
+bool carry_scheduler_cancel(carry_scheduler *scheduler, uint64_t request);
+
+/* One step: admits requests, enqueues a step of the runner, reads results. *is_busy: there is more to do. Failures of a
+   sequence or of a step end the requests concerned; the status tells only of failures that leave nothing to go on with.
+ */
+carry_status carry_scheduler_step(carry_scheduler *scheduler, bool *is_busy);
+
+typedef struct carry_scheduler_stats {
+    int64_t waiting, active, states; /* requests, and kept states */
+    int64_t slots, free_slots, pages, free_pages;
+    int64_t steps, requests, finished, cancelled, failed; /* since the start */
+    int64_t prompt_tokens, cached_tokens, written_tokens;
+    carry_prefix_stats cache;
+} carry_scheduler_stats;
+carry_scheduler_stats carry_scheduler_statistics(const carry_scheduler *scheduler);
+
+/* Kept states, by handle. CARRY_ENOTFOUND: there is no such state. */
+carry_status carry_scheduler_state_length(carry_scheduler *scheduler, uint64_t state, int64_t *tokens);
+carry_status carry_scheduler_state_fork(carry_scheduler *scheduler, uint64_t state, uint64_t *made);
+/* Forgets the last `tokens` tokens, CARRY_ROLL_BACK at most. Replays tokens from a snapshot: exact. */
+carry_status carry_scheduler_state_roll_back(carry_scheduler *scheduler, uint64_t state, int64_t tokens);
+carry_status carry_scheduler_state_save(carry_scheduler *scheduler, uint64_t state, const char *path);
+carry_status carry_scheduler_state_load(carry_scheduler *scheduler, uint64_t *made, const char *path);
+carry_status carry_scheduler_state_drop(carry_scheduler *scheduler, uint64_t state);
+
+#endif

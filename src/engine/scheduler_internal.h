@@ -1,0 +1,70 @@
+/* What the files of the scheduler share. */
+#ifndef CARRY_ENGINE_SCHEDULER_INTERNAL_H
+#define CARRY_ENGINE_SCHEDULER_INTERNAL_H
+
+#include "engine/scheduler.h"
+
+#define CARRY_FLIGHTS 2
+
+/* A step whose results were not read. */
+typedef struct carry_flight {
+    carry_sequence **sequences; /* of its runs */
+    bool *wants;                /* a token, for each */
+    int64_t count, writers, prompt_tokens;
+    double enqueued, predicted; /* seconds: when, and how long it was expected to take */
+} carry_flight;
+
+typedef struct carry_kept {
+    struct carry_kept *next;
+    uint64_t handle;
+    carry_track track;
+    int64_t singles; /* tokens from here on were read one by one */
+} carry_kept;
+
+struct carry_scheduler {
+    carry_ctx *ctx;
+    carry_runner *runner;
+    carry_state_pool pool;
+    carry_prefix prefix;
+    carry_scheduler_options options;
+    carry_sequence *first, *last; /* that wait */
+    carry_sequence **active;
+    int64_t active_count;
+    int64_t reserved; /* pages that active sequences can need */
+    carry_kept *states;
+    int32_t *kept_owners; /* of each page: kept states that have it */
+    int64_t state_pages;  /* with an owner among them */
+    uint64_t next_state;
+    carry_flight flights[CARRY_FLIGHTS];
+    int flight_first, flight_count;
+    carry_run *runs;
+    carry_run_result *results;
+    int64_t turn; /* the prompt that is served first in the next step */
+    /* Rates, in seconds: of a step without prompts, and of a token of a prompt. debt: time that prompts took from texts
+       beyond their half. */
+    double write_s, token_s, debt, last_result;
+    bool has_ended; /* some sequence, since the last sweep */
+    carry_scheduler_stats stats;
+};
+
+double carry_scheduler_now(const carry_scheduler *scheduler);
+/* The sequence ends; it is reported and freed when no step has it any more. */
+void carry_scheduler_end(carry_scheduler *scheduler, carry_sequence *sequence, carry_outcome outcome);
+/* The same as a failure, with the message of the context. */
+void carry_scheduler_fail(carry_scheduler *scheduler, carry_sequence *sequence, carry_status status);
+
+/* scheduler_plan.c */
+void carry_scheduler_admit(carry_scheduler *scheduler);
+/* Enqueues a step; *count: its runs, 0 if there is nothing to enqueue now. */
+void carry_scheduler_enqueue(carry_scheduler *scheduler, int64_t *count);
+void carry_scheduler_learn(carry_scheduler *scheduler, const carry_flight *flight); /* from its duration */
+
+/* states.c */
+carry_kept *carry_scheduler_state(const carry_scheduler *scheduler, uint64_t handle); /* or NULL */
+/* The track of a sequence becomes a kept state; 0 without memory. */
+uint64_t carry_scheduler_keep(carry_scheduler *scheduler, carry_track *track, int64_t singles);
+/* Reads all results that are due, so that the runner can be used beside the schedule. */
+carry_status carry_scheduler_drain(carry_scheduler *scheduler);
+void carry_scheduler_free_states(carry_scheduler *scheduler);
+
+#endif

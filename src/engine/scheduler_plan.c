@@ -1,0 +1,319 @@
+/* Admission, and the runs of a step.
+
+   Texts keep at least half of their rate while prompts are read. With w seconds for a step of texts alone, a step with
+   pieces of prompts that takes m seconds takes m - 2 w from them; each step without pieces gives w back. Pieces are
+   read only while nothing is owed. They are as long as a few steps of texts take, so that no text pauses for long. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "engine/scheduler_internal.h"
+
+#define BLOCK CARRY_PAGE_TOKENS
+#define PAUSE 4.0           /* steps of texts that a piece beside them may take */
+#define NEW_SHARE 0.25      /* of a new measurement in a mean */
+#define CACHED_PROMPT 128   /* tokens; shorter prompts leave no snapshot at their end */
+#define FINE_SNAPSHOTS 8192 /* tokens of a prompt in which pieces end at every multiple of snapshot_every */
+
+static int64_t block_floor(int64_t tokens) {
+    return tokens / BLOCK * BLOCK;
+}
+
+/* Admission. */
+
+static carry_status start_from_state(carry_scheduler *s, carry_sequence *q) {
+    const carry_kept *kept = carry_scheduler_state(s, q->options.state);
+    if (kept == NULL) {
+        return carry_fail(s->ctx, CARRY_ENOTFOUND, "there is no state %" PRIu64, q->options.state);
+    }
+    const int64_t prompt = q->track.count;
+    const int64_t total = kept->track.count + prompt;
+    if (total + (q->options.tokens > 0) > s->runner->sizes.context) {
+        return carry_fail(s->ctx, CARRY_ESIZE,
+                          "a state of %" PRId64 " tokens and a prompt of %" PRId64 " exceed the context of %" PRId64
+                          " tokens",
+                          kept->track.count, prompt, s->runner->sizes.context);
+    }
+    carry_track track = CARRY_TRACK_EMPTY;
+    track.slot = q->track.slot;
+    carry_status status = carry_track_fork(&s->prefix, &track, &kept->track);
+    status = status == CARRY_OK ? carry_track_append(s->ctx, &track, q->track.ids, prompt) : status;
+    q->track.slot = CARRY_POOL_NONE;
+    carry_track_close(&s->pool, &q->track);
+    q->track = track; /* closed with the sequence, after a failure too */
+    q->before = kept->track.count;
+    q->prompt_end = total;
+    return status;
+}
+
+static carry_status start_from_prefix(carry_scheduler *s, carry_sequence *q) {
+    carry_track *t = &q->track;
+    if (q->options.is_uncached || s->prefix.options.device_bytes == 0) {
+        return s->runner->ops->clear_slot(s->runner, t->slot);
+    }
+    CARRY_TRY(carry_track_reserve(s->ctx, t, &s->runner->sizes, t->count));
+    const carry_prefix_hit hit = carry_prefix_find(&s->prefix, t->ids, t->count);
+    q->branch = hit.shared > hit.length ? hit.shared : 0;
+    if (hit.node == NULL) {
+        return s->runner->ops->clear_slot(s->runner, t->slot);
+    }
+    const carry_status status = carry_prefix_restore(&s->prefix, &hit, t->slot, t->pages);
+    carry_prefix_unpin(hit.node);
+    if (status != CARRY_OK) { /* the text is read from its beginning */
+        carry_prefix_drop_snapshot(&s->prefix, hit.node);
+        return s->runner->ops->clear_slot(s->runner, t->slot);
+    }
+    t->page_count = s->runner->sizes.page_bytes > 0 ? (hit.length + BLOCK - 1) / BLOCK : 0;
+    t->length = q->cached = hit.length;
+    s->stats.cached_tokens += hit.length;
+    return CARRY_OK;
+}
+
+/* Pages that a sequence can need besides those of kept states. */
+static bool has_pages_for(const carry_scheduler *s, carry_sequence *q) {
+    const carry_kept *kept = q->options.state != 0 ? carry_scheduler_state(s, q->options.state) : NULL;
+    if (kept != NULL && s->runner->sizes.page_bytes > 0) {
+        const int64_t all = kept->track.count + q->track.count + q->options.tokens;
+        const int64_t most = all < s->runner->sizes.context ? all : s->runner->sizes.context;
+        q->page_limit = (most + BLOCK - 1) / BLOCK + 1; /* shared ones too: the kept state may be dropped */
+    }
+    return s->reserved + s->state_pages + q->page_limit <= s->pool.pages;
+}
+
+static void start(carry_scheduler *s, carry_sequence *q) {
+    s->first = q->next;
+    s->last = s->first == NULL ? NULL : s->last;
+    s->stats.waiting--;
+    s->active[s->active_count++] = q;
+    s->reserved += q->page_limit;
+    q->phase = CARRY_PHASE_READS;
+    s->stats.prompt_tokens += q->track.count;
+    const carry_status status = q->options.state != 0 ? start_from_state(s, q) : start_from_prefix(s, q);
+    if (status != CARRY_OK) {
+        carry_scheduler_fail(s, q, status);
+    } else if (q->options.keeps && q->track.length > 0) {
+        carry_track_anchor(&s->prefix, &q->track);
+    }
+}
+
+void carry_scheduler_admit(carry_scheduler *s) {
+    while (s->first != NULL && s->active_count < s->runner->sizes.sequences) {
+        carry_sequence *q = s->first;
+        q->track.slot = has_pages_for(s, q) ? carry_prefix_take_slot(&s->prefix) : CARRY_POOL_NONE;
+        if (q->track.slot != CARRY_POOL_NONE) {
+            start(s, q);
+            continue;
+        }
+        if (s->active_count ==
+            0) { /* no sequence will end: kept states hold too much, and only their owner drops them */
+            (void)carry_fail(s->ctx, CARRY_EMEMORY,
+                             "a request needs a slot and %" PRId64 " pages: kept states hold %" PRId64 " of %" PRId64
+                             " pages and the other slots; drop some",
+                             q->page_limit, s->state_pages, s->pool.pages);
+            carry_scheduler_fail(s, q, CARRY_EMEMORY);
+        }
+        return;
+    }
+}
+
+/* Runs. */
+
+static bool may_run_ahead(const carry_scheduler *s, const carry_sequence *q) {
+    return s->runner->overlaps && !q->options.keeps && q->seen == NULL;
+}
+
+static carry_run run_of(const carry_sequence *q, const int32_t *ids, int64_t count, bool wants) {
+    return (carry_run){.slot = q->track.slot,
+                       .pages = q->track.pages,
+                       .length = q->track.length,
+                       .ids = ids,
+                       .count = count,
+                       .wants_token = wants,
+                       .sampling = &q->options.sampling,
+                       .stream = q->options.stream,
+                       .at = (uint64_t)(q->written + q->pending),
+                       .seen = q->seen,
+                       .seen_count = q->seen_count,
+                       .allowed = q->options.allowed,
+                       .logprobs = q->options.logprobs};
+}
+
+static void add_run(carry_scheduler *s, carry_sequence *q, carry_flight *f, const int32_t *ids, int64_t count,
+                    bool wants) {
+    const carry_status status = carry_track_extend(&s->prefix, &q->track, count);
+    if (status != CARRY_OK) {
+        carry_scheduler_fail(s, q, status);
+        return;
+    }
+    s->runs[f->count] = run_of(q, ids, count, wants);
+    f->sequences[f->count] = q;
+    f->wants[f->count++] = wants;
+}
+
+/* One token of each text; false if there are no texts. */
+static bool add_texts(carry_scheduler *s, carry_flight *f) {
+    bool are_texts = false;
+    for (int64_t i = 0; i < s->active_count; i++) {
+        carry_sequence *q = s->active[i];
+        const carry_track *t = &q->track;
+        if (q->phase != CARRY_PHASE_WRITES) {
+            continue;
+        }
+        are_texts = true;
+        if ((q->pending > 0 && !may_run_ahead(s, q)) || q->written + q->pending >= q->options.tokens ||
+            t->count + q->pending >= s->runner->sizes.context) {
+            continue; /* the result decides */
+        }
+        add_run(s, q, f, q->pending > 0 ? NULL : t->ids + t->length, 1, true);
+    }
+    f->writers = f->count;
+    return are_texts;
+}
+
+/* Ends a piece at `stop` if that is inside it. */
+static int64_t cut(int64_t length, int64_t end, int64_t stop) {
+    return length < stop && stop < end ? stop : end;
+}
+
+/* Where the next piece of a prompt ends, `most` tokens on at most; `length` itself: not even a block fits. */
+static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int64_t most) {
+    const int64_t length = q->track.length;
+    const int64_t every = s->options.snapshot_every;
+    int64_t end = length + most >= q->prompt_end ? q->prompt_end : block_floor(length + most);
+    if (end <= length) {
+        return length;
+    }
+    if (!q->options.is_uncached && s->prefix.options.device_bytes > 0) {
+        const int64_t next = (length / every + 1) * every;
+        end = cut(length, end, q->branch);
+        end = cut(length, end, q->prompt_end >= CACHED_PROMPT ? block_floor(q->prompt_end - 1) : 0);
+        end = cut(length, end, next <= FINE_SNAPSHOTS ? next : end / every * every);
+    }
+    return end;
+}
+
+static void add_piece(carry_scheduler *s, carry_sequence *q, carry_flight *f, int64_t *left, int64_t share) {
+    const carry_track *t = &q->track;
+    const int64_t end = piece_end(s, q, share < *left ? share : *left);
+    if (end > t->length) {
+        const int64_t before = f->count;
+        add_run(s, q, f, t->ids + t->length, end - t->length, end == q->prompt_end && q->options.tokens > 0);
+        *left -= f->count > before ? end - t->length : 0;
+        f->prompt_tokens += f->count > before ? end - t->length : 0;
+    }
+}
+
+/* Pieces of prompts: an equal share for each, at least a block, as long as tokens are left. */
+static void add_prompts(carry_scheduler *s, carry_flight *f, int64_t left) {
+    int64_t readers = 0;
+    for (int64_t i = 0; i < s->active_count; i++) {
+        readers += s->active[i]->phase == CARRY_PHASE_READS;
+    }
+    int64_t share = readers > 0 ? block_floor(left / readers) : 0;
+    share = share < BLOCK ? BLOCK : share;
+    const int64_t count = s->active_count;
+    for (int64_t i = 0; i < count && readers > 0 && left > 0 && f->count < s->runner->sizes.sequences; i++) {
+        carry_sequence *q = s->active[(s->turn + i) % count];
+        if (q->phase == CARRY_PHASE_READS && q->in_flight < CARRY_FLIGHTS) {
+            add_piece(s, q, f, &left, readers == 1 ? left : share);
+        }
+    }
+    s->turn = count > 0 ? (s->turn + 1) % count : 0;
+}
+
+/* Tokens of prompts in a step beside texts. */
+static int64_t piece_budget(const carry_scheduler *s, int64_t left) {
+    if (s->write_s <= 0.0 || s->debt > 0.0) {
+        return 0;
+    }
+    const double tokens = s->token_s > 0.0 ? PAUSE * s->write_s / s->token_s : BLOCK;
+    const int64_t some = tokens < (double)left ? block_floor((int64_t)tokens) : left;
+    return some < BLOCK ? BLOCK : some;
+}
+
+/* Results of a step that was enqueued. */
+
+static void snapshot_prompt(carry_scheduler *s, carry_sequence *q) {
+    const carry_track *t = &q->track;
+    const bool is_end = q->prompt_end >= CACHED_PROMPT && t->length == block_floor(q->prompt_end - 1);
+    const bool is_branch = t->length == q->branch;
+    if (!q->options.is_uncached && t->length > q->cached && t->length % BLOCK == 0 &&
+        (is_end || is_branch || t->length % s->options.snapshot_every == 0)) {
+        (void)carry_prefix_insert(&s->prefix, t->ids, t->length, t->slot, t->pages, !is_end && !is_branch);
+    }
+}
+
+/* After a run was enqueued: copies of its state are enqueued behind it. */
+static void advance(carry_scheduler *s, carry_sequence *q, int64_t count, bool wants) {
+    carry_track *t = &q->track;
+    t->length += count;
+    q->in_flight++;
+    q->pending += wants;
+    q->started = q->started > 0.0 ? q->started : carry_scheduler_now(s);
+    if (q->phase == CARRY_PHASE_READS) {
+        snapshot_prompt(s, q);
+        if (t->length == q->prompt_end) {
+            q->phase = CARRY_PHASE_WRITES;
+            if (q->options.keeps) {
+                carry_track_anchor(&s->prefix, t);
+            }
+            if (q->options.tokens == 0) {
+                carry_scheduler_end(s, q, CARRY_OUTCOME_LENGTH);
+            }
+        }
+    } else if (q->options.keeps &&
+               (t->anchor[1] == CARRY_POOL_NONE || t->length - t->anchor_length[1] >= CARRY_ROLL_BACK)) {
+        carry_track_anchor(&s->prefix, t);
+    }
+}
+
+/* A step that could not be enqueued: the prompts of it end, or without prompts the texts. */
+static void refuse(carry_scheduler *s, const carry_flight *f, carry_status status) {
+    for (int64_t i = f->prompt_tokens > 0 ? f->writers : 0; i < f->count; i++) {
+        carry_scheduler_fail(s, f->sequences[i], status);
+    }
+}
+
+void carry_scheduler_enqueue(carry_scheduler *s, int64_t *count) {
+    carry_flight *f = &s->flights[(s->flight_first + s->flight_count) % CARRY_FLIGHTS];
+    f->count = f->writers = f->prompt_tokens = 0;
+    const bool are_texts = add_texts(s, f);
+    const int64_t left = s->runner->sizes.tokens - f->count;
+    add_prompts(s, f, are_texts ? piece_budget(s, left) : left);
+    *count = f->count;
+    if (f->count == 0) {
+        return;
+    }
+    f->enqueued = carry_scheduler_now(s);
+    const carry_status status = s->runner->ops->step(s->runner, s->runs, f->count);
+    if (status != CARRY_OK) {
+        refuse(s, f, status);
+        *count = 0;
+        return;
+    }
+    f->predicted = s->write_s + s->token_s * (double)f->prompt_tokens;
+    s->debt += are_texts && f->prompt_tokens > 0 ? f->predicted - 2.0 * s->write_s : 0.0;
+    s->flight_count++;
+    for (int64_t i = 0; i < f->count; i++) {
+        advance(s, f->sequences[i], s->runs[i].count, f->wants[i]);
+    }
+}
+
+static double mean(double before, double now) {
+    return before > 0.0 ? (1.0 - NEW_SHARE) * before + NEW_SHARE * now : now;
+}
+
+void carry_scheduler_learn(carry_scheduler *s, const carry_flight *f) {
+    const double now = carry_scheduler_now(s);
+    const double took = now - (f->enqueued > s->last_result ? f->enqueued : s->last_result);
+    s->last_result = now;
+    if (f->prompt_tokens == 0) {
+        s->write_s = mean(s->write_s, took);
+        s->debt = s->debt > s->write_s ? s->debt - s->write_s : 0.0;
+        return;
+    }
+    const double rest = f->writers > 0 ? took - s->write_s : took;
+    s->token_s = mean(s->token_s, rest > 0.0 ? rest / (double)f->prompt_tokens : 0.0);
+    s->debt += f->writers > 0 ? took - f->predicted : 0.0;
+    s->debt = s->debt < -s->write_s ? -s->write_s : s->debt;
+}

@@ -1,0 +1,33 @@
+/* The state of a text as a file (file/state_file.h): the tokens, the recurrent part, the keys and values.
+
+       tokens   i64 [length - start]: ids of the tokens from `start` on
+       start    i64 [2]: start, and the hash of the tokens before it (carry_hash_ids)
+       slot     the recurrent part, as the runner has it
+       pages    keys and values of pages start / CARRY_PAGE_TOKENS on, as the runner has them
+
+   A state that starts at 0 is whole; cached prefixes are stored as what they add to another one. */
+#ifndef CARRY_ENGINE_STATE_IMAGE_H
+#define CARRY_ENGINE_STATE_IMAGE_H
+
+#include "engine/runner.h"
+#include "file/state_file.h"
+
+typedef struct carry_state_image {
+    int64_t start, length;     /* start: a multiple of CARRY_PAGE_TOKENS */
+    uint64_t start_hash, hash; /* of the tokens before start and before length */
+    const int64_t *ids;        /* [length - start], perhaps followed by tokens that were not read: */
+    int64_t id_count;
+    const void *slot, *pages;
+    int64_t page_count;
+} carry_state_image;
+
+/* The runner's sizes and hash are those of the image. */
+carry_status carry_state_image_write(carry_ctx *ctx, const char *path, carry_runner *runner,
+                                     const carry_state_image *image);
+
+/* Opens and checks a file; pointers of the image are into it until carry_state_close. CARRY_EFORMAT: damaged, or not a
+   state. CARRY_EARGUMENT: of another model, or of the same one with another layout; the message names the path. */
+carry_status carry_state_image_open(carry_ctx *ctx, carry_state_file *file, carry_state_image *image, const char *path,
+                                    carry_runner *runner);
+
+#endif

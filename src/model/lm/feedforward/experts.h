@@ -1,0 +1,57 @@
+/* A mixture of experts:
+
+       out = sum over the chosen experts e of w[e] down[e](f(x)) + shared(x)
+
+   f is silu(gate[e] x) * up[e] x, or relu(up[e] x)^2. A router chooses the experts of each token, with their weights
+   (ops/experts.h). The shared expert is a feed-forward of the same form that every token has, with or without a gate.
+   With a latent width, experts read a map of x to it, and their sum is mapped back. */
+#ifndef CARRY_MODEL_LM_EXPERTS_H
+#define CARRY_MODEL_LM_EXPERTS_H
+
+#include "model/lm/feedforward/feedforward.h"
+#include "model/lm/lm_pass.h"
+
+typedef enum carry_lm_experts_slot {
+    CARRY_LM_EXPERTS_ROUTER,
+    CARRY_LM_EXPERTS_BIAS,
+    CARRY_LM_EXPERTS_UP, /* with gates: of every expert the rows of the gate, then those of up */
+    CARRY_LM_EXPERTS_DOWN,
+    CARRY_LM_EXPERTS_SHARED_GATE,
+    CARRY_LM_EXPERTS_SHARED_UP,
+    CARRY_LM_EXPERTS_SHARED_DOWN,
+    CARRY_LM_EXPERTS_SHARED_SCALE,
+    CARRY_LM_EXPERTS_LATENT_IN,
+    CARRY_LM_EXPERTS_LATENT_OUT,
+    CARRY_LM_EXPERTS_SLOTS
+} carry_lm_experts_slot;
+
+/* Up and its activation, of experts (a row for each pair) or of the shared one (a row for each token). */
+typedef struct carry_lm_units {
+    carry_tensor both;            /* gate and up as columns of one array, on a GPU */
+    carry_tensor gate, up;        /* in backward they become their own gradients; without gates, up alone */
+    carry_tensor active, squared; /* what enters down; without gates relu(up) and its square */
+} carry_lm_units;
+
+typedef struct carry_lm_experts_rows {
+    carry_tensor logits, weights, chosen, pair, place, offsets;
+    carry_tensor latent; /* what experts read, and the sum of what they write, with a latent width */
+    carry_tensor sum;
+    carry_tensor x, y; /* a row for each pair: what an expert reads and writes */
+    carry_lm_units own, shared;
+    carry_tensor shared_out, scale; /* of the shared expert; scale before the sigmoid */
+} carry_lm_experts_rows;
+
+typedef struct carry_lm_experts_back {
+    carry_tensor dlogits, dweights;
+    carry_tensor dactive, dshared; /* of what enters down, of experts and of the shared one */
+    carry_tensor dlatent, dsum;
+    carry_tensor dout, dscale; /* of the shared expert's output and scale */
+} carry_lm_experts_back;
+
+/* The rows that a call computes: the first ones of the activations, for rows call->first.. of x. */
+carry_tensor carry_lm_experts_first(const carry_lm_call *call, carry_tensor rows, bool pairs);
+/* Gate and up, or up, of W [E, 2 width, n]. */
+carry_tensor carry_lm_experts_half(carry_tensor W, int64_t width, int which);
+carry_status carry_lm_experts_backward(const carry_lm_call *call);
+
+#endif
