@@ -127,6 +127,14 @@ void carry_template_free(carry_template *parsed) {
     }
 }
 
+bool carry_template_names(const carry_template *parsed, const char *name) {
+    bool found = false;
+    for (uint32_t i = 0; i < parsed->name_count && !found; i++) {
+        found = jinja_text_is(parsed->names[i], name);
+    }
+    return found;
+}
+
 static jinja_value from_json(jinja_run *run, const carry_json *node) {
     jinja_spend(run, 1);
     switch (node->kind) {

@@ -10,6 +10,7 @@
 #ifndef CARRY_TEMPLATE_H
 #define CARRY_TEMPLATE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <time.h>
@@ -26,6 +27,8 @@ typedef struct carry_template carry_template; /* read-only once parsed: threads 
 carry_status carry_template_parse(carry_ctx *ctx, carry_template **parsed, const char *text, size_t length,
                                   const char *name);
 void carry_template_free(carry_template *parsed);
+/* True if the template has a variable of this name. */
+bool carry_template_names(const carry_template *parsed, const char *name);
 
 typedef struct carry_template_limits {
     int64_t steps; /* 0: the default of each */
