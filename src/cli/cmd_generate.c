@@ -70,6 +70,7 @@ static void print_object(const generate_session *d, const carry_continuation *c)
     cli_json_text("dtype", carry_dtype_name(d->dtype));
     cli_json_text("ended", carry_ending_name(c->ending));
     cli_json_integer("prompt_tokens", c->prompt_tokens);
+    cli_json_integer("cached_tokens", c->cached_tokens);
     cli_json_integer("tokens", c->tokens);
     cli_json_number("first_s", c->first);
     cli_json_number("seconds", c->seconds);
