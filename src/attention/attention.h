@@ -19,7 +19,7 @@ void carry_attention_align(void **workspace, size_t *bytes);
 /* The runs that are seen: those with keys and a bias above -infinity; all rows where a call names none. Biases are less
    the largest of them, which softmax does not notice: scores are then not rounded to the spacing of a large bias
    that all have, and neither is lse. */
-int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS]);
+int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_MAX_KEY_RUNS]);
 /* The rows from *first on and before *end that query t may see, whatever the runs say. */
 void carry_attention_span(const carry_attention_args *args, int64_t t, int64_t *first, int64_t *end);
 /* The head of k and v that a head of q reads. */

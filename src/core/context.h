@@ -10,7 +10,7 @@ struct carry_pool;
 struct carry_recording;
 struct carry_stream;
 
-#define CARRY_CTX_STREAMS 16 /* as CARRY_STREAM_DEVICES of carry/device.h, which core does not include */
+#define CARRY_CTX_STREAMS 16 /* as CARRY_MAX_DEVICES of carry/device.h, which core does not include */
 
 typedef enum carry_slot {
     CARRY_SLOT_OPS,      /* the kernels chosen for this processor (ops/) */

@@ -12,6 +12,7 @@
 #include <stdint.h>
 
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "carry/ops.h"
 #include "core/launching.h"
 #include "ops/conv2d.h"

@@ -20,7 +20,7 @@ import numpy as np
 from . import _context
 from . import _structs as s
 from ._library import lib
-from ._llm import HEARD, PROCEED, Batch, Generation, Interrupts, Options, Owner
+from ._llm import ON_TOKEN, PROCEED, Batch, Generation, Interrupts, Options, Owner
 
 
 _DTYPES = {"f32": s.F32, "float32": s.F32, "bf16": s.BF16, "bfloat16": s.BF16, "f16": s.F16, "float16": s.F16}
@@ -154,7 +154,7 @@ class Model:
         self._owner = Owner(_context.Context(_context._threads))
         self._tokenizer: Any = None
         self._ends: list[int] | None = None
-        options = Options(_device(device), _dtype(dtype), trains)
+        options = Options(device=_device(device), dtype=_dtype(dtype), trains=trains)
         context, made = self._owner.context, c_void_p()
         self._owner.call(lib.carry_llm_open, context.handle, byref(made), os.fsencode(folder), byref(options))
         self._owner.model = made.value
@@ -258,11 +258,10 @@ class Model:
         made: list[int] = []
         interrupts = Interrupts()
 
-        def heard(_user: int | None, token: int) -> bool:
+        def append(_user: int | None, token: int) -> bool:
             made.append(token)
             return interrupts.guard(on_token, token)
 
-        proceed = PROCEED(lambda _user: interrupts.raised is None)
         options = Generation(
             tokens=max_new_tokens,
             temperature=temperature,
@@ -273,19 +272,20 @@ class Model:
             seed=seed,
             ends=(c_int64 * len(ends))(*ends),
             end_count=len(ends),
-            proceed=proceed,
+            on_token=ON_TOKEN(append),
+            proceed=PROCEED(lambda _user: interrupts.raised is None),
         )
-        self._run(self.state() if state is None else state, row, options, HEARD(heard), interrupts)
+        self._run(self.state() if state is None else state, row, options, interrupts)
         return self.tokenizer.decode(made) if isinstance(prompt, str) else made
 
-    def _run(self, state: State, row: np.ndarray, options: Generation, heard: Any, interrupts: Interrupts) -> None:
+    def _run(self, state: State, row: np.ndarray, options: Generation, interrupts: Interrupts) -> None:
         owner = self._owner
         with owner.lock:
             handle = state._writable()
             with interrupts:
                 owner.generating.append(handle)
                 try:
-                    status = lib.carry_llm_generate(handle, _address(row), row.size, byref(options), heard, None)
+                    status = lib.carry_llm_generate(handle, _address(row), row.size, byref(options))
                 finally:
                     owner.generating.pop()
             if interrupts.raised is not None:
@@ -316,7 +316,18 @@ class Model:
             wanted = _tokens(labels, "labels", 2)
             if wanted.shape != rows.shape:
                 raise ValueError(f"labels have shape {wanted.shape} and ids {rows.shape}: they must be equal")
-        batch = Batch(*rows.shape, _address(rows), _address(wanted), rate, *betas, eps, decay, clip)
+        batch = Batch(
+            batch=rows.shape[0],
+            tokens=rows.shape[1],
+            ids=_address(rows),
+            labels=_address(wanted),
+            rate=rate,
+            b1=betas[0],
+            b2=betas[1],
+            eps=eps,
+            decay=decay,
+            clip=clip,
+        )
         loss = c_double()
         self._call(lib.carry_llm_train_step, byref(batch), byref(loss))
         return loss.value

@@ -144,8 +144,7 @@ def test_declarations_are_the_headers(tmp_path: Path) -> None:
     declared = dict(re.findall(r"CARRY_API [^;(]*?(\w+)\(([^;]*)\);", text))
     assert declared.keys() == module.PROTOTYPES.keys()
     for name, (_, arguments) in module.PROTOTYPES.items():
-        parameters = re.sub(r"\(\*heard\)\([^)]*\)", "heard", declared[name])
-        assert len(arguments) == parameters.count(",") + 1, name
+        assert len(arguments) == declared[name].count(",") + 1, name
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler here to ask for sizes and offsets")

@@ -35,16 +35,6 @@ carry_status carry_cuda_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, c
     return carry_cuda_product(ctx, &product, NULL);
 }
 
-#define carry_cuda_route NULL /* experts run on the CPU */
-#define carry_cuda_route_backward NULL
-#define carry_cuda_sort_experts NULL
-#define carry_cuda_gather_pairs NULL
-#define carry_cuda_combine_pairs NULL
-#define carry_cuda_combine_pairs_backward NULL
-#define carry_cuda_row_gate NULL
-#define carry_cuda_row_gate_backward NULL
-#define carry_cuda_grouped_linear NULL
-#define carry_cuda_grouped_linear_backward NULL
 #define X(name, types, parameters) .name = carry_cuda_##name,
 const carry_operators carry_operators_cuda = {.backend = "cuda",
                                               .matmul_types = CARRY_REAL,

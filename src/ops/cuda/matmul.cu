@@ -1,13 +1,7 @@
 /* Batches of matrix products on the tensor cores of NVIDIA GPUs.
 
    A block of four warps makes one tile of c of 64 x 64 or 32 x 32, a quarter a warp, or four tiles of 16 x 16 of as
-   many items, one a warp. It walks over k in panels: both operands' panels are copied into shared memory as they lie,
-   by 16 bytes at a time past the registers where they are aligned, and read from there in whichever order the tensor
-   cores want; so a transposed operand costs nothing.
-
-   16-bit types go through m16n8k16 with f32 sums. f32 goes through m16n8k8 of tf32 three times: x = high + low of 11
-   bits each, and high*low + low*high + high*high leaves out but low*low, 2^-22 of the product; the sums over k are
-   rounded. */
+   many items, one a warp (panels.cuh). */
 #include <string.h>
 
 extern "C" {
@@ -15,240 +9,11 @@ extern "C" {
 }
 
 #include "device/cuda.h"
-#include "ops/cuda/types.cuh"
+#include "ops/cuda/panels.cuh"
 
-static const int THREADS = 128;
 static const int SMALL = 64;      /* sides up to this and */
 static const int SMALL_SUM = 256; /* sums up to this stay with these kernels, where cuBLASLt is here */
 extern "C" const char *const carry_cuda_ways[] = {"tensor_cores", "cublaslt", NULL};
-
-/* What differs between types: elements of a panel over k, k of one instruction, and padding that keeps the eight rows
-   or the four by eight elements that are read together in different banks. */
-template <typename T> struct depth { static const int PANEL = 64, STEP = 16, PAD_ALONG = 8, PAD_ACROSS = 8; };
-template <> struct depth<type_f32> { static const int PANEL = 32, STEP = 8, PAD_ALONG = 4, PAD_ACROSS = 8; };
-
-template <typename T, int TILE> struct cut {
-    static const int WARP = TILE == 16 ? 16 : TILE / 2;             /* side of a warp's part */
-    static const int SIDE = TILE / WARP;                            /* warps along a side */
-    static const int GROUP = 32 * SIDE * SIDE;                      /* threads of one tile */
-    static const int TILES = THREADS / GROUP;                       /* of a block */
-    static const int ALONG = depth<T>::PANEL + depth<T>::PAD_ALONG; /* row of a panel whose rows run along k */
-    static const int ACROSS = TILE + depth<T>::PAD_ACROSS;          /* of one whose rows run across */
-    static const int ONE = TILE * ALONG, OTHER = depth<T>::PANEL * ACROSS;
-    static const int SIZE = ONE > OTHER ? ONE : OTHER;
-};
-
-/* Rows and columns of a panel that exist; the rest is zero. Rows are `row` elements apart in memory. */
-template <typename E> struct region {
-    const E *from;
-    int64_t row;
-    int rows, columns;
-};
-
-static __device__ __forceinline__ unsigned shared_address(const void *pointer) {
-    return (unsigned)__cvta_generic_to_shared(pointer);
-}
-
-template <typename E, int GROUP>
-static __device__ __forceinline__ void load_panel(E *panel, int stride, region<E> r, int rows, int columns, bool by_16,
-                                                  int thread) {
-    const int per_16 = 16 / (int)sizeof(E);
-    if (by_16) {
-        int pieces = columns / per_16;
-        for (int i = thread; i < rows * pieces; i += GROUP) {
-            int at_row = i / pieces;
-            int at_column = i % pieces * per_16;
-            int left = at_row < r.rows ? r.columns - at_column : 0;
-            int bytes = left <= 0 ? 0 : left >= per_16 ? 16 : left * (int)sizeof(E);
-            const E *from = bytes > 0 ? r.from + at_row * r.row + at_column : r.from;
-            if (bytes > 0 && bytes < 16) { /* the end of a row: what follows it may not have been written yet */
-                for (int e = 0; e < per_16; e++) {
-                    panel[at_row * stride + at_column + e] = e < left ? from[e] : E{};
-                }
-                continue;
-            }
-            asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                             shared_address(panel + at_row * stride + at_column)),
-                         "l"(from), "r"(bytes));
-        }
-        return;
-    }
-    for (int i = thread; i < rows * columns; i += GROUP) {
-        int at_row = i / columns;
-        int at_column = i % columns;
-        bool there = at_row < r.rows && at_column < r.columns;
-        panel[at_row * stride + at_column] = there ? r.from[at_row * r.row + at_column] : E{};
-    }
-}
-
-static __device__ __forceinline__ void load_fragments(unsigned f[4], const uint16_t *at, bool transposed) {
-    if (transposed) {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
-                     : "r"(shared_address(at)));
-    } else {
-        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-                     : "=r"(f[0]), "=r"(f[1]), "=r"(f[2]), "=r"(f[3])
-                     : "r"(shared_address(at)));
-    }
-}
-
-static __device__ __forceinline__ void multiply_add(type_f16, float c[4], const unsigned a[4], const unsigned b[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-static __device__ __forceinline__ void multiply_add(type_bf16, float c[4], const unsigned a[4], const unsigned b[2]) {
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%0, %1, %2, %3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
-}
-
-/* d = a b + c in tf32; 8 products a sum. */
-static __device__ __forceinline__ void multiply_tf32(float d[4], const unsigned a[4], const unsigned b[2],
-                                                     const float c[4]) {
-    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-                 "{%10, %11, %12, %13};"
-                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]), "f"(c[0]), "f"(c[1]), "f"(c[2]),
-                   "f"(c[3]));
-}
-
-static __device__ __forceinline__ unsigned tf32(float value) {
-    unsigned bits;
-    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
-    return bits;
-}
-
-static __device__ __forceinline__ void split(unsigned *high, unsigned *low, uint32_t bits) {
-    float value = __uint_as_float(bits);
-    *high = tf32(value);
-    *low = tf32(value - __uint_as_float(*high));
-}
-
-/* One step over k for a warp's part: M by N blocks of 16 x 8. a and b point to the warp's first row or column, and k's
-   first element. Lane l holds row l/4 and columns 2(l%4).. of each block of 8 x 8; lanes 8i.. give the rows of the i-th
-   of the four blocks that are loaded together. */
-template <typename T, int M, int N>
-static __device__ __forceinline__ void step(T type, float (&sum)[M][N][4], const uint16_t *a, int a_stride,
-                                            bool a_transposed, const uint16_t *b, int b_stride, bool b_transposed,
-                                            int lane) {
-    unsigned x[M][4];
-    int low = lane % 8;
-    int middle = lane / 8 % 2 * 8;
-    int high = lane / 16 * 8;
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-        const uint16_t *at = a_transposed ? a + (low + high) * a_stride + i * 16 + middle
-                                          : a + (i * 16 + low + middle) * a_stride + high;
-        load_fragments(x[i], at, a_transposed);
-    }
-#pragma unroll
-    for (int j = 0; j < N; j += 2) {
-        unsigned y[4];
-        const uint16_t *at =
-            b_transposed ? b + (j * 8 + low + high) * b_stride + middle : b + (low + middle) * b_stride + j * 8 + high;
-        load_fragments(y, at, !b_transposed);
-#pragma unroll
-        for (int i = 0; i < M; i++) {
-            multiply_add(type, sum[i][j], x[i], y);
-            multiply_add(type, sum[i][j + 1], x[i], y + 2);
-        }
-    }
-}
-
-template <int M, int N>
-static __device__ __forceinline__ void step(type_f32, float (&sum)[M][N][4], const uint32_t *a, int a_stride,
-                                            bool a_transposed, const uint32_t *b, int b_stride, bool b_transposed,
-                                            int lane) {
-    unsigned high[M][4], low[M][4];
-    int row = lane / 4;
-    int along = lane % 4;
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-#pragma unroll
-        for (int q = 0; q < 4; q++) {
-            int at_row = i * 16 + row + q % 2 * 8;
-            int at_k = along + q / 2 * 4;
-            split(&high[i][q], &low[i][q], a_transposed ? a[at_k * a_stride + at_row] : a[at_row * a_stride + at_k]);
-        }
-    }
-#pragma unroll
-    for (int j = 0; j < N; j++) {
-        unsigned b_high[2], b_low[2];
-#pragma unroll
-        for (int q = 0; q < 2; q++) {
-            int at_column = j * 8 + row;
-            int at_k = along + q * 4;
-            split(&b_high[q], &b_low[q],
-                  b_transposed ? b[at_column * b_stride + at_k] : b[at_k * b_stride + at_column]);
-        }
-#pragma unroll
-        for (int i = 0; i < M; i++) {
-            const float zero[4] = {0.0f, 0.0f, 0.0f, 0.0f};
-            float small[4], large[4];
-            multiply_tf32(small, low[i], b_high, zero);
-            multiply_tf32(small, high[i], b_low, small);
-            multiply_tf32(large, high[i], b_high, zero);
-#pragma unroll
-            for (int q = 0; q < 4;
-                 q++) { /* tensor cores cut sums off instead of rounding them: long ones are made here */
-                sum[i][j][q] += small[q] + large[q];
-            }
-        }
-    }
-}
-
-template <typename T>
-static __device__ __forceinline__ void put(const carry_device_product &p, int64_t at, float value) {
-    if (p.c_type == CARRY_F32) {
-        float *c = (float *)p.c + at;
-        *c = p.accumulate ? *c + value : value;
-    } else {
-        typename T::stored *c = (typename T::stored *)p.c + at;
-        *c = T::narrow(p.accumulate ? T::widen(*c) + value : value);
-    }
-}
-
-/* Two neighbours at once; `at` is even in an array that is aligned to pairs. */
-template <typename T>
-static __device__ __forceinline__ void put_pair(const carry_device_product &p, int64_t at, float first, float second) {
-    if (p.c_type == CARRY_F32) {
-        *(float2 *)((float *)p.c + at) = make_float2(first, second);
-    } else {
-        *(uint32_t *)((uint16_t *)p.c + at) = (uint32_t)T::narrow(first) | (uint32_t)T::narrow(second) << 16;
-    }
-}
-
-template <typename T, int M, int N>
-static __device__ __forceinline__ void store(const carry_device_product &p, const float (&sum)[M][N][4], int64_t start,
-                                             int64_t row0, int64_t column0, bool by_pair, int lane) {
-#pragma unroll
-    for (int i = 0; i < M; i++) {
-#pragma unroll
-        for (int j = 0; j < N; j++) {
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int64_t row = row0 + i * 16 + half * 8 + lane / 4;
-                int64_t column = column0 + j * 8 + lane % 4 * 2;
-                int64_t at = start + row * p.c_row + column;
-                if (row < p.m && column + 1 < p.n && by_pair) {
-                    put_pair<T>(p, at, sum[i][j][half * 2], sum[i][j][half * 2 + 1]);
-                    continue;
-                }
-                if (row < p.m && column < p.n) {
-                    put<T>(p, at, sum[i][j][half * 2]);
-                }
-                if (row < p.m && column + 1 < p.n) {
-                    put<T>(p, at + 1, sum[i][j][half * 2 + 1]);
-                }
-            }
-        }
-    }
-}
 
 /* How a launch cuts the work, and which ways to memory it may take. */
 typedef struct grid_cut {
@@ -256,30 +21,8 @@ typedef struct grid_cut {
     bool a_by_16, b_by_16, c_by_pair;
 } grid_cut;
 
-static __device__ __forceinline__ int at_most(int64_t left, int limit) {
-    return left <= 0 ? 0 : left < limit ? (int)left : limit;
-}
-
-/* The panel of an operand that starts at element (across, along): its rows run along k, or across when `turned`. */
 template <typename T, int TILE>
-static __device__ __forceinline__ void load_operand(typename T::stored *panel, const void *data, int64_t row,
-                                                    bool turned, int64_t across, int64_t sides, int64_t along,
-                                                    int64_t sums, bool by_16, int thread) {
-    typedef typename T::stored E;
-    typedef cut<T, TILE> C;
-    int there_across = at_most(sides - across, TILE);
-    int there_along = at_most(sums - along, depth<T>::PANEL);
-    int needed = (there_along + depth<T>::STEP - 1) / depth<T>::STEP * depth<T>::STEP;
-    const E *from = (const E *)data + (turned ? along * row + across : across * row + along);
-    if (turned) {
-        load_panel<E, C::GROUP>(panel, C::ACROSS, {from, row, there_along, there_across}, needed, TILE, by_16, thread);
-    } else {
-        load_panel<E, C::GROUP>(panel, C::ALONG, {from, row, there_across, there_along}, TILE, needed, by_16, thread);
-    }
-}
-
-template <typename T, int TILE>
-__global__ void __launch_bounds__(THREADS, TILE == 64 ? 4 : 6)
+__global__ void __launch_bounds__(PANEL_THREADS, TILE == 64 ? 4 : 6)
     product_kernel(const __grid_constant__ carry_device_product p, const __grid_constant__ grid_cut g) {
     typedef typename T::stored E;
     typedef cut<T, TILE> C;
@@ -343,7 +86,7 @@ template <typename T, int TILE> static cudaError_t launch(const carry_device_pro
     g.c_by_pair = !p->accumulate && multiples(p->c, p->c_row, p->c_next, c_pair / 2, c_pair);
     int64_t blocks = (g.tiles + cut<T, TILE>::TILES - 1) / cut<T, TILE>::TILES;
     product_kernel<T, TILE>
-        <<<(unsigned)(blocks < INT32_MAX ? blocks : INT32_MAX), THREADS, 0, (cudaStream_t)p->stream>>>(*p, g);
+        <<<(unsigned)(blocks < INT32_MAX ? blocks : INT32_MAX), PANEL_THREADS, 0, (cudaStream_t)p->stream>>>(*p, g);
     return cudaGetLastError();
 }
 

@@ -30,7 +30,7 @@ typedef struct sums {
 } sums;
 
 int64_t carry_lm_recurrence_slices(int64_t value) {
-    int64_t slices = value > CARRY_DELTA_MAX_DIM ? (value + CARRY_DELTA_MAX_DIM - 1) / CARRY_DELTA_MAX_DIM : 1;
+    int64_t slices = value > CARRY_MAX_DELTA_DIM ? (value + CARRY_MAX_DELTA_DIM - 1) / CARRY_MAX_DELTA_DIM : 1;
     while (value % slices != 0) {
         slices++;
     }
@@ -68,18 +68,19 @@ static void close_mixing(void *opened) {
 
 /* Sizes, once the plan of a slice is there. */
 static carry_status measure(running *m) {
-    size_t kept;
+    size_t kept, forward, backward;
     if (m->ranks != NULL) {
         m->keeps = true;
-        m->delta_workspace = carry_delta_ranks_workspace(m->ranks);
-        kept = carry_delta_ranks_kept(m->ranks);
+        forward = carry_delta_ranks_forward_workspace(m->ranks);
+        backward = carry_delta_ranks_backward_workspace(m->ranks);
+        kept = carry_delta_ranks_kept_bytes(m->ranks);
     } else {
-        m->keeps = strcmp(carry_delta_plan_method(m->plan), "recurrent") != 0;
-        size_t forward = carry_delta_forward_workspace(m->plan);
-        size_t backward = carry_delta_backward_workspace(m->plan);
-        m->delta_workspace = forward > backward ? forward : backward;
-        kept = carry_delta_kept(m->plan);
+        m->keeps = strcmp(carry_delta_plan_algorithm(m->plan), "recurrent") != 0;
+        forward = carry_delta_forward_workspace(m->plan);
+        backward = carry_delta_backward_workspace(m->plan);
+        kept = carry_delta_kept_bytes(m->plan);
     }
+    m->delta_workspace = forward > backward ? forward : backward;
     m->kept_slice = (kept + CARRY_ALIGN - 1) / CARRY_ALIGN * CARRY_ALIGN;
     carry_arena count = carry_arena_over(NULL, 0);
     take_sums(m, &count, &(sums){0});
@@ -105,9 +106,12 @@ static carry_status open_either(carry_ctx *ctx, void **opened, const carry_delta
     carry_status status;
     if (over != NULL) {
         m->comm = over->comm;
-        status = carry_delta_ranks_plan_new(over->comm, &m->ranks, &one, &over->delta);
+        carry_delta_ranks_options delta = over->delta;
+        delta.size = sizeof delta;
+        status = carry_delta_ranks_plan_new(over->comm, &m->ranks, &one, &delta);
     } else {
-        status = carry_delta_plan_new(ctx, &m->plan, &one, &(carry_delta_options){.method = method});
+        status = carry_delta_plan_new(ctx, &m->plan, &one,
+                                      &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method});
     }
     if (status == CARRY_OK) {
         status = measure(m);

@@ -32,7 +32,7 @@ typedef struct carry_lm_recurrence {
 } carry_lm_recurrence;
 
 /* carry_delta_forward, backward and step; options: the name of a method (const char *), NULL: the planner's choice.
-   A head of v that is wider than CARRY_DELTA_MAX_DIM is done in slices: the columns of a state do not see each other.
+   A head of v that is wider than CARRY_MAX_DELTA_DIM is done in slices: the columns of a state do not see each other.
    Its states are then [slices][N, HV, K, V / slices]. */
 extern const carry_lm_recurrence carry_lm_recurrence_chunk;
 

@@ -86,12 +86,12 @@ static carry_status plan_scans(carry_recurrence_scan *m) {
                                .n = p->key,
                                .width = p->value,
                                .dtype = CARRY_F32};
-    const carry_scan_options options = {.algorithm = m->algorithm};
+    const carry_scan_options options = {CARRY_INIT(carry_scan_options), .algorithm = m->algorithm};
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->forward, &scan, &options));
     scan.backward = true;
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->backward, &scan, &options));
-    size_t forward = carry_scan_workspace(m->forward);
-    size_t backward = carry_scan_workspace(m->backward);
+    size_t forward = carry_scan_run_workspace(m->forward);
+    size_t backward = carry_scan_backward_workspace(m->backward);
     m->scan_bytes = forward > backward ? forward : backward;
     carry_arena count = carry_arena_over(NULL, 0);
     carry_recurrence_scan_take(m, &count, &(carry_recurrence_scan_work){0});
@@ -140,7 +140,8 @@ static carry_status open_either(carry_ctx *ctx, void **running, const carry_delt
     m->slice = m->slices > 0 ? problem->value / m->slices : 0;
     carry_delta_problem narrow = *problem;
     narrow.value = m->slice;
-    carry_status status = carry_delta_plan_new(ctx, &m->delta, &narrow, &(carry_delta_options){.method = "recurrent"});
+    carry_status status = carry_delta_plan_new(
+        ctx, &m->delta, &narrow, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "recurrent"});
     if (status == CARRY_OK) { /* which has refused sizes whose products overflow */
         m->units = problem->batch * problem->value_heads;
         m->transition = linear ? problem->key : problem->key * problem->key;
