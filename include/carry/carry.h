@@ -16,6 +16,7 @@
 #include "carry/delta_ranks.h"
 #include "carry/attention.h"
 #include "carry/model.h"
+#include "carry/engine.h"
 #include "carry/problem.h"
 
 #endif
