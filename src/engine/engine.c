@@ -58,7 +58,9 @@ static carry_status choose_sizes(const carry_engine *e, const carry_engine_optio
     carry_model_runner_measure(lm, dtype, &demand.slot_bytes, &demand.page_bytes);
     demand.most_slots = sizes->sequences + (o->no_cache ? 0 : SNAPSHOTS);
     CARRY_TRY(choose_memory(e->ctx, lm->own.device, &memory));
-    return carry_state_pool_fit(e->ctx, &sizes->slots, &sizes->pages, memory, &demand);
+    CARRY_TRY(carry_state_pool_fit(e->ctx, &sizes->slots, &sizes->pages, memory, &demand));
+    sizes->sequences = sizes->slots < sizes->sequences ? sizes->slots : sizes->sequences;
+    return CARRY_OK;
 }
 
 static carry_status find_tokens(carry_engine *e) {

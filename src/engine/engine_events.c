@@ -73,7 +73,7 @@ static void report(carry_engine *e, carry_engine_job *job, carry_engine_event *e
 
 static void report_token(carry_engine *e, carry_engine_job *job, const carry_sequence *q, const carry_run_result *r) {
     bool is_stopped = false;
-    if (carry_text_add(e->ctx, &job->text, r->token, &is_stopped) != CARRY_OK) {
+    if (carry_decoded_add(e->ctx, &job->text, r->token, &is_stopped) != CARRY_OK) {
         (void)carry_scheduler_cancel(e->scheduler, job->id);
         return;
     }
@@ -90,7 +90,7 @@ static void report_token(carry_engine *e, carry_engine_job *job, const carry_seq
 }
 
 static void report_end(carry_engine *e, carry_engine_job *job, const carry_sequence *q, uint64_t state) {
-    carry_text_end(&job->text, job->is_stopped);
+    carry_decoded_end(&job->text, job->is_stopped);
     carry_engine_event event = {.token = -1,
                                 .reason = reason_of(q->outcome, job->is_stopped),
                                 .status = q->outcome == CARRY_OUTCOME_FAILED ? q->status : CARRY_OK,

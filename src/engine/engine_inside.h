@@ -7,7 +7,7 @@
 #include "carry/engine.h"
 #include "engine/model_folder.h"
 #include "engine/scheduler.h"
-#include "engine/text.h"
+#include "engine/decoded.h"
 
 /* A request from its submission to its end. */
 typedef struct carry_engine_job {
@@ -16,7 +16,7 @@ typedef struct carry_engine_job {
     uint64_t id;
     bool (*on_event)(void *user, const carry_engine_event *event);
     void *user;
-    carry_text text;
+    carry_decoded text;
     char *stop_bytes;
     const char **stops;
     size_t told; /* bytes of the text that were reported */

@@ -10,7 +10,7 @@
 
 void carry_engine_job_free(carry_engine_job *job) {
     if (job != NULL) {
-        carry_text_free(&job->text);
+        carry_decoded_free(&job->text);
         free(job->stop_bytes);
         free(job->stops);
         free(job);

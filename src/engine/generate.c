@@ -85,28 +85,28 @@ carry_status carry_generation_encode(const carry_generation *g, int64_t number, 
 }
 
 /* The result of a prompt borrows its text from the text under way until the end. */
-static void show_text(carry_continuation *c, const carry_text *t) {
+static void show_text(carry_continuation *c, const carry_decoded *t) {
     c->text = t->text;
     c->length = t->length;
     c->room = t->room;
     c->settled = t->settled;
 }
 
-carry_status carry_generation_take(const carry_generation *g, int64_t prompt, carry_text *text, int64_t token,
+carry_status carry_generation_take(const carry_generation *g, int64_t prompt, carry_decoded *text, int64_t token,
                                    bool *is_stopped) {
     carry_continuation *c = &g->results[prompt];
     c->tokens++;
     CARRY_TRY(carry_generation_keep_id(g->ctx, &c->ids, (uint32_t)token));
-    const carry_status status = carry_text_add(g->ctx, text, token, is_stopped);
+    const carry_status status = carry_decoded_add(g->ctx, text, token, is_stopped);
     show_text(c, text);
     return status;
 }
 
-void carry_generation_end(carry_generation *g, int64_t prompt, carry_text *text, carry_ending ending) {
+void carry_generation_end(carry_generation *g, int64_t prompt, carry_decoded *text, carry_ending ending) {
     carry_continuation *c = &g->results[prompt];
-    carry_text_end(text, ending == CARRY_ENDED_BY_STOP);
+    carry_decoded_end(text, ending == CARRY_ENDED_BY_STOP);
     show_text(c, text);
-    *text = (carry_text){0}; /* the result has it now */
+    *text = (carry_decoded){0}; /* the result has it now */
     c->ending = ending;
     if (g->options->heard != NULL && !g->options->heard(g->options->user, prompt)) {
         g->stopped = true;

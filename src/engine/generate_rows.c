@@ -16,7 +16,7 @@ typedef struct place {
     int64_t prompt; /* NONE: nothing is under way here */
     uint64_t stream;
     double started;
-    carry_text text;
+    carry_decoded text;
     carry_ids seen;         /* for the repetition penalty: each token of prompt and text once */
     unsigned char *is_seen; /* a bit for each token; NULL without the penalty */
 } place;
@@ -126,7 +126,7 @@ static carry_status empty_place(rows *w, place *p, int64_t prompt) {
     p->prompt = prompt;
     p->stream = carry_generation_stream(g, prompt);
     p->started = carry_seconds();
-    p->text = (carry_text){
+    p->text = (carry_decoded){
         .tokenizer = g->model->tokenizer, .stops = g->options->stops, .stop_count = g->options->stop_count};
     p->seen.count = 0;
     if (p->is_seen != NULL) {

@@ -16,7 +16,7 @@
 typedef struct job {
     struct together *all;
     int64_t prompt;
-    carry_text text;
+    carry_decoded text;
     bool is_stopped; /* by a stop text */
 } job;
 
@@ -109,7 +109,7 @@ static void on_end(together *w, job *j, const carry_sequence *q) {
         w->status = carry_fail(w->g->ctx, q->status, "%s", q->message);
     }
     if (q->outcome == CARRY_OUTCOME_FAILED || (q->outcome == CARRY_OUTCOME_CANCELLED && q->written == 0)) {
-        carry_text_free(&j->text);
+        carry_decoded_free(&j->text);
         return; /* never begun, or without a result */
     }
     carry_generation_end(w->g, j->prompt, &j->text,
@@ -150,6 +150,7 @@ static carry_status open_together(together *w) {
     carry_model_runner_measure(lm, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
     CARRY_TRY(carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, available / 2, &demand));
+    sizes.sequences = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
     CARRY_TRY(carry_model_runner_new(lm, &w->runner, &sizes, g->options->dtype));
     const carry_scheduler_options options = {
         .cache = {.device_bytes = g->count > 1 ? SIZE_MAX : 0}, .queue = g->count, .on_event = on_event, .user = w};

@@ -271,12 +271,13 @@ static void bad_requests_are_refused_by_name(void **unused) {
     r.ids = NULL;
     assert_refused(ctx, CARRY_EARGUMENT, "has no tokenizer", carry_engine_submit(ctx, engine, &r, &id));
     answer answers[3] = {0};
+    uint64_t last = 0;
     for (int i = 0; i < 3; i++) {
         r = request_of(ids, 10, &answers[i]);
-        assert_ok(ctx, carry_engine_submit(ctx, engine, &r, &id));
+        assert_ok(ctx, carry_engine_submit(ctx, engine, &r, &last));
     }
     assert_refused(ctx, CARRY_ESIZE, "the queue is full: 1 requests wait", carry_engine_submit(ctx, engine, &r, &id));
-    carry_engine_cancel(engine, id);
+    carry_engine_cancel(engine, last);
     carry_engine_cancel(engine, 12345);
     run(ctx, engine);
     assert_int_equal(answers[2].reason, CARRY_REASON_CANCELLED);

@@ -1,5 +1,5 @@
 /* Decoding token by token, and looking for stop texts. */
-#include "engine/text.h"
+#include "engine/decoded.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "core/error.h"
 
 /* Room for `length` more bytes, and a 0. */
-static carry_status make_room(carry_ctx *ctx, carry_text *t, size_t length) {
+static carry_status make_room(carry_ctx *ctx, carry_decoded *t, size_t length) {
     const size_t needed = t->length + CARRY_UNFOLD_GROWTH * (length + 4) + 1;
     if (needed <= t->room) {
         return CARRY_OK;
@@ -24,7 +24,7 @@ static carry_status make_room(carry_ctx *ctx, carry_text *t, size_t length) {
 
 /* Looks for the stop texts in what is new since `before`, and settles what cannot be the beginning of one. The first
    place at which one starts ends the text. */
-static bool find_stop(carry_text *t, size_t before) {
+static bool find_stop(carry_decoded *t, size_t before) {
     size_t end = t->length;
     size_t held = 0;
     for (int64_t i = 0; i < t->stop_count; i++) {
@@ -49,7 +49,7 @@ static bool find_stop(carry_text *t, size_t before) {
 }
 
 /* Appends the bytes that a token is decoded to. */
-static carry_status decode(carry_ctx *ctx, carry_text *t, int64_t token) {
+static carry_status decode(carry_ctx *ctx, carry_decoded *t, int64_t token) {
     size_t length;
     if (t->tokenizer == NULL || carry_tokenizer_token(t->tokenizer, token, &length) == NULL ||
         carry_tokenizer_is_special(t->tokenizer, token)) {
@@ -72,7 +72,7 @@ static carry_status decode(carry_ctx *ctx, carry_text *t, int64_t token) {
     return status;
 }
 
-carry_status carry_text_add(carry_ctx *ctx, carry_text *t, int64_t token, bool *is_stopped) {
+carry_status carry_decoded_add(carry_ctx *ctx, carry_decoded *t, int64_t token, bool *is_stopped) {
     const size_t before = t->length;
     *is_stopped = false;
     CARRY_TRY(decode(ctx, t, token));
@@ -80,7 +80,7 @@ carry_status carry_text_add(carry_ctx *ctx, carry_text *t, int64_t token, bool *
     return CARRY_OK;
 }
 
-void carry_text_end(carry_text *t, bool is_stopped) {
+void carry_decoded_end(carry_decoded *t, bool is_stopped) {
     if (!is_stopped && t->text != NULL) {
         t->length += carry_unfold_end(&t->unfold, t->text + t->length);
     }
@@ -90,7 +90,7 @@ void carry_text_end(carry_text *t, bool is_stopped) {
     t->settled = t->length;
 }
 
-void carry_text_free(carry_text *t) {
+void carry_decoded_free(carry_decoded *t) {
     free(t->text);
-    *t = (carry_text){0};
+    *t = (carry_decoded){0};
 }
