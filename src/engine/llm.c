@@ -111,7 +111,7 @@ static void find_ends(carry_llm *llm) {
     for (int i = 0; i < model.end_count; i++) {
         llm->ends[llm->end_count++] = model.ends[i];
     }
-    carry_tokenizer_free(model.tokenizer);
+    carry_tokenizer_close(model.tokenizer);
 }
 
 int64_t carry_llm_ends(carry_llm *model, int64_t *ends, int64_t capacity) {

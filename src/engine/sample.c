@@ -234,8 +234,7 @@ void carry_sample_penalize(float *logits, const uint32_t *seen, size_t count, do
     }
 }
 
-/* In [0, 1), of 53 bits. */
-static double unit(uint64_t seed, uint64_t stream, uint64_t at) {
+double carry_sample_unit(uint64_t seed, uint64_t stream, uint64_t at) {
     carry_words words = carry_philox(seed, stream, at);
     uint64_t bits = (uint64_t)words.word[0] << 32 | words.word[1];
     return (double)(bits >> 11) * 0x1p-53;
@@ -257,7 +256,7 @@ static int64_t take(carry_sampler *s, const float *logits, int64_t largest, uint
     if (s->sampling.min_p > 0.0) {
         sum = keep_likely(s, s->sampling.min_p);
     }
-    double left = unit(s->sampling.seed, stream, at) * sum;
+    double left = carry_sample_unit(s->sampling.seed, stream, at) * sum;
     for (int64_t i = 0; i < s->vocabulary; i++) {
         if (s->weight[i] > 0.0f) {
             token = i; /* the last one, should roundings leave something over */

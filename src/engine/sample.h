@@ -46,4 +46,7 @@ bool carry_sample_quietly(carry_sampler *sampler, const float *logits, uint64_t 
    penalty, others multiplied by it. seen: each token once. */
 void carry_sample_penalize(float *logits, const uint32_t *seen, size_t count, double penalty);
 
+/* The random number of a token, in [0, 1), of 53 bits. */
+double carry_sample_unit(uint64_t seed, uint64_t stream, uint64_t at);
+
 #endif

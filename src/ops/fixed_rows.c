@@ -24,8 +24,9 @@ carry_status carry_fixed_rows_map(carry_ctx *ctx, carry_tensor y, carry_tensor x
     bool x_packed = false;
     carry_status status = CARRY_OK;
     if (bytes < carry_fixed_rows_bytes(x.shape[1], y.shape[1])) {
-        return carry_fail(ctx, CARRY_EWORKSPACE, "a product in blocks of %d rows has %zu bytes beside it: %zu are needed",
-                          CARRY_FIXED_ROWS, bytes, carry_fixed_rows_bytes(x.shape[1], y.shape[1]));
+        return carry_fail(ctx, CARRY_EWORKSPACE,
+                          "a product in blocks of %d rows has %zu bytes beside it: %zu are needed", CARRY_FIXED_ROWS,
+                          bytes, carry_fixed_rows_bytes(x.shape[1], y.shape[1]));
     }
     ctx->fixed_rows = NULL;
     for (int64_t at = 0; status == CARRY_OK && at < x.shape[0]; at += CARRY_FIXED_ROWS) {

@@ -31,8 +31,10 @@ from .fla import Patch, patch_fla
 from .model import Model, State, load
 from .plan import Entry, available, plan
 from .scan import scan
+from .tokenizer import Decoder, Tokenizer
 
 __all__ = [
+    "Decoder",
     "Engine",
     "EngineState",
     "Entry",
@@ -40,6 +42,7 @@ __all__ = [
     "Patch",
     "Request",
     "State",
+    "Tokenizer",
     "__version__",
     "available",
     "chunk_delta_rule",

@@ -1,7 +1,7 @@
 """Language models from a folder: logits, states, generation and training steps. include/carry/model.h from Python.
 
 model = libcarry.load("Qwen3.5-0.8B", dtype="bf16")
-print(model.generate("Once upon a time", max_new_tokens=64))     # with the tokenizers package
+print(model.generate("Once upon a time", max_new_tokens=64))
 ids = model.generate([1, 2, 3], max_new_tokens=64, temperature=0)
 """
 
@@ -21,6 +21,7 @@ from . import _context
 from . import _structs as s
 from ._library import lib
 from ._llm import ON_TOKEN, PROCEED, Batch, Generation, Interrupts, Options, Owner
+from .tokenizer import Tokenizer
 
 
 _DTYPES = {"f32": s.F32, "float32": s.F32, "bf16": s.BF16, "bfloat16": s.BF16, "f16": s.F16, "float16": s.F16}
@@ -121,7 +122,7 @@ class State:
             self._owner.call(function, self._writable() if writes else self._opened(), *arguments)
 
     def read(self, ids: Any) -> np.ndarray:
-        """Read tokens, or text (with the package tokenizers); the logits of the next token, [vocabulary]."""
+        """Read tokens, or text; the logits of the next token, [vocabulary]."""
         row = self._model._row(ids, "ids", self)
         logits = np.empty(self._model.vocabulary, np.float32)
         self._call(lib.carry_llm_read, _address(row), row.size, _address(logits))
@@ -152,7 +153,7 @@ class Model:
     def __init__(self, folder: str | os.PathLike[str], dtype: str, device: str | int, trains: bool) -> None:
         self.folder = os.fspath(folder)
         self._owner = Owner(_context.Context(_context._threads))
-        self._tokenizer: Any = None
+        self._tokenizer: Tokenizer | None = None
         self._ends: list[int] | None = None
         options = Options(device=_device(device), dtype=_dtype(dtype), trains=trains)
         context, made = self._owner.context, c_void_p()
@@ -183,20 +184,17 @@ class Model:
         self.close()
 
     @property
-    def tokenizer(self) -> Any:
-        """The folder's tokenizer.json, by the package tokenizers."""
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer.json."""
         if self._tokenizer is None:
-            try:
-                import tokenizers
-            except ImportError:
-                raise ImportError("texts need the package tokenizers: install it, or give token numbers") from None
-            self._tokenizer = tokenizers.Tokenizer.from_file(os.path.join(self.folder, "tokenizer.json"))
+            self._tokenizer = Tokenizer(self.folder)
         return self._tokenizer
 
     def _row(self, prompt: Any, what: str, state: State | None = None) -> np.ndarray:
         """Token numbers of a row or of a text. A start token is added only before the first text that a state reads."""
         if isinstance(prompt, str):
-            prompt = self.tokenizer.encode(prompt, add_special_tokens=state is None or len(state) == 0).ids
+            is_continuation = state is not None and len(state) > 0
+            prompt = self.tokenizer.encode(prompt, is_continuation=is_continuation, is_unfinished=True)
         return _tokens(prompt, what, 1)
 
     @property
@@ -240,7 +238,7 @@ class Model:
         """Continue a prompt: token numbers give a list of token numbers, a str gives a str.
 
         Args:
-            prompt: token numbers (a list, an array, a tensor), or text, which needs the package tokenizers.
+            prompt: token numbers (a list, an array, a tensor), or text.
             temperature: 0 takes the likeliest token.
             eos_token_id: the token or tokens that end the text; they are not part of it. None: `end_token_ids` of the
                 model. (): none.

@@ -11,6 +11,7 @@
 #include "ops/pool.h"
 
 #define FIRST_ROOM 256 /* tokens of a cache, at first */
+#define ROOM_UNIT 64   /* and always a multiple of this many: whole pages (engine/runner.h) */
 
 static carry_tensor part_on(const carry_lm_state *state, void *data, const carry_lm_state_part *about,
                             carry_dtype dtype) {
@@ -206,7 +207,7 @@ static carry_status grow_all(carry_lm_state *state, int64_t needed, carry_dtype 
     }
     const int64_t half_more = state->room + state->room / 2;
     const int64_t least = needed > FIRST_ROOM ? needed : FIRST_ROOM;
-    const int64_t room = half_more > least ? half_more : least;
+    const int64_t room = ((half_more > least ? half_more : least) + ROOM_UNIT - 1) / ROOM_UNIT * ROOM_UNIT;
     for (int64_t layer = 0; layer < state->layers; layer++) {
         for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
             if (state->about[layer][i].grows) {

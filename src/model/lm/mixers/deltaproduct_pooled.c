@@ -8,7 +8,8 @@
    token. */
 static carry_tensor steps_of(const carry_lm_call *call, const carry_lm_group *group, carry_tensor rows, int64_t heads,
                              int64_t width, int64_t step) {
-    const int64_t shape[] = {group->batch, group->tokens * ((const carry_lm_deltaproduct *)call->opened)->steps, heads, width};
+    const int64_t shape[] = {group->batch, group->tokens * ((const carry_lm_deltaproduct *)call->opened)->steps, heads,
+                             width};
     if (rows.data == NULL) {
         return rows;
     }
