@@ -46,6 +46,7 @@ typedef struct carry_generate_options {
     const char *const *stops; /* a text ends before any of these; empty ones are none */
     int stop_count;
     const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */
+    const char *cache_dir;  /* a folder of cached prefixes (engine/prefix_disk.h); NULL: none */
     const char *state_save; /* where the state after the prompt goes, of which there is one; NULL: nowhere */
     /* Called after every token of a text; false stops everything. May be NULL. */
     bool (*heard)(void *user, int64_t prompt);

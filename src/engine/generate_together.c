@@ -11,6 +11,7 @@
 
 #define STEP_CPU 512
 #define STEP_GPU 4096
+#define CACHE_DIR_BYTES ((size_t)16 << 30)
 #define SNAPSHOTS 64 /* slots of cached prefixes, at most */
 
 typedef struct job {
@@ -146,14 +147,19 @@ static carry_status open_together(together *w) {
     sizes.tokens = sizes.tokens < longest + CARRY_PAGE_TOKENS ? sizes.tokens : longest + CARRY_PAGE_TOKENS;
     sizes.tokens = sizes.tokens > g->batch + CARRY_PAGE_TOKENS ? sizes.tokens : g->batch + CARRY_PAGE_TOKENS;
     carry_pool_demand demand = {.sequences = g->batch, .context = sizes.context};
-    demand.most_slots = g->batch + (g->count > 1 ? (g->count < SNAPSHOTS ? g->count : SNAPSHOTS) : 0);
+    const bool is_cached = g->count > 1 || g->options->cache_dir != NULL;
+    demand.most_slots = g->batch + (is_cached ? SNAPSHOTS : 0);
     carry_model_runner_measure(lm, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
     CARRY_TRY(carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, available / 2, &demand));
     sizes.sequences = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
     CARRY_TRY(carry_model_runner_new(lm, &w->runner, &sizes, g->options->dtype));
-    const carry_scheduler_options options = {
-        .cache = {.device_bytes = g->count > 1 ? SIZE_MAX : 0}, .queue = g->count, .on_event = on_event, .user = w};
+    const carry_scheduler_options options = {.cache = {.device_bytes = is_cached ? SIZE_MAX : 0,
+                                                       .folder = g->options->cache_dir,
+                                                       .folder_bytes = CACHE_DIR_BYTES},
+                                             .queue = g->count,
+                                             .on_event = on_event,
+                                             .user = w};
     return carry_scheduler_new(g->ctx, &w->scheduler, w->runner, &options);
 }
 

@@ -145,7 +145,7 @@ static void try_tokenizer(carry_ctx *ctx, carry_model *model, const char *folder
     carry_status status = open_tokenizer(ctx, model, folder);
     status = status == CARRY_OK ? compare_sizes(ctx, model) : status;
     if (status != CARRY_OK) {
-        carry_tokenizer_free(model->tokenizer);
+        carry_tokenizer_close(model->tokenizer);
         model->tokenizer = NULL;
         carry_log(ctx, status == CARRY_ENOTFOUND ? CARRY_LOG_INFO : CARRY_LOG_WARNING,
                   "prompts and texts are token ids: %s", carry_ctx_error(ctx));

@@ -1,6 +1,6 @@
 /* Several texts at once from one model; prompts that begin alike are read once.
 
-   cc 04_engine.c $(pkg-config --cflags --libs carry) -o engine && ./engine FOLDER 'Once upon a time' 'The delta rule'
+   cc 05_engine.c $(pkg-config --cflags --libs carry) -o engine && ./engine FOLDER 'Once upon a time' 'The delta rule'
  */
 #include <inttypes.h>
 #include <stdio.h>

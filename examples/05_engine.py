@@ -1,6 +1,6 @@
 """Several texts at once from one model, and a conversation whose state is kept.
 
-python 04_engine.py FOLDER 'Once upon a time' 'The delta rule'
+python 05_engine.py FOLDER 'Once upon a time' 'The delta rule'
 """
 
 import sys
@@ -10,7 +10,7 @@ import libcarry
 
 def main() -> int:
     if len(sys.argv) < 3:
-        print("usage: 04_engine.py FOLDER PROMPT...")
+        print("usage: 05_engine.py FOLDER PROMPT...")
         return 0 if len(sys.argv) == 1 else 2
     with libcarry.Engine(sys.argv[1]) as engine:
         requests = [engine.submit(prompt, max_new_tokens=32) for prompt in sys.argv[2:]]
