@@ -57,6 +57,7 @@ static carry_status choose_sizes(const carry_engine *e, const carry_engine_optio
     carry_pool_demand demand = {.sequences = sizes->sequences, .context = sizes->context};
     carry_model_runner_measure(lm, dtype, &demand.slot_bytes, &demand.page_bytes);
     demand.most_slots = sizes->sequences + (o->no_cache ? 0 : SNAPSHOTS);
+    demand.spare = o->no_cache ? 0 : 3 * sizes->sequences;
     CARRY_TRY(choose_memory(e->ctx, lm->own.device, &memory));
     CARRY_TRY(carry_state_pool_fit(e->ctx, &sizes->slots, &sizes->pages, memory, &demand));
     sizes->sequences = sizes->slots < sizes->sequences ? sizes->slots : sizes->sequences;

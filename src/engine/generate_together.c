@@ -148,7 +148,9 @@ static carry_status open_together(together *w) {
     sizes.tokens = sizes.tokens > g->batch + CARRY_PAGE_TOKENS ? sizes.tokens : g->batch + CARRY_PAGE_TOKENS;
     carry_pool_demand demand = {.sequences = g->batch, .context = sizes.context};
     const bool is_cached = g->count > 1 || g->options->cache_dir != NULL;
-    demand.most_slots = g->batch + (is_cached ? SNAPSHOTS : 0);
+    const int64_t snapshots = g->count < SNAPSHOTS ? g->count + 2 : SNAPSHOTS;
+    demand.most_slots = g->batch + (is_cached ? snapshots : 0);
+    demand.spare = is_cached ? g->batch : 0;
     carry_model_runner_measure(lm, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
     CARRY_TRY(carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, available / 2, &demand));

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "carry/engine.h"
+#include "core/memory.h"
 
 enum { PROMPTS = 12, TOKENS = 24, LONGEST = 400 };
 
@@ -347,6 +348,66 @@ static void threads_submit_and_cancel(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Requests of random lengths, a third of them cancelled; CARRY_ENGINE_REQUESTS=100000 for a long run. */
+static void many_requests_are_answered_as_alone(void **unused) {
+    (void)unused;
+    enum { UNDER_WAY = 24 };
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    const char *asked = getenv("CARRY_ENGINE_REQUESTS");
+    const int64_t count = asked != NULL ? strtoll(asked, NULL, 10) : support_cases(600, 100);
+    carry_engine *engine;
+    carry_engine_options options = {CARRY_INIT(carry_engine_options), .sequences = 8,
+                                    .context = LONGEST + 64,          .step_tokens = 128,
+                                    .memory = (size_t)4 << 20,        .same_bits = true};
+    save_model(ctx, hybrid(0));
+    assert_ok(ctx, carry_engine_open(ctx, &engine, folder, &options));
+    const int64_t vocabulary = carry_engine_vocabulary(engine);
+    answer alone[PROMPTS] = {0};
+    submit_all(ctx, engine, alone, vocabulary);
+    run(ctx, engine);
+    static answer answers[UNDER_WAY];
+    int which[UNDER_WAY];
+    memset(answers, 0, sizeof answers);
+    double held = 0.0;
+    int64_t submitted = 0;
+    int64_t cancelled = 0;
+    for (bool is_busy = true; is_busy || submitted < count;) {
+        for (int i = 0; i < UNDER_WAY && submitted < count; i++) {
+            if (submitted >= UNDER_WAY && !answers[i].has_ended) {
+                continue;
+            }
+            int64_t ids[LONGEST];
+            uint64_t id;
+            answers[i] = (answer){0};
+            which[i] = (int)(submitted * 7 % PROMPTS);
+            const carry_engine_request r = request_of(ids, make_prompt(which[i], ids, vocabulary), &answers[i]);
+            assert_ok(ctx, carry_engine_submit(ctx, engine, &r, &id));
+            if (submitted++ % 3 == 0 && id > 9) {
+                carry_engine_cancel(engine, id - 9); /* under way, waiting or ended */
+            }
+        }
+        held = held == 0.0 && submitted > count / 2 ? carry_resident_bytes() : held;
+        carry_engine_event event = {CARRY_INIT(carry_engine_event)};
+        assert_ok(ctx, carry_engine_step(engine, &is_busy));
+        while (carry_engine_next(engine, &event)) {
+            answer *a = event.user;
+            take(&event);
+            if (a->has_ended) {
+                const answer *expected = &alone[which[a - answers]];
+                assert_memory_equal(a->token, expected->token, (size_t)a->count * sizeof *a->token);
+                assert_true(a->reason == CARRY_REASON_CANCELLED || a->count == TOKENS);
+                cancelled += a->reason == CARRY_REASON_CANCELLED;
+            }
+        }
+    }
+    assert_true(cancelled > count / 20);
+    if (!SUPPORT_SANITIZED) {
+        assert_true(carry_resident_bytes() - held < 4e6);
+    }
+    carry_engine_close(engine);
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(texts_are_the_same_beside_others_and_with_the_cache),
@@ -354,6 +415,7 @@ int main(void) {
         cmocka_unit_test(texts_are_decoded_and_stopped),
         cmocka_unit_test(bad_requests_are_refused_by_name),
         cmocka_unit_test(threads_submit_and_cancel),
+        cmocka_unit_test(many_requests_are_answered_as_alone),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }
