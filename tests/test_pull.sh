@@ -37,6 +37,7 @@ same() {
 }
 
 # Everything, in ranges; then nothing.
+printf '{}' > config
 refused 'carry pull test/model' generate hf:test/model -p a
 expect 0 "\"commit\": \"$commit\"" pull test/model --part 500000 --json
 same "first"
@@ -46,6 +47,7 @@ same "first"
 find home -name '*.carry*' -path '*blobs*' | grep -q . && fail "temporary files are left"
 expect 0 '"fetched_bytes": 0' pull test/model@v1 --json
 [ "$(cat $model/refs/v1)" = $commit ] || fail "refs/v1"
+refused 'no chat template' tokenizer render hf:test/model config
 refused 'config.json' generate hf:test/model -p a # found in the cache; it is no language model
 
 # Patterns.

@@ -127,8 +127,8 @@ const cli_verb cli_pull = {
         "programs share. Files that are there are not fetched again. The free space is checked first; large files are\n"
         "fetched in parallel ranges, and a call that was killed is resumed by the next. The hashes of all fetched "
         "files\n"
-        "are checked. HF_TOKEN is the token for private and gated models. Other verbs take hf:OWNER/NAME in place of\n"
-        "a model folder.",
+        "are checked. HF_TOKEN is the token for private and gated models. generate, eval and tokenizer take\n"
+        "hf:OWNER/NAME in place of a model folder.",
     .example = "carry pull Qwen/Qwen3.5-0.8B && carry generate hf:Qwen/Qwen3.5-0.8B --chat -p 'Hello'",
     .run = run,
 };
