@@ -38,6 +38,8 @@ struct carry_ctx {
         void (*free)(void *data);
     } slots[CARRY_SLOT_COUNT];
     struct carry_stream *streams[CARRY_CTX_STREAMS]; /* by device; borrowed */
+    void *fixed_rows; /* of products in blocks of a fixed number of rows (ops/linear.h); borrowed. NULL: of any */
+    size_t fixed_rows_bytes;
     carry_status error_status;
     char error[512];
     char error_place[96];

@@ -160,9 +160,50 @@ carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const
         free(made);
         return status;
     }
+    made->is_named = own.algorithm != NULL;
     tell(made, own.algorithm != NULL);
     *plan = made;
     return CARRY_OK;
+}
+
+carry_status carry_delta_plan_resize(carry_delta_plan *plan, int64_t batch, int64_t tokens) {
+    carry_delta_plan other = *plan;
+    other.problem.batch = batch;
+    other.problem.tokens = tokens;
+    other.sequences = batch;
+    if (plan->problem.sequences != 0) {
+        return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "a plan of packed sequences has one size");
+    }
+    if (plan->problem.batch == batch && plan->problem.tokens == tokens) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_delta_check_problem(plan->ctx, &other.problem));
+    if (!plan->is_named) {
+        CARRY_TRY(choose(&other, NULL));
+    }
+    if (!other.method->workspace(&other)) {
+        return carry_fail(plan->ctx, CARRY_ESIZE, "the workspace of this problem is larger than memory can be");
+    }
+    *plan = other;
+    return CARRY_OK;
+}
+
+size_t carry_delta_plan_most_workspace(const carry_delta_plan *plan, int64_t batch, int64_t tokens) {
+    size_t most = plan->forward_workspace;
+    char why[WHY];
+    const carry_delta_method *method;
+    for (int i = 0; (method = carry_delta_at(plan->problem.device != 0, i)) != NULL; i++) {
+        for (int form = 0; form < 2; form++) {
+            carry_delta_plan one = *plan;
+            use(&one, method);
+            one.problem.batch = one.sequences = form == 0 ? 1 : batch;
+            one.problem.tokens = form == 0 ? tokens : 1;
+            if (method->applies(&one, why, WHY) && method->workspace(&one)) {
+                most = one.forward_workspace > most ? one.forward_workspace : most;
+            }
+        }
+    }
+    return most;
 }
 
 void carry_delta_plan_free(carry_delta_plan *plan) {

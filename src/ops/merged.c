@@ -52,7 +52,7 @@ carry_status carry_merged_linear(carry_ctx *ctx, const carry_merged_linear_args 
 carry_status carry_cpu_merged_linear(carry_ctx *ctx, const carry_merged_linear_args *args) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
-    if (carry_few_tokens_merged(ctx, kernels, args)) { /* threads wait for each other once */
+    if (ctx->fixed_rows == NULL && carry_few_tokens_merged(ctx, kernels, args)) { /* threads wait for each other once */
         return CARRY_OK;
     }
     bool x_packed = false;

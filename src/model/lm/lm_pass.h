@@ -35,7 +35,12 @@ struct carry_lm_pass {
     carry_ctx *ctx;
     carry_lm *lm;
     carry_lm_pass_options options;
-    int64_t tokens; /* of the whole batch */
+    int64_t tokens; /* of the whole batch; of a pooled pass: of this call */
+    struct carry_lm_factors
+        *factors; /* of a pooled pass of a model whose norms add 1 to their weights (lm_factors.c) */
+    void *fixed;  /* of a pass with same_bits: memory for carry_fixed_rows_set */
+    size_t fixed_bytes;
+    int64_t most; /* of a pooled pass: tokens that it was planned for */
     carry_lm_opened part[CARRY_LM_PARTS];
     size_t memory;
     char about[2048];       /* a line of a plan for every kind of part */
@@ -72,6 +77,7 @@ struct carry_lm_state {
     void *memory;      /* of the parts that do not grow; those that do have their own */
     int64_t room;      /* tokens that caches have room for, of each sequence */
     carry_dtype dtype; /* of caches */
+    int64_t pages;     /* of a pool: its caches are [pages, CARRY_POOL_PAGE, ...]; 0: no pool */
 };
 
 /* Places everything in the arena; over NULL it counts. */
@@ -86,6 +92,10 @@ void carry_lm_take_columns(const carry_lm_pass *pass, carry_arena *arena, bool j
 carry_status carry_lm_layer_forward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again);
 /* back.dh is the gradient of h[layer + 1] and becomes that of h[layer]; gradients of weights are added. */
 carry_status carry_lm_layer_backward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer);
+
+/* After the layers: logits and the loss; with backward the gradients of what enters the last norm and of what follows
+   the layers. counted: labels that count. */
+carry_status carry_lm_head(carry_lm_pass *pass, const carry_lm_args *args, int64_t counted);
 
 /* The arguments of a part of a layer, but for x, out, base and their gradients. */
 carry_lm_call carry_lm_call_of(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer,
@@ -110,6 +120,12 @@ carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int 
 carry_tensor carry_lm_rest(const carry_lm_call *call, bool gradient);
 /* The output of a part: call.out = call.base + W y, for the rows that are read. Nothing if call.out is absent. */
 carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_tensor y);
+
+/* 1 + w of the norms of a pooled pass, each computed once: the model's weights stay as they are while such a pass is
+   open. carry_lm_factor gives the one of w, computed at the first call. */
+carry_status carry_lm_factors_new(carry_lm_pass *pass);
+void carry_lm_factors_free(carry_lm_pass *pass);
+carry_status carry_lm_factor(carry_lm_pass *pass, carry_tensor w, carry_tensor *factor);
 
 /* y = norm(x) in the form of the model: times w, or 1 + w. dx is written, or added to. */
 carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor w);

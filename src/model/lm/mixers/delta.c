@@ -7,6 +7,7 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
+#include "model/lm/places.h"
 
 /* Rows may be further apart than they are long: [B, T, ...] of them. */
 static carry_tensor by_token(const carry_lm_pass *pass, carry_tensor rows, int rank, const int64_t *shape) {
@@ -120,7 +121,7 @@ static carry_status open_delta(carry_lm_pass *pass, void **opened) {
     o->method = options->recurrence != NULL             ? options->recurrence
                 : pass->lm->config.delta.use_delta_rule ? &carry_lm_recurrence_chunk
                                                         : &carry_lm_recurrence_linear;
-    carry_status status = o->method->open(pass->ctx, &o->recurrence, &o->problem, options->recurrence_options);
+    carry_status status = carry_lm_open_recurrence(pass, &o->recurrence, o->method, &o->problem);
     if (status != CARRY_OK) {
         close_delta(o);
         return status;
@@ -262,62 +263,90 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
     return o->ones.data != NULL ? carry_fill(pass->ctx, o->ones, 1.0) : CARRY_OK;
 }
 
-/* y = activation(conv(x)), or activation(x) without convolutions. `which` is 0, 1, 2 for q, k, v. */
-static carry_status convolve(const carry_lm_call *call, int which, carry_tensor y, carry_tensor x) {
+/* y = conv(x) of tokens that are split over ranks; `which` is 0, 1, 2 for q, k, v. */
+static carry_status convolve_split(const carry_lm_call *call, int which, const carry_lm_conv *c) {
+    const carry_lm_pass *pass = call->pass;
+    const carry_lm_delta *o = call->opened;
+    const carry_conv_args conv = {.y = carry_lm_channels(pass, c->y),
+                                  .x = carry_lm_channels(pass, c->x),
+                                  .w = c->w,
+                                  .before = ((carry_lm_delta_rows *)call->rows)->before[which],
+                                  .cu_seqlens = pass->cuts,
+                                  .activation = c->activation};
+    if (conv.before.data != NULL) {
+        CARRY_TRY(o->method->halo(o->recurrence, conv.before, conv.x, call->args->cu_seqlens));
+    }
+    return carry_conv(pass->ctx, &conv);
+}
+
+/* q, k, v = activation(conv(x)), or activation(x) without convolutions. */
+static carry_status convolve(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_delta *o = call->opened;
-    const int slot = CARRY_LM_Q_CONV + which;
-    carry_activation activation = carry_lm_activation(pass, slot);
-    if (!pass->lm->config.delta.use_short_conv) {
-        CARRY_TRY(carry_activate(pass->ctx, y, x, activation));
-    } else {
-        carry_conv_args conv = {.y = carry_lm_channels(pass, y),
-                                .x = carry_lm_channels(pass, x),
-                                .w = carry_lm_w(call, slot),
-                                .cu_seqlens = pass->cuts,
-                                .activation = activation};
-        if (call->args->state != NULL) {
-            conv.before = conv.after = call->args->state->part[call->layer][which];
-        } else if (o->method->halo != NULL) {
-            conv.before = ((carry_lm_delta_rows *)call->rows)->before[which];
-            if (conv.before.data != NULL) {
-                CARRY_TRY(o->method->halo(o->recurrence, conv.before, conv.x, call->args->cu_seqlens));
-            }
-        }
-        CARRY_TRY(carry_conv(pass->ctx, &conv));
+    const carry_lm_delta_rows *r = call->rows;
+    carry_lm_conv convs[] = {{.y = r->q, .x = r->q_in}, {.y = r->k, .x = r->k_in}, {.y = r->v, .x = r->v_in}};
+    const bool all = pass->lm->config.delta.use_short_conv && o->method->halo == NULL;
+    for (int i = 0; i < 3; i++) {
+        convs[i].w = carry_lm_w(call, CARRY_LM_Q_CONV + i);
+        convs[i].activation = carry_lm_activation(pass, CARRY_LM_Q_CONV + i);
     }
-    if (activation == CARRY_ELU) { /* there it is elu(x) + 1 */
-        return carry_elementwise(pass->ctx, y, y, o->ones, CARRY_ADD);
+    CARRY_TRY(all ? carry_lm_convolve(call, convs, 3) : CARRY_OK);
+    for (int i = 0; i < 3 && !all; i++) {
+        CARRY_TRY(pass->lm->config.delta.use_short_conv
+                      ? convolve_split(call, i, &convs[i])
+                      : carry_activate(pass->ctx, convs[i].y, convs[i].x, convs[i].activation));
+    }
+    for (int i = 0; i < 3; i++) {
+        if (convs[i].activation == CARRY_ELU) { /* there it is elu(x) + 1 */
+            CARRY_TRY(carry_elementwise(pass->ctx, convs[i].y, convs[i].y, o->ones, CARRY_ADD));
+        }
     }
     return CARRY_OK;
 }
 
-static carry_status mix(const carry_lm_call *call) {
+/* Rows of a group as the delta rule sees them: [batch, tokens, heads, width], or without width where it is 0. */
+static carry_tensor heads_of(const carry_lm_group *group, carry_tensor rows, int64_t heads, int64_t width) {
+    const int64_t shape[] = {heads, width};
+    return carry_lm_group_rows(group, rows, width > 0 ? 2 : 1, shape);
+}
+
+static carry_status mix_group(const carry_lm_call *call, const carry_lm_group *group) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_args *args = call->args;
     const carry_lm_config *c = &pass->lm->config;
     const carry_lm_delta *o = call->opened;
     const carry_lm_delta_rows *r = call->rows;
-    carry_tensor g = carry_lm_heads(pass, r->a, c->delta.value_heads, 0);
     carry_tensor A_log = carry_lm_w(call, CARRY_LM_A_LOG);
     carry_tensor dt_bias = carry_lm_w(call, CARRY_LM_DT_BIAS);
     bool gated = A_log.data != NULL;
     const carry_tensor *kept = args->state != NULL ? &args->state->part[call->layer][3] : NULL;
     const carry_delta_forward_args delta = {
-        .o = carry_lm_heads(pass, r->o, c->delta.value_heads, c->delta.value),
+        .o = heads_of(group, r->o, c->delta.value_heads, c->delta.value),
         .final_state = kept != NULL ? *kept : (carry_tensor){0},
         .kept = args->backward ? r->kept : NULL,
-        .q = carry_lm_heads(pass, r->q, c->delta.heads, c->delta.key),
-        .k = carry_lm_heads(pass, r->k, c->delta.heads, c->delta.key),
-        .v = carry_lm_heads(pass, r->v, c->delta.value_heads, c->delta.value),
-        .beta = carry_lm_heads(pass, r->b, c->delta.value_heads, 0),
-        .g = gated ? g : (carry_tensor){0},
+        .q = heads_of(group, r->q, c->delta.heads, c->delta.key),
+        .k = heads_of(group, r->k, c->delta.heads, c->delta.key),
+        .v = heads_of(group, r->v, c->delta.value_heads, c->delta.value),
+        .beta = heads_of(group, r->b, c->delta.value_heads, 0),
+        .g = gated ? heads_of(group, r->a, c->delta.value_heads, 0) : (carry_tensor){0},
         .initial_state = kept != NULL ? *kept : (carry_tensor){0},
         .cu_seqlens = args->cu_seqlens.data != NULL ? args->cu_seqlens : (carry_tensor){0},
         .A_log = gated ? A_log : (carry_tensor){0},
         .dt_bias = gated ? dt_bias : (carry_tensor){0},
     };
+    if (args->places != NULL) {
+        const carry_lm_pooled_call pooled = carry_lm_pooled(call, group, 3);
+        return o->method->pooled(o->recurrence, &pooled, &delta, pass->scratch, pass->scratch_bytes);
+    }
     return o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes);
+}
+
+static carry_status mix(const carry_lm_call *call) {
+    carry_lm_group group;
+    for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
+        CARRY_TRY(mix_group(call, &group));
+    }
+    return CARRY_OK;
 }
 
 static carry_status forward(const carry_lm_call *call) {
@@ -326,9 +355,7 @@ static carry_status forward(const carry_lm_call *call) {
     const carry_tensor maps[] = {[CARRY_LM_Q_PROJ] = r->q_in, [CARRY_LM_K_PROJ] = r->k_in, [CARRY_LM_V_PROJ] = r->v_in,
                                  [CARRY_LM_A_PROJ] = r->a,    [CARRY_LM_B_PROJ] = r->b,    [CARRY_LM_G_PROJ] = r->z};
     CARRY_TRY(carry_lm_project_all(call, carry_lm_delta_maps(pass), maps, r->rest, call->x));
-    CARRY_TRY(convolve(call, 0, r->q, r->q_in));
-    CARRY_TRY(convolve(call, 1, r->k, r->k_in));
-    CARRY_TRY(convolve(call, 2, r->v, r->v_in));
+    CARRY_TRY(convolve(call));
     CARRY_TRY(mix(call));
     carry_tensor z = r->z.data != NULL ? carry_lm_by_head(pass, r->z) : (carry_tensor){0};
     CARRY_TRY(carry_rms_norm(pass->ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),

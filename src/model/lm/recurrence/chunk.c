@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "delta/plan.h"
 #include "delta/ranks.h"
 #include "model/lm/recurrence/recurrence.h"
 
@@ -209,6 +210,41 @@ static carry_status forward(void *opened, const carry_delta_forward_args *args, 
     return CARRY_OK;
 }
 
+static carry_status open_pooled(void *opened, int64_t sequences) {
+    running *m = opened;
+    m->delta_workspace = carry_delta_plan_most_workspace(m->plan, sequences, m->problem.tokens);
+    carry_arena count = carry_arena_over(NULL, 0);
+    take_sums(m, &count, &(sums){0});
+    return carry_arena_total(&count, &m->workspace)
+               ? CARRY_OK
+               : carry_fail(m->ctx, CARRY_ESIZE, "the workspace of a layer is larger than memory can be");
+}
+
+static carry_status pooled(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
+                           void *workspace, size_t bytes) {
+    running *m = opened;
+    sums s = {0};
+    CARRY_TRY(check_workspace(m, bytes));
+    CARRY_TRY(carry_delta_plan_resize(m->plan, call->batch, call->tokens));
+    carry_arena arena = carry_arena_over(workspace, bytes);
+    take_sums(m, &arena, &s);
+    for (int64_t i = 0; i < m->slices; i++) {
+        carry_delta_forward_args one = *args;
+        carry_tensor states = state_of(m, &call->pool, i);
+        one.o = slice_of(m, args->o, i);
+        one.v = slice_of(m, args->v, i);
+        if (call->slots != NULL) {
+            CARRY_TRY(carry_delta_step_slots(m->plan, one.o, states, call->slots, &one, s.rest, m->delta_workspace));
+            continue;
+        }
+        one.initial_state = one.final_state = carry_slice(states, call->slot, 1);
+        CARRY_TRY(call->tokens == 1
+                      ? carry_delta_step(m->plan, one.o, one.final_state, &one, s.rest, m->delta_workspace)
+                      : carry_delta_forward(m->plan, &one, s.rest, m->delta_workspace));
+    }
+    return CARRY_OK;
+}
+
 static carry_status add(const running *m, const carry_tensor *to, carry_tensor from) {
     return to != NULL ? carry_elementwise(m->ctx, *to, *to, from, CARRY_ADD) : CARRY_OK;
 }
@@ -301,6 +337,8 @@ const carry_lm_recurrence carry_lm_recurrence_chunk = {
     .kept = kept_bytes,
     .forward = forward,
     .backward = backward,
+    .open_pooled = open_pooled,
+    .pooled = pooled,
 };
 
 const carry_lm_recurrence carry_lm_recurrence_ranks = {
