@@ -17,6 +17,8 @@
 #include "carry/attention.h"
 #include "carry/tokenizer.h"
 #include "carry/model.h"
+#include "carry/chat.h"
+#include "carry/engine.h"
 #include "carry/problem.h"
 
 #endif

@@ -6,6 +6,7 @@
     o, state = libcarry.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
     print(libcarry.plan("delta:f32:t4096:h16:k128"))             # what would run, and why
     ids = libcarry.load(folder).generate([1, 2, 3])              # a language model from its folder
+    texts = libcarry.Engine(folder).generate(["Once", "Twice"])  # many texts at once, cached states
 
 numpy arrays and PyTorch CPU tensors are taken without copies. The functions of the gated delta rule have
 flash-linear-attention's names, arguments and results. `libcarry.available("scans")` says what there is.
@@ -17,6 +18,7 @@ from __future__ import annotations
 
 from ._context import get_threads, release, set_threads
 from ._version import __version__
+from .chat import render_chat, render_template
 from .delta import (
     chunk_delta_rule,
     chunk_gated_delta_rule,
@@ -25,6 +27,7 @@ from .delta import (
     fused_recurrent_gated_delta_rule,
     fused_recurrent_kda,
 )
+from .engine import Engine, EngineState, Request
 from .fla import Patch, patch_fla
 from .model import Model, State, load
 from .plan import Entry, available, plan
@@ -33,9 +36,12 @@ from .tokenizer import Decoder, Tokenizer
 
 __all__ = [
     "Decoder",
+    "Engine",
+    "EngineState",
     "Entry",
     "Model",
     "Patch",
+    "Request",
     "State",
     "Tokenizer",
     "__version__",
@@ -51,6 +57,8 @@ __all__ = [
     "patch_fla",
     "plan",
     "release",
+    "render_chat",
+    "render_template",
     "scan",
     "set_threads",
 ]
