@@ -3,6 +3,8 @@
 #include "delta/cuda/chunk/chunk.h"
 #include "device/cuda.h"
 #include "engine/decode_ops.h"
+#include "engine/sample_device.h"
+#include "engine/slot_device.h"
 #include "ops/cuda/conv2d.cuh"
 #include "scan/cuda/dense_hopper.cuh"
 
@@ -58,6 +60,13 @@ static int no_blocks(int) {
 }
 
 extern "C" const carry_decode_device carry_decode_cuda = {"cuda", no_blocks, NULL, NULL, NULL};
+
+static bool never_samples(int, int64_t) {
+    return false;
+}
+
+extern "C" const carry_sample_kernel carry_sample_cuda = {"cuda", never_samples, NULL};
+extern "C" const carry_slot_kernel carry_slot_cuda = {"none", NULL}; /* parts are copied one by one */
 
 extern const attention_way carry_attention_hopper = {"hopper", never, NULL, NULL};
 
