@@ -249,6 +249,18 @@ static carry_status bring_all(carry_lm_pass *pass, const carry_lm_args *args, in
     return bring(pass, &pass->labels, args->labels, pass->tokens);
 }
 
+static carry_status fill_factors(carry_lm_pass *pass) {
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_tensor factor[] = {pass->embedding_factor, pass->residual_factor, pass->logits_factor};
+    const double value[] = {c->embedding_factor, c->residual_factor, 1.0 / c->logits_divisor};
+    for (int i = 0; i < 3; i++) {
+        if (factor[i].data != NULL) {
+            CARRY_TRY(carry_fill(pass->ctx, factor[i], value[i]));
+        }
+    }
+    return CARRY_OK;
+}
+
 static carry_status write_logits(carry_lm_pass *pass, const carry_lm_args *args) {
     carry_ctx *ctx = pass->ctx;
     const carry_lm_config *c = &pass->lm->config;
@@ -261,6 +273,7 @@ static carry_status write_logits(carry_lm_pass *pass, const carry_lm_args *args)
                                  carry_slice(h, (b + 1) * pass->options.tokens - 1, 1)));
         }
         CARRY_TRY(carry_lm_norm(pass, pass->last_x, pass->last_h, carry_lm_weight(pass->lm, pass->lm->norm)));
+        CARRY_TRY(carry_lm_scale(pass, pass->last_x, pass->last_x, pass->logits_factor));
         x = pass->last_x;
     }
     return carry_linear(ctx, carry_reshape_2d(args->logits, x.shape[0], c->vocab_size), x, W, false);
@@ -276,6 +289,7 @@ static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args, int
     carry_tensor absent = {0};
     if (args->labels.data != NULL || (args->logits.data != NULL && !args->last_logits)) {
         CARRY_TRY(carry_lm_norm(pass, pass->last, h, w));
+        CARRY_TRY(carry_lm_scale(pass, pass->last, pass->last, pass->logits_factor));
     }
     if (args->logits.data != NULL) {
         CARRY_TRY(write_logits(pass, args));
@@ -307,6 +321,7 @@ static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args, int
     if (!args->backward) {
         return CARRY_OK;
     }
+    CARRY_TRY(carry_lm_scale(pass, pass->back.dx, pass->back.dx, pass->logits_factor));
     return carry_lm_norm_backward(pass, pass->back.dh, carry_lm_gradient(lm, lm->norm), pass->back.dx, h, w, false);
 }
 
@@ -350,7 +365,9 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
     if (pass->ones.data != NULL) {
         CARRY_TRY(carry_fill(ctx, pass->ones, 1.0));
     }
+    CARRY_TRY(fill_factors(pass));
     CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), pass->ids));
+    CARRY_TRY(carry_lm_scale(pass, pass->h[0], pass->h[0], pass->embedding_factor));
     for (int64_t layer = 0; layer < layers; layer++) {
         CARRY_TRY(carry_lm_layer_forward(pass, args, layer, false));
     }
@@ -369,6 +386,7 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
         CARRY_TRY(carry_lm_layer_backward(pass, args, layer));
         CARRY_TRY(tell_ready(pass, args, layer));
     }
+    CARRY_TRY(carry_lm_scale(pass, pass->back.dh, pass->back.dh, pass->embedding_factor));
     CARRY_TRY(carry_embed_backward(ctx, carry_lm_gradient(lm, lm->embeddings), pass->back.dh, pass->ids));
     return tell_ready(pass, args, -1);
 }
