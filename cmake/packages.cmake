@@ -1,4 +1,4 @@
-# Debian packages: libcarry0, libcarry-dev, carry, python3-libcarry. tools/package builds them:
+# Debian packages: libcarry0.1, libcarry-dev, carry, python3-libcarry. tools/package builds them:
 #   cmake -DCMAKE_INSTALL_PREFIX=/usr ...; cpack -G DEB
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME carry)
@@ -14,7 +14,7 @@ set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
 set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_ENABLE_COMPONENT_DEPENDS OFF)
 
-set(CPACK_DEBIAN_LIBRARY_PACKAGE_NAME libcarry${PROJECT_VERSION_MAJOR})
+set(CPACK_DEBIAN_LIBRARY_PACKAGE_NAME libcarry${CARRY_SOVERSION})
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_SECTION libs)
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_LIBRARY_PACKAGE_GENERATE_SHLIBS ON)
@@ -22,7 +22,7 @@ set(CPACK_COMPONENT_LIBRARY_DESCRIPTION "the shared library")
 
 set(CPACK_DEBIAN_DEV_PACKAGE_NAME libcarry-dev)
 set(CPACK_DEBIAN_DEV_PACKAGE_SECTION libdevel)
-set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libcarry${PROJECT_VERSION_MAJOR} (= ${PROJECT_VERSION})")
+set(CPACK_DEBIAN_DEV_PACKAGE_DEPENDS "libcarry${CARRY_SOVERSION} (= ${PROJECT_VERSION})")
 set(CPACK_COMPONENT_DEV_DESCRIPTION "headers, the static library, files for CMake and pkg-config")
 
 set(CPACK_DEBIAN_PROGRAM_PACKAGE_NAME carry)
@@ -34,6 +34,6 @@ set(CPACK_DEBIAN_PYTHON_PACKAGE_NAME python3-libcarry)
 set(CPACK_DEBIAN_PYTHON_PACKAGE_SECTION python)
 set(CPACK_DEBIAN_PYTHON_PACKAGE_ARCHITECTURE all)
 set(CPACK_DEBIAN_PYTHON_PACKAGE_DEPENDS
-  "libcarry${PROJECT_VERSION_MAJOR} (= ${PROJECT_VERSION}), python3 (>= 3.9), python3-numpy")
+  "libcarry${CARRY_SOVERSION} (= ${PROJECT_VERSION}), python3 (>= 3.9), python3-numpy")
 set(CPACK_COMPONENT_PYTHON_DESCRIPTION "the Python package libcarry")
 include(CPack)

@@ -30,7 +30,7 @@ int main(void) {
         status = carry_scan_plan_new(ctx, &plan, &problem, NULL);
     }
     if (status == CARRY_OK) {
-        size_t bytes = carry_scan_workspace(plan);
+        size_t bytes = carry_scan_run_workspace(plan);
         void *workspace = malloc(bytes > 0 ? bytes : 1);
         status = carry_scan_run(plan, &(carry_scan_args){.h = H, .A = A, .b = B}, workspace, bytes);
         free(workspace);

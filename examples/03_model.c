@@ -23,8 +23,9 @@ static carry_status run(carry_ctx *ctx, const char *folder, const int64_t *promp
     }
     status = carry_llm_state_new(model, &state);
     if (status == CARRY_OK) {
-        const carry_llm_generation options = {.tokens = 32}; /* temperature 0: the likeliest token */
-        status = carry_llm_generate(state, prompt, count, &options, print_token, NULL);
+        const carry_llm_generation options = {/* temperature 0: the likeliest token */
+                                              CARRY_INIT(carry_llm_generation), .tokens = 32, .on_token = print_token};
+        status = carry_llm_generate(state, prompt, count, &options);
         (void)printf("\n%lld tokens were read\n", (long long)carry_llm_state_length(state));
         carry_llm_state_free(state);
     }

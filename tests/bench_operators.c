@@ -219,7 +219,8 @@ static void time_optimizer(void) {
     must(carry_elementwise(ctx, CARRY_MULTIPLY, v, v, v));
     TIME("sum_squares", 4.0 * (double)P, 1, carry_sum_squares(ctx, squares, g, false, space, space_bytes));
     must(carry_clip_factor(ctx, factor, squares, 1.0));
-    carry_adamw o = {.rate = 1e-3, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .factor = 1, .step = 1, .clip = factor};
+    carry_adamw o = {CARRY_INIT(carry_adamw), .rate = 1e-3, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .factor = 1, .step = 1,
+                     .clip = factor};
     TIME("adamw_step", 30.0 * (double)P, 1, carry_adamw_step(ctx, w, m, v, low, g, &o));
     TIME("zero of the gradients", 4.0 * (double)P, 1, carry_zero(ctx, g));
 }

@@ -154,7 +154,8 @@ int main(int count, char **word) {
         }
         core = name != NULL ? name() : "unknown";
     }
-    if (carry_ctx_new(&b.ctx, &(carry_ctx_options){.threads = threads, .kernels = getenv("KERNELS")}) != CARRY_OK ||
+    if (carry_ctx_new(&b.ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = threads,
+                                                   .kernels = getenv("KERNELS")}) != CARRY_OK ||
         carry_kernels_of(b.ctx, &b.kernels) != CARRY_OK) {
         (void)fprintf(stderr, "no context\n");
         return 2;

@@ -37,7 +37,8 @@ static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary,
 
 int main(int count, char **arguments) {
     carry_ctx *ctx;
-    if (count < 3 || carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+    if (count < 3 ||
+        carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
         return 2;
     }
     carry_status status = make(ctx, arguments[1], strtoll(arguments[2], NULL, 10), count > 3 ? arguments[3] : "");

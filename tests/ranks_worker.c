@@ -34,22 +34,23 @@ static carry_status split_and_sum(carry_comm *comm) {
     carry_comm *part;
     float data[40] = {0};
     TRY(carry_comm_split(comm, &part, carry_comm_rank(comm) % 2, 0));
-    const carry_status status = carry_all_reduce(part, data, 40, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
-    carry_comm_free(part);
+    const carry_status status = carry_all_reduce(part, data, 40, CARRY_F32, CARRY_REDUCE_MAX);
+    carry_comm_close(part);
     return status;
 }
 
 /* A plan and a scan with each of the algorithms in turn. */
 static carry_status scan(worker *w, carry_comm *comm, uint32_t which) {
     const carry_all_scan_problem problem = {.heads = HEADS, .key = KEY, .value = VALUE, .wire = CARRY_F32};
-    const carry_all_scan_options options = {.algorithm = carry_all_scan_name((int)(which % 4))};
+    const carry_all_scan_options options = {CARRY_INIT(carry_all_scan_options),
+                                            .algorithm = carry_all_scan_name((int)(which % 4))};
     static const int64_t states[] = {HEADS, KEY, VALUE}, maps[] = {HEADS, KEY, KEY};
     const carry_all_scan_args args = {.state = carry_view_on(w->device, w->at->state, CARRY_F32, 3, states),
                                       .M = carry_view_on(w->device, w->at->M, CARRY_F32, 3, maps),
                                       .L = carry_view_on(w->device, w->at->L, CARRY_F32, 3, states)};
     carry_all_scan_plan *plan;
     TRY(carry_all_scan_plan_new(comm, &plan, &problem, &options));
-    const size_t bytes = carry_all_scan_workspace(plan);
+    const size_t bytes = carry_all_scan_run_workspace(plan);
     void *workspace;
     TRY(carry_device_alloc(carry_comm_ctx(comm), &workspace, w->device, bytes));
     const carry_status status = carry_all_scan_run(plan, &args, workspace, bytes);
@@ -67,11 +68,11 @@ static carry_status one(worker *w, carry_comm *comm, uint32_t which) {
     case 1:
         return carry_broadcast(comm, at->data, sizeof at->data, (int)(which / 10 % (uint32_t)size));
     case 2:
-        return carry_all_reduce(comm, at->data, WIDE, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
+        return carry_all_reduce(comm, at->data, WIDE, CARRY_F32, CARRY_REDUCE_MAX);
     case 3:
         return carry_all_gather(comm, at->all, at->data, 8);
     case 4:
-        return carry_reduce_scatter(comm, at->data, at->all, 4, CARRY_REDUCE_F32, CARRY_REDUCE_MAX);
+        return carry_reduce_scatter(comm, at->data, at->all, 4, CARRY_F32, CARRY_REDUCE_MAX);
     case 5:
         return carry_all_to_all(comm, at->data, at->all, 4);
     case 6:
@@ -112,7 +113,7 @@ static carry_status work(void *user, carry_comm *comm) {
     }
     TRY(carry_comm_set_deadline(comm, deadline));
     const carry_status status = work_over(w, gpus != NULL ? gpus : comm);
-    carry_comm_free(gpus);
+    carry_comm_close(gpus);
     return status;
 }
 
@@ -127,8 +128,8 @@ int main(int count, char **arguments) {
         (void)fprintf(stderr, "ranks_worker: start it with mpirun, in a build with MPI\n");
         return 77;
     }
-    const carry_status status = run_ranks(1, &(carry_comm_options){.deadline = 60}, work, &w,
-                                          message); /* many that start at once take their time */
+    const carry_status status = run_ranks(1, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 60},
+                                          work, &w, message); /* many that start at once take their time */
     (void)printf("told after %.3f s: %s: %s\n", carry_seconds() - w.began, carry_status_name(status), message);
     (void)fflush(stdout);
     return 1;

@@ -164,7 +164,8 @@ int main(int count, char **arguments) {
     start = carry_control_default();
     (void)snprintf(start.prompt[0].text, sizeof start.prompt[0].text, "red square moving in a figure of eight");
     start.prompt[0].length = strlen(start.prompt[0].text);
-    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log_level = CARRY_LOG_INFO});
+    carry_status status = carry_ctx_new(
+        &ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1, .log_level = CARRY_LOG_INFO});
     if (status == CARRY_OK && (status = carry_controls_new(ctx, &controls, &start)) == CARRY_OK &&
         (status = carry_hub_new(ctx, &hub, WIDTH, HEIGHT, 85, FPS)) == CARRY_OK &&
         (status = carry_server_start(ctx, &server, &options, hub, controls)) == CARRY_OK) {

@@ -38,7 +38,7 @@ static carry_status work(void *user, carry_comm *comm) {
     int64_t data[8] = {0};
     (void)user;
     for (;;) {
-        TRY(carry_all_reduce(comm, data, 8, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+        TRY(carry_all_reduce(comm, data, 8, CARRY_I64, CARRY_REDUCE_MAX));
     }
 }
 
@@ -50,7 +50,8 @@ int main(int count, char **arguments) {
     }
     is_stuck_in_isend = count > 2 && strcmp(arguments[2], "isend") == 0;
     const double deadline = count > 1 ? strtod(arguments[1], NULL) : 2;
-    const carry_status status = run_ranks(1, &(carry_comm_options){.deadline = deadline}, work, NULL, message);
+    const carry_status status =
+        run_ranks(1, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = deadline}, work, NULL, message);
     (void)printf("told: %s: %s\n", carry_status_name(status), message);
     (void)fflush(stdout);
     return 1;

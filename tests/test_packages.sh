@@ -65,7 +65,7 @@ printf 'cmake_minimum_required(VERSION 3.18)\nproject(user C)\nfind_package(carr
 cmake -B user . > log && cmake --build user >> log && user/user > /dev/null || { cat log; exit 1; }
 echo "examples compile and run, by pkg-config and by CMake"
 if ls /packages/*.whl > /dev/null 2>&1; then
-    apt-get remove -y -q python3-libcarry libcarry0 >> /tmp/log 2>&1
+    apt-get remove -y -q python3-libcarry libcarry0.1 >> /tmp/log 2>&1
     python3 -m venv --system-site-packages /tmp/venv && /tmp/venv/bin/pip install -q --no-index /packages/*.whl # numpy is Debian's
     /tmp/venv/bin/python -c 'import libcarry; print("the wheel,", libcarry.plan("delta:t64:h2"))'
 fi

@@ -112,7 +112,7 @@ static const char *kind_name(const carry_all_scan_problem *problem) {
 static carry_status simulate(carry_comm *comm, const carry_all_scan_problem *problem, const char *algorithm,
                              const carry_all_scan_machine *machine, const char *chosen) {
     carry_all_scan_plan *plan;
-    const carry_all_scan_options options = {.algorithm = algorithm};
+    const carry_all_scan_options options = {CARRY_INIT(carry_all_scan_options), .algorithm = algorithm};
     CARRY_TRY(carry_all_scan_plan_new_on(comm, &plan, problem, &options, machine));
     if (strcmp(algorithm, "gather") == 0 && carry_comm_size(comm) > GATHER_RANKS) {
         if (carry_comm_rank(comm) == 0) {
@@ -125,7 +125,7 @@ static carry_status simulate(carry_comm *comm, const carry_all_scan_problem *pro
     }
     carry_all_scan_set_arith(plan, &charged);
     const size_t state = (size_t)(problem->heads * problem->key * problem->value) * sizeof(float);
-    const size_t bytes = carry_all_scan_workspace(plan);
+    const size_t bytes = carry_all_scan_run_workspace(plan);
     /* One piece of memory for all ranks: its bytes travel in simulated time and are not copied. */
     char *memory = SMPI_SHARED_MALLOC(4 * state);
     char *workspace = SMPI_SHARED_MALLOC(bytes + 1);
@@ -134,7 +134,7 @@ static carry_status simulate(carry_comm *comm, const carry_all_scan_problem *pro
     double start = MPI_Wtime();
     const carry_status status = carry_all_scan_run(plan, &args, workspace, bytes);
     const double seconds = since_all_are_here(&start);
-    const carry_all_scan_counts counts = carry_all_scan_counted(plan);
+    const carry_all_scan_counts counts = plan->counts;
     long long received = counts.bytes_received, most = 0;
     MPI_Allreduce(&received, &most, 1, MPI_LONG_LONG, MPI_MAX, MPI_COMM_WORLD);
     if (status == CARRY_OK && carry_comm_rank(comm) == 0) {
@@ -181,7 +181,7 @@ static carry_status rates_of(carry_comm *comm, carry_comm_rates *rates) {
     carry_comm *part;
     CARRY_TRY(carry_comm_split(comm, &part, carry_comm_rank(comm) < RATED ? 0 : -1, 0));
     carry_status status = part != NULL ? carry_comm_rates_of(part, rates) : CARRY_OK;
-    carry_comm_free(part);
+    carry_comm_close(part);
     CARRY_TRY(status);
     return carry_broadcast(comm, rates, sizeof *rates, 0);
 }
@@ -197,13 +197,13 @@ static carry_status run(carry_ctx *ctx, int64_t heads) {
     }
     status = status == CARRY_OK ? simulate_kind(comm, CARRY_ALL_SCAN_DENSE, heads, &rates) : status;
     status = status == CARRY_OK ? simulate_kind(comm, CARRY_ALL_SCAN_DIAGONAL, heads, &rates) : status;
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     return status;
 }
 
 int main(int count, char **words) {
     const int64_t heads = count > 1 ? strtol(words[1], NULL, 10) : 16;
-    const carry_ctx_options options = {.threads = 1, .wisdom = "none"};
+    const carry_ctx_options options = {CARRY_INIT(carry_ctx_options), .threads = 1, .wisdom = "none"};
     carry_ctx *ctx = NULL;
     int level;
     MPI_Init_thread(&count, &words, MPI_THREAD_FUNNELED, &level);

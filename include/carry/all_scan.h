@@ -55,9 +55,10 @@ typedef struct carry_all_scan_problem {
 } carry_all_scan_problem;
 
 typedef struct carry_all_scan_options {
+    size_t size;           /* CARRY_INIT */
     const char *algorithm; /* NULL: chosen by the planner */
     int64_t blocks;        /* blocks of the chain, at most heads * value; 0: chosen by the planner */
-    int tag;               /* 0..CARRY_COMM_TAGS-1, different for each plan in progress at the same time */
+    int tag;               /* 0..CARRY_MAX_COMM_TAGS-1, different for each plan in progress at the same time */
 } carry_all_scan_options;
 
 typedef struct carry_all_scan_plan carry_all_scan_plan;
@@ -76,7 +77,7 @@ CARRY_API void carry_all_scan_plan_free(carry_all_scan_plan *plan);
 CARRY_API const char *carry_all_scan_plan_about(const carry_all_scan_plan *plan);
 CARRY_API const char *carry_all_scan_plan_algorithm(const carry_all_scan_plan *plan);
 CARRY_API double carry_all_scan_plan_seconds(const carry_all_scan_plan *plan); /* predicted */
-CARRY_API size_t carry_all_scan_workspace(const carry_all_scan_plan *plan);
+CARRY_API size_t carry_all_scan_run_workspace(const carry_all_scan_plan *plan);
 
 /* What this rank passes to the next one. */
 typedef enum carry_all_scan_role {
@@ -109,13 +110,14 @@ CARRY_API carry_status carry_all_scan_run(carry_all_scan_plan *plan, const carry
 
 /* What this rank did in the last scan. */
 typedef struct carry_all_scan_counts {
+    size_t size;                                  /* CARRY_INIT */
     int64_t bytes_sent, bytes_received, messages; /* sent and received */
     int64_t products;                             /* K x K by K x V, or K x K by K x K, each for one head */
     double flops;
     double waited; /* seconds in begin and end: the time that did not overlap with other work */
 } carry_all_scan_counts;
 
-CARRY_API carry_all_scan_counts carry_all_scan_counted(const carry_all_scan_plan *plan);
+CARRY_API carry_status carry_all_scan_counted(const carry_all_scan_plan *plan, carry_all_scan_counts *counts);
 
 #ifdef __cplusplus
 }

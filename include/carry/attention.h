@@ -34,7 +34,7 @@
 extern "C" {
 #endif
 
-#define CARRY_KEY_RUNS 64
+#define CARRY_MAX_KEY_RUNS 64
 
 typedef struct carry_key_run {
     int64_t first, count; /* rows of k and v; count may be 0 */
@@ -45,7 +45,7 @@ typedef struct carry_attention_args {
     carry_tensor o, lse;
     carry_tensor q, k, v;
     const carry_key_run *run; /* runs must not overlap */
-    int runs;                 /* up to CARRY_KEY_RUNS; 0: all rows, without bias */
+    int runs;                 /* up to CARRY_MAX_KEY_RUNS; 0: all rows, without bias */
     float scale;              /* 0: D^-1/2 */
     bool causal;
     int64_t window; /* causal calls: rows that a query sees, including its own; 0: all up to its own */

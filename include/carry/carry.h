@@ -15,6 +15,7 @@
 #include "carry/delta.h"
 #include "carry/delta_ranks.h"
 #include "carry/attention.h"
+#include "carry/tokenizer.h"
 #include "carry/model.h"
 #include "carry/problem.h"
 

@@ -48,19 +48,21 @@
 #include <stdint.h>
 
 #include "carry/context.h"
+#include "carry/tensor.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-#define CARRY_COMM_DEADLINE 60.0 /* the default, in seconds */
-#define CARRY_COMM_TAGS 1024     /* tags are 0..1023 */
-#define CARRY_COMM_AGREEMENT 160 /* bytes of the agreement string, including the terminating NUL */
+#define CARRY_COMM_DEADLINE 60.0      /* the default, in seconds */
+#define CARRY_MAX_COMM_TAGS 1024      /* tags are 0..1023 */
+#define CARRY_MAX_AGREEMENT_BYTES 160 /* bytes of the agreement string, including the terminating NUL */
 
 typedef struct carry_comm carry_comm;
 struct carry_rank; /* one rank of carry_comm_threads; internal */
 
 typedef struct carry_comm_options {
+    size_t size;                   /* CARRY_INIT */
     double deadline;               /* seconds; 0: CARRY_COMM_DEADLINE */
     const char *agreement;         /* text that must be equal on all ranks (shapes, type, algorithm); NULL: none */
     int device;                    /* where buffers are: a GPU for the GPU kinds; else 0 */
@@ -69,14 +71,8 @@ typedef struct carry_comm_options {
                                       last. "nccl" uses it only to open; NULL there means a single rank */
 } carry_comm_options;
 
-typedef enum carry_reduce_type {
-    CARRY_REDUCE_F32,
-    CARRY_REDUCE_F64,
-    CARRY_REDUCE_I64,
-    CARRY_REDUCE_BF16
-} carry_reduce_type;
-/* Sums of i64 wrap around; sums of bf16 are added in f32 and rounded after every rank. The maximum of a number and NaN
-   is NaN. */
+/* Reductions accept f32, f64, i64 and bf16. Sums of i64 wrap around; sums of bf16 are added in f32 and rounded after
+   every rank. The maximum of a number and NaN is NaN. */
 typedef enum carry_reduce { CARRY_REDUCE_SUM, CARRY_REDUCE_MAX } carry_reduce;
 
 /* An operation in progress. A request that is all zero has none, and waiting for it returns at once. The fields are
@@ -94,15 +90,18 @@ typedef struct carry_request {
         void *pointer;
         long number;
     } native;
+    void *reserved[4];
 } carry_request;
 
 typedef struct carry_comm_counts {
+    size_t size; /* CARRY_INIT */
     int64_t bytes_sent, bytes_received, messages_sent, messages_received;
     double waited; /* seconds */
 } carry_comm_counts;
 
-/* The kinds in this build: "self", "threads", ...; NULL past the end. about may be NULL. */
-CARRY_API const char *carry_comm_kind_name(int index, const char **about);
+/* The kinds in this build: "self", "threads", ...; NULL past the end. */
+CARRY_API const char *carry_comm_kind_name(int index);
+CARRY_API const char *carry_comm_kind_about(int index);
 
 /* Every rank calls this once. options NULL: the default deadline and no agreement string. The ranks compare the library
    version, how it was built, and their agreement strings; if these differ, all ranks get CARRY_EARGUMENT with the
@@ -111,7 +110,7 @@ CARRY_API carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const 
                                        const carry_comm_options *options);
 /* Call it after all requests have been waited for. NULL is allowed. A rank that gives up early calls carry_comm_abort
    first. */
-CARRY_API void carry_comm_free(carry_comm *comm);
+CARRY_API void carry_comm_close(carry_comm *comm);
 
 /* Runs function in every rank of a "threads" communicator; rank r uses ctxs[r], and rank 0 is the calling thread. A
    rank whose function fails ends the others. Returns when all ranks have returned, with the status of the lowest rank
@@ -126,7 +125,8 @@ CARRY_API const char *carry_comm_name(const carry_comm *comm); /* the name of it
 CARRY_API carry_ctx *carry_comm_ctx(const carry_comm *comm);
 CARRY_API double carry_comm_deadline(const carry_comm *comm);
 CARRY_API carry_status carry_comm_set_deadline(carry_comm *comm, double seconds);
-CARRY_API carry_comm_counts carry_comm_counted(const carry_comm *comm); /* since it was opened or split */
+/* Since the communicator was opened or split. */
+CARRY_API carry_status carry_comm_counted(const carry_comm *comm, carry_comm_counts *counts);
 
 /* A collective call. Ranks of equal colour form a new communicator, ordered by key, then by rank; a colour below 0
    gives NULL. The new communicator has the deadline of its parent, may outlive it, and is freed the same way. */
@@ -150,7 +150,7 @@ CARRY_API carry_status carry_barrier(carry_comm *comm);
 CARRY_API carry_status carry_broadcast(carry_comm *comm, void *data, size_t bytes, int root);
 /* In place, count elements. The communicator keeps a scratch buffer of that size (for small data, that size per rank).
  */
-CARRY_API carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry_reduce_type type,
+CARRY_API carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry_dtype dtype,
                                         carry_reduce reduce);
 /* all: [size, bytes]; piece may be this rank's part of it. */
 CARRY_API carry_status carry_all_gather(carry_comm *comm, void *all, const void *piece, size_t bytes);
@@ -158,7 +158,7 @@ CARRY_API carry_status carry_all_gather(carry_comm *comm, void *all, const void 
 CARRY_API carry_status carry_all_gatherv(carry_comm *comm, void *all, const void *piece, const size_t *bytes);
 /* piece: [count], the reduction over all ranks of row `rank` of all: [size, count]. They do not overlap. */
 CARRY_API carry_status carry_reduce_scatter(carry_comm *comm, void *piece, const void *all, int64_t count,
-                                            carry_reduce_type type, carry_reduce reduce);
+                                            carry_dtype dtype, carry_reduce reduce);
 /* to, from: [size, bytes]; row r of from is sent to rank r, which stores it in the row of the sender. They do not
    overlap. */
 CARRY_API carry_status carry_all_to_all(carry_comm *comm, void *to, const void *from, size_t bytes);

@@ -26,8 +26,9 @@ typedef enum carry_log_level {
 /* line has no newline. Called on the thread that uses the context. */
 typedef void (*carry_log_sink)(void *user, carry_log_level level, const char *line);
 
-/* All zero selects the defaults. */
+/* Zero selects the default of each field. */
 typedef struct carry_ctx_options {
+    size_t size;         /* CARRY_INIT */
     int threads;         /* 0: every core this process may run on */
     const char *kernels; /* NULL: the fastest for this processor; else a name from carry_kernels_name, as "plain" */
     const char *wisdom;  /* file that keeps measured rates and plans; NULL: keep them in memory only */

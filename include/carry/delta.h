@@ -35,7 +35,7 @@
 extern "C" {
 #endif
 
-#define CARRY_DELTA_MAX_DIM 256 /* the largest K and V */
+#define CARRY_MAX_DELTA_DIM 256 /* the largest K and V */
 
 typedef enum carry_delta_gate {
     CARRY_DELTA_NO_GATE,   /* DeltaNet: g is absent */
@@ -59,17 +59,16 @@ typedef struct carry_delta_problem {
     int device;             /* 0: the CPU; else a GPU, numbered as in carry/device.h */
 } carry_delta_problem;
 
-/* The methods ("recurrent", "chunk16", "chunk32", ...) of the CPU, or of a given device; NULL past the end. All GPUs
-   have the same list, which is empty in a build without CUDA. */
-CARRY_API const char *carry_delta_name(int index);
-CARRY_API const char *carry_delta_about(int index);
-CARRY_API const char *carry_delta_name_on(int device, int index);
-CARRY_API const char *carry_delta_about_on(int device, int index);
+/* The algorithms of a device ("recurrent", "chunk16", "chunk32", ...); NULL past the end. All GPUs have the same list,
+   which is empty in a build without CUDA. */
+CARRY_API const char *carry_delta_name(int device, int index);
+CARRY_API const char *carry_delta_about(int device, int index);
 
 typedef struct carry_delta_plan carry_delta_plan;
 
 typedef struct carry_delta_options {
-    const char *method; /* NULL: chosen by the planner */
+    size_t size;           /* CARRY_INIT */
+    const char *algorithm; /* NULL: chosen by the planner */
 } carry_delta_options;
 
 /* options may be NULL. Free the plan before ctx. */
@@ -77,7 +76,7 @@ CARRY_API carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **p
                                             const carry_delta_options *options);
 CARRY_API void carry_delta_plan_free(carry_delta_plan *plan);
 CARRY_API const char *carry_delta_plan_about(const carry_delta_plan *plan); /* one line: what will run and why */
-CARRY_API const char *carry_delta_plan_method(const carry_delta_plan *plan);
+CARRY_API const char *carry_delta_plan_algorithm(const carry_delta_plan *plan);
 
 /* Bytes of workspace for a call; and bytes of `kept`, which the forward pass fills for the backward pass (the state at
    the start of every chunk, and the corrected values). The caller owns `kept` and preserves it between the two. On the
@@ -86,12 +85,17 @@ CARRY_API const char *carry_delta_plan_method(const carry_delta_plan *plan);
  */
 CARRY_API size_t carry_delta_forward_workspace(const carry_delta_plan *plan);
 CARRY_API size_t carry_delta_backward_workspace(const carry_delta_plan *plan);
-CARRY_API size_t carry_delta_kept(const carry_delta_plan *plan);
+CARRY_API size_t carry_delta_kept_bytes(const carry_delta_plan *plan);
 /* Snapshots per sequence: ceil(T / snapshot_every), where T is problem.tokens, or snapshot_last; 0 if none were
    requested. */
 CARRY_API int64_t carry_delta_snapshots(const carry_delta_plan *plan);
-/* Additions and multiplications done by the last call. */
-CARRY_API double carry_delta_flops(const carry_delta_plan *plan);
+/* Operations of the last call. */
+typedef struct carry_delta_counts {
+    size_t size;  /* CARRY_INIT */
+    double flops; /* additions and multiplications */
+} carry_delta_counts;
+
+CARRY_API carry_status carry_delta_counted(const carry_delta_plan *plan, carry_delta_counts *counts);
 
 /* Outputs first. Strides over B, T and heads may be any (elements of outputs must not overlap); the last index of
    tensors with four indices is contiguous; states, snapshots, A_log, dt_bias and cu_seqlens (i64, [N+1]) are packed.
@@ -102,7 +106,7 @@ typedef struct carry_delta_forward_args {
     carry_tensor o;
     carry_tensor final_state;
     carry_tensor snapshots; /* [N, snapshots, HV, K, V], f32 */
-    void *kept;             /* carry_delta_kept(plan) bytes, or NULL; cannot be combined with snapshots */
+    void *kept;             /* carry_delta_kept_bytes(plan) bytes, or NULL; cannot be combined with snapshots */
     carry_tensor q, k, v, beta;
     carry_tensor g;
     carry_tensor initial_state; /* absent: zero */
@@ -140,13 +144,13 @@ CARRY_API carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, 
                                         size_t workspace_bytes);
 
 /* Steps that write the state only once in `length` steps. The most recent tokens are kept in a ring of `length` (1 to
-   CARRY_DELTA_RING_MOST) tokens; the token that fills the ring adds all of them to the state. Results equal those of
+   CARRY_MAX_DELTA_RING) tokens; the token that fills the ring adds all of them to the state. Results equal those of
    carry_delta_step except for rounding. carry_delta_ring_length returns the length that the plan recommends; 0 means
    that carry_delta_step is faster, or that rings are not supported (transposed states; on a GPU, V not a multiple of
    4). A ring is carry_delta_ring_bytes of memory on the plan's device, aligned to 16 bytes; an empty ring is all zero
    bytes. State and ring together hold the state of the sequences: copy both for a snapshot. carry_delta_ring_flush adds
    all tokens of the ring to the state, before a snapshot of the state alone or before other calls. */
-#define CARRY_DELTA_RING_MOST 8
+#define CARRY_MAX_DELTA_RING 8
 typedef struct carry_delta_ring_memory {
     void *data;
     int64_t length; /* tokens */

@@ -18,6 +18,7 @@ typedef struct carry_event carry_event;
 typedef struct carry_graph carry_graph;
 
 typedef struct carry_device_properties {
+    size_t size;           /* CARRY_INIT */
     char name[96];         /* "Neoverse-V1", "NVIDIA H200" */
     char backend[16];      /* "cpu", "cuda" */
     char kernels[32];      /* instruction sets or architecture: "neon", "avx2 avx512", "sm_90" */
@@ -33,7 +34,7 @@ typedef struct carry_device_properties {
 } carry_device_properties;
 
 CARRY_API int carry_device_count(void);
-CARRY_API carry_status carry_device_describe(carry_ctx *ctx, carry_device_properties *properties, int device);
+CARRY_API carry_status carry_device_properties_of(carry_ctx *ctx, carry_device_properties *properties, int device);
 /* Finds a device by name: "cpu", "cuda" (the first GPU) or "cuda:N". CARRY_EARGUMENT for any other name;
    CARRY_EUNSUPPORTED, with the reason, if this build or machine does not have the device. */
 CARRY_API carry_status carry_device_named(carry_ctx *ctx, int *device, const char *name);
@@ -86,8 +87,8 @@ CARRY_API void carry_stream_free(carry_ctx *ctx, int device, carry_stream *strea
 
 /* The stream on which the operators and scans of this context run on a device; initially NULL, the default stream. The
    context borrows the stream: set NULL, or free the context, before freeing the stream. Operators on a GPU return once
-   their work is enqueued; carry_stream_wait reports its errors. Devices up to CARRY_STREAM_DEVICES - 1. */
-#define CARRY_STREAM_DEVICES 16
+   their work is enqueued; carry_stream_wait reports its errors. Devices up to CARRY_MAX_DEVICES - 1. */
+#define CARRY_MAX_DEVICES 16
 CARRY_API carry_status carry_ctx_set_stream(carry_ctx *ctx, int device, carry_stream *stream);
 CARRY_API carry_stream *carry_ctx_stream(const carry_ctx *ctx, int device); /* NULL for a device that does not exist */
 

@@ -2,7 +2,7 @@
 
        carry_llm_open(ctx, &model, folder, NULL);
        carry_llm_state_new(model, &state);
-       carry_llm_generate(state, prompt, count, &options, heard, user);     calls heard for every token
+       carry_llm_generate(state, prompt, count, &options);     calls options.on_token for every token
 
    The folder has the format of Hugging Face: config.json, and model.safetensors or the files that
    model.safetensors.index.json lists, in f32, bf16 or f16. Supported model types are gated_deltanet, delta_net and
@@ -30,6 +30,7 @@ typedef struct carry_llm carry_llm;
 typedef struct carry_llm_state carry_llm_state;
 
 typedef struct carry_llm_options {
+    size_t size;       /* CARRY_INIT */
     int device;        /* numbered as in carry/device.h; 0 is the CPU */
     carry_dtype dtype; /* of activations: f32 (0), bf16 or f16 */
     /* Open for training: weights are loaded in f32 and can be changed. Otherwise the model is read-only, and on the CPU
@@ -41,7 +42,7 @@ typedef struct carry_llm_options {
 /* options NULL: on the CPU, in f32, read-only. The folder of a training run means its newest complete step. Files that
    differ from the checksums that `carry train` wrote beside them are refused. CARRY_EUNSUPPORTED if this build or
    machine has no such device. */
-CARRY_API carry_status carry_llm_open(carry_ctx *ctx, carry_llm **made, const char *folder,
+CARRY_API carry_status carry_llm_open(carry_ctx *ctx, carry_llm **model, const char *folder,
                                       const carry_llm_options *options);
 CARRY_API void carry_llm_close(carry_llm *model);
 CARRY_API const char *carry_llm_folder(const carry_llm *model); /* that it was loaded from: the run's step-N */
@@ -61,7 +62,7 @@ CARRY_API carry_status carry_llm_logits(carry_llm *model, const int64_t *ids, in
 
 /* What a model remembers of the tokens it has read: states of the delta rule, keys and values. A new state has read no
    tokens. */
-CARRY_API carry_status carry_llm_state_new(carry_llm *model, carry_llm_state **made);
+CARRY_API carry_status carry_llm_state_new(carry_llm *model, carry_llm_state **state);
 CARRY_API void carry_llm_state_free(carry_llm_state *state);
 CARRY_API int64_t carry_llm_state_length(const carry_llm_state *state); /* the number of tokens read */
 CARRY_API carry_status carry_llm_state_clear(carry_llm_state *state);
@@ -77,6 +78,7 @@ CARRY_API carry_status carry_llm_state_load(carry_llm_state *state, const char *
 CARRY_API carry_status carry_llm_read(carry_llm_state *state, const int64_t *ids, int64_t count, float *logits);
 
 typedef struct carry_llm_generation {
+    size_t size;        /* CARRY_INIT */
     int64_t tokens;     /* the most to generate, at least 1 */
     double temperature; /* 0: always the likeliest token */
     int64_t top_k;      /* sample from the k likeliest tokens; 0: from all */
@@ -84,23 +86,25 @@ typedef struct carry_llm_generation {
     double min_p;       /* sample from tokens at least this times as probable as the likeliest; 0: from all */
     double repetition;  /* penalty for tokens already in the prompt or text, as in Hugging Face; 0 and 1: none */
     uint64_t seed;
-    const int64_t *ends; /* tokens that end the text; heard is not called for them */
+    const int64_t *ends; /* tokens that end the text; on_token is not called for them */
     int64_t end_count;
-    /* Called with `user` between the pieces in which a long prompt is read. If it returns false, the call ends with
-       CARRY_OK after that piece, before any token. NULL: not called. */
+    /* Called with every token as it is generated. If it returns false, the call ends with CARRY_OK. NULL: not called.
+     */
+    bool (*on_token)(void *user, int64_t token);
+    /* Called between the pieces in which a long prompt is read. If it returns false, the call ends with CARRY_OK after
+       that piece, before any token. NULL: not called. */
     bool (*proceed)(void *user);
+    void *user; /* passed to on_token and proceed */
 } carry_llm_generation;
 
-/* Reads a prompt of at least one token, then generates. Calls heard with every token as it is generated; if heard
-   returns false, the call ends with CARRY_OK. The state has then read the prompt and the text except its last token.
-   The same arguments give the same tokens.
+/* Reads a prompt of at least one token, then generates. Afterwards the state has read the prompt and the text except
+   its last token. The same arguments give the same tokens.
 
-   heard and proceed may use the model and its other states. Functions that would change the state of this call fail
+   on_token and proceed may use the model and its other states. Functions that would change the state of this call fail
    with CARRY_EARGUMENT. carry_llm_state_free of this state and carry_llm_close of the model end the text and take
    effect when the call returns. */
 CARRY_API carry_status carry_llm_generate(carry_llm_state *state, const int64_t *prompt, int64_t count,
-                                          const carry_llm_generation *options, bool (*heard)(void *user, int64_t token),
-                                          void *user);
+                                          const carry_llm_generation *options);
 
 /* One AdamW step on a batch: ids and labels [batch, tokens]. A label is the id that should follow its token; labels of
    -100 are ignored. The loss is the mean over the other labels, before the step. Gradients are clipped to a norm of
@@ -108,6 +112,7 @@ CARRY_API carry_status carry_llm_generate(carry_llm_state *state, const int64_t 
    have been opened with `trains`. Its optimizer moments are kept until it is closed; a batch of another shape needs new
    plans. */
 typedef struct carry_llm_batch {
+    size_t size; /* CARRY_INIT */
     int64_t batch, tokens;
     const int64_t *ids, *labels;
     double rate, b1, b2, eps, decay; /* b1, b2, eps 0: 0.9, 0.95 and 1e-8. A_log and dt_bias do not decay */

@@ -1,4 +1,4 @@
-/* Operators of language models and video transformers, each with its gradient.
+/* Operators of language models, each with its gradient.
 
    Rows are tokens. Activations are f32, bf16 or f16, of one type in a call unless stated otherwise; sums are f32.
    Weights are f32 or of the type of the activations (on the CPU, of any of these types). Gradients of weights are f32
@@ -39,16 +39,16 @@ CARRY_API carry_status carry_linear_add(carry_ctx *ctx, carry_tensor y, carry_te
    dx = sum of dy[i] W[i], and dW[i] += dy[i]^T x; dx may be absent, and so may all of dW. On a GPU, rows of y[i]
    and dy[i] may have a stride larger than their length, and adjacent maps (W[i + 1] follows W[i] in memory, and the
    first column of y[i + 1] follows the last of y[i]) are computed as one product. */
-#define CARRY_MERGED_MAPS 8
+#define CARRY_MAX_MERGED_MAPS 8
 typedef struct carry_merged_linear_args {
-    carry_tensor y[CARRY_MERGED_MAPS];
-    carry_tensor x, W[CARRY_MERGED_MAPS];
+    carry_tensor y[CARRY_MAX_MERGED_MAPS];
+    carry_tensor x, W[CARRY_MAX_MERGED_MAPS];
     int maps;
 } carry_merged_linear_args;
 CARRY_API carry_status carry_merged_linear(carry_ctx *ctx, const carry_merged_linear_args *args);
 typedef struct carry_merged_linear_backward_args {
-    carry_tensor dx, dW[CARRY_MERGED_MAPS];
-    carry_tensor dy[CARRY_MERGED_MAPS], x, W[CARRY_MERGED_MAPS];
+    carry_tensor dx, dW[CARRY_MAX_MERGED_MAPS];
+    carry_tensor dy[CARRY_MAX_MERGED_MAPS], x, W[CARRY_MAX_MERGED_MAPS];
     int maps;
     bool accumulate; /* for dx */
 } carry_merged_linear_backward_args;
@@ -87,14 +87,8 @@ CARRY_API carry_status carry_activate_backward(carry_ctx *ctx, carry_tensor dx, 
 CARRY_API carry_status carry_add_bias(carry_ctx *ctx, carry_tensor y, carry_tensor b);
 CARRY_API carry_status carry_add_bias_backward(carry_ctx *ctx, carry_tensor db, carry_tensor dy);
 
-/* x[t] += g * y[t], element by element along the row: x, y [T, n], g [n]. Backward, from dx: dy = g * dx and
-   dg += sum over t of dx[t] * y[t]; either may be absent. */
-CARRY_API carry_status carry_gated_add(carry_ctx *ctx, carry_tensor x, carry_tensor y, carry_tensor g);
-CARRY_API carry_status carry_gated_add_backward(carry_ctx *ctx, carry_tensor dy, carry_tensor dg, carry_tensor dx,
-                                                carry_tensor y, carry_tensor g);
-
 /* y[t] = (x[t] - mean) / sqrt(variance + eps) * (w + plus) + b: x, y [T, n]; w, b [n] or absent (w absent: a factor of
-   1). plus is 1 for the modulation of a video transformer, else 0. y may be x. */
+   1). plus is 1 if w is stored as the difference from 1, else 0. y may be x. */
 CARRY_API carry_status carry_layer_norm(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor w, carry_tensor b,
                                         float plus, float eps);
 /* workspace: carry_layer_norm_backward_workspace(T, n) bytes. */
@@ -108,31 +102,6 @@ CARRY_API carry_status carry_layer_norm_backward(carry_ctx *ctx, const carry_lay
                                                  void *workspace, size_t workspace_bytes);
 CARRY_API size_t carry_layer_norm_backward_workspace(int64_t tokens, int64_t n);
 
-/* Fused operators for the layers between attentions of a transformer. Each is one pass over memory if the GPU has a
-   fused kernel, else a sequence of other operators of this header.
-   affine: y[t] = f(W x[t] + b), or y[t] += W x[t] + b. b [out]. On a GPU, large products of 16-bit types include the
-   bias and GELU and are rounded once.
-   add_layer_norm: x[t] += g * y[t] if y is present, then h[t] = carry_layer_norm of x[t] if h is present. */
-CARRY_API carry_status carry_affine(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b,
-                                    carry_activation activation, bool accumulate);
-typedef struct carry_add_layer_norm_args {
-    carry_tensor h, x;
-    carry_tensor y, g, w, b;
-    float plus, eps;
-} carry_add_layer_norm_args;
-CARRY_API carry_status carry_add_layer_norm(carry_ctx *ctx, const carry_add_layer_norm_args *args);
-
-/* An RMS norm whose rows are split over ranks: sums[t] = sum of x[t]^2 (f32, [T]), which the caller adds over ranks;
-   then y[t] = x[t] / sqrt(sums[t] / whole + eps) * w, where `whole` is the length of the whole row. y may be x. */
-CARRY_API carry_status carry_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x);
-CARRY_API carry_status carry_rms_scale(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor sums,
-                                       carry_tensor w, int64_t whole, float eps);
-
-/* Rotary position embedding with interleaved pairs: (y[2i], y[2i+1]) = (x[2i] c - x[2i+1] s, x[2i] s + x[2i+1] c), with
-   (c, s) = table[t, i]. x, y [T, H, D]; table [T, D/2, 2], f32. inverse rotates backwards, which gives the gradient. y
-   may be x. */
-CARRY_API carry_status carry_rotary(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor table, bool inverse);
-
 /* Rotary position embedding of the first 2 * half elements of each head, where half = table.shape[1] and element i is
    paired with i + half: (y[i], y[i+half]) = (x[i] c - x[i+half] s, x[i+half] c + x[i] s), (c, s) = table[t, i]. The
    remaining elements are copied. x, y [T, H, D], D up to 4096; table [T, half, 2], f32. inverse rotates backwards. y
@@ -143,46 +112,6 @@ CARRY_API carry_status carry_rotary_halves(carry_ctx *ctx, carry_tensor y, carry
 /* to[t, into + i] = from[t, first + i], i < width: to [T, m] and from [T, n], of one type. */
 CARRY_API carry_status carry_copy_columns(carry_ctx *ctx, carry_tensor to, int64_t into, carry_tensor from,
                                           int64_t first, int64_t width);
-
-/* Prepares queries and keys for attention: to[t] = from[t] / sqrt(mean square + eps) * w if w is present, then, if
-   rotates is set, rotary position embedding with heads of 2 * table.shape[1] elements. With neither, a copy. Takes up
-   to three parts with the same rows: queries, keys, and values, which are only copied into a cache. */
-#define CARRY_QK_PARTS 3
-typedef struct carry_qk_part {
-    carry_tensor to, from; /* [T, n]; on a GPU the row stride may be larger than n. to may be from */
-    carry_tensor w;        /* [n], f32, or absent */
-    carry_tensor sums;     /* [T], f32: carry_row_squares added over all ranks, for rows of `whole` elements;
-                              absent: computed from `from` */
-    bool rotates;
-} carry_qk_part;
-typedef struct carry_qk_norm_rotary_args {
-    carry_qk_part part[CARRY_QK_PARTS];
-    int parts;
-    carry_tensor table; /* [T, D/2, 2], f32, as in carry_rotary */
-    int64_t whole;
-    float eps;
-} carry_qk_norm_rotary_args;
-CARRY_API carry_status carry_qk_norm_rotary(carry_ctx *ctx, const carry_qk_norm_rotary_args *args);
-
-/* Attention weights for a small number of keys, without the sum over values:
-       u[t] = q[t] / sqrt(mean square + eps) * w if w is present, else q[t]
-       p[t, h, j] = softmax over j < keys of (u[t, h] . k[j, h] / sqrt(D) + (last if j = keys - 1)); 0 for j >= keys
-   The sum over values and a linear map after it then become one product, of p with the mapped values. */
-typedef struct carry_key_weights_args {
-    carry_tensor p; /* [T, heads * S], S at least keys; all of one type */
-    carry_tensor q; /* [T, heads * D] */
-    carry_tensor k; /* [keys or more, heads * D] */
-    carry_tensor w; /* [heads * D], f32, or absent */
-    int64_t heads, keys;
-    float last, eps;
-} carry_key_weights_args;
-CARRY_API carry_status carry_key_weights(carry_ctx *ctx, const carry_key_weights_args *args);
-
-/* Attention weights with a relative position bias, which depends only on the distance between query and key, as in T5:
-       p[h, t, j] = softmax over j < keys of (scores[h, t, j] + bias[h, j - t + T - 1]); 0 for j >= keys
-   scores [H, T, S], f32; bias [H, T + S - 1], f32; p [H, T, S]. p may be scores if it is f32. */
-CARRY_API carry_status carry_relative_softmax(carry_ctx *ctx, carry_tensor p, carry_tensor scores, carry_tensor bias,
-                                              int64_t keys);
 
 /* y = silu(gate) * up; dgate may be gate and dup may be up. On a GPU rows of these four may have a stride larger than
    their length. */
@@ -250,17 +179,6 @@ CARRY_API size_t carry_linear_cross_entropy_workspace(int64_t tokens, int64_t n,
 CARRY_API carry_status carry_sum_losses(carry_ctx *ctx, carry_tensor total, carry_tensor losses, carry_tensor targets,
                                         bool accumulate);
 
-/* The weighted squared error of y [T, n] against target [T, n], f32. The rows form G groups of equal size:
-       losses[g] = weight[g] sum (y - target)^2;   dy = 2 scale weight[g] (y - target);   total = sum over g of losses
-   total [1] and losses [G], f64; weight [G], f32. A weight below 0 excludes its group: the target is not read, and dy
-   and the loss are zero. dy may be absent. */
-typedef struct carry_squared_error_args {
-    carry_tensor total, losses, dy;
-    carry_tensor y, target, weight;
-    double scale;
-} carry_squared_error_args;
-CARRY_API carry_status carry_squared_error(carry_ctx *ctx, const carry_squared_error_args *args);
-
 /* sum [1], f64: the sum of squares, in float64, of a packed f32 tensor; accumulated if `accumulate` is set. NaN and
    infinity propagate. workspace: carry_sum_squares_workspace(number of elements of x) bytes. */
 CARRY_API carry_status carry_sum_squares(carry_ctx *ctx, carry_tensor sum, carry_tensor x, bool accumulate,
@@ -288,6 +206,7 @@ CARRY_API carry_status carry_skip_guard(carry_ctx *ctx, carry_tensor factor, car
    decay. These numbers are multiples of 4, except that the last end may be the count. All parameters of a model that
    are contiguous in memory thus need one call, which is one launch on a GPU. */
 typedef struct carry_adamw {
+    size_t size; /* CARRY_INIT */
     double rate, b1, b2, eps, decay, factor;
     int64_t step;
     carry_tensor clip;    /* [1], f32, or absent */
@@ -296,7 +215,8 @@ typedef struct carry_adamw {
 } carry_adamw;
 
 #define CARRY_ADAMW_FACTORS 9
-CARRY_API void carry_adamw_factors(float factors[CARRY_ADAMW_FACTORS], const carry_adamw *options);
+CARRY_API carry_status carry_adamw_factors(carry_ctx *ctx, float factors[CARRY_ADAMW_FACTORS],
+                                           const carry_adamw *options);
 
 CARRY_API carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v,
                                         carry_tensor low, carry_tensor g, const carry_adamw *options);

@@ -19,6 +19,7 @@ CARRY_API bool carry_kernels_usable(int index); /* on this processor */
 CARRY_API const char *carry_ctx_kernels(carry_ctx *ctx);
 
 typedef struct carry_matmul_options {
+    size_t size;       /* CARRY_INIT */
     bool a_transposed; /* a is [batch, k, m] */
     bool b_transposed; /* b is [batch, n, k] */
     bool accumulate;   /* c += a b instead of c = a b */

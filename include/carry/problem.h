@@ -18,10 +18,13 @@ extern "C" {
 /* Writes what would run for the problem and why: one line without a newline, truncated to size bytes including the
    terminating NUL. measure: if the family has several algorithms, time all that apply instead of using the cost model.
    CARRY_EFORMAT, CARRY_EARGUMENT, CARRY_ENOTFOUND and CARRY_ESIZE name the part of the text that is not accepted. */
-CARRY_API carry_status carry_plan_describe(carry_ctx *ctx, char *line, size_t size, const char *problem, bool measure);
+CARRY_API carry_status carry_problem_plan_about(carry_ctx *ctx, char *line, size_t size, const char *problem,
+                                                bool measure);
 
-/* Problem families, and the parameters that each accepts (about and takes may be NULL); NULL past the end. */
-CARRY_API const char *carry_problem_family(int index, const char **about, const char **takes);
+/* Problem families, and the parameters that each accepts; NULL past the end. */
+CARRY_API const char *carry_problem_family_name(int index);
+CARRY_API const char *carry_problem_family_about(int index);
+CARRY_API const char *carry_problem_family_takes(int index);
 
 #ifdef __cplusplus
 }

@@ -16,8 +16,8 @@
        carry_scan_problem problem = {.kind = CARRY_SCAN_DENSE, .batch = 8, .steps = 4096, .n = 16, .width = 64};
        carry_scan_plan *plan;
        carry_scan_plan_new(ctx, &plan, &problem, NULL);
-       void *workspace = malloc(carry_scan_workspace(plan));
-       carry_scan_run(plan, &(carry_scan_args){.h = h, .A = A, .b = b}, workspace, carry_scan_workspace(plan));
+       void *workspace = malloc(carry_scan_run_workspace(plan));
+       carry_scan_run(plan, &(carry_scan_args){.h = h, .A = A, .b = b}, workspace, carry_scan_run_workspace(plan));
        carry_scan_plan_free(plan);
 
    Sums are f32 for every storage type; values below the smallest normal f32 (1.2e-38) may become zero. For a fixed
@@ -45,12 +45,11 @@ typedef struct carry_scan_problem {
     int device;    /* 0: the CPU; else a GPU, which holds tensors and workspace; work goes to the context's stream */
 } carry_scan_problem;
 
-/* The algorithms for the CPU; NULL past the end. */
-CARRY_API const char *carry_scan_name(int index);
-CARRY_API const char *carry_scan_about(int index);
-/* The algorithms for a given device. GPUs have lookback in addition, but not matmul_log. */
-CARRY_API const char *carry_scan_name_on(int device, int index);
-CARRY_API const char *carry_scan_about_on(int device, int index);
+/* The algorithms of a device; NULL past the end. GPUs have lookback in addition to those of the CPU, but not
+ * matmul_log.
+ */
+CARRY_API const char *carry_scan_name(int device, int index);
+CARRY_API const char *carry_scan_about(int device, int index);
 
 typedef struct carry_scan_plan carry_scan_plan;
 
@@ -60,6 +59,7 @@ typedef enum carry_plan_effort {
 } carry_plan_effort;
 
 typedef struct carry_scan_options {
+    size_t size; /* CARRY_INIT */
     carry_plan_effort effort;
     const char *algorithm; /* NULL: chosen by the planner */
     int64_t chunk;         /* steps per chunk, for chunkwise; 0: chosen automatically */
@@ -77,12 +77,18 @@ CARRY_API const char *carry_scan_plan_about(const carry_scan_plan *plan);
 CARRY_API const char *carry_scan_plan_algorithm(const carry_scan_plan *plan);
 CARRY_API double carry_scan_plan_seconds(const carry_scan_plan *plan); /* predicted or measured */
 
-/* Bytes of workspace for run and backward; may be 0. The caller owns the workspace. */
-CARRY_API size_t carry_scan_workspace(const carry_scan_plan *plan);
+/* Bytes of workspace for the call that the plan is for; may be 0. The caller owns the workspace. */
+CARRY_API size_t carry_scan_run_workspace(const carry_scan_plan *plan);
+CARRY_API size_t carry_scan_backward_workspace(const carry_scan_plan *plan);
 
-/* Number of n x n products (dense) or n-vector products (diagonal) in the last run; A2 A1 and A b count as one each. */
-CARRY_API int64_t carry_scan_products(const carry_scan_plan *plan);
-CARRY_API double carry_scan_flops(const carry_scan_plan *plan); /* additions and multiplications in the last run */
+/* Operations of the last run. */
+typedef struct carry_scan_counts {
+    size_t size;      /* CARRY_INIT */
+    int64_t products; /* n x n (dense) or of n-vectors (diagonal); A2 A1 and A b count as one each */
+    double flops;     /* additions and multiplications */
+} carry_scan_counts;
+
+CARRY_API carry_status carry_scan_counted(const carry_scan_plan *plan, carry_scan_counts *counts);
 
 /* h, b: [batch, T, n, w]; A: [batch, T, n] (diagonal) or [batch, T, n, n] (dense); h0: [batch, n, w], absent: zero.
    Batch and T may have any strides (steps of h must not overlap); each step must be packed. h may be b; otherwise

@@ -1,7 +1,17 @@
 /* The result of every function that can fail.
 
    0 is success. On failure the context also keeps an error message with the names and numbers concerned
-   (carry_ctx_error) and the place in the source that reported it (carry_ctx_error_place). */
+   (carry_ctx_error) and the place in the source that reported it (carry_ctx_error_place).
+
+   Structs that begin with a field `size` can grow in later versions without breaking programs that were compiled
+   before. Begin their initialiser with CARRY_INIT:
+
+       const carry_scan_options options = {CARRY_INIT(carry_scan_options), .chunk = 64};
+
+   Fields that the program does not know are zero, which is the default. A struct of a newer version is accepted if the
+   fields that this library does not know are zero, else refused with CARRY_EUNSUPPORTED; a size of 0 is refused with
+   CARRY_EARGUMENT. In C++ before C++20, set `size` by assignment. Structs that the library fills (properties, counts)
+   work the same way: it writes the fields that the program knows. */
 #ifndef CARRY_STATUS_H
 #define CARRY_STATUS_H
 
@@ -10,6 +20,8 @@
 #else
 #define CARRY_API __attribute__((visibility("default")))
 #endif
+
+#define CARRY_INIT(type) .size = sizeof(type)
 
 #ifdef __cplusplus
 extern "C" {

@@ -61,7 +61,7 @@ float clamp(float bias) {
 }
 
 void make_job(attention_job *job, const carry_attention_args *args) {
-    carry_key_run seen[CARRY_KEY_RUNS];
+    carry_key_run seen[CARRY_MAX_KEY_RUNS];
     *job = {};
     job->q = rows_of(&args->q);
     job->k = rows_of(&args->k);

@@ -19,7 +19,7 @@ void carry_attention_align(void **workspace, size_t *bytes);
 /* The runs that are seen: those with keys and a bias above -infinity; all rows where a call names none. Biases are less
    the largest of them, which softmax does not notice: scores are then not rounded to the spacing of a large bias
    that all have, and neither is lse. */
-int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS]);
+int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_MAX_KEY_RUNS]);
 /* The rows from *first on and before *end that query t may see, whatever the runs say. */
 void carry_attention_span(const carry_attention_args *args, int64_t t, int64_t *first, int64_t *end);
 /* The head of k and v that a head of q reads. */
@@ -31,16 +31,30 @@ float carry_attention_scale(const carry_attention_args *args);
    the last `window` where that is not 0.
 
    q, o: [B, H, D]; keys, values: [B, room, HK, D], packed; lengths: [B], i64, on the device, each below room. Scale
-   D^-1/2. */
+   D^-1/2.
+
+   paged: keys and values are a pool (ops/pool.h), [pages, CARRY_POOL_PAGE, HK, D], which has those of this token
+   already; k has a shape and no data. The pages of sequence b begin at pages[offsets[b]], both on the device; no
+   sequence has more than `most` tokens. */
 typedef struct carry_attention_step_args {
     carry_tensor o, q, k, v;
     carry_tensor keys, values, lengths;
     int64_t window;
+    bool paged;
+    const int32_t *pages, *offsets;
+    int64_t most;
 } carry_attention_step_args;
 /* Whether the device has a kernel for it: data need not be there yet. */
 bool carry_attention_steps(const carry_attention_step_args *args);
 size_t carry_attention_step_workspace(const carry_attention_step_args *args); /* whatever the room */
 carry_status carry_attention_step(carry_ctx *ctx, const carry_attention_step_args *args, void *workspace, size_t bytes);
+
+/* carry_attention, causal and without runs, for one sequence whose keys and values lie in the pages of a pool
+   (ops/pool.h). args->k and args->v are the first S rows of the pool; token t is where `pages`, on the tensors' device,
+   says. On a device they are copied into the workspace first. */
+size_t carry_attention_paged_workspace(const carry_attention_args *args);
+carry_status carry_attention_paged(carry_ctx *ctx, const carry_attention_args *args, const int32_t *pages,
+                                   void *workspace, size_t bytes);
 
 /* The specification, in float64 and without blocks: o [T, H, D], lse [H, T] (or NULL), packed. */
 carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, const carry_attention_args *args);

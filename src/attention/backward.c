@@ -25,7 +25,7 @@
 typedef struct call {
     const carry_attention_backward_args *args;
     const carry_kernels *kernels;
-    carry_key_run seen[CARRY_KEY_RUNS];
+    carry_key_run seen[CARRY_MAX_KEY_RUNS];
     int runs;
     int64_t T, H, HK, D, S;
     int64_t blocks; /* of queries */
@@ -266,7 +266,7 @@ static size_t aligned_workspace(const carry_attention_backward_args *args) {
     const carry_tensor *q = &args->forward.q;
     const carry_tensor *k = &args->forward.k;
     if (q->rank != 3 || k->rank != 3 || q->shape[0] < 0 || q->shape[1] < 0 || k->shape[0] < 0 || q->shape[2] < 1 ||
-        q->shape[2] > CARRY_ATTENTION_DIM || args->forward.runs < 0 || args->forward.runs > CARRY_KEY_RUNS ||
+        q->shape[2] > CARRY_ATTENTION_DIM || args->forward.runs < 0 || args->forward.runs > CARRY_MAX_KEY_RUNS ||
         (args->forward.runs > 0 && args->forward.run == NULL)) {
         return 0;
     }

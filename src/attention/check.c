@@ -83,9 +83,9 @@ static carry_status check_run(carry_ctx *ctx, const carry_attention_args *args, 
 }
 
 static carry_status check_runs(carry_ctx *ctx, const carry_attention_args *args) {
-    if (args->runs < 0 || args->runs > CARRY_KEY_RUNS || (args->runs > 0 && args->run == NULL)) {
+    if (args->runs < 0 || args->runs > CARRY_MAX_KEY_RUNS || (args->runs > 0 && args->run == NULL)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%d runs of keys%s: 0 to %d can be", args->runs,
-                          args->runs > 0 && args->run == NULL ? " at a null pointer" : "", CARRY_KEY_RUNS);
+                          args->runs > 0 && args->run == NULL ? " at a null pointer" : "", CARRY_MAX_KEY_RUNS);
     }
     for (int i = 0; i < args->runs; i++) {
         CARRY_TRY(check_run(ctx, args, i));
@@ -173,7 +173,7 @@ void carry_attention_align(void **workspace, size_t *bytes) {
     }
 }
 
-int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_KEY_RUNS]) {
+int carry_attention_runs(const carry_attention_args *args, carry_key_run seen[CARRY_MAX_KEY_RUNS]) {
     int runs = 0;
     float top = 0.0f;
     if (args->runs == 0) {

@@ -14,6 +14,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "ops/convert.h"
+#include "ops/pool.h"
 
 /* Below so many queries and so wide heads a tile would be half empty. */
 #define TILED_QUERIES 32
@@ -184,9 +185,11 @@ static void run_unit(const void *given, void *memory, int64_t unit) {
     store(c, &s, head, first, queries);
 }
 
-static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *args, void *workspace) {
+static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *args, const int32_t *pages,
+                                 void *workspace) {
     carry_attention_call c;
     call_of(&c, args);
+    c.pages = pages;
     CARRY_TRY(carry_kernels_of(ctx, &c.kernels));
     c.runs = carry_attention_runs(args, c.seen);
     c.tiled = tiled_of(ctx, &c);
@@ -250,5 +253,48 @@ carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, v
         return there->forward(ctx, args, ordinal, carry_ctx_stream(ctx, device), workspace, workspace_bytes);
     }
     carry_attention_align(&workspace, &workspace_bytes);
-    return forward_here(ctx, args, workspace);
+    return forward_here(ctx, args, NULL, workspace);
+}
+
+/* On a device keys and values are copied into the workspace, in order. */
+static void take_copies(const carry_attention_args *args, carry_arena *arena, carry_tensor copy[2]) {
+    for (int i = 0; i < 2; i++) {
+        copy[i] = carry_arena_tensor(arena, args->k.device, args->k.dtype, 3, args->k.shape);
+    }
+}
+
+size_t carry_attention_paged_workspace(const carry_attention_args *args) {
+    const size_t own = carry_attention_workspace(args);
+    carry_arena count = carry_arena_over(NULL, 0);
+    carry_tensor copy[2];
+    size_t copies;
+    if (args->q.device == 0) {
+        return own;
+    }
+    take_copies(args, &count, copy);
+    return carry_arena_total(&count, &copies) && copies < SIZE_MAX - own ? own + copies : SIZE_MAX;
+}
+
+static carry_tensor flat_rows(const carry_tensor *x) {
+    return carry_reshape_2d(*x, x->shape[0], x->shape[1] * x->shape[2]);
+}
+
+carry_status carry_attention_paged(carry_ctx *ctx, const carry_attention_args *args, const int32_t *pages,
+                                   void *workspace, size_t bytes) {
+    if (args->q.device == 0) {
+        CARRY_TRY(carry_attention_check(ctx, args));
+        CARRY_TRY(carry_attention_check_workspace(ctx, workspace, bytes, carry_attention_workspace(args)));
+        carry_attention_align(&workspace, &bytes);
+        return forward_here(ctx, args, pages, workspace);
+    }
+    carry_arena arena = carry_arena_over(workspace, bytes);
+    carry_tensor copy[2];
+    carry_attention_args one = *args;
+    CARRY_TRY(carry_attention_check_workspace(ctx, workspace, bytes, carry_attention_paged_workspace(args)));
+    take_copies(args, &arena, copy);
+    CARRY_TRY(carry_take_pages(ctx, flat_rows(&copy[0]), flat_rows(&args->k), pages));
+    CARRY_TRY(carry_take_pages(ctx, flat_rows(&copy[1]), flat_rows(&args->v), pages));
+    one.k = copy[0];
+    one.v = copy[1];
+    return carry_attention(ctx, &one, (unsigned char *)workspace + arena.used, bytes - arena.used);
 }

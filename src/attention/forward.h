@@ -17,8 +17,9 @@
 
 typedef struct carry_attention_call {
     const carry_attention_args *args;
+    const int32_t *pages; /* of keys and values in a pool (ops/pool.h); NULL: they lie in order */
     const carry_kernels *kernels;
-    carry_key_run seen[CARRY_KEY_RUNS];
+    carry_key_run seen[CARRY_MAX_KEY_RUNS];
     int runs;
     int64_t T, D, S;
     int64_t blocks, queries; /* of a head, and in each but the last */

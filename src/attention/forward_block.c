@@ -6,6 +6,7 @@
 
 #include "core/tensor.h"
 #include "ops/convert.h"
+#include "ops/pool.h"
 #include "ops/product/triangle.h"
 
 #define FEW 4 /* queries: for so few k is not worth transposing, each is k times a vector */
@@ -125,6 +126,14 @@ static bool sees_all(const carry_attention_call *c, int64_t query, int64_t queri
     return from <= first && end >= first + keys;
 }
 
+_Static_assert(CARRY_ATTENTION_KEYS == CARRY_POOL_PAGE, "a block of keys is in one page");
+
+/* The row of a key that is the first of its block. */
+static int64_t row_of_key(const carry_attention_call *c, int64_t first) {
+    return c->pages != NULL ? (int64_t)c->pages[first / CARRY_POOL_PAGE] * CARRY_POOL_PAGE + first % CARRY_POOL_PAGE
+                            : first;
+}
+
 /* Are these rows of bf16 all finite? */
 static bool finite_halves(const carry_tensor *x, int64_t head, int64_t first, int64_t rows) {
     const int16_t infinity = 0x7f80;
@@ -185,7 +194,7 @@ static void add_bad_values(const carry_attention_call *c, const carry_attention_
     for (int64_t j = 0; j < keys; j++) {
         float row[CARRY_ATTENTION_DIM];
         const carry_tensor *v = &c->args->v;
-        carry_widen(c->kernels, row, carry_attention_at(v, key_head, first + j), v->dtype, c->D);
+        carry_widen(c->kernels, row, carry_attention_at(v, key_head, row_of_key(c, first) + j), v->dtype, c->D);
         for (int64_t i = 0; i < rows && !carry_all_finite(row, c->D); i++) {
             int64_t from = 0;
             int64_t end = keys;
@@ -211,7 +220,7 @@ static void add_bad_weights(const carry_attention_call *c, const carry_attention
         if (isfinite(s->scores[i])) {
             continue;
         }
-        carry_widen(c->kernels, row, carry_attention_at(v, key_head, first + i % keys), v->dtype, c->D);
+        carry_widen(c->kernels, row, carry_attention_at(v, key_head, row_of_key(c, first) + i % keys), v->dtype, c->D);
         for (int64_t d = 0; d < c->D; d++) {
             s->o[(at + i / keys) * c->D + d] += s->scores[i] * row[d];
         }
@@ -224,16 +233,17 @@ carry_attention_block carry_attention_load_block(const carry_attention_call *c, 
                                                  int64_t keys) {
     const carry_attention_args *args = c->args;
     carry_attention_block b = {.key_head = key_head, .first = first, .keys = keys};
+    const int64_t row = row_of_key(c, first);
     if (c->tiled != NULL) {
-        b.has_bad = !finite_halves(&args->v, key_head, first, keys);
-        const carry_tensor finite = b.has_bad ? finite_half_values(c, s, key_head, first, keys) : args->v;
-        carry_attention_pack(c->tiled->pack_b, s->k_panels, &args->k, key_head, first, keys, false);
-        carry_attention_pack(c->tiled->pack_b, s->v_panels, &finite, b.has_bad ? 0 : key_head, b.has_bad ? 0 : first,
+        b.has_bad = !finite_halves(&args->v, key_head, row, keys);
+        const carry_tensor finite = b.has_bad ? finite_half_values(c, s, key_head, row, keys) : args->v;
+        carry_attention_pack(c->tiled->pack_b, s->k_panels, &args->k, key_head, row, keys, false);
+        carry_attention_pack(c->tiled->pack_b, s->v_panels, &finite, b.has_bad ? 0 : key_head, b.has_bad ? 0 : row,
                              keys, true);
         return b;
     }
-    b.k = carry_attention_load(c->kernels, &args->k, key_head, first, keys, s->k);
-    b.v = carry_attention_load(c->kernels, &args->v, key_head, first, keys, s->v);
+    b.k = carry_attention_load(c->kernels, &args->k, key_head, row, keys, s->k);
+    b.v = carry_attention_load(c->kernels, &args->v, key_head, row, keys, s->v);
     b.has_bad = args->causal && !sees_all(c, query, queries, first, keys) && !carry_all_finite(b.v, keys * c->D);
     b.v = b.has_bad ? finite_values(c, s, b.v, keys) : b.v;
     if (c->queries > FEW) {

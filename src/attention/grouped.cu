@@ -114,7 +114,8 @@ carry_status attention_grouped_forward(carry_ctx *ctx, const carry_attention_arg
 /* Pieces are as many as the room of the caches asks for: those beyond a sequence's keys have nothing to do. */
 static int step_pieces(const carry_attention_step_args *args, int blocks) {
     const int tiles = (int)(args->q.shape[0] * args->k.shape[1]);
-    return pieces_of(tiles, (int)((args->keys.shape[1] + COLUMNS - 1) / COLUMNS), blocks);
+    const int64_t most = args->paged ? args->most : args->keys.shape[1];
+    return pieces_of(tiles, (int)((most + COLUMNS - 1) / COLUMNS), blocks);
 }
 
 size_t attention_grouped_step_workspace(const carry_attention_step_args *args, int blocks) {
@@ -127,13 +128,13 @@ bool attention_grouped_steps(const carry_attention_step_args *args, int ordinal)
     const int64_t D = args->q.shape[2];
     return args->q.dtype == CARRY_BF16 && (D == 64 || D == 128 || D == 256) && has_cores(D, ordinal) &&
            args->q.shape[1] <= ROWS * args->k.shape[1] && args->q.shape[0] <= 65535 &&
-           args->keys.shape[1] <= INT_MAX / 2;
+           (args->paged ? args->most : args->keys.shape[1]) <= INT_MAX / 2;
 }
 
 carry_status attention_grouped_step(carry_ctx *ctx, const carry_attention_step_args *args, int ordinal, int blocks,
                                     carry_stream *stream, void *workspace) {
     const int sequences = (int)args->q.shape[0], heads = (int)args->k.shape[1], D = (int)args->q.shape[2];
-    const int64_t room = args->keys.shape[1];
+    const int64_t room = args->paged ? args->most : args->keys.shape[1];
     const int64_t *lengths = (const int64_t *)args->lengths.data;
     const append_job append = {rows_of(&args->k),
                                rows_of(&args->v),
@@ -143,8 +144,10 @@ carry_status attention_grouped_step(carry_ctx *ctx, const carry_attention_step_a
                                room,
                                heads,
                                D};
-    attention_append<<<(unsigned)sequences, 128, 0, (cudaStream_t)stream>>>(append);
-    CARRY_CUDA_TRY(cudaGetLastError(), "keys and values could not be kept");
+    if (!args->paged) {
+        attention_append<<<(unsigned)sequences, 128, 0, (cudaStream_t)stream>>>(append);
+        CARRY_CUDA_TRY(cudaGetLastError(), "keys and values could not be kept");
+    }
     grouped_job job = {};
     job.q = {(const uint16_t *)args->q.data, 0, args->q.stride[1]};
     job.k = {(const uint16_t *)args->keys.data, (int64_t)heads * D, D};
@@ -153,7 +156,9 @@ carry_status attention_grouped_step(carry_ctx *ctx, const carry_attention_step_a
     job.o_head = args->o.stride[1];
     job.q_next = args->q.stride[0];
     job.o_next = args->o.stride[0];
-    job.k_next = job.v_next = room * heads * D;
+    job.k_next = job.v_next = args->paged ? 0 : room * heads * D;
+    job.pages = args->paged ? args->pages : NULL;
+    job.offsets = args->offsets;
     job.lengths = lengths;
     job.tokens = 1;
     job.key_heads = heads;

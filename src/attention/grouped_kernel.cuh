@@ -47,6 +47,7 @@ struct grouped_job {
     /* Of a step: keys of a sequence before this token, and elements from one sequence to the next. */
     const int64_t *lengths;
     int64_t q_next, k_next, v_next, o_next;
+    const int32_t *pages, *offsets; /* of tiles of keys in a pool, and where those of each sequence begin; NULL: none */
 };
 
 /* What a block of a step has to do. */
@@ -60,6 +61,7 @@ template <bool STEP> __device__ __forceinline__ grouped_job job_here(const group
         job.o += b * job.o_next;
         job.past = (int)min(job.lengths[b], (int64_t)job.keys - 1); /* keys: all that there is room for */
         job.keys = job.past + 1;
+        job.pages += job.pages != NULL ? job.offsets[b] : 0;
     }
     return job;
 }
@@ -103,11 +105,12 @@ template <int D>
 __device__ __forceinline__ void copy_keys(uint32_t to, const attention_rows &from, const grouped_job &job, int head,
                                           int first) {
     constexpr int EACH = D / 8;
+    const int64_t base = job.pages != NULL ? (int64_t)job.pages[first / COLUMNS] * COLUMNS : first;
 #pragma unroll 2 /* more addresses at a time would not fit beside the sums of D = 256 */
     for (int i = (int)threadIdx.x; i < COLUMNS * EACH; i += 32 * WARPS) {
         const int row = i / EACH, piece = i % EACH;
         const bool is_there = first + row < job.keys;
-        const uint16_t *source = from.data + (is_there ? first + row : 0) * from.row + head * from.head + 8 * piece;
+        const uint16_t *source = from.data + (base + (is_there ? row : 0)) * from.row + head * from.head + 8 * piece;
         copy_16(place<D>(to, row, piece), source, is_there);
     }
 }

@@ -46,7 +46,7 @@ struct attention_job {
     float scale;              /* times log2 e */
     attention_cut cut;
     int runs; /* without empty ones and those whose bias is -infinity */
-    attention_run run[CARRY_KEY_RUNS];
+    attention_run run[CARRY_MAX_KEY_RUNS];
 };
 
 /* Tiles of queries that fill whole rounds of `blocks` blocks are done whole. What is left would keep a part of the

@@ -54,7 +54,7 @@ template <typename T> struct job {
     bool causal;
     int dim, runs;
     float scale;
-    carry_key_run run[CARRY_KEY_RUNS];
+    carry_key_run run[CARRY_MAX_KEY_RUNS];
 };
 
 /* The rows of run r that query t sees. */

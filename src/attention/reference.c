@@ -22,7 +22,7 @@ static double dot(const carry_tensor *x, int64_t x_row, int64_t x_head, const ca
 
 /* p[j] for every row j of the keys, zero for those that are not seen; returns lse, less the largest bias. */
 static double probabilities(double *p, const carry_attention_args *args, int64_t t, int64_t head) {
-    carry_key_run seen[CARRY_KEY_RUNS];
+    carry_key_run seen[CARRY_MAX_KEY_RUNS];
     int runs = carry_attention_runs(args, seen);
     double scale = args->scale != 0.0f ? (double)args->scale : 1.0 / sqrt((double)args->q.shape[2]);
     double most = -INFINITY;

@@ -121,7 +121,7 @@ static carry_status time_together(session *s, sample *one) {
     double spent = carry_seconds() - before;
     const double waited = s->family->counts(s->instance).waited;
     double most[4] = {spent, waited, spent * (1.0 - fmax(waited, 0.0)), asked_to_stop(s) ? 1.0 : 0.0};
-    CARRY_TRY(carry_all_reduce(s->comm, most, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(s->comm, most, 4, CARRY_F64, CARRY_REDUCE_MAX));
     *one = (sample){.seconds = most[0], .spent = most[0], .waited = most[1], .stop = most[3] > 0.0};
     one->exposed = one->waited < 0.0 ? -1.0 : fmax(0.0, 1.0 - most[2] / most[0]);
     return CARRY_OK;
@@ -147,7 +147,7 @@ static carry_status count(session *s, carry_counts *counts) {
     }
     double most[] = {counts->flops,  counts->bytes,    (double)counts->products, counts->workspace,
                      counts->tokens, counts->received, counts->predicted};
-    CARRY_TRY(carry_all_reduce(s->comm, most, sizeof most / sizeof most[0], CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(s->comm, most, sizeof most / sizeof most[0], CARRY_F64, CARRY_REDUCE_MAX));
     *counts = (carry_counts){.flops = most[0],
                              .bytes = most[1],
                              .products = (int64_t)most[2],
@@ -318,15 +318,15 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
 
 /* Sets of inputs, so that together they exceed the last cache twice; ranks are taken to share it. */
 static carry_status copies_for(const session *s, int *copies) {
-    carry_device_properties device;
+    carry_device_properties device = {CARRY_INIT(carry_device_properties)};
     double bytes = s->family->bytes(s->instance) * (s->comm != NULL ? carry_comm_size(s->comm) : 1);
     int64_t wanted = 1;
-    if (!s->options->hot && carry_device_describe(s->ctx, &device, device_of(s)) == CARRY_OK) {
+    if (!s->options->hot && carry_device_properties_of(s->ctx, &device, device_of(s)) == CARRY_OK) {
         double room = fmin(2.0 * (double)(device.cache > 0 ? device.cache : (size_t)32 << 20), MOST_SET_BYTES);
         wanted = (int64_t)fmin(ceil(room / bytes), MOST_COPIES);
     }
     if (s->comm != NULL) {
-        CARRY_TRY(carry_all_reduce(s->comm, &wanted, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+        CARRY_TRY(carry_all_reduce(s->comm, &wanted, 1, CARRY_I64, CARRY_REDUCE_MAX));
     }
     *copies = wanted > 1 ? (int)wanted : 1;
     return CARRY_OK;

@@ -31,11 +31,10 @@ static carry_status new_context(carry_ctx *ctx, carry_ctx **made, int rank, int 
     const int all = carry_ctx_threads(ctx);
     const int share = all / ranks + (rank < all % ranks ? 1 : 0);
     CARRY_TRY(carry_rates_of(ctx, &rates, false));
-    const carry_status status = carry_ctx_new(made, &(carry_ctx_options){.threads = share > 0 ? share : 1,
-                                                                         .kernels = ctx->kernels,
-                                                                         .log_level = ctx->log_level,
-                                                                         .log = ctx->log,
-                                                                         .log_user = ctx->log_user});
+    const carry_status status =
+        carry_ctx_new(made, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = share > 0 ? share : 1,
+                                                 .kernels = ctx->kernels, .log_level = ctx->log_level, .log = ctx->log,
+                                                 .log_user = ctx->log_user});
     if (status != CARRY_OK || !carry_rates_put(*made, rates)) {
         return carry_fail(ctx, status != CARRY_OK ? status : CARRY_EMEMORY, "no context for rank %d of %d: %s", rank,
                           ranks, *made != NULL ? carry_ctx_error(*made) : "out of memory");
@@ -54,7 +53,8 @@ static carry_status on_threads(carry_ctx *ctx, double deadline, int ranks, carry
         status = new_context(ctx, &ctxs[r], r, ranks);
     }
     if (status == CARRY_OK) {
-        status = carry_comm_threads(ctxs, ranks, &(carry_comm_options){.deadline = deadline}, work, user);
+        status = carry_comm_threads(
+            ctxs, ranks, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = deadline}, work, user);
         if (status != CARRY_OK) {
             status = carry_fail(ctx, status, "%s", carry_ctx_error(ctxs[0]));
         }
@@ -78,7 +78,7 @@ static carry_status on_part(carry_comm *comm, int ranks, carry_comm_function wor
     CARRY_TRY(carry_comm_split(comm, &part, self < ranks ? 0 : -1, self));
     if (part != NULL) {
         status = work(user, part);
-        carry_comm_free(part);
+        carry_comm_close(part);
     }
     CARRY_TRY(carry_comm_set_deadline(comm, deadline > PATIENCE ? deadline : PATIENCE));
     status = carry_collective_agree(comm, status);
@@ -104,7 +104,7 @@ carry_status carry_collective_agree(carry_comm *comm, carry_status own) {
         return own;
     }
     int64_t worst = (int64_t)own;
-    CARRY_TRY(carry_all_reduce(comm, &worst, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(comm, &worst, 1, CARRY_I64, CARRY_REDUCE_MAX));
     if (own == CARRY_OK && worst != CARRY_OK) {
         return carry_fail(carry_comm_ctx(comm), (carry_status)worst, "another rank: %s",
                           carry_status_text((carry_status)worst));

@@ -5,7 +5,7 @@
 #include "core/error.h"
 #include "bench/family/family.h"
 
-carry_status carry_plan_describe(carry_ctx *ctx, char *line, size_t size, const char *problem, bool measure) {
+carry_status carry_problem_plan_about(carry_ctx *ctx, char *line, size_t size, const char *problem, bool measure) {
     carry_problem parsed;
     const carry_family *family;
     void *instance = NULL;
@@ -20,16 +20,17 @@ carry_status carry_plan_describe(carry_ctx *ctx, char *line, size_t size, const 
     return CARRY_OK;
 }
 
-const char *carry_problem_family(int index, const char **about, const char **takes) {
+const char *carry_problem_family_name(int index) {
     const carry_family *family = carry_family_at(index);
-    if (family == NULL) {
-        return NULL;
-    }
-    if (about != NULL) {
-        *about = family->about;
-    }
-    if (takes != NULL) {
-        *takes = family->takes;
-    }
-    return family->name;
+    return family != NULL ? family->name : NULL;
+}
+
+const char *carry_problem_family_about(int index) {
+    const carry_family *family = carry_family_at(index);
+    return family != NULL ? family->about : NULL;
+}
+
+const char *carry_problem_family_takes(int index) {
+    const carry_family *family = carry_family_at(index);
+    return family != NULL ? family->takes : NULL;
 }

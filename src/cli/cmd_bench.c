@@ -370,7 +370,8 @@ static carry_status bench_rank(void *user, carry_comm *comm) {
 /* Every problem is understood before the first is timed, and before ranks are there to be told. */
 static int refuse_bad_problems(const bench_options *given) {
     carry_ctx *ctx;
-    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .kernels = given->common.kernels});
+    carry_status status = carry_ctx_new(
+        &ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1, .kernels = given->common.kernels});
     for (int i = 0; i < given->words && status == CARRY_OK; i++) {
         carry_problem problem;
         const carry_family *family;

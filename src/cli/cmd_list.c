@@ -30,8 +30,8 @@ static void row(bool json, const char *what, const char *name, const char *about
 
 static int list_scans(carry_ctx *ctx, bool json) {
     (void)ctx;
-    for (int i = 0; carry_scan_name(i) != NULL; i++) {
-        row(json, "scan", carry_scan_name(i), carry_scan_about(i));
+    for (int i = 0; carry_scan_name(0, i) != NULL; i++) {
+        row(json, "scan", carry_scan_name(0, i), carry_scan_about(0, i));
     }
     return CLI_DONE;
 }
@@ -40,16 +40,16 @@ static int list_deltas(carry_ctx *ctx, bool json) {
     (void)ctx;
     static const char *const device[] = {"cpu", "cuda"};
     for (int gpu = 0; gpu < 2; gpu++) {
-        for (int i = 0; carry_delta_name_on(gpu, i) != NULL; i++) {
+        for (int i = 0; carry_delta_name(gpu, i) != NULL; i++) {
             if (json) {
                 cli_json_open();
                 cli_json_text("kind", "delta");
-                cli_json_text("name", carry_delta_name_on(gpu, i));
-                cli_json_text("about", carry_delta_about_on(gpu, i));
+                cli_json_text("name", carry_delta_name(gpu, i));
+                cli_json_text("about", carry_delta_about(gpu, i));
                 cli_json_text("device", device[gpu]);
                 cli_json_close();
             } else {
-                (void)printf("%-20s %-5s %s\n", carry_delta_name_on(gpu, i), device[gpu], carry_delta_about_on(gpu, i));
+                (void)printf("%-20s %-5s %s\n", carry_delta_name(gpu, i), device[gpu], carry_delta_about(gpu, i));
             }
         }
     }
@@ -59,9 +59,8 @@ static int list_deltas(carry_ctx *ctx, bool json) {
 /* The kinds of communicators, and the algorithms of All-Scan over them. */
 static int list_collectives(carry_ctx *ctx, bool json) {
     (void)ctx;
-    const char *about = NULL, *name = NULL;
-    for (int i = 0; (name = carry_comm_kind_name(i, &about)) != NULL; i++) {
-        row(json, "communicator", name, about);
+    for (int i = 0; carry_comm_kind_name(i) != NULL; i++) {
+        row(json, "communicator", carry_comm_kind_name(i), carry_comm_kind_about(i));
     }
     for (int i = 0; carry_all_scan_name(i) != NULL; i++) {
         row(json, "all_scan", carry_all_scan_name(i), carry_all_scan_about(i));
@@ -140,8 +139,8 @@ static void show_device(int device, const carry_device_properties *p, bool json)
 static int list_devices(carry_ctx *ctx, bool json) {
     const char *absence;
     for (int i = 0; i < carry_device_count(); i++) {
-        carry_device_properties p;
-        if (carry_device_describe(ctx, &p, i) != CARRY_OK) {
+        carry_device_properties p = {CARRY_INIT(carry_device_properties)};
+        if (carry_device_properties_of(ctx, &p, i) != CARRY_OK) {
             return cli_failed(ctx);
         }
         show_device(i, &p, json);

@@ -244,7 +244,8 @@ static int parse(stream_options *given, int count, char **arguments) {
 static int run_options(const stream_options *options, int count, char **typed) {
     stream_session *session = calloc(1, sizeof *session);
     int code = CLI_IMPOSSIBLE;
-    if (session == NULL || carry_ctx_new(&session->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+    if (session == NULL ||
+        carry_ctx_new(&session->ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
         (void)cli_refuse("out of memory");
     } else if (options->supervise) {
         code = stream_supervise(session->ctx, options, count, typed);

@@ -349,7 +349,7 @@ static int run(int count, char **arguments) {
         cli_catch_interrupt();
         d.ctx = cli_open(&d.common);
         int code = d.ctx != NULL ? actions[i].run(&d, words - 1, arguments + 1) : CLI_IMPOSSIBLE;
-        carry_tokenizer_free(d.tokenizer);
+        carry_tokenizer_close(d.tokenizer);
         carry_ctx_free(d.ctx);
         return code;
     }

@@ -204,7 +204,7 @@ static carry_status train_rank(void *user, carry_comm *comm) {
     (void)carry_dtype_parse(&type, session->options.dtype); /* what is no type is refused with the other options */
     CARRY_TRY(carry_barrier(comm)); /* ranks that share cores then share them while it is measured too */
     CARRY_TRY(carry_ceiling_product(ctx, session->hooks.device, type, &peak));
-    CARRY_TRY(carry_all_reduce(comm, &peak, 1, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    CARRY_TRY(carry_all_reduce(comm, &peak, 1, CARRY_F64, CARRY_REDUCE_SUM));
     carry_train_hooks hooks = session->hooks; /* threads share the session */
     hooks.peak = peak;
     hooks.resume = session->resume;
@@ -329,7 +329,7 @@ static int run(int count, char **arguments) {
         (void)cli_refuse("--resume takes one folder, not %d", words);
         goto done;
     }
-    if (carry_ctx_new(&session->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+    if (carry_ctx_new(&session->ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
         (void)cli_refuse("out of memory");
         goto done;
     }

@@ -411,7 +411,8 @@ int train_dit(int count, char **arguments) {
     const int words = cli_parse(&cli_train_dit, count, arguments, session->option, &session->common);
     int code = words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     if (words >= 0 && !session->common.help) {
-        if (carry_ctx_new(&session->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+        if (carry_ctx_new(&session->ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) !=
+            CARRY_OK) {
             code = cli_refuse("out of memory");
         } else {
             cli_catch_interrupt();

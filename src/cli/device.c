@@ -42,8 +42,8 @@ int cli_device(carry_ctx *ctx, const char *text, int *device) {
 }
 
 const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device) {
-    carry_device_properties properties;
-    if (device == 0 || carry_device_describe(ctx, &properties, device) != CARRY_OK) {
+    carry_device_properties properties = {CARRY_INIT(carry_device_properties)};
+    if (device == 0 || carry_device_properties_of(ctx, &properties, device) != CARRY_OK) {
         (void)snprintf(name, CLI_DEVICE, "cpu");
     } else {
         (void)snprintf(name, CLI_DEVICE, "%s:%d, %s", properties.backend, device - 1, properties.name);

@@ -250,7 +250,7 @@ static carry_status train_into(session *s, const char *folder) {
                                      .device = it->device};
     CARRY_TRY(carry_comm_open(it->ctx, &comm, "self", NULL));
     carry_status status = carry_train_run(comm, &options, &hooks);
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     return status;
 }
 

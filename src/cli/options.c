@@ -230,13 +230,12 @@ carry_ctx *cli_open_rank(const cli_common *common, int rank) {
         return NULL;
     }
     carry_ctx *ctx;
-    carry_status status =
-        carry_ctx_new(&ctx, &(carry_ctx_options){.threads = cli_threads_of_rank(common, rank),
-                                                 .kernels = common->kernels,
-                                                 .wisdom = wisdom,
-                                                 .log_level = common->verbose > 1   ? CARRY_LOG_DEBUG
-                                                              : common->verbose > 0 ? CARRY_LOG_INFO
-                                                                                    : CARRY_LOG_WARNING});
+    carry_status status = carry_ctx_new(
+        &ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = cli_threads_of_rank(common, rank),
+                                   .kernels = common->kernels, .wisdom = wisdom,
+                                   .log_level = common->verbose > 1   ? CARRY_LOG_DEBUG
+                                                : common->verbose > 0 ? CARRY_LOG_INFO
+                                                                      : CARRY_LOG_WARNING});
     if (ctx == NULL) {
         (void)cli_refuse("%s", carry_status_text(status));
         return NULL;

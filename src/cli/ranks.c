@@ -32,7 +32,7 @@ static const struct {
 /* Set by main before the verb runs, and only read after. */
 static cli_launch launch = {.size = 1};
 static int asked; /* --ranks, or 0 */
-static char agreement[CARRY_COMM_AGREEMENT];
+static char agreement[CARRY_MAX_AGREEMENT_BYTES];
 
 /* -1: not there, or no number from least to INT_MAX. What follows a first number is allowed where several machines
    have theirs, as in 2(x3),1. */
@@ -139,7 +139,7 @@ int cli_threads_of_rank(const cli_common *common, int rank) {
 
 static bool has_mpi(void) {
     const char *name = NULL;
-    for (int i = 0; (name = carry_comm_kind_name(i, NULL)) != NULL; i++) {
+    for (int i = 0; (name = carry_comm_kind_name(i)) != NULL; i++) {
         if (strcmp(name, "mpi") == 0) {
             return true;
         }
@@ -201,7 +201,7 @@ int cli_ranks_problems(const char *verb, int count, char *const *problems, bool 
     if (there == 1) { /* alone: threads are started where ranks are needed */
         return CLI_DONE;
     }
-    if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+    if (carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
         code = cli_refuse("%s", ctx != NULL ? carry_ctx_error(ctx) : "out of memory");
     }
     for (int i = 0; i < count && code == CLI_DONE; i++) {
@@ -271,13 +271,14 @@ static carry_status on_process(const cli_common *common, const carry_comm_option
     if (status != CARRY_OK) {
         (void)cli_failed(ctx); /* before the wait in which the communicator parts from its peers */
     }
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     carry_ctx_free(ctx);
     return status;
 }
 
 carry_status cli_on_ranks(const cli_common *common, carry_comm_function work, void *user) {
     const carry_comm_options options = {
+        CARRY_INIT(carry_comm_options),
         .deadline = common->deadline > 0.0 ? common->deadline : CARRY_COMM_DEADLINE,
         .agreement = agreement,
     };

@@ -51,7 +51,7 @@ typedef struct carry_collective {
     size_t bytes;       /* of a part; of all in a broadcast */
     const size_t *each; /* of every part, in an all-gatherv */
     int64_t count;
-    carry_reduce_type type;
+    carry_dtype type;
     carry_reduce reduce;
     int root;
 } carry_collective;
@@ -101,7 +101,7 @@ const char *carry_comm_names(carry_ctx *ctx);
 
 /* Tags of the library's own operations follow those of the caller. */
 enum {
-    CARRY_TAG_BARRIER = CARRY_COMM_TAGS,
+    CARRY_TAG_BARRIER = CARRY_MAX_COMM_TAGS,
     CARRY_TAG_BROADCAST,
     CARRY_TAG_REDUCE,
     CARRY_TAG_GATHER,
@@ -136,12 +136,12 @@ carry_status carry_comm_new(carry_ctx *ctx, carry_comm **comm, carry_wire *wire,
 
 void carry_comm_free_scratch(carry_comm *comm); /* collectives.c */
 /* reduce.c: to = to + from, or the larger, element by element. */
-void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_reduce_type type, carry_reduce reduce);
+void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_dtype type, carry_reduce reduce);
 
 /* cuda/reduce.cu: rows is [size, count]; the first becomes the reduction of all, in their order, on the context's
    stream. */
 carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *rows, int size, int64_t count,
-                                           carry_reduce_type type, carry_reduce reduce);
+                                           carry_dtype type, carry_reduce reduce);
 
 /* mpi.c, once MPI has started: does it take memory of GPUs? which: "Open MPI v4.1.4 (UCX)". */
 bool carry_mpi_takes_gpus(char *which, size_t size);

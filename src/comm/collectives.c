@@ -93,8 +93,8 @@ static carry_status run(carry_comm *comm, const exchange *x) {
 }
 
 /* rows: [size, count] in the communicator's memory; the first becomes the reduction of all, in their order. */
-static carry_status reduce_rows(const carry_comm *comm, void *rows, int64_t count, size_t element,
-                                carry_reduce_type type, carry_reduce reduce) {
+static carry_status reduce_rows(const carry_comm *comm, void *rows, int64_t count, size_t element, carry_dtype type,
+                                carry_reduce reduce) {
     if (comm->wire->device > 0) {
         return carry_comm_reduce_rows_on_gpu(comm->ctx, comm->wire->device, rows, comm->size, count, type, reduce);
     }
@@ -117,13 +117,16 @@ static carry_status move(const carry_comm *comm, void *to, const void *from, siz
     return CARRY_OK;
 }
 
-static carry_status check_reduction(carry_ctx *ctx, const char *operation, int64_t count, int parts,
-                                    carry_reduce_type type, carry_reduce reduce, size_t *element) {
-    if ((unsigned)type > CARRY_REDUCE_BF16 || (unsigned)reduce > CARRY_REDUCE_MAX) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "%s: type %d and reduction %d are not both known", operation, (int)type,
-                          (int)reduce);
+static carry_status check_reduction(carry_ctx *ctx, const char *operation, int64_t count, int parts, carry_dtype type,
+                                    carry_reduce reduce, size_t *element) {
+    if (type != CARRY_F32 && type != CARRY_F64 && type != CARRY_I64 && type != CARRY_BF16) {
+        return carry_fail(ctx, CARRY_EDTYPE, "%s of %s: expected f32, f64, i64 or bf16", operation,
+                          carry_dtype_name(type));
     }
-    *element = type == CARRY_REDUCE_BF16 ? 2 : type == CARRY_REDUCE_F32 ? 4 : 8;
+    if ((unsigned)reduce > CARRY_REDUCE_MAX) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "%s: reduction %d is not known", operation, (int)reduce);
+    }
+    *element = carry_dtype_size(type);
     if (count < 0 || count > INT64_MAX / 16 / parts) {
         return carry_fail(ctx, CARRY_ESIZE, "%s: %lld elements", operation, (long long)count);
     }
@@ -165,7 +168,7 @@ static carry_status grow_scratch(carry_comm *comm, size_t bytes) {
 
 /* out = the reduction of this rank's part of everybody's `all`, in the order of ranks. out may lie in its own part. */
 static carry_status reduce_part(carry_comm *comm, const char *operation, void *out, const char *all,
-                                const layout *parts, size_t element, carry_reduce_type type, carry_reduce reduce) {
+                                const layout *parts, size_t element, carry_dtype type, carry_reduce reduce) {
     const size_t bytes = part_bytes(parts, comm->rank);
     const char *own = all + part_offset(parts, comm->rank);
     CARRY_TRY(grow_scratch(comm, bytes * (size_t)comm->size));
@@ -221,7 +224,7 @@ static carry_status gather_small(carry_comm *comm, const char *operation, char *
 /* Everybody's data, added up by everybody in the order of ranks. The tag is that of reductions which are not small: a
    rank that has more elements is then told of the difference at once, and does not wait. */
 static carry_status reduce_small(carry_comm *comm, const char *operation, void *data, int64_t count, size_t element,
-                                 carry_reduce_type type, carry_reduce reduce) {
+                                 carry_dtype type, carry_reduce reduce) {
     const size_t bytes = (size_t)count * element;
     CARRY_TRY(grow_scratch(comm, bytes * (size_t)comm->size));
     char *row = comm->scratch;
@@ -316,8 +319,7 @@ carry_status carry_broadcast(carry_comm *comm, void *data, size_t bytes, int roo
     return CARRY_OK;
 }
 
-carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry_reduce_type type,
-                              carry_reduce reduce) {
+carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry_dtype type, carry_reduce reduce) {
     CARRY_SPAN(comm->ctx, "comm", "all-reduce");
     CARRY_TRY(check_open(comm, "all-reduce"));
     size_t element;
@@ -370,7 +372,7 @@ carry_status carry_all_gatherv(carry_comm *comm, void *all, const void *piece, c
     return gather_parts(comm, "all-gatherv", all, piece, &parts);
 }
 
-carry_status carry_reduce_scatter(carry_comm *comm, void *piece, const void *all, int64_t count, carry_reduce_type type,
+carry_status carry_reduce_scatter(carry_comm *comm, void *piece, const void *all, int64_t count, carry_dtype type,
                                   carry_reduce reduce) {
     CARRY_SPAN(comm->ctx, "comm", "reduce-scatter");
     CARRY_TRY(check_open(comm, "reduce-scatter"));

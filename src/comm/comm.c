@@ -8,6 +8,7 @@
 #include "comm/backend.h"
 #include "core/clock.h"
 #include "core/context.h"
+#include "core/sized.h"
 #include "core/span.h"
 
 /* Tells the other ranks what has just been said here, and returns its status. */
@@ -117,9 +118,9 @@ static carry_status check_message(const carry_comm *comm, const char *operation,
     if (peer < 0 || peer >= comm->size) {
         return carry_fail(comm->ctx, CARRY_EARGUMENT, "%s: there is no rank %d among %d", operation, peer, comm->size);
     }
-    if (tag < 0 || tag >= CARRY_COMM_TAGS) {
+    if (tag < 0 || tag >= CARRY_MAX_COMM_TAGS) {
         return carry_fail(comm->ctx, CARRY_EARGUMENT, "%s: tag %d: expected 0 to %d", operation, tag,
-                          CARRY_COMM_TAGS - 1);
+                          CARRY_MAX_COMM_TAGS - 1);
     }
     if (data == NULL && bytes > 0) {
         return carry_fail(comm->ctx, CARRY_EARGUMENT, "%s: %zu bytes at no address", operation, bytes);
@@ -252,9 +253,9 @@ static carry_status check_options(carry_ctx *ctx, const carry_comm_kind *kind, c
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "\"%s\" does not move the memory of device %d", kind->name,
                           options->device);
     }
-    if (options->agreement != NULL && strlen(options->agreement) >= CARRY_COMM_AGREEMENT) {
+    if (options->agreement != NULL && strlen(options->agreement) >= CARRY_MAX_AGREEMENT_BYTES) {
         return carry_fail(ctx, CARRY_EARGUMENT, "the agreement string has %zu characters: at most %d fit",
-                          strlen(options->agreement), CARRY_COMM_AGREEMENT - 1);
+                          strlen(options->agreement), CARRY_MAX_AGREEMENT_BYTES - 1);
     }
     return CARRY_OK;
 }
@@ -273,10 +274,11 @@ static carry_status unknown_kind(carry_ctx *ctx, const char *kind) {
 }
 
 carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind, const carry_comm_options *options) {
-    carry_comm_options given = options != NULL ? *options : (carry_comm_options){0};
+    carry_comm_options given;
+    *comm = NULL;
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_comm_options, &given, options));
     given.deadline = given.deadline == 0.0 ? CARRY_COMM_DEADLINE : given.deadline;
     const carry_comm_options *o = &given;
-    *comm = NULL;
     const carry_comm_kind *found = carry_comm_find(kind);
     if (found == NULL) {
         return unknown_kind(ctx, kind);
@@ -298,13 +300,13 @@ carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind
     (*comm)->over = o->over;
     status = found->on_gpu ? CARRY_OK : carry_comm_handshake(*comm, agreement);
     if (status != CARRY_OK) {
-        carry_comm_free(*comm);
+        carry_comm_close(*comm);
         *comm = NULL;
     }
     return status;
 }
 
-void carry_comm_free(carry_comm *comm) {
+void carry_comm_close(carry_comm *comm) {
     if (comm == NULL) {
         return;
     }
@@ -343,8 +345,8 @@ carry_status carry_comm_set_deadline(carry_comm *comm, double seconds) {
     return CARRY_OK;
 }
 
-carry_comm_counts carry_comm_counted(const carry_comm *comm) {
-    return comm->counts;
+carry_status carry_comm_counted(const carry_comm *comm, carry_comm_counts *counts) {
+    return CARRY_SIZED_WRITE(comm->ctx, carry_comm_counts, counts, &comm->counts);
 }
 
 void carry_comm_abort(carry_comm *comm, const char *reason) {

@@ -49,7 +49,7 @@ carry_status carry_comm_sharing(carry_comm *comm, int *most) {
 
 #ifndef CARRY_HAVE_CUDA
 carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *rows, int size, int64_t count,
-                                           carry_reduce_type type, carry_reduce reduce) {
+                                           carry_dtype type, carry_reduce reduce) {
     (void)rows;
     (void)size;
     (void)count;
@@ -74,17 +74,18 @@ static carry_status all_opened(carry_comm *over, carry_comm **comm, carry_status
         carry_log(over->ctx, own == CARRY_EUNSUPPORTED ? CARRY_LOG_INFO : CARRY_LOG_WARNING, "%s is not used: %s", what,
                   carry_ctx_error(over->ctx));
     }
-    const carry_status status = carry_all_reduce(over, &worst, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
+    const carry_status status = carry_all_reduce(over, &worst, 1, CARRY_I64, CARRY_REDUCE_MAX);
     *opened = status == CARRY_OK && worst == CARRY_OK;
     if (!*opened) {
-        carry_comm_free(*comm);
+        carry_comm_close(*comm);
         *comm = NULL;
     }
     return status;
 }
 
 carry_status carry_comm_open_device(carry_comm *over, carry_comm **comm, int device, const char *way) {
-    carry_comm_options options = {.deadline = carry_comm_deadline(over), .device = device, .over = over};
+    carry_comm_options options = {CARRY_INIT(carry_comm_options), .deadline = carry_comm_deadline(over),
+                                  .device = device, .over = over};
     const char *kind = carry_comm_name(over);
     const bool threads = strcmp(kind, "threads") == 0 || strcmp(kind, "self") == 0;
     const bool is_nccl = way != NULL && strcmp(way, "nccl") == 0;

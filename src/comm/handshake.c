@@ -10,7 +10,7 @@
 #define FIELD 64
 
 typedef struct record {
-    char version[FIELD], build[FIELD], agreement[CARRY_COMM_AGREEMENT];
+    char version[FIELD], build[FIELD], agreement[CARRY_MAX_AGREEMENT_BYTES];
 } record;
 
 typedef struct verdict {
@@ -54,7 +54,7 @@ static carry_status judge(carry_comm *comm, const record *mine, verdict *v) {
         const carry_deadline deadline = carry_deadline_from_now(comm, "open");
         carry_comm_post_recv(comm, comm->requests, "open", &other, sizeof other, rank, CARRY_TAG_HANDSHAKE);
         CARRY_TRY(carry_comm_wait_all(comm, comm->requests, 1, &deadline));
-        other.version[FIELD - 1] = other.build[FIELD - 1] = other.agreement[CARRY_COMM_AGREEMENT - 1] = '\0';
+        other.version[FIELD - 1] = other.build[FIELD - 1] = other.agreement[CARRY_MAX_AGREEMENT_BYTES - 1] = '\0';
         compare(v, "version", mine->version, other.version, rank);
         compare(v, "build", mine->build, other.build, rank);
         compare(v, "agreement", mine->agreement, other.agreement, rank);

@@ -111,9 +111,6 @@ static void finish(void) {
 }
 
 static bool init(int *level, double deadline) {
-    if (!is_simulated) {
-        carry_guard_start();
-    }
     enter("MPI_Init", -1, carry_seconds() + deadline + STARTING);
     const bool is_started = MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, level) == MPI_SUCCESS;
     leave();
@@ -134,6 +131,9 @@ static carry_status start(carry_ctx *ctx, double deadline) {
     MPI_Finalized(&finalized);
     if (finalized) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "MPI has been finalised in this process and cannot start again");
+    }
+    if (!is_simulated) {
+        carry_guard_start();
     }
     MPI_Initialized(&initialized);
     if (!initialized) {

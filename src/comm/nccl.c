@@ -17,11 +17,11 @@ static bool is_good(ncclResult_t code) {
     return code == ncclSuccess || code == ncclInProgress;
 }
 
-static ncclDataType_t type_of(carry_reduce_type type) {
-    return type == CARRY_REDUCE_F32    ? ncclFloat32
-           : type == CARRY_REDUCE_F64  ? ncclFloat64
-           : type == CARRY_REDUCE_BF16 ? ncclBfloat16
-                                       : ncclInt64;
+static ncclDataType_t type_of(carry_dtype type) {
+    return type == CARRY_F32    ? ncclFloat32
+           : type == CARRY_F64  ? ncclFloat64
+           : type == CARRY_BF16 ? ncclBfloat16
+                                : ncclInt64;
 }
 
 /* Every rank is the root of its own part. */

@@ -93,7 +93,7 @@ static carry_status relay(carry_comm *comm, char *data, int count, double *secon
         double spent = carry_seconds();
         CARRY_TRY(pass_on(comm, data, count));
         spent = carry_seconds() - spent;
-        CARRY_TRY(carry_all_reduce(carry_comm_host(comm), &spent, 1, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+        CARRY_TRY(carry_all_reduce(carry_comm_host(comm), &spent, 1, CARRY_F64, CARRY_REDUCE_MAX));
         *seconds = spent < *seconds ? spent : *seconds;
     }
     return CARRY_OK;
@@ -128,8 +128,8 @@ static carry_status measure(carry_comm *comm, char *data, double slowest[4], dou
         sum[0] += serves ? small : 0;
         sum[1] += serves ? large : 0;
     }
-    CARRY_TRY(carry_all_reduce(carry_comm_host(comm), sum, 2, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
-    return carry_all_reduce(carry_comm_host(comm), slowest, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX);
+    CARRY_TRY(carry_all_reduce(carry_comm_host(comm), sum, 2, CARRY_F64, CARRY_REDUCE_SUM));
+    return carry_all_reduce(carry_comm_host(comm), slowest, 4, CARRY_F64, CARRY_REDUCE_MAX);
 }
 
 /* Where a small message takes nearly as long as a large one, their difference says nothing. */
@@ -156,8 +156,7 @@ static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *
             times[i][1] = large > times[i][1] ? large : times[i][1];
         }
     }
-    CARRY_TRY(carry_all_reduce(carry_comm_host(comm), times, 2 * (int64_t)CARRY_COMM_FAR, CARRY_REDUCE_F64,
-                               CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(carry_comm_host(comm), times, 2 * (int64_t)CARRY_COMM_FAR, CARRY_F64, CARRY_REDUCE_MAX));
     for (int i = 0; i < CARRY_COMM_FAR && times[i][1] > 0; i++) {
         rates->far_latency[i] = times[i][0] > 1e-9 ? times[i][0] : 1e-9;
         rates->far_bandwidth[i] = bandwidth_of(times[i][0], times[i][1]);

@@ -47,19 +47,21 @@ static void reduce_i64(int64_t *to, const int64_t *from, int64_t count, carry_re
     }
 }
 
-void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_reduce_type type, carry_reduce reduce) {
+void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_dtype type, carry_reduce reduce) {
     switch (type) {
-    case CARRY_REDUCE_F32:
+    case CARRY_F32:
         reduce_f32(to, from, count, reduce);
         break;
-    case CARRY_REDUCE_F64:
+    case CARRY_F64:
         reduce_f64(to, from, count, reduce);
         break;
-    case CARRY_REDUCE_I64:
+    case CARRY_I64:
         reduce_i64(to, from, count, reduce);
         break;
-    case CARRY_REDUCE_BF16:
+    case CARRY_BF16:
         reduce_bf16(to, from, count, reduce);
+        break;
+    case CARRY_F16: /* refused before */
         break;
     }
 }

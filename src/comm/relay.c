@@ -213,8 +213,8 @@ static void free_relay(carry_relay *relay) {
     if (relay->way->close != NULL) {
         relay->way->close(relay);
     }
-    carry_comm_free(relay->forth);
-    carry_comm_free(relay->back);
+    carry_comm_close(relay->forth);
+    carry_comm_close(relay->back);
     free(relay->devices);
     free(relay);
 }
@@ -254,16 +254,16 @@ static carry_status compare(carry_relay *relay, const record *mine, int size) {
 
 static carry_status meet(carry_relay *relay, const carry_comm_options *options) {
     const int rank = carry_comm_rank(options->over), size = carry_comm_size(options->over);
-    carry_device_properties properties = {0};
+    carry_device_properties properties = {CARRY_INIT(carry_device_properties)};
     CARRY_TRY(carry_comm_split(options->over, &relay->forth, 0, rank));
     CARRY_TRY(carry_comm_split(options->over, &relay->back, 0, rank));
     CARRY_TRY(carry_comm_set_deadline(relay->forth, options->deadline));
     record mine = {.number = options->device};
-    const carry_status described = carry_device_describe(relay->ctx, &properties, options->device);
+    const carry_status described = carry_device_properties_of(relay->ctx, &properties, options->device);
     mine.status = (int32_t)described;
     (void)snprintf(mine.device, sizeof mine.device, "%.63s", properties.name);
     const carry_status status = compare(relay, &mine, size);
-    return described != CARRY_OK ? carry_device_describe(relay->ctx, &properties, options->device) : status;
+    return described != CARRY_OK ? carry_device_properties_of(relay->ctx, &properties, options->device) : status;
 }
 
 carry_status carry_relay_open(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options,

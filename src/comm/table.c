@@ -36,12 +36,10 @@ const char *carry_comm_names(carry_ctx *ctx) {
     return ctx->line;
 }
 
-const char *carry_comm_kind_name(int index, const char **about) {
-    if (index < 0 || index >= KINDS) {
-        return NULL;
-    }
-    if (about != NULL) {
-        *about = kinds[index]->about;
-    }
-    return kinds[index]->name;
+const char *carry_comm_kind_name(int index) {
+    return index < 0 || index >= KINDS ? NULL : kinds[index]->name;
+}
+
+const char *carry_comm_kind_about(int index) {
+    return index < 0 || index >= KINDS ? NULL : kinds[index]->about;
 }

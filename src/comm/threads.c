@@ -2,6 +2,7 @@
 #include "comm/mailbox.h"
 #include "comm/ranks.h"
 #include "core/error.h"
+#include "core/sized.h"
 
 static void *make_hall(int size) {
     return carry_mailbox_new(size);
@@ -56,7 +57,7 @@ static carry_status rank_main(void *user, const carry_rank *self) {
     if (status != CARRY_OK) {
         carry_comm_abort(comm, carry_ctx_error(w->ctxs[self->rank]));
     }
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     return status;
 }
 
@@ -73,10 +74,8 @@ const carry_comm_kind carry_comm_kind_threads = {
 
 carry_status carry_comm_threads(carry_ctx *const *ctxs, int ranks, const carry_comm_options *options,
                                 carry_comm_function function, void *user) {
-    work w = {.ctxs = ctxs, .options = {.deadline = CARRY_COMM_DEADLINE}, .function = function, .user = user};
-    if (options != NULL) {
-        w.options = *options;
-    }
+    work w = {.ctxs = ctxs, .function = function, .user = user};
+    CARRY_TRY(CARRY_SIZED_READ(ctxs[0], carry_comm_options, &w.options, options));
     int failed = 0;
     carry_status status = carry_ranks_run_told(ctxs[0], ranks, rank_main, &w, &failed);
     if (failed > 0) {

@@ -12,10 +12,6 @@
 #define TRIPS CARRY_MEASURED(5, 1)
 #define LARGE ((size_t)1 << CARRY_MEASURED(24, 18))
 
-static size_t element_of(carry_reduce_type type) {
-    return type == CARRY_REDUCE_BF16 ? 2 : type == CARRY_REDUCE_F32 ? 4 : 8;
-}
-
 static carry_status around(carry_comm *comm, void *to, const void *from, size_t bytes) {
     const int ahead = (comm->rank + 1) % comm->size, behind = (comm->rank + comm->size - 1) % comm->size;
     carry_request requests[2];
@@ -25,9 +21,9 @@ static carry_status around(carry_comm *comm, void *to, const void *from, size_t 
     return received != CARRY_OK ? received : sent;
 }
 
-carry_status carry_comm_time_once(carry_comm *comm, carry_comm_operation operation, carry_reduce_type type, void *all,
+carry_status carry_comm_time_once(carry_comm *comm, carry_comm_operation operation, carry_dtype type, void *all,
                                   void *own, size_t bytes) {
-    const size_t element = element_of(type), part = bytes / (size_t)comm->size;
+    const size_t element = carry_dtype_size(type), part = bytes / (size_t)comm->size;
     switch (operation) {
     case CARRY_TIME_ALL_REDUCE:
         return carry_all_reduce(comm, own, (int64_t)(bytes / element), type, CARRY_REDUCE_SUM);
@@ -48,7 +44,7 @@ static int by_size(const void *a, const void *b) {
 }
 
 /* After a first one, which finds everybody asleep. */
-static carry_status measure(carry_comm *comm, carry_comm_operation operation, carry_reduce_type type, void *data[2],
+static carry_status measure(carry_comm *comm, carry_comm_operation operation, carry_dtype type, void *data[2],
                             size_t bytes, double *seconds) {
     carry_comm *host = carry_comm_host(comm);
     const int device = comm->wire->device;
@@ -59,17 +55,17 @@ static carry_status measure(carry_comm *comm, carry_comm_operation operation, ca
         CARRY_TRY(carry_comm_time_once(comm, operation, type, data[0], data[1], bytes));
         CARRY_TRY(carry_stream_wait(comm->ctx, device, carry_ctx_stream(comm->ctx, device)));
         times[i] = carry_seconds() - start;
-        CARRY_TRY(carry_all_reduce(host, &times[i], 1, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+        CARRY_TRY(carry_all_reduce(host, &times[i], 1, CARRY_F64, CARRY_REDUCE_MAX));
     }
     qsort(times + 1, TRIPS, sizeof *times, by_size);
     *seconds = times[1 + TRIPS / 2];
     return CARRY_OK;
 }
 
-static carry_status measure_all(carry_comm *comm, carry_comm_operation operation, carry_reduce_type type, void *data[2],
+static carry_status measure_all(carry_comm *comm, carry_comm_operation operation, carry_dtype type, void *data[2],
                                 carry_comm_times *times) {
     static const size_t sizes[CARRY_COMM_SIZES] = {LARGE >> 14, LARGE >> 8, LARGE >> 4, LARGE};
-    const size_t step = element_of(type) * (size_t)comm->size;
+    const size_t step = carry_dtype_size(type) * (size_t)comm->size;
     for (int i = 0; i < CARRY_COMM_SIZES; i++) {
         const size_t bytes = sizes[i] < step ? step : sizes[i] / step * step;
         times->bytes[i] = (double)bytes;
@@ -81,7 +77,7 @@ static carry_status measure_all(carry_comm *comm, carry_comm_operation operation
     return CARRY_OK;
 }
 
-carry_status carry_comm_times_of(carry_comm *comm, carry_comm_operation operation, carry_reduce_type type,
+carry_status carry_comm_times_of(carry_comm *comm, carry_comm_operation operation, carry_dtype type,
                                  carry_comm_times *times) {
     CARRY_SPAN(comm->ctx, "plan", "times of a collective");
     const size_t most = LARGE + 8 * (size_t)comm->size;

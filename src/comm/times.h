@@ -22,11 +22,11 @@ typedef struct carry_comm_times {
 
 /* A collective: up to a tenth of a second where messages are slow. The slowest rank counts, the median of some trips.
    Until the work has happened, on a GPU too. */
-carry_status carry_comm_times_of(carry_comm *comm, carry_comm_operation operation, carry_reduce_type type,
+carry_status carry_comm_times_of(carry_comm *comm, carry_comm_operation operation, carry_dtype type,
                                  carry_comm_times *times);
 
 /* One of them: `all` and `own` have `bytes` each, a multiple of the elements of all ranks. */
-carry_status carry_comm_time_once(carry_comm *comm, carry_comm_operation operation, carry_reduce_type type, void *all,
+carry_status carry_comm_time_once(carry_comm *comm, carry_comm_operation operation, carry_dtype type, void *all,
                                   void *own, size_t bytes);
 
 double carry_comm_time(const carry_comm_times *times, double bytes); /* pure */

@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/sized.h"
 #include "core/span.h"
 #include "core/threads.h"
 
@@ -84,13 +85,14 @@ void carry_log(carry_ctx *ctx, carry_log_level level, const char *format, ...) {
 }
 
 carry_status carry_ctx_new(carry_ctx **ctx, const carry_ctx_options *options) {
-    static const carry_ctx_options defaults;
+    carry_ctx_options own;
     *ctx = calloc(1, sizeof **ctx);
     if (*ctx == NULL) {
         return CARRY_EMEMORY;
     }
     (*ctx)->log = log_to_stderr;
-    return apply_options(*ctx, options != NULL ? options : &defaults);
+    CARRY_TRY(CARRY_SIZED_READ(*ctx, carry_ctx_options, &own, options));
+    return apply_options(*ctx, &own);
 }
 
 void carry_ctx_free(carry_ctx *ctx) {

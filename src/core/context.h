@@ -10,7 +10,7 @@ struct carry_pool;
 struct carry_recording;
 struct carry_stream;
 
-#define CARRY_CTX_STREAMS 16 /* as CARRY_STREAM_DEVICES of carry/device.h, which core does not include */
+#define CARRY_CTX_STREAMS 16 /* as CARRY_MAX_DEVICES of carry/device.h, which core does not include */
 
 typedef enum carry_slot {
     CARRY_SLOT_OPS,      /* the kernels chosen for this processor (ops/) */
@@ -38,6 +38,8 @@ struct carry_ctx {
         void (*free)(void *data);
     } slots[CARRY_SLOT_COUNT];
     struct carry_stream *streams[CARRY_CTX_STREAMS]; /* by device; borrowed */
+    void *fixed_rows; /* of products in blocks of a fixed number of rows (ops/linear.h); borrowed. NULL: of any */
+    size_t fixed_rows_bytes;
     carry_status error_status;
     char error[512];
     char error_place[96];

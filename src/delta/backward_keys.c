@@ -23,7 +23,7 @@ void carry_delta_back_keys_states(const unit *u, int64_t tokens, const float *S,
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
     CARRY_SPAN(plan->ctx, "delta", "through states");
-    double at_end[CARRY_DELTA_MAX_DIM];
+    double at_end[CARRY_MAX_DELTA_DIM];
     for (int64_t c = 0; c < K; c++) {
         at_end[c] = (double)(s->heads.end[c] * carry_delta_dot(S + c * V, dS + c * V, V));
     }
@@ -119,7 +119,7 @@ static void pair_of_block(const unit *u, int64_t tokens, int64_t i, int64_t j) {
     float beta = s->heads.beta[i];
     float n = s->by_values[i * plan->chunk + j];
     float p = plan->scale * s->by_values[(tokens + i) * plan->chunk + j];
-    float decays[CARRY_DELTA_MAX_DIM];
+    float decays[CARRY_MAX_DELTA_DIM];
     const float *q_i = s->rows.q + i * K;
     const float *k_i = s->rows.k + i * K;
     const float *k_j = s->rows.k + j * K;
@@ -181,7 +181,7 @@ void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64
         }
     }
     for (int64_t i = carry_delta_back_first_bad(u, tokens, S); i >= 0; i--) {
-        double dg[CARRY_DELTA_MAX_DIM];
+        double dg[CARRY_MAX_DELTA_DIM];
         carry_delta_back_gate_between(u, i, tokens, S, dS, dg);
         for (int64_t c = 0; c < K; c++) {
             s->key_dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0 : dg[c];

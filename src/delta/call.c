@@ -48,8 +48,8 @@ carry_status carry_delta_backward(carry_delta_plan *plan, const carry_delta_back
                                           : missing(plan, "backward pass");
 }
 
-carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tensor state,
-                              const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
+static carry_status step(carry_delta_plan *plan, carry_tensor o, carry_tensor state, const int32_t *slots,
+                         const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
     CARRY_SPAN(ctx, "delta", "step");
@@ -63,10 +63,22 @@ carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tens
     }
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &in));
     CARRY_TRY(carry_delta_check_written(ctx, p, "o", &o, p->value_heads, p->value));
-    CARRY_TRY(carry_delta_check_state(ctx, p, "state", &state));
+    carry_tensor rows = state;
+    rows.shape[0] = slots != NULL ? p->batch : state.shape[0]; /* a pool has any number of them */
+    CARRY_TRY(carry_delta_check_state(ctx, p, "state", &rows));
     CARRY_TRY(check_workspace(plan, workspace, workspace_bytes, plan->forward_workspace));
-    return plan->method->step != NULL ? plan->method->step(plan, &o, &state, inputs, workspace, workspace_bytes)
+    return plan->method->step != NULL ? plan->method->step(plan, &o, &state, slots, inputs, workspace, workspace_bytes)
                                       : missing(plan, "step");
+}
+
+carry_status carry_delta_step(carry_delta_plan *plan, carry_tensor o, carry_tensor state,
+                              const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
+    return step(plan, o, state, NULL, inputs, workspace, workspace_bytes);
+}
+
+carry_status carry_delta_step_slots(carry_delta_plan *plan, carry_tensor o, carry_tensor pool, const int32_t *slots,
+                                    const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
+    return step(plan, o, pool, slots, inputs, workspace, workspace_bytes);
 }
 
 carry_status carry_delta_range(carry_delta_plan *plan, carry_tensor M, carry_tensor L,

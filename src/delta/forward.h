@@ -97,7 +97,8 @@ void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch
 carry_status carry_delta_cpu_forward(carry_delta_plan *plan, const carry_delta_forward_args *args, void *workspace,
                                      size_t workspace_bytes);
 carry_status carry_delta_cpu_step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
-                                  const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes);
+                                  const int32_t *slots, const carry_delta_forward_args *inputs, void *workspace,
+                                  size_t workspace_bytes);
 carry_status carry_delta_cpu_range(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
                                    const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes);
 

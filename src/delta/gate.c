@@ -113,7 +113,7 @@ static void key_corner(const carry_delta_plan *plan, const carry_delta_rows *row
     int64_t K = plan->problem.key;
     const float *k = rows->k + i * K;
     const float *q = rows->with_q ? rows->q + i * K : k;
-    float weighed[CARRY_DELTA_MAX_DIM];
+    float weighed[CARRY_MAX_DELTA_DIM];
     for (int64_t j = block; j <= i; j++) {
         carry_delta_key_decays(plan, head, i, j, weighed);
         for (int64_t c = 0; c < K; c++) {

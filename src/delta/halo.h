@@ -6,7 +6,7 @@
 #include "comm/rates.h"
 #include "ops/kernels/kernels.h"
 
-#define CARRY_HALO_TAG (CARRY_COMM_TAGS - 1)
+#define CARRY_HALO_TAG (CARRY_MAX_COMM_TAGS - 1)
 
 /* What a rank tells the others. */
 typedef struct carry_halo_record {

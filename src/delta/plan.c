@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/sized.h"
 #include "core/span.h"
 #include "delta/terms.h"
 #include "device/backend.h"
@@ -109,7 +110,8 @@ static carry_status find_device(carry_delta_plan *plan) {
         return carry_fail(plan->ctx, CARRY_EDEVICE, "there is no device %d here: there are %d, the CPU being device 0",
                           device, carry_device_count());
     }
-    return carry_device_describe(plan->ctx, &plan->gpu, device);
+    plan->gpu.size = sizeof plan->gpu;
+    return carry_device_properties_of(plan->ctx, &plan->gpu, device);
 }
 
 static void tell(carry_delta_plan *plan, bool by_name) {
@@ -135,9 +137,10 @@ static void tell(carry_delta_plan *plan, bool by_name) {
 
 carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const carry_delta_problem *problem,
                                   const carry_delta_options *options) {
-    const char *method = options != NULL ? options->method : NULL;
+    carry_delta_options own;
     CARRY_SPAN(ctx, "plan", "delta");
     *plan = NULL;
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_delta_options, &own, options));
     CARRY_TRY(carry_delta_check_problem(ctx, problem));
     carry_delta_plan *made = calloc(1, sizeof *made);
     if (made == NULL) {
@@ -149,7 +152,7 @@ carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const
     made->sequences = problem->sequences > 0 ? problem->sequences : problem->batch;
     made->scale = problem->scale != 0.0f ? problem->scale : 1.0f / sqrtf((float)problem->key);
     carry_status status = find_device(made);
-    status = status == CARRY_OK ? choose(made, method) : status;
+    status = status == CARRY_OK ? choose(made, own.algorithm) : status;
     if (status == CARRY_OK && !made->method->workspace(made)) {
         status = carry_fail(ctx, CARRY_ESIZE, "the workspace of this problem is larger than memory can be");
     }
@@ -157,9 +160,50 @@ carry_status carry_delta_plan_new(carry_ctx *ctx, carry_delta_plan **plan, const
         free(made);
         return status;
     }
-    tell(made, method != NULL);
+    made->is_named = own.algorithm != NULL;
+    tell(made, own.algorithm != NULL);
     *plan = made;
     return CARRY_OK;
+}
+
+carry_status carry_delta_plan_resize(carry_delta_plan *plan, int64_t batch, int64_t tokens) {
+    carry_delta_plan other = *plan;
+    other.problem.batch = batch;
+    other.problem.tokens = tokens;
+    other.sequences = batch;
+    if (plan->problem.sequences != 0) {
+        return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "a plan of packed sequences has one size");
+    }
+    if (plan->problem.batch == batch && plan->problem.tokens == tokens) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_delta_check_problem(plan->ctx, &other.problem));
+    if (!plan->is_named) {
+        CARRY_TRY(choose(&other, NULL));
+    }
+    if (!other.method->workspace(&other)) {
+        return carry_fail(plan->ctx, CARRY_ESIZE, "the workspace of this problem is larger than memory can be");
+    }
+    *plan = other;
+    return CARRY_OK;
+}
+
+size_t carry_delta_plan_most_workspace(const carry_delta_plan *plan, int64_t batch, int64_t tokens) {
+    size_t most = plan->forward_workspace;
+    char why[WHY];
+    const carry_delta_method *method;
+    for (int i = 0; (method = carry_delta_at(plan->problem.device != 0, i)) != NULL; i++) {
+        for (int form = 0; form < 2; form++) {
+            carry_delta_plan one = *plan;
+            use(&one, method);
+            one.problem.batch = one.sequences = form == 0 ? 1 : batch;
+            one.problem.tokens = form == 0 ? tokens : 1;
+            if (method->applies(&one, why, WHY) && method->workspace(&one)) {
+                most = one.forward_workspace > most ? one.forward_workspace : most;
+            }
+        }
+    }
+    return most;
 }
 
 void carry_delta_plan_free(carry_delta_plan *plan) {
@@ -170,7 +214,7 @@ const char *carry_delta_plan_about(const carry_delta_plan *plan) {
     return plan->about;
 }
 
-const char *carry_delta_plan_method(const carry_delta_plan *plan) {
+const char *carry_delta_plan_algorithm(const carry_delta_plan *plan) {
     return plan->method->name;
 }
 
@@ -186,7 +230,7 @@ size_t carry_delta_range_workspace(const carry_delta_plan *plan) {
     return plan->range_workspace;
 }
 
-size_t carry_delta_kept(const carry_delta_plan *plan) {
+size_t carry_delta_kept_bytes(const carry_delta_plan *plan) {
     return plan->kept;
 }
 
@@ -195,6 +239,7 @@ int64_t carry_delta_snapshots(const carry_delta_plan *plan) {
     return p->snapshot_every > 0 ? (p->tokens + p->snapshot_every - 1) / p->snapshot_every : p->snapshot_last;
 }
 
-double carry_delta_flops(const carry_delta_plan *plan) {
-    return plan->flops;
+carry_status carry_delta_counted(const carry_delta_plan *plan, carry_delta_counts *counts) {
+    const carry_delta_counts own = {.flops = plan->flops};
+    return CARRY_SIZED_WRITE(plan->ctx, carry_delta_counts, counts, &own);
 }

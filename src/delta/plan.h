@@ -29,7 +29,8 @@ typedef struct carry_delta_method {
                             size_t bytes);
     carry_status (*backward)(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
                              size_t bytes);
-    carry_status (*step)(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
+    /* slots: [sequences], on the plan's device: sequence i has row slots[i] of state. NULL: row i. */
+    carry_status (*step)(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state, const int32_t *slots,
                          const carry_delta_forward_args *inputs, void *workspace, size_t bytes);
     carry_status (*range)(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
                           const carry_delta_forward_args *inputs, void *workspace, size_t bytes);
@@ -56,10 +57,21 @@ struct carry_delta_plan {
     int64_t sequences;
     float scale;
     size_t forward_workspace, backward_workspace, range_workspace, kept;
+    bool is_named;    /* the method was asked for by name */
     size_t back_room; /* bytes that the rounds of a backward pass may use (cuda/rounds.cu) */
     double flops;
     char about[320];
 };
+
+/* The same plan for other sizes, which keep its method if it was asked for by name. Allocates nothing; the caller has
+   workspace for every size that it will set. */
+carry_status carry_delta_plan_resize(carry_delta_plan *plan, int64_t batch, int64_t tokens);
+/* Bytes of forward workspace for this many tokens of one sequence, or this many sequences of one token, or fewer, by
+   any method that carry_delta_plan_resize may choose. */
+size_t carry_delta_plan_most_workspace(const carry_delta_plan *plan, int64_t batch, int64_t tokens);
+/* carry_delta_step for states in a pool [rows, HV, K, V]: sequence i has row slots[i], no row twice. */
+carry_status carry_delta_step_slots(carry_delta_plan *plan, carry_tensor o, carry_tensor pool, const int32_t *slots,
+                                    const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes);
 
 /* One sequence, or this rank's part of one: where its tokens are, where its chunks start among all chunks, and where
    its states come from and go to. */

@@ -120,8 +120,8 @@ static carry_status begin(job *j, int group) {
         .state = carry_view_3d(of_group(j, j->memory.state, group, p->value), CARRY_F32, heads, p->key, p->value),
         .L = carry_view_3d(of_group(j, j->memory.L, group, p->value), CARRY_F32, heads, p->key, p->value),
         .M = carry_view_3d(of_group(j, j->M, group, p->key), CARRY_F32, heads, p->key, p->key)};
-    CARRY_TRY(
-        carry_all_scan_begin(j->scans[group], &args, j->memory.scan[group], carry_all_scan_workspace(j->scans[group])));
+    CARRY_TRY(carry_all_scan_begin(j->scans[group], &args, j->memory.scan[group],
+                                   carry_all_scan_run_workspace(j->scans[group])));
     j->begun++;
     return j->polled;
 }
@@ -131,7 +131,9 @@ static carry_status end(job *j, int group) {
     CARRY_TRY(j->polled); /* of another group, maybe: this one is still under way */
     j->ended++;
     CARRY_TRY(carry_all_scan_end(j->scans[group]));
-    j->plan->exposed += carry_all_scan_counted(j->scans[group]).waited;
+    carry_all_scan_counts counts = {CARRY_INIT(carry_all_scan_counts)};
+    CARRY_TRY(carry_all_scan_counted(j->scans[group], &counts));
+    j->plan->exposed += counts.waited;
     return CARRY_OK;
 }
 

@@ -66,8 +66,8 @@ static void take(const carry_delta_ranks_plan *plan, carry_arena *arena, memory 
     const size_t all = (size_t)sequences_of(plan) * state_floats(plan);
     size_t scan = 0, inner = 0;
     if (plan->chained) {
-        const size_t forth = carry_all_scan_workspace(plan->forward[0]);
-        const size_t back = carry_all_scan_workspace(plan->backward[0]);
+        const size_t forth = carry_all_scan_run_workspace(plan->forward[0]);
+        const size_t back = carry_all_scan_run_workspace(plan->backward[0]);
         scan = forth > back ? forth : back;
     }
     const carry_delta_plan *plans[] = {plan->inner, plan->maps};
@@ -261,7 +261,7 @@ static carry_status exchange(call *c, float *M) {
                                       .L = carry_view_on(p->device, c->at.L, CARRY_F32, 3, state),
                                       .M = carry_view_on(p->device, M, CARRY_F32, 3, map)};
     c->plan->last_scan = scan;
-    return carry_all_scan_run(scan, &args, c->at.scan, carry_all_scan_workspace(scan));
+    return carry_all_scan_run(scan, &args, c->at.scan, carry_all_scan_run_workspace(scan));
 }
 
 /* Does sequence i end (start) here, with tokens here? */

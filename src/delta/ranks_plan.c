@@ -6,6 +6,7 @@
 
 #include "core/context.h"
 #include "core/error.h"
+#include "core/sized.h"
 #include "core/span.h"
 #include "delta/ranks.h"
 #include "delta/split.h"
@@ -38,12 +39,12 @@ static carry_status check(const carry_comm *comm, const carry_delta_problem *pro
                           p.state_transposed ? "transposed states" : "snapshots");
     }
     int method = 0;
-    while (p.device == 0 && options->method != NULL && carry_delta_name(method) != NULL &&
-           strcmp(carry_delta_name(method), options->method) != 0) {
+    while (p.device == 0 && options->algorithm != NULL && carry_delta_name(0, method) != NULL &&
+           strcmp(carry_delta_name(0, method), options->algorithm) != 0) {
         method++;
     }
-    if (carry_delta_name(method) == NULL) {
-        return carry_fail(ctx, CARRY_ENOTFOUND, "there is no delta-rule method '%.40s'", options->method);
+    if (carry_delta_name(0, method) == NULL) {
+        return carry_fail(ctx, CARRY_ENOTFOUND, "there is no delta-rule method '%.40s'", options->algorithm);
     }
     if (options->wire != CARRY_F32 && options->wire != CARRY_BF16) {
         return carry_fail(ctx, CARRY_EDTYPE, "states travel as f32 or bf16, not %s", carry_dtype_name(options->wire));
@@ -52,9 +53,9 @@ static carry_status check(const carry_comm *comm, const carry_delta_problem *pro
         return carry_fail(ctx, CARRY_EARGUMENT, "%" PRId64 " groups of heads: there may be 1 to %d, or 0 for a choice",
                           options->groups, CARRY_DELTA_RANKS_GROUPS);
     }
-    if (options->first_tag < 0 || options->first_tag > CARRY_COMM_TAGS - CARRY_DELTA_RANKS_TAGS) {
+    if (options->first_tag < 0 || options->first_tag > CARRY_MAX_COMM_TAGS - CARRY_DELTA_RANKS_TAGS) {
         return carry_fail(ctx, CARRY_EARGUMENT, "first_tag is %d and must be 0 to %d", options->first_tag,
-                          CARRY_COMM_TAGS - CARRY_DELTA_RANKS_TAGS);
+                          CARRY_MAX_COMM_TAGS - CARRY_DELTA_RANKS_TAGS);
     }
     return CARRY_OK;
 }
@@ -66,8 +67,8 @@ static void say(record *mine, const carry_delta_problem *p, const carry_delta_ra
                    p->batch, p->heads, p->value_heads, p->key, p->value, p->sequences, carry_dtype_name(p->dtype),
                    (int)p->gate, p->gate_inside ? " inside" : "", (double)p->scale, p->l2norm ? ", l2norm" : "",
                    p->beta_sigmoid ? ", sigmoid" : "", (double)p->beta_factor,
-                   options->method != NULL ? options->method : "any", carry_dtype_name(options->wire), options->groups,
-                   options->first_tag);
+                   options->algorithm != NULL ? options->algorithm : "any", carry_dtype_name(options->wire),
+                   options->groups, options->first_tag);
 }
 
 static carry_status compare(carry_delta_ranks_plan *plan, const record *all) {
@@ -138,7 +139,7 @@ static carry_status make_scans(carry_delta_ranks_plan *plan, const carry_delta_r
                                        .wire = options->wire,
                                        .reversed = backward,
                                        .transposed = backward};
-        carry_all_scan_options how = {.algorithm = options->algorithm,
+        carry_all_scan_options how = {CARRY_INIT(carry_all_scan_options), .algorithm = options->all_scan_algorithm,
                                       .blocks = plan->split ? 1 : 0, /* the groups are what is in flight at once */
                                       .tag = options->first_tag + group + (backward ? CARRY_DELTA_RANKS_GROUPS : 0)};
         CARRY_TRY(carry_all_scan_plan_new(plan->comm, backward ? &plan->backward[group] : &plan->forward[group], &scan,
@@ -156,8 +157,8 @@ bool carry_delta_ranks_take(const carry_delta_ranks_plan *plan, carry_arena *are
         memory->state = carry_arena_take(arena, states, (size_t)p->value * sizeof(float));
         memory->M = backward ? NULL : carry_arena_take(arena, states, (size_t)p->key * sizeof(float));
         for (int g = 0; g < plan->groups; g++) {
-            memory->scan[g] =
-                carry_arena_take(arena, carry_all_scan_workspace(backward ? plan->backward[g] : plan->forward[g]), 1);
+            memory->scan[g] = carry_arena_take(
+                arena, carry_all_scan_run_workspace(backward ? plan->backward[g] : plan->forward[g]), 1);
         }
     }
     if (plan->inner != NULL && backward) {
@@ -194,7 +195,7 @@ static carry_status state_bytes(carry_delta_ranks_plan *plan) {
 static carry_status choose_split(carry_delta_ranks_plan *plan) {
     int64_t cannot = plan->inner != NULL && !carry_delta_splits(plan->inner) ? 1 : 0;
     if (plan->problem.device > 0 && plan->chained) {
-        CARRY_TRY(carry_all_reduce(plan->host, &cannot, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+        CARRY_TRY(carry_all_reduce(plan->host, &cannot, 1, CARRY_I64, CARRY_REDUCE_MAX));
         plan->split = cannot == 0;
         CARRY_TRY(carry_comm_sharing(plan->comm, &plan->sharing));
     }
@@ -210,9 +211,10 @@ static carry_status fill(carry_delta_ranks_plan *plan, const record *all, const 
         const bool on_gpu = p->device > 0;
         inner.sequences = p->sequences < p->tokens || on_gpu ? p->sequences : p->tokens;
         const char *chosen = on_gpu ? NULL : method_of(plan, all);
-        CARRY_TRY(
-            carry_delta_plan_new(plan->ctx, &plan->inner, &inner,
-                                 &(carry_delta_options){.method = options->method != NULL ? options->method : chosen}));
+        CARRY_TRY(carry_delta_plan_new(
+            plan->ctx, &plan->inner, &inner,
+            &(carry_delta_options){CARRY_INIT(carry_delta_options),
+                                   .algorithm = options->algorithm != NULL ? options->algorithm : chosen}));
     }
     CARRY_TRY(choose_split(plan));
     make_groups(plan, all, options->groups);
@@ -240,19 +242,19 @@ carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan
                                         const carry_delta_problem *problem, const carry_delta_ranks_options *options) {
     carry_ctx *ctx = carry_comm_ctx(comm);
     CARRY_SPAN(ctx, "plan", "delta ranks");
-    const carry_delta_ranks_options none = {0};
-    options = options != NULL ? options : &none;
+    carry_delta_ranks_options own;
     *plan = NULL;
     carry_delta_ranks_plan *made = calloc(1, sizeof *made);
     record *all = calloc((size_t)carry_comm_size(comm), sizeof *all);
     record mine = {.tokens = problem->tokens, .threads = carry_ctx_threads(ctx)};
-    carry_status status = check(comm, problem, options);
+    carry_status status = CARRY_SIZED_READ(ctx, carry_delta_ranks_options, &own, options);
+    status = status == CARRY_OK ? check(comm, problem, &own) : status;
     if (made == NULL || all == NULL) {
         status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plan");
     }
     mine.status = (int32_t)status;
     if (status == CARRY_OK) {
-        say(&mine, problem, options);
+        say(&mine, problem, &own);
     } else {
         (void)snprintf(mine.word, sizeof mine.word, "%s", carry_ctx_error(ctx));
     }
@@ -268,7 +270,7 @@ carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan
         made->host = carry_comm_host(comm);
         made->ctx = ctx;
         made->problem = *problem;
-        status = fill_together(made, all, options);
+        status = fill_together(made, all, &own);
     }
     free(all);
     if (status != CARRY_OK) {
@@ -299,22 +301,26 @@ const char *carry_delta_ranks_plan_about(const carry_delta_ranks_plan *plan) {
     return plan->about;
 }
 
-size_t carry_delta_ranks_workspace(const carry_delta_ranks_plan *plan) {
+size_t carry_delta_ranks_forward_workspace(const carry_delta_ranks_plan *plan) {
     return plan->workspace;
 }
 
-size_t carry_delta_ranks_kept(const carry_delta_ranks_plan *plan) {
+size_t carry_delta_ranks_backward_workspace(const carry_delta_ranks_plan *plan) {
+    return plan->workspace;
+}
+
+size_t carry_delta_ranks_kept_bytes(const carry_delta_ranks_plan *plan) {
     return plan->kept;
 }
 
-double carry_delta_ranks_seconds(carry_delta_ranks_plan *plan) {
+double carry_delta_ranks_last_seconds(carry_delta_ranks_plan *plan) {
     if (plan->problem.device > 0) {
         carry_delta_ranks_device_times(plan);
     }
     return plan->seconds;
 }
 
-double carry_delta_ranks_exposed(carry_delta_ranks_plan *plan) {
+double carry_delta_ranks_last_exposed(carry_delta_ranks_plan *plan) {
     if (plan->problem.device > 0) {
         carry_delta_ranks_device_times(plan);
     }

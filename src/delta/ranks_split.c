@@ -62,8 +62,8 @@ static void take(const carry_delta_ranks_plan *plan, carry_arena *arena, memory 
     at->state = carry_arena_take(arena, heads * (size_t)p->value, sizeof(float));
     at->M = carry_arena_take(arena, heads * (size_t)p->key, sizeof(float));
     for (int g = 0; g < plan->groups; g++) {
-        const size_t forth = carry_all_scan_workspace(plan->forward[g]);
-        const size_t back = carry_all_scan_workspace(plan->backward[g]);
+        const size_t forth = carry_all_scan_run_workspace(plan->forward[g]);
+        const size_t back = carry_all_scan_run_workspace(plan->backward[g]);
         at->scan[g] = carry_arena_take(arena, forth > back ? forth : back, 1);
         if (plan->inner != NULL) {
             const size_t there = carry_delta_split_bytes(plan->inner, group_heads(plan, g), plan->sharing, false);
@@ -118,7 +118,7 @@ static carry_status begin(job *j, int g) {
         .state = carry_view_on(p->device, from_group(j, j->at.state, g, p->value), CARRY_F32, 3, state),
         .L = carry_view_on(p->device, from_group(j, j->at.L, g, p->value), CARRY_F32, 3, state),
         .M = carry_view_on(p->device, from_group(j, j->M, g, p->key), CARRY_F32, 3, map)};
-    CARRY_TRY(carry_all_scan_begin(j->scans[g], &args, j->at.scan[g], carry_all_scan_workspace(j->scans[g])));
+    CARRY_TRY(carry_all_scan_begin(j->scans[g], &args, j->at.scan[g], carry_all_scan_run_workspace(j->scans[g])));
     j->begun++;
     return CARRY_OK;
 }

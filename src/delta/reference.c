@@ -87,10 +87,10 @@ carry_status carry_delta_reference(carry_ctx *ctx, double *o, double *final_stat
     if (S == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a state");
     }
-    double q[CARRY_DELTA_MAX_DIM];
-    double k[CARRY_DELTA_MAX_DIM];
-    double v[CARRY_DELTA_MAX_DIM];
-    double decay[CARRY_DELTA_MAX_DIM];
+    double q[CARRY_MAX_DELTA_DIM];
+    double k[CARRY_MAX_DELTA_DIM];
+    double v[CARRY_MAX_DELTA_DIM];
+    double decay[CARRY_MAX_DELTA_DIM];
     double scale = p->scale != 0.0f ? (double)p->scale : 1.0 / sqrt((double)p->key);
     int64_t sequences = p->sequences > 0 ? p->sequences : p->batch;
     for (int64_t unit = 0; unit < sequences * p->value_heads; unit++) {

@@ -15,8 +15,8 @@
 #include "core/threads.h"
 #include "delta/forward.h"
 
-#define MOST CARRY_DELTA_RING_MOST
-#define DIM CARRY_DELTA_MAX_DIM
+#define MOST CARRY_MAX_DELTA_RING
+#define DIM CARRY_MAX_DELTA_DIM
 #define LARGE 128e6 /* bytes of all states */
 
 /* Places do not depend on the address, so that a copy of the bytes is a copy of the ring. */

@@ -41,20 +41,12 @@ const carry_delta_method *carry_delta_at(bool on_gpu, int index) {
     return index < 0 || index >= count ? NULL : on_gpu ? gpu_table[index] : table[index];
 }
 
-const char *carry_delta_name_on(int device, int index) {
+const char *carry_delta_name(int device, int index) {
     const carry_delta_method *method = carry_delta_at(device != 0, index);
     return method != NULL ? method->name : NULL;
 }
 
-const char *carry_delta_about_on(int device, int index) {
+const char *carry_delta_about(int device, int index) {
     const carry_delta_method *method = carry_delta_at(device != 0, index);
     return method != NULL ? method->about : NULL;
-}
-
-const char *carry_delta_name(int index) {
-    return carry_delta_name_on(0, index);
-}
-
-const char *carry_delta_about(int index) {
-    return carry_delta_about_on(0, index);
 }

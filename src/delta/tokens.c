@@ -77,7 +77,7 @@ static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
     for (int64_t i = begin; i < end; i++) {
         int64_t index = i / p->heads;
         int64_t head = i % p->heads;
-        int64_t at = index * p->value_heads + head * plan->group;
+        int64_t at = carry_delta_state_at(plan, &run->sequences[index], head * plan->group);
         if (!p->state_transposed) {
             float *S = (float *)run->final_state->data + at * p->key * p->value;
             carry_delta_tokens(run, s, &run->sequences[index], head, 0, 0, p->value, S, p->value, p->key * p->value);
@@ -96,7 +96,8 @@ static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
 }
 
 carry_status carry_delta_cpu_step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
-                                  const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes) {
+                                  const int32_t *slots, const carry_delta_forward_args *inputs, void *workspace,
+                                  size_t workspace_bytes) {
     carry_ctx *ctx = plan->ctx;
     const carry_delta_problem *p = &plan->problem;
     carry_delta_run run = {.in = carry_delta_inputs_of(inputs), .o = o, .final_state = state};
@@ -104,6 +105,9 @@ carry_status carry_delta_cpu_step(carry_delta_plan *plan, const carry_tensor *o,
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     (void)carry_delta_run_take(plan, &arena, &run, p->value, false);
     carry_delta_sequences(plan, &run.in, run.sequences);
+    for (int64_t i = 0; slots != NULL && i < plan->sequences; i++) {
+        run.sequences[i].index = slots[i];
+    }
     /* A thread takes states that lie behind each other: the kernel fetches the next one while it writes this one. */
     int64_t units = plan->sequences * p->heads;
     int64_t grain = (units + carry_ctx_threads(ctx) - 1) / carry_ctx_threads(ctx);

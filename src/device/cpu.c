@@ -103,7 +103,8 @@ static size_t cache_size(int level) {
 static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_properties *properties) {
     (void)ctx;
     (void)ordinal;
-    *properties = (carry_device_properties){.backend = "cpu", .units = carry_cores()};
+    *properties =
+        (carry_device_properties){CARRY_INIT(carry_device_properties), .backend = "cpu", .units = carry_cores()};
     processor_name(properties->name);
 #if defined(__aarch64__)
     (void)snprintf(properties->kernels, sizeof properties->kernels, "neon");

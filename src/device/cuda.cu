@@ -126,8 +126,8 @@ static carry_status ask(carry_ctx *ctx, int ordinal, carry_device_properties *pr
 /* Every plan asks, and the driver takes 2 ms to answer: asked once per process. */
 static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_properties *properties) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    static carry_device_properties known[CARRY_STREAM_DEVICES];
-    if (ordinal >= CARRY_STREAM_DEVICES) {
+    static carry_device_properties known[CARRY_MAX_DEVICES];
+    if (ordinal >= CARRY_MAX_DEVICES) {
         return ask(ctx, ordinal, properties);
     }
     pthread_mutex_lock(&lock);

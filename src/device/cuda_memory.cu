@@ -15,12 +15,12 @@ extern "C" {
 }
 
 typedef struct pools {
-    cudaMemPool_t pool[CARRY_STREAM_DEVICES];
+    cudaMemPool_t pool[CARRY_MAX_DEVICES];
 } pools;
 
 static void pools_free(void *data) {
     pools *all = (pools *)data;
-    for (int i = 0; i < CARRY_STREAM_DEVICES; i++) {
+    for (int i = 0; i < CARRY_MAX_DEVICES; i++) {
         if (all->pool[i] != NULL) {
             (void)cudaMemPoolDestroy(all->pool[i]);
         }
@@ -51,7 +51,7 @@ static carry_status pool_new(carry_ctx *ctx, cudaMemPool_t *pool, int ordinal) {
 static carry_status pool_of(carry_ctx *ctx, cudaMemPool_t *pool, int ordinal) {
     pools *all = (pools *)ctx->slots[CARRY_SLOT_POOLS].data;
     *pool = NULL;
-    if (ordinal >= CARRY_STREAM_DEVICES || !has_pools(ordinal)) {
+    if (ordinal >= CARRY_MAX_DEVICES || !has_pools(ordinal)) {
         return CARRY_OK;
     }
     if (all == NULL) {
@@ -130,7 +130,7 @@ extern "C" carry_status carry_cuda_memory(carry_ctx *ctx, int ordinal, size_t *a
 extern "C" size_t carry_cuda_held(carry_ctx *ctx, int ordinal) {
     const pools *all = (const pools *)ctx->slots[CARRY_SLOT_POOLS].data;
     uint64_t reserved = 0;
-    if (all == NULL || ordinal >= CARRY_STREAM_DEVICES || all->pool[ordinal] == NULL ||
+    if (all == NULL || ordinal >= CARRY_MAX_DEVICES || all->pool[ordinal] == NULL ||
         cudaMemPoolGetAttribute(all->pool[ordinal], cudaMemPoolAttrReservedMemCurrent, &reserved) != cudaSuccess) {
         (void)cudaGetLastError();
         return 0;

@@ -10,13 +10,13 @@ carry_status carry_gpu_of(carry_ctx *ctx, const carry_gpu **gpu, int device) {
     int ordinal;
     const carry_backend *backend = carry_backend_of(device, &ordinal);
     *gpu = NULL;
-    if (backend == NULL || backend->measure == NULL || device >= CARRY_STREAM_DEVICES) {
+    if (backend == NULL || backend->measure == NULL || device >= CARRY_MAX_DEVICES) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "device %d is not a GPU that can be used (see carry list devices)",
                           device);
     }
     carry_gpu *all = ctx->slots[CARRY_SLOT_GPU].data;
     if (all == NULL) {
-        all = calloc(CARRY_STREAM_DEVICES, sizeof *all);
+        all = calloc(CARRY_MAX_DEVICES, sizeof *all);
         if (all == NULL) {
             return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the rates of GPUs");
         }

@@ -306,8 +306,9 @@ static void rig_close(rig *r) {
 
 extern "C" carry_status carry_cuda_measure(carry_ctx *ctx, int ordinal, carry_gpu *gpu) {
     rig r;
-    carry_device_properties properties;
-    CARRY_TRY(carry_device_describe(ctx, &properties, gpu->device));
+    carry_device_properties properties{};
+    properties.size = sizeof properties;
+    CARRY_TRY(carry_device_properties_of(ctx, &properties, gpu->device));
     estimate(&properties, gpu);
     if (rig_open(&r, ctx, ordinal, gpu->cache)) {
         measure_products(&r, gpu); /* first: it brings the clock up */

@@ -41,8 +41,8 @@ carry_status carry_device_named(carry_ctx *ctx, int *device, const char *name) {
     }
     int found = 0;
     for (int i = 0; i < carry_device_count(); i++) {
-        carry_device_properties properties;
-        if (carry_device_describe(ctx, &properties, i) == CARRY_OK && strcmp(properties.backend, "cuda") == 0) {
+        carry_device_properties properties = {CARRY_INIT(carry_device_properties)};
+        if (carry_device_properties_of(ctx, &properties, i) == CARRY_OK && strcmp(properties.backend, "cuda") == 0) {
             if (found == wanted) {
                 *device = i;
                 return CARRY_OK;

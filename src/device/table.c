@@ -2,6 +2,7 @@
 #include <stdio.h>
 
 #include "core/context.h"
+#include "core/sized.h"
 #include "device/backend.h"
 
 extern const carry_backend carry_backend_cpu;
@@ -74,9 +75,11 @@ int carry_device_count(void) {
     return count;
 }
 
-carry_status carry_device_describe(carry_ctx *ctx, carry_device_properties *properties, int device) {
+carry_status carry_device_properties_of(carry_ctx *ctx, carry_device_properties *properties, int device) {
     place at = find(device);
-    return at.backend != NULL ? at.backend->describe(ctx, at.ordinal, properties) : no_such(ctx, device);
+    carry_device_properties own;
+    CARRY_TRY(at.backend != NULL ? at.backend->describe(ctx, at.ordinal, &own) : no_such(ctx, device));
+    return CARRY_SIZED_WRITE(ctx, carry_device_properties, properties, &own);
 }
 
 carry_status carry_device_alloc(carry_ctx *ctx, void **data, int device, size_t bytes) {
@@ -215,21 +218,20 @@ void carry_stream_free(carry_ctx *ctx, int device, carry_stream *stream) {
 }
 
 carry_status carry_ctx_set_stream(carry_ctx *ctx, int device, carry_stream *stream) {
-    _Static_assert(CARRY_CTX_STREAMS == CARRY_STREAM_DEVICES,
-                   "a context has a stream for every device that may have one");
+    _Static_assert(CARRY_CTX_STREAMS == CARRY_MAX_DEVICES, "a context has a stream for every device that may have one");
     if (find(device).backend == NULL) {
         return no_such(ctx, device);
     }
-    if (device >= CARRY_STREAM_DEVICES) {
+    if (device >= CARRY_MAX_DEVICES) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "device %d cannot have a stream in a context: only 0 to %d can",
-                          device, CARRY_STREAM_DEVICES - 1);
+                          device, CARRY_MAX_DEVICES - 1);
     }
     ctx->streams[device] = stream;
     return CARRY_OK;
 }
 
 carry_stream *carry_ctx_stream(const carry_ctx *ctx, int device) {
-    return device >= 0 && device < CARRY_STREAM_DEVICES ? ctx->streams[device] : NULL;
+    return device >= 0 && device < CARRY_MAX_DEVICES ? ctx->streams[device] : NULL;
 }
 
 carry_status carry_event_new(carry_ctx *ctx, carry_event **event, int device) {

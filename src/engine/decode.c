@@ -10,30 +10,42 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "engine/decode_ops.h"
+#include "engine/decode_turn.h"
 #include "model/lm/feedforward/feedforward.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/mixers/delta.h"
 
-#define KEY 128               /* of a head of the delta rule */
-#define OPS_OF_LAYER 6        /* at most */
-#define CAPACITY_UNKNOWN (-1) /* of the caches: the list was not made yet */
+#define KEY 128        /* of a head of the delta rule */
+#define OPS_OF_LAYER 6 /* at most */
 #define ALIGNMENT ((size_t)256)
+#define LAST_TAG 0xf0000000u /* tags begin again before they overflow */
+
+/* The operations for one number of sequences. */
+typedef struct decode_list {
+    carry_decode_op *ops; /* on the device; NULL: not made yet */
+    int count, splits;
+} decode_list;
 
 struct carry_decode {
     carry_lm *lm;
     carry_lm_state *state;
-    carry_tensor ids, logits;
+    carry_decode_options options;
+    carry_tensor logits;
     const carry_decode_device *device;
-    int ordinal, blocks, slots, columns, splits;
+    int ordinal, blocks, columns;
+    decode_list list[CARRY_DECODE_SEQUENCES + 1];
+    int64_t capacity; /* of the caches that the lists point to */
+    /* While a list is made: */
     carry_decode_op *op; /* in host memory */
-    int count, next_block;
-    int64_t capacity; /* of the caches that the list points to */
-    void *memory;     /* on the device: all that follows */
-    carry_decode_op *ops;
-    unsigned *done, epoch;
-    int64_t *lengths;
-    float *h, *maps, *mixed, *activated, *part, *rates;
-    int maps_width;
+    int count, next_block, sequences, slots, splits;
+    int h_from;   /* the operation that wrote h last */
+    void *memory; /* on the device: the lists, and what follows */
+    size_t word_bytes;
+    carry_decode_word *h, *low, *maps, *mixed, *activated, *part; /* h is the first of the words */
+    float *rates;
+    int maps_width; /* words of a sequence */
+    uint32_t tag;   /* of the next step's first operation */
+    carry_decode_turns turns;
 };
 
 static carry_tensor rows_of(carry_tensor whole, const carry_lm_slot *slot) {
@@ -65,19 +77,21 @@ static carry_decode_product *add_product(carry_decode *d, int64_t columns, int64
     carry_decode_product *p = &op->as.product;
     *p = (carry_decode_product){.columns = (int)columns, .output = output, .shift = -1};
     p->team = d->device->team(p, op->tiles, d->blocks, d->slots);
+    p->h_from = d->h_from;
     return p;
 }
 
 static void add_norm(carry_decode *d, carry_decode_product *p, int64_t norm) {
     const carry_lm_config *c = &d->lm->config;
     p->input = CARRY_DECODE_NORM;
-    p->x = d->h;
+    p->x = d->low;
+    p->x_from = d->h_from;
     p->w = carry_lm_weight(d->lm, norm).data;
     p->plus = c->norm_plus_one ? 1.0f : 0.0f;
     p->eps = (float)c->norm_eps;
 }
 
-static void add_segment(carry_decode_product *p, carry_tensor W, float *y, int stride) {
+static void add_segment(carry_decode_product *p, carry_tensor W, carry_decode_word *y, int stride) {
     p->segment[p->segments++] = (carry_decode_segment){.W = W.data, .y = y, .rows = (int)W.shape[0], .stride = stride};
 }
 
@@ -95,30 +109,37 @@ static void add_maps(carry_decode *d, const carry_lm_sublayer *own, const int *s
         const carry_tensor W = matrix(d, own, slots[i]);
         starts[i] = W.data != NULL ? at : -1;
         if (W.data != NULL) {
-            add_segment(p, W, d->maps + at, d->maps_width);
+            add_segment(p, W, d->maps + at / 2, d->maps_width);
             at += (int)W.shape[0];
         }
     }
 }
 
-static carry_decode_product *add_out(carry_decode *d, carry_tensor W, const float *x, carry_decode_input input) {
+/* h += W x, where x was written by the last operation. */
+static carry_decode_product *add_out(carry_decode *d, carry_tensor W, const carry_decode_word *x,
+                                     carry_decode_input input) {
     const int64_t hidden = d->lm->config.hidden_size;
     carry_decode_product *p = add_product(d, W.shape[1], hidden, CARRY_DECODE_ADD);
     p->input = input;
     p->x = x;
-    add_segment(p, W, d->h, (int)hidden);
+    p->x_from = d->count - 2;
+    p->h = d->h;
+    add_segment(p, W, d->low, (int)(hidden / 2));
+    d->h_from = d->count - 1;
     return p;
 }
 
-static void add_delta(carry_decode *d, const carry_lm_sublayer *own, const carry_tensor *state) {
+/* Returns the operation of the delta rule. */
+static int add_delta(carry_decode *d, const carry_lm_sublayer *own, const carry_tensor *state) {
     static const int slots[] = {
         CARRY_LM_Q_PROJ, CARRY_LM_K_PROJ, CARRY_LM_V_PROJ, CARRY_LM_G_PROJ, CARRY_LM_A_PROJ, CARRY_LM_B_PROJ, -1};
     const carry_lm_config *c = &d->lm->config;
     int at[6];
     add_maps(d, own, slots, at);
-    const int64_t slices = d->state->batch * c->delta.value_heads * (KEY / CARRY_DECODE_SLICE);
+    const int64_t slices = d->sequences * c->delta.value_heads * (KEY / CARRY_DECODE_SLICE);
     add(d, CARRY_DECODE_DELTA, slices)->as.delta = (carry_decode_delta){
         .in = d->maps,
+        .from = d->count - 2,
         .in_stride = d->maps_width,
         .q = at[0],
         .k = at[1],
@@ -143,10 +164,11 @@ static void add_delta(carry_decode *d, const carry_lm_sublayer *own, const carry
     carry_decode_product *p = add_out(d, matrix(d, own, CARRY_LM_O_PROJ), d->mixed, CARRY_DECODE_GATED_NORM);
     p->w = wide(d, own, CARRY_LM_O_NORM);
     p->eps = (float)c->delta.norm_eps;
-    p->gate = d->maps + at[3];
+    p->gate = d->maps + at[3] / 2;
     p->gate_stride = d->maps_width;
-    p->gate_head = KEY;
-    p->shift = delta;
+    p->gate_head = KEY / 2;
+    p->gate_from = delta - 1;
+    return delta;
 }
 
 static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const carry_tensor *state) {
@@ -155,9 +177,10 @@ static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const c
     const int width = (int)c->attention.head_dim, q_head = c->attention.gate ? 2 * width : width;
     int at[3];
     add_maps(d, own, slots, at);
-    carry_decode_op *op = add(d, CARRY_DECODE_ATTEND, d->state->batch * c->attention.kv_heads * d->splits);
+    carry_decode_op *op = add(d, CARRY_DECODE_ATTEND, d->sequences * c->attention.kv_heads * d->splits);
     op->as.attend = (carry_decode_attend){
         .in = d->maps,
+        .from = d->count - 2,
         .in_stride = d->maps_width,
         .q = at[0],
         .q_head = q_head,
@@ -175,59 +198,78 @@ static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const c
         .scale = 1.0f / sqrtf((float)width),
         .keys = state[0].data,
         .values = state[1].data,
-        .capacity = d->state->room,
         .splits = d->splits,
         .part = d->part,
         .o = d->mixed,
     };
-    add(d, CARRY_DECODE_COMBINE, d->state->batch * c->attention.heads)->as.attend = op->as.attend;
-    carry_decode_product *p = add_out(d, matrix(d, own, CARRY_LM_ATTENTION_O), d->mixed, CARRY_DECODE_GATED);
-    p->gate = c->attention.gate ? d->maps + width : NULL;
+    const int maps = d->count - 2;
+    carry_decode_op *second = add(d, CARRY_DECODE_COMBINE, d->sequences * c->attention.heads);
+    second->as.attend = op->as.attend;
+    second->as.attend.from = maps + 1;
+    carry_decode_product *p = add_out(d, matrix(d, own, CARRY_LM_ATTENTION_O), d->mixed,
+                                      c->attention.gate ? CARRY_DECODE_GATED : CARRY_DECODE_PAIRS);
+    p->gate = d->maps + width / 2;
+    p->gate_from = maps;
     p->gate_stride = d->maps_width;
-    p->gate_head = q_head;
+    p->gate_head = q_head / 2;
     p->head_shift = width == 256 ? 1 : 0;
 }
 
-static void add_swiglu(carry_decode *d, const carry_lm_sublayer *own) {
+/* shift: the delta operation of the layer, or -1. */
+static void add_swiglu(carry_decode *d, const carry_lm_sublayer *own, int shift) {
     const carry_lm_config *c = &d->lm->config;
     carry_decode_product *p = add_product(d, c->hidden_size, c->swiglu.width, CARRY_DECODE_SWIGLU);
     add_norm(d, p, own->norm);
-    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_GATE), d->activated, (int)c->swiglu.width);
-    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_UP), d->activated, (int)c->swiglu.width);
-    add_out(d, matrix(d, own, CARRY_LM_SWIGLU_DOWN), d->activated, CARRY_DECODE_GATED);
+    p->shift = shift;
+    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_GATE), d->activated, (int)(c->swiglu.width / 2));
+    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_UP), d->activated, (int)(c->swiglu.width / 2));
+    add_out(d, matrix(d, own, CARRY_LM_SWIGLU_DOWN), d->activated, CARRY_DECODE_PAIRS);
 }
 
-/* The whole list, for the caches as they are. */
-static carry_status make_list(carry_decode *d) {
+/* The whole list for a number of sequences, for the caches as they are. */
+static carry_status make_list(carry_decode *d, int sequences) {
     carry_lm *lm = d->lm;
     const carry_lm_config *c = &lm->config;
+    decode_list *list = &d->list[sequences];
+    const bool same = d->options.same_bits;
+    const int widest = sequences > CARRY_DECODE_FEW ? CARRY_DECODE_SEQUENCES : CARRY_DECODE_FEW;
+    const int heads = c->attention.kv_heads > 0 ? (int)c->attention.kv_heads : 1;
+    const int splits = d->blocks / (same ? heads : heads * sequences);
     d->count = d->next_block = 0;
-    add(d, CARRY_DECODE_EMBED, d->blocks)->as.embed = (carry_decode_embed){
-        .table = carry_parameters_product(&lm->own, lm->embeddings).data, .h = d->h, .width = (int)c->hidden_size};
+    d->sequences = sequences;
+    d->slots = d->device->slots(same ? widest : sequences, d->columns);
+    d->splits = splits > 0 ? splits : 1;
+    d->h_from = 0;
+    add(d, CARRY_DECODE_EMBED, d->blocks)->as.embed =
+        (carry_decode_embed){.table = carry_parameters_product(&lm->own, lm->embeddings).data,
+                             .h = d->h,
+                             .low = d->low,
+                             .width = (int)c->hidden_size};
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
         const carry_lm_layer *layer = &lm->layer[i];
+        int shift = -1;
         if (layer->mixer.part == &carry_lm_mixer_delta) {
-            add_delta(d, &layer->mixer, d->state->part[i]);
+            shift = add_delta(d, &layer->mixer, d->state->part[i]);
         } else {
             add_attention(d, &layer->mixer, d->state->part[i]);
         }
-        add_swiglu(d, &layer->feedforward);
+        add_swiglu(d, &layer->feedforward, shift);
     }
-    carry_decode_product *p = add_product(d, c->hidden_size, c->vocab_size, CARRY_DECODE_STORE);
+    carry_decode_product *p = add_product(d, c->hidden_size, c->vocab_size, CARRY_DECODE_LOGITS);
     add_norm(d, p, lm->norm);
-    add_segment(p, carry_parameters_product(&lm->own, lm->head), d->logits.data, (int)c->vocab_size);
-    d->capacity = d->state->room;
+    add_segment(p, carry_parameters_product(&lm->own, lm->head), d->logits.data, (int)c->vocab_size); /* floats */
     const int device = lm->own.device;
     carry_stream *stream = carry_ctx_stream(lm->ctx, device);
-    /* The list is read by steps that were enqueued before. */
+    /* A list is read by steps that were enqueued before. */
     CARRY_TRY(carry_stream_wait(lm->ctx, device, stream));
-    CARRY_TRY(carry_device_copy(lm->ctx, d->ops, device, d->op, 0, (size_t)d->count * sizeof *d->op, stream));
+    CARRY_TRY(carry_device_copy(lm->ctx, list->ops, device, d->op, 0, (size_t)d->count * sizeof *d->op, stream));
+    list->count = d->count;
     return carry_stream_wait(lm->ctx, device, stream);
 }
 
 static bool is_low(carry_tensor W, int64_t columns) {
     return W.data != NULL && W.dtype == CARRY_BF16 && W.rank == 2 && W.shape[1] == columns &&
-           W.shape[0] % CARRY_DECODE_ROWS == 0 && columns % KEY == 0 && columns <= 64 * KEY;
+           W.shape[0] % CARRY_DECODE_ROWS == 0 && columns % KEY == 0;
 }
 
 static bool fits_delta(const carry_decode *d, const carry_lm_sublayer *own) {
@@ -241,8 +283,8 @@ static bool fits_delta(const carry_decode *d, const carry_lm_sublayer *own) {
 static bool fits_attention(const carry_decode *d, const carry_lm_sublayer *own) {
     const carry_lm_config *c = &d->lm->config;
     const int64_t width = c->attention.head_dim;
-    return c->attention.window == 0 && c->attention.scale == 0.0 && c->attention.qk_norm != CARRY_LM_NORM_WIDTH && (width == 128 || width == 256) &&
-           c->attention.heads <= CARRY_DECODE_GROUP * c->attention.kv_heads &&
+    return c->attention.window == 0 && c->attention.scale == 0.0 && c->attention.qk_norm != CARRY_LM_NORM_WIDTH &&
+           (width == 128 || width == 256) && c->attention.heads <= CARRY_DECODE_GROUP * c->attention.kv_heads &&
            c->attention.rotary % (width / 16) == 0 && is_low(matrix(d, own, CARRY_LM_ATTENTION_Q), c->hidden_size) &&
            is_low(matrix(d, own, CARRY_LM_ATTENTION_O), c->attention.heads * width);
 }
@@ -254,9 +296,8 @@ static bool fits(carry_decode *d) {
     columns = c->delta.value_width > columns ? c->delta.value_width : columns;
     columns =
         c->attention.heads * c->attention.head_dim > columns ? c->attention.heads * c->attention.head_dim : columns;
-    if (c->embedding_factor != 0.0 || c->residual_factor != 0.0 || c->logits_divisor != 0.0 ||
-        d->state->batch > CARRY_DECODE_SEQUENCES || columns > 16384 ||
-        !is_low(carry_parameters_product(&lm->own, lm->head), c->hidden_size) ||
+    if (c->embedding_factor != 0.0 || c->residual_factor != 0.0 || c->logits_divisor != 0.0 || columns > 16384 ||
+        c->hidden_size > 64 * KEY || !is_low(carry_parameters_product(&lm->own, lm->head), c->hidden_size) ||
         !is_low(carry_parameters_product(&lm->own, lm->embeddings), c->hidden_size)) {
         return false;
     }
@@ -272,10 +313,10 @@ static bool fits(carry_decode *d) {
         }
     }
     d->columns = (int)columns;
-    /* The order of sums follows from the slots: those that the largest batch has, so that a sequence has the same bits
-       in any batch. */
-    d->slots = d->device->slots(CARRY_DECODE_SEQUENCES, d->columns);
-    return d->slots >= 2;
+    while (d->options.sequences > 0 && d->device->slots((int)d->options.sequences, d->columns) < 2) {
+        d->options.sequences--;
+    }
+    return d->options.sequences > 0;
 }
 
 static void *take(unsigned char **at, size_t bytes) {
@@ -284,26 +325,32 @@ static void *take(unsigned char **at, size_t bytes) {
     return taken;
 }
 
-/* All of the step's own memory on the device; over NULL it counts. */
+static int most_ops(const carry_decode *d) {
+    return (int)(2 + d->lm->config.num_hidden_layers * OPS_OF_LAYER);
+}
+
+/* All of the steps' own memory on the device; over NULL it counts. */
 static size_t place(carry_decode *d, void *memory) {
     const carry_lm_config *c = &d->lm->config;
-    const size_t batch = (size_t)d->state->batch, number = sizeof(float);
+    const size_t batch = (size_t)d->options.sequences, word = sizeof(carry_decode_word);
     const int64_t delta_maps = 2 * c->delta.key_width + 2 * c->delta.value_width + 2 * c->delta.value_heads;
     const int64_t attention_maps = (2 * c->attention.heads + 2 * c->attention.kv_heads) * c->attention.head_dim;
     const int64_t wide_heads = c->attention.heads * c->attention.head_dim;
-    const size_t most = (size_t)(1 + c->num_hidden_layers * OPS_OF_LAYER + 1);
+    const int64_t mixed = wide_heads > c->delta.value_width ? wide_heads : c->delta.value_width;
+    const int64_t splits = c->attention.kv_heads > 0 ? d->blocks / c->attention.kv_heads + 1 : 1;
     unsigned char *at = memory;
-    d->maps_width = (int)(delta_maps > attention_maps ? delta_maps : attention_maps);
-    d->ops = take(&at, most * sizeof *d->ops);
-    d->done = take(&at, most * sizeof *d->done);
-    d->lengths = take(&at, batch * sizeof *d->lengths);
-    d->rates = take(&at, (size_t)(c->attention.rotary / 2 + 1) * number);
-    d->h = take(&at, batch * (size_t)c->hidden_size * number);
-    d->maps = take(&at, batch * (size_t)d->maps_width * number);
-    d->mixed =
-        take(&at, batch * (size_t)(wide_heads > c->delta.value_width ? wide_heads : c->delta.value_width) * number);
-    d->activated = take(&at, batch * (size_t)c->swiglu.width * number);
-    d->part = take(&at, batch * (size_t)(c->attention.heads * d->splits * (c->attention.head_dim + 2)) * number);
+    d->maps_width = (int)((delta_maps > attention_maps ? delta_maps : attention_maps) + 3) / 4 * 2;
+    for (int i = 1; i <= (int)d->options.sequences; i++) {
+        d->list[i].ops = take(&at, (size_t)most_ops(d) * sizeof(carry_decode_op));
+    }
+    d->rates = take(&at, (size_t)(c->attention.rotary / 2 + 1) * sizeof(float));
+    d->h = take(&at, batch * (size_t)c->hidden_size * word);
+    d->low = take(&at, batch * (size_t)c->hidden_size / 2 * word);
+    d->maps = take(&at, batch * (size_t)d->maps_width * word);
+    d->mixed = take(&at, batch * (size_t)mixed / 2 * word);
+    d->activated = take(&at, batch * (size_t)c->swiglu.width / 2 * word);
+    d->part = take(&at, batch * (size_t)(c->attention.heads * splits * (c->attention.head_dim + 2)) * word);
+    d->word_bytes = (size_t)(at - (unsigned char *)d->h);
     return (size_t)(at - (unsigned char *)memory);
 }
 
@@ -327,33 +374,33 @@ static carry_status put_rates(carry_decode *d) {
 
 static carry_status open_memory(carry_decode *d) {
     carry_ctx *ctx = d->lm->ctx;
-    const carry_lm_config *c = &d->lm->config;
     const int device = d->lm->own.device;
-    const int64_t heads = c->attention.kv_heads > 0 ? c->attention.kv_heads : 1;
-    d->splits = (int)(d->blocks > heads ? d->blocks / heads : 1); /* of one sequence: see d->slots */
     const size_t bytes = place(d, NULL);
-    d->op = calloc((size_t)(2 + c->num_hidden_layers * OPS_OF_LAYER), sizeof *d->op);
+    d->op = calloc((size_t)most_ops(d), sizeof *d->op);
     if (d->op == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the operations of a step");
     }
     CARRY_TRY(carry_device_alloc(ctx, &d->memory, device, bytes));
     place(d, d->memory);
-    d->capacity = CAPACITY_UNKNOWN;
+    d->capacity = d->state->room;
+    d->tag = 1;
     CARRY_TRY(carry_device_fill(ctx, d->memory, device, 0, bytes, NULL));
     CARRY_TRY(put_rates(d));
-    return carry_stream_wait(ctx, device, NULL);
+    CARRY_TRY(carry_stream_wait(ctx, device, NULL));
+    return carry_decode_turns_open(&d->turns, ctx, device, d->state->batch);
 }
 
 void carry_decode_close(carry_decode *d) {
     if (d != NULL) {
+        carry_decode_turns_close(&d->turns);
         carry_device_free(d->lm->ctx, d->lm->own.device, d->memory);
         free(d->op);
         free(d);
     }
 }
 
-carry_status carry_decode_open(carry_decode **made, carry_lm *lm, carry_lm_state *state, carry_tensor ids,
-                               carry_tensor logits) {
+carry_status carry_decode_open(carry_decode **made, carry_lm *lm, carry_lm_state *state, carry_tensor logits,
+                               const carry_decode_options *options) {
     int ordinal = 0;
     *made = NULL;
     const carry_decode_device *device = carry_decode_device_of(lm->own.device, &ordinal);
@@ -364,7 +411,11 @@ carry_status carry_decode_open(carry_decode **made, carry_lm *lm, carry_lm_state
     if (d == NULL) {
         return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: the operations of a step");
     }
-    *d = (carry_decode){.lm = lm, .state = state, .ids = ids, .logits = logits, .device = device, .ordinal = ordinal};
+    *d = (carry_decode){
+        .lm = lm, .state = state, .options = *options, .logits = logits, .device = device, .ordinal = ordinal};
+    if (d->options.sequences > CARRY_DECODE_SEQUENCES) {
+        d->options.sequences = CARRY_DECODE_SEQUENCES;
+    }
     d->blocks = device->blocks(ordinal);
     if (!fits(d)) {
         free(d);
@@ -379,23 +430,44 @@ carry_status carry_decode_open(carry_decode **made, carry_lm *lm, carry_lm_state
     return CARRY_OK;
 }
 
-carry_status carry_decode_step(carry_decode *d) {
+int64_t carry_decode_sequences(const carry_decode *d) {
+    return d->options.sequences;
+}
+
+/* Tags begin again: none of an earlier round may be left. */
+static carry_status clear_words(carry_decode *d) {
+    const int device = d->lm->own.device;
+    d->tag = 1;
+    return carry_device_fill(d->lm->ctx, d->h, device, 0, d->word_bytes, carry_ctx_stream(d->lm->ctx, device));
+}
+
+carry_status carry_decode_step(carry_decode *d, const carry_run *runs, int64_t count) {
     carry_lm *lm = d->lm;
-    CARRY_TRY(carry_lm_state_reserve(d->state, 1, CARRY_BF16));
-    if (d->capacity != d->state->room) {
-        CARRY_TRY(make_list(d));
+    if (count < 1 || count > d->options.sequences) {
+        return carry_fail(lm->ctx, CARRY_EARGUMENT, "a step of %lld sequences: at most %lld are possible",
+                          (long long)count, (long long)d->options.sequences);
     }
-    carry_stream *stream = carry_ctx_stream(lm->ctx, lm->own.device);
-    CARRY_TRY(carry_device_copy(lm->ctx, d->lengths, lm->own.device, d->state->length, 0,
-                                (size_t)d->state->batch * sizeof *d->state->length, stream));
-    const carry_decode_call call = {.ops = d->ops,
-                                    .count = d->count,
-                                    .sequences = (int)d->state->batch,
-                                    .ids = d->ids.data,
-                                    .lengths = d->lengths,
-                                    .done = d->done,
-                                    .epoch = ++d->epoch};
-    CARRY_TRY(d->device->launch(lm->ctx, d->ordinal, stream, &call, d->columns));
-    carry_lm_state_advance(d->state, 1);
-    return CARRY_OK;
+    if (d->capacity != d->state->room) { /* the caches have moved */
+        for (int i = 1; i <= CARRY_DECODE_SEQUENCES; i++) {
+            d->list[i].count = 0;
+        }
+        d->capacity = d->state->room;
+    }
+    if (d->list[count].count == 0) {
+        CARRY_TRY(make_list(d, (int)count));
+    }
+    if (d->tag > LAST_TAG) {
+        CARRY_TRY(clear_words(d));
+    }
+    carry_decode_call call = {.ops = d->list[count].ops,
+                              .count = d->list[count].count,
+                              .last = d->options.last,
+                              .sequences = (int)count,
+                              .tag = d->tag};
+    int new_pages;
+    CARRY_TRY(carry_decode_turn_put(&d->turns, &call, runs, &new_pages));
+    CARRY_TRY(d->device->launch(lm->ctx, d->ordinal, carry_ctx_stream(lm->ctx, lm->own.device), &call, d->columns,
+                                new_pages));
+    d->tag += (uint32_t)call.count;
+    return carry_decode_turn_done(&d->turns);
 }

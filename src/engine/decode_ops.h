@@ -1,12 +1,14 @@
 /* One decoding step of a whole model in one kernel, for few sequences on a Hopper GPU.
 
-   The step of a model is a list of operations. One block per multiprocessor stays resident and executes the list; a
-   counter in global memory separates dependent operations. Weights depend on nothing, so one warp of each block copies
-   the block's share of them into a ring in shared memory without regard to the counters: memory is read at its full
-   rate while the other warps wait for one another. A layer at one token is 5 operations and about 10 MB; separate
-   kernels would leave memory idle for 1 to 2 microseconds between them.
+   The step of a model is a list of operations. One block per multiprocessor stays resident and executes its share of
+   each. Results travel between operations as words of 8 bytes: a number and a tag that tells which operation of which
+   step wrote it. An operation loads its inputs until all have the expected tag, so no barrier separates operations.
+   Weights depend on nothing, so one warp of each block copies the block's share of them into a ring in shared memory
+   ahead of time: memory is read while the other warps wait for one another.
 
-   The sums of a product have a fixed order, which does not depend on the number of sequences. */
+   A word is overwritten only by an operation that depends, through others, on all operations that read it.
+
+   The sums of a product have a fixed order for each `team`, which the host chooses. */
 #ifndef CARRY_ENGINE_DECODE_OPS_H
 #define CARRY_ENGINE_DECODE_OPS_H
 
@@ -16,7 +18,8 @@
 
 #include "carry/device.h"
 
-#define CARRY_DECODE_SEQUENCES 8
+#define CARRY_DECODE_SEQUENCES 16
+#define CARRY_DECODE_FEW 8 /* sequences: up to here a kernel with smaller tiles is used */
 #define CARRY_DECODE_SEGMENTS 6
 #define CARRY_DECODE_ROWS 8       /* rows of a matrix that one block takes at a time */
 #define CARRY_DECODE_COLUMNS 1024 /* columns of them in one slot of the ring */
@@ -35,69 +38,83 @@ typedef enum carry_decode_kind {
 typedef enum carry_decode_input {
     CARRY_DECODE_NORM,       /* x / rms(x) times w or 1 + w */
     CARRY_DECODE_GATED_NORM, /* the same for each head of 128 columns, times silu(gate) */
-    CARRY_DECODE_GATED,      /* x sigmoid(gate), or x without a gate */
+    CARRY_DECODE_GATED,      /* x sigmoid(gate) */
+    CARRY_DECODE_PAIRS,      /* x as it is */
 } carry_decode_input;
 
 typedef enum carry_decode_output {
     CARRY_DECODE_STORE,
-    CARRY_DECODE_ADD,    /* y += */
+    CARRY_DECODE_ADD,    /* h += y, and y becomes h */
     CARRY_DECODE_SWIGLU, /* segment 0 is the gate and segment 1 the other factor, both of the same number of rows */
+    CARRY_DECODE_LOGITS, /* floats without tags */
 } carry_decode_output;
 
-/* Rows of a product: y[sequence * stride + row] = sum over k of W[row, k] x[sequence, k]. W: bf16, packed. */
+/* Results on their way: two neighbours in bf16, and their tag. Sums over layers and parts of attention are a float in
+   place of the two. */
+typedef struct carry_decode_word {
+    uint32_t value, tag;
+} carry_decode_word;
+
+/* Rows of a product: y[sequence, row] = sum over k of W[row, k] x[sequence, k]. W: bf16, packed. y: pairs of rows, or
+   floats of the logits; stride: words or floats of a sequence. */
 typedef struct carry_decode_segment {
     const void *W;
-    float *y;
+    carry_decode_word *y;
     int rows, stride;
 } carry_decode_segment;
 
 typedef struct carry_decode_product {
     carry_decode_segment segment[CARRY_DECODE_SEGMENTS];
     int segments, columns; /* columns: a multiple of 128 */
-    int team; /* warps that share a tile: 1, 2, 4 or 8. The order of sums depends on it, not on the sequences */
+    int team;              /* warps that share a tile: 1, 2, 4 or 8. The order of sums depends on it */
     carry_decode_output output;
     carry_decode_input input;
-    const float *x; /* [sequences, columns] */
-    const float *w; /* of the norm */
+    const carry_decode_word *x; /* [sequences, columns / 2] */
+    const float *w;             /* of the norm */
     float plus, eps;
-    const float *gate; /* of sequence b and head h: gate + b gate_stride + h gate_head; NULL: none */
+    const carry_decode_word *gate;          /* of sequence b and head n: gate + b gate_stride + n gate_head */
     int gate_stride, gate_head, head_shift; /* a head has 128 << head_shift columns */
-    int shift; /* the delta operation whose convolution inputs move up by one token after this product; -1: none */
+    carry_decode_word *h;                   /* [sequences, rows], floats, of CARRY_DECODE_ADD */
+    int x_from, gate_from, h_from;          /* the operations that wrote x, the gate, and h before */
+    int shift; /* the delta operation whose convolution inputs move up by one token in this product; -1: none */
 } carry_decode_product;
 
 /* Convolution, gates and the delta rule of one layer. q, k, v, a and b are columns of `in`, as products left them. */
 typedef struct carry_decode_delta {
-    const float *in;
-    int in_stride, q, k, v, a, b; /* a, b: -1: none */
-    int heads, value_heads;       /* of 128 keys and 128 values */
-    int taps;                     /* of the convolution, at most 4 */
-    const float *wq, *wk, *wv;    /* [channels, taps] */
-    float *tail[3];               /* [sequences, taps - 1, channels]: the last inputs of q, k and v */
-    float *state;                 /* [sequences, value heads, 128, 128] */
+    const carry_decode_word *in;
+    int from;                  /* the operation that wrote it */
+    int in_stride;             /* words of a sequence; the next five are columns */
+    int q, k, v, a, b;         /* a, b: -1: none */
+    int heads, value_heads;    /* of 128 keys and 128 values */
+    int taps;                  /* of the convolution, at most 4 */
+    const float *wq, *wk, *wv; /* [channels, taps] */
+    float *tail[3];            /* [slots, taps - 1, channels]: the last inputs of q, k and v */
+    float *state;              /* [slots, value heads, 128, 128] */
     const float *A_log, *dt_bias;
     float beta_factor, scale;
-    float *o; /* [sequences, value heads, 128] */
+    carry_decode_word *o; /* [sequences, value heads, 64] */
 } carry_decode_delta;
 
 /* Norms and positions of q and k, the cache, and attention. Partial results of a split of the tokens go to `part`. */
 typedef struct carry_decode_attend {
-    const float *in;
-    int in_stride, q, q_head, k, v; /* q_head: columns from one head of q to the next */
-    int heads, key_heads, width;    /* width: of a head, a multiple of 64 up to 256 */
-    int rotary;                     /* elements of a head that are turned by the position */
-    const float *rates;             /* [rotary / 2]: radians a position */
-    const float *q_norm, *k_norm;   /* NULL: none */
-    float plus, eps, scale;         /* norms multiply by plus + w */
-    void *keys, *values;            /* bf16 [sequences, capacity, key heads, width] */
-    int64_t capacity;               /* tokens */
+    const carry_decode_word *in;
+    int from;                     /* the operation that wrote it; of the second operation: the first */
+    int in_stride;                /* words of a sequence; the next four are columns */
+    int q, q_head, k, v;          /* q_head: from one head of q to the next */
+    int heads, key_heads, width;  /* width: of a head, a multiple of 64 up to 256 */
+    int rotary;                   /* elements of a head that are turned by the position */
+    const float *rates;           /* [rotary / 2]: radians a position */
+    const float *q_norm, *k_norm; /* NULL: none */
+    float plus, eps, scale;       /* norms multiply by plus + w */
+    void *keys, *values;          /* bf16 [pages, page tokens, key heads, width] */
     int splits;
-    float *part; /* [sequences, heads, splits, width + 2]: sums, maximum, sum of exponentials */
-    float *o;    /* [sequences, heads, width] */
+    carry_decode_word *part; /* [sequences, heads, splits, width + 2], floats: sums, maximum, sum of exponentials */
+    carry_decode_word *o;    /* [sequences, heads, width / 2] */
 } carry_decode_attend;
 
 typedef struct carry_decode_embed {
-    const void *table; /* bf16 [vocabulary, width] */
-    float *h;
+    const void *table;          /* bf16 [vocabulary, width] */
+    carry_decode_word *h, *low; /* floats, and pairs */
     int width;
 } carry_decode_embed;
 
@@ -113,14 +130,29 @@ typedef struct carry_decode_op {
     } as;
 } carry_decode_op;
 
+/* A page that a sequence got since the step before. */
+typedef struct carry_decode_page {
+    int32_t slot, index, page;
+} carry_decode_page;
+
+/* What differs from step to step; copied to the device before each. */
+typedef struct carry_decode_turn {
+    int32_t slot[CARRY_DECODE_SEQUENCES];
+    int32_t id[CARRY_DECODE_SEQUENCES];     /* -1: last[slot] */
+    int64_t length[CARRY_DECODE_SEQUENCES]; /* tokens before this one */
+    int32_t page_count;
+    carry_decode_page page[]; /* for the table */
+} carry_decode_turn;
+
 typedef struct carry_decode_call {
-    const carry_decode_op *ops; /* in device memory */
+    const carry_decode_op *ops; /* in device memory, as the next three */
+    const carry_decode_turn *turn;
+    const int32_t *last; /* [slots]: the token that was sampled last; may be NULL */
+    int32_t *table;      /* [slots, pages_each]: the pages of the sequence in a slot */
+    int pages_each;
     int count;
     int sequences;
-    const int64_t *ids;     /* [sequences], on the device */
-    const int64_t *lengths; /* [sequences], on the device: tokens before this one; NULL without attention */
-    unsigned *done;         /* [count], zero before the first call */
-    unsigned epoch;         /* 1 for the first call with `done`, 2 for the next, ... */
+    uint32_t tag; /* of the first operation; the next one has the next. Above all tags of earlier steps */
 } carry_decode_call;
 
 #ifdef __cplusplus
@@ -136,9 +168,9 @@ typedef struct carry_decode_device {
     int (*slots)(int sequences, int columns);
     /* Warps that share a tile of a product: as few as keep all of them busy with `tiles` over `blocks`. */
     int (*team)(const carry_decode_product *product, int tiles, int blocks, int slots);
-    /* Puts one step into the stream. columns: of the widest product. */
+    /* Puts one step into the stream. columns: of the widest product; new_pages: call->turn->page_count. */
     carry_status (*launch)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,
-                           int columns);
+                           int columns, int new_pages);
 } carry_decode_device;
 
 /* NULL when there is no such device or it has no kernel. */

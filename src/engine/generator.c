@@ -43,8 +43,12 @@ struct carry_lm_generator {
     carry_stream *stream; /* made for the context; NULL: it had one */
     carry_graph *graph;
     carry_decode *decode; /* steps by the decoding kernel; NULL: by passes */
-    bool has_run;         /* a step, so that all is set up */
-    int64_t cache_room;   /* of the caches when it was recorded */
+    carry_run *runs;      /* of such a step: [batch], */
+    int32_t *pages;       /* their pages, [batch, page_room], */
+    int32_t *given;       /* and ids, [batch] */
+    int64_t page_room;
+    bool has_run;       /* a step, so that all is set up */
+    int64_t cache_room; /* of the caches when it was recorded */
 };
 
 static void close_recording(carry_lm_generator *g) {
@@ -89,6 +93,9 @@ void carry_lm_generator_free(carry_lm_generator *g) {
     if (g != NULL) {
         close_recording(g);
         carry_decode_close(g->decode);
+        free(g->runs);
+        free(g->pages);
+        free(g->given);
         carry_lm_state_free(g->state);
         carry_lm_state_free(g->one);
         carry_device_free(g->lm->ctx, g->lm->own.device, g->memory);
@@ -125,7 +132,12 @@ static carry_status open_generator(carry_lm_generator *g) {
     carry_arena arena = carry_arena_over(g->room, bytes);
     place_logits(g, &arena);
     if (g->pinned_ids != NULL && g->dtype == CARRY_BF16) {
-        CARRY_TRY(carry_decode_open(&g->decode, lm, g->state, g->ids, g->wide));
+        const carry_decode_options decode = {.sequences = g->batch, .same_bits = true};
+        CARRY_TRY(carry_decode_open(&g->decode, lm, g->state, g->wide, &decode));
+        if (g->decode != NULL && carry_decode_sequences(g->decode) < g->batch) {
+            carry_decode_close(g->decode);
+            g->decode = NULL;
+        }
     }
     return carry_lm_pack(lm, g->dtype, 0);
 }
@@ -247,6 +259,43 @@ static carry_status begin_step(carry_lm_generator *g) {
     return CARRY_OK;
 }
 
+/* The caches of a sequence are pages one after the other. */
+static carry_status make_runs(carry_lm_generator *g) {
+    const int64_t each = g->state->room / CARRY_PAGE_TOKENS;
+    if (g->runs == NULL) {
+        g->runs = calloc((size_t)g->batch, sizeof *g->runs);
+        g->given = calloc((size_t)g->batch, sizeof *g->given);
+    }
+    if (each > g->page_room) {
+        free(g->pages);
+        g->pages = calloc((size_t)(g->batch * each), sizeof *g->pages);
+        g->page_room = g->pages != NULL ? each : 0;
+        for (int64_t i = 0; g->pages != NULL && i < g->batch * each; i++) {
+            g->pages[i] = (int32_t)i;
+        }
+    }
+    if (g->runs == NULL || g->given == NULL || each > g->page_room) {
+        return carry_fail(g->lm->ctx, CARRY_EMEMORY, "out of memory: the pages of %" PRId64 " sequences", g->batch);
+    }
+    return CARRY_OK;
+}
+
+static carry_status decode_step(carry_lm_generator *g, const int64_t *ids) {
+    CARRY_TRY(carry_lm_state_reserve(g->state, 1, CARRY_BF16));
+    CARRY_TRY(make_runs(g));
+    for (int64_t i = 0; i < g->batch; i++) {
+        g->given[i] = (int32_t)ids[i];
+        g->runs[i] = (carry_run){.slot = (int32_t)i,
+                                 .pages = g->page_room > 0 ? g->pages + i * g->page_room : NULL,
+                                 .length = g->state->length[i],
+                                 .ids = &g->given[i],
+                                 .count = 1};
+    }
+    CARRY_TRY(carry_decode_step(g->decode, g->runs, g->batch));
+    carry_lm_state_advance(g->state, 1);
+    return CARRY_OK;
+}
+
 static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, float *logits) {
     carry_ctx *ctx = g->lm->ctx;
     const int device = g->lm->own.device;
@@ -257,7 +306,7 @@ static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, flo
     CARRY_TRY(carry_check_ids(ctx, given, vocabulary));
     CARRY_TRY(carry_copy(ctx, g->ids, given));
     if (g->decode != NULL) {
-        CARRY_TRY(carry_decode_step(g->decode));
+        CARRY_TRY(decode_step(g, ids));
     } else if (g->has_run) {
         CARRY_TRY(begin_step(g));
     }

@@ -12,6 +12,7 @@
 #include "core/context.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/sized.h"
 #include "core/tensor.h"
 #include "engine/generator.h"
 #include "engine/sample.h"
@@ -35,28 +36,29 @@ static carry_status check_device(carry_ctx *ctx, int device) {
     return device == 0 ? CARRY_OK : carry_device_named(ctx, &found, name);
 }
 
-carry_status carry_llm_open(carry_ctx *ctx, carry_llm **made, const char *folder, const carry_llm_options *options) {
-    const carry_llm_options o = options != NULL ? *options : (carry_llm_options){0};
-    *made = NULL;
+carry_status carry_llm_open(carry_ctx *ctx, carry_llm **model, const char *folder, const carry_llm_options *options) {
+    carry_llm_options o;
+    *model = NULL;
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_llm_options, &o, options));
     if (o.dtype != CARRY_F32 && o.dtype != CARRY_BF16 && o.dtype != CARRY_F16) {
         return carry_fail(ctx, CARRY_EDTYPE, "a model computes in f32, bf16 or f16, not in %s",
                           carry_dtype_name(o.dtype));
     }
     CARRY_TRY(check_device(ctx, o.device));
-    carry_llm *model = calloc(1, sizeof *model);
-    if (model == NULL) {
+    carry_llm *m = calloc(1, sizeof *m);
+    if (m == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a model");
     }
-    model->ctx = ctx;
-    model->dtype = o.dtype;
-    model->end_count = -1;
-    carry_status status = (o.trains ? carry_lm_load : carry_lm_open)(ctx, &model->lm, folder, o.device);
-    status = status == CARRY_OK && o.trains ? carry_lm_want_gradients(model->lm) : status;
+    m->ctx = ctx;
+    m->dtype = o.dtype;
+    m->end_count = -1;
+    carry_status status = (o.trains ? carry_lm_load : carry_lm_open)(ctx, &m->lm, folder, o.device);
+    status = status == CARRY_OK && o.trains ? carry_lm_want_gradients(m->lm) : status;
     if (status != CARRY_OK) {
-        carry_llm_close(model);
+        carry_llm_close(m);
         return status;
     }
-    *made = model;
+    *model = m;
     return CARRY_OK;
 }
 
@@ -109,7 +111,7 @@ static void find_ends(carry_llm *llm) {
     for (int i = 0; i < model.end_count; i++) {
         llm->ends[llm->end_count++] = model.ends[i];
     }
-    carry_tokenizer_free(model.tokenizer);
+    carry_tokenizer_close(model.tokenizer);
 }
 
 int64_t carry_llm_ends(carry_llm *model, int64_t *ends, int64_t capacity) {
@@ -178,19 +180,19 @@ carry_status carry_llm_logits(carry_llm *model, const int64_t *ids, int64_t coun
     return status;
 }
 
-carry_status carry_llm_state_new(carry_llm *model, carry_llm_state **made) {
-    *made = NULL;
-    carry_llm_state *state = calloc(1, sizeof *state);
-    if (state == NULL) {
+carry_status carry_llm_state_new(carry_llm *model, carry_llm_state **state) {
+    *state = NULL;
+    carry_llm_state *s = calloc(1, sizeof *s);
+    if (s == NULL) {
         return carry_fail(model->ctx, CARRY_EMEMORY, "out of memory: a state");
     }
-    state->model = model;
-    carry_status status = carry_lm_generator_new(model->lm, &state->generator, 1, model->dtype);
+    s->model = model;
+    carry_status status = carry_lm_generator_new(model->lm, &s->generator, 1, model->dtype);
     if (status != CARRY_OK) {
-        free(state);
+        free(s);
         return status;
     }
-    *made = state;
+    *state = s;
     return CARRY_OK;
 }
 
@@ -322,7 +324,7 @@ static bool is_ended(const text *t) {
 }
 
 /* In the pieces in which the generator reads it, so that the logits do not depend on `proceed`. */
-static carry_status read_prompt(text *t, const int64_t *prompt, int64_t count, void *user, bool *proceeds) {
+static carry_status read_prompt(text *t, const int64_t *prompt, int64_t count, bool *proceeds) {
     const int64_t piece = carry_lm_generator_piece(t->state->generator);
     *proceeds = true;
     for (int64_t at = 0; *proceeds && (at < count || at == 0); at += piece) {
@@ -332,21 +334,22 @@ static carry_status read_prompt(text *t, const int64_t *prompt, int64_t count, v
             note_seen(t, prompt[i]); /* read: all of them are tokens */
         }
         if (at + some < count) {
-            *proceeds = (t->options->proceed == NULL || t->options->proceed(user)) && !is_ended(t);
+            *proceeds = (t->options->proceed == NULL || t->options->proceed(t->options->user)) && !is_ended(t);
         }
     }
     return CARRY_OK;
 }
 
-static carry_status write_text(text *t, carry_ctx *ctx, bool (*heard)(void *user, int64_t token), void *user) {
-    for (int64_t i = 0; i < t->options->tokens; i++) {
+static carry_status write_text(text *t, carry_ctx *ctx) {
+    const carry_llm_generation *o = t->options;
+    for (int64_t i = 0; i < o->tokens; i++) {
         int64_t token;
         if (t->seen != NULL) {
-            carry_sample_penalize(t->logits, t->seen, t->seen_count, t->options->repetition);
+            carry_sample_penalize(t->logits, t->seen, t->seen_count, o->repetition);
         }
         CARRY_TRY(carry_sample(ctx, t->sampler, t->logits, 0, (uint64_t)i, &token));
         note_seen(t, token);
-        if (is_end(t->options, token) || (heard != NULL && !heard(user, token)) || i + 1 == t->options->tokens ||
+        if (is_end(o, token) || (o->on_token != NULL && !o->on_token(o->user, token)) || i + 1 == o->tokens ||
             is_ended(t)) {
             break;
         }
@@ -369,17 +372,18 @@ static void leave(carry_llm_state *state) {
 }
 
 carry_status carry_llm_generate(carry_llm_state *state, const int64_t *prompt, int64_t count,
-                                const carry_llm_generation *options, bool (*heard)(void *user, int64_t token),
-                                void *user) {
+                                const carry_llm_generation *options) {
     carry_ctx *ctx = state->model->ctx;
-    text t = {.state = state, .options = options};
+    carry_llm_generation own;
+    text t = {.state = state, .options = &own};
     bool proceeds = true;
     CARRY_TRY(check_idle(state));
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_llm_generation, &own, options));
     state->is_busy = true;
     state->model->generating++;
     carry_status status = open_text(&t, ctx, carry_llm_vocabulary(state->model));
-    status = status == CARRY_OK ? read_prompt(&t, prompt, count, user, &proceeds) : status;
-    status = status == CARRY_OK && proceeds ? write_text(&t, ctx, heard, user) : status;
+    status = status == CARRY_OK ? read_prompt(&t, prompt, count, &proceeds) : status;
+    status = status == CARRY_OK && proceeds ? write_text(&t, ctx) : status;
     close_text(&t);
     leave(state);
     return status;

@@ -9,6 +9,7 @@
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "core/sized.h"
 #include "core/tensor.h"
 #include "model/host.h"
 #include "engine/llm.h"
@@ -93,7 +94,8 @@ static carry_status check(const carry_llm *model, const carry_llm_batch *b) {
 static carry_status update(carry_llm *model, const carry_llm_batch *b) {
     const carry_parameters *own = &model->lm->own;
     carry_llm_training *t = &model->training;
-    const carry_adamw options = {.rate = b->rate,
+    const carry_adamw options = {CARRY_INIT(carry_adamw),
+                                 .rate = b->rate,
                                  .b1 = b->b1 > 0.0 ? b->b1 : 0.9,
                                  .b2 = b->b2 > 0.0 ? b->b2 : 0.95,
                                  .eps = b->eps > 0.0 ? b->eps : 1e-8,
@@ -107,13 +109,16 @@ static carry_status update(carry_llm *model, const carry_llm_batch *b) {
                             carry_parameters_flat(own, own->gradients, 0, own->count), &options);
 }
 
-carry_status carry_llm_train_step(carry_llm *model, const carry_llm_batch *b, double *loss) {
+carry_status carry_llm_train_step(carry_llm *model, const carry_llm_batch *batch, double *loss) {
     carry_ctx *ctx = model->ctx;
+    carry_llm_batch given;
+    const carry_llm_batch *b = &given;
     carry_llm_training *t = &model->training;
     carry_parameters *own = &model->lm->own;
     double sum = 0.0;
     double squares;
     int64_t counted = 0;
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_llm_batch, &given, batch));
     CARRY_TRY(check(model, b));
     CARRY_TRY(plan_batch(model, b));
     CARRY_TRY(t->room == NULL ? make_moments(model) : CARRY_OK);

@@ -158,7 +158,7 @@ carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why
 
 void carry_model_close(carry_model *model) {
     carry_lm_free(model->lm);
-    carry_tokenizer_free(model->tokenizer);
+    carry_tokenizer_close(model->tokenizer);
     model->lm = NULL;
     model->tokenizer = NULL;
 }

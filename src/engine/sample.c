@@ -234,20 +234,17 @@ void carry_sample_penalize(float *logits, const uint32_t *seen, size_t count, do
     }
 }
 
-/* In [0, 1), of 53 bits. */
-static double unit(uint64_t seed, uint64_t stream, uint64_t at) {
+double carry_sample_unit(uint64_t seed, uint64_t stream, uint64_t at) {
     carry_words words = carry_philox(seed, stream, at);
     uint64_t bits = (uint64_t)words.word[0] << 32 | words.word[1];
     return (double)(bits >> 11) * 0x1p-53;
 }
 
-carry_status carry_sample(carry_ctx *ctx, carry_sampler *s, const float *logits, uint64_t stream, uint64_t at,
-                          int64_t *token) {
-    int64_t largest;
-    CARRY_TRY(find_largest(ctx, logits, s->vocabulary, &largest));
-    *token = largest;
+/* One of the tokens, the largest being known. */
+static int64_t take(carry_sampler *s, const float *logits, int64_t largest, uint64_t stream, uint64_t at) {
+    int64_t token = largest;
     if (s->sampling.temperature == 0.0 || s->sampling.top_k == 1) {
-        return CARRY_OK;
+        return token;
     }
     double sum = weigh(s, logits, logits[largest]);
     if (s->sampling.top_k > 0 && s->sampling.top_k < s->vocabulary) {
@@ -259,15 +256,40 @@ carry_status carry_sample(carry_ctx *ctx, carry_sampler *s, const float *logits,
     if (s->sampling.min_p > 0.0) {
         sum = keep_likely(s, s->sampling.min_p);
     }
-    double left = unit(s->sampling.seed, stream, at) * sum;
+    double left = carry_sample_unit(s->sampling.seed, stream, at) * sum;
     for (int64_t i = 0; i < s->vocabulary; i++) {
         if (s->weight[i] > 0.0f) {
-            *token = i; /* the last one, should roundings leave something over */
+            token = i; /* the last one, should roundings leave something over */
             left -= (double)s->weight[i];
             if (left < 0.0) {
                 break;
             }
         }
     }
+    return token;
+}
+
+carry_status carry_sample(carry_ctx *ctx, carry_sampler *s, const float *logits, uint64_t stream, uint64_t at,
+                          int64_t *token) {
+    int64_t largest;
+    CARRY_TRY(find_largest(ctx, logits, s->vocabulary, &largest));
+    *token = take(s, logits, largest, stream, at);
     return CARRY_OK;
+}
+
+void carry_sampler_set(carry_sampler *s, const carry_sampling *sampling) {
+    s->sampling = *sampling;
+}
+
+bool carry_sample_quietly(carry_sampler *s, const float *logits, uint64_t stream, uint64_t at, int64_t *token) {
+    float most;
+    int64_t largest = 0;
+    if (!largest_of(logits, s->vocabulary, &most) || most == -INFINITY) {
+        return false;
+    }
+    while (logits[largest] != most) {
+        largest++;
+    }
+    *token = take(s, logits, largest, stream, at);
+    return true;
 }

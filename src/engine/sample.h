@@ -10,6 +10,7 @@
 #ifndef CARRY_ENGINE_SAMPLE_H
 #define CARRY_ENGINE_SAMPLE_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -31,14 +32,21 @@ typedef struct carry_sampler carry_sampler; /* its workspace is for one call at 
 carry_status carry_sampler_new(carry_ctx *ctx, carry_sampler **made, int64_t vocabulary,
                                const carry_sampling *sampling);
 void carry_sampler_free(carry_sampler *sampler);
+void carry_sampler_set(carry_sampler *sampler, const carry_sampling *sampling); /* other options, checked before */
 
 /* Token number `at` of the text `stream`. Minus infinity is a token that cannot be; NaN, plus infinity and logits that
    leave no token are refused with CARRY_ERANGE. Allocates nothing. */
 carry_status carry_sample(carry_ctx *ctx, carry_sampler *sampler, const float *logits, uint64_t stream, uint64_t at,
                           int64_t *token);
 
+/* The same without a message: false where it would fail. For calls on several threads, each with its sampler. */
+bool carry_sample_quietly(carry_sampler *sampler, const float *logits, uint64_t stream, uint64_t at, int64_t *token);
+
 /* Makes tokens that were seen less likely, as Hugging Face's repetition_penalty: logits above 0 are divided by the
    penalty, others multiplied by it. seen: each token once. */
 void carry_sample_penalize(float *logits, const uint32_t *seen, size_t count, double penalty);
+
+/* The random number of a token, in [0, 1), of 53 bits. */
+double carry_sample_unit(uint64_t seed, uint64_t stream, uint64_t at);
 
 #endif

@@ -192,7 +192,8 @@ static carry_status set_options(carry_ctx *ctx, carry_http_server *server) {
     server->share = options->connections - reserved;
     server->address_count = options->connections + 64;
     server->addresses = calloc((size_t)server->address_count, sizeof *server->addresses);
-    carry_ctx_options own = {.threads = 1, .log_level = ctx->log_level, .log = ctx->log, .log_user = ctx->log_user};
+    carry_ctx_options own = {CARRY_INIT(carry_ctx_options), .threads = 1, .log_level = ctx->log_level, .log = ctx->log,
+                             .log_user = ctx->log_user};
     if (server->addresses == NULL || !copy(&server->token, options->token) ||
         !copy_list(&server->hosts, options->hosts) || !copy_list(&server->origins, options->origins) ||
         carry_ctx_new(&server->ctx, &own) != CARRY_OK) {

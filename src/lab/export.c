@@ -79,6 +79,9 @@ static void add_lists(carry_json_text *to, const carry_run *run) {
         carry_json_begin(to, NULL, '{');
         carry_json_add_text(to, "name", run->artefact[i].name);
         carry_json_add_integer(to, "bytes", run->artefact[i].bytes);
+        if (run->artefact[i].text != NULL) {
+            carry_json_add_text(to, "content", run->artefact[i].text);
+        }
         carry_json_end(to, '}');
     }
     carry_json_end(to, ']');
@@ -103,6 +106,7 @@ carry_status carry_export_line(carry_ctx *ctx, FILE *to, const carry_run *run, c
 carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
     carry_json_text text = {0};
     carry_json_begin(&text, NULL, '{');
+    carry_json_add_integer(&text, "format", CARRY_EXPORT_FORMAT);
     carry_json_add_integer(&text, "run", run->id);
     const struct {
         const char *name, *value;
@@ -112,7 +116,11 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         carry_json_add_text(&text, texts[i].name, texts[i].value);
     }
-    carry_json_add_bool(&text, "dirty", run->dirty);
+    if (run->dirty < 0) {
+        carry_json_add_number(&text, "dirty", (double)NAN); /* null: not known */
+    } else {
+        carry_json_add_bool(&text, "dirty", run->dirty > 0);
+    }
     carry_json_add_number(&text, "started", run->started);
     carry_json_add_number(&text, "ended", run->ended > 0.0 ? run->ended : (double)NAN);
     add_lists(&text, run);

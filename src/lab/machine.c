@@ -78,9 +78,9 @@ static void say_caches(list *l) {
 }
 
 static void say_devices(list *l) {
-    carry_device_properties device;
+    carry_device_properties device = {CARRY_INIT(carry_device_properties)};
     for (int i = 0; i < carry_device_count(); i++) {
-        if (carry_device_describe(l->ctx, &device, i) != CARRY_OK) {
+        if (carry_device_properties_of(l->ctx, &device, i) != CARRY_OK) {
             continue;
         }
         if (i == 0) {

@@ -4,6 +4,7 @@
 #include "core/threads.h"
 #include "ops/cpu.h"
 #include "ops/nn.h"
+#include "ops/video.h"
 
 #define GRAIN_ELEMENTS 16384
 

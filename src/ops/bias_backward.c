@@ -7,6 +7,7 @@
 #include "core/threads.h"
 #include "ops/cpu.h"
 #include "ops/nn.h"
+#include "ops/video.h"
 
 #define GRAIN_ELEMENTS 16384
 #define COLUMNS 32 /* of a piece: two lines of a cache of every row */

@@ -11,6 +11,7 @@
 #include "ops/device.h"
 #include "ops/linear.h"
 #include "ops/nn.h"
+#include "ops/video.h"
 
 carry_status carry_affine(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor b,
                           carry_activation activation, bool accumulate) {
@@ -110,9 +111,9 @@ static carry_status expect_part(carry_ctx *ctx, const carry_qk_norm_rotary_args 
 
 carry_status carry_qk_norm_rotary(carry_ctx *ctx, const carry_qk_norm_rotary_args *args) {
     CARRY_OPERATOR(ctx, operators, qk_norm_rotary, &args->part[0].from)
-    if (args->parts < 1 || args->parts > CARRY_QK_PARTS) {
+    if (args->parts < 1 || args->parts > CARRY_MAX_QK_PARTS) {
         return carry_fail(ctx, CARRY_EARGUMENT, "qk_norm_rotary: %d parts, where 1 to %d are possible", args->parts,
-                          CARRY_QK_PARTS);
+                          CARRY_MAX_QK_PARTS);
     }
     CARRY_TRY(carry_expect_rank(ctx, "from", &args->part[0].from, 2));
     for (int i = 0; i < args->parts; i++) {

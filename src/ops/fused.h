@@ -3,6 +3,7 @@
 #define CARRY_OPS_FUSED_H
 
 #include "carry/nn.h"
+#include "ops/video.h"
 
 #ifdef __cplusplus
 extern "C" {

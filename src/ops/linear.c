@@ -197,7 +197,8 @@ void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const
     bool plain = p->a.dtype == CARRY_F32 && p->b.dtype == CARRY_F32 && p->c_dtype == CARRY_F32;
     job j = {.ctx = ctx, .kernels = kernels, .p = p, .plain = plain, .k = p->k};
     carry_product whole = plain_part(&j, 0, 0, p->m, p->n);
-    j.function = carry_products_choice(ctx, kernels, &whole);
+    /* In blocks of a fixed number of rows not by a BLAS, which is chosen by measuring. */
+    j.function = ctx->fixed_rows_bytes > 0 ? kernels->product : carry_products_choice(ctx, kernels, &whole);
     if (plain && j.function == kernels->product && carry_packed_pays(kernels, &whole)) {
         carry_packed_run(ctx, kernels, &whole, 0);
         return;
@@ -298,6 +299,10 @@ static bool exact_linear(carry_ctx *ctx, const carry_kernels *kernels, carry_ten
 
 carry_status carry_linear_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate,
                               bool *x_packed) {
+    if (ctx->fixed_rows != NULL) {
+        *x_packed = false;
+        return carry_fixed_rows_map(ctx, y, x, W, accumulate);
+    }
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
     bool half = W.dtype == CARRY_BF16 || W.dtype == CARRY_F16;

@@ -35,6 +35,14 @@ void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const
 carry_status carry_linear_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate,
                               bool *x_packed);
 
+/* From now on, linear maps of this context work on blocks of CARRY_FIXED_ROWS rows, the last one completed with zeros
+   in `memory`: sums of a row are then the same whatever rows are beside it. carry_fixed_rows_bytes of the widest map;
+   NULL and 0: as they come, which is faster. */
+#define CARRY_FIXED_ROWS 8
+size_t carry_fixed_rows_bytes(int64_t in, int64_t out);
+void carry_fixed_rows_set(carry_ctx *ctx, void *memory, size_t bytes);
+carry_status carry_fixed_rows_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate);
+
 /* x [T, in], W [out, in] and y [T, out], which is called y_name, as carry_linear wants them. */
 carry_status carry_expect_linear(carry_ctx *ctx, const char *y_name, const carry_tensor *y, const carry_tensor *x,
                                  const carry_tensor *W);

@@ -22,10 +22,10 @@ carry_status carry_cpu_linear_add(carry_ctx *ctx, carry_tensor y, carry_tensor x
 }
 
 static carry_status expect_maps(carry_ctx *ctx, int maps) {
-    return maps >= 0 && maps <= CARRY_MERGED_MAPS
+    return maps >= 0 && maps <= CARRY_MAX_MERGED_MAPS
                ? CARRY_OK
                : carry_fail(ctx, CARRY_EARGUMENT, "%d maps of one input: 0 to %d are possible", maps,
-                            CARRY_MERGED_MAPS);
+                            CARRY_MAX_MERGED_MAPS);
 }
 
 /* As carry_expect_linear, with rows of y that may be further apart. */
@@ -52,7 +52,7 @@ carry_status carry_merged_linear(carry_ctx *ctx, const carry_merged_linear_args 
 carry_status carry_cpu_merged_linear(carry_ctx *ctx, const carry_merged_linear_args *args) {
     const carry_kernels *kernels;
     CARRY_TRY(carry_kernels_of(ctx, &kernels));
-    if (carry_few_tokens_merged(ctx, kernels, args)) { /* threads wait for each other once */
+    if (ctx->fixed_rows == NULL && carry_few_tokens_merged(ctx, kernels, args)) { /* threads wait for each other once */
         return CARRY_OK;
     }
     bool x_packed = false;

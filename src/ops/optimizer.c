@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/context.h"
+#include "core/sized.h"
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/cpu.h"
@@ -129,6 +130,8 @@ carry_status carry_cpu_skip_guard(carry_ctx *ctx, carry_tensor factor, carry_ten
 
 carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low,
                               carry_tensor g, const carry_adamw *options) {
+    carry_adamw own;
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_adamw, &own, options));
     CARRY_OPERATOR(ctx, operators, adamw_step, &w)
     CARRY_TRY(carry_expect_f32(ctx, "w", &w, w.rank, w.shape, w.device));
     CARRY_TRY(carry_expect_f32(ctx, "m", &m, w.rank, w.shape, w.device));
@@ -137,22 +140,21 @@ carry_status carry_adamw_step(carry_ctx *ctx, carry_tensor w, carry_tensor m, ca
     if (carry_is_here(&low)) {
         CARRY_TRY(carry_expect_activation(ctx, "low", &low, w.rank, w.shape, w.device));
     }
-    if (carry_is_here(&options->clip)) {
-        CARRY_TRY(carry_expect_f32(ctx, "clip", &options->clip, 1, (const int64_t[]){1}, w.device));
+    if (carry_is_here(&own.clip)) {
+        CARRY_TRY(carry_expect_f32(ctx, "clip", &own.clip, 1, (const int64_t[]){1}, w.device));
     }
-    const bool has_factors = carry_is_here(&options->factors);
+    const bool has_factors = carry_is_here(&own.factors);
     if (has_factors) {
-        CARRY_TRY(
-            carry_expect_f32(ctx, "factors", &options->factors, 1, (const int64_t[]){CARRY_ADAMW_FACTORS}, w.device));
+        CARRY_TRY(carry_expect_f32(ctx, "factors", &own.factors, 1, (const int64_t[]){CARRY_ADAMW_FACTORS}, w.device));
     }
-    if (carry_is_here(&options->spared)) {
-        const int64_t pairs = options->spared.shape[0] / 2;
-        CARRY_TRY(carry_expect_i64(ctx, "spared", &options->spared, 2 * pairs, w.device));
+    if (carry_is_here(&own.spared)) {
+        const int64_t pairs = own.spared.shape[0] / 2;
+        CARRY_TRY(carry_expect_i64(ctx, "spared", &own.spared, 2 * pairs, w.device));
     }
-    if (!has_factors && options->step < 1) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "step is %" PRId64 ": it counts from 1", options->step);
+    if (!has_factors && own.step < 1) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "step is %" PRId64 ": it counts from 1", own.step);
     }
-    return operators->adamw_step(ctx, w, m, v, low, g, options);
+    return operators->adamw_step(ctx, w, m, v, low, g, &own);
 }
 
 carry_adam_factors carry_adam_factors_of(const carry_adamw *o, double clip) {
@@ -167,10 +169,13 @@ carry_adam_factors carry_adam_factors_of(const carry_adamw *o, double clip) {
                                 .decay = (float)(o->rate * o->decay)};
 }
 
-void carry_adamw_factors(float factors[CARRY_ADAMW_FACTORS], const carry_adamw *options) {
+carry_status carry_adamw_factors(carry_ctx *ctx, float factors[CARRY_ADAMW_FACTORS], const carry_adamw *options) {
+    carry_adamw own;
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_adamw, &own, options));
     _Static_assert(sizeof(carry_adam_factors) == CARRY_ADAMW_FACTORS * sizeof(float), "they are floats, one by one");
-    const carry_adam_factors f = carry_adam_factors_of(options, 1.0);
+    const carry_adam_factors f = carry_adam_factors_of(&own, 1.0);
     memcpy(factors, &f, sizeof f);
+    return CARRY_OK;
 }
 
 /* Elements from the first on, up to `end`, which is the first afterwards. */

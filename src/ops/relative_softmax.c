@@ -8,6 +8,7 @@
 #include "ops/convert.h"
 #include "ops/cpu.h"
 #include "ops/nn.h"
+#include "ops/video.h"
 
 #define GRAIN_ELEMENTS 8192
 

@@ -6,6 +6,7 @@
 #include "core/threads.h"
 #include "ops/cpu.h"
 #include "ops/nn.h"
+#include "ops/video.h"
 
 typedef struct job {
     const carry_kernels *kernels;

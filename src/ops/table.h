@@ -12,12 +12,14 @@
 #include <stdint.h>
 
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "carry/ops.h"
 #include "core/launching.h"
 #include "ops/conv2d.h"
 #include "ops/device.h"
 #include "ops/experts.h"
 #include "ops/picture.h"
+#include "ops/pool.h"
 #include "ops/sampler.h"
 #include "ops/ssm.h"
 
@@ -114,6 +116,10 @@ extern "C" {
     X(key_weights, CARRY_REAL, (carry_ctx * ctx, const carry_key_weights_args *args))                                  \
     X(relative_softmax, CARRY_REAL,                                                                                    \
       (carry_ctx * ctx, carry_tensor p, carry_tensor scores, carry_tensor bias, int64_t keys))                         \
+    X(conv_step, CARRY_REAL, (carry_ctx * ctx, const carry_conv_step_args *args))                                      \
+    X(put_rows, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int64_t *rows))                \
+    X(take_pages, CARRY_REAL, (carry_ctx * ctx, carry_tensor to, carry_tensor from, const int32_t *pages))             \
+    X(rotary_turns, "f32", (carry_ctx * ctx, carry_tensor table, const int64_t *positions, const float *rates))        \
     X(route, CARRY_REAL,                                                                                               \
       (carry_ctx * ctx, carry_tensor weights, carry_tensor chosen, carry_tensor logits, carry_tensor bias,             \
        const carry_router *router))                                                                                    \

@@ -94,7 +94,7 @@ carry_status carry_scan_check_problem(carry_ctx *ctx, const carry_scan_problem *
         return carry_fail(ctx, CARRY_EDTYPE, "a scan stores f32, bf16 or f16, not %s",
                           carry_dtype_name(problem->dtype));
     }
-    if (problem->device != 0 && carry_scan_name_on(problem->device, 0) == NULL) {
+    if (problem->device != 0 && carry_scan_name(problem->device, 0) == NULL) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "scans run on device 0 (the CPU) in this build, not on device %d",
                           problem->device);
     }
@@ -158,7 +158,8 @@ carry_status carry_scan_check_workspace(carry_ctx *ctx, const void *workspace, s
                                         int device) {
     if (bytes < needed || (workspace == NULL && needed > 0)) {
         return carry_fail(ctx, CARRY_EWORKSPACE,
-                          "the workspace has %zu bytes and the plan needs %zu (carry_scan_workspace)",
+                          "the workspace has %zu bytes and the plan needs %zu (carry_scan_run_workspace, "
+                          "carry_scan_backward_workspace)",
                           workspace == NULL ? 0 : bytes, needed);
     }
     return needed > 0 ? carry_device_check_pointer(ctx, "the workspace", workspace, device) : CARRY_OK;

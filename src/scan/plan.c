@@ -13,6 +13,7 @@
 
 #include "core/clock.h"
 #include "core/context.h"
+#include "core/sized.h"
 #include "core/span.h"
 #include "scan/check.h"
 #include "scan/trial.h"
@@ -54,16 +55,15 @@ static carry_status find_or_fail(const carry_scan_plan *plan, const carry_scan_a
     if (*algorithm != NULL) {
         return CARRY_OK;
     }
-    for (int i = 0; carry_scan_name_on(device == 0, i) != NULL; i++) {
-        if (strcmp(carry_scan_name_on(device == 0, i), name) == 0) {
+    for (int i = 0; carry_scan_name(device == 0, i) != NULL; i++) {
+        if (strcmp(carry_scan_name(device == 0, i), name) == 0) {
             return carry_fail(plan->ctx, CARRY_EUNSUPPORTED, "%s is for %s", name, device == 0 ? "GPUs" : "the CPU");
         }
     }
     char all[256] = "";
     size_t used = 0;
-    for (int i = 0; carry_scan_name_on(device, i) != NULL; i++) {
-        used +=
-            (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", carry_scan_name_on(device, i));
+    for (int i = 0; carry_scan_name(device, i) != NULL; i++) {
+        used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", i > 0 ? ", " : "", carry_scan_name(device, i));
     }
     return carry_fail(plan->ctx, CARRY_ENOTFOUND, "there is no scan algorithm '%.40s'%s: choose one of %s", name,
                       plan->gpu != NULL ? " on GPUs" : "", all);
@@ -156,8 +156,8 @@ static carry_status add_gpu(carry_scan_plan *plan, char key[CARRY_SCAN_KEY]) {
     if (plan->gpu == NULL) {
         return CARRY_OK;
     }
-    carry_device_properties gpu;
-    CARRY_TRY(carry_device_describe(plan->ctx, &gpu, plan->problem.device));
+    carry_device_properties gpu = {CARRY_INIT(carry_device_properties)};
+    CARRY_TRY(carry_device_properties_of(plan->ctx, &gpu, plan->problem.device));
     size_t length = strlen(key);
     (void)snprintf(key + length, CARRY_SCAN_KEY - length, ":device=%.40s", gpu.name);
     for (char *at = key + length; *at != '\0'; at++) {
@@ -253,16 +253,13 @@ const char *carry_scan_key(char key[CARRY_SCAN_KEY], const carry_scan_problem *p
 carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const carry_scan_problem *problem,
                                  const carry_scan_options *options) {
     CARRY_SPAN(ctx, "plan", "scan");
-    static const carry_scan_options defaults;
+    carry_scan_options own;
     *plan = NULL;
-    if (options == NULL) {
-        options = &defaults;
-    }
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_scan_options, &own, options));
     CARRY_TRY(carry_scan_check_problem(ctx, problem));
-    if (options->chunk < 0) {
+    if (own.chunk < 0) {
         return carry_fail(ctx, CARRY_EARGUMENT,
-                          "a chunk of %" PRId64 " steps: give 1 or more, or 0 for the planner's choice",
-                          options->chunk);
+                          "a chunk of %" PRId64 " steps: give 1 or more, or 0 for the planner's choice", own.chunk);
     }
     carry_scan_plan *made = calloc(1, sizeof *made);
     if (made == NULL) {
@@ -270,19 +267,19 @@ carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **plan, const c
     }
     made->ctx = ctx;
     made->problem = *problem;
-    made->chunk = options->chunk;
+    made->chunk = own.chunk;
     carry_status status = carry_kernels_of(ctx, &made->kernels);
     if (status == CARRY_OK && problem->device != 0) {
         status = carry_gpu_of(ctx, &made->gpu, problem->device);
     }
     if (status == CARRY_OK) {
-        status = choose(made, options);
+        status = choose(made, &own);
     }
     if (status != CARRY_OK) {
         free(made);
         return status;
     }
-    carry_log(ctx, options->algorithm != NULL ? CARRY_LOG_DEBUG : CARRY_LOG_INFO, "plan: %s", made->about);
+    carry_log(ctx, own.algorithm != NULL ? CARRY_LOG_DEBUG : CARRY_LOG_INFO, "plan: %s", made->about);
     *plan = made;
     return CARRY_OK;
 }
@@ -303,16 +300,17 @@ double carry_scan_plan_seconds(const carry_scan_plan *plan) {
     return plan->seconds;
 }
 
-size_t carry_scan_workspace(const carry_scan_plan *plan) {
-    return plan->workspace;
+size_t carry_scan_run_workspace(const carry_scan_plan *plan) {
+    return plan->problem.backward ? 0 : plan->workspace;
 }
 
-int64_t carry_scan_products(const carry_scan_plan *plan) {
-    return plan->products;
+size_t carry_scan_backward_workspace(const carry_scan_plan *plan) {
+    return plan->problem.backward ? plan->workspace : 0;
 }
 
-double carry_scan_flops(const carry_scan_plan *plan) {
-    return plan->flops;
+carry_status carry_scan_counted(const carry_scan_plan *plan, carry_scan_counts *counts) {
+    const carry_scan_counts own = {.products = plan->products, .flops = plan->flops};
+    return CARRY_SIZED_WRITE(plan->ctx, carry_scan_counts, counts, &own);
 }
 
 carry_status carry_rates(carry_ctx *ctx, bool again) {

@@ -50,20 +50,12 @@ bool carry_scan_always(const carry_scan_shape *shape, char *why, size_t why_size
     return true;
 }
 
-const char *carry_scan_name_on(int device, int index) {
+const char *carry_scan_name(int device, int index) {
     const carry_scan_algorithm *algorithm = carry_scan_at(device != 0, index);
     return algorithm != NULL ? algorithm->name : NULL;
 }
 
-const char *carry_scan_about_on(int device, int index) {
+const char *carry_scan_about(int device, int index) {
     const carry_scan_algorithm *algorithm = carry_scan_at(device != 0, index);
     return algorithm != NULL ? algorithm->about : NULL;
-}
-
-const char *carry_scan_name(int index) {
-    return carry_scan_name_on(0, index);
-}
-
-const char *carry_scan_about(int index) {
-    return carry_scan_about_on(0, index);
 }

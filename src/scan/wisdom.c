@@ -21,9 +21,9 @@
 #define LOCK_SECONDS 10.0
 
 static void describe_machine(carry_ctx *ctx, char machine[192]) {
-    carry_device_properties cpu;
-    if (carry_device_describe(ctx, &cpu, 0) != CARRY_OK) {
-        cpu = (carry_device_properties){.name = "unknown"};
+    carry_device_properties cpu = {CARRY_INIT(carry_device_properties)};
+    if (carry_device_properties_of(ctx, &cpu, 0) != CARRY_OK) {
+        cpu = (carry_device_properties){CARRY_INIT(carry_device_properties), .name = "unknown"};
     }
     (void)snprintf(machine, 192, "%s, %ld cores, carry %s", cpu.name, sysconf(_SC_NPROCESSORS_CONF), carry_version());
 }

@@ -9,9 +9,9 @@
 
 static uint32_t machine_number(void) {
     carry_ctx *ctx = NULL;
-    carry_device_properties cpu = {.name = ""};
-    if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) == CARRY_OK) {
-        (void)carry_device_describe(ctx, &cpu, 0);
+    carry_device_properties cpu = {CARRY_INIT(carry_device_properties), .name = ""};
+    if (carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) == CARRY_OK) {
+        (void)carry_device_properties_of(ctx, &cpu, 0);
     }
     carry_ctx_free(ctx);
     uint32_t number = 2166136261u; /* FNV-1a */

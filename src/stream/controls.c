@@ -90,7 +90,8 @@ carry_status carry_controls_new(carry_ctx *ctx, carry_controls **made, const car
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the controls of a stream");
     }
     controls->state = carry_control_default();
-    carry_status status = carry_ctx_new(&controls->ctx, &(carry_ctx_options){.threads = 1});
+    carry_status status =
+        carry_ctx_new(&controls->ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1});
     if (status == CARRY_OK && start != NULL) {
         status = take_start(controls, start);
     }

@@ -24,7 +24,7 @@ void carry_pipeline_end(carry_pipeline_groups *groups) {
         carry_comm_bar(groups->world, NULL);
     }
     groups->is_running = false;
-    carry_comm_free(groups->mesh);
+    carry_comm_close(groups->mesh);
     groups->mesh = NULL;
 }
 

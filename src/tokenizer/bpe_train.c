@@ -392,7 +392,7 @@ carry_status carry_trainer_finish(carry_ctx *ctx, carry_trainer *trainer, carry_
     }
     CARRY_TRY(start_merging(ctx, t));
     CARRY_TRY(merge_all(ctx, t));
-    CARRY_TRY(carry_tokenizer_close(ctx, t->made, "the new tokenizer"));
+    CARRY_TRY(carry_tokenizer_finish(ctx, t->made, "the new tokenizer"));
     int64_t listed = t->made->merge_count;
     drop_repeated(t->made);
     if (t->made->merge_count != listed) {
@@ -438,7 +438,7 @@ void carry_trainer_free(carry_trainer *trainer) {
     for (size_t i = 0; i < trainer->list_count; i++) {
         free(trainer->lists[i].word);
     }
-    carry_tokenizer_free(trainer->made);
+    carry_tokenizer_close(trainer->made);
     carry_cutter_free(trainer->cutter);
     carry_pattern_free(trainer->pattern);
     free(trainer->lists);

@@ -89,13 +89,13 @@ carry_tokenizer *carry_tokenizer_new(void) {
     made->text = malloc(FIRST_TOKENS);
     made->text_room = FIRST_TOKENS;
     if (made->name == NULL || made->token == NULL || made->text == NULL) {
-        carry_tokenizer_free(made);
+        carry_tokenizer_close(made);
         return NULL;
     }
     return made;
 }
 
-void carry_tokenizer_free(carry_tokenizer *tokenizer) {
+void carry_tokenizer_close(carry_tokenizer *tokenizer) {
     if (tokenizer == NULL) {
         return;
     }
@@ -302,10 +302,10 @@ carry_status carry_tokenizer_bytes(carry_ctx *ctx, carry_tokenizer **tokenizer, 
         status = carry_tokenizer_add_specials(ctx, made, 256, added, count);
     }
     if (status == CARRY_OK) {
-        status = carry_tokenizer_close(ctx, made, "the byte tokenizer");
+        status = carry_tokenizer_finish(ctx, made, "the byte tokenizer");
     }
     if (status != CARRY_OK) {
-        carry_tokenizer_free(made);
+        carry_tokenizer_close(made);
         return status;
     }
     *tokenizer = made;

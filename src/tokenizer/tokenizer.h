@@ -22,6 +22,7 @@
 #include <stdint.h>
 
 #include "carry/context.h"
+#include "carry/tokenizer.h"
 
 #define CARRY_TOKENS_MOST ((int64_t)1 << 21)      /* of a tokenizer */
 #define CARRY_ADDED_MOST 4096                     /* added tokens */
@@ -29,16 +30,11 @@
 #define CARRY_TOKENIZER_BYTES ((size_t)256 << 20) /* of a tokenizer.json */
 #define CARRY_END_OF_TEXT "<|endoftext|>"
 
-typedef struct carry_tokenizer carry_tokenizer; /* once made it only answers: threads may share it */
-
 /* The 256 bytes, numbered as they are, and these added tokens after them. */
 carry_status carry_tokenizer_bytes(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *const *added, int count);
-/* From tokenizer.json, or the folder that holds it, with what lies beside it; from a text that messages call name.
-   Parts that are not supported (other normalizers, dropout, ...) are refused by their names. */
-carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *path);
+/* From the text of a tokenizer.json; messages call it name. */
 carry_status carry_tokenizer_parse(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *text, size_t length,
                                    const char *name);
-void carry_tokenizer_free(carry_tokenizer *tokenizer);
 
 /* As tokenizer.json; the caller frees *text. Saving replaces the file as a whole. */
 carry_status carry_tokenizer_write(carry_ctx *ctx, const carry_tokenizer *tokenizer, char **text, size_t *length);
@@ -47,17 +43,11 @@ carry_status carry_tokenizer_save(carry_ctx *ctx, const carry_tokenizer *tokeniz
    it had one. */
 carry_status carry_tokenizer_save_folder(carry_ctx *ctx, const carry_tokenizer *tokenizer, const char *folder);
 
-int64_t carry_tokenizer_size(const carry_tokenizer *tokenizer); /* numbers are 0..size-1 */
 int64_t carry_tokenizer_merges(const carry_tokenizer *tokenizer);
-/* The number of an added token; -1 when there is none with this content. */
-int64_t carry_tokenizer_find(const carry_tokenizer *tokenizer, const char *content);
 /* What stands between documents: <|endoftext|>, </s>, <eos> or <|end_of_text|>, the first that there is; or -1. */
 int64_t carry_tokenizer_end(const carry_tokenizer *tokenizer);
-/* The eos_token of tokenizer_config.json, with which a model of chats ends its answers; -1: none. */
-int64_t carry_tokenizer_eos(const carry_tokenizer *tokenizer);
 /* The bytes of a token, not ended by 0; NULL when the number is none. */
 const char *carry_tokenizer_token(const carry_tokenizer *tokenizer, int64_t id, size_t *length);
-bool carry_tokenizer_is_special(const carry_tokenizer *tokenizer, int64_t id);
 /* A number that tells tokenizers apart, for checkpoints. */
 uint32_t carry_tokenizer_crc(const carry_tokenizer *tokenizer);
 

@@ -64,7 +64,7 @@ typedef struct carry_metaspace {
 
 /* What tokenizer.json has around its model. */
 typedef struct carry_parts {
-    bool was_read; /* from a file; else carry_tokenizer_close gives it those of GPT-2 */
+    bool was_read; /* from a file; else carry_tokenizer_finish gives it those of GPT-2 */
     carry_normal normal[CARRY_NORMALS];
     int normals;
     carry_pattern *stage[CARRY_STAGES];
@@ -180,7 +180,7 @@ int64_t carry_tokenizer_named(const carry_tokenizer *tokenizer, const char *byte
 carry_status carry_tokenizer_merge(carry_ctx *ctx, carry_tokenizer *tokenizer, uint32_t left, uint32_t right,
                                    uint32_t result);
 /* Checks and completes; name is what messages call it. */
-carry_status carry_tokenizer_close(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *name);
+carry_status carry_tokenizer_finish(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *name);
 
 /* The hash table of merges, made anew. A pair that is listed twice counts where it stands last, as in `tokenizers`. */
 carry_status carry_tokenizer_index_merges(carry_ctx *ctx, carry_tokenizer *tokenizer);

@@ -296,7 +296,7 @@ static carry_status take_all(reader *r, const carry_json *root, bool *is_plain) 
     CARRY_TRY(take_merges(r, model));
     CARRY_TRY(carry_parts_read_template(r->ctx, r->made, root, r->name));
     *is_plain = *is_plain && r->made->parts.befores + r->made->parts.afters == 0;
-    return carry_tokenizer_close(r->ctx, r->made, r->name);
+    return carry_tokenizer_finish(r->ctx, r->made, r->name);
 }
 
 carry_status carry_tokenizer_parse(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *text, size_t length,
@@ -326,7 +326,7 @@ carry_status carry_tokenizer_parse(carry_ctx *ctx, carry_tokenizer **tokenizer, 
     free(r.left);
     free(r.right);
     if (status != CARRY_OK) {
-        carry_tokenizer_free(r.made);
+        carry_tokenizer_close(r.made);
         return status;
     }
     *tokenizer = r.made;
@@ -346,6 +346,10 @@ carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **tokenizer, c
         const char *slash = strrchr(path, '/');
         (void)snprintf(folder, sizeof folder, "%.*s", slash != NULL ? (int)(slash - path) + 1 : 1,
                        slash != NULL ? path : ".");
+        const size_t length = strlen(path);
+        if (length > 6 && strcmp(path + length - 6, ".model") == 0) {
+            return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s is a SentencePiece model: expected a tokenizer.json", path);
+        }
     }
     char *text;
     size_t length;
@@ -356,7 +360,7 @@ carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **tokenizer, c
         status = carry_tokenizer_read_beside(ctx, *tokenizer, folder);
     }
     if (status != CARRY_OK) {
-        carry_tokenizer_free(*tokenizer);
+        carry_tokenizer_close(*tokenizer);
         *tokenizer = NULL;
     }
     return status;

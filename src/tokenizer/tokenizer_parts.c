@@ -241,7 +241,7 @@ static carry_status read_unmark(reader *r, const carry_json *node) {
     return CARRY_OK;
 }
 
-/* Where a text of this tokenizer can be cut; carry_tokenizer_close looks at the tokens for the rest. */
+/* Where a text of this tokenizer can be cut; carry_tokenizer_finish looks at the tokens for the rest. */
 static void choose_rule(carry_parts *p) {
     p->rule = p->by_character ? CARRY_CUT_SPACES : p->stages > 0 ? CARRY_CUT_BLANKS_AND_LINES : CARRY_CUT_NOWHERE;
     for (int i = 0; i < p->stages; i++) {

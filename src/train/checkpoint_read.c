@@ -16,7 +16,7 @@ bool carry_run_folder_is_used(const char *path) {
     carry_ctx *ctx = NULL;
     int64_t *steps = NULL;
     int64_t count = 0;
-    if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) == CARRY_OK) {
+    if (carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) == CARRY_OK) {
         (void)carry_checkpoint_steps(ctx, &steps, &count, path);
     }
     free(steps);

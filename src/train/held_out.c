@@ -115,7 +115,7 @@ carry_status carry_training_evaluate(void *training) {
         }
         CARRY_TRY(evaluate_batch(t, batch, sums));
     }
-    CARRY_TRY(carry_all_reduce(t->comm, sums, 4, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    CARRY_TRY(carry_all_reduce(t->comm, sums, 4, CARRY_F64, CARRY_REDUCE_SUM));
     if (t->loop.speaks) {
         const carry_train_evaluation evaluation = {.step = t->loop.step,
                                                    .labels = (int64_t)sums[1],

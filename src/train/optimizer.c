@@ -212,20 +212,13 @@ carry_status carry_optimizer_bad(carry_optimizer *o, int64_t *parameter) {
         *parameter = n > 0 && !all_finite(gradients + from, n) ? i : -1;
     }
     free(copied);
-    return carry_all_reduce(carry_comm_host(o->comm), parameter, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX);
+    return carry_all_reduce(carry_comm_host(o->comm), parameter, 1, CARRY_I64, CARRY_REDUCE_MAX);
 }
 
 static carry_adamw adamw_of(const carry_optimizer *o) {
-    return (carry_adamw){.rate = o->rate,
-                         .b1 = o->options.b1,
-                         .b2 = o->options.b2,
-                         .eps = o->options.eps,
-                         .decay = o->options.decay,
-                         .factor = 1.0,
-                         .step = o->step,
-                         .clip = o->clip,
-                         .factors = o->factors,
-                         .spared = o->spared};
+    return (carry_adamw){CARRY_INIT(carry_adamw), .rate = o->rate,           .b1 = o->options.b1, .b2 = o->options.b2,
+                         .eps = o->options.eps,   .decay = o->options.decay, .factor = 1.0,       .step = o->step,
+                         .clip = o->clip,         .factors = o->factors,     .spared = o->spared};
 }
 
 carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) {
@@ -236,7 +229,7 @@ carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) 
     }
     float *row = o->uploaded + step % CARRY_OPTIMIZER_AHEAD * CARRY_ADAMW_FACTORS;
     const carry_adamw options = adamw_of(o);
-    carry_adamw_factors(row, &options);
+    CARRY_TRY(carry_adamw_factors(o->ctx, row, &options));
     return carry_copy(o->ctx, o->factors, carry_view_1d(row, CARRY_F32, CARRY_ADAMW_FACTORS));
 }
 

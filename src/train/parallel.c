@@ -20,6 +20,6 @@ carry_status carry_grid_open(carry_comm *world, carry_grid *grid, int parts) {
 }
 
 void carry_grid_close(carry_grid *grid) {
-    carry_comm_free(grid->sequence);
+    carry_comm_close(grid->sequence);
     grid->sequence = NULL;
 }

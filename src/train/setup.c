@@ -267,7 +267,7 @@ void carry_training_close(carry_training *t) {
     carry_device_free(t->ctx, device, t->memory);
     carry_device_free(t->ctx, device, t->logits.data);
     carry_lm_pass_free(t->pass);
-    carry_comm_free(t->moving);
+    carry_comm_close(t->moving);
     carry_lm_free(t->lm);
     carry_material_close(&t->material);
     carry_grid_close(&t->grid);

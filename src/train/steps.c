@@ -146,7 +146,7 @@ static carry_status add_sums(carry_steps *s, double *stops) {
     const carry_tensor sums = sums_of(s, 0, 0, CARRY_STEPS_SUMS);
     CARRY_TRY(carry_read(s->ctx, carry_view_1d(all, CARRY_F64, CARRY_STEPS_SUMS), sums));
     all[CARRY_STEPS_SUMS] = *stops;
-    CARRY_TRY(carry_all_reduce(s->comm, all, CARRY_STEPS_SUMS + 1, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    CARRY_TRY(carry_all_reduce(s->comm, all, CARRY_STEPS_SUMS + 1, CARRY_F64, CARRY_REDUCE_SUM));
     *stops = all[CARRY_STEPS_SUMS];
     return carry_copy(s->ctx, sums, carry_view_1d(all, CARRY_F64, CARRY_STEPS_SUMS));
 }

@@ -15,7 +15,7 @@
 
 carry_status carry_steps_stop(carry_steps *s, bool *stop) {
     int64_t stops = s->stop != NULL && s->stop() ? 1 : 0;
-    CARRY_TRY(carry_all_reduce(s->comm, &stops, 1, CARRY_REDUCE_I64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(s->comm, &stops, 1, CARRY_I64, CARRY_REDUCE_MAX));
     *stop = s->was_stopped = stops > 0;
     return CARRY_OK;
 }
@@ -100,7 +100,7 @@ carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry
 void carry_steps_close(carry_steps *s) {
     carry_steps_close_stream(s);
     carry_optimizer_free(s->optimizer);
-    carry_comm_free(s->moving);
+    carry_comm_close(s->moving);
     if (s->own != NULL) {
         carry_device_free(s->ctx, s->own->device, s->sums.data);
     }

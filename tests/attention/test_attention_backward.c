@@ -6,7 +6,7 @@ typedef struct problem {
     placed q, k, v, d_o, o;
     placed dq, dk, dv;
     array lse;
-    carry_key_run run[CARRY_KEY_RUNS];
+    carry_key_run run[CARRY_MAX_KEY_RUNS];
     int runs;
     float scale;
 } problem;

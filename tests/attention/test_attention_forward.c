@@ -5,7 +5,7 @@
 
 typedef struct problem {
     placed q, k, v;
-    carry_key_run run[CARRY_KEY_RUNS];
+    carry_key_run run[CARRY_MAX_KEY_RUNS];
     int runs;
     float scale;
     bool causal;

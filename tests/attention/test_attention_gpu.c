@@ -64,7 +64,7 @@ static void fill(const placed *p, int64_t from, int64_t count) {
 typedef struct problem {
     placed q, k, v, o; /* rows of k and v that no run has are NaN */
     array lse;
-    carry_key_run run[CARRY_KEY_RUNS];
+    carry_key_run run[CARRY_MAX_KEY_RUNS];
     int runs;
     carry_attention_args there;
     size_t bytes; /* of the workspace */
@@ -180,7 +180,7 @@ static void test_every_size_and_layout_matches_float64(void **state) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         for (int set = 0; set < RUN_SETS; set++) {
             for (int64_t D = 64; D <= 128; D += 64) {
-                carry_key_run runs[CARRY_KEY_RUNS];
+                carry_key_run runs[CARRY_MAX_KEY_RUNS];
                 int count = some_runs(runs, set, shapes[i][1]);
                 int layout = (int)(i + (size_t)set) % GPU_LAYOUTS;
                 problem p = make(shapes[i][0], shapes[i][1], shapes[i][2], D, layout, runs, count);

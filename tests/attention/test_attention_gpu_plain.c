@@ -70,7 +70,7 @@ static double slack(const shape *s) {
 typedef struct call {
     placed q, k, v, o, d_o, dq, dk, dv;
     array lse;
-    carry_key_run run[CARRY_KEY_RUNS];
+    carry_key_run run[CARRY_MAX_KEY_RUNS];
     carry_attention_backward_args here, there;
 } call;
 

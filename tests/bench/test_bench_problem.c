@@ -10,7 +10,8 @@
 
 static int ctx_make(void **state) {
     carry_ctx *ctx = NULL;
-    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = support_silent});
+    carry_status status =
+        carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1, .log = support_silent});
     *state = ctx;
     return status == CARRY_OK ? 0 : -1;
 }

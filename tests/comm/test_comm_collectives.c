@@ -22,12 +22,12 @@ static void run_every_size(carry_comm_function function, void *user) {
     }
 }
 
-static double reduced(uint64_t seed, int ranks, int64_t i, carry_reduce_type type, carry_reduce reduce) {
+static double reduced(uint64_t seed, int ranks, int64_t i, carry_dtype type, carry_reduce reduce) {
     float sum32 = 0;
     double sum = 0;
     for (int r = 0; r < ranks; r++) {
-        const double x = type == CARRY_REDUCE_I64 ? (double)(int64_t)value(seed, r, i) : value(seed, r, i);
-        const double x_or_32 = type == CARRY_REDUCE_F32 ? (double)(float)x : x;
+        const double x = type == CARRY_I64 ? (double)(int64_t)value(seed, r, i) : value(seed, r, i);
+        const double x_or_32 = type == CARRY_F32 ? (double)(float)x : x;
         if (r == 0) {
             sum = x_or_32;
             sum32 = (float)x;
@@ -39,23 +39,23 @@ static double reduced(uint64_t seed, int ranks, int64_t i, carry_reduce_type typ
             sum32 = (float)sum;
         }
     }
-    return type == CARRY_REDUCE_F32 ? (double)sum32 : sum;
+    return type == CARRY_F32 ? (double)sum32 : sum;
 }
 
-static void put(void *at, int64_t i, carry_reduce_type type, double x) {
-    if (type == CARRY_REDUCE_F32) {
+static void put(void *at, int64_t i, carry_dtype type, double x) {
+    if (type == CARRY_F32) {
         ((float *)at)[i] = (float)x;
-    } else if (type == CARRY_REDUCE_F64) {
+    } else if (type == CARRY_F64) {
         ((double *)at)[i] = x;
     } else {
         ((int64_t *)at)[i] = (int64_t)x;
     }
 }
 
-static double get(const void *at, int64_t i, carry_reduce_type type) {
-    return type == CARRY_REDUCE_F32   ? (double)((const float *)at)[i]
-           : type == CARRY_REDUCE_F64 ? ((const double *)at)[i]
-                                      : (double)((const int64_t *)at)[i];
+static double get(const void *at, int64_t i, carry_dtype type) {
+    return type == CARRY_F32   ? (double)((const float *)at)[i]
+           : type == CARRY_F64 ? ((const double *)at)[i]
+                               : (double)((const int64_t *)at)[i];
 }
 
 /* Bit for bit the plain loop over the ranks, in their order: so the same every time as well. */
@@ -63,11 +63,12 @@ static carry_status reduce_all(void *user, carry_comm *comm) {
     (void)user;
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
     static const int64_t counts[] = {0, 1, 2, 7, 64, 1023};
+    static const carry_dtype types[] = {CARRY_F32, CARRY_F64, CARRY_I64};
     double *data = malloc(1024 * RANKS * sizeof *data), *piece = malloc(1024 * sizeof *piece);
     carry_status status = CARRY_OK;
     for (int c = 0; c < 36 && status == CARRY_OK; c += support_cases(1, 5)) {
         const int64_t n = counts[c % 6];
-        const carry_reduce_type type = (carry_reduce_type)(c / 6 % 3);
+        const carry_dtype type = types[c / 6 % 3];
         const carry_reduce reduce = (carry_reduce)(c / 18);
         for (int64_t i = 0; i < n * size; i++) {
             put(data, i, type, value((uint64_t)c, rank, i));
@@ -105,11 +106,11 @@ static carry_status cross_over(void *user, carry_comm *comm) {
         for (int64_t i = 0; i < n; i++) {
             own[i] = sum[i] = (float)value((uint64_t)c, rank, i);
         }
-        status = carry_all_reduce(comm, sum, n, CARRY_REDUCE_F32, CARRY_REDUCE_SUM);
+        status = carry_all_reduce(comm, sum, n, CARRY_F32, CARRY_REDUCE_SUM);
         status = status == CARRY_OK ? carry_all_gather(comm, all, own, (size_t)n * sizeof(float)) : status;
         for (int64_t i = 0; i < n * size && status == CARRY_OK; i++) {
             const bool is_moved = all[i] == (float)value((uint64_t)c, (int)(i / n), i % n);
-            const double wanted = reduced((uint64_t)c, size, i % n, CARRY_REDUCE_F32, CARRY_REDUCE_SUM);
+            const double wanted = reduced((uint64_t)c, size, i % n, CARRY_F32, CARRY_REDUCE_SUM);
             if (!is_moved || (double)sum[i % n] != wanted) {
                 print_error("%lld floats on %d ranks: number %lld differs\n", (long long)n, size, (long long)i);
                 status = CARRY_EFORMAT;
@@ -184,7 +185,7 @@ static carry_status split(void *user, carry_comm *comm) {
     if (status == CARRY_OK) {
         status = move_all(user, part);
     }
-    carry_comm_free(part);
+    carry_comm_close(part);
     TRY(status);
     TRY(carry_recv(comm, &back, 8, rank, 5));
     TRY(carry_wait(&early));
@@ -226,9 +227,9 @@ static carry_status believe(void *user, carry_comm *comm) {
     (void)user;
     for (int i = CARRY_TIME_ALL_REDUCE; i <= CARRY_TIME_SEND_RECEIVE; i++) {
         carry_comm_times times, largest;
-        TRY(carry_comm_times_of(comm, (carry_comm_operation)i, CARRY_REDUCE_BF16, &times));
+        TRY(carry_comm_times_of(comm, (carry_comm_operation)i, CARRY_BF16, &times));
         largest = times;
-        TRY(carry_all_reduce(comm, largest.seconds, CARRY_COMM_SIZES, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+        TRY(carry_all_reduce(comm, largest.seconds, CARRY_COMM_SIZES, CARRY_F64, CARRY_REDUCE_MAX));
         for (int s = 0; s < CARRY_COMM_SIZES; s++) {
             EXPECT(comm, times.seconds[s] > 0.0 && times.seconds[s] == largest.seconds[s], "size %d of %d", s, i);
             EXPECT(comm, s == 0 || times.seconds[s] >= times.seconds[s - 1], "more bytes take less");

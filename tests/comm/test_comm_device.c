@@ -17,8 +17,9 @@ static int shared_device(void) {
 }
 
 static carry_status open_on(carry_comm *comm, const work *w, double deadline, carry_comm **gpus) {
-    return carry_comm_open(carry_comm_ctx(comm), gpus, w->kind,
-                           &(carry_comm_options){.deadline = deadline, .device = w->device, .over = comm});
+    return carry_comm_open(
+        carry_comm_ctx(comm), gpus, w->kind,
+        &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = deadline, .device = w->device, .over = comm});
 }
 
 static carry_status all_of_it(void *user, carry_comm *comm) {
@@ -29,7 +30,7 @@ static carry_status all_of_it(void *user, carry_comm *comm) {
            "place");
     EXPECT(comm, carry_comm_host(gpus) == comm && carry_comm_device(gpus) == w->device, "what it is over");
     const carry_status status = check_all(gpus, w->device);
-    carry_comm_free(gpus);
+    carry_comm_close(gpus);
     return status;
 }
 
@@ -43,7 +44,8 @@ static void run_both(int ranks, carry_status (*function)(void *, carry_comm *), 
     for (int i = is_under_mpi() && shared_device() == 0; i < 2; i++) { /* memory of the CPU has no IPC */
         char sentence[512];
         work w = {.kind = kinds[i], .device = shared_device()};
-        const carry_status status = run_ranks(ranks, &(carry_comm_options){.deadline = 60}, function, &w, sentence);
+        const carry_status status = run_ranks(
+            ranks, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 60}, function, &w, sentence);
         if (status != expected || (words != NULL && strstr(sentence, words) == NULL)) {
             fail_msg("%s, %d ranks: %d, %s", kinds[i], ranks, (int)status, sentence);
         }
@@ -87,7 +89,7 @@ static carry_status in_order(void *user, carry_comm *comm) {
     }
     carry_device_free(ctx, w->device, from);
     carry_device_free(ctx, w->device, to);
-    carry_comm_free(gpus);
+    carry_comm_close(gpus);
     return CARRY_OK;
 }
 
@@ -105,7 +107,7 @@ static carry_status with_buffer(carry_comm *comm, const work *w, double deadline
     TRY(open_on(comm, w, deadline, &gpus));
     TRY(carry_device_alloc(ctx, &data, w->device, 64));
     const carry_status status = function(gpus, data, carry_comm_rank(comm));
-    carry_comm_free(gpus);
+    carry_comm_close(gpus);
     carry_device_free(ctx, w->device, data);
     return status;
 }
@@ -166,7 +168,8 @@ static carry_status by_nccl(void *user, carry_comm *comm) {
 static carry_status on_another(void *user, carry_comm *comm) {
     const work *w = user;
     carry_comm *gpus;
-    const carry_comm_options options = {.device = carry_comm_rank(comm) > 0 ? w->device : 0, .over = comm};
+    const carry_comm_options options = {CARRY_INIT(carry_comm_options),
+                                        .device = carry_comm_rank(comm) > 0 ? w->device : 0, .over = comm};
     return carry_comm_open(carry_comm_ctx(comm), &gpus, w->kind, &options);
 }
 
@@ -189,7 +192,7 @@ static carry_status by_what_fits(void *user, carry_comm *comm) {
     TRY(carry_comm_open_device(comm, &gpus, shared_device(), NULL));
     const char *wanted = *without ? "staged" : "ipc";
     EXPECT(comm, strcmp(carry_comm_name(gpus), wanted) == 0, "%s", carry_comm_name(gpus));
-    carry_comm_free(gpus);
+    carry_comm_close(gpus);
     return CARRY_OK;
 }
 
@@ -260,25 +263,33 @@ static void test_what_cannot_be_is_refused(void **state) {
     carry_comm *self, *gpu, *part, *other;
     const int device = shared_device();
     assert_ok(ctx, carry_comm_open(ctx, &self, "self", NULL));
-    assert_refused(ctx, CARRY_EARGUMENT, "options->over is missing",
-                   carry_comm_open(ctx, &gpu, "peer", &(carry_comm_options){.device = device}));
-    assert_int_not_equal(
-        carry_comm_open(ctx, &gpu, "staged", &(carry_comm_options){.deadline = 5, .device = 99, .over = self}),
-        CARRY_OK);
+    assert_refused(
+        ctx, CARRY_EARGUMENT, "options->over is missing",
+        carry_comm_open(ctx, &gpu, "peer", &(carry_comm_options){CARRY_INIT(carry_comm_options), .device = device}));
+    assert_int_not_equal(carry_comm_open(ctx, &gpu, "staged",
+                                         &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 5,
+                                                               .device = 99, .over = self}),
+                         CARRY_OK);
     assert_non_null(strstr(carry_ctx_error(ctx), "99"));
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "not for \"self\": use \"peer\"",
-                   carry_comm_open(ctx, &gpu, "ipc", &(carry_comm_options){.device = device, .over = self}));
+    assert_refused(
+        ctx, CARRY_EUNSUPPORTED, "not for \"self\": use \"peer\"",
+        carry_comm_open(ctx, &gpu, "ipc",
+                        &(carry_comm_options){CARRY_INIT(carry_comm_options), .device = device, .over = self}));
     assert_refused(ctx, CARRY_EUNSUPPORTED, "CARRY_MEET", carry_comm_open(ctx, &gpu, "processes", NULL));
-    assert_ok(ctx, carry_comm_open(ctx, &gpu, "peer", &(carry_comm_options){.device = device, .over = self}));
+    assert_ok(ctx,
+              carry_comm_open(ctx, &gpu, "peer",
+                              &(carry_comm_options){CARRY_INIT(carry_comm_options), .device = device, .over = self}));
     assert_refused(ctx, CARRY_EUNSUPPORTED, "split", carry_comm_split(gpu, &part, 0, 0));
-    assert_refused(ctx, CARRY_EARGUMENT, "host memory",
-                   carry_comm_open(ctx, &other, "staged", &(carry_comm_options){.device = device, .over = gpu}));
+    assert_refused(
+        ctx, CARRY_EARGUMENT, "host memory",
+        carry_comm_open(ctx, &other, "staged",
+                        &(carry_comm_options){CARRY_INIT(carry_comm_options), .device = device, .over = gpu}));
     assert_ok(ctx, carry_barrier(gpu));
-    carry_comm_free(gpu);
+    carry_comm_close(gpu);
     assert_ok(ctx, carry_comm_open_device(self, &gpu, device, NULL));
     assert_string_equal(carry_comm_name(gpu), "peer");
-    carry_comm_free(gpu);
-    carry_comm_free(self);
+    carry_comm_close(gpu);
+    carry_comm_close(self);
     carry_ctx_free(ctx);
 }
 
@@ -293,9 +304,9 @@ int main(void) {
         cmocka_unit_test(test_what_cannot_be_is_refused),
     };
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_device_properties properties;
+    carry_device_properties properties = {CARRY_INIT(carry_device_properties)};
     take_filter();
-    if (carry_device_describe(ctx, &properties, shared_device()) == CARRY_OK &&
+    if (carry_device_properties_of(ctx, &properties, shared_device()) == CARRY_OK &&
         strstr(properties.name, "emul") != NULL) {
         most = 1025; /* it is slow */
     }

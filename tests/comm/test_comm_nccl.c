@@ -13,11 +13,12 @@ static carry_status on_gpus(void *user, carry_comm *comm) {
     const int device = 1 + carry_comm_rank(comm);
     carry_comm *gpus;
     TRY(carry_comm_open(carry_comm_ctx(comm), &gpus, "nccl",
-                        &(carry_comm_options){.deadline = 60, .device = device, .over = comm, .agreement = "gpus"}));
+                        &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 60, .device = device,
+                                              .over = comm, .agreement = "gpus"}));
     EXPECT(comm, carry_comm_rank(gpus) == carry_comm_rank(comm) && carry_comm_size(gpus) == carry_comm_size(comm),
            "place");
     const carry_status status = check_all(gpus, device);
-    carry_comm_free(gpus);
+    carry_comm_close(gpus);
     return status;
 }
 
@@ -25,9 +26,10 @@ static void test_a_gpu_alone(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_comm *gpu;
-    assert_ok(ctx, carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 60, .device = 1}));
+    assert_ok(ctx, carry_comm_open(ctx, &gpu, "nccl",
+                                   &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 60, .device = 1}));
     assert_ok(ctx, check_all(gpu, 1));
-    carry_comm_free(gpu);
+    carry_comm_close(gpu);
     carry_ctx_free(ctx);
 }
 
@@ -38,7 +40,8 @@ static void test_every_gpu_has_a_rank(void **state) {
     if (gpus == 1) {
         print_message("one rank only: more need more GPUs than the one that is here\n");
     }
-    if (run_ranks(gpus, &(carry_comm_options){.deadline = 60}, on_gpus, NULL, sentence) != CARRY_OK) {
+    if (run_ranks(gpus, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 60}, on_gpus, NULL,
+                  sentence) != CARRY_OK) {
         fail_msg("%s", sentence);
     }
 }
@@ -50,17 +53,21 @@ static void test_what_cannot_be_is_refused(void **state) {
     int64_t here[2] = {0};
     void *there;
     assert_ok(ctx, carry_comm_open(ctx, &self, "self", NULL));
-    assert_refused(ctx, CARRY_EARGUMENT, "device 0 is not a GPU",
-                   carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 5}));
+    assert_refused(
+        ctx, CARRY_EARGUMENT, "device 0 is not a GPU",
+        carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 5}));
     assert_refused(ctx, CARRY_EARGUMENT, "is not a GPU",
-                   carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 5, .device = 99}));
+                   carry_comm_open(ctx, &gpu, "nccl",
+                                   &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 5, .device = 99}));
     assert_refused(ctx, CARRY_EARGUMENT, "not opened over",
-                   carry_comm_open(ctx, &gpu, "self", &(carry_comm_options){.deadline = 5, .over = self}));
-    assert_ok(ctx, carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 5, .device = 1, .over = self}));
+                   carry_comm_open(ctx, &gpu, "self",
+                                   &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 5, .over = self}));
+    assert_ok(ctx, carry_comm_open(ctx, &gpu, "nccl",
+                                   &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 5, .device = 1,
+                                                         .over = self}));
     assert_ok(ctx, carry_device_alloc(ctx, &there, 1, 64));
     assert_refused(ctx, CARRY_EDEVICE, "host memory", carry_send(gpu, here, 8, 0, 0));
-    assert_refused(ctx, CARRY_EDEVICE, "host memory",
-                   carry_all_reduce(gpu, here, 1, CARRY_REDUCE_I64, CARRY_REDUCE_SUM));
+    assert_refused(ctx, CARRY_EDEVICE, "host memory", carry_all_reduce(gpu, here, 1, CARRY_I64, CARRY_REDUCE_SUM));
     assert_refused(ctx, CARRY_EDEVICE, "host memory", carry_all_gather(gpu, there, here, 8));
     assert_refused(ctx, CARRY_EUNSUPPORTED, "split", carry_comm_split(gpu, &part, 0, 0));
     assert_ok(ctx, carry_barrier(gpu)); /* the refusals broke nothing */
@@ -69,14 +76,15 @@ static void test_what_cannot_be_is_refused(void **state) {
     assert_true(carry_seconds() - start < 60);
     print_message("a receive that nobody sends: %s\n", carry_ctx_error(ctx));
     assert_int_equal(carry_barrier(gpu), CARRY_EPEER);
-    carry_comm_free(gpu);
-    assert_ok(ctx, carry_comm_open(ctx, &gpu, "nccl", &(carry_comm_options){.deadline = 20, .device = 1}));
+    carry_comm_close(gpu);
+    assert_ok(ctx, carry_comm_open(ctx, &gpu, "nccl",
+                                   &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 20, .device = 1}));
     assert_ok(ctx, carry_barrier(gpu)); /* another one may be opened afterwards */
     carry_comm_abort(gpu, "enough");
     assert_refused(ctx, CARRY_EPEER, "enough", carry_barrier(gpu));
-    carry_comm_free(gpu);
+    carry_comm_close(gpu);
     carry_device_free(ctx, 1, there);
-    carry_comm_free(self);
+    carry_comm_close(self);
     carry_ctx_free(ctx);
 }
 
@@ -88,10 +96,11 @@ int main(void) {
     };
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     carry_comm *comm = NULL;
-    const carry_status status = carry_comm_open(ctx, &comm, "nccl", &(carry_comm_options){.deadline = 60, .device = 1});
+    const carry_status status = carry_comm_open(
+        ctx, &comm, "nccl", &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 60, .device = 1});
     char sentence[256];
     (void)snprintf(sentence, sizeof sentence, "%s", carry_ctx_error(ctx));
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     carry_ctx_free(ctx);
     if (status == CARRY_EUNSUPPORTED) { /* no CUDA, no GPU, no NCCL: one error message */
         print_message("skipped: %s\n", sentence);

@@ -40,14 +40,14 @@ static void expect_refused_options(carry_ctx_options options, const char *words)
 
 static void test_defaults_are_every_core_and_the_best_kernels(void **state) {
     (void)state;
-    static const carry_ctx_options zero;
+    static const carry_ctx_options zero = {CARRY_INIT(carry_ctx_options)};
     const carry_ctx_options *const both[] = {NULL, &zero};
     for (int i = 0; i < 2; i++) {
         carry_ctx *ctx = NULL;
         assert_int_equal(carry_ctx_new(&ctx, both[i]), CARRY_OK);
         assert_non_null(ctx);
-        carry_device_properties cpu;
-        assert_ok(ctx, carry_device_describe(ctx, &cpu, 0));
+        carry_device_properties cpu = {CARRY_INIT(carry_device_properties)};
+        assert_ok(ctx, carry_device_properties_of(ctx, &cpu, 0));
         assert_true(carry_ctx_threads(ctx) >= 1);
         assert_int_equal(carry_ctx_threads(ctx), cpu.units);
         assert_string_equal(carry_ctx_error(ctx), "");
@@ -72,14 +72,16 @@ static void test_threads_are_as_many_as_asked_for(void **state) {
 
 static void test_unacceptable_options_are_named(void **state) {
     (void)state;
-    expect_refused_options((carry_ctx_options){.threads = -1}, "-1 threads");
-    expect_refused_options((carry_ctx_options){.threads = 1025}, "1025 threads");
-    expect_refused_options((carry_ctx_options){.threads = INT32_MAX}, "2147483647");
-    expect_refused_options((carry_ctx_options){.threads = INT32_MIN}, "-2147483648");
-    expect_refused_options((carry_ctx_options){.log_level = (carry_log_level)3}, "log level 3");
-    expect_refused_options((carry_ctx_options){.log_level = (carry_log_level)-2}, "log level -2");
-    expect_refused_options((carry_ctx_options){.kernels = ""}, "kernels");
-    expect_refused_options((carry_ctx_options){.wisdom = ""}, "wisdom");
+    expect_refused_options((carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = -1}, "-1 threads");
+    expect_refused_options((carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1025}, "1025 threads");
+    expect_refused_options((carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = INT32_MAX}, "2147483647");
+    expect_refused_options((carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = INT32_MIN}, "-2147483648");
+    expect_refused_options((carry_ctx_options){CARRY_INIT(carry_ctx_options), .log_level = (carry_log_level)3},
+                           "log level 3");
+    expect_refused_options((carry_ctx_options){CARRY_INIT(carry_ctx_options), .log_level = (carry_log_level)-2},
+                           "log level -2");
+    expect_refused_options((carry_ctx_options){CARRY_INIT(carry_ctx_options), .kernels = ""}, "kernels");
+    expect_refused_options((carry_ctx_options){CARRY_INIT(carry_ctx_options), .wisdom = ""}, "wisdom");
 }
 
 static void test_every_usable_set_of_kernels_can_be_asked_for(void **state) {
@@ -148,7 +150,8 @@ static void test_the_sink_hears_what_its_level_asks_for(void **state) {
     for (int wanted = CARRY_LOG_ERROR; wanted <= CARRY_LOG_DEBUG; wanted++) {
         heard h = {0};
         carry_ctx *ctx = NULL;
-        carry_ctx_options options = {.threads = 1, .log_level = (carry_log_level)wanted, .log = hear, .log_user = &h};
+        carry_ctx_options options = {CARRY_INIT(carry_ctx_options), .threads = 1, .log_level = (carry_log_level)wanted,
+                                     .log = hear, .log_user = &h};
         assert_int_equal(carry_ctx_new(&ctx, &options), CARRY_OK);
         for (int level = CARRY_LOG_ERROR; level <= CARRY_LOG_DEBUG; level++) {
             h = (heard){0};
@@ -170,7 +173,8 @@ static void test_planning_tells_what_was_chosen_at_info(void **state) {
     for (int wanted = CARRY_LOG_WARNING; wanted <= CARRY_LOG_INFO; wanted++) {
         heard h = {0};
         carry_ctx *ctx = NULL;
-        carry_ctx_options options = {.threads = 1, .log_level = (carry_log_level)wanted, .log = hear, .log_user = &h};
+        carry_ctx_options options = {CARRY_INIT(carry_ctx_options), .threads = 1, .log_level = (carry_log_level)wanted,
+                                     .log = hear, .log_user = &h};
         assert_int_equal(carry_ctx_new(&ctx, &options), CARRY_OK);
         const carry_rates_table rates = support_rates();
         assert_true(carry_rates_put(ctx, &rates));

@@ -212,7 +212,7 @@ typedef struct rank_work {
 static void *rank_main(void *argument) {
     rank_work *work = argument;
     carry_ctx *ctx;
-    work->ok = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 2}) == CARRY_OK &&
+    work->ok = carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 2}) == CARRY_OK &&
                carry_recorder_attach(work->recorder, ctx, work->rank) == CARRY_OK;
     for (int i = 0; work->ok && i < 20; i++) {
         give_out(ctx);

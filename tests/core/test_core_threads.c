@@ -203,7 +203,8 @@ static void *use_own_context(void *argument) {
     carry_ctx *ctx;
     watch w;
     watch_start(&w);
-    if (w.hits == NULL || carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 3, .log = support_silent}) != CARRY_OK) {
+    if (w.hits == NULL || carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 3,
+                                                                   .log = support_silent}) != CARRY_OK) {
         atomic_fetch_add(failures, 1);
         return NULL;
     }

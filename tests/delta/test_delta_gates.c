@@ -48,9 +48,9 @@ static void no_method_is_worse_than_the_recurrence(void **unused) {
             draw_gates(&w, i, form);
             recurrence exact = recur_whole(&w, false);
             recurrence plain = recur_whole(&w, true);
-            for (int m = 0; carry_delta_name(m) != NULL; m++) {
-                run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
-                expect_close(&exact, &plain, &w, carry_delta_name(m), form);
+            for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
+                run_method(ctx, &w, carry_delta_name(0, m), w.got, false, false);
+                expect_close(&exact, &plain, &w, carry_delta_name(0, m), form);
             }
             discard_recurrence(&exact);
             discard_recurrence(&plain);
@@ -71,9 +71,9 @@ static void key_gates_are_no_worse_either(void **unused) {
         draw_gates(&w, 5, form);
         recurrence exact = recur_whole(&w, false);
         recurrence plain = recur_whole(&w, true);
-        for (int m = 0; carry_delta_name(m) != NULL; m++) {
-            run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
-            expect_close(&exact, &plain, &w, carry_delta_name(m), form);
+        for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
+            run_method(ctx, &w, carry_delta_name(0, m), w.got, false, false);
+            expect_close(&exact, &plain, &w, carry_delta_name(0, m), form);
         }
         discard_recurrence(&exact);
         discard_recurrence(&plain);
@@ -158,15 +158,15 @@ static void a_nan_reaches_no_earlier_token(void **unused) {
         int64_t size;
     } inputs[] = {{"q", w.q, p.key},   {"k", w.k, p.key}, {"v", w.v, p.value},
                   {"beta", w.beta, 1}, {"g", w.g, 1},     {"do", w.grad_o, p.value}};
-    for (int m = 0; carry_delta_name(m) != NULL; m += support_cases(1, 3)) {
-        run_method(ctx, &w, carry_delta_name(m), w.wanted, false, false);
+    for (int m = 0; carry_delta_name(0, m) != NULL; m += support_cases(1, 3)) {
+        run_method(ctx, &w, carry_delta_name(0, m), w.wanted, false, false);
         for (size_t i = 0; i < sizeof inputs / sizeof inputs[0]; i++) {
             for (int64_t at = support_cases(5, 70); at < p.tokens; at += support_cases(26, 78)) {
                 const bool infinite = (at / 26 + (int64_t)i) % 2 != 0; /* each in turn */
                 float *x = &inputs[i].at[at * inputs[i].size + inputs[i].size / 2];
                 float kept = *x;
                 *x = infinite && inputs[i].at != w.g ? INFINITY : NAN;
-                run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
+                run_method(ctx, &w, carry_delta_name(0, m), w.got, false, false);
                 *x = kept;
                 bool gradient = inputs[i].at == w.grad_o;
                 expect_untouched(&w, 0, gradient ? p.tokens : at, true, inputs[i].name);
@@ -199,8 +199,8 @@ static void a_nan_of_v_reaches_no_earlier_gradient(void **unused) {
         p.gate = keys != 0 ? CARRY_DELTA_KEY_GATE : CARRY_DELTA_HEAD_GATE;
         whole w = make_whole(ctx, p, NULL);
         const int64_t row = keys != 0 ? p.key : 1;
-        for (int m = 0; carry_delta_name(m) != NULL; m += support_cases(1, 3)) {
-            run_method(ctx, &w, carry_delta_name(m), w.wanted, false, false);
+        for (int m = 0; carry_delta_name(0, m) != NULL; m += support_cases(1, 3)) {
+            run_method(ctx, &w, carry_delta_name(0, m), w.wanted, false, false);
             float largest = 0.0f;
             for (int64_t i = 0; i < w.count[7]; i++) {
                 largest = fabsf(w.wanted[7][i]) > largest ? fabsf(w.wanted[7][i]) : largest;
@@ -209,7 +209,7 @@ static void a_nan_of_v_reaches_no_earlier_gradient(void **unused) {
                 float *x = &w.v[at * p.value + 3];
                 const float kept = *x;
                 *x = NAN;
-                run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
+                run_method(ctx, &w, carry_delta_name(0, m), w.got, false, false);
                 *x = kept;
                 expect_untouched(&w, 4, p.tokens, true, "v"); /* dv */
                 for (int r = 2; r < REFERENCED; r++) {
@@ -219,8 +219,9 @@ static void a_nan_of_v_reaches_no_earlier_gradient(void **unused) {
                 }
                 for (int64_t i = 0; i < (at + 1) * row; i++) {
                     if (!(fabsf(w.got[7][i] - w.wanted[7][i]) <= 1e-5f * largest)) {
-                        fail_msg("%s: NaN in v of token %lld: dg of token %lld is %g and was %g", carry_delta_name(m),
-                                 (long long)at, (long long)(i / row), (double)w.got[7][i], (double)w.wanted[7][i]);
+                        fail_msg("%s: NaN in v of token %lld: dg of token %lld is %g and was %g",
+                                 carry_delta_name(0, m), (long long)at, (long long)(i / row), (double)w.got[7][i],
+                                 (double)w.wanted[7][i]);
                     }
                 }
                 assert_true(at + 1 >= p.tokens || !isfinite(w.got[7][(at + 1) * row]));
@@ -262,14 +263,14 @@ static void parameters_of_the_gate_are_no_worse_either(void **unused) {
         memset(w.dfinal, 0, (size_t)w.count[6] * sizeof(float));
         recurrence exact = recur_whole(&w, false);
         recurrence plain = recur_whole(&w, true);
-        for (int m = 0; carry_delta_name(m) != NULL; m++) {
-            run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
+        for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
+            run_method(ctx, &w, carry_delta_name(0, m), w.got, false, false);
             for (int r = REFERENCED; r < RESULTS; r++) {
                 const double allowed = fmax(10.0 * error_of(&exact, r, NULL, plain.to[r]), 2e-5);
                 const double off = error_of(&exact, r, w.got[r], NULL);
                 if (!(off <= allowed)) {
-                    fail_msg("%s, case %zu: %s is off by %.3g of its largest, %.3g is allowed", carry_delta_name(m), i,
-                             result_name[r], off, allowed);
+                    fail_msg("%s, case %zu: %s is off by %.3g of its largest, %.3g is allowed", carry_delta_name(0, m),
+                             i, result_name[r], off, allowed);
                 }
             }
         }
@@ -333,13 +334,13 @@ static void sums_of_key_gates_are_no_worse_either(void **unused) {
         recurrence exact = recur_whole(&w, false);
         recurrence plain = recur_whole(&w, true);
         const double lost = error_of_sums(exact.to[7], NULL, plain.to[7], p.batch * p.tokens, channels);
-        for (int m = 0; carry_delta_name(m) != NULL; m++) {
-            const double allowed = (strcmp(carry_delta_name(m), "chunk128") == 0 ? 10.0 : 7.0) * fmax(lost, 0x1p-23);
-            run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
+        for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
+            const double allowed = (strcmp(carry_delta_name(0, m), "chunk128") == 0 ? 10.0 : 7.0) * fmax(lost, 0x1p-23);
+            run_method(ctx, &w, carry_delta_name(0, m), w.got, false, false);
             const double off = error_of_sums(exact.to[7], w.got[7], NULL, p.batch * p.tokens, channels);
             if (!(off <= allowed)) {
                 fail_msg("%s, case %zu: sums of dg are off by %.3g of the largest, %.3g is allowed",
-                         carry_delta_name(m), i, off, allowed);
+                         carry_delta_name(0, m), i, off, allowed);
             }
         }
         discard_recurrence(&exact);
@@ -358,11 +359,13 @@ static void kept_memory_changes_no_bit(void **unused) {
         carry_delta_problem p = problems[form % 2];
         p.gate = form == 2 ? CARRY_DELTA_KEY_GATE : p.gate;
         whole w = make_whole(ctx, p, NULL);
-        for (int m = 0; carry_delta_name(m) != NULL; m++) {
+        for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
             carry_delta_plan *plan;
             call c;
-            run_method(ctx, &w, carry_delta_name(m), w.wanted, false, false);
-            assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = carry_delta_name(m)}));
+            run_method(ctx, &w, carry_delta_name(0, m), w.wanted, false, false);
+            assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p,
+                                                &(carry_delta_options){CARRY_INIT(carry_delta_options),
+                                                                       .algorithm = carry_delta_name(0, m)}));
             size_t bytes = carry_delta_backward_workspace(plan) + carry_delta_forward_workspace(plan);
             void *workspace = malloc(bytes);
             assert_non_null(workspace);
@@ -371,7 +374,7 @@ static void kept_memory_changes_no_bit(void **unused) {
             assert_ok(ctx, carry_delta_backward(plan, &c.backward, workspace, bytes));
             for (int r = 0; r < REFERENCED; r++) {
                 if (memcmp(w.got[r], w.wanted[r], (size_t)w.count[r] * sizeof(float)) != 0) {
-                    fail_msg("%s, form %d: %s has other bits without kept memory", carry_delta_name(m), form,
+                    fail_msg("%s, form %d: %s has other bits without kept memory", carry_delta_name(0, m), form,
                              result_name[r]);
                 }
             }

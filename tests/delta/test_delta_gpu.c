@@ -113,9 +113,9 @@ static void extreme_gates_and_betas_are_right(void **unused) {
         double *o;
         double *final;
         expected(&d, &o, &final);
-        for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
+        for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
             device_plan on;
-            if (!open_plan(&d, &on, carry_delta_name_on(GPU, m))) {
+            if (!open_plan(&d, &on, carry_delta_name(GPU, m))) {
                 continue;
             }
             carry_delta_forward_args args = forward_args(&d, d.there);
@@ -129,8 +129,8 @@ static void extreme_gates_and_betas_are_right(void **unused) {
                     assert_true(isfinite(carry_tensor_at(&d.here[i], j)));
                 }
             }
-            compare(&d, carry_delta_name_on(GPU, m), O, o, 2e-5);
-            compare(&d, carry_delta_name_on(GPU, m), FINAL, final, 2e-5);
+            compare(&d, carry_delta_name(GPU, m), O, o, 2e-5);
+            compare(&d, carry_delta_name(GPU, m), FINAL, final, 2e-5);
             close_plan(&d, &on);
         }
         free(o);

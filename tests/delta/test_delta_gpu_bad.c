@@ -95,8 +95,8 @@ static void earlier_tokens_are_as_without_it(void **unused) {
     (void)unused;
     static const int64_t sizes[] = {32, 64, 128};
     for (int form = 0; form < 6; form++) {
-        for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
-            if (strcmp(carry_delta_name_on(GPU, m), "recurrent") == 0) {
+        for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
+            if (strcmp(carry_delta_name(GPU, m), "recurrent") == 0) {
                 continue;
             }
             check((carry_delta_problem){.batch = 1,
@@ -108,7 +108,7 @@ static void earlier_tokens_are_as_without_it(void **unused) {
                                         .dtype = CARRY_BF16,
                                         .gate = CARRY_DELTA_HEAD_GATE,
                                         .l2norm = form % 2 == 1},
-                  carry_delta_name_on(GPU, m));
+                  carry_delta_name(GPU, m));
         }
     }
 }

@@ -64,8 +64,8 @@ static void check(carry_delta_problem p, const int64_t *borders) {
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     p.l2norm = true;
     data d = make(ctx, p, borders);
-    for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
-        compare_runs(&d, carry_delta_name_on(GPU, m));
+    for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
+        compare_runs(&d, carry_delta_name(GPU, m));
     }
     discard(&d);
     carry_ctx_free(ctx);

@@ -24,14 +24,16 @@ typedef struct problem {
 } problem;
 
 static bool no_chunks(void) {
-    for (int i = 0; carry_device_count() > 1 && carry_delta_name_on(GPU, i) != NULL; i++) {
+    for (int i = 0; carry_device_count() > 1 && carry_delta_name(GPU, i) != NULL; i++) {
         carry_ctx *ctx = support_ctx(1, NULL, NULL);
         carry_delta_plan *plan = NULL;
         carry_delta_problem p = {.batch = 1, .tokens = 64, .heads = 1, .value_heads = 1, .key = 128, .value = 128};
         p.dtype = CARRY_BF16;
         p.device = GPU;
-        bool there = strcmp(carry_delta_name_on(GPU, i), "chunk64") == 0 &&
-                     carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = "chunk64"}) == CARRY_OK;
+        bool there = strcmp(carry_delta_name(GPU, i), "chunk64") == 0 &&
+                     carry_delta_plan_new(
+                         ctx, &plan, &p,
+                         &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "chunk64"}) == CARRY_OK;
         carry_delta_plan_free(plan);
         carry_ctx_free(ctx);
         if (there) {
@@ -119,7 +121,9 @@ static void run(const problem *d, const char *method, void *out[ALL]) {
     const carry_tensor *cu_seqlens = d->p.sequences > 0 ? &d->cu_seqlens : NULL;
     const carry_tensor *A_log = d->p.gate_inside ? &t[A_LOG] : NULL;
     const carry_tensor *dt_bias = d->p.gate_inside ? &t[DT_BIAS] : NULL;
-    assert_ok(d->ctx, carry_delta_plan_new(d->ctx, &plan, &d->p, &(carry_delta_options){.method = method}));
+    assert_ok(d->ctx,
+              carry_delta_plan_new(d->ctx, &plan, &d->p,
+                                   &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method}));
     size_t forward = carry_delta_forward_workspace(plan);
     size_t backward = carry_delta_backward_workspace(plan);
     size_t most = forward > backward ? forward : backward;
@@ -333,7 +337,9 @@ static void workspace_is_bounded(void **unused) {
         p.batch = p.sequences > 0 ? 1 : p.batch;
         p.dtype = CARRY_BF16;
         carry_delta_plan *plan;
-        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = "chunk64"}));
+        assert_ok(
+            ctx, carry_delta_plan_new(ctx, &plan, &p,
+                                      &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "chunk64"}));
         double bytes = (double)carry_delta_backward_workspace(plan);
         double inputs = (double)(p.batch * p.tokens * 4 * (p.heads * p.key + p.value_heads * p.value));
         if (bytes > 1.5 * inputs && bytes > 32e6 + 4096.0) {

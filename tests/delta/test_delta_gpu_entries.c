@@ -24,7 +24,9 @@ static void snapshots_are_those_of_the_cpu(void **unused) {
         p.snapshot_last = form < 2 ? 0 : 5;
         data d = make(ctx, p, borders);
         carry_delta_plan *cpu;
-        assert_ok(ctx, carry_delta_plan_new(ctx, &cpu, &p, &(carry_delta_options){.method = "recurrent"}));
+        assert_ok(
+            ctx, carry_delta_plan_new(
+                     ctx, &cpu, &p, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "recurrent"}));
         void *workspace = malloc(carry_delta_forward_workspace(cpu));
         int64_t count = carry_tensor_count(&d.here[SNAPSHOTS]);
         double *wanted = malloc((size_t)count * sizeof *wanted);
@@ -34,14 +36,14 @@ static void snapshots_are_those_of_the_cpu(void **unused) {
         for (int64_t i = 0; i < count; i++) {
             wanted[i] = carry_tensor_at(&d.here[SNAPSHOTS], i);
         }
-        for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
+        for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
             device_plan on;
-            if (open_plan(&d, &on, carry_delta_name_on(GPU, m))) {
+            if (open_plan(&d, &on, carry_delta_name(GPU, m))) {
                 args = forward_args(&d, d.there);
                 poison(&d);
                 assert_ok(ctx, carry_delta_forward(on.plan, &args, on.workspace, on.forward));
                 fetch(&d, SNAPSHOTS);
-                compare(&d, carry_delta_name_on(GPU, m), SNAPSHOTS, wanted, 2e-5);
+                compare(&d, carry_delta_name(GPU, m), SNAPSHOTS, wanted, 2e-5);
                 close_plan(&d, &on);
             }
         }
@@ -73,9 +75,9 @@ static void a_range_is_its_pair(void **unused) {
         double *final;
         static float here[4 * K * K];
         expected(&d, &o, &final);
-        for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
+        for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
             device_plan on;
-            if (!open_plan(&d, &on, carry_delta_name_on(GPU, m))) {
+            if (!open_plan(&d, &on, carry_delta_name(GPU, m))) {
                 continue;
             }
             carry_delta_forward_args args = forward_args(&d, d.there);
@@ -99,7 +101,7 @@ static void a_range_is_its_pair(void **unused) {
                 }
                 L[i] = (float)sum;
             }
-            compare(&d, carry_delta_name_on(GPU, m), FINAL, final, 2e-5);
+            compare(&d, carry_delta_name(GPU, m), FINAL, final, 2e-5);
             carry_device_free(ctx, GPU, M.data);
             carry_device_free(ctx, GPU, workspace);
             close_plan(&d, &on);
@@ -137,9 +139,9 @@ static void a_step_is_one_token(void **unused) {
         double *o;
         double *final;
         expected(&d, &o, &final);
-        for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
+        for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
             device_plan on;
-            if (!open_plan(&d, &on, carry_delta_name_on(GPU, m))) {
+            if (!open_plan(&d, &on, carry_delta_name(GPU, m))) {
                 continue;
             }
             carry_delta_forward_args args = forward_args(&d, d.there);
@@ -149,14 +151,14 @@ static void a_step_is_one_token(void **unused) {
             assert_ok(ctx, carry_delta_step(on.plan, d.there[O], d.there[FINAL], &args, on.workspace, on.forward));
             fetch(&d, O);
             fetch(&d, FINAL);
-            compare(&d, carry_delta_name_on(GPU, m), O, o, 2e-5);
-            compare(&d, carry_delta_name_on(GPU, m), FINAL, final, 2e-5);
+            compare(&d, carry_delta_name(GPU, m), O, o, 2e-5);
+            compare(&d, carry_delta_name(GPU, m), FINAL, final, 2e-5);
             poison(&d);
             assert_ok(ctx, carry_delta_forward(on.plan, &args, on.workspace, on.forward));
             fetch(&d, O);
             fetch(&d, FINAL);
-            compare(&d, carry_delta_name_on(GPU, m), O, o, d.p.dtype == CARRY_BF16 ? 1e-2 : 2e-5);
-            compare(&d, carry_delta_name_on(GPU, m), FINAL, final, d.p.dtype == CARRY_BF16 ? 1e-2 : 2e-5);
+            compare(&d, carry_delta_name(GPU, m), O, o, d.p.dtype == CARRY_BF16 ? 1e-2 : 2e-5);
+            compare(&d, carry_delta_name(GPU, m), FINAL, final, d.p.dtype == CARRY_BF16 ? 1e-2 : 2e-5);
             close_plan(&d, &on);
         }
         free(o);
@@ -202,10 +204,10 @@ static void runs_and_strides_do_not_matter(void **unused) {
         strided[parts[i]].stride[0] = wide.stride[0];
         strided[parts[i]].stride[1] = wide.stride[1];
     }
-    for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
+    for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
         device_plan on;
         void *first[ALL] = {NULL};
-        if (!open_plan(&d, &on, carry_delta_name_on(GPU, m))) {
+        if (!open_plan(&d, &on, carry_delta_name(GPU, m))) {
             continue;
         }
         for (int run = 0; run < REPEATS; run++) {
@@ -222,7 +224,7 @@ static void runs_and_strides_do_not_matter(void **unused) {
                     assert_non_null(first[i]);
                     memcpy(first[i], d.here[i].data, bytes_of(&d.here[i]));
                 } else if (memcmp(first[i], d.here[i].data, bytes_of(&d.here[i])) != 0) {
-                    fail_msg("%s by %s has other bits in run %d", names[i], carry_delta_name_on(GPU, m), run);
+                    fail_msg("%s by %s has other bits in run %d", names[i], carry_delta_name(GPU, m), run);
                 }
             }
         }
@@ -255,10 +257,14 @@ static void bad_input_is_refused_by_name(void **unused) {
     carry_delta_problem p = d.p;
     p.device = 99;
     assert_refused(ctx, CARRY_EDEVICE, "there is no device 99", carry_delta_plan_new(ctx, &none, &p, NULL));
-    assert_refused(ctx, CARRY_ENOTFOUND, "on GPUs: choose one of recurrent",
-                   carry_delta_plan_new(ctx, &none, &d.p, &(carry_delta_options){.method = "chunk7"}));
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "chunk16 is for the CPU",
-                   carry_delta_plan_new(ctx, &none, &d.p, &(carry_delta_options){.method = "chunk16"}));
+    assert_refused(
+        ctx, CARRY_ENOTFOUND, "on GPUs: choose one of recurrent",
+        carry_delta_plan_new(ctx, &none, &d.p,
+                             &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "chunk7"}));
+    assert_refused(
+        ctx, CARRY_EUNSUPPORTED, "chunk16 is for the CPU",
+        carry_delta_plan_new(ctx, &none, &d.p,
+                             &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "chunk16"}));
     device_plan on;
     assert_true(open_plan(&d, &on, "recurrent"));
     carry_delta_forward_args args = forward_args(&d, d.there);

@@ -90,8 +90,8 @@ static void what_is_not_given(void **unused) {
     device_plan on;
     memset(d.here[DFINAL].data, 0, bytes_of(&d.here[DFINAL]));
     assert_true(gradients_of_cpu(&d, wanted));
-    for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
-        if (!open_plan(&d, &on, carry_delta_name_on(GPU, m))) {
+    for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
+        if (!open_plan(&d, &on, carry_delta_name(GPU, m))) {
             continue;
         }
         carry_delta_backward_args back = backward_args(&d, d.there, NULL);
@@ -100,7 +100,7 @@ static void what_is_not_given(void **unused) {
         assert_ok(ctx, carry_delta_backward(on.plan, &back, on.workspace, on.backward));
         for (int i = DQ; i <= DBETA; i++) {
             fetch(&d, i);
-            compare(&d, carry_delta_name_on(GPU, m), i, wanted[i], 2e-4);
+            compare(&d, carry_delta_name(GPU, m), i, wanted[i], 2e-4);
         }
         close_plan(&d, &on);
     }
@@ -133,9 +133,9 @@ static void strides_do_not_matter(void **unused) {
         strided[parts[i]].stride[0] = TOKENS * WIDE;
         strided[parts[i]].stride[1] = WIDE;
     }
-    for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
+    for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
         device_plan on;
-        if (!open_plan(&d, &on, carry_delta_name_on(GPU, m))) {
+        if (!open_plan(&d, &on, carry_delta_name(GPU, m))) {
             continue;
         }
         carry_delta_backward_args plain = backward_args(&d, d.there, NULL);
@@ -191,7 +191,9 @@ static void workspace_is_bounded(void **unused) {
         p.batch = p.sequences > 0 ? 1 : p.batch;
         p.device = GPU;
         carry_delta_plan *plan;
-        if (carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = "keys64"}) != CARRY_OK) {
+        if (carry_delta_plan_new(ctx, &plan, &p,
+                                 &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "keys64"}) !=
+            CARRY_OK) {
             continue; /* an older GPU */
         }
         double bytes = (double)carry_delta_backward_workspace(plan);

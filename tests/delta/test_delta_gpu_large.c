@@ -90,7 +90,8 @@ static bool forward(data *d, const char *method, int64_t first, int64_t count, c
     carry_delta_plan *plan;
     void *workspace;
     p.tokens = count;
-    carry_status status = carry_delta_plan_new(d->ctx, &plan, &p, &(carry_delta_options){.method = method});
+    carry_status status = carry_delta_plan_new(
+        d->ctx, &plan, &p, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method});
     if (status == CARRY_EUNSUPPORTED) {
         return false;
     }
@@ -171,8 +172,8 @@ static void a_long_sequence_is_its_two_halves(void **unused) {
         data d = make(ctx, p, NULL);
         int64_t o = heads * size * 64;
         int64_t states = carry_tensor_count(&d.end);
-        for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
-            const char *method = carry_delta_name_on(GPU, m);
+        for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
+            const char *method = carry_delta_name(GPU, m);
             if (!forward(&d, method, 0, tokens, &d.begin, &d.end)) {
                 continue;
             }
@@ -212,8 +213,8 @@ static void many_short_sequences_are_the_plain_methods(void **unused) {
     data d = make(ctx, p, borders);
     int64_t o = carry_tensor_count(&d.t[O]);
     int64_t states = carry_tensor_count(&d.end);
-    for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
-        const char *method = carry_delta_name_on(GPU, m);
+    for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
+        const char *method = carry_delta_name(GPU, m);
         assert_true(forward(&d, "recurrent", 0, p.tokens, &d.begin, &d.end));
         void *plain = tail(&d, &d.t[O], o);
         void *state = tail(&d, &d.end, states);
@@ -248,7 +249,7 @@ int main(void) {
         cmocka_unit_test(many_short_sequences_are_the_plain_methods),
         cmocka_unit_test(too_much_memory_is_refused_with_its_size),
     };
-    if (carry_device_count() < 2 || carry_delta_name_on(GPU, 0) == NULL) {
+    if (carry_device_count() < 2 || carry_delta_name(GPU, 0) == NULL) {
         (void)printf("skipped: there is no GPU here, or this build has no delta rule for it\n");
         return 77;
     }

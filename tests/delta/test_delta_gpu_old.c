@@ -19,8 +19,10 @@ static void an_old_gpu_is_refused(void **unused) {
         carry_delta_plan *plan;
         assert_refused(ctx, CARRY_EUNSUPPORTED, "is sm_70, and the delta rule needs sm_80 or later",
                        carry_delta_plan_new(ctx, &plan, &p, NULL));
-        assert_refused(ctx, CARRY_EUNSUPPORTED, "needs sm_80 or later",
-                       carry_delta_plan_new(ctx, &plan, &p, &(carry_delta_options){.method = "recurrent"}));
+        assert_refused(
+            ctx, CARRY_EUNSUPPORTED, "needs sm_80 or later",
+            carry_delta_plan_new(ctx, &plan, &p,
+                                 &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "recurrent"}));
         assert_null(plan);
     }
     carry_ctx_free(ctx);
@@ -30,9 +32,9 @@ int main(void) {
     const struct CMUnitTest tests[] = {cmocka_unit_test(an_old_gpu_is_refused)};
     (void)setenv("CARRY_EMULATE_SM", "70", 1);
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_device_properties found = {0};
-    bool old = carry_device_count() > 1 && carry_delta_name_on(1, 0) != NULL &&
-               carry_device_describe(ctx, &found, 1) == CARRY_OK && strcmp(found.kernels, "sm_70") == 0;
+    carry_device_properties found = {CARRY_INIT(carry_device_properties)};
+    bool old = carry_device_count() > 1 && carry_delta_name(1, 0) != NULL &&
+               carry_device_properties_of(ctx, &found, 1) == CARRY_OK && strcmp(found.kernels, "sm_70") == 0;
     carry_ctx_free(ctx);
     if (!old) {
         (void)printf("skipped: there is no emulated GPU here\n");

@@ -34,7 +34,8 @@ static void expect_exact(const recurrence *exact, const whole *w, const char *wh
 
 static void run_again(carry_ctx *ctx, whole *w, const char *method) {
     carry_delta_plan *plan;
-    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w->p, &(carry_delta_options){.method = method}));
+    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w->p,
+                                        &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method}));
     size_t bytes = carry_delta_backward_workspace(plan);
     unsigned char *workspace = malloc(bytes + 8);
     assert_non_null(workspace);
@@ -63,14 +64,14 @@ static void gradients_equal_float64(void **unused) {
         for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
             whole w = make_keys(ctx, i);
             recurrence exact = recur_whole(&w, false);
-            for (int m = 0; carry_delta_name(m) != NULL; m++) {
+            for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
                 poison(&w);
-                run_method(ctx, &w, carry_delta_name(m), w.got, false, false);
-                expect_exact(&exact, &w, carry_delta_name(m), i);
+                run_method(ctx, &w, carry_delta_name(0, m), w.got, false, false);
+                expect_exact(&exact, &w, carry_delta_name(0, m), i);
                 for (int r = 2; r < REFERENCED; r++) {
                     memset(w.got[r], 0xff, (size_t)w.count[r] * sizeof(float));
                 }
-                run_again(ctx, &w, carry_delta_name(m));
+                run_again(ctx, &w, carry_delta_name(0, m));
                 expect_exact(&exact, &w, "forward again", i);
             }
             discard_recurrence(&exact);

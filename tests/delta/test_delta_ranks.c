@@ -175,10 +175,10 @@ static void forward_alone_equals_one_rank(void **unused) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
     whole w = make_whole(ctx, small, NULL);
     run_whole(ctx, &w, false, false);
-    for (int m = 0; carry_delta_name(m) != NULL; m++) {
-        split s = {.w = &w, .forward_only = true, .options.method = carry_delta_name(m)};
+    for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
+        split s = {.w = &w, .forward_only = true, .options.algorithm = carry_delta_name(0, m)};
         cut_evenly(&s, 4);
-        compare_split(&s, 4, 0.0, carry_delta_name(m));
+        compare_split(&s, 4, 0.0, carry_delta_name(0, m));
     }
     discard_whole(&w);
     carry_ctx_free(ctx);
@@ -191,7 +191,7 @@ static void every_algorithm_equals_one_rank(void **unused) {
     run_whole(ctx, &w, false, false);
     for (int a = 0; carry_all_scan_name(a) != NULL; a++) {
         for (int ranks = 2; ranks <= 5; ranks++) {
-            split s = {.w = &w, .options.algorithm = carry_all_scan_name(a)};
+            split s = {.w = &w, .options.all_scan_algorithm = carry_all_scan_name(a)};
             cut_evenly(&s, ranks);
             compare_split(&s, ranks, 0.0, carry_all_scan_name(a));
         }
@@ -225,14 +225,14 @@ static carry_status nothing_at_all(void *user, carry_comm *comm) {
     for (int i = 0; i < 3; i++) {
         view[i] = carry_view_4d(states + 8 * i, CARRY_F32, 2, 1, 2, 2);
     }
-    void *workspace = malloc(carry_delta_ranks_workspace(plan) + 1);
-    EXPECT(comm, carry_delta_ranks_kept(plan) == 0 && workspace != NULL, "kept");
+    void *workspace = malloc(carry_delta_ranks_backward_workspace(plan) + 1);
+    EXPECT(comm, carry_delta_ranks_kept_bytes(plan) == 0 && workspace != NULL, "kept");
     carry_status status =
         carry_delta_ranks_forward(plan, &(carry_delta_forward_args){.final_state = view[1], .initial_state = view[0]},
-                                  workspace, carry_delta_ranks_workspace(plan));
+                                  workspace, carry_delta_ranks_forward_workspace(plan));
     if (status == CARRY_OK) {
         status = carry_delta_ranks_backward(plan, &(carry_delta_backward_args){.dinitial_state = view[2]}, workspace,
-                                            carry_delta_ranks_workspace(plan));
+                                            carry_delta_ranks_backward_workspace(plan));
     }
     free(workspace);
     carry_delta_ranks_plan_free(plan);

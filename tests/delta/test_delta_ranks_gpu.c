@@ -28,8 +28,8 @@ static void compare_halves(split *s, int ranks, const char *what) {
 
 static bool emulated(void) {
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
-    carry_device_properties there = {0};
-    assert_ok(ctx, carry_device_describe(ctx, &there, 1));
+    carry_device_properties there = {CARRY_INIT(carry_device_properties)};
+    assert_ok(ctx, carry_device_properties_of(ctx, &there, 1));
     carry_ctx_free(ctx);
     return strstr(there.name, "mulat") != NULL;
 }
@@ -168,7 +168,7 @@ static void every_algorithm_on_a_gpu_equals_one_rank(void **unused) {
     whole w = make_whole(ctx, small, NULL);
     run_whole(ctx, &w, false, false);
     for (int a = 0; carry_all_scan_name(a) != NULL; a++) {
-        split s = {.w = &w, .options.algorithm = carry_all_scan_name(a), .way = "peer"};
+        split s = {.w = &w, .options.all_scan_algorithm = carry_all_scan_name(a), .way = "peer"};
         cut_evenly(&s, 5);
         compare_split(&s, 5, 1e-5, carry_all_scan_name(a));
         s.options.wire = CARRY_BF16; /* as on the CPU (test_delta_ranks.c): a rounding a hop */

@@ -16,9 +16,11 @@ typedef struct odd {
 static carry_status plan_only(void *user, carry_comm *comm) {
     const odd *o = user;
     bool is_odd = o->rank == RANKS || carry_comm_rank(comm) == o->rank;
+    carry_delta_ranks_options options = o->options;
+    options.size = sizeof options;
     carry_delta_ranks_plan *plan;
     carry_status status =
-        carry_delta_ranks_plan_new(comm, &plan, is_odd ? &o->problem : &good, is_odd ? &o->options : NULL);
+        carry_delta_ranks_plan_new(comm, &plan, is_odd ? &o->problem : &good, is_odd ? &options : NULL);
     EXPECT(comm, (status == CARRY_OK) == (plan != NULL), "a plan with a failure");
     carry_delta_ranks_plan_free(plan);
     return status;
@@ -47,13 +49,14 @@ static void problems_are_refused_by_name(void **unused) {
     o.problem.tokens = -1;
     expect_refusal(o, CARRY_ESIZE, "tokens is -1");
     o.problem = good;
-    o.options.method = "chunk7";
+    o.options.algorithm = "chunk7";
     expect_refusal(o, CARRY_ENOTFOUND, "chunk7");
-    o.options = (carry_delta_ranks_options){.wire = CARRY_F16};
+    o.options = (carry_delta_ranks_options){CARRY_INIT(carry_delta_ranks_options), .wire = CARRY_F16};
     expect_refusal(o, CARRY_EDTYPE, "not f16");
-    o.options = (carry_delta_ranks_options){.groups = 17};
+    o.options = (carry_delta_ranks_options){CARRY_INIT(carry_delta_ranks_options), .groups = 17};
     expect_refusal(o, CARRY_EARGUMENT, "17 groups");
-    o.options = (carry_delta_ranks_options){.first_tag = CARRY_COMM_TAGS - 15};
+    o.options =
+        (carry_delta_ranks_options){CARRY_INIT(carry_delta_ranks_options), .first_tag = CARRY_MAX_COMM_TAGS - 15};
     expect_refusal(o, CARRY_EARGUMENT, "first_tag is 1009");
 }
 
@@ -90,9 +93,9 @@ static carry_status call(void *user, carry_comm *comm) {
     p.sequences = SEQUENCES;
     carry_delta_ranks_plan *plan;
     TRY(carry_delta_ranks_plan_new(comm, &plan, &p, NULL));
-    size_t bytes = carry_delta_ranks_workspace(plan);
+    size_t bytes = carry_delta_ranks_forward_workspace(plan);
     void *workspace = malloc(bytes);
-    void *kept = malloc(carry_delta_ranks_kept(plan));
+    void *kept = malloc(carry_delta_ranks_kept_bytes(plan));
     EXPECT(comm, workspace != NULL && kept != NULL, "memory");
     carry_tensor keys = carry_view_4d(numbers, CARRY_F32, 1, TOKENS, HEADS, K);
     carry_tensor values = carry_view_4d(numbers, CARRY_F32, 1, TOKENS, HEADS, V);
@@ -137,7 +140,8 @@ static carry_status call(void *user, carry_comm *comm) {
 
 static void expect_fault(fault f) {
     char message[512];
-    carry_status got = run_ranks(3, &(carry_comm_options){.deadline = 120}, call, &f, message);
+    carry_status got =
+        run_ranks(3, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 120}, call, &f, message);
     if (got != f.wanted || strstr(message, f.words) == NULL) {
         fail_msg("expected '%s', got %s: %s", f.words, carry_status_name(got), message);
     }
@@ -164,7 +168,9 @@ static void a_rank_that_leaves_ends_the_others(void **unused) {
     (void)unused;
     fault f = {.borders = {0, 18, 18}, .others = {0, 18, 18}, .leaves = true};
     char message[512];
-    assert_int_equal(run_ranks(3, &(carry_comm_options){.deadline = 120}, call, &f, message), CARRY_ERANGE);
+    assert_int_equal(
+        run_ranks(3, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 120}, call, &f, message),
+        CARRY_ERANGE);
     assert_int_equal(f.seen[2], CARRY_EPEER);
 }
 

@@ -151,7 +151,7 @@ static void check_decode(decode *d) {
 }
 
 static int devices(void) {
-    return carry_device_count() > 1 && carry_delta_name_on(1, 0) != NULL ? 2 : 1;
+    return carry_device_count() > 1 && carry_delta_name(1, 0) != NULL ? 2 : 1;
 }
 
 static void steps_equal_the_recurrence(void **unused) {

@@ -104,11 +104,13 @@ static void check_methods(carry_ctx *ctx, data *d) {
     float *final = malloc((size_t)s_count * sizeof *final);
     float *plain = malloc((size_t)s_count * sizeof *plain);
     assert_true(o != NULL && final != NULL && plain != NULL);
-    for (int m = 0; carry_delta_name(m) != NULL; m++) {
+    for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
         carry_delta_plan *plan;
         carry_tensor t[8];
         carry_delta_forward_args args = inputs(d, t);
-        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, p, &(carry_delta_options){.method = carry_delta_name(m)}));
+        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, p,
+                                            &(carry_delta_options){CARRY_INIT(carry_delta_options),
+                                                                   .algorithm = carry_delta_name(0, m)}));
         carry_tensor final_view = args.initial_state;
         final_view.data = final;
         memset(o, 0xff, (size_t)o_count * sizeof *o);
@@ -128,7 +130,7 @@ static void check_methods(carry_ctx *ctx, data *d) {
             plain[i] = (float)state_at(d, final, i / (p->key * p->value), inside / p->value, inside % p->value);
         }
         char what[96];
-        (void)snprintf(what, sizeof what, "o by %s, T=%lld H=%lld HV=%lld K=%lld V=%lld", carry_delta_name(m),
+        (void)snprintf(what, sizeof what, "o by %s, T=%lld H=%lld HV=%lld K=%lld V=%lld", carry_delta_name(0, m),
                        (long long)p->tokens, (long long)p->heads, (long long)p->value_heads, (long long)p->key,
                        (long long)p->value);
         compare(o, d->o, o_count, 1e-5, what);
@@ -290,9 +292,10 @@ static void splits_and_steps_agree_with_one_call(void **unused) {
                 carry_delta_problem q = p;
                 q.tokens = by_steps ? 1 : tokens;
                 carry_delta_plan *plan;
-                assert_ok(ctx,
-                          carry_delta_plan_new(ctx, &plan, &q,
-                                               &(carry_delta_options){.method = by_steps ? "recurrent" : "chunk16"}));
+                assert_ok(
+                    ctx, carry_delta_plan_new(ctx, &plan, &q,
+                                              &(carry_delta_options){CARRY_INIT(carry_delta_options),
+                                                                     .algorithm = by_steps ? "recurrent" : "chunk16"}));
                 void *workspace = malloc(carry_delta_forward_workspace(plan));
                 assert_non_null(workspace);
                 carry_tensor state_view = carry_view_4d(state, CARRY_F32, 1, HV, K, V);
@@ -327,7 +330,7 @@ static void results_depend_on_nothing_but_the_sequence(void **unused) {
     (void)unused;
     enum { B = 3, T = 50, H = 2, HV = 4, K = 20, V = 50, O = T * HV * V };
     static float first[O], o[B * O], spread[B * T * HV * (V + 6)];
-    for (int m = 0; carry_delta_name(m) != NULL; m++) {
+    for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
         carry_ctx *one = support_ctx(1, NULL, NULL);
         data d = make(one,
                       (carry_delta_problem){.batch = B,
@@ -356,15 +359,16 @@ static void results_depend_on_nothing_but_the_sequence(void **unused) {
                 args.v.stride[0] = T * HV * (V + 6);
             }
             carry_delta_plan *plan;
-            assert_ok(
-                ctx, carry_delta_plan_new(ctx, &plan, &alone.p, &(carry_delta_options){.method = carry_delta_name(m)}));
+            assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &alone.p,
+                                                &(carry_delta_options){CARRY_INIT(carry_delta_options),
+                                                                       .algorithm = carry_delta_name(0, m)}));
             void *workspace = malloc(carry_delta_forward_workspace(plan));
             assert_non_null(workspace);
             assert_ok(ctx, carry_delta_forward(plan, &args, workspace, carry_delta_forward_workspace(plan)));
             if (form == 0) {
                 memcpy(first, o, sizeof first);
             } else if (memcmp(first, o, sizeof first) != 0) {
-                fail_msg("%s: sequence 0 differs in form %d", carry_delta_name(m), form);
+                fail_msg("%s: sequence 0 differs in form %d", carry_delta_name(0, m), form);
             }
             free(workspace);
             carry_delta_plan_free(plan);
@@ -394,8 +398,10 @@ static void snapshots_are_the_states_on_the_way(void **unused) {
         data d = make(ctx, p, NULL);
         static float o[T * HV * V], snapshots[T * S];
         carry_delta_plan *plan;
-        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p,
-                                            &(carry_delta_options){.method = form % 2 == 0 ? "chunk16" : "recurrent"}));
+        assert_ok(ctx,
+                  carry_delta_plan_new(ctx, &plan, &p,
+                                       &(carry_delta_options){CARRY_INIT(carry_delta_options),
+                                                              .algorithm = form % 2 == 0 ? "chunk16" : "recurrent"}));
         int64_t count = carry_delta_snapshots(plan);
         carry_tensor t[8];
         carry_delta_forward_args args = inputs(&d, t);
@@ -442,11 +448,13 @@ static void a_range_is_its_pair(void **unused) {
                                         .l2norm = true},
                   NULL);
     static float M[HV * K * K], L[HV * K * V], end[HV * K * V];
-    for (int m = 0; carry_delta_name(m) != NULL; m++) {
+    for (int m = 0; carry_delta_name(0, m) != NULL; m++) {
         carry_delta_plan *plan;
         carry_tensor t[8];
         carry_delta_forward_args args = inputs(&d, t);
-        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &d.p, &(carry_delta_options){.method = carry_delta_name(m)}));
+        assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &d.p,
+                                            &(carry_delta_options){CARRY_INIT(carry_delta_options),
+                                                                   .algorithm = carry_delta_name(0, m)}));
         void *workspace = malloc(carry_delta_range_workspace(plan));
         assert_non_null(workspace);
         assert_ok(ctx, carry_delta_range(plan, carry_view_4d(M, CARRY_F32, 1, HV, K, K),
@@ -485,8 +493,10 @@ static void bad_input_is_refused_by_name(void **unused) {
     p = good;
     p.batch = p.tokens = p.value_heads = (int64_t)1 << 30;
     assert_refused(ctx, CARRY_ESIZE, "multiply", carry_delta_plan_new(ctx, &plan, &p, NULL));
-    assert_refused(ctx, CARRY_ENOTFOUND, "no delta-rule method 'chunk7'",
-                   carry_delta_plan_new(ctx, &plan, &good, &(carry_delta_options){.method = "chunk7"}));
+    assert_refused(
+        ctx, CARRY_ENOTFOUND, "no delta-rule method 'chunk7'",
+        carry_delta_plan_new(ctx, &plan, &good,
+                             &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "chunk7"}));
     p = good;
     p.sequences = 2;
     p.batch = 3;

@@ -55,11 +55,12 @@ static carry_delta_set make_set(carry_ctx *ctx, const carry_delta_problem *p, co
 /* Forward, which keeps, and backward. */
 static results run(carry_ctx *ctx, const carry_delta_problem *p, carry_delta_set *s, const char *method, bool keep) {
     carry_delta_plan *plan;
-    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, p, &(carry_delta_options){.method = method}));
+    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, p,
+                                        &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method}));
     size_t forward = carry_delta_forward_workspace(plan);
     size_t backward = carry_delta_backward_workspace(plan);
     unsigned char *workspace = malloc((forward > backward ? forward : backward) + 8);
-    void *kept = malloc(carry_delta_kept(plan));
+    void *kept = malloc(carry_delta_kept_bytes(plan));
     assert_true(workspace != NULL && kept != NULL);
     assert_ok(ctx, carry_delta_set_poison(ctx, s, s));
     carry_delta_forward_args args = carry_delta_set_forward(s, p, true);
@@ -263,7 +264,8 @@ static void plans_name_the_products(void **unused) {
         carry_ctx *ctx = form == 5 ? in_f32 : by_terms[0];
         carry_delta_plan *plan;
         assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &p,
-                                            &(carry_delta_options){.method = form == 6 ? "chunk16" : "chunk64"}));
+                                            &(carry_delta_options){CARRY_INIT(carry_delta_options),
+                                                                   .algorithm = form == 6 ? "chunk16" : "chunk64"}));
         bool named = strstr(carry_delta_plan_about(plan), "products by amx-emulated") != NULL;
         assert_int_equal(named, form == 0);
         carry_delta_plan_free(plan);

@@ -10,7 +10,7 @@ const char *__asan_default_options(void) {
 
 static int ctx_make(void **state) {
     carry_ctx *ctx = NULL;
-    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1});
+    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1});
     *state = ctx;
     return status == CARRY_OK ? 0 : -1;
 }
@@ -22,10 +22,11 @@ static int ctx_end(void **state) {
 
 static void test_device_0_is_the_cpu(void **state) {
     carry_ctx *ctx = *state;
-    carry_device_properties cpu;
+    carry_device_properties cpu = {CARRY_INIT(carry_device_properties)};
     memset(&cpu, 0xff, sizeof cpu);
+    cpu.size = sizeof cpu;
     assert_true(carry_device_count() >= 1);
-    assert_ok(ctx, carry_device_describe(ctx, &cpu, 0));
+    assert_ok(ctx, carry_device_properties_of(ctx, &cpu, 0));
     assert_string_equal(cpu.backend, "cpu");
     assert_non_null(memchr(cpu.name, '\0', sizeof cpu.name));
     assert_non_null(memchr(cpu.kernels, '\0', sizeof cpu.kernels));
@@ -156,11 +157,11 @@ static void test_time_between_events_does_not_run_backwards(void **state) {
 static void expect_no_device(carry_ctx *ctx, int device, const char *number) {
     unsigned char data[8] = {1, 2, 3, 4, 5, 6, 7, 8};
     void *memory = data;
-    carry_device_properties properties;
+    carry_device_properties properties = {CARRY_INIT(carry_device_properties)};
     carry_stream *stream = NULL;
     carry_event *event = NULL;
     double seconds = -1.0;
-    assert_refused(ctx, CARRY_ENOTFOUND, number, carry_device_describe(ctx, &properties, device));
+    assert_refused(ctx, CARRY_ENOTFOUND, number, carry_device_properties_of(ctx, &properties, device));
     assert_refused(ctx, CARRY_ENOTFOUND, number, carry_device_alloc(ctx, &memory, device, 64));
     assert_null(memory);
     assert_refused(ctx, CARRY_ENOTFOUND, number, carry_device_copy(ctx, data, device, data + 4, 0, 4, NULL));

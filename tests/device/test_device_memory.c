@@ -55,8 +55,8 @@ static void every_device_keeps_what_it_is_given(void **unused) {
         print_message("skipped: there is no GPU here, or no CUDA in this build; the CPU alone is tested\n");
     }
     for (int device = 0; device < devices; device++) {
-        carry_device_properties properties;
-        assert_ok(ctx, carry_device_describe(ctx, &properties, device));
+        carry_device_properties properties = {CARRY_INIT(carry_device_properties)};
+        assert_ok(ctx, carry_device_properties_of(ctx, &properties, device));
         print_message("device %d: %s\n", device, properties.name);
         check_device(ctx, device);
     }
@@ -332,10 +332,10 @@ static void rates_of_gpus_are_possible_and_measured_once(void **unused) {
     const carry_gpu *gpu;
     assert_refused(ctx, CARRY_EUNSUPPORTED, "device 0 is not a GPU", carry_gpu_of(ctx, &gpu, 0));
     assert_refused(ctx, CARRY_EUNSUPPORTED, "device 99 is not a GPU", carry_gpu_of(ctx, &gpu, 99));
-    for (int device = 1; device < carry_device_count() && device < CARRY_STREAM_DEVICES; device++) {
+    for (int device = 1; device < carry_device_count() && device < CARRY_MAX_DEVICES; device++) {
         const carry_gpu *again;
-        carry_device_properties about;
-        assert_ok(ctx, carry_device_describe(ctx, &about, device));
+        carry_device_properties about = {CARRY_INIT(carry_device_properties)};
+        assert_ok(ctx, carry_device_properties_of(ctx, &about, device));
         if (strstr(about.name, "emulated") != NULL) { /* its rates are made up */
             continue;
         }

@@ -169,7 +169,8 @@ static void the_kernel_takes_such_models_and_no_others(void **unused) {
         assert_ok(ctx, carry_lm_new(ctx, &lm, &config, device));
         assert_ok(ctx, carry_parameters_want_low(&lm->own, CARRY_BF16));
         assert_ok(ctx, carry_lm_state_new(lm, &state, 3));
-        assert_ok(ctx, carry_decode_open(&decode, lm, state, (carry_tensor){0}, (carry_tensor){0}));
+        assert_ok(ctx,
+                  carry_decode_open(&decode, lm, state, (carry_tensor){0}, &(carry_decode_options){.sequences = 3}));
         assert_int_equal(decode != NULL, !odd);
         carry_decode_close(decode);
         carry_lm_state_free(state);

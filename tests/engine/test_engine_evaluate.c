@@ -256,7 +256,7 @@ static void a_tokenizer_must_belong_to_its_model(void **state) {
             (void)strcat(path, "/tokenizer.json");
             assert_ok(p->ctx, carry_tokenizer_bytes(p->ctx, &tokenizer, added, cases[i].added));
             assert_ok(p->ctx, carry_tokenizer_save(p->ctx, tokenizer, path));
-            carry_tokenizer_free(tokenizer);
+            carry_tokenizer_close(tokenizer);
         }
         carry_status status = carry_model_open(p->ctx, &m, folder, 0);
         if (cases[i].refusal == NULL) {

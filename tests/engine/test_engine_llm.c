@@ -115,11 +115,11 @@ static void generation_is_greedy_and_snapshots_go_back(void **unused) {
     float *logits = calloc((size_t)((3 + TEXT) * n), sizeof *logits);
     assert_non_null(logits);
     heard_text first = {.most = TEXT + 1};
-    carry_llm_generation options = {.tokens = TEXT};
+    carry_llm_generation options = {CARRY_INIT(carry_llm_generation), .tokens = TEXT, .on_token = hear, .user = &first};
     assert_ok(ctx, carry_llm_read(state, ids, 2, NULL));
     assert_ok(ctx, carry_llm_state_copy(before, state));
     assert_ok(ctx, carry_llm_state_save(state, in_folder("state")));
-    assert_ok(ctx, carry_llm_generate(state, ids + 2, 1, &options, hear, &first));
+    assert_ok(ctx, carry_llm_generate(state, ids + 2, 1, &options));
     assert_int_equal(first.count, TEXT);
     assert_int_equal(carry_llm_state_length(state), 3 + TEXT - 1);
     for (int i = 0; i < TEXT; i++) {
@@ -129,17 +129,19 @@ static void generation_is_greedy_and_snapshots_go_back(void **unused) {
     }
     for (int way = 0; way < 2; way++) { /* from the snapshot, and from the file */
         heard_text again = {.most = 4};
+        options.user = &again;
         assert_ok(ctx,
                   way == 0 ? carry_llm_state_copy(state, before) : carry_llm_state_load(state, in_folder("state")));
-        assert_ok(ctx, carry_llm_generate(state, ids + 2, 1, &options, hear, &again));
+        assert_ok(ctx, carry_llm_generate(state, ids + 2, 1, &options));
         assert_int_equal(again.count, 4); /* hear ended it */
         assert_memory_equal(again.token, first.token, 4 * sizeof *again.token);
     }
     options.ends = first.token + 3;
     options.end_count = 1;
     heard_text ended = {.most = TEXT + 1};
+    options.user = &ended;
     assert_ok(ctx, carry_llm_state_copy(state, before));
-    assert_ok(ctx, carry_llm_generate(state, ids + 2, 1, &options, hear, &ended));
+    assert_ok(ctx, carry_llm_generate(state, ids + 2, 1, &options));
     assert_true(ended.count <= 3);
     free(logits);
     carry_llm_state_free(before);
@@ -180,8 +182,9 @@ static void a_long_prompt_and_its_text_equal_one_pass(void **unused) {
         assert_non_null(logits);
         fill_ids(t.ids, prompt, n);
         t.count = prompt;
-        const carry_llm_generation options = {.tokens = more};
-        assert_ok(ctx, carry_llm_generate(state, t.ids, prompt, &options, append, &t));
+        const carry_llm_generation options = {CARRY_INIT(carry_llm_generation), .tokens = more, .on_token = append,
+                                              .user = &t};
+        assert_ok(ctx, carry_llm_generate(state, t.ids, prompt, &options));
         assert_int_equal(t.count, prompt + more);
         assert_ok(ctx, carry_llm_logits(llm, t.ids, prompt + more, logits));
         for (int64_t i = prompt; i < prompt + more; i++) {
@@ -250,15 +253,21 @@ static void steps_lower_the_loss(void **unused) {
     for (int which = 0; which < HYBRIDS; which++) {
         carry_llm *llm;
         save_model(ctx, which, CARRY_F32);
-        assert_ok(ctx, carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.trains = true}));
+        assert_ok(ctx, carry_llm_open(ctx, &llm, folder,
+                                      &(carry_llm_options){CARRY_INIT(carry_llm_options), .trains = true}));
         int64_t ids[2 * TOKENS];
         int64_t labels[2 * TOKENS];
         for (int64_t i = 0; i < 2 * TOKENS; i++) { /* one cycle over and over */
             ids[i] = i % 5;
             labels[i] = i % TOKENS == TOKENS - 1 ? -100 : (i + 1) % 5;
         }
-        const carry_llm_batch batch = {
-            .batch = 2, .tokens = TOKENS, .ids = ids, .labels = labels, .rate = 1e-2, .clip = 1.0};
+        const carry_llm_batch batch = {CARRY_INIT(carry_llm_batch),
+                                       .batch = 2,
+                                       .tokens = TOKENS,
+                                       .ids = ids,
+                                       .labels = labels,
+                                       .rate = 1e-2,
+                                       .clip = 1.0};
         double loss = 0.0;
         double begun = 0.0;
         for (int step = 0; step < support_cases(25, 12); step++) {
@@ -280,21 +289,25 @@ static void mistakes_are_named(void **unused) {
     float logits[1024];
     const int64_t large = 100000;
     assert_refused(ctx, CARRY_ENOTFOUND, "config.json", carry_llm_open(ctx, &llm, "/tmp/carry-no-such", NULL));
-    assert_refused(ctx, CARRY_EDTYPE, "f32, bf16 or f16",
-                   carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.dtype = CARRY_I64}));
+    assert_refused(
+        ctx, CARRY_EDTYPE, "f32, bf16 or f16",
+        carry_llm_open(ctx, &llm, folder, &(carry_llm_options){CARRY_INIT(carry_llm_options), .dtype = CARRY_I64}));
     save_model(ctx, 0, CARRY_F32);
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "cuda:98",
-                   carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.device = 99}));
-    assert_refused(ctx, CARRY_EARGUMENT, "device -1",
-                   carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.device = -1}));
+    assert_refused(
+        ctx, CARRY_EUNSUPPORTED, "cuda:98",
+        carry_llm_open(ctx, &llm, folder, &(carry_llm_options){CARRY_INIT(carry_llm_options), .device = 99}));
+    assert_refused(
+        ctx, CARRY_EARGUMENT, "device -1",
+        carry_llm_open(ctx, &llm, folder, &(carry_llm_options){CARRY_INIT(carry_llm_options), .device = -1}));
     assert_ok(ctx, carry_llm_open(ctx, &llm, folder, NULL));
     assert_true(carry_llm_vocabulary(llm) <= 1024);
     assert_refused(ctx, CARRY_EARGUMENT, "one token or more", carry_llm_logits(llm, &large, 0, logits));
     assert_true(carry_llm_logits(llm, &large, 1, logits) != CARRY_OK);
-    assert_refused(ctx, CARRY_EARGUMENT, "trains", carry_llm_train_step(llm, &(carry_llm_batch){0}, NULL));
+    assert_refused(ctx, CARRY_EARGUMENT, "trains",
+                   carry_llm_train_step(llm, &(carry_llm_batch){CARRY_INIT(carry_llm_batch)}, NULL));
     assert_ok(ctx, carry_llm_state_new(llm, &state));
     assert_refused(ctx, CARRY_EARGUMENT, "1 or more",
-                   carry_llm_generate(state, &large, 1, &(carry_llm_generation){0}, NULL, NULL));
+                   carry_llm_generate(state, &large, 1, &(carry_llm_generation){CARRY_INIT(carry_llm_generation)}));
     carry_llm_state_free(state);
     carry_llm_close(llm);
     carry_ctx_free(ctx);
@@ -329,7 +342,7 @@ static void damaged_checkpoints_are_refused(void **unused) {
     save_step(ctx, "run/step-9");
     save_step(ctx, "run/step-20");
     for (int trains = 0; trains < 2; trains++) {
-        const carry_llm_options options = {.trains = trains == 1};
+        const carry_llm_options options = {CARRY_INIT(carry_llm_options), .trains = trains == 1};
         assert_ok(ctx, carry_llm_open(ctx, &llm, in_folder("run"), &options));
         assert_string_equal(carry_llm_folder(llm), in_folder("run/step-20"));
         carry_llm_close(llm);
@@ -369,16 +382,16 @@ typedef struct inside {
 static bool use_inside(void *user, int64_t token) {
     inside *in = user;
     carry_llm_state *other;
-    const carry_llm_generation options = {.tokens = 1};
+    const carry_llm_generation options = {CARRY_INIT(carry_llm_generation), .tokens = 1};
     in->tokens++;
     assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_read(in->state, &token, 1, NULL));
     assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_state_clear(in->state));
     assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_state_load(in->state, in_folder("state")));
-    assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_generate(in->state, &token, 1, &options, NULL, NULL));
+    assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_generate(in->state, &token, 1, &options));
     assert_ok(in->ctx, carry_llm_state_new(in->llm, &other));
     assert_refused(in->ctx, CARRY_EARGUMENT, "in use", carry_llm_state_copy(in->state, other));
     assert_ok(in->ctx, carry_llm_state_copy(other, in->state));
-    assert_ok(in->ctx, carry_llm_generate(other, &token, 1, &options, NULL, NULL));
+    assert_ok(in->ctx, carry_llm_generate(other, &token, 1, &options));
     carry_llm_state_free(other);
     if (in->frees) {
         carry_llm_state_free(in->state);
@@ -403,7 +416,9 @@ static void callbacks_cannot_free_what_is_in_use(void **unused) {
         const int64_t first = 1;
         assert_ok(ctx, carry_llm_open(ctx, &in.llm, folder, NULL));
         assert_ok(ctx, carry_llm_state_new(in.llm, &in.state));
-        assert_ok(ctx, carry_llm_generate(in.state, &first, 1, &(carry_llm_generation){.tokens = 5}, use_inside, &in));
+        const carry_llm_generation options = {CARRY_INIT(carry_llm_generation), .tokens = 5, .on_token = use_inside,
+                                              .user = &in};
+        assert_ok(ctx, carry_llm_generate(in.state, &first, 1, &options));
         assert_int_equal(in.tokens, 1);
         if (!in.closes) {
             carry_llm_close(in.llm);
@@ -421,8 +436,9 @@ static void a_long_prompt_ends_between_pieces(void **unused) {
     assert_ok(ctx, carry_llm_open(ctx, &in.llm, folder, NULL));
     assert_ok(ctx, carry_llm_state_new(in.llm, &in.state));
     fill_ids(ids, 1100, carry_llm_vocabulary(in.llm));
-    const carry_llm_generation options = {.tokens = 3, .proceed = stop_at_second_piece};
-    assert_ok(ctx, carry_llm_generate(in.state, ids, 1100, &options, use_inside, &in));
+    const carry_llm_generation options = {CARRY_INIT(carry_llm_generation), .tokens = 3, .on_token = use_inside,
+                                          .proceed = stop_at_second_piece, .user = &in};
+    assert_ok(ctx, carry_llm_generate(in.state, ids, 1100, &options));
     assert_int_equal(in.pieces, 2);
     assert_int_equal(in.tokens, 0);
     assert_int_equal(carry_llm_state_length(in.state), 1024);

@@ -26,7 +26,8 @@ static void count_warnings(void *user, carry_log_level level, const char *line) 
 
 static void open_bench(bench *b, bool has_pages, bool overlaps, const carry_prefix_options *cache) {
     *b = (bench){0};
-    assert_int_equal(carry_ctx_new(&b->ctx, &(carry_ctx_options){.threads = 1, .log = count_warnings, .log_user = b}),
+    assert_int_equal(carry_ctx_new(&b->ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1,
+                                                                 .log = count_warnings, .log_user = b}),
                      CARRY_OK);
     b->runner = fake_runner_new(b->ctx, SLOTS, has_pages ? PAGES : 0, SEQUENCES, 256, CONTEXT, overlaps);
     const carry_scheduler_options options = {.cache = *cache, .snapshot_every = 128, .on_event = engine_collect};

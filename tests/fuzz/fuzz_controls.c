@@ -32,7 +32,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {
     static carry_ctx *ctx;
     static carry_control_state before, after;
-    if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = silent}) != CARRY_OK) {
+    if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1,
+                                                                .log = silent}) != CARRY_OK) {
         abort();
     }
     carry_controls *controls;

@@ -29,7 +29,8 @@ static void make(void) {
     c.mixer[1] = CARRY_LM_MIXER_ATTENTION;
     c.attention.heads = 2;
     c.attention.kv_heads = 1;
-    if (carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = silent}) != CARRY_OK ||
+    if (carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1, .log = silent}) !=
+            CARRY_OK ||
         carry_lm_config_finish(ctx, &c) != CARRY_OK || carry_lm_new(ctx, &lm, &c, 0) != CARRY_OK ||
         carry_lm_state_new(lm, &state, 1) != CARRY_OK) {
         abort();

@@ -27,7 +27,8 @@ static void expect(int holds) {
 
 static carry_ctx *context(void) {
     static carry_ctx *ctx;
-    if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = silent}) != CARRY_OK) {
+    if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1,
+                                                                .log = silent}) != CARRY_OK) {
         abort();
     }
     return ctx;
@@ -76,9 +77,9 @@ static void check(carry_ctx *ctx, const char *file, size_t file_length, const ui
     expect(carry_tokenizer_write(ctx, tokenizer, &written, &written_length) == CARRY_OK);
     expect(carry_tokenizer_parse(ctx, &again, written, written_length, "again") == CARRY_OK);
     expect(carry_tokenizer_crc(again) == carry_tokenizer_crc(tokenizer));
-    carry_tokenizer_free(again);
+    carry_tokenizer_close(again);
     free(written);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 /* The byte tokenizer's file with more tokens and merges at the end of each. */
@@ -88,7 +89,7 @@ static void check_inserted(carry_ctx *ctx, const uint8_t *data, size_t size) {
     size_t length;
     expect(carry_tokenizer_bytes(ctx, &bytes, NULL, 0) == CARRY_OK);
     expect(carry_tokenizer_write(ctx, bytes, &written, &length) == CARRY_OK);
-    carry_tokenizer_free(bytes);
+    carry_tokenizer_close(bytes);
     size_t vocabulary = size > 0 ? data[0] % size : 0; /* how much of the input goes where */
     size_t merges = size > 0 ? (size - vocabulary) / 2 : 0;
     char *middle = strstr(written, "\n    },\n    \"merges\": [");
@@ -116,7 +117,7 @@ static void check_pattern(carry_ctx *ctx, const uint8_t *data, size_t size) {
     size_t length;
     expect(carry_tokenizer_bytes(ctx, &bytes, NULL, 0) == CARRY_OK);
     expect(carry_tokenizer_write(ctx, bytes, &written, &length) == CARRY_OK);
-    carry_tokenizer_free(bytes);
+    carry_tokenizer_close(bytes);
     char *from = strstr(written, "{\"type\": \"ByteLevel\"");
     char *to = strstr(written, "\"post_processor");
     expect(from != NULL && to != NULL);
@@ -152,7 +153,7 @@ static void check_chat(carry_ctx *ctx, const uint8_t *data, size_t size) {
         expect(length > 0 && length < 2 * size + 2048);
         free(text);
     }
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) {

@@ -19,7 +19,8 @@ static carry_wisdom first, second; /* large, and most of it is never touched */
 
 static carry_ctx *context(void) {
     static carry_ctx *ctx;
-    if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+    if (ctx == NULL &&
+        carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
         abort();
     }
     return ctx;

@@ -418,6 +418,48 @@ static void a_folder_that_is_not_a_library_is_refused(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* A page that cites an older run of an experiment than the newest is warned of, unless it cites both. */
+static void superseded_runs_are_warned_of(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(1, "plain", NULL);
+    put_good(ctx);
+    char folder[256];
+    (void)snprintf(folder, sizeof folder, "%s/docs/results/runs", root);
+    (void)mkdir(folder, 0777);
+    put(ctx, "docs/results/runs/old.json", "{\"started\": 10, \"spec\": \"# a\\nname: x\\ngrid:\"}");
+    put(ctx, "docs/results/runs/new.json", "{\"started\": 20, \"spec\": \"name: x\\n\"}");
+    put(ctx, "docs/results/runs/other.json", "{\"started\": 30, \"spec\": \"name: y\\n\"}");
+    put(ctx, "docs/results/runs/lines.json", "{\"a\": 1}\n{\"a\": 2}\n");
+    static const struct {
+        const char *cited;
+        int count;
+    } cases[] = {{"runs/old.json", 1}, {"runs/new.json", 0}, {"runs/old.json and runs/new.json", 0}, {"nothing", 0}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[1024];
+        (void)snprintf(text, sizeof text, "%sMeasured in docs/results/%s.\n", finding_f, cases[i].cited);
+        put(ctx, "library/findings/f.md", text);
+        carry_library *library = open_library(ctx);
+        carry_library_warning *all;
+        int count;
+        assert_ok(ctx, carry_library_superseded(ctx, library, &all, &count));
+        assert_int_equal(count, cases[i].count);
+        if (count > 0) {
+            assert_string_equal(all[0].path, "findings/f.md");
+            assert_non_null(strstr(all[0].message, "old.json, and new.json of the same experiment (x) is newer"));
+        }
+        free(all);
+        carry_library_close(library);
+    }
+    static const char *const files[] = {"old", "new", "other", "lines"};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++) {
+        char file[64];
+        (void)snprintf(file, sizeof file, "docs/results/runs/%s.json", files[i]);
+        drop(file);
+    }
+    (void)rmdir(folder);
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_page_is_read_as_written),
@@ -428,6 +470,7 @@ int main(void) {
         cmocka_unit_test(a_figure_stands_as_a_whole),
         cmocka_unit_test(words_are_found_and_syntax_is_only_words),
         cmocka_unit_test(an_order_puts_first_what_is_needed),
+        cmocka_unit_test(superseded_runs_are_warned_of),
         cmocka_unit_test(a_folder_that_is_not_a_library_is_refused),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -350,7 +350,8 @@ static int work(const char *path) {
     }
     carry_ctx *ctx;
     carry_store *store = NULL;
-    carry_status status = carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = support_silent});
+    carry_status status =
+        carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1, .log = support_silent});
     status = status == CARRY_OK ? carry_store_open(ctx, &store, path) : status;
     status = status == CARRY_OK ? carry_job_work(store, NULL) : status;
     carry_store_close(store);

@@ -19,7 +19,8 @@ static void keep(void *user, carry_log_level level, const char *line) {
 
 static carry_ctx *listening(void) {
     carry_ctx *ctx;
-    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = keep}), CARRY_OK);
+    assert_int_equal(
+        carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1, .log = keep}), CARRY_OK);
     logged[0] = '\0';
     lines = 0;
     return ctx;

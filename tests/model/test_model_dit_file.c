@@ -141,7 +141,8 @@ static void test_a_model_of_another_kind_is_refused_without_warnings(void **stat
     int lines = 0;
     carry_ctx *own;
     carry_dit_config read;
-    assert_int_equal(carry_ctx_new(&own, &(carry_ctx_options){.threads = 1, .log = count_line, .log_user = &lines}),
+    assert_int_equal(carry_ctx_new(&own, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1,
+                                                              .log = count_line, .log_user = &lines}),
                      CARRY_OK);
     write_config("{\"attention_bias\": false, \"hidden_size\": 64, \"model_type\": \"qwen3_5_text\"}");
     assert_refused(own, CARRY_EUNSUPPORTED, "model_type", carry_dit_config_read(own, &read, folder));

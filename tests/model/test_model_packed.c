@@ -43,7 +43,8 @@ static void save_model(carry_ctx *ctx, int which) {
 static bool read_all(carry_ctx *ctx, bool may_pack, const int64_t *ids, float *logits) {
     carry_llm *llm;
     carry_llm_state *state;
-    assert_ok(ctx, carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.dtype = CARRY_BF16}));
+    assert_ok(ctx, carry_llm_open(ctx, &llm, folder,
+                                  &(carry_llm_options){CARRY_INIT(carry_llm_options), .dtype = CARRY_BF16}));
     llm->lm->is_settled = !may_pack;
     llm->lm->prompted = 1 << 20; /* as after many prompts */
     assert_ok(ctx, carry_llm_state_new(llm, &state));
@@ -87,7 +88,8 @@ static void weights_are_packed_for_long_prompts_in_bf16_alone(void **unused) {
         carry_llm *llm;
         carry_llm_state *state;
         const carry_dtype dtype = i == 0 ? CARRY_BF16 : CARRY_F32;
-        assert_ok(ctx, carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.dtype = dtype}));
+        assert_ok(ctx, carry_llm_open(ctx, &llm, folder,
+                                      &(carry_llm_options){CARRY_INIT(carry_llm_options), .dtype = dtype}));
         assert_ok(ctx, carry_llm_state_new(llm, &state));
         assert_ok(ctx, carry_llm_read(state, ids, i == 0 ? 600 : TOKENS, NULL));
         assert_null(llm->lm->panels);
@@ -106,7 +108,8 @@ static void amx_packs_weights_once_before_any_prompt(void **unused) {
         carry_llm *llm;
         carry_llm_state *state[2];
         const carry_dtype dtype = i == 0 ? CARRY_BF16 : CARRY_F32;
-        assert_ok(ctx, carry_llm_open(ctx, &llm, folder, &(carry_llm_options){.dtype = dtype}));
+        assert_ok(ctx, carry_llm_open(ctx, &llm, folder,
+                                      &(carry_llm_options){CARRY_INIT(carry_llm_options), .dtype = dtype}));
         assert_ok(ctx, carry_llm_state_new(llm, &state[0]));
         const void *panels = llm->lm->panels;
         assert_int_equal(llm->lm->is_settled, dtype == CARRY_BF16);

@@ -222,8 +222,9 @@ static void heads_wider_than_the_delta_rule_are_split_too(void **unused) {
 static void methods_of_the_exchange_agree(void **unused) {
     (void)unused;
     for (int i = 0; carry_all_scan_name(i) != NULL; i++) {
-        const carry_delta_ranks_options delta = {.algorithm = carry_all_scan_name(i), .groups = 2, .method = "chunk16"};
-        compare(delta.algorithm, small(&carry_lm_family_gated_deltanet), i % 2 == 0, false, &delta);
+        const carry_delta_ranks_options delta = {CARRY_INIT(carry_delta_ranks_options), .algorithm = "chunk16",
+                                                 .all_scan_algorithm = carry_all_scan_name(i), .groups = 2};
+        compare(delta.all_scan_algorithm, small(&carry_lm_family_gated_deltanet), i % 2 == 0, false, &delta);
     }
 }
 

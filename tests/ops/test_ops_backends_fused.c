@@ -5,6 +5,7 @@
 #include "backend_support.h"
 
 #include "ops/sampler.h"
+#include "ops/video.h"
 
 /* Rows of whole vectors of 16 bytes, and others. */
 static const int64_t shapes[][2] = {{1, 8}, {3, 10}, {65, 136}, {9, 1024}, {5, 1030}, {7, 5120}};

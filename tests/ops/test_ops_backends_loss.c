@@ -104,15 +104,17 @@ static void case_adamw(carry_dtype type) {
     operand squares = spread(carry_view_1d(&number, CARRY_F64, 1));
     float fourth[CARRY_ADAMW_FACTORS];
     float none = 0.0f;
-    carry_adamw_factors(
-        fourth, &(carry_adamw){.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 30, .factor = 1, .step = 4});
+    assert_ok(ctx, carry_adamw_factors(ctx, fourth,
+                                       &(carry_adamw){CARRY_INIT(carry_adamw), .rate = 1e-2, .b1 = 0.9, .b2 = 0.95,
+                                                      .eps = 1e-8, .decay = 30, .factor = 1, .step = 4}));
     operand factors = spread(carry_view_1d(fourth, CARRY_F32, CARRY_ADAMW_FACTORS));
     operand bad = spread(carry_view_1d(&none, CARRY_F32, 1));
     int64_t ranges[] = {0, 4, 1000, 17000, 40000, n};
     operand spared = integers(ranges, 6);
     const size_t bytes = carry_sum_squares_workspace(n);
     EACH_SIDE {
-        carry_adamw o = {.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1, .factor = 1.0};
+        carry_adamw o = {
+            CARRY_INIT(carry_adamw), .rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1, .factor = 1.0};
         o.clip = factor.t[side];
         CALL(carry_sum_squares(ctx, squares.t[side], g.t[side], false, room(side, bytes), bytes));
         CALL(carry_clip_factor(ctx, factor.t[side], squares.t[side], 1.0));

@@ -48,7 +48,7 @@ static bool is_below_the_ceiling(void) {
     carry_ctx *ctx;
     const carry_kernels *kernels;
     double ceiling;
-    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}), CARRY_OK);
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}), CARRY_OK);
     assert_ok(ctx, carry_kernels_of(ctx, &kernels));
     float *floats = calloc((size_t)3 * SIDE * SIDE, sizeof *floats);
     assert_non_null(floats);
@@ -71,7 +71,7 @@ static bool is_below_the_ceiling_of_bf16(void) {
     carry_ctx *ctx;
     const carry_kernels *kernels;
     double ceiling;
-    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}), CARRY_OK);
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}), CARRY_OK);
     assert_ok(ctx, carry_kernels_of(ctx, &kernels));
     uint16_t *numbers = calloc((size_t)2 * SIDE * SIDE, sizeof *numbers);
     float *c = calloc((size_t)SIDE * SIDE, sizeof *c);
@@ -106,7 +106,7 @@ static void test_a_copy_has_a_rate(void **state) {
     (void)state;
     carry_ctx *ctx;
     double rate = NAN;
-    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 2}), CARRY_OK);
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 2}), CARRY_OK);
     assert_ok(ctx, carry_ceiling_copy(ctx, 0, 1, &rate));
     assert_true(isfinite(rate) && rate > 0.0);
     carry_ctx_free(ctx);
@@ -118,7 +118,7 @@ static void test_ranks_of_a_machine_divide_the_memory_that_is_copied(void **stat
     carry_ctx *ctx;
     double rate = NAN;
     struct rusage before, after;
-    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}), CARRY_OK);
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}), CARRY_OK);
     assert_int_equal(getrusage(RUSAGE_SELF, &before), 0);
     assert_ok(ctx, carry_ceiling_copy(ctx, 0, 40, &rate));
     assert_int_equal(getrusage(RUSAGE_SELF, &after), 0);
@@ -137,7 +137,7 @@ static void test_rough_ceilings_copy_less_and_any_other_word_is_ignored(void **s
     assert_true(carry_copy_bytes(usual) < usual);
     carry_ctx *ctx;
     double rate;
-    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1}), CARRY_OK);
+    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}), CARRY_OK);
     assert_ok(ctx, carry_ceiling_product(ctx, 0, CARRY_F32, &rate));
     assert_true(isfinite(rate) && rate > 0.0);
     carry_ctx_free(ctx);

@@ -273,14 +273,15 @@ static void products_are_right_for_every_size_form_and_type(void **unused) {
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         for (int form = 0; form < 8; form++) {
             for (int type = 0; type < 6; type++) {
-                product_case t = {.batch = sizes[i][0],
-                                  .m = sizes[i][1],
-                                  .n = sizes[i][2],
-                                  .k = sizes[i][3],
-                                  .options = {form & 1, (form & 2) != 0, (form & 4) != 0},
-                                  .type = types[type % 3],
-                                  .c_type = type < 3 ? CARRY_F32 : types[type % 3],
-                                  .pad = (int64_t)(i + (size_t)form) % 3 * 3};
+                product_case t = {
+                    .batch = sizes[i][0],
+                    .m = sizes[i][1],
+                    .n = sizes[i][2],
+                    .k = sizes[i][3],
+                    .options = {CARRY_INIT(carry_matmul_options), form & 1, (form & 2) != 0, (form & 4) != 0},
+                    .type = types[type % 3],
+                    .c_type = type < 3 ? CARRY_F32 : types[type % 3],
+                    .pad = (int64_t)(i + (size_t)form) % 3 * 3};
                 check_product(ctx, &t);
                 t.pad = 0;
                 t.repeat = form == 0;

@@ -3,6 +3,7 @@
 #include "nn_support.h"
 
 #include "carry/nn.h"
+#include "ops/video.h"
 
 static const int64_t widths[] = {1, 7, 16, 33, 1023, 1024, 1025, 2500};
 enum { WIDTHS = sizeof widths / sizeof *widths };

@@ -3,6 +3,7 @@
 #include "nn_support.h"
 
 #include "carry/nn.h"
+#include "ops/video.h"
 
 typedef struct problem {
     array x, w, b, y, g;

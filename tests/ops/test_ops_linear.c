@@ -339,7 +339,7 @@ static void test_merged_maps_name_what_does_not_fit(void **state) {
     assert_refused(ctx, CARRY_ESHAPE, "W", carry_merged_linear(ctx, &args));
     args.y[0].shape[1] = 5; /* rows further apart: for GPUs */
     assert_refused(ctx, CARRY_ESTRIDE, "y", carry_merged_linear(ctx, &args));
-    args.maps = CARRY_MERGED_MAPS + 1;
+    args.maps = CARRY_MAX_MERGED_MAPS + 1;
     assert_refused(ctx, CARRY_EARGUMENT, "9 maps", carry_merged_linear(ctx, &args));
     array dy = random_array(CARRY_F32, 2, SHAPE(4, 5), -1, 1);
     const carry_merged_linear_backward_args back = {

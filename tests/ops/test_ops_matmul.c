@@ -70,9 +70,8 @@ static void products_are_right_for_every_size_and_form(void **unused) {
                     continue;
                 }
                 check_product(ctx, sizes[i][0], sizes[i][1], sizes[i][2], sizes[i][3],
-                              (carry_matmul_options){.a_transposed = form & 1,
-                                                     .b_transposed = (form & 2) != 0,
-                                                     .accumulate = (form & 4) != 0});
+                              (carry_matmul_options){CARRY_INIT(carry_matmul_options), .a_transposed = form & 1,
+                                                     .b_transposed = (form & 2) != 0, .accumulate = (form & 4) != 0});
             }
         }
         carry_ctx_free(ctx);

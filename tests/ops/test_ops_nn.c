@@ -322,7 +322,8 @@ static void test_embed_refuses_ids_outside_the_table(void **state) {
 static void check_adamw(int64_t count, bool clipped) {
     array w0 = random_array(CARRY_F32, 1, &count, -1, 1), g = random_array(CARRY_F32, 1, &count, -1, 1);
     double *m = keep(calloc((size_t)count, 8)), *v = keep(calloc((size_t)count, 8));
-    carry_adamw o = {.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1, .factor = clipped ? 0.25 : 1.0};
+    carry_adamw o = {CARRY_INIT(carry_adamw),       .rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1,
+                     .factor = clipped ? 0.25 : 1.0};
     array first[2];
     for (int c = 0; c < CTXS; c += ctxs_step()) {
         array w = copy_of(&w0), m32 = poisoned(CARRY_F32, 1, &count), v32 = poisoned(CARRY_F32, 1, &count);
@@ -365,7 +366,7 @@ static void test_adamw_refuses_and_passes_nan(void **state) {
     carry_tensor tw = carry_view_1d(w, CARRY_F32, 2), tm = carry_view_1d(m, CARRY_F32, 2),
                  tv = carry_view_1d(v, CARRY_F32, 2);
     carry_tensor tg = carry_view_1d(g, CARRY_F32, 2), half = carry_view_1d(g, CARRY_BF16, 2);
-    carry_adamw o = {.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .factor = 1.0};
+    carry_adamw o = {CARRY_INIT(carry_adamw), .rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .factor = 1.0};
     assert_refused(ctxs[0], CARRY_EARGUMENT, "step is 0", carry_adamw_step(ctxs[0], tw, tm, tv, absent, tg, &o));
     assert_refused(ctxs[0], CARRY_EDTYPE, "g is bf16", carry_adamw_step(ctxs[0], tw, tm, tv, absent, half, &o));
     o.step = 1;
@@ -420,15 +421,22 @@ static void test_adamw_by_factors_is_adamw_by_numbers(void **state) {
     float w[2][3] = {{1, -1, 2}, {1, -1, 2}}, m[2][3] = {{0}}, v[2][3] = {{0}}, g[3] = {3, 2, -1}, clip = 0.3f;
     float factors[CARRY_ADAMW_FACTORS];
     for (int step = 1; step <= 4; step++) {
-        carry_adamw o = {.rate = 1e-2 / step, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.1, .factor = 0.7};
+        carry_adamw o = {CARRY_INIT(carry_adamw),
+                         .rate = 1e-2 / step,
+                         .b1 = 0.9,
+                         .b2 = 0.95,
+                         .eps = 1e-8,
+                         .decay = 0.1,
+                         .factor = 0.7};
         o.step = step;
         o.clip = carry_view_1d(&clip, CARRY_F32, 1);
-        carry_adamw_factors(factors, &o);
+        assert_ok(ctx, carry_adamw_factors(ctx, factors, &o));
         for (int i = 0; i < 2; i++) {
             assert_ok(ctx,
                       carry_adamw_step(ctx, carry_view_1d(w[i], CARRY_F32, 3), carry_view_1d(m[i], CARRY_F32, 3),
                                        carry_view_1d(v[i], CARRY_F32, 3), absent, carry_view_1d(g, CARRY_F32, 3), &o));
-            o = (carry_adamw){.clip = o.clip, .factors = carry_view_1d(factors, CARRY_F32, CARRY_ADAMW_FACTORS)};
+            o = (carry_adamw){CARRY_INIT(carry_adamw), .clip = o.clip,
+                              .factors = carry_view_1d(factors, CARRY_F32, CARRY_ADAMW_FACTORS)};
         }
     }
     assert_true(fabsf(w[0][0] - w[1][0]) < 1e-6f); /* factor is rounded before it meets clip */
@@ -443,7 +451,8 @@ static void test_adamw_spares_what_it_is_told_to(void **state) {
     int64_t spared[] = {0, 4, 8, 12};
     carry_tensor tw = carry_view_1d(w, CARRY_F32, 13), tm = carry_view_1d(m, CARRY_F32, 13),
                  tv = carry_view_1d(v, CARRY_F32, 13), tg = carry_view_1d(g, CARRY_F32, 13);
-    carry_adamw o = {.rate = 0.5, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.5, .factor = 1.0, .step = 1};
+    carry_adamw o = {CARRY_INIT(carry_adamw), .rate = 0.5, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .decay = 0.5,
+                     .factor = 1.0,           .step = 1};
     for (int i = 0; i < 13; i++) {
         w[i] = 4.0f;
     }
@@ -470,7 +479,8 @@ static void test_clipping_by_a_number_on_the_device(void **state) {
     assert_ok(ctx, carry_clip_factor(ctx, to, from, 1.0));
     assert_true(factor == 0.25f);
     float w[2] = {1, -1}, m[2] = {0}, v[2] = {0}, g[2] = {3, 2}, w2[2] = {1, -1}, m2[2] = {0}, v2[2] = {0};
-    carry_adamw o = {.rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8, .factor = 1.0, .step = 1, .clip = to};
+    carry_adamw o = {CARRY_INIT(carry_adamw), .rate = 1e-2, .b1 = 0.9, .b2 = 0.95, .eps = 1e-8,
+                     .factor = 1.0,           .step = 1,    .clip = to};
     carry_adamw plain = o;
     plain.clip = absent;
     plain.factor = 0.25;

@@ -92,13 +92,14 @@ static bool run(carry_ctx *ctx, const data *d, const char *name, int64_t chunk, 
                 const carry_tensor *h0) {
     carry_scan_plan *plan;
     carry_status status =
-        carry_scan_plan_new(ctx, &plan, &d->problem, &(carry_scan_options){.algorithm = name, .chunk = chunk});
+        carry_scan_plan_new(ctx, &plan, &d->problem,
+                            &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = name, .chunk = chunk});
     bool limited = strcmp(name, "matmul_log") == 0;
     if (status == CARRY_EUNSUPPORTED && limited && d->problem.kind == CARRY_SCAN_DENSE) {
         return false;
     }
     assert_ok(ctx, status);
-    size_t bytes = carry_scan_workspace(plan);
+    size_t bytes = carry_scan_run_workspace(plan);
     unsigned char *workspace = room(bytes + 8);
     memset(workspace + bytes, 0x5a, 8);
     status =
@@ -119,10 +120,10 @@ static bool run(carry_ctx *ctx, const data *d, const char *name, int64_t chunk, 
 static void check_all(carry_ctx *ctx, carry_scan_problem p, bool with_h0, int64_t chunk) {
     data d = make(ctx, p, with_h0);
     size_t bytes = (size_t)(p.batch * p.steps * p.n * p.width) * 4;
-    for (int i = 0; carry_scan_name(i) != NULL; i++) {
+    for (int i = 0; carry_scan_name(0, i) != NULL; i++) {
         memset(d.h.data, 0xff, bytes);
-        if (run(ctx, &d, carry_scan_name(i), chunk, d.h, d.b, with_h0 ? &d.h0 : NULL)) {
-            compare(&d, &d.h, carry_scan_name(i));
+        if (run(ctx, &d, carry_scan_name(0, i), chunk, d.h, d.b, with_h0 ? &d.h0 : NULL)) {
+            compare(&d, &d.h, carry_scan_name(0, i));
         }
     }
     discard(&d);
@@ -214,10 +215,10 @@ static void output_may_be_the_input(void **unused) {
                                 .reversed = form % 4 > 1};
         data d = make(ctx, p, true);
         size_t bytes = (size_t)(p.batch * p.steps * p.n * p.width) * 4;
-        for (int i = 0; carry_scan_name(i) != NULL; i++) {
+        for (int i = 0; carry_scan_name(0, i) != NULL; i++) {
             memcpy(d.h.data, d.b.data, bytes);
-            if (run(ctx, &d, carry_scan_name(i), 7, d.h, d.h, &d.h0)) {
-                compare(&d, &d.h, carry_scan_name(i));
+            if (run(ctx, &d, carry_scan_name(0, i), 7, d.h, d.h, &d.h0)) {
+                compare(&d, &d.h, carry_scan_name(0, i));
             }
         }
         discard(&d);
@@ -242,11 +243,11 @@ static void strides_over_batch_and_time_are_free(void **unused) {
         b_view.stride[1] = B * STEP;
         carry_tensor h_view = b_view;
         h_view.data = h;
-        for (int i = 0; carry_scan_name(i) != NULL; i++) {
+        for (int i = 0; carry_scan_name(0, i) != NULL; i++) {
             for (int64_t j = 0; j < T * B * STEP; j++) {
                 h[j] = 1e30f;
             }
-            if (!run(ctx, &d, carry_scan_name(i), 6, h_view, b_view, NULL)) {
+            if (!run(ctx, &d, carry_scan_name(0, i), 6, h_view, b_view, NULL)) {
                 continue;
             }
             for (int64_t j = 0; j < B * T; j++) {
@@ -257,7 +258,7 @@ static void strides_over_batch_and_time_are_free(void **unused) {
                 }
             }
             carry_tensor result = carry_view_4d(packed, CARRY_F32, B, T, N, W);
-            compare(&d, &result, carry_scan_name(i));
+            compare(&d, &result, carry_scan_name(0, i));
         }
         discard(&d);
     }
@@ -281,17 +282,17 @@ static void results_do_not_depend_on_the_number_of_threads(void **unused) {
             data d = make(one, p, true);
             size_t bytes = (size_t)(p.batch * p.steps * p.n * p.width) * carry_dtype_size(p.dtype);
             void *first = room(bytes);
-            for (int i = 0; carry_scan_name(i) != NULL; i++) {
-                if (!run(one, &d, carry_scan_name(i), 16, d.h, d.b, &d.h0)) {
+            for (int i = 0; carry_scan_name(0, i) != NULL; i++) {
+                if (!run(one, &d, carry_scan_name(0, i), 16, d.h, d.b, &d.h0)) {
                     continue;
                 }
                 memcpy(first, d.h.data, bytes);
                 for (int threads = 2; threads <= 5; threads += support_cases(1, 3)) {
                     carry_ctx *many = support_ctx(threads, NULL, NULL);
                     memset(d.h.data, 0xff, bytes);
-                    assert_true(run(many, &d, carry_scan_name(i), 16, d.h, d.b, &d.h0));
+                    assert_true(run(many, &d, carry_scan_name(0, i), 16, d.h, d.b, &d.h0));
                     if (memcmp(first, d.h.data, bytes) != 0) {
-                        fail_msg("%s shape %zu form %d differs between 1 and %d threads", carry_scan_name(i), shape,
+                        fail_msg("%s shape %zu form %d differs between 1 and %d threads", carry_scan_name(0, i), shape,
                                  form, threads);
                     }
                     carry_ctx_free(many);

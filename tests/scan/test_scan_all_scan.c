@@ -18,7 +18,9 @@ typedef struct example {
 
 static example draw_example(uint64_t seed, const char *algorithm, int kind, int wire, bool reversed, bool transposed) {
     static const int64_t heads[] = {1, 3}, keys[] = {1, 7, 33}, values[] = {1, 5, 40};
-    example e = {.seed = seed, .options.algorithm = algorithm, .options.tag = (int)(seed % CARRY_COMM_TAGS)};
+    example e = {.seed = seed,
+                 .options = {CARRY_INIT(carry_all_scan_options), .algorithm = algorithm,
+                             .tag = (int)(seed % CARRY_MAX_COMM_TAGS)}};
     e.problem = (carry_all_scan_problem){.kind = (carry_all_scan_kind)kind,
                                          .heads = pick(seed, 0, heads, 2),
                                          .key = pick(seed, 1, keys, 3),
@@ -43,7 +45,7 @@ static carry_status run_scan(carry_all_scan_plan *plan, const carry_all_scan_arg
 /* The same in memory of the plan's GPU: what is read goes there, what is written comes back. */
 static carry_status scan_on_gpu(carry_all_scan_plan *plan, const carry_all_scan_args *args, bool polled,
                                 uint64_t seed) {
-    const size_t bytes = carry_all_scan_workspace(plan);
+    const size_t bytes = carry_all_scan_run_workspace(plan);
     carry_all_scan_args there = *args;
     carry_tensor *all[] = {&there.state, &there.leaving, &there.M, &there.W,
                            &there.Y,     &there.gamma,   &there.L, &there.initial};
@@ -76,7 +78,7 @@ static carry_status scan(carry_all_scan_plan *plan, const carry_all_scan_args *a
     if (plan->device > 0) {
         return scan_on_gpu(plan, args, polled, seed);
     }
-    const size_t bytes = carry_all_scan_workspace(plan);
+    const size_t bytes = carry_all_scan_run_workspace(plan);
     void *workspace = malloc(bytes > 0 ? bytes : 1);
     memset(workspace, 0xff, bytes); /* NaN */
     const carry_status status = run_scan(plan, args, polled, seed, workspace, bytes);
@@ -205,7 +207,8 @@ static carry_status repeat(void *user, carry_comm *comm) {
     const repeated *r = user;
     const carry_all_scan_problem p = {
         .kind = CARRY_ALL_SCAN_DENSE, .heads = 3, .key = 17, .value = 19, .wire = r->wire};
-    const carry_all_scan_options options = {.algorithm = r->algorithm, .blocks = 5, .tag = 1};
+    const carry_all_scan_options options = {CARRY_INIT(carry_all_scan_options), .algorithm = r->algorithm, .blocks = 5,
+                                            .tag = 1};
     const int rank = carry_comm_rank(comm);
     float first[3 * 17 * 19];
     carry_all_scan_plan *plan;
@@ -255,7 +258,7 @@ static carry_status several(void *user, carry_comm *comm) {
         e[i].initial = true;
         e[i].leaving = false;
         TRY(carry_all_scan_plan_new_on(comm, &plans[i], &e[i].problem, &e[i].options, &some_machine));
-        workspaces[i] = malloc(carry_all_scan_workspace(plans[i]));
+        workspaces[i] = malloc(carry_all_scan_run_workspace(plans[i]));
         for (int r = 0; r < ranks; r++) {
             parts[i][r] = make_part(&e[i].problem, (uint64_t)i, r);
         }
@@ -263,7 +266,7 @@ static carry_status several(void *user, carry_comm *comm) {
     for (int k = 0; k < PLANS; k++) {
         const int i = rank % 2 ? PLANS - 1 - k : k;
         const carry_all_scan_args args = args_of(&e[i].problem, &parts[i][rank], true, false);
-        TRY(carry_all_scan_begin(plans[i], &args, workspaces[i], carry_all_scan_workspace(plans[i])));
+        TRY(carry_all_scan_begin(plans[i], &args, workspaces[i], carry_all_scan_run_workspace(plans[i])));
     }
     for (int left = PLANS, done[PLANS] = {0}; left > 0;) {
         left = PLANS;
@@ -315,7 +318,7 @@ static carry_status try_on_gpu(void *user, carry_comm *comm) {
     carry_status status = try_everything(&rounds, gpus);
     repeated r = {.algorithm = "gather", .wire = CARRY_BF16};
     status = status == CARRY_OK ? repeat(&r, gpus) : status;
-    carry_comm_free(gpus);
+    carry_comm_close(gpus);
     return status;
 }
 

@@ -21,7 +21,7 @@ typedef struct data {
 } data;
 
 static bool no_gpu(void) {
-    if (carry_device_count() > 1 && carry_scan_name_on(GPU, 0) != NULL) {
+    if (carry_device_count() > 1 && carry_scan_name(GPU, 0) != NULL) {
         return false;
     }
     (void)printf("skipped: there is no GPU here, or this build has no scans for it\n");
@@ -29,8 +29,8 @@ static bool no_gpu(void) {
 }
 
 static bool is_emulated(carry_ctx *ctx) {
-    carry_device_properties properties;
-    assert_ok(ctx, carry_device_describe(ctx, &properties, GPU));
+    carry_device_properties properties = {CARRY_INIT(carry_device_properties)};
+    assert_ok(ctx, carry_device_properties_of(ctx, &properties, GPU));
     return strstr(properties.name, "emulated") != NULL;
 }
 
@@ -142,14 +142,15 @@ static void compare(const data *d, const char *name) {
 static bool run(carry_ctx *ctx, data *d, const char *name, bool with_h0) {
     carry_scan_plan *plan;
     void *workspace;
-    carry_status status = carry_scan_plan_new(ctx, &plan, &d->problem, &(carry_scan_options){.algorithm = name});
+    carry_status status = carry_scan_plan_new(ctx, &plan, &d->problem,
+                                              &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = name});
     if (status == CARRY_EUNSUPPORTED) {
         assert_true(strlen(carry_ctx_error(ctx)) > 20); /* and says why */
         return false;
     }
     assert_ok(ctx, status);
-    assert_ok(ctx, carry_device_alloc(ctx, &workspace, GPU, carry_scan_workspace(plan)));
-    assert_ok(ctx, carry_device_fill(ctx, workspace, GPU, 0xff, carry_scan_workspace(plan), NULL));
+    assert_ok(ctx, carry_device_alloc(ctx, &workspace, GPU, carry_scan_run_workspace(plan)));
+    assert_ok(ctx, carry_device_fill(ctx, workspace, GPU, 0xff, carry_scan_run_workspace(plan), NULL));
     memset(d->here.h.data, 0xff, bytes_of(&d->here.h));
     send(ctx, &d->there.h, &d->here.h);
     assert_ok(ctx, carry_scan_run(plan,
@@ -157,7 +158,7 @@ static bool run(carry_ctx *ctx, data *d, const char *name, bool with_h0) {
                                                      .A = d->there.A,
                                                      .b = d->there.b,
                                                      .h0 = with_h0 ? d->there.h0 : (carry_tensor){0}},
-                                  workspace, carry_scan_workspace(plan)));
+                                  workspace, carry_scan_run_workspace(plan)));
     fetch(ctx, &d->here.h, &d->there.h);
     carry_device_free(ctx, GPU, workspace);
     carry_scan_plan_free(plan);
@@ -167,9 +168,9 @@ static bool run(carry_ctx *ctx, data *d, const char *name, bool with_h0) {
 static void check_all(carry_ctx *ctx, carry_scan_problem p, bool with_h0) {
     data d = make_data(ctx, p, with_h0);
     int ran = 0;
-    for (int i = 0; carry_scan_name_on(GPU, i) != NULL; i++) {
-        if (run(ctx, &d, carry_scan_name_on(GPU, i), with_h0)) {
-            compare(&d, carry_scan_name_on(GPU, i));
+    for (int i = 0; carry_scan_name(GPU, i) != NULL; i++) {
+        if (run(ctx, &d, carry_scan_name(GPU, i), with_h0)) {
+            compare(&d, carry_scan_name(GPU, i));
             ran++;
         }
     }
@@ -228,12 +229,12 @@ static void a_hundred_runs_give_the_same_bits(void **unused) {
         size_t bytes = bytes_of(&d.here.h);
         void *first = malloc(bytes);
         assert_non_null(first);
-        for (int i = 0; carry_scan_name_on(GPU, i) != NULL; i++) {
-            for (int repeat = 0; repeat < repeats && run(ctx, &d, carry_scan_name_on(GPU, i), true); repeat++) {
+        for (int i = 0; carry_scan_name(GPU, i) != NULL; i++) {
+            for (int repeat = 0; repeat < repeats && run(ctx, &d, carry_scan_name(GPU, i), true); repeat++) {
                 if (repeat == 0) {
                     memcpy(first, d.here.h.data, bytes);
                 } else if (memcmp(first, d.here.h.data, bytes) != 0) {
-                    fail_msg("%s gives other bits in run %d", carry_scan_name_on(GPU, i), repeat);
+                    fail_msg("%s gives other bits in run %d", carry_scan_name(GPU, i), repeat);
                 }
             }
         }
@@ -312,9 +313,9 @@ static void a_nan_reaches_what_follows_it_alone(void **unused) {
         } else {
             spoil(ctx, &here->A, &d.there.A, p.kind == CARRY_SCAN_DENSE ? row * p.n : row, value);
         }
-        for (int i = 0; carry_scan_name_on(GPU, i) != NULL; i++) {
-            if (run(ctx, &d, carry_scan_name_on(GPU, i), form % 2 == 0)) {
-                compare_spoilt(&d, carry_scan_name_on(GPU, i), t, r, is_b, value);
+        for (int i = 0; carry_scan_name(GPU, i) != NULL; i++) {
+            if (run(ctx, &d, carry_scan_name(GPU, i), form % 2 == 0)) {
+                compare_spoilt(&d, carry_scan_name(GPU, i), t, r, is_b, value);
             }
         }
         discard(ctx, &d);
@@ -333,7 +334,9 @@ static void host_pointers_and_absent_memory_are_refused_and_leave_it_usable(void
     carry_scan_plan *plan;
     carry_tensor lying = d.here.A;
     lying.device = GPU;
-    assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = "sequential"}));
+    assert_ok(ctx,
+              carry_scan_plan_new(ctx, &plan, &p,
+                                  &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = "sequential"}));
     assert_refused(ctx, CARRY_EDEVICE, "host memory",
                    carry_scan_run(plan, &(carry_scan_args){.h = d.there.h, .A = lying, .b = d.there.b}, NULL, 0));
     assert_refused(ctx, CARRY_EDEVICE, "device 0",

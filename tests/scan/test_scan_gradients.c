@@ -145,11 +145,12 @@ static void every_algorithm_gives_these_gradients(void **unused) {
                     h_stored[i] = (float)d->h[i];
                 }
                 p.backward = true;
-                for (int i = 0; carry_scan_name(i) != NULL; i++) {
-                    const char *name = carry_scan_name(i);
+                for (int i = 0; carry_scan_name(0, i) != NULL; i++) {
+                    const char *name = carry_scan_name(0, i);
                     carry_scan_plan *plan;
-                    carry_status status =
-                        carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = name, .chunk = 5});
+                    carry_status status = carry_scan_plan_new(
+                        ctx, &plan, &p,
+                        &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = name, .chunk = 5});
                     if (status == CARRY_EUNSUPPORTED && strcmp(name, "matmul_log") == 0) {
                         continue;
                     }
@@ -163,7 +164,7 @@ static void every_algorithm_gives_these_gradients(void **unused) {
                     carry_tensor dA_view = A_view(&p, dA, CARRY_F32);
                     carry_tensor dh0_view = state_view(&p, dh0, CARRY_F32);
                     carry_tensor h0 = state_view(&p, d->h0, CARRY_F32);
-                    void *workspace = malloc(carry_scan_workspace(plan) + 1);
+                    void *workspace = malloc(carry_scan_backward_workspace(plan) + 1);
                     assert_non_null(workspace);
                     assert_ok(ctx, carry_scan_backward(plan,
                                                        &(carry_scan_backward_args){.db = b_view(&p, db, CARRY_F32),
@@ -173,7 +174,7 @@ static void every_algorithm_gives_these_gradients(void **unused) {
                                                                                    .h = b_view(&p, h_stored, CARRY_F32),
                                                                                    .dh = b_view(&p, db, CARRY_F32),
                                                                                    .h0 = h0},
-                                                       workspace, carry_scan_workspace(plan)));
+                                                       workspace, carry_scan_backward_workspace(plan)));
                     compare(dA, d->dA, d->A_count, 1e-4, name, "dA", &p);
                     compare(db, d->db, d->b_count, 1e-4, name, "db", &p);
                     compare(dh0, d->dh0, d->state_count, 1e-4, name, "dh0", &p);
@@ -195,7 +196,7 @@ static void what_is_not_asked_for_is_not_written(void **unused) {
     data *d = make(ctx, p);
     carry_scan_plan *plan;
     assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p, NULL));
-    void *workspace = malloc(carry_scan_workspace(plan));
+    void *workspace = malloc(carry_scan_backward_workspace(plan));
     float db[MAX];
     float dA[MAX];
     assert_non_null(workspace);
@@ -205,9 +206,9 @@ static void what_is_not_asked_for_is_not_written(void **unused) {
                                       .A = A_view(&p, d->A, CARRY_F32),
                                       .h = b_view(&p, d->b, CARRY_F32),
                                       .dh = b_view(&p, d->g, CARRY_F32)};
-    assert_ok(ctx, carry_scan_backward(plan, &given, workspace, carry_scan_workspace(plan)));
+    assert_ok(ctx, carry_scan_backward(plan, &given, workspace, carry_scan_backward_workspace(plan)));
     given.dA = dA_view;
-    assert_ok(ctx, carry_scan_backward(plan, &given, workspace, carry_scan_workspace(plan)));
+    assert_ok(ctx, carry_scan_backward(plan, &given, workspace, carry_scan_backward_workspace(plan)));
     for (int i = 0; i < 9; i++) {
         assert_true(dA[i] == 0.0f);
     }

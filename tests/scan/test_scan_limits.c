@@ -45,7 +45,7 @@ static void bad_tensors_are_refused_by_name_and_nothing_is_written(void **unused
     call good = good_call();
     carry_scan_plan *plan;
     assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &good.problem, NULL));
-    size_t bytes = carry_scan_workspace(plan);
+    size_t bytes = carry_scan_run_workspace(plan);
     void *workspace = malloc(bytes + 1);
     assert_non_null(workspace);
     refused(CARRY_ESHAPE, "A has shape [2, 4, 3] where [2, 5, 3] is needed", c.A.shape[1] = 4);
@@ -101,31 +101,36 @@ static void bad_problems_are_refused(void **unused) {
     p.kind = (carry_scan_kind)9;
     assert_refused(ctx, CARRY_EARGUMENT, "kind 9", carry_scan_plan_new(ctx, &plan, &p, NULL));
     assert_refused(ctx, CARRY_ENOTFOUND, "no scan algorithm 'quick': choose one of sequential",
-                   carry_scan_plan_new(ctx, &plan, &good, &(carry_scan_options){.algorithm = "quick"}));
+                   carry_scan_plan_new(ctx, &plan, &good,
+                                       &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = "quick"}));
     assert_null(plan);
     p = good;
     p.kind = CARRY_SCAN_DENSE;
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "diagonal transitions",
-                   carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = "matmul_log"}));
-    assert_refused(ctx, CARRY_EARGUMENT, "chunk of -1",
-                   carry_scan_plan_new(ctx, &plan, &good, &(carry_scan_options){.chunk = -1}));
+    assert_refused(
+        ctx, CARRY_EUNSUPPORTED, "diagonal transitions",
+        carry_scan_plan_new(ctx, &plan, &p,
+                            &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = "matmul_log"}));
+    assert_refused(
+        ctx, CARRY_EARGUMENT, "chunk of -1",
+        carry_scan_plan_new(ctx, &plan, &good, &(carry_scan_options){CARRY_INIT(carry_scan_options), .chunk = -1}));
     carry_ctx_free(ctx);
 }
 
 static carry_status run_on(carry_ctx *ctx, const char *name, const carry_scan_problem *p, float *h, float *a,
                            float *b) {
     carry_scan_plan *plan;
-    carry_status status = carry_scan_plan_new(ctx, &plan, p, &(carry_scan_options){.algorithm = name, .chunk = 9});
+    carry_status status = carry_scan_plan_new(
+        ctx, &plan, p, &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = name, .chunk = 9});
     if (status != CARRY_OK) {
         return status;
     }
-    void *workspace = malloc(carry_scan_workspace(plan) + 1);
+    void *workspace = malloc(carry_scan_run_workspace(plan) + 1);
     assert_non_null(workspace);
     status = carry_scan_run(plan,
                             &(carry_scan_args){.h = carry_view_4d(h, CARRY_F32, p->batch, p->steps, p->n, p->width),
                                                .A = carry_view_3d(a, CARRY_F32, p->batch, p->steps, p->n),
                                                .b = carry_view_4d(b, CARRY_F32, p->batch, p->steps, p->n, p->width)},
-                            workspace, carry_scan_workspace(plan));
+                            workspace, carry_scan_run_workspace(plan));
     free(workspace);
     carry_scan_plan_free(plan);
     return status;
@@ -152,10 +157,10 @@ static void deep_and_zero_decays_stay_right(void **unused) {
         assert_ok(ctx, carry_scan_reference(ctx, expected, &p,
                                             &(carry_scan_args){.A = carry_view_3d(a, CARRY_F32, 1, T, N),
                                                                .b = carry_view_4d(b, CARRY_F32, 1, T, N, W)}));
-        for (int i = 0; carry_scan_name(i) != NULL; i++) {
+        for (int i = 0; carry_scan_name(0, i) != NULL; i++) {
             memset(h, 0xff, sizeof h);
-            carry_status status = run_on(ctx, carry_scan_name(i), &p, h, a, b);
-            if (strcmp(carry_scan_name(i), "matmul_log") == 0) {
+            carry_status status = run_on(ctx, carry_scan_name(0, i), &p, h, a, b);
+            if (strcmp(carry_scan_name(0, i), "matmul_log") == 0) {
                 assert_int_equal(status, CARRY_ERANGE);
                 assert_non_null(strstr(carry_ctx_error(ctx), "use matmul4"));
                 continue;
@@ -163,8 +168,8 @@ static void deep_and_zero_decays_stay_right(void **unused) {
             assert_ok(ctx, status);
             for (int j = 0; j < T * N * W; j++) {
                 if (!(fabs((double)h[j] - expected[j]) <= 2.0 * 0x1p-24 * 16.0 * fmax(1.0, fabs(expected[j])))) {
-                    fail_msg("%s form %d: element %d is %g and should be %g", carry_scan_name(i), form, j, (double)h[j],
-                             expected[j]);
+                    fail_msg("%s form %d: element %d is %g and should be %g", carry_scan_name(0, i), form, j,
+                             (double)h[j], expected[j]);
                 }
             }
         }
@@ -187,24 +192,25 @@ static void errors_on_experiment_044_are_small(void **unused) {
             assert_ok(ctx, carry_random_uniform(ctx, A, 44, 0, 0.8f, 1.0f));
             assert_ok(ctx, carry_random_normal(ctx, B, 44, 1, 0.0f, 0.1f));
             assert_ok(ctx, carry_scan_reference(ctx, expected, &p, &(carry_scan_args){.A = A, .b = B}));
-            for (int i = 0; carry_scan_name(i) != NULL; i++) {
+            for (int i = 0; carry_scan_name(0, i) != NULL; i++) {
                 carry_scan_plan *plan;
-                assert_ok(ctx,
-                          carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = carry_scan_name(i)}));
-                void *workspace = malloc(carry_scan_workspace(plan) + 1);
+                assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p,
+                                                   &(carry_scan_options){CARRY_INIT(carry_scan_options),
+                                                                         .algorithm = carry_scan_name(0, i)}));
+                void *workspace = malloc(carry_scan_run_workspace(plan) + 1);
                 assert_non_null(workspace);
                 memset(h, 0xff, sizeof h);
                 assert_ok(ctx, carry_scan_run(
                                    plan,
                                    &(carry_scan_args){.h = carry_view_4d(h, CARRY_F32, 1, steps, N, W), .A = A, .b = B},
-                                   workspace, carry_scan_workspace(plan)));
+                                   workspace, carry_scan_run_workspace(plan)));
                 double worst = 0.0;
                 for (int64_t j = 0; j < steps * N * W; j++) {
                     double difference = fabs((double)h[j] - expected[j]);
                     worst = difference > worst || isnan(difference) ? difference : worst;
                 }
                 if (!(worst < (dtype == CARRY_F32 ? 1e-5 : 1e-3))) {
-                    fail_msg("%s %s T=%lld: error %g", carry_scan_name(i), carry_dtype_name(dtype), (long long)steps,
+                    fail_msg("%s %s T=%lld: error %g", carry_scan_name(0, i), carry_dtype_name(dtype), (long long)steps,
                              worst);
                 }
                 free(workspace);
@@ -222,11 +228,11 @@ static void a_nan_reaches_what_follows_it_alone(void **unused) {
     static float a[B * T * N], b[B * T * N * W], h[B * T * N * W];
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     carry_scan_problem p = {.batch = B, .steps = T, .n = N, .width = W};
-    for (int i = 0; carry_scan_name(i) != NULL; i++) {
+    for (int i = 0; carry_scan_name(0, i) != NULL; i++) {
         assert_ok(ctx, carry_random_uniform(ctx, carry_view_1d(a, CARRY_F32, B * T * N), 5, 0, 0.8f, 1.0f));
         assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(b, CARRY_F32, B * T * N * W), 5, 1, 0.0f, 1.0f));
         b[((1 * T + 10) * N + 2) * W] = NAN;
-        assert_ok(ctx, run_on(ctx, carry_scan_name(i), &p, h, a, b));
+        assert_ok(ctx, run_on(ctx, carry_scan_name(0, i), &p, h, a, b));
         for (int j = 0; j < B * T * N * W; j++) {
             bool may = j / (T * N * W) == 1 && j / (N * W) % T >= 10 && j / W % N == 2 && j % W == 0;
             assert_true(may || isfinite(h[j]));
@@ -250,15 +256,19 @@ static void products_are_counted_as_the_definition_counts_them(void **unused) {
     carry_scan_problem p = {.batch = 1, .steps = T, .n = N, .width = 1};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         carry_scan_plan *plan;
-        assert_ok(ctx, carry_scan_plan_new(ctx, &plan, &p, &(carry_scan_options){.algorithm = known[i].name}));
-        void *workspace = malloc(carry_scan_workspace(plan) + 1);
+        assert_ok(ctx, carry_scan_plan_new(
+                           ctx, &plan, &p,
+                           &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = known[i].name}));
+        void *workspace = malloc(carry_scan_run_workspace(plan) + 1);
         assert_non_null(workspace);
         assert_ok(ctx, carry_scan_run(plan,
                                       &(carry_scan_args){.h = carry_view_4d(h, CARRY_F32, 1, T, N, 1),
                                                          .A = carry_view_3d(a, CARRY_F32, 1, T, N),
                                                          .b = carry_view_4d(b, CARRY_F32, 1, T, N, 1)},
-                                      workspace, carry_scan_workspace(plan)));
-        assert_int_equal(carry_scan_products(plan), known[i].products);
+                                      workspace, carry_scan_run_workspace(plan)));
+        carry_scan_counts counts = {CARRY_INIT(carry_scan_counts)};
+        assert_ok(ctx, carry_scan_counted(plan, &counts));
+        assert_int_equal(counts.products, known[i].products);
         free(workspace);
         carry_scan_plan_free(plan);
     }

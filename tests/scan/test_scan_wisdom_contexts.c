@@ -8,7 +8,7 @@
 static const carry_scan_problem small_diagonal = {
     .kind = CARRY_SCAN_DIAGONAL, .batch = 2, .steps = 33, .n = 4, .width = 2};
 static const carry_scan_problem small_dense = {.kind = CARRY_SCAN_DENSE, .batch = 1, .steps = 17, .n = 4, .width = 1};
-static const carry_scan_options by_measuring = {.effort = CARRY_PLAN_MEASURE};
+static const carry_scan_options by_measuring = {CARRY_INIT(carry_scan_options), .effort = CARRY_PLAN_MEASURE};
 
 typedef struct heard {
     int ignored, not_kept, other;
@@ -27,7 +27,8 @@ static void hear(void *user, carry_log_level level, const char *line) {
 static carry_ctx *listening(heard *h, const char *wisdom) {
     carry_ctx *ctx = NULL;
     *h = (heard){0};
-    carry_ctx_options options = {.threads = 1, .wisdom = wisdom, .log = hear, .log_user = h};
+    carry_ctx_options options = {CARRY_INIT(carry_ctx_options), .threads = 1, .wisdom = wisdom, .log = hear,
+                                 .log_user = h};
     assert_int_equal(carry_ctx_new(&ctx, &options), CARRY_OK);
     return ctx;
 }
@@ -179,14 +180,16 @@ static void test_a_plan_that_cannot_be_used_is_ignored(void **state) {
 
 static carry_ctx *of_threads(int threads, const char *wisdom) {
     carry_ctx *ctx = NULL;
-    assert_int_equal(carry_ctx_new(&ctx, &(carry_ctx_options){.threads = threads, .wisdom = wisdom}), CARRY_OK);
+    assert_int_equal(
+        carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = threads, .wisdom = wisdom}),
+        CARRY_OK);
     return ctx;
 }
 
 enum { STEPS = 257 };
 
 static void scan_into(carry_ctx *ctx, carry_scan_plan *plan, float *h, float *A, float *b) {
-    const size_t bytes = carry_scan_workspace(plan);
+    const size_t bytes = carry_scan_run_workspace(plan);
     void *workspace = malloc(bytes + 1);
     assert_non_null(workspace);
     assert_ok(ctx, carry_scan_run(plan,
@@ -225,8 +228,9 @@ static void test_a_tuned_plan_has_its_chunk_and_its_threads(void **state) {
     carry_scan_plan_free(plan);
     carry_ctx_free(ctx);
     ctx = of_threads(1, NULL);
-    assert_ok(ctx,
-              carry_scan_plan_new(ctx, &plan, &problem, &(carry_scan_options){.algorithm = "chunkwise", .chunk = 40}));
+    assert_ok(ctx, carry_scan_plan_new(
+                       ctx, &plan, &problem,
+                       &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = "chunkwise", .chunk = 40}));
     scan_into(ctx, plan, asked, A, b);
     carry_scan_plan_free(plan);
     carry_ctx_free(ctx);

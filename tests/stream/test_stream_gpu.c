@@ -184,7 +184,9 @@ static carry_status run_rank(void *user, carry_comm *comm) {
 
 static void run_pair(pair *p) {
     carry_ctx *ctxs[2] = {support_ctx(1, NULL, NULL), support_ctx(1, NULL, NULL)};
-    assert_ok(ctxs[0], carry_comm_threads(ctxs, 2, &(carry_comm_options){.deadline = 60.0}, run_rank, p));
+    assert_ok(ctxs[0],
+              carry_comm_threads(ctxs, 2, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 60.0},
+                                 run_rank, p));
     carry_ctx_free(ctxs[0]);
     carry_ctx_free(ctxs[1]);
     assert_memory_equal(p->out[0], p->out[1], sizeof p->out[0]);

@@ -32,8 +32,8 @@ static carry_status filled_rank(void *user, carry_comm *comm) {
 static carry_status run_filled(carry_ctx *ctx, stream *s) {
     const carry_control_state start = carry_control_default();
     assert_ok(ctx, carry_controls_new(ctx, &s->controls, &start));
-    const carry_status status =
-        run_ranks(s->ranks, &(carry_comm_options){.deadline = 60.0}, filled_rank, s, s->message);
+    const carry_status status = run_ranks(
+        s->ranks, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 60.0}, filled_rank, s, s->message);
     carry_controls_free(s->controls);
     s->controls = NULL;
     return status;

@@ -184,7 +184,7 @@ static carry_status paused_rank(void *user, carry_comm *comm) {
     TRY(carry_comm_split(comm, &part, 0, 0));
     TRY(carry_comm_set_deadline(part, 5.0));
     const carry_status status = stream_rank(s, part);
-    carry_comm_free(part);
+    carry_comm_close(part);
     return status;
 }
 
@@ -291,7 +291,7 @@ static carry_status guarded_rank(void *user, carry_comm *comm) {
     carry_pipeline_begin(&groups);
     const double began = carry_seconds();
     EXPECT(comm, carry_pipeline_world(&groups, &all) == CARRY_EARGUMENT && all == NULL, "the world while it runs");
-    const carry_status told = carry_all_reduce(comm, &value, 1, CARRY_REDUCE_F32, CARRY_REDUCE_SUM);
+    const carry_status told = carry_all_reduce(comm, &value, 1, CARRY_F32, CARRY_REDUCE_SUM);
     EXPECT(comm, told == CARRY_EARGUMENT, "all-reduce of the world: %s", carry_status_name(told));
     EXPECT(comm, strstr(carry_ctx_error(carry_comm_ctx(comm)), "all-reduce: rank") != NULL, "%s",
            carry_ctx_error(carry_comm_ctx(comm)));
@@ -302,7 +302,7 @@ static carry_status guarded_rank(void *user, carry_comm *comm) {
         EXPECT(comm, strstr(carry_ctx_error(carry_comm_ctx(comm)), "rank 0") != NULL, "named");
     } else {
         TRY(carry_pipeline_mesh(&groups, &mesh));
-        TRY(carry_all_reduce(mesh, &value, 1, CARRY_REDUCE_F32, CARRY_REDUCE_SUM));
+        TRY(carry_all_reduce(mesh, &value, 1, CARRY_F32, CARRY_REDUCE_SUM));
         EXPECT(comm, value == 2.0f, "%g", (double)value);
     }
     EXPECT(comm, carry_seconds() - began < world.deadline / 2, "at once");

@@ -291,7 +291,8 @@ static void test_prompts_may_change_at_any_time(void **state) {
             s.options.clean_pass = depth != 4;
             assert_ok(ctx, carry_controls_new(ctx, &s.controls, &start));
             const carry_status status =
-                run_ranks(ranks, &(carry_comm_options){.deadline = 120.0}, restless_rank, &s, s.message);
+                run_ranks(ranks, &(carry_comm_options){CARRY_INIT(carry_comm_options), .deadline = 120.0},
+                          restless_rank, &s, s.message);
             if (status != CARRY_OK) {
                 fail_msg("%d ranks, depth %d: %s", ranks, depth, s.message);
             }

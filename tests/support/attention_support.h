@@ -106,7 +106,7 @@ static inline SUPPORT_UNWATCHED void assert_gaps_untouched(const char *what, con
 /* Ways to see S rows; some rows are in none. */
 enum { RUN_SETS = 5 };
 
-static inline int some_runs(carry_key_run run[CARRY_KEY_RUNS], int set, int64_t S) {
+static inline int some_runs(carry_key_run run[CARRY_MAX_KEY_RUNS], int set, int64_t S) {
     int64_t third = S / 3;
     switch (set) {
     case 1: /* a ring that wraps */
@@ -125,7 +125,7 @@ static inline int some_runs(carry_key_run run[CARRY_KEY_RUNS], int set, int64_t 
         run[3] = (carry_key_run){.first = third, .count = S - third, .bias = -5.0f};
         return 4;
     case 4: { /* as many as there may be, one row each where that is enough */
-        int runs = S < CARRY_KEY_RUNS ? (int)S : CARRY_KEY_RUNS;
+        int runs = S < CARRY_MAX_KEY_RUNS ? (int)S : CARRY_MAX_KEY_RUNS;
         for (int i = 0; i < runs; i++) {
             run[i] = (carry_key_run){.first = runs - 1 - i, .count = 1, .bias = 0.01f * (float)i};
         }

@@ -36,13 +36,13 @@ static inline double element(int rank, int64_t at) {
 }
 
 /* This rank's numbers on the GPU, and everything in `to` poisoned. Not waited for: what is sent must come after. */
-static inline carry_status fill(buffers *b, int rank, int64_t count, carry_reduce_type type) {
-    const size_t size = type == CARRY_REDUCE_F32 ? 4 : 8;
+static inline carry_status fill(buffers *b, int rank, int64_t count, carry_dtype type) {
+    const size_t size = type == CARRY_F32 ? 4 : 8;
     for (int64_t i = 0; i < count; i++) {
         const double x = element(rank, i);
-        if (type == CARRY_REDUCE_F32) {
+        if (type == CARRY_F32) {
             ((float *)b->host)[i] = (float)x;
-        } else if (type == CARRY_REDUCE_F64) {
+        } else if (type == CARRY_F64) {
             b->host[i] = x;
         } else {
             ((int64_t *)b->host)[i] = (int64_t)x;
@@ -52,15 +52,14 @@ static inline carry_status fill(buffers *b, int rank, int64_t count, carry_reduc
     return carry_device_fill(b->ctx, b->to, b->device, 0xff, (size_t)RANKS * (size_t)count * 8, NULL);
 }
 
-static inline carry_status fetch(buffers *b, const char *what, int64_t count, carry_reduce_type type) {
-    return carry_device_copy(b->ctx, b->host, 0, what, b->device, (size_t)count * (type == CARRY_REDUCE_F32 ? 4 : 8),
-                             NULL);
+static inline carry_status fetch(buffers *b, const char *what, int64_t count, carry_dtype type) {
+    return carry_device_copy(b->ctx, b->host, 0, what, b->device, (size_t)count * (type == CARRY_F32 ? 4 : 8), NULL);
 }
 
-static inline double got(const buffers *b, int64_t at, carry_reduce_type type) {
-    return type == CARRY_REDUCE_F32   ? (double)((const float *)b->host)[at]
-           : type == CARRY_REDUCE_F64 ? b->host[at]
-                                      : (double)((const int64_t *)b->host)[at];
+static inline double got(const buffers *b, int64_t at, carry_dtype type) {
+    return type == CARRY_F32   ? (double)((const float *)b->host)[at]
+           : type == CARRY_F64 ? b->host[at]
+                               : (double)((const int64_t *)b->host)[at];
 }
 
 static inline double reduced(int size, int64_t at, carry_reduce reduce) {
@@ -73,9 +72,10 @@ static inline double reduced(int size, int64_t at, carry_reduce reduce) {
 }
 
 static inline carry_status check_reductions(buffers *b, carry_comm *gpus, int64_t count) {
+    static const carry_dtype types[] = {CARRY_F32, CARRY_F64, CARRY_I64};
     const int rank = carry_comm_rank(gpus), size = carry_comm_size(gpus);
     for (int i = 0; i < 6; i++) {
-        const carry_reduce_type type = (carry_reduce_type)(i % 3);
+        const carry_dtype type = types[i % 3];
         const carry_reduce reduce = (carry_reduce)(i / 3);
         TRY(fill(b, rank, count, type));
         TRY(carry_all_reduce(gpus, b->from, count, type, reduce));
@@ -99,9 +99,9 @@ static inline carry_status check_moves(buffers *b, carry_comm *gpus, int64_t cou
     const int64_t part = count / size;
     const size_t bytes = (size_t)count * 8;
     size_t each[RANKS];
-    TRY(fill(b, rank, count, CARRY_REDUCE_F64));
+    TRY(fill(b, rank, count, CARRY_F64));
     TRY(carry_all_gather(gpus, b->to, b->from, bytes));
-    TRY(fetch(b, b->to, count * size, CARRY_REDUCE_F64));
+    TRY(fetch(b, b->to, count * size, CARRY_F64));
     for (int64_t at = 0; at < count * size; at++) {
         EXPECT(gpus, b->host[at] == element((int)(at / count), at % count), "all-gather");
     }
@@ -110,24 +110,24 @@ static inline carry_status check_moves(buffers *b, carry_comm *gpus, int64_t cou
         each[r] = 8 * (size_t)(count > r ? count - r : 0);
         all += (int64_t)each[r] / 8;
     }
-    TRY(fill(b, rank, count, CARRY_REDUCE_F64));
+    TRY(fill(b, rank, count, CARRY_F64));
     TRY(carry_all_gatherv(gpus, b->to, b->from, each));
-    TRY(fetch(b, b->to, all, CARRY_REDUCE_F64));
+    TRY(fetch(b, b->to, all, CARRY_F64));
     for (int64_t at = 0, r = 0, begin = 0; at < all; at++) {
         while (at - begin >= (int64_t)each[r] / 8) {
             begin += (int64_t)each[r++] / 8;
         }
         EXPECT(gpus, b->host[at] == element((int)r, at - begin), "all-gatherv");
     }
-    TRY(fill(b, rank, count, CARRY_REDUCE_F64));
+    TRY(fill(b, rank, count, CARRY_F64));
     TRY(carry_all_to_all(gpus, b->to, b->from, (size_t)part * 8));
-    TRY(fetch(b, b->to, part * size, CARRY_REDUCE_F64));
+    TRY(fetch(b, b->to, part * size, CARRY_F64));
     for (int64_t at = 0; at < part * size; at++) {
         EXPECT(gpus, b->host[at] == element((int)(at / part), rank * part + at % part), "all-to-all");
     }
-    TRY(fill(b, rank, count, CARRY_REDUCE_F64));
+    TRY(fill(b, rank, count, CARRY_F64));
     TRY(carry_broadcast(gpus, b->from, bytes, size - 1));
-    TRY(fetch(b, b->from, count, CARRY_REDUCE_F64));
+    TRY(fetch(b, b->from, count, CARRY_F64));
     for (int64_t at = 0; at < count; at++) {
         EXPECT(gpus, b->host[at] == element(size - 1, at), "broadcast");
     }
@@ -138,10 +138,11 @@ static inline carry_status check_moves(buffers *b, carry_comm *gpus, int64_t cou
 static inline carry_status check_messages(buffers *b, carry_comm *gpus, int64_t count) {
     const int rank = carry_comm_rank(gpus), size = carry_comm_size(gpus), last = (rank + size - 1) % size;
     const size_t bytes = (size_t)count * 8;
-    const carry_comm_counts before = carry_comm_counted(gpus);
+    carry_comm_counts before = {CARRY_INIT(carry_comm_counts)}, after = before;
+    TRY(carry_comm_counted(gpus, &before));
     carry_request send[2], receive[2];
     int done = 0;
-    TRY(fill(b, rank, 2 * count <= most ? 2 * count : count, CARRY_REDUCE_F64));
+    TRY(fill(b, rank, 2 * count <= most ? 2 * count : count, CARRY_F64));
     for (int i = 0; i < 2; i++) {
         const size_t offset = i == 1 && 2 * count <= most ? bytes : 0;
         TRY(carry_isend(gpus, &send[i], b->from + offset, bytes, (rank + 1) % size, i));
@@ -153,11 +154,11 @@ static inline carry_status check_messages(buffers *b, carry_comm *gpus, int64_t 
     TRY(carry_wait(&receive[1]));
     TRY(carry_wait(&send[0]));
     TRY(carry_wait(&send[1]));
-    TRY(fetch(b, b->to, 2 * count, CARRY_REDUCE_F64));
+    TRY(fetch(b, b->to, 2 * count, CARRY_F64));
     for (int64_t at = 0; at < 2 * count; at++) {
         EXPECT(gpus, b->host[at] == element(last, 2 * count <= most ? at : at % count), "message");
     }
-    const carry_comm_counts after = carry_comm_counted(gpus);
+    TRY(carry_comm_counted(gpus, &after));
     EXPECT(gpus, after.bytes_sent - before.bytes_sent == 2 * (int64_t)bytes, "sent");
     EXPECT(gpus, after.messages_received - before.messages_received == 2, "received");
     return CARRY_OK;

@@ -13,7 +13,8 @@
 enum { RANKS = 16 }; /* that there is room for */
 
 static const int sizes[] = {1, 2, 3, 4, 5, 8};
-static const carry_comm_options world = {.deadline = 120}; /* far beyond what a busy machine takes */
+static const carry_comm_options world = {CARRY_INIT(carry_comm_options),
+                                         .deadline = 120}; /* far beyond what a busy machine takes */
 
 static inline bool meets(void) {
     return getenv("CARRY_MEET") != NULL;
@@ -73,7 +74,7 @@ static inline carry_status run_ranks_of(int ranks, int threads, const carry_comm
             if (status != CARRY_OK) {
                 carry_comm_abort(comm, carry_ctx_error(ctxs[0]));
             }
-            carry_comm_free(comm);
+            carry_comm_close(comm);
         }
     } else {
         status = carry_comm_threads(ctxs, ranks, options, function, user);
@@ -97,7 +98,8 @@ static inline carry_status ring(void *user, carry_comm *comm) {
     (void)user;
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
     const int next = (rank + 1) % size, last = (rank + size - 1) % size;
-    const carry_comm_counts before = carry_comm_counted(comm);
+    carry_comm_counts before = {CARRY_INIT(carry_comm_counts)}, after = before;
+    TRY(carry_comm_counted(comm, &before));
     carry_request send[3], receive;
     int64_t out[3] = {rank, rank + 100, rank + 200}, in[3] = {0};
     for (int i = 0; i < 3; i++) {
@@ -114,7 +116,7 @@ static inline carry_status ring(void *user, carry_comm *comm) {
         TRY(carry_wait(&send[i])); /* none any more */
         EXPECT(comm, in[i] == last + 100 * i, "message %d", i);
     }
-    const carry_comm_counts after = carry_comm_counted(comm);
+    TRY(carry_comm_counted(comm, &after));
     EXPECT(comm, after.bytes_sent - before.bytes_sent == 24 && after.messages_sent - before.messages_sent == 3, "sent");
     EXPECT(comm, after.bytes_received - before.bytes_received == 24, "received");
     EXPECT(comm, after.messages_received - before.messages_received == 3, "received");

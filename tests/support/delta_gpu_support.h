@@ -26,7 +26,7 @@ typedef struct data {
 } data;
 
 static inline bool no_gpu(void) {
-    if (carry_device_count() > 1 && carry_delta_name_on(GPU, 0) != NULL) {
+    if (carry_device_count() > 1 && carry_delta_name(GPU, 0) != NULL) {
         return false;
     }
     (void)printf("skipped: there is no GPU here, or this build has no delta rule for it\n");
@@ -218,7 +218,8 @@ typedef struct device_plan {
 
 /* False when the method is not for this problem. */
 static inline bool open_plan(const data *d, device_plan *made, const char *method) {
-    carry_status status = carry_delta_plan_new(d->ctx, &made->plan, &d->p, &(carry_delta_options){.method = method});
+    carry_status status = carry_delta_plan_new(
+        d->ctx, &made->plan, &d->p, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method});
     if (status == CARRY_EUNSUPPORTED) {
         return false;
     }
@@ -227,9 +228,9 @@ static inline bool open_plan(const data *d, device_plan *made, const char *metho
     made->backward = carry_delta_backward_workspace(made->plan);
     size_t most = made->forward > made->backward ? made->forward : made->backward;
     assert_ok(d->ctx, carry_device_alloc(d->ctx, &made->workspace, GPU, most));
-    assert_ok(d->ctx, carry_device_alloc(d->ctx, &made->kept, GPU, carry_delta_kept(made->plan)));
+    assert_ok(d->ctx, carry_device_alloc(d->ctx, &made->kept, GPU, carry_delta_kept_bytes(made->plan)));
     assert_ok(d->ctx, carry_device_fill(d->ctx, made->workspace, GPU, 0xff, most, NULL));
-    assert_ok(d->ctx, carry_device_fill(d->ctx, made->kept, GPU, 0xff, carry_delta_kept(made->plan), NULL));
+    assert_ok(d->ctx, carry_device_fill(d->ctx, made->kept, GPU, 0xff, carry_delta_kept_bytes(made->plan), NULL));
     assert_ok(d->ctx, carry_stream_wait(d->ctx, GPU, NULL));
     return true;
 }
@@ -253,7 +254,9 @@ static inline bool gradients_of_cpu(const data *d, double *wanted[ALL]) {
     carry_delta_problem p = d->p;
     p.device = 0;
     p.snapshot_every = p.snapshot_last = 0;
-    assert_ok(d->ctx, carry_delta_plan_new(d->ctx, &plan, &p, &(carry_delta_options){.method = "chunk64"}));
+    assert_ok(d->ctx,
+              carry_delta_plan_new(d->ctx, &plan, &p,
+                                   &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "chunk64"}));
     size_t bytes = carry_delta_backward_workspace(plan);
     void *workspace = malloc(bytes);
     assert_non_null(workspace);
@@ -291,8 +294,8 @@ static inline void check_methods(data *d) {
     int done = 0;
     expected(d, &o, &final);
     bool gradients = gradients_of_cpu(d, wanted);
-    for (int m = 0; carry_delta_name_on(GPU, m) != NULL; m++) {
-        const char *method = carry_delta_name_on(GPU, m);
+    for (int m = 0; carry_delta_name(GPU, m) != NULL; m++) {
+        const char *method = carry_delta_name(GPU, m);
         device_plan on;
         if (!open_plan(d, &on, method)) {
             continue;

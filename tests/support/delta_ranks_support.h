@@ -133,10 +133,11 @@ static inline void make_call(call *c, const whole *w, float *const to[RESULTS], 
 static inline void run_method(carry_ctx *ctx, whole *w, const char *method, float *const to[RESULTS], bool no_initial,
                               bool no_dfinal) {
     carry_delta_plan *plan;
-    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w->p, &(carry_delta_options){.method = method}));
+    assert_ok(ctx, carry_delta_plan_new(ctx, &plan, &w->p,
+                                        &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method}));
     size_t bytes = carry_delta_backward_workspace(plan) + carry_delta_forward_workspace(plan);
     void *workspace = malloc(bytes);
-    void *kept = malloc(carry_delta_kept(plan));
+    void *kept = malloc(carry_delta_kept_bytes(plan));
     assert_true(workspace != NULL && kept != NULL);
     call c;
     make_call(&c, w, to, 0, w->p.tokens, kept);
@@ -236,16 +237,19 @@ static inline carry_status run_split_on(split *s, const whole *w, carry_comm *co
     carry_delta_problem p = w->p;
     p.tokens = s->cut[rank + 1] - s->cut[rank];
     carry_delta_ranks_plan *plan;
-    TRY(carry_delta_ranks_plan_new(comm, &plan, &p, &s->options));
-    size_t bytes = carry_delta_ranks_workspace(plan);
+    carry_delta_ranks_options options = s->options;
+    options.size = sizeof options;
+    TRY(carry_delta_ranks_plan_new(comm, &plan, &p, &options));
+    size_t forward = carry_delta_ranks_forward_workspace(plan), backward = carry_delta_ranks_backward_workspace(plan);
+    size_t bytes = forward > backward ? forward : backward;
     unsigned char *workspace;
     unsigned char behind[8];
     void *kept;
     TRY(carry_device_alloc(ctx, (void **)&workspace, p.device, bytes + 8));
-    TRY(carry_device_alloc(ctx, &kept, p.device, carry_delta_ranks_kept(plan) + 4));
+    TRY(carry_device_alloc(ctx, &kept, p.device, carry_delta_ranks_kept_bytes(plan) + 4));
     TRY(fill_with_nan(ctx, p.device, workspace, bytes));
     TRY(carry_device_fill(ctx, workspace + bytes, p.device, 0x5a, 8, NULL));
-    TRY(fill_with_nan(ctx, p.device, kept, carry_delta_ranks_kept(plan)));
+    TRY(fill_with_nan(ctx, p.device, kept, carry_delta_ranks_kept_bytes(plan)));
     float *to[RESULTS];
     memcpy(to, w->got, sizeof to);
     to[8] = w->heads + rank * 2 * p.value_heads;
@@ -259,9 +263,9 @@ static inline carry_status run_split_on(split *s, const whole *w, carry_comm *co
         c.forward.kept = NULL;
     }
     carry_status status = carry_delta_ranks_forward(plan, &c.forward, workspace, bytes);
-    double seconds = carry_delta_ranks_seconds(plan);
-    EXPECT(comm, p.device > 0 || (seconds > 0.0 && carry_delta_ranks_exposed(plan) <= seconds),
-           "exposed %g of %g seconds", carry_delta_ranks_exposed(plan), seconds);
+    double seconds = carry_delta_ranks_last_seconds(plan);
+    EXPECT(comm, p.device > 0 || (seconds > 0.0 && carry_delta_ranks_last_exposed(plan) <= seconds),
+           "exposed %g of %g seconds", carry_delta_ranks_last_exposed(plan), seconds);
     if (status == CARRY_OK && !s->forward_only) {
         TRY(fill_with_nan(ctx, p.device, workspace, bytes));
         status = carry_delta_ranks_backward(plan, &c.backward, workspace, bytes);
@@ -284,7 +288,7 @@ static inline carry_status run_split(void *user, carry_comm *comm) {
     }
     TRY(carry_comm_open_device(comm, &gpus, s->shared->p.device, s->way));
     const carry_status status = run_split_on(s, s->shared, gpus);
-    carry_comm_free(gpus);
+    carry_comm_close(gpus);
     return status;
 }
 
@@ -404,7 +408,7 @@ static inline carry_status run_split_apart(void *user, carry_comm *comm) {
     carry_comm *part;
     TRY(carry_comm_split(comm, &part, carry_comm_rank(comm) < s->ranks ? 0 : -1, 0));
     carry_status status = part != NULL ? run_split(user, part) : CARRY_OK;
-    carry_comm_free(part);
+    carry_comm_close(part);
     TRY(status);
     for (int r = 0; r < RESULTS; r++) {
         TRY(merge(comm, s->w->got[r], s->w->count[r]));

@@ -59,7 +59,7 @@ static inline SUPPORT_UNWATCHED double gate_of(const recurrence *r, int64_t at, 
 
 typedef struct recurrence_token {
     int64_t head, value_head; /* rows of [B T, H] and [B T, HV] */
-    double q[CARRY_DELTA_MAX_DIM], k[CARRY_DELTA_MAX_DIM], decay[CARRY_DELTA_MAX_DIM];
+    double q[CARRY_MAX_DELTA_DIM], k[CARRY_MAX_DELTA_DIM], decay[CARRY_MAX_DELTA_DIM];
     double q_norm, k_norm, beta, scale;
 } recurrence_token;
 
@@ -114,7 +114,7 @@ static inline SUPPORT_UNWATCHED void token_backward(const recurrence *r, const r
                                                     const double *before, const double *after, double *dS) {
     const whole *w = r->w;
     const carry_delta_problem *p = &w->p;
-    double dq[CARRY_DELTA_MAX_DIM] = {0}, dk[CARRY_DELTA_MAX_DIM] = {0};
+    double dq[CARRY_MAX_DELTA_DIM] = {0}, dk[CARRY_MAX_DELTA_DIM] = {0};
     double *dg = r->to[7] + t->value_head * (p->gate == CARRY_DELTA_KEY_GATE ? p->key : 1);
     double dbeta = 0.0;
     for (int64_t j = 0; j < p->value; j++) {

@@ -129,7 +129,8 @@ static inline carry_status run_stream(stream *s) {
         assert_ok(ctx, carry_controls_new(ctx, &s->controls, &start));
     }
     stopping = s;
-    const carry_comm_options options = {.deadline = s->deadline > 0 ? s->deadline : world.deadline};
+    const carry_comm_options options = {CARRY_INIT(carry_comm_options),
+                                        .deadline = s->deadline > 0 ? s->deadline : world.deadline};
     const carry_status status = run_ranks(s->ranks, &options, stream_rank, s, s->message);
     stopping = NULL;
     if (makes_controls) {

@@ -55,8 +55,9 @@ static inline carry_rates_table support_rates(void) {
 /* With a wisdom file, rates are those of the file, or measured. */
 static inline carry_ctx *support_ctx(int threads, const char *kernels, const char *wisdom) {
     carry_ctx *ctx;
-    carry_status status = carry_ctx_new(
-        &ctx, &(carry_ctx_options){.threads = threads, .kernels = kernels, .wisdom = wisdom, .log = support_silent});
+    carry_status status =
+        carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = threads, .kernels = kernels,
+                                                 .wisdom = wisdom, .log = support_silent});
     if (status != CARRY_OK) {
         fail_msg("no context: %s", ctx != NULL ? carry_ctx_error(ctx) : "out of memory");
     }

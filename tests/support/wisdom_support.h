@@ -18,7 +18,8 @@ static inline int place_make(void **state) {
     static place p;
     const char *base = getenv("TMPDIR");
     (void)snprintf(p.folder, sizeof p.folder, "%s/carry-wisdom-XXXXXX", base != NULL && *base != '\0' ? base : "/tmp");
-    if (mkdtemp(p.folder) == NULL || carry_ctx_new(&p.ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+    if (mkdtemp(p.folder) == NULL ||
+        carry_ctx_new(&p.ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
         return -1;
     }
     (void)snprintf(p.file, sizeof p.file, "%s/wisdom", p.folder);

@@ -106,7 +106,7 @@ static void test_tokens_equal_those_of_tokenizers(void **state) {
     (void)fclose(cases);
     assert_true(encoded >= 70 && decoded >= 30);
     carry_encoder_free(encoder);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 /* Training on the same text gives the same tokenizer, and so the same file; in whatever blocks the text comes. */
@@ -139,11 +139,11 @@ static void test_training_equals_that_of_tokenizers(void **state) {
         assert_string_equal(written, expected);
         assert_int_equal(carry_tokenizer_crc(ours), carry_tokenizer_crc(theirs));
         free(written);
-        carry_tokenizer_free(ours);
+        carry_tokenizer_close(ours);
     }
     free(expected);
     free(text);
-    carry_tokenizer_free(theirs);
+    carry_tokenizer_close(theirs);
 }
 
 static void test_what_is_written_is_read_again(void **state) {
@@ -174,8 +174,8 @@ static void test_what_is_written_is_read_again(void **state) {
     }
     (void)unlink(path);
     (void)rmdir(folder);
-    carry_tokenizer_free(again);
-    carry_tokenizer_free(bytes);
+    carry_tokenizer_close(again);
+    carry_tokenizer_close(bytes);
 }
 
 /* Random bytes, of which some stretches are text: any byte sequence is encoded and decoded to itself. */
@@ -222,7 +222,7 @@ static void test_any_bytes_come_back(void **state) {
         }
     }
     carry_encoder_free(encoder);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 /* A long piece goes through the heap, a short one does not: both must merge as the definition says. */
@@ -277,10 +277,10 @@ static void test_long_pieces_merge_as_short_ones(void **state) {
         carry_ids_free(&got);
     }
     carry_encoder_free(encoder);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
     free(json);
     free(written);
-    carry_tokenizer_free(bytes);
+    carry_tokenizer_close(bytes);
 }
 
 /* Both parts of a text that is cut at a good place have the tokens of the whole. */
@@ -314,7 +314,7 @@ static void test_cuts_change_no_tokens(void **state) {
     }
     assert_true(cuts > 1000);
     carry_encoder_free(encoder);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 /* Pieces too: bytes alone do not show where pieces end. */
@@ -390,7 +390,7 @@ static void test_numbers_that_are_no_tokens_are_refused(void **state) {
     assert_ok(ctx, carry_decode(ctx, tokenizer, &text, &length, (uint32_t[]){0, 1, 0}, 3, true));
     assert_int_equal(length, 0);
     free(text);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 /* The golden file with one thing replaced. */
@@ -470,7 +470,7 @@ static void test_sizes_that_cannot_be_are_refused(void **state) {
     assert_ok(ctx, carry_trainer_new(ctx, &trainer, &(carry_trainer_options){.size = 300}));
     assert_ok(ctx, carry_trainer_finish(ctx, trainer, &tokenizer)); /* nothing was fed: the bytes alone */
     assert_int_equal(carry_tokenizer_size(tokenizer), 256);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
     carry_trainer_free(trainer);
     assert_refused(ctx, CARRY_ENOTFOUND, "cannot be read", carry_tokenizer_open(ctx, &tokenizer, "/nonexistent/t"));
 }

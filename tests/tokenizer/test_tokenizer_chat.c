@@ -40,7 +40,7 @@ static carry_tokenizer *with_file(const char *template, bool in_settings) {
     carry_tokenizer *made;
     assert_ok(ctx, carry_tokenizer_bytes(ctx, &made, added, 3));
     assert_ok(ctx, carry_tokenizer_save_folder(ctx, made, folder));
-    carry_tokenizer_free(made);
+    carry_tokenizer_close(made);
     if (!in_settings) {
         assert_ok(ctx, carry_file_in(ctx, path, folder, "chat_template.jinja"));
         assert_ok(ctx, carry_file_replace(ctx, path, template, strlen(template)));
@@ -134,7 +134,7 @@ static void test_known_templates_are_told_apart(void **state) {
         expect_render(tokenizer, CARRY_THINKING_AS_IS, ask, 1, asked);
         assert_ok(ctx, carry_chat_open(ctx, &chat, tokenizer));
         assert_int_equal(chat.can_not_think, i == 2);
-        carry_tokenizer_free(tokenizer);
+        carry_tokenizer_close(tokenizer);
     }
 }
 
@@ -146,7 +146,7 @@ static void test_templates_are_read_from_either_file(void **state) {
         assert_int_equal(carry_tokenizer_eos(tokenizer), in_settings != 0 ? 258 : 256);
         expect_render(tokenizer, CARRY_THINKING_AS_IS, ask, 1,
                       "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
-        carry_tokenizer_free(tokenizer);
+        carry_tokenizer_close(tokenizer);
     }
 }
 
@@ -172,11 +172,11 @@ static void test_other_templates_are_refused(void **state) {
         carry_tokenizer *tokenizer = with_template(templates[i], true);
         assert_refused(ctx, CARRY_EUNSUPPORTED, i == 0 ? "no chat template" : "not known",
                        carry_chat_open(ctx, &chat, tokenizer));
-        carry_tokenizer_free(tokenizer);
+        carry_tokenizer_close(tokenizer);
     }
     carry_tokenizer *tokenizer = with_template(SWITCH, false);
     assert_refused(ctx, CARRY_EUNSUPPORTED, "no such tokens", carry_chat_open(ctx, &chat, tokenizer));
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 static void test_messages_that_cannot_be_are_refused(void **state) {
@@ -200,7 +200,7 @@ static void test_messages_that_cannot_be_are_refused(void **state) {
     const carry_message result[] = {MESSAGE("user", "<tool_response>\n4\n</tool_response>")};
     assert_refused(ctx, CARRY_EUNSUPPORTED, "the result of a tool",
                    carry_chat_render(ctx, &chat, result, 1, CARRY_THINKING_AS_IS, &text, &length));
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 int main(void) {

@@ -298,7 +298,7 @@ int main(void) {
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     (void)unlink(path);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
     carry_ctx_free(ctx);
     return failed;
 }

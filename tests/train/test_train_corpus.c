@@ -89,7 +89,7 @@ static void test_windows_in_order_are_the_whole_text(void **state) {
         carry_corpus_free(corpus);
         carry_ids_free(&whole);
     }
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 static uint64_t sum_of_epoch(carry_corpus *corpus, int64_t epoch, int64_t *tokens, uint64_t *in_order) {
@@ -129,7 +129,7 @@ static void test_epochs_are_other_orders_of_the_same_text(void **state) {
     }
     assert_true(orders[0] != orders[1] && orders[1] != orders[2] && orders[0] == orders[3]);
     carry_corpus_free(corpus);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 static void test_folders_are_read_in_the_order_of_names(void **state) {
@@ -156,7 +156,7 @@ static void test_folders_are_read_in_the_order_of_names(void **state) {
     }
     assert_int_equal(carry_text_files(carry_corpus_text(corpus)), 3);
     carry_corpus_free(corpus);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 static void test_bad_files_are_refused_with_an_error_message(void **state) {
@@ -191,7 +191,7 @@ static void test_bad_files_are_refused_with_an_error_message(void **state) {
     assert_refused(ctx, CARRY_EFORMAT, "does not look like text", carry_corpus_load(ctx, corpus, 0, 7));
     assert_ok(ctx, carry_corpus_load(ctx, corpus, 0, 1)); /* the rest is still there */
     carry_corpus_free(corpus);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 static void test_a_file_that_shrinks_is_refused_with_an_error_message(void **state) {
@@ -209,7 +209,7 @@ static void test_a_file_that_shrinks_is_refused_with_an_error_message(void **sta
     assert_int_equal(unlink(path), 0);
     assert_refused(ctx, CARRY_EIO, "cannot be read", carry_corpus_load(ctx, corpus, 0, 1));
     carry_corpus_free(corpus);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 /* A text without a space has no place to cut, but for between its characters: nothing is lost. */
@@ -238,7 +238,7 @@ static void test_a_text_without_spaces_is_whole(void **state) {
     assert_memory_equal(bytes.at, text, length);
     free(bytes.at);
     carry_text_free(blocks);
-    carry_tokenizer_free(tokenizer);
+    carry_tokenizer_close(tokenizer);
 }
 
 static void test_words_of_wikitext_are_counted(void **state) {

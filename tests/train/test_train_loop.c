@@ -197,7 +197,7 @@ static void test_gradients_are_clipped_to_their_norm(void **state) {
     assert_near(lm->own.weights[n->offset + 1], (double)norm_before - 1e-3 * norm_direction, 2e-6);
     carry_optimizer_free(optimizer);
     carry_lm_free(lm);
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     carry_ctx_free(ctx);
 }
 

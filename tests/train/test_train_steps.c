@@ -136,7 +136,7 @@ static void test_sums_that_are_read_later_change_nothing(void **state) {
         assert_true(each.loss == later.loss);
         assert_true(each.mean == later.mean);
     }
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     carry_ctx_free(ctx);
 }
 
@@ -158,7 +158,7 @@ static void test_a_step_that_is_not_finite_is_found_and_leaves_the_weights(void 
         assert_int_equal(later.loop.position.row, bad);
         assert_memory_equal(at_once.last, later.last, sizeof later.last);
     }
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     carry_ctx_free(ctx);
 }
 
@@ -191,7 +191,7 @@ static void test_steps_that_are_not_finite_are_skipped_and_counted(void **state)
     fake six;
     assert_refused(ctx, CARRY_ERANGE, "step 7", train(&six, comm, 1, 10, 6, out));
     assert_memory_equal(six.last, later.last, sizeof later.last);
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     carry_ctx_free(ctx);
 }
 

@@ -29,12 +29,15 @@ from .fla import Patch, patch_fla
 from .model import Model, State, load
 from .plan import Entry, available, plan
 from .scan import scan
+from .tokenizer import Decoder, Tokenizer
 
 __all__ = [
+    "Decoder",
     "Entry",
     "Model",
     "Patch",
     "State",
+    "Tokenizer",
     "__version__",
     "available",
     "chunk_delta_rule",

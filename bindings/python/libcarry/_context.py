@@ -95,7 +95,7 @@ class Context:
     def delta_plan(self, problem: s.DeltaProblem, method: bytes | None) -> Plan:
         """A plan for the gated delta rule, from the cache or new."""
         key = ("delta", bytes(problem), method)
-        options = s.DeltaOptions(method=method)
+        options = s.DeltaOptions(algorithm=method)
         return self._plan(key, lib.carry_delta_plan_free, lib.carry_delta_plan_new, problem, ctypes.byref(options))
 
     def _plan(self, key: Any, free: Any, new: Any, problem: ctypes.Structure, options: Any) -> Plan:

@@ -16,9 +16,9 @@ from typing import Any, NoReturn
 from . import _structs as s
 from ._version import __version__
 
-_MAJOR = __version__.split(".")[0]
+_SOVERSION = ".".join(__version__.split(".")[:2])
 FILE_NAME = "libcarry.dylib" if sys.platform == "darwin" else "libcarry.so"
-_SYSTEM_NAME = f"libcarry.{_MAJOR}.dylib" if sys.platform == "darwin" else f"libcarry.so.{_MAJOR}"
+_SYSTEM_NAME = f"libcarry.{_SOVERSION}.dylib" if sys.platform == "darwin" else f"libcarry.so.{_SOVERSION}"
 
 # name: (result, arguments). A context or a plan is an opaque pointer.
 _CTX, _PLAN, _STATUS = c_void_p, c_void_p, c_int
@@ -34,11 +34,13 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_ctx_threads": (c_int, [_CTX]),
     "carry_wisdom_path": (c_char_p, [c_char_p, c_size_t]),
     # problem.h
-    "carry_plan_describe": (_STATUS, [_CTX, c_char_p, c_size_t, c_char_p, c_bool]),
-    "carry_problem_family": (c_char_p, [c_int, POINTER(c_char_p), POINTER(c_char_p)]),
+    "carry_problem_plan_about": (_STATUS, [_CTX, c_char_p, c_size_t, c_char_p, c_bool]),
+    "carry_problem_family_name": (c_char_p, [c_int]),
+    "carry_problem_family_about": (c_char_p, [c_int]),
+    "carry_problem_family_takes": (c_char_p, [c_int]),
     # device.h, ops.h
     "carry_device_count": (c_int, []),
-    "carry_device_describe": (_STATUS, [_CTX, POINTER(s.DeviceProperties), c_int]),
+    "carry_device_properties_of": (_STATUS, [_CTX, POINTER(s.DeviceProperties), c_int]),
     "carry_device_named": (_STATUS, [_CTX, POINTER(c_int), c_char_p]),
     "carry_ctx_set_stream": (_STATUS, [_CTX, c_int, c_void_p]),
     "carry_kernels_name": (c_char_p, [c_int]),
@@ -46,28 +48,27 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_kernels_usable": (c_bool, [c_int]),
     "carry_ctx_kernels": (c_char_p, [_CTX]),
     # scan.h
-    "carry_scan_name": (c_char_p, [c_int]),
-    "carry_scan_about": (c_char_p, [c_int]),
+    "carry_scan_name": (c_char_p, [c_int, c_int]),
+    "carry_scan_about": (c_char_p, [c_int, c_int]),
     "carry_scan_plan_new": (_STATUS, [_CTX, _OUT, POINTER(s.ScanProblem), POINTER(s.ScanOptions)]),
     "carry_scan_plan_free": (None, [_PLAN]),
     "carry_scan_plan_about": (c_char_p, [_PLAN]),
-    "carry_scan_workspace": (c_size_t, [_PLAN]),
+    "carry_scan_run_workspace": (c_size_t, [_PLAN]),
+    "carry_scan_backward_workspace": (c_size_t, [_PLAN]),
     "carry_scan_run": (_STATUS, [_PLAN, POINTER(s.ScanArgs), c_void_p, c_size_t]),
     "carry_scan_backward": (_STATUS, [_PLAN, POINTER(s.ScanBackwardArgs), c_void_p, c_size_t]),
     "carry_rates": (_STATUS, [_CTX, c_bool]),
     "carry_rate_line": (c_char_p, [_CTX, c_int]),
     # delta.h
-    "carry_delta_name": (c_char_p, [c_int]),
-    "carry_delta_about": (c_char_p, [c_int]),
-    "carry_delta_name_on": (c_char_p, [c_int, c_int]),
-    "carry_delta_about_on": (c_char_p, [c_int, c_int]),
+    "carry_delta_name": (c_char_p, [c_int, c_int]),
+    "carry_delta_about": (c_char_p, [c_int, c_int]),
     "carry_delta_plan_new": (_STATUS, [_CTX, _OUT, POINTER(s.DeltaProblem), POINTER(s.DeltaOptions)]),
     "carry_delta_plan_free": (None, [_PLAN]),
     "carry_delta_plan_about": (c_char_p, [_PLAN]),
-    "carry_delta_plan_method": (c_char_p, [_PLAN]),
+    "carry_delta_plan_algorithm": (c_char_p, [_PLAN]),
     "carry_delta_forward_workspace": (c_size_t, [_PLAN]),
     "carry_delta_backward_workspace": (c_size_t, [_PLAN]),
-    "carry_delta_kept": (c_size_t, [_PLAN]),
+    "carry_delta_kept_bytes": (c_size_t, [_PLAN]),
     "carry_delta_forward": (_STATUS, [_PLAN, POINTER(s.DeltaForwardArgs), c_void_p, c_size_t]),
     "carry_delta_backward": (_STATUS, [_PLAN, POINTER(s.DeltaBackwardArgs), c_void_p, c_size_t]),
 }

@@ -5,27 +5,29 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from ctypes import CFUNCTYPE, POINTER, Structure, c_bool, c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
+from ctypes import CFUNCTYPE, POINTER, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint64, c_void_p
 from types import FrameType
 from typing import Any
 
 from ._context import Context
 from ._library import lib
+from ._structs import Sized
 
-HEARD = CFUNCTYPE(c_bool, c_void_p, c_int64)
+ON_TOKEN = CFUNCTYPE(c_bool, c_void_p, c_int64)
 PROCEED = CFUNCTYPE(c_bool, c_void_p)
 
 
-class Options(Structure):
+class Options(Sized):
     """carry_llm_options"""
 
-    _fields_ = [("device", c_int), ("dtype", c_int), ("trains", c_bool)]
+    _fields_ = [("size", c_size_t), ("device", c_int), ("dtype", c_int), ("trains", c_bool)]
 
 
-class Generation(Structure):
+class Generation(Sized):
     """carry_llm_generation"""
 
     _fields_ = [
+        ("size", c_size_t),
         ("tokens", c_int64),
         ("temperature", c_double),
         ("top_k", c_int64),
@@ -35,14 +37,17 @@ class Generation(Structure):
         ("seed", c_uint64),
         ("ends", POINTER(c_int64)),
         ("end_count", c_int64),
+        ("on_token", ON_TOKEN),
         ("proceed", PROCEED),
+        ("user", c_void_p),
     ]
 
 
-class Batch(Structure):
+class Batch(Sized):
     """carry_llm_batch"""
 
     _fields_ = [
+        ("size", c_size_t),
         ("batch", c_int64),
         ("tokens", c_int64),
         ("ids", c_void_p),
@@ -75,7 +80,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_llm_state_save": (c_int, [c_void_p, c_char_p]),
     "carry_llm_state_load": (c_int, [c_void_p, c_char_p]),
     "carry_llm_read": (c_int, [c_void_p, c_void_p, c_int64, c_void_p]),
-    "carry_llm_generate": (c_int, [c_void_p, c_void_p, c_int64, POINTER(Generation), HEARD, c_void_p]),
+    "carry_llm_generate": (c_int, [c_void_p, c_void_p, c_int64, POINTER(Generation)]),
     "carry_llm_train_step": (c_int, [c_void_p, POINTER(Batch), POINTER(c_double)]),
 }
 

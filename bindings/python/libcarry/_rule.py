@@ -120,8 +120,8 @@ class Prepared:
     def __init__(self, plan: Plan, arguments: Any, names: tuple[str, ...], size: int) -> None:
         self.plan, self.arguments, self.reference, self.size = plan, arguments, byref(arguments), size
         self.views = {name: _view_in(arguments, name) for name in names}
-        self.method = lib.carry_delta_plan_method(plan.handle).decode()
-        self.kept = lib.carry_delta_kept(plan.handle)
+        self.method = lib.carry_delta_plan_algorithm(plan.handle).decode()
+        self.kept = lib.carry_delta_kept_bytes(plan.handle)
 
     def point(self, names: tuple[str, ...], arrays: Sequence[Any]) -> bool:
         """Set addresses; False where one is not aligned as it was when the call was prepared."""
@@ -174,7 +174,7 @@ def resolved(x: Inputs, options: Options) -> Options:
     known: Options | None = current(key[1]).prepared.get(key)
     if known is None:
         context, plan = _plan(x, options)
-        known = options._replace(method=lib.carry_delta_plan_method(plan.handle).decode())
+        known = options._replace(method=lib.carry_delta_plan_algorithm(plan.handle).decode())
         context.prepare(key, known)
     return known
 
@@ -236,7 +236,7 @@ def forward(x: Inputs, options: Options, want_state: bool, keep: bool) -> Forwar
     context, plan = _plan(x, options)
     o = empty(x.v, (x.q.shape[0], x.q.shape[1], x.v.shape[2], x.v.shape[3]))
     final_state = empty(x.v, _state_shape(x, options), "float32") if want_state else None
-    kept = empty(x.v, (lib.carry_delta_kept(plan.handle),), "uint8") if keep else None
+    kept = empty(x.v, (lib.carry_delta_kept_bytes(plan.handle),), "uint8") if keep else None
     arguments = s.DeltaForwardArgs()
     _set_inputs(arguments, x)
     arguments.o = view("o", o)
@@ -247,7 +247,7 @@ def forward(x: Inputs, options: Options, want_state: bool, keep: bool) -> Forwar
     _call(context, lib.carry_delta_forward, plan, byref(arguments), size, x.q)
     if key is not None and all(a is b for a, b in zip(x, given)):
         context.prepare(key, Prepared(plan, arguments, (*Inputs._fields, "o", "final_state"), size))
-    return Forward(o, final_state, kept, lib.carry_delta_plan_method(plan.handle).decode())
+    return Forward(o, final_state, kept, lib.carry_delta_plan_algorithm(plan.handle).decode())
 
 
 def _gradients_of(x: Inputs) -> list[Any]:
@@ -282,7 +282,7 @@ def backward(x: Inputs, options: Options, kept: Any, grad_o: Any, grad_state: An
 
         grad_o, grad_state = _cuda.readable(grad_o), None if grad_state is None else _cuda.packed(grad_state)
     context, plan = _plan(x, options)
-    if kept is not None and kept.shape[0] != lib.carry_delta_kept(plan.handle):
+    if kept is not None and kept.shape[0] != lib.carry_delta_kept_bytes(plan.handle):
         kept = None
     grads = dict(zip(Inputs._fields, _gradients_of(x)))
     arguments = s.DeltaBackwardArgs(d_o=view("grad_o", grad_o))

@@ -5,7 +5,8 @@ tests/test_headers.py compares names, order, sizes and offsets with the headers.
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_bool, c_char, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p
+from ctypes import Structure, c_bool, c_char, c_char_p, c_double, c_float, c_int, c_int64, c_size_t, c_void_p, sizeof
+from typing import Any
 
 # status.h, in order: the index is the number.
 STATUSES = (
@@ -26,10 +27,18 @@ PLAN_ESTIMATE, PLAN_MEASURE = range(2)
 NO_GATE, HEAD_GATE, KEY_GATE = range(3)
 
 
-class CtxOptions(Structure):
+class Sized(Structure):
+    """A structure whose first field is its size, as CARRY_INIT of status.h sets it."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(size=sizeof(self), **fields)
+
+
+class CtxOptions(Sized):
     """carry_ctx_options"""
 
     _fields_ = [
+        ("size", c_size_t),
         ("threads", c_int),
         ("kernels", c_char_p),
         ("wisdom", c_char_p),
@@ -52,11 +61,11 @@ class Tensor(Structure):
     ]
 
 
-
-class DeviceProperties(Structure):
+class DeviceProperties(Sized):
     """carry_device_properties"""
 
     _fields_ = [
+        ("size", c_size_t),
         ("name", c_char * 96),
         ("backend", c_char * 16),
         ("kernels", c_char * 32),
@@ -89,10 +98,10 @@ class ScanProblem(Structure):
     ]
 
 
-class ScanOptions(Structure):
+class ScanOptions(Sized):
     """carry_scan_options"""
 
-    _fields_ = [("effort", c_int), ("algorithm", c_char_p), ("chunk", c_int64)]
+    _fields_ = [("size", c_size_t), ("effort", c_int), ("algorithm", c_char_p), ("chunk", c_int64)]
 
 
 class ScanArgs(Structure):
@@ -140,10 +149,10 @@ class DeltaProblem(Structure):
     ]
 
 
-class DeltaOptions(Structure):
+class DeltaOptions(Sized):
     """carry_delta_options"""
 
-    _fields_ = [("method", c_char_p)]
+    _fields_ = [("size", c_size_t), ("algorithm", c_char_p)]
 
 
 class DeltaForwardArgs(Structure):

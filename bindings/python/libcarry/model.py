@@ -1,7 +1,7 @@
 """Language models from a folder: logits, states, generation and training steps. include/carry/model.h from Python.
 
 model = libcarry.load("Qwen3.5-0.8B", dtype="bf16")
-print(model.generate("Once upon a time", max_new_tokens=64))     # with the tokenizers package
+print(model.generate("Once upon a time", max_new_tokens=64))
 ids = model.generate([1, 2, 3], max_new_tokens=64, temperature=0)
 """
 
@@ -20,7 +20,8 @@ import numpy as np
 from . import _context
 from . import _structs as s
 from ._library import lib
-from ._llm import HEARD, PROCEED, Batch, Generation, Interrupts, Options, Owner
+from ._llm import ON_TOKEN, PROCEED, Batch, Generation, Interrupts, Options, Owner
+from .tokenizer import Tokenizer
 
 
 _DTYPES = {"f32": s.F32, "float32": s.F32, "bf16": s.BF16, "bfloat16": s.BF16, "f16": s.F16, "float16": s.F16}
@@ -121,7 +122,7 @@ class State:
             self._owner.call(function, self._writable() if writes else self._opened(), *arguments)
 
     def read(self, ids: Any) -> np.ndarray:
-        """Read tokens, or text (with the package tokenizers); the logits of the next token, [vocabulary]."""
+        """Read tokens, or text; the logits of the next token, [vocabulary]."""
         row = self._model._row(ids, "ids", self)
         logits = np.empty(self._model.vocabulary, np.float32)
         self._call(lib.carry_llm_read, _address(row), row.size, _address(logits))
@@ -152,9 +153,9 @@ class Model:
     def __init__(self, folder: str | os.PathLike[str], dtype: str, device: str | int, trains: bool) -> None:
         self.folder = os.fspath(folder)
         self._owner = Owner(_context.Context(_context._threads))
-        self._tokenizer: Any = None
+        self._tokenizer: Tokenizer | None = None
         self._ends: list[int] | None = None
-        options = Options(_device(device), _dtype(dtype), trains)
+        options = Options(device=_device(device), dtype=_dtype(dtype), trains=trains)
         context, made = self._owner.context, c_void_p()
         self._owner.call(lib.carry_llm_open, context.handle, byref(made), os.fsencode(folder), byref(options))
         self._owner.model = made.value
@@ -183,20 +184,17 @@ class Model:
         self.close()
 
     @property
-    def tokenizer(self) -> Any:
-        """The folder's tokenizer.json, by the package tokenizers."""
+    def tokenizer(self) -> Tokenizer:
+        """The folder's tokenizer.json."""
         if self._tokenizer is None:
-            try:
-                import tokenizers
-            except ImportError:
-                raise ImportError("texts need the package tokenizers: install it, or give token numbers") from None
-            self._tokenizer = tokenizers.Tokenizer.from_file(os.path.join(self.folder, "tokenizer.json"))
+            self._tokenizer = Tokenizer(self.folder)
         return self._tokenizer
 
     def _row(self, prompt: Any, what: str, state: State | None = None) -> np.ndarray:
         """Token numbers of a row or of a text. A start token is added only before the first text that a state reads."""
         if isinstance(prompt, str):
-            prompt = self.tokenizer.encode(prompt, add_special_tokens=state is None or len(state) == 0).ids
+            is_continuation = state is not None and len(state) > 0
+            prompt = self.tokenizer.encode(prompt, is_continuation=is_continuation, is_unfinished=True)
         return _tokens(prompt, what, 1)
 
     @property
@@ -240,7 +238,7 @@ class Model:
         """Continue a prompt: token numbers give a list of token numbers, a str gives a str.
 
         Args:
-            prompt: token numbers (a list, an array, a tensor), or text, which needs the package tokenizers.
+            prompt: token numbers (a list, an array, a tensor), or text.
             temperature: 0 takes the likeliest token.
             eos_token_id: the token or tokens that end the text; they are not part of it. None: `end_token_ids` of the
                 model. (): none.
@@ -258,11 +256,10 @@ class Model:
         made: list[int] = []
         interrupts = Interrupts()
 
-        def heard(_user: int | None, token: int) -> bool:
+        def append(_user: int | None, token: int) -> bool:
             made.append(token)
             return interrupts.guard(on_token, token)
 
-        proceed = PROCEED(lambda _user: interrupts.raised is None)
         options = Generation(
             tokens=max_new_tokens,
             temperature=temperature,
@@ -273,19 +270,20 @@ class Model:
             seed=seed,
             ends=(c_int64 * len(ends))(*ends),
             end_count=len(ends),
-            proceed=proceed,
+            on_token=ON_TOKEN(append),
+            proceed=PROCEED(lambda _user: interrupts.raised is None),
         )
-        self._run(self.state() if state is None else state, row, options, HEARD(heard), interrupts)
+        self._run(self.state() if state is None else state, row, options, interrupts)
         return self.tokenizer.decode(made) if isinstance(prompt, str) else made
 
-    def _run(self, state: State, row: np.ndarray, options: Generation, heard: Any, interrupts: Interrupts) -> None:
+    def _run(self, state: State, row: np.ndarray, options: Generation, interrupts: Interrupts) -> None:
         owner = self._owner
         with owner.lock:
             handle = state._writable()
             with interrupts:
                 owner.generating.append(handle)
                 try:
-                    status = lib.carry_llm_generate(handle, _address(row), row.size, byref(options), heard, None)
+                    status = lib.carry_llm_generate(handle, _address(row), row.size, byref(options))
                 finally:
                     owner.generating.pop()
             if interrupts.raised is not None:
@@ -316,7 +314,18 @@ class Model:
             wanted = _tokens(labels, "labels", 2)
             if wanted.shape != rows.shape:
                 raise ValueError(f"labels have shape {wanted.shape} and ids {rows.shape}: they must be equal")
-        batch = Batch(*rows.shape, _address(rows), _address(wanted), rate, *betas, eps, decay, clip)
+        batch = Batch(
+            batch=rows.shape[0],
+            tokens=rows.shape[1],
+            ids=_address(rows),
+            labels=_address(wanted),
+            rate=rate,
+            b1=betas[0],
+            b2=betas[1],
+            eps=eps,
+            decay=decay,
+            clip=clip,
+        )
         loss = c_double()
         self._call(lib.carry_llm_train_step, byref(batch), byref(loss))
         return loss.value

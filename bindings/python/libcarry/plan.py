@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from ctypes import byref, c_char_p, create_string_buffer
+from ctypes import byref, create_string_buffer
+from functools import partial
 from typing import NamedTuple
 
 from . import _structs as s
@@ -28,11 +29,13 @@ def _table(name: Callable[[int], bytes | None], about: Callable[[int], bytes]) -
 
 
 def _scans() -> Iterator[Entry]:
-    return (Entry(name, about) for _, name, about in _table(lib.carry_scan_name, lib.carry_scan_about))
+    entries = _table(partial(lib.carry_scan_name, 0), partial(lib.carry_scan_about, 0))
+    return (Entry(name, about) for _, name, about in entries)
 
 
 def _deltas() -> Iterator[Entry]:
-    return (Entry(name, about) for _, name, about in _table(lib.carry_delta_name, lib.carry_delta_about))
+    entries = _table(partial(lib.carry_delta_name, 0), partial(lib.carry_delta_about, 0))
+    return (Entry(name, about) for _, name, about in entries)
 
 
 def _kernels() -> Iterator[Entry]:
@@ -46,7 +49,7 @@ def _devices() -> Iterator[Entry]:
     context = current()
     for index in range(lib.carry_device_count()):
         device = s.DeviceProperties()
-        context.check(lib.carry_device_describe(context.handle, byref(device), index))
+        context.check(lib.carry_device_properties_of(context.handle, byref(device), index))
         yield Entry(
             device.backend.decode(),
             f"{device.name.decode()}: {device.units} units, {device.memory / 2**30:.1f} GiB, {device.kernels.decode()}",
@@ -64,10 +67,8 @@ def _rates() -> Iterator[Entry]:
 
 
 def _problems() -> Iterator[Entry]:
-    index, about, takes = 0, c_char_p(), c_char_p()
-    while (name := lib.carry_problem_family(index, byref(about), byref(takes))) is not None:
-        yield Entry(name.decode(), f"{(about.value or b'').decode()}; takes {(takes.value or b'').decode()}")
-        index += 1
+    for index, name, about in _table(lib.carry_problem_family_name, lib.carry_problem_family_about):
+        yield Entry(name, f"{about}; takes {lib.carry_problem_family_takes(index).decode()}")
 
 
 _LISTS: dict[str, Callable[[], Iterator[Entry]]] = {
@@ -100,6 +101,6 @@ def plan(*problems: str, measure: bool = False) -> str:
     line = create_string_buffer(_LINE)
     lines = []
     for text in problems:
-        context.check(lib.carry_plan_describe(context.handle, line, _LINE, text.encode(), measure))
+        context.check(lib.carry_problem_plan_about(context.handle, line, _LINE, text.encode(), measure))
         lines.append(f"{text}  {line.value.decode(errors='replace')}")
     return "\n".join(lines)

@@ -56,7 +56,7 @@ def _run(A: Any, b: Any, h0: Any, reversed: bool, algorithm: str | None, out: An
         arguments.h0 = view("h0", h0)
     context = current()
     plan = context.scan_plan(problem, options)
-    size = lib.carry_scan_workspace(plan.handle)
+    size = lib.carry_scan_run_workspace(plan.handle)
     workspace = context.workspace(size)
     context.check(lib.carry_scan_run(plan.handle, byref(arguments), workspace, size))
     if out is not None:
@@ -79,7 +79,7 @@ def _gradients(A: Any, h: Any, h0: Any, g: Any, reversed: bool) -> tuple[Any, An
         arguments.dh0 = view("dh0", dh0)
     context = current()
     plan = context.scan_plan(problem, s.ScanOptions())
-    size = lib.carry_scan_workspace(plan.handle)
+    size = lib.carry_scan_backward_workspace(plan.handle)
     workspace = context.workspace(size)
     context.check(lib.carry_scan_backward(plan.handle, byref(arguments), workspace, size))
     return dA, db, dh0

@@ -19,9 +19,9 @@ HEADER = Path(__file__).resolve().parents[3] / "include" / "carry" / "model.h"
 HIDDEN, VOCABULARY = 16, 40
 
 
-def tensors() -> dict[str, tuple[int, ...]]:
+def tensors(vocabulary: int) -> dict[str, tuple[int, ...]]:
     """A small Qwen3.5: one layer of the delta rule, one of attention."""
-    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCABULARY, HIDDEN), "model.norm.weight": (HIDDEN,)}
+    tensors: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (vocabulary, HIDDEN), "model.norm.weight": (HIDDEN,)}
     for layer in range(2):
         at = f"model.layers.{layer}."
         tensors |= {at + "input_layernorm.weight": (HIDDEN,), at + "post_attention_layernorm.weight": (HIDDEN,)}
@@ -38,9 +38,9 @@ def tensors() -> dict[str, tuple[int, ...]]:
     return tensors
 
 
-def write(folder: Path, rng: np.random.Generator, **changes: object) -> None:
+def write(folder: Path, rng: np.random.Generator, vocabulary: int = VOCABULARY, **changes: object) -> None:
     header, data, at = {}, b"", 0
-    for name, shape in tensors().items():
+    for name, shape in tensors(vocabulary).items():
         values = rng.normal(0, 0.2, shape).astype(np.float32)
         bits = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": [at, at + len(bits)]}
@@ -49,7 +49,7 @@ def write(folder: Path, rng: np.random.Generator, **changes: object) -> None:
     text += b" " * (-len(text) % 8)
     (folder / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + data)
     config = {
-        "model_type": "qwen3_5_text", "hidden_size": HIDDEN, "vocab_size": VOCABULARY, "num_hidden_layers": 2,
+        "model_type": "qwen3_5_text", "hidden_size": HIDDEN, "vocab_size": vocabulary, "num_hidden_layers": 2,
         "intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8,
         "linear_num_key_heads": 1, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
         "linear_conv_kernel_dim": 4, "layer_types": ["linear_attention", "full_attention"], "tie_word_embeddings": True,
@@ -144,8 +144,7 @@ def test_declarations_are_the_headers(tmp_path: Path) -> None:
     declared = dict(re.findall(r"CARRY_API [^;(]*?(\w+)\(([^;]*)\);", text))
     assert declared.keys() == module.PROTOTYPES.keys()
     for name, (_, arguments) in module.PROTOTYPES.items():
-        parameters = re.sub(r"\(\*heard\)\([^)]*\)", "heard", declared[name])
-        assert len(arguments) == parameters.count(",") + 1, name
+        assert len(arguments) == declared[name].count(",") + 1, name
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler here to ask for sizes and offsets")

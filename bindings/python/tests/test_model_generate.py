@@ -225,20 +225,3 @@ def test_saved_folders_keep_tokenizer_template_and_generation_config(folder: Pat
         assert {name: (saved / name).read_text() for name in texts} == texts
     found = {path.name for path in (tmp_path / "saved").iterdir()}
     assert found == {*texts, "config.json", "model.safetensors"}
-
-
-def test_texts_are_read_with_the_package_tokenizers(folder: Path) -> None:
-    tokenizers = pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
-    words = {f"w{i}": i for i in range(VOCABULARY)}
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    made.post_processor = tokenizers.processors.TemplateProcessing(single="w9 $A", special_tokens=[("w9", 9)])
-    made.save(str(folder / "tokenizer.json"))
-    model = libcarry.load(folder)
-    state = model.state()
-    assert np.array_equal(state.read("w1 w2"), model.state().read([9, 1, 2])) and len(state) == 3
-    state.read("w3")  # a text that goes on has no second start token
-    assert len(state) == 4
-    assert np.array_equal(model.logits("w1 w2"), model.logits([9, 1, 2]))
-    text = model.generate("w1 w2", 5, temperature=0, eos_token_id=())
-    assert text.split() == [f"w{i}" for i in model.generate([9, 1, 2], 5, temperature=0, eos_token_id=())]

@@ -64,7 +64,8 @@ static carry_deviation compare(const char *name, const carry_tensor *got, const 
 
 static carry_status run_on_cpu(carry_ctx *ctx, carry_delta_set *s, const carry_delta_problem *p, bool initial) {
     carry_delta_plan *plan;
-    CARRY_TRY(carry_delta_plan_new(ctx, &plan, p, &(carry_delta_options){.method = "chunk64"}));
+    CARRY_TRY(carry_delta_plan_new(ctx, &plan, p,
+                                   &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "chunk64"}));
     size_t bytes = carry_delta_backward_workspace(plan);
     void *workspace = carry_aligned_new(bytes);
     carry_delta_backward_args args = carry_delta_set_backward(s, p, initial, NULL);

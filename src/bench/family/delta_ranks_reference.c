@@ -8,7 +8,7 @@
 #include "core/tensor.h"
 #include "bench/collective.h"
 
-#define TAG (CARRY_COMM_TAGS - 1)
+#define TAG (CARRY_MAX_COMM_TAGS - 1)
 
 carry_status carry_delta_ranks_reference_new(carry_ctx *ctx, carry_delta_ranks_reference *r, const carry_delta_set *set,
                                              bool backward) {

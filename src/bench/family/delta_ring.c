@@ -14,9 +14,9 @@ carry_status carry_bench_ring_parse(carry_ctx *ctx, carry_bench_ring *ring, carr
     }
     char *end;
     ring->length = strtol(text, &end, 10);
-    if (!step || *end != '\0' || ring->length < 1 || ring->length > CARRY_DELTA_RING_MOST) {
+    if (!step || *end != '\0' || ring->length < 1 || ring->length > CARRY_MAX_DELTA_RING) {
         return carry_fail(ctx, CARRY_EARGUMENT, "ring=%s: a ring of 1 to %d tokens, with the word step", text,
-                          CARRY_DELTA_RING_MOST);
+                          CARRY_MAX_DELTA_RING);
     }
     return CARRY_OK;
 }

@@ -229,6 +229,7 @@ carry_delta_backward_args carry_delta_set_backward(carry_delta_set *s, const car
    rounded to the type of q, k and v: some roundings of it. */
 double carry_delta_set_bound(const carry_delta_plan *plan, carry_dtype result) {
     const carry_delta_problem *p = &plan->problem;
-    bool products = p->device != 0 && p->dtype != CARRY_F32 && strcmp(carry_delta_plan_method(plan), "recurrent") != 0;
+    bool products =
+        p->device != 0 && p->dtype != CARRY_F32 && strcmp(carry_delta_plan_algorithm(plan), "recurrent") != 0;
     return 64.0 * 0x1p-24 + carry_unit_roundoff(result) + (products ? 4.0 * carry_unit_roundoff(p->dtype) : 0.0);
 }

@@ -21,7 +21,7 @@
 #include "bench/family/family_ranks.h"
 
 #define MAX_COPIES 64
-#define REFERENCE_TAG (CARRY_COMM_TAGS - 1)
+#define REFERENCE_TAG (CARRY_MAX_COMM_TAGS - 1)
 
 typedef struct instance {
     carry_ranks_instance base;
@@ -159,8 +159,8 @@ static void close_instance(void *given) {
         }
         carry_all_scan_set_free(&it->sets[i]);
     }
-    carry_comm_free(it->moving);
-    carry_comm_free(it->base.alone);
+    carry_comm_close(it->moving);
+    carry_comm_close(it->base.alone);
     carry_device_free(it->base.ctx, it->device, it->workspace);
     carry_ranks_family_end_stream(&it->base);
     free(it->entering);
@@ -181,7 +181,7 @@ static carry_status make_plan(void *given, const char *method) {
         CARRY_TRY(carry_comm_open_device(it->base.comm, &it->moving, it->device, it->way[0] != '\0' ? it->way : NULL));
     }
     return carry_all_scan_plan_new(it->moving != NULL ? it->moving : it->base.comm, &it->plan, &it->problem,
-                                   &(carry_all_scan_options){.algorithm = method});
+                                   &(carry_all_scan_options){CARRY_INIT(carry_all_scan_options), .algorithm = method});
 }
 
 /* Sizes are refused before memory is asked for: by a plan for one rank, which takes no ranks to make. */
@@ -190,10 +190,12 @@ static carry_status check_sizes(instance *it) {
     carry_all_scan_plan *probe = NULL;
     carry_status status = carry_comm_open(it->base.ctx, &one, "self", NULL);
     if (status == CARRY_OK) {
-        status = carry_all_scan_plan_new(one, &probe, &it->problem, &(carry_all_scan_options){.algorithm = "chain"});
+        status = carry_all_scan_plan_new(
+            one, &probe, &it->problem,
+            &(carry_all_scan_options){CARRY_INIT(carry_all_scan_options), .algorithm = "chain"});
     }
     carry_all_scan_plan_free(probe);
-    carry_comm_free(one);
+    carry_comm_close(one);
     return status;
 }
 
@@ -234,7 +236,7 @@ static carry_status choose(void *given, const char *method) {
     it->plan = NULL;
     it->workspace = NULL;
     CARRY_TRY(make_plan(it, method)); /* the same status on every rank */
-    const size_t wanted = carry_all_scan_workspace(it->plan);
+    const size_t wanted = carry_all_scan_run_workspace(it->plan);
     (void)carry_device_alloc(it->base.ctx, &it->workspace, it->device, wanted); /* NULL where it fails */
     return carry_collective_agree(it->base.comm,
                                   it->workspace != NULL
@@ -258,18 +260,19 @@ static carry_status run(void *given) {
     it->current = (it->current + 1) % it->copies;
     carry_all_scan_args args = it->device > 0 ? it->there[it->current] : it->sets[it->current].args;
     args.leaving = (carry_tensor){0};
-    CARRY_TRY(carry_all_scan_run(it->plan, &args, it->workspace, carry_all_scan_workspace(it->plan)));
+    CARRY_TRY(carry_all_scan_run(it->plan, &args, it->workspace, carry_all_scan_run_workspace(it->plan)));
     return carry_stream_wait(it->base.ctx, it->device, carry_ctx_stream(it->base.ctx, it->device));
 }
 
 /* Of this rank, in the last run. */
 static carry_counts counts(const void *given) {
     const instance *it = given;
-    const carry_all_scan_counts done = carry_all_scan_counted(it->plan);
+    carry_all_scan_counts done = {CARRY_INIT(carry_all_scan_counts)};
+    (void)carry_all_scan_counted(it->plan, &done);
     return (carry_counts){.flops = done.flops,
                           .bytes = (double)done.bytes_received,
                           .products = done.products,
-                          .workspace = (double)carry_all_scan_workspace(it->plan),
+                          .workspace = (double)carry_all_scan_run_workspace(it->plan),
                           .received = (double)done.bytes_received,
                           .predicted = carry_all_scan_plan_seconds(it->plan),
                           .waited = -1.0};
@@ -385,8 +388,8 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     carry_poison(&args->leaving);
     const bool on_gpu = it->device > 0;
     CARRY_TRY(on_gpu ? copy_set(it, false) : CARRY_OK);
-    CARRY_TRY(
-        carry_all_scan_run(it->plan, on_gpu ? &it->there[0] : args, it->workspace, carry_all_scan_workspace(it->plan)));
+    CARRY_TRY(carry_all_scan_run(it->plan, on_gpu ? &it->there[0] : args, it->workspace,
+                                 carry_all_scan_run_workspace(it->plan)));
     CARRY_TRY(on_gpu ? copy_set(it, true) : CARRY_OK);
     deviations[0] = deviation_of(it, 0);
     deviations[1] = deviation_of(it, 1);

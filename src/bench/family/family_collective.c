@@ -55,8 +55,8 @@ static size_t item(const instance *it) {
     return carry_dtype_size(it->dtype);
 }
 
-static carry_reduce_type reduce_type(const instance *it) {
-    return it->dtype == CARRY_BF16 ? CARRY_REDUCE_BF16 : CARRY_REDUCE_F32;
+static carry_dtype reduce_type(const instance *it) {
+    return it->dtype == CARRY_BF16 ? CARRY_BF16 : CARRY_F32;
 }
 
 static carry_comm *comm_of(const instance *it) {
@@ -109,11 +109,11 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
 
 static void close_instance(void *given) {
     instance *it = given;
-    carry_comm_free(it->moving);
+    carry_comm_close(it->moving);
     carry_device_free(it->base.ctx, it->device, it->from);
     carry_device_free(it->base.ctx, it->device, it->to);
     free(it->host);
-    carry_comm_free(it->base.alone);
+    carry_comm_close(it->base.alone);
     carry_ranks_family_end_stream(&it->base);
     free(it);
 }
@@ -218,7 +218,7 @@ static bool is_of_cpu(const char *kind) {
 static carry_status make_plan(void *given, const char *method) {
     instance *it = given;
     const char *below = carry_comm_name(it->base.comm);
-    carry_comm_free(it->moving);
+    carry_comm_close(it->moving);
     it->moving = NULL;
     CARRY_TRY(carry_ranks_family_own_stream(&it->base, it->device));
     if (it->device == 0) {
@@ -251,7 +251,7 @@ static double bytes_of(const void *given) {
 }
 
 static const char *method_at(int index) {
-    return carry_comm_kind_name(index, NULL);
+    return carry_comm_kind_name(index);
 }
 
 static const char *chosen(const void *given) {

@@ -76,8 +76,9 @@ static carry_status parse(void *given, carry_problem *problem) {
     }
     it->base.device = p->device;
     carry_delta_plan *probe; /* refuses sizes before memory is allocated */
-    carry_status status =
-        carry_delta_plan_new(ctx, &probe, p, &(carry_delta_options){.method = p->device != 0 ? NULL : "chunk16"});
+    carry_status status = carry_delta_plan_new(
+        ctx, &probe, p,
+        &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = p->device != 0 ? NULL : "chunk16"});
     carry_delta_plan_free(probe);
     return status;
 }
@@ -124,8 +125,9 @@ static carry_status make_set(void *given, int index, uint64_t seed) {
 static carry_status make_plan(void *given, bool measure) {
     instance *it = given;
     (void)measure;
-    return carry_delta_plan_new(it->base.ctx, &it->plan, &it->problem,
-                                &(carry_delta_options){.method = carry_instance_only(it)});
+    return carry_delta_plan_new(
+        it->base.ctx, &it->plan, &it->problem,
+        &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = carry_instance_only(it)});
 }
 
 /* The least that must move: inputs and outputs once; a step reads and writes the state. */
@@ -162,9 +164,9 @@ static carry_status run_set(instance *it, set *s) {
 static carry_status prepare_backward(instance *it) {
     carry_device_free(it->base.ctx, it->problem.device, it->kept);
     it->kept = NULL;
-    if (carry_device_alloc(it->base.ctx, &it->kept, it->problem.device, carry_delta_kept(it->plan)) != CARRY_OK) {
+    if (carry_device_alloc(it->base.ctx, &it->kept, it->problem.device, carry_delta_kept_bytes(it->plan)) != CARRY_OK) {
         return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "%.3g GB to keep for backward cannot be allocated",
-                          1e-9 * (double)carry_delta_kept(it->plan));
+                          1e-9 * (double)carry_delta_kept_bytes(it->plan));
     }
     carry_delta_forward_args args = args_of(it, &it->sets[0]);
     args.kept = it->kept;
@@ -188,20 +190,21 @@ static carry_status choose(void *given, const char *method) {
     carry_timer_reset(it->base.timer);
     it->plan = NULL;
     it->workspace = NULL;
-    CARRY_TRY(carry_delta_plan_new(it->base.ctx, &it->plan, &it->problem, &(carry_delta_options){.method = method}));
+    CARRY_TRY(carry_delta_plan_new(it->base.ctx, &it->plan, &it->problem,
+                                   &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method}));
     size_t forward = carry_delta_forward_workspace(it->plan);
     size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
     size_t most = forward > backward ? forward : backward;
     if (carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, most) != CARRY_OK) {
         return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "out of memory: %s needs %.3g GB of workspace",
-                          carry_delta_plan_method(it->plan), 1e-9 * (double)most);
+                          carry_delta_plan_algorithm(it->plan), 1e-9 * (double)most);
     }
     CARRY_TRY(carry_bench_ring_open(it->base.ctx, &it->ring, it->plan, it->problem.device));
     return it->backward && it->base.copies > 0 ? prepare_backward(it) : CARRY_OK;
 }
 
 static const char *chosen(const void *given) {
-    return carry_delta_plan_method(((const instance *)given)->plan);
+    return carry_delta_plan_algorithm(((const instance *)given)->plan);
 }
 
 static const char *about_plan(const void *given) {
@@ -223,7 +226,9 @@ static carry_counts counts(const void *given) {
     size_t forward = carry_delta_forward_workspace(it->plan);
     size_t backward = it->backward ? carry_delta_backward_workspace(it->plan) : 0;
     double runs = it->ring.length > 0 ? (double)it->ring.length : 1.0;
-    return (carry_counts){.flops = runs * carry_delta_flops(it->plan),
+    carry_delta_counts done = {CARRY_INIT(carry_delta_counts)};
+    (void)carry_delta_counted(it->plan, &done);
+    return (carry_counts){.flops = runs * done.flops,
                           .bytes = bytes_of(it),
                           .workspace = (double)(forward > backward ? forward : backward),
                           .tokens = runs * (double)it->problem.batch * (it->step ? 1.0 : (double)it->problem.tokens)};
@@ -301,19 +306,19 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
 /* Those of the CPU, then what GPUs have besides, where there is one. */
 static const char *method(int index) {
     int count = 0;
-    while (carry_delta_name(count) != NULL) {
+    while (carry_delta_name(0, count) != NULL) {
         count++;
     }
     if (index < count || carry_device_count() < 2) {
-        return carry_delta_name(index);
+        return carry_delta_name(0, index);
     }
-    for (int i = 0; carry_delta_name_on(1, i) != NULL; i++) {
+    for (int i = 0; carry_delta_name(1, i) != NULL; i++) {
         int same = 0;
-        while (same < count && strcmp(carry_delta_name(same), carry_delta_name_on(1, i)) != 0) {
+        while (same < count && strcmp(carry_delta_name(0, same), carry_delta_name(1, i)) != 0) {
             same++;
         }
         if (same == count && index-- == count) {
-            return carry_delta_name_on(1, i);
+            return carry_delta_name(1, i);
         }
     }
     return NULL;

@@ -54,7 +54,8 @@ static carry_status parse_settings(carry_ctx *ctx, instance *it, carry_problem *
     (void)snprintf(it->way, sizeof it->way, "%s", way != NULL ? way : "");
     (void)snprintf(it->base.only, sizeof it->base.only, "%s", algo != NULL ? algo : "");
     (void)snprintf(it->method, sizeof it->method, "%s", method != NULL ? method : "");
-    it->options.method = method != NULL ? it->method : NULL;
+    it->options = (carry_delta_ranks_options){CARRY_INIT(carry_delta_ranks_options)};
+    it->options.algorithm = method != NULL ? it->method : NULL;
     if (wire != NULL && strcmp(wire, "f32") != 0 && strcmp(wire, "bf16") != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "wire=%s in '%s': states travel as f32 or bf16", wire, problem->text);
     }
@@ -117,8 +118,8 @@ static void close_instance(void *given) {
     for (int i = 0; i < it->copies; i++) {
         carry_delta_set_free(it->base.ctx, &it->sets[i]);
     }
-    carry_comm_free(it->moving);
-    carry_comm_free(it->base.alone);
+    carry_comm_close(it->moving);
+    carry_comm_close(it->base.alone);
     carry_device_free(it->base.ctx, device, it->workspace);
     carry_device_free(it->base.ctx, device, it->kept);
     carry_delta_ranks_reference_free(&it->reference);
@@ -154,7 +155,9 @@ static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int
     carry_delta_plan *probe; /* refuses sizes before memory is asked for */
     carry_delta_problem whole = it->problem;
     whole.tokens = it->total;
-    CARRY_TRY(carry_delta_plan_new(it->base.ctx, &probe, &whole, &(carry_delta_options){.method = it->options.method}));
+    CARRY_TRY(carry_delta_plan_new(
+        it->base.ctx, &probe, &whole,
+        &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = it->options.algorithm}));
     carry_delta_plan_free(probe);
     for (int i = 0; i < copies && i < MAX_COPIES; i++) {
         it->copies = i + 1;
@@ -166,7 +169,7 @@ static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int
 static carry_status make_plan(void *given, const char *algorithm) {
     instance *it = given;
     carry_delta_ranks_options options = it->options;
-    options.algorithm = algorithm;
+    options.all_scan_algorithm = algorithm;
     CARRY_TRY(carry_ranks_family_own_stream(&it->base, it->problem.device));
     if (it->problem.device > 0 && it->moving == NULL) {
         CARRY_TRY(carry_comm_open_device(it->base.comm, &it->moving, it->problem.device,
@@ -195,11 +198,13 @@ static double bytes(const void *given) {
 static carry_status run_forward(instance *it, carry_delta_set *s, void *kept) {
     carry_delta_forward_args args = carry_delta_set_forward(s, &it->problem, it->initial);
     args.kept = kept;
-    return carry_delta_ranks_forward(it->plan, &args, it->workspace, carry_delta_ranks_workspace(it->plan));
+    return carry_delta_ranks_forward(it->plan, &args, it->workspace, carry_delta_ranks_forward_workspace(it->plan));
 }
 
 static carry_status allocate(instance *it) {
-    const size_t workspace = carry_delta_ranks_workspace(it->plan), kept = carry_delta_ranks_kept(it->plan);
+    const size_t forward = carry_delta_ranks_forward_workspace(it->plan);
+    const size_t backward = it->backward ? carry_delta_ranks_backward_workspace(it->plan) : 0;
+    const size_t workspace = forward > backward ? forward : backward, kept = carry_delta_ranks_kept_bytes(it->plan);
     (void)carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, workspace); /* NULL where it fails */
     if (it->backward && it->copies > 0) {
         (void)carry_device_alloc(it->base.ctx, &it->kept, it->problem.device, kept);
@@ -239,16 +244,18 @@ static carry_status run_set(instance *it, carry_delta_set *s) {
         return run_forward(it, s, NULL);
     }
     carry_delta_backward_args args = carry_delta_set_backward(s, &it->problem, it->initial, it->kept);
-    return carry_delta_ranks_backward(it->plan, &args, it->workspace, carry_delta_ranks_workspace(it->plan));
+    return carry_delta_ranks_backward(it->plan, &args, it->workspace, carry_delta_ranks_backward_workspace(it->plan));
 }
 
 static carry_status run(void *given) {
     instance *it = given;
     it->current = (it->current + 1) % it->copies;
     const carry_comm *comm = it->moving != NULL ? it->moving : it->base.comm;
-    const int64_t before = carry_comm_counted(comm).bytes_received;
+    carry_comm_counts before = {CARRY_INIT(carry_comm_counts)}, after = before;
+    CARRY_TRY(carry_comm_counted(comm, &before));
     const carry_status status = run_set(it, &it->sets[it->current]);
-    it->received = carry_comm_counted(comm).bytes_received - before;
+    CARRY_TRY(carry_comm_counted(comm, &after));
+    it->received = after.bytes_received - before.bytes_received;
     CARRY_TRY(status);
     return carry_stream_wait(it->base.ctx, it->problem.device, carry_ctx_stream(it->base.ctx, it->problem.device));
 }
@@ -256,17 +263,18 @@ static carry_status run(void *given) {
 /* Of this rank, in the last run; flops without what ranks cost besides. */
 static carry_counts counts(const void *given) {
     const instance *it = given;
-    const double seconds = carry_delta_ranks_seconds(it->plan);
+    const double seconds = carry_delta_ranks_last_seconds(it->plan);
     const carry_delta_plan *inner = it->plan->inner; /* NULL without tokens */
     const double flops = inner == NULL  ? 0.0
                          : it->backward ? carry_delta_backward_flops(inner, false)
                                         : carry_delta_forward_flops(inner);
     return (carry_counts){.flops = flops,
                           .bytes = bytes(it),
-                          .workspace = (double)carry_delta_ranks_workspace(it->plan),
+                          .workspace = (double)(it->backward ? carry_delta_ranks_backward_workspace(it->plan)
+                                                             : carry_delta_ranks_forward_workspace(it->plan)),
                           .tokens = (double)it->problem.batch * (double)it->total,
                           .received = (double)it->received,
-                          .waited = seconds > 0.0 ? carry_delta_ranks_exposed(it->plan) / seconds : 0.0};
+                          .waited = seconds > 0.0 ? carry_delta_ranks_last_exposed(it->plan) / seconds : 0.0};
 }
 
 static carry_status make_reference(instance *it) {
@@ -330,7 +338,7 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
         sums[1] += part;
         sums[2] += part * part;
     }
-    CARRY_TRY(carry_all_reduce(it->base.comm, sums, 3, CARRY_REDUCE_F64, CARRY_REDUCE_SUM));
+    CARRY_TRY(carry_all_reduce(it->base.comm, sums, 3, CARRY_F64, CARRY_REDUCE_SUM));
     const double off = fabs(sums[1] - sums[0]);
     deviations[0] = (carry_deviation){.tensor = "dv", .error = off / sqrt(sums[2]), .absolute = off, .bound = 1e-4};
     if (it->options.wire == CARRY_BF16) {

@@ -65,7 +65,7 @@ carry_status carry_ranks_family_plan(const carry_ranks_family *family, carry_ctx
     carry_status status = open_on(family, ctx, alone != NULL ? alone : problem->comm, opened, problem, 0, 0);
     carry_ranks_instance *it = *opened;
     if (status != CARRY_OK || it == NULL) {
-        carry_comm_free(alone);
+        carry_comm_close(alone);
         return status;
     }
     it->alone = alone;
@@ -119,7 +119,7 @@ carry_status carry_ranks_family_worst(carry_comm *comm, carry_deviation *deviati
         worst[2 * i] = deviations[i].error;
         worst[2 * i + 1] = deviations[i].absolute;
     }
-    CARRY_TRY(carry_all_reduce(comm, worst, 2 * (int64_t)count, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(comm, worst, 2 * (int64_t)count, CARRY_F64, CARRY_REDUCE_MAX));
     for (int i = 0; i < count; i++) {
         deviations[i].error = worst[2 * i];
         deviations[i].absolute = worst[2 * i + 1];

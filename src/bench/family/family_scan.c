@@ -85,8 +85,8 @@ static carry_status parse(void *given, carry_problem *problem) {
         return carry_fail(ctx, CARRY_EARGUMENT, "deep decays are made in f32 only");
     }
     carry_scan_plan *probe; /* refuses sizes before memory is allocated */
-    carry_status status =
-        carry_scan_plan_new(ctx, &probe, &it->problem, &(carry_scan_options){.algorithm = "sequential"});
+    carry_status status = carry_scan_plan_new(
+        ctx, &probe, &it->problem, &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = "sequential"});
     carry_scan_plan_free(probe);
     return status;
 }
@@ -135,8 +135,8 @@ static carry_status make_set(void *given, int index, uint64_t seed) {
 static carry_status make_plan(void *given, bool measure) {
     instance *it = given;
     return carry_scan_plan_new(it->base.ctx, &it->plan, &it->problem,
-                               &(carry_scan_options){.algorithm = carry_instance_only(it),
-                                                     .chunk = it->chunk,
+                               &(carry_scan_options){CARRY_INIT(carry_scan_options),
+                                                     .algorithm = carry_instance_only(it), .chunk = it->chunk,
                                                      .effort = measure ? CARRY_PLAN_MEASURE : CARRY_PLAN_ESTIMATE});
 }
 
@@ -155,6 +155,10 @@ static double bytes(const void *given) {
     return bytes_of(given);
 }
 
+static size_t workspace_of(const instance *it) {
+    return it->problem.backward ? carry_scan_backward_workspace(it->plan) : carry_scan_run_workspace(it->plan);
+}
+
 static carry_status choose(void *given, const char *method) {
     instance *it = given;
     carry_scan_plan_free(it->plan);
@@ -162,12 +166,12 @@ static carry_status choose(void *given, const char *method) {
     carry_timer_reset(it->base.timer);
     it->plan = NULL;
     it->workspace = NULL;
-    CARRY_TRY(carry_scan_plan_new(it->base.ctx, &it->plan, &it->problem,
-                                  &(carry_scan_options){.algorithm = method, .chunk = it->chunk}));
-    if (carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, carry_scan_workspace(it->plan)) !=
-        CARRY_OK) {
+    CARRY_TRY(carry_scan_plan_new(
+        it->base.ctx, &it->plan, &it->problem,
+        &(carry_scan_options){CARRY_INIT(carry_scan_options), .algorithm = method, .chunk = it->chunk}));
+    if (carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, workspace_of(it)) != CARRY_OK) {
         return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "%s needs %.3g GB of workspace, which cannot be allocated",
-                          carry_scan_plan_algorithm(it->plan), 1e-9 * (double)carry_scan_workspace(it->plan));
+                          carry_scan_plan_algorithm(it->plan), 1e-9 * (double)workspace_of(it));
     }
     return CARRY_OK;
 }
@@ -182,7 +186,7 @@ static const char *about_plan(const void *given) {
 
 static carry_status run_set(instance *it, carry_scan_set *s) {
     const carry_tensor h0 = it->with_h0 ? s->h0 : (carry_tensor){0};
-    size_t workspace = carry_scan_workspace(it->plan);
+    size_t workspace = workspace_of(it);
     if (!it->problem.backward) {
         return carry_scan_run(it->plan, &(carry_scan_args){.h = s->h, .A = s->A, .b = s->b, .h0 = h0}, it->workspace,
                               workspace);
@@ -205,10 +209,10 @@ static carry_status time_run(void *given, double *seconds) {
 
 static carry_counts counts(const void *given) {
     const instance *it = given;
-    return (carry_counts){.flops = carry_scan_flops(it->plan),
-                          .bytes = bytes_of(it),
-                          .products = carry_scan_products(it->plan),
-                          .workspace = (double)carry_scan_workspace(it->plan)};
+    carry_scan_counts done = {CARRY_INIT(carry_scan_counts)};
+    (void)carry_scan_counted(it->plan, &done);
+    return (carry_counts){
+        .flops = done.flops, .bytes = bytes_of(it), .products = done.products, .workspace = (double)workspace_of(it)};
 }
 
 /* Rounding of f32 sums, u = 2^-24: one step adds at most (k + 2) u of |A| |h| + |b|, k the length of its sum (n dense,
@@ -285,7 +289,7 @@ static carry_status run_backward(instance *it, carry_tensor h) {
                                                               .dh = s->g,
                                                               .h = h,
                                                               .h0 = it->with_h0 ? s->h0 : (carry_tensor){0}},
-                                  it->workspace, carry_scan_workspace(it->plan)));
+                                  it->workspace, workspace_of(it)));
     return wait_for(it);
 }
 
@@ -339,13 +343,13 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
 /* Those of the CPU, and where there is a GPU the one that only it has. */
 static const char *method(int index) {
     int count = 0;
-    while (carry_scan_name(count) != NULL) {
+    while (carry_scan_name(0, count) != NULL) {
         count++;
     }
     if (index < count) {
-        return carry_scan_name(index);
+        return carry_scan_name(0, index);
     }
-    return index == count && carry_scan_name_on(1, 0) != NULL && carry_device_count() > 1 ? "lookback" : NULL;
+    return index == count && carry_scan_name(1, 0) != NULL && carry_device_count() > 1 ? "lookback" : NULL;
 }
 
 static carry_status remember(void *given, double seconds, int threads) {

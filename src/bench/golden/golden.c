@@ -196,14 +196,15 @@ static carry_status run_plan(golden *g, const tensors *t, const char *method) {
     carry_delta_plan *plan = NULL;
     void *workspace = NULL;
     void *kept = NULL;
-    carry_status status = carry_delta_plan_new(g->ctx, &plan, &g->problem, &(carry_delta_options){.method = method});
+    carry_status status = carry_delta_plan_new(
+        g->ctx, &plan, &g->problem, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method});
     size_t backward = status == CARRY_OK ? carry_delta_backward_workspace(plan) : 0;
     size_t forward = status == CARRY_OK ? carry_delta_forward_workspace(plan) : 0;
     if (status == CARRY_OK) {
         status = carry_device_alloc(g->ctx, &workspace, g->device, backward > forward ? backward : forward);
     }
     if (status == CARRY_OK) {
-        status = carry_device_alloc(g->ctx, &kept, g->device, carry_delta_kept(plan));
+        status = carry_device_alloc(g->ctx, &kept, g->device, carry_delta_kept_bytes(plan));
     }
     bool keeps = g->device != 0 || strcmp(method, "recurrent") != 0;
     if (status == CARRY_OK) {
@@ -296,8 +297,8 @@ static carry_status run_case(golden *g, carry_dtype dtype) {
     tensors t = {0};
     carry_status status = read_problem(g, dtype);
     status = status == CARRY_OK ? make_tensors(g, &t, dtype) : status;
-    for (int i = 0; status == CARRY_OK && carry_delta_name_on(g->device, i) != NULL; i++) {
-        status = run_method(g, &t, carry_delta_name_on(g->device, i), dtype);
+    for (int i = 0; status == CARRY_OK && carry_delta_name(g->device, i) != NULL; i++) {
+        status = run_method(g, &t, carry_delta_name(g->device, i), dtype);
     }
     while (g->owned_count > 0) {
         free(g->owned[--g->owned_count]);

@@ -105,7 +105,7 @@ carry_status carry_golden(carry_ctx *ctx, const char *path, int device,
     carry_golden_folder check = NULL;
     char name[64];
     if (stat(path, &about) != 0 || !S_ISDIR(about.st_mode)) {
-        bool on_gpu = device < 0 && carry_device_count() > 1 && carry_delta_name_on(1, 0) != NULL;
+        bool on_gpu = device < 0 && carry_device_count() > 1 && carry_delta_name(1, 0) != NULL;
         return carry_golden_delta(ctx, path, on_gpu ? 1 : device > 0 ? device : 0, report, user);
     }
     size_t length = strlen(path);

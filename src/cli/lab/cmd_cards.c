@@ -116,6 +116,29 @@ static void print_problem(const cli_cards_session *d, const carry_library_proble
     }
 }
 
+/* Returns how many there are, or -1 after a message. */
+static int print_warnings(const cli_cards_session *d) {
+    carry_library_warning *all;
+    int count;
+    if (carry_library_superseded(d->ctx, d->library, &all, &count) != CARRY_OK) {
+        (void)cli_failed(d->ctx);
+        return -1;
+    }
+    for (int i = 0; i < count; i++) {
+        if (d->json) {
+            cli_json_open();
+            cli_json_text("path", all[i].path);
+            cli_json_text("rule", "superseded-run");
+            cli_json_text("warning", all[i].message);
+            cli_json_close();
+        } else {
+            (void)printf("warning  %s: %s\n", all[i].path, all[i].message);
+        }
+    }
+    free(all);
+    return count;
+}
+
 static int run_check(cli_cards_session *d, int count, char **words) {
     (void)count;
     (void)words;
@@ -132,6 +155,10 @@ static int run_check(cli_cards_session *d, int count, char **words) {
         print_problem(d, &d->library->problem[i]);
     }
     bool ok = d->library->problems == 0;
+    const int warnings = print_warnings(d);
+    if (warnings < 0) {
+        return CLI_IMPOSSIBLE;
+    }
     if (d->json) {
         cli_json_open();
         cli_json_integer("cards", pages[CARRY_PAGE_CARD]);
@@ -139,12 +166,17 @@ static int run_check(cli_cards_session *d, int count, char **words) {
         cli_json_integer("findings", pages[CARRY_PAGE_FINDING]);
         cli_json_integer("figures", figures);
         cli_json_integer("problems", d->library->problems);
+        cli_json_integer("warnings", warnings);
         cli_json_bool("ok", ok);
         cli_json_close();
     } else {
-        (void)printf("%d cards, %d topics, %d findings with %d figures: %s%d problems%s\n", pages[CARRY_PAGE_CARD],
+        char warned[32] = "";
+        if (warnings > 0) {
+            (void)snprintf(warned, sizeof warned, ", %d warning%s", warnings, warnings == 1 ? "" : "s");
+        }
+        (void)printf("%d cards, %d topics, %d findings with %d figures: %s%d problems%s%s\n", pages[CARRY_PAGE_CARD],
                      pages[CARRY_PAGE_TOPIC], pages[CARRY_PAGE_FINDING], figures, ok ? cli_green() : cli_red(),
-                     d->library->problems, cli_plain());
+                     d->library->problems, cli_plain(), warned);
     }
     return ok ? CLI_DONE : CLI_WRONG;
 }
@@ -302,7 +334,8 @@ const cli_verb cli_cards = {
         "  for FINDING        print what a finding measured, and the cards it is based on\n"
         "  order --goal TOPIC print the order in which to read the cards of a topic, and why\n"
         "  check              report broken ids, claims without evidence, and figures that are not in their sources;\n"
-        "                     exits with 1 if there is a problem\n"
+        "                     exits with 1 if there is a problem; warns of pages that cite an exported run of which a\n"
+        "                     newer one is in docs/results/runs\n"
         "  sharpen            list actionables that lack a figure, the most important first\n"
         "  list               list all pages\n"
         "\n"

@@ -168,7 +168,8 @@ static void measure_ceiling(session *s) {
     carry_ceilings ceilings;
     carry_ctx *ctx = NULL;
     if (tokens && !cli_interrupted() &&
-        carry_ctx_new(&ctx, &(carry_ctx_options){.threads = s->hotspots.threads}) == CARRY_OK &&
+        carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = s->hotspots.threads}) ==
+            CARRY_OK &&
         carry_ceilings_measure(ctx, 1, &ceilings) == CARRY_OK) {
         s->hotspots.gemm_gflops = ceilings.gemm_gflops;
     }

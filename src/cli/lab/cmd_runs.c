@@ -38,7 +38,11 @@ static void print_line(const cli_runs_options *given, carry_run_line *line) {
     cli_json_number("started", floor(line->started));
     cli_json_integer("results", line->results);
     cli_json_text("commit", line->commit);
-    cli_json_bool("dirty", line->dirty);
+    if (line->dirty < 0) {
+        cli_json_number("dirty", NAN); /* null: not known */
+    } else {
+        cli_json_bool("dirty", line->dirty > 0);
+    }
     cli_json_close();
 }
 
@@ -104,8 +108,10 @@ static void print_run(const carry_run *run) {
         (void)printf(", no end was stored\n");
     }
     (void)printf("  command   %s\n", run->command);
-    (void)printf("  commit    %s%s\n", run->commit[0] != '\0' ? run->commit : "none",
-                 run->dirty ? ", with changes" : "");
+    (void)printf("  commit    %s%s\n", run->commit[0] != '\0' ? run->commit : "not known",
+                 run->dirty > 0                             ? ", with changes"
+                 : run->dirty < 0 && run->commit[0] != '\0' ? ", changes not known"
+                                                            : "");
     if (run->note[0] != '\0') {
         (void)printf("  note      %s\n", run->note);
     }
@@ -301,14 +307,15 @@ static int act(cli_runs_options *given) {
         const char *name;
         int (*run)(cli_runs_options *given);
     } actions[] = {{"list", list_runs},         {"show", show_runs},     {"compare", cli_runs_compare},
-                   {"export", cli_runs_export}, {"delete", delete_runs}, {"gc", collect_garbage}};
+                   {"export", cli_runs_export}, {"delete", delete_runs}, {"gc", collect_garbage},
+                   {"import", cli_runs_import}};
     for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
         if (strcmp(given->word[0], actions[i].name) == 0) {
             return refuse_idle(given) == CLI_DONE ? actions[i].run(given) : CLI_IMPOSSIBLE;
         }
     }
     char shown[64];
-    return cli_refuse("runs has no '%s': expected list, show, compare, export, delete or gc",
+    return cli_refuse("runs has no '%s': expected list, show, compare, export, import, delete or gc",
                       cli_shown(shown, given->word[0]));
 }
 
@@ -339,9 +346,9 @@ static int run(int count, char **arguments) {
         return given.words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
     }
     if (given.words == 0) {
-        return cli_refuse("runs needs a word: list, show, compare, export, delete or gc");
+        return cli_refuse("runs needs a word: list, show, compare, export, import, delete or gc");
     }
-    if (cli_store_there(store) != CLI_DONE) {
+    if (strcmp(arguments[0], "import") != 0 && cli_store_there(store) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
     if (given.csv + given.history + (given.tensorboard != NULL) + common.json > 1) {
@@ -365,7 +372,7 @@ static int run(int count, char **arguments) {
 const cli_verb cli_runs = {
     .name = "runs",
     .arguments = "WHAT [RUN...]",
-    .summary = "list, show, compare, export and delete stored runs",
+    .summary = "list, show, compare, export, import and delete stored runs",
     .details =
         "  list              list runs, newest first\n"
         "  show RUN...       print command, commit, machine, results and criteria\n"
@@ -373,6 +380,7 @@ const cli_verb cli_runs = {
         "                    for trainings, tokens/s, loss at equal steps and memory\n"
         "  export RUN...     write all data as JSON, one line per run; or with --csv (for trainings, a row per\n"
         "                    logged step), --history or --tensorboard DIR\n"
+        "  import FILE...    store the runs of files that export wrote as JSON; a run that is already there is kept\n"
         "  delete N...       print the runs of these numbers; --yes deletes them\n"
         "  gc                list the runs that ended before storing anything, or with --keep N all but the newest N;\n"
         "                    --yes deletes them\n"

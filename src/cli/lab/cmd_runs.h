@@ -21,5 +21,6 @@ bool cli_runs_load(const cli_runs_options *given, carry_run **run, const char *t
 
 int cli_runs_compare(cli_runs_options *given);
 int cli_runs_export(cli_runs_options *given);
+int cli_runs_import(cli_runs_options *given);
 
 #endif

@@ -46,7 +46,7 @@ template <typename T> void launch(void *rows, int size, int64_t count, bool adds
 } // namespace
 
 extern "C" carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *rows, int size, int64_t count,
-                                                      carry_reduce_type type, carry_reduce reduce) {
+                                                      carry_dtype type, carry_reduce reduce) {
     int ordinal = 0;
     const bool adds = reduce == CARRY_REDUCE_SUM;
     cudaStream_t stream = (cudaStream_t)carry_ctx_stream(ctx, device);
@@ -56,17 +56,19 @@ extern "C" carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device
     }
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
     switch (type) {
-    case CARRY_REDUCE_F32:
+    case CARRY_F32:
         launch<float>(rows, size, count, adds, stream);
         break;
-    case CARRY_REDUCE_F64:
+    case CARRY_F64:
         launch<double>(rows, size, count, adds, stream);
         break;
-    case CARRY_REDUCE_I64:
+    case CARRY_I64:
         launch<int64_t>(rows, size, count, adds, stream);
         break;
-    case CARRY_REDUCE_BF16:
+    case CARRY_BF16:
         launch<__nv_bfloat16>(rows, size, count, adds, stream);
+        break;
+    case CARRY_F16: /* refused before */
         break;
     }
     CARRY_CUDA_TRY(cudaGetLastError(), "a reduction cannot be started");

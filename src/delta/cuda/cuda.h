@@ -42,7 +42,8 @@ typedef struct carry_delta_job {
     const int64_t *host_borders; /* `borders` in host memory */
     int64_t first_token;         /* the token that `borders` counts from */
     void *workspace;
-    int split; /* above 0: computed in two calls, pair and rest; the number of ranks that share the GPU */
+    int split;            /* above 0: computed in two calls, pair and rest; the number of ranks that share the GPU */
+    const int32_t *slots; /* of a step: sequence i has state slots[i]; NULL: state i */
 } carry_delta_job;
 
 /* Gradients. part_* are sums over the columns of one block of V, which gradients.cu adds up in order:
@@ -89,7 +90,8 @@ bool carry_delta_applies_unless(const carry_delta_plan *plan, const char *reason
 
 /* plain/method.cu: single tokens and ranges, for every method. */
 carry_status carry_delta_plain_step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
-                                    const carry_delta_forward_args *inputs, void *memory, size_t bytes);
+                                    const int32_t *slots, const carry_delta_forward_args *inputs, void *memory,
+                                    size_t bytes);
 carry_status carry_delta_plain_range(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
                                      const carry_delta_forward_args *inputs, void *memory, size_t bytes);
 

@@ -12,7 +12,7 @@ extern "C" {
 namespace {
 
 constexpr int WARPS = 4;
-constexpr int EACH = CARRY_DELTA_MAX_DIM / 32; /* columns a lane has at most */
+constexpr int EACH = CARRY_MAX_DELTA_DIM / 32; /* columns a lane has at most */
 constexpr int64_t MOST_BLOCKS = 1 << 20;
 
 struct dense_job {
@@ -67,7 +67,7 @@ struct dense_token {
 };
 
 __global__ void __launch_bounds__(WARPS * 32) dense_steps(const __grid_constant__ dense_job d, int64_t items) {
-    __shared__ float rows[WARPS][CARRY_DELTA_MAX_DIM];
+    __shared__ float rows[WARPS][CARRY_MAX_DELTA_DIM];
     const carry_delta_job &job = d.job;
     const int lane = (int)threadIdx.x % 32;
     float *k = rows[threadIdx.x / 32];
@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(WARPS * 32) dense_steps(const __grid_constant_
 }
 
 __global__ void __launch_bounds__(WARPS * 32) dense_outputs(const __grid_constant__ dense_job d, int64_t items) {
-    __shared__ float rows[WARPS][CARRY_DELTA_MAX_DIM];
+    __shared__ float rows[WARPS][CARRY_MAX_DELTA_DIM];
     const carry_delta_job &job = d.job;
     const int lane = (int)threadIdx.x % 32;
     float *q = rows[threadIdx.x / 32];
@@ -126,7 +126,7 @@ __global__ void __launch_bounds__(WARPS * 32) dense_outputs(const __grid_constan
 }
 
 __global__ void __launch_bounds__(WARPS * 32) dense_seeds(const __grid_constant__ dense_job d, int64_t items) {
-    __shared__ float rows[WARPS][CARRY_DELTA_MAX_DIM];
+    __shared__ float rows[WARPS][CARRY_MAX_DELTA_DIM];
     const carry_delta_job &job = d.job;
     const int lane = (int)threadIdx.x % 32;
     float *q = rows[threadIdx.x / 32];
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(WARPS * 32) dense_seeds(const __grid_constant_
        dq = scale S do      dv = beta L^T k      dbeta = k^T L v - e^g k^T dA k
        dk = beta L v - beta e^g (L (P^T k) + P (L^T k))      dg = e^g (tr dA - beta k^T dA k) */
 __global__ void __launch_bounds__(WARPS * 32) dense_parts(const __grid_constant__ dense_job d, int64_t items) {
-    __shared__ float rows[WARPS][CARRY_DELTA_MAX_DIM];
+    __shared__ float rows[WARPS][CARRY_MAX_DELTA_DIM];
     const carry_delta_job &job = d.job;
     const int lane = (int)threadIdx.x % 32;
     float *k = rows[threadIdx.x / 32];

@@ -24,7 +24,7 @@ __device__ __forceinline__ float sum_of(const float *parts, int64_t at, int64_t 
 /* dq or dk of a token and a head, by a warp. */
 __global__ void __launch_bounds__(THREADS)
     delta_row_gradients(const __grid_constant__ carry_delta_back_job back, int64_t rows) {
-    constexpr int EACH = CARRY_DELTA_MAX_DIM / 32;
+    constexpr int EACH = CARRY_MAX_DELTA_DIM / 32;
     const carry_delta_job &job = back.job;
     const int lane = (int)threadIdx.x % 32;
     const int64_t step = (int64_t)gridDim.x * (THREADS / 32);

@@ -1,11 +1,13 @@
 /* The launcher of the decoding kernel. */
 #include "engine/cuda/decode_attend.cuh"
+#include "engine/cuda/decode_delta.cuh"
+#include "engine/cuda/decode_product.cuh"
 
 #include "device/cuda.h"
 
 namespace decode {
 
-[[maybe_unused]] static __device__ void consume(const carry_decode_call &call, const view &v) {
+template <bool MANY> [[maybe_unused]] static __device__ void consume(const carry_decode_call &call, const view &v) {
     unsigned filled = 0; /* slots of the ring, by the operations so far */
     if (threadIdx.x < 32) {
         fetch(&v.head->op[0], call.ops, threadIdx.x);
@@ -17,7 +19,7 @@ namespace decode {
             fetch(&v.head->op[(i + 1) % 2], call.ops + i + 1, threadIdx.x % 32);
         }
         if (op.kind == CARRY_DECODE_PRODUCT) {
-            run_product(call, op, i, v, filled);
+            run_product<MANY>(call, op, i, v, filled);
         } else if (op.kind == CARRY_DECODE_DELTA) {
             run_delta(call, op, i, v);
         } else if (op.kind == CARRY_DECODE_ATTEND) {
@@ -27,9 +29,11 @@ namespace decode {
         } else {
             run_embed(call, op, i);
         }
+        consumers_sync(); /* the operation and its shared memory may be overwritten */
     }
 }
 
+template <bool MANY>
 static __global__ __launch_bounds__(ALL, 1) void step(const __grid_constant__ carry_decode_call call, int slots,
                                                       int x_stride) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -51,9 +55,17 @@ static __global__ __launch_bounds__(ALL, 1) void step(const __grid_constant__ ca
         }
     } else {
         hopper::registers_take<232>();
-        consume(call, v);
+        consume<MANY>(call, v);
     }
 #endif
+}
+
+/* New pages of sequences, before the step. */
+static __global__ void put_pages(int32_t *table, int pages_each, const carry_decode_turn *turn) {
+    for (int i = threadIdx.x; i < turn->page_count; i += blockDim.x) {
+        const carry_decode_page &p = turn->page[i];
+        table[(size_t)p.slot * pages_each + p.index] = p.page;
+    }
 }
 
 /* The kernel is empty but in code for sm_90a, which a build may be without. */
@@ -61,7 +73,7 @@ static int blocks(int ordinal) {
     int count = 0, major = 0;
     cudaFuncAttributes attributes;
     const bool works = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
-                       major == 9 && cudaFuncGetAttributes(&attributes, step) == cudaSuccess &&
+                       major == 9 && cudaFuncGetAttributes(&attributes, step<false>) == cudaSuccess &&
                        attributes.sharedSizeBytes > 0 &&
                        cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, ordinal) == cudaSuccess;
     (void)cudaGetLastError();
@@ -92,16 +104,12 @@ static int team_of(const carry_decode_product *p, int tiles, int blocks_, int sl
     return team;
 }
 
-static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,
-                           int columns) {
+template <bool MANY>
+static carry_status launch_step(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,
+                                int columns) {
     const int stride = columns + X_PAD, slots = slots_of(call->sequences, columns);
-    if (call->sequences < 1 || call->sequences > CARRY_DECODE_SEQUENCES || slots < 2) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "the decoding kernel has no space for %d sequences and products of %d columns",
-                          call->sequences, columns);
-    }
     const size_t bytes = (size_t)slots * SLOT_BYTES + (size_t)call->sequences * stride * 2;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(step, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(step<MANY>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                    "shared memory of the decoding kernel");
     cudaLaunchAttribute attribute; /* all blocks must be resident: they wait for one another */
     attribute.id = cudaLaunchAttributeCooperative;
@@ -113,9 +121,24 @@ static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, co
     config.stream = (cudaStream_t)stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, step, *call, slots, stride),
+    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, step<MANY>, *call, slots, stride),
                    "the decoding kernel could not be launched");
     return CARRY_OK;
+}
+
+static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,
+                           int columns, int new_pages) {
+    if (call->sequences < 1 || call->sequences > CARRY_DECODE_SEQUENCES || slots_of(call->sequences, columns) < 2) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "the decoding kernel has no space for %d sequences and products of %d columns",
+                          call->sequences, columns);
+    }
+    if (new_pages > 0) {
+        put_pages<<<1, 256, 0, (cudaStream_t)stream>>>(call->table, call->pages_each, call->turn);
+        CARRY_CUDA_TRY(cudaGetLastError(), "the table of pages could not be changed");
+    }
+    return call->sequences > CARRY_DECODE_FEW ? launch_step<true>(ctx, ordinal, stream, call, columns)
+                                              : launch_step<false>(ctx, ordinal, stream, call, columns);
 }
 
 } // namespace decode

@@ -38,17 +38,37 @@ template <int E> static __device__ __forceinline__ turn<E> turn_of(const carry_d
     return t;
 }
 
+/* The elements of a head that a lane has, once they are there. */
+template <int E>
+static __device__ __forceinline__ void await_head(float (&x)[E], const carry_decode_word *from, uint32_t tag) {
+    static_assert(E % 4 == 0, "a lane has whole pairs of words");
+    bool is_there;
+    do {
+        two_words w[E / 4];
+#pragma unroll
+        for (int e = 0; e < E / 4; e++) {
+            w[e] = look2(from + threadIdx.x % 32 * (E / 2) + 2 * e);
+        }
+        is_there = true;
+#pragma unroll
+        for (int e = 0; e < E / 4; e++) {
+            is_there = is_there && w[e].a.tag == tag && w[e].b.tag == tag;
+            *(float4 *)(x + 4 * e) = four_of(w[e]);
+        }
+    } while (!__all_sync(~0u, is_there));
+}
+
 /* One warp: a head, normalised and turned. Half of the turned elements are a multiple of E. */
 template <int E>
-static __device__ __forceinline__ void turned(float (&x)[E], const float *from, const float *norm,
-                                              const carry_decode_attend &a, const turn<E> &t) {
+static __device__ __forceinline__ void turned(float (&x)[E], const carry_decode_word *from, uint32_t tag,
+                                              const float *norm, const carry_decode_attend &a, const turn<E> &t) {
     const int lane = threadIdx.x % 32, apart = a.rotary / 2 / E;
     float w[E], squares = 0.0f;
 #pragma unroll
     for (int e = 0; e < E; e += 2) {
-        *(float2 *)(x + e) = __ldcg((const float2 *)(from + lane * E + e));
         *(float2 *)(w + e) = norm != nullptr ? __ldg((const float2 *)(norm + lane * E + e)) : make_float2(0, 0);
     }
+    await_head<E>(x, from, tag);
 #pragma unroll
     for (int e = 0; e < E; e++) {
         squares += x[e] * x[e];
@@ -79,35 +99,42 @@ template <int E> static __device__ __forceinline__ lane_elements<E> load(const v
     return x;
 }
 
+/* Where the keys and values of a token lie. */
+static __device__ __forceinline__ size_t cache_row(const int32_t *pages, int64_t token) {
+    return (size_t)pages[token / CARRY_PAGE_TOKENS] * CARRY_PAGE_TOKENS + (size_t)(token % CARRY_PAGE_TOKENS);
+}
+
 template <int E, int GROUP>
 static __device__ __forceinline__ void attend(const carry_decode_call &call, const carry_decode_attend &a,
-                                              const view &v, int tile, int before) {
+                                              const view &v, int tile, int op) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, group = a.heads / a.key_heads;
     const int split = tile % a.splits, head = tile / a.splits % a.key_heads, b = tile / a.splits / a.key_heads;
-    const int64_t position = call.lengths[b], tokens = position + 1, each = split_tokens(tokens, a.splits);
+    const int64_t position = call.turn->length[b], tokens = position + 1, each = split_tokens(tokens, a.splits);
     const int64_t begin = split * each, end = begin + each < tokens ? begin + each : tokens;
     if (begin >= tokens) {
         return;
     }
-    const float *in = a.in + (size_t)b * a.in_stride;
+    const carry_decode_word *in = a.in + (size_t)b * a.in_stride;
+    const int32_t *pages = call.table + (size_t)call.turn->slot[b] * call.pages_each;
+    const uint32_t tag = call.tag + a.from;
     const turn<E> t0 = turn_of<E>(a, position);
-    wait_for(call, before);
     if (warp < group) {
-        float x[E];
-        turned<E>(x, in + a.q + (head * group + warp) * a.q_head, a.q_norm, a, t0);
+        alignas(16) float x[E];
+        turned<E>(x, in + (a.q + (head * group + warp) * a.q_head) / 2, tag, a.q_norm, a, t0);
 #pragma unroll
         for (int e = 0; e < E; e++) {
             v.head->qs[warp * 256 + lane * E + e] = x[e] * a.scale * LOG2_E;
         }
     }
     if (end == tokens && warp == WARPS - 1) { /* the new token's key and value go to the cache */
-        const size_t at = (((size_t)b * a.capacity + position) * a.key_heads + head) * a.width + lane * E;
-        float x[E];
-        turned<E>(x, in + a.k + head * a.width, a.k_norm, a, t0);
+        const size_t at = (cache_row(pages, position) * a.key_heads + head) * a.width + lane * E;
+        alignas(16) float x[E], y[E];
+        turned<E>(x, in + (a.k + head * a.width) / 2, tag, a.k_norm, a, t0);
+        await_head<E>(y, in + (a.v + head * a.width) / 2, tag);
 #pragma unroll
         for (int e = 0; e < E; e++) {
             ((__nv_bfloat16 *)a.keys)[at + e] = __float2bfloat16_rn(x[e]);
-            ((__nv_bfloat16 *)a.values)[at + e] = __float2bfloat16_rn(__ldcg(in + a.v + head * a.width + lane * E + e));
+            ((__nv_bfloat16 *)a.values)[at + e] = __float2bfloat16_rn(y[e]);
         }
     }
     consumers_sync();
@@ -117,15 +144,15 @@ static __device__ __forceinline__ void attend(const carry_decode_call &call, con
         most[h] = -INFINITY;
     }
     const size_t row = (size_t)a.key_heads * a.width;
-    const size_t base = (size_t)b * a.capacity * row + (size_t)head * a.width + lane * E;
+    const size_t base = (size_t)head * a.width + lane * E;
     for (int64_t t = begin + warp; t < end; t += AT_ONCE_TOKENS * WARPS) {
         lane_elements<E> k[AT_ONCE_TOKENS], x[AT_ONCE_TOKENS];
         float score[AT_ONCE_TOKENS];
 #pragma unroll
         for (int j = 0; j < AT_ONCE_TOKENS; j++) { /* past the end: the first token again, with a weight of zero */
-            const int64_t at = t + j * WARPS < end ? t + j * WARPS : t;
-            k[j] = load<E>(a.keys, base + at * row);
-            x[j] = load<E>(a.values, base + at * row);
+            const size_t at = base + cache_row(pages, t + j * WARPS < end ? t + j * WARPS : t) * row;
+            k[j] = load<E>(a.keys, at);
+            x[j] = load<E>(a.values, at);
         }
 #pragma unroll
         for (int h = 0; h < GROUP; h++) {
@@ -194,13 +221,14 @@ static __device__ __forceinline__ void attend(const carry_decode_call &call, con
             total += keep * v.head->part[2 * w + 1];
             y += (int)threadIdx.x < a.width ? keep * v.head->qs[w * 256 + threadIdx.x] : 0.0f;
         }
-        float *part = a.part + (((size_t)b * a.heads + head * group + h) * a.splits + split) * (a.width + 2);
+        carry_decode_word *part =
+            a.part + (((size_t)b * a.heads + head * group + h) * a.splits + split) * (a.width + 2);
         if ((int)threadIdx.x < a.width) {
-            part[threadIdx.x] = y;
+            tell(part + threadIdx.x, __float_as_uint(y), call.tag + op);
         }
         if (threadIdx.x == 0) {
-            part[a.width] = larger;
-            part[a.width + 1] = total;
+            tell(part + a.width, __float_as_uint(larger), call.tag + op);
+            tell(part + a.width + 1, __float_as_uint(total), call.tag + op);
         }
     }
 }
@@ -210,43 +238,57 @@ static __device__ __forceinline__ void run_attend(const carry_decode_call &call,
     const carry_decode_attend &a = op.as.attend;
     for (int tile = first_tile(op); tile < op.tiles; tile += gridDim.x) {
         if (a.width == 256) {
-            attend<8, CARRY_DECODE_GROUP>(call, a, v, tile, i - 1);
-        } else if (a.width == 128) {
-            attend<4, CARRY_DECODE_GROUP>(call, a, v, tile, i - 1);
+            attend<8, CARRY_DECODE_GROUP>(call, a, v, tile, i);
         } else {
-            attend<2, CARRY_DECODE_GROUP>(call, a, v, tile, i - 1);
+            attend<4, CARRY_DECODE_GROUP>(call, a, v, tile, i);
         }
         consumers_sync();
     }
-    finish(call, i);
 }
 
+/* A block takes a head of a sequence, a thread an element: the splits as they arrive, with a running maximum. */
 static __device__ void run_combine(const carry_decode_call &call, const carry_decode_op &op, int i) {
     const carry_decode_attend &a = op.as.attend;
-    if (first_tile(op) < op.tiles) {
-        wait_for(call, i - 1);
-    }
+    const uint32_t tag = call.tag + a.from;
+    const int column = min((int)threadIdx.x, a.width - 1);
     for (int tile = first_tile(op); tile < op.tiles; tile += gridDim.x) {
-        const int64_t tokens = call.lengths[tile / a.heads] + 1, each = split_tokens(tokens, a.splits);
+        const int64_t tokens = call.turn->length[tile / a.heads] + 1, each = split_tokens(tokens, a.splits);
         const int used = (int)((tokens + each - 1) / each);
-        const float *part = a.part + (size_t)tile * a.splits * (a.width + 2);
-        float larger = -INFINITY, total = 0.0f, y = 0.0f;
-#pragma unroll 8
-        for (int s = 0; s < used; s++) {
-            larger = fmaxf(larger, __ldcg(part + (size_t)s * (a.width + 2) + a.width));
+        const carry_decode_word *part = a.part + (size_t)tile * a.splits * (a.width + 2);
+        float most = -INFINITY, total = 0.0f, y = 0.0f;
+        for (int s = 0; s < used; s += AT_ONCE) {
+            carry_decode_word w[AT_ONCE][3];
+            bool is_there;
+            do {
+                is_there = true;
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++) {
+                    const carry_decode_word *from = part + (size_t)min(s + j, used - 1) * (a.width + 2);
+                    w[j][0] = look(from + column);
+                    w[j][1] = look(from + a.width);
+                    w[j][2] = look(from + a.width + 1);
+                }
+#pragma unroll
+                for (int j = 0; j < AT_ONCE; j++) {
+                    is_there = is_there && w[j][0].tag == tag && w[j][1].tag == tag && w[j][2].tag == tag;
+                }
+            } while (!__all_sync(~0u, is_there));
+#pragma unroll
+            for (int j = 0; j < AT_ONCE; j++) {
+                if (s + j < used) {
+                    const float own = __uint_as_float(w[j][1].value), larger = fmaxf(most, own);
+                    const float keep = exp2f(most - larger), add = exp2f(own - larger);
+                    total = total * keep + add * __uint_as_float(w[j][2].value);
+                    y = y * keep + add * __uint_as_float(w[j][0].value);
+                    most = larger;
+                }
+            }
         }
-#pragma unroll 8
-        for (int s = 0; s < used; s++) {
-            const float *from = part + (size_t)s * (a.width + 2);
-            const float keep = exp2f(__ldcg(from + a.width) - larger);
-            total += keep * __ldcg(from + a.width + 1);
-            y += (int)threadIdx.x < a.width ? keep * __ldcg(from + threadIdx.x) : 0.0f;
-        }
-        if ((int)threadIdx.x < a.width) {
-            a.o[(size_t)tile * a.width + threadIdx.x] = y / total;
+        const float own = y / total, next = __shfl_down_sync(~0u, own, 1);
+        if ((int)threadIdx.x < a.width && threadIdx.x % 2 == 0) {
+            tell(a.o + ((size_t)tile * a.width + threadIdx.x) / 2, pair_of(own, next), call.tag + i);
         }
     }
-    finish(call, i);
 }
 
 } // namespace decode

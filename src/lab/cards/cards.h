@@ -107,6 +107,13 @@ carry_status carry_library_problem_add(carry_ctx *ctx, carry_library *library, c
                                        const char *rule, const char *format, ...) __attribute__((format(printf, 6, 7)));
 /* Of a card: the numbers of its actionables' figures that cite docs/results/NAME.md (cards_cited.c). */
 carry_status carry_library_check_cited(carry_ctx *ctx, carry_library *library, const carry_page *card);
+/* Pages that cite an exported run of docs/results/runs while a newer one of the same experiment is there and not cited
+   (cards_runs.c). *all is to be freed. */
+typedef struct carry_library_warning {
+    char path[96], message[480];
+} carry_library_warning;
+carry_status carry_library_superseded(carry_ctx *ctx, const carry_library *library, carry_library_warning **all,
+                                      int *count);
 /* Whether text has this value, not as a part of a longer number or word. */
 bool carry_figure_stands_in(const char *value, const char *text);
 

@@ -29,11 +29,9 @@ carry_status tune_parse(tuning *t, carry_problem *problem, int64_t chunk) {
 
 carry_status tune_context(tuning *t, carry_ctx **made, int threads) {
     const carry_ctx *like = t->ctx;
-    carry_status status = carry_ctx_new(made, &(carry_ctx_options){.threads = threads,
-                                                                   .kernels = like->kernels,
-                                                                   .wisdom = like->wisdom,
-                                                                   .log_level = like->log_level,
-                                                                   .log = like->log,
+    carry_status status = carry_ctx_new(made, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = threads,
+                                                                   .kernels = like->kernels, .wisdom = like->wisdom,
+                                                                   .log_level = like->log_level, .log = like->log,
                                                                    .log_user = like->log_user});
     if (status != CARRY_OK) {
         carry_status failed = carry_fail(t->ctx, status, "no context with %d threads: %s", threads,
@@ -62,12 +60,12 @@ static carry_status told(tuning *t, const contender *c, carry_status status) {
 
 static carry_status enter_parts(tuning *t, contender *c) {
     carry_problem problem;
-    carry_device_properties cpu;
+    carry_device_properties cpu = {CARRY_INIT(carry_device_properties)};
     CARRY_TRY(tune_parse(t, &problem, c->setting.chunk));
     carry_problem again = problem;
     CARRY_TRY(tune_context(t, &c->ctx, c->setting.threads));
     CARRY_TRY(told(t, c, carry_family_open(t->family, c->ctx, &c->instance, &problem, t->options->seed, 1)));
-    double wanted = carry_device_describe(c->ctx, &cpu, 0) == CARRY_OK ? 2.0 * (double)cpu.cache : 0.0;
+    double wanted = carry_device_properties_of(c->ctx, &cpu, 0) == CARRY_OK ? 2.0 * (double)cpu.cache : 0.0;
     int copies = (int)fmin(ceil(fmin(wanted, SET_BYTES) / t->family->bytes(c->instance)), MOST_COPIES);
     if (copies > 1) { /* inputs come from memory, as in a bench */
         carry_family_close(t->family, c->instance);

@@ -159,9 +159,11 @@ static void write_origin(carry_page *page, const carry_run *run) {
     if (run->commit[0] != '\0') {
         carry_html_around(to, "<dt>commit</dt><dd><code>", run->commit, "</code>");
         carry_html_raw(to, "%s</dd>\n",
-                       run->dirty ? ", <span class=\"bad\">with uncommitted changes</span>" : ", nothing uncommitted");
+                       run->dirty > 0   ? ", <span class=\"bad\">with uncommitted changes</span>"
+                       : run->dirty < 0 ? ", <span class=\"bad\">changes not known</span>"
+                                        : ", nothing uncommitted");
     } else {
-        carry_html_raw(to, "<dt>commit</dt><dd>none: the folder is not a git repository</dd>\n");
+        carry_html_raw(to, "<dt>commit</dt><dd>not known: no git, or the folder is not a git repository</dd>\n");
     }
     write_term(to, "started", carry_figure_date(figure, run->started));
     write_term(to, "took", run->ended > run->started ? carry_figure_time(figure, run->ended - run->started) : "");
@@ -280,8 +282,8 @@ static void write_overview(carry_page *page) {
         carry_html_raw(page->to, "<td><code>");
         char commit[13];
         (void)snprintf(commit, sizeof commit, "%s", run->commit);
-        carry_html_around(page->to, "", commit[0] != '\0' ? commit : "none",
-                          run->dirty ? "</code> and changes</td></tr>\n" : "</code></td></tr>\n");
+        carry_html_around(page->to, "", commit[0] != '\0' ? commit : "not known",
+                          run->dirty > 0 ? "</code> and changes</td></tr>\n" : "</code></td></tr>\n");
     }
     carry_html_raw(page->to, "</tbody>\n</table>\n</div>\n");
 }

@@ -78,10 +78,10 @@ carry_status carry_store_compact(carry_store *store) {
     return carry_store_script(store, "compacting", "VACUUM");
 }
 
-void carry_store_ask_git(carry_ctx *ctx, char commit[64], bool *dirty) {
+void carry_store_ask_git(carry_ctx *ctx, char commit[64], int *dirty) {
     carry_process_result result;
     commit[0] = '\0';
-    *dirty = false;
+    *dirty = CARRY_CHANGES_UNKNOWN;
     const char *const head[] = {"git", "rev-parse", "HEAD", NULL};
     if (carry_process_run(ctx, &result, &(carry_process){.arguments = head, .seconds = GIT_SECONDS}) == CARRY_OK) {
         if (result.code == 0) {
@@ -93,7 +93,7 @@ void carry_store_ask_git(carry_ctx *ctx, char commit[64], bool *dirty) {
     const char *const changes[] = {"git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no", NULL};
     if (commit[0] != '\0' &&
         carry_process_run(ctx, &result, &(carry_process){.arguments = changes, .seconds = GIT_SECONDS}) == CARRY_OK) {
-        *dirty = result.code == 0 && result.output_length > 0;
+        *dirty = result.code != 0 ? CARRY_CHANGES_UNKNOWN : result.output_length > 0;
         carry_process_free(&result);
     }
 }
@@ -124,12 +124,7 @@ char *carry_store_machine(carry_store *store, const carry_run_used *used) {
     return carry_json_text_take(&text);
 }
 
-/* The machine's row; one per set of facts. */
-static carry_status machine_row(carry_store *store, int64_t *id, const carry_run_used *used) {
-    char *text = carry_store_machine(store, used);
-    if (text == NULL) {
-        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: the machine's facts");
-    }
+carry_status carry_store_machine_row(carry_store *store, int64_t *id, const char *text) {
     sqlite3_stmt *statement = NULL;
     carry_status status =
         carry_store_prepare(store, &statement, "INSERT OR IGNORE INTO machines(facts) VALUES(?1)", "s", text);
@@ -145,6 +140,16 @@ static carry_status machine_row(carry_store *store, int64_t *id, const carry_run
         }
         (void)sqlite3_finalize(statement);
     }
+    return status;
+}
+
+/* The machine's row; one per set of facts. */
+static carry_status machine_row(carry_store *store, int64_t *id, const carry_run_used *used) {
+    char *text = carry_store_machine(store, used);
+    if (text == NULL) {
+        return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: the machine's facts");
+    }
+    const carry_status status = carry_store_machine_row(store, id, text);
     free(text);
     return status;
 }
@@ -175,7 +180,7 @@ static carry_status name_run(carry_store *store, char name[256], const char *giv
 }
 
 static carry_status insert_run(carry_store *store, int64_t *run, const carry_run_start *start, const char *commit,
-                               bool dirty) {
+                               int dirty) {
     char folder[4096];
     int64_t machine = 0;
     if (getcwd(folder, sizeof folder) == NULL) {
@@ -189,7 +194,7 @@ static carry_status insert_run(carry_store *store, int64_t *run, const carry_run
         store, &statement,
         "INSERT INTO runs(kind, name, command, spec, folder, commit_hash, dirty, machine, started, state, pid, "
         "process_start, boot, host) VALUES(?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, 'running', ?10, ?11, ?12, ?13)",
-        "ssssssbidiiss", start->kind, name, start->command, start->spec, folder, commit, (int)dirty, machine,
+        "ssssssiidiiss", start->kind, name, start->command, start->spec, folder, commit, (int64_t)dirty, machine,
         carry_store_now(), (int64_t)getpid(), carry_alive_start((int64_t)getpid()), carry_alive_boot(),
         carry_alive_host()));
     CARRY_TRY(carry_store_exec(store, "beginning a run", statement));
@@ -209,7 +214,7 @@ carry_status carry_store_finish(carry_store *store, carry_status status, const c
 
 carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run_start *start) {
     char commit[64];
-    bool dirty;
+    int dirty;
     carry_store_ask_git(store->ctx, commit, &dirty);
     /* One transaction: the machine's row must not be swept away before the run refers to it. */
     CARRY_TRY(carry_store_script(store, "beginning a run", "BEGIN IMMEDIATE"));

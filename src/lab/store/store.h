@@ -89,6 +89,20 @@ carry_status carry_store_metric(carry_store *store, int64_t run, int64_t step, c
 /* All steps of it. */
 carry_status carry_store_forget_metric(carry_store *store, int64_t run, const char *name);
 
+/* Where there is no git, no repository, or git did not answer. */
+#define CARRY_CHANGES_UNKNOWN (-1)
+
+/* The runs of a file that carry_export_json wrote, a run a line. A run that is already there (the same kind, name,
+   command, commit and start) is left as it is. CARRY_EFORMAT: damaged; CARRY_EUNSUPPORTED: of a newer format; the store
+   is then unchanged. *all is to be freed. */
+#define CARRY_EXPORT_FORMAT 1
+typedef struct carry_imported {
+    int64_t run, results;
+    bool is_new;
+    char name[128];
+} carry_imported;
+carry_status carry_store_import(carry_store *store, const char *path, carry_imported **all, int *count);
+
 /* Reading: a run with all that belongs to it, as one object. Texts are never NULL. */
 typedef struct carry_run_result {
     carry_stored_result is;
@@ -99,6 +113,7 @@ typedef struct carry_run_result {
 typedef struct carry_run_artefact {
     char *name;
     int64_t bytes;
+    char *text; /* its content where that is a text of at most 64 KiB, which exports have; else NULL */
 } carry_run_artefact;
 
 typedef struct carry_run_metric {
@@ -114,7 +129,7 @@ typedef struct carry_run_fact {
 typedef struct carry_run {
     int64_t id;
     char *kind, *name, *command, *spec, *folder, *commit, *state, *decision, *note;
-    bool dirty;
+    int dirty;             /* 1: with changes beyond the commit, 0: without, CARRY_CHANGES_UNKNOWN */
     double started, ended; /* seconds since 1970; ended 0 while it runs */
     int results, criteria, artefacts, metrics, facts;
     carry_run_result *result;
@@ -134,8 +149,8 @@ void carry_run_free(carry_run *run);
 typedef struct carry_run_line {
     int64_t id;
     char kind[32], name[128], state[16], decision[16], commit[64];
-    bool dirty;
-    double started, ended; /* as in carry_run */
+    int dirty;             /* as in carry_run */
+    double started, ended; /* likewise */
     int64_t results;
     int64_t others; /* not 0: it has metrics or artefacts */
 } carry_run_line;

@@ -21,10 +21,12 @@ carry_status carry_store_exec(carry_store *store, const char *doing, sqlite3_stm
 /* CARRY_EUNSUPPORTED when the folder .carry of this path, the store in it or the jobs beside that exist and belong to
    another user. For a store that was found by walking upwards: its owner decides what is run from it. */
 carry_status carry_store_check_owner(carry_ctx *ctx, const char *path);
-/* The commit of this folder and whether anything differs from it; "" where there is no repository or no git. */
-void carry_store_ask_git(carry_ctx *ctx, char commit[64], bool *dirty);
+/* The commit of this folder, "" where there is no repository or no git; 1, 0 or CARRY_CHANGES_UNKNOWN. */
+void carry_store_ask_git(carry_ctx *ctx, char commit[64], int *dirty);
 /* The machine's facts as JSON; the caller frees it; NULL when out of memory. */
 char *carry_store_machine(carry_store *store, const carry_run_used *used);
+/* The row of a machine with these facts, which is made if there is none. */
+carry_status carry_store_machine_row(carry_store *store, int64_t *id, const char *facts);
 double carry_store_now(void); /* seconds since 1970 */
 /* Commits when all went well; else nothing of it stays. */
 carry_status carry_store_finish(carry_store *store, carry_status status, const char *doing);

@@ -17,12 +17,13 @@ static void read_line(carry_run_line *line, sqlite3_stmt *row) {
                  {line->state, sizeof line->state},
                  {line->decision, sizeof line->decision},
                  {line->commit, sizeof line->commit}};
-    *line = (carry_run_line){.id = sqlite3_column_int64(row, 0),
-                             .dirty = sqlite3_column_int(row, 6) != 0,
-                             .started = sqlite3_column_double(row, 7),
-                             .ended = sqlite3_column_double(row, 8),
-                             .results = sqlite3_column_int64(row, 9),
-                             .others = sqlite3_column_int64(row, 10)};
+    *line =
+        (carry_run_line){.id = sqlite3_column_int64(row, 0),
+                         .dirty = sqlite3_column_bytes(row, 5) > 0 ? sqlite3_column_int(row, 6) : CARRY_CHANGES_UNKNOWN,
+                         .started = sqlite3_column_double(row, 7),
+                         .ended = sqlite3_column_double(row, 8),
+                         .results = sqlite3_column_int64(row, 9),
+                         .others = sqlite3_column_int64(row, 10)};
     for (int i = 0; i < 5; i++) {
         const char *text = (const char *)sqlite3_column_text(row, i + 1);
         (void)snprintf(texts[i].to, texts[i].size, "%s", text != NULL ? text : "");

@@ -9,6 +9,7 @@
 #include "core/json.h"
 
 #define MOST_ROWS 10000000
+#define MOST_TEXT 65536 /* as in the statement below */
 
 /* A column as an owned text, "" for NULL. */
 static char *column_text(sqlite3_stmt *statement, int column) {
@@ -93,7 +94,7 @@ static carry_status load_head(carry_store *store, carry_run *run, int64_t id) {
         whole = whole && *texts[i] != NULL;
     }
     run->id = id;
-    run->dirty = sqlite3_column_int(row, 9) != 0;
+    run->dirty = run->commit != NULL && run->commit[0] != '\0' ? sqlite3_column_int(row, 9) : CARRY_CHANGES_UNKNOWN;
     run->started = sqlite3_column_double(row, 10);
     run->ended = sqlite3_column_double(row, 11);
     whole = read_facts(store->ctx, run, (const char *)sqlite3_column_text(row, 12)) && whole;
@@ -164,6 +165,12 @@ static carry_status load_artefact(carry_store *store, carry_run *run, sqlite3_st
         return no_memory(store);
     }
     a->bytes = sqlite3_column_int64(row, 1);
+    const char *content = (const char *)sqlite3_column_text(row, 2);
+    if (a->bytes <= MOST_TEXT && content != NULL && (int64_t)strlen(content) == a->bytes &&
+        carry_json_is_utf8(content)) {
+        a->text = strdup(content);
+        return a->text != NULL ? CARRY_OK : no_memory(store);
+    }
     return CARRY_OK;
 }
 
@@ -200,7 +207,9 @@ static carry_status load_all(carry_store *store, carry_run *run, int64_t id) {
          "id",
          load_result},
         {"SELECT side, text, value, bound, verdict, reason FROM criteria WHERE run = ?1 ORDER BY id", load_criterion},
-        {"SELECT name, length(content) FROM artefacts WHERE run = ?1 ORDER BY name", load_artefact},
+        {"SELECT name, length(content), CASE WHEN length(content) <= 65536 THEN content END FROM artefacts WHERE run = "
+         "?1 ORDER BY name",
+         load_artefact},
         {"SELECT step, name, value FROM metrics WHERE run = ?1 ORDER BY name, step", load_metric},
     };
     CARRY_TRY(load_head(store, run, id));
@@ -255,6 +264,7 @@ void carry_run_free(carry_run *run) {
     }
     for (int i = 0; i < run->artefacts; i++) {
         free(run->artefact[i].name);
+        free(run->artefact[i].text);
     }
     for (int i = 0; i < run->metrics; i++) {
         free(run->metric[i].name);

@@ -10,7 +10,7 @@
 
 static carry_status check_commit(carry_store *store, int64_t run, const char *stored) {
     char commit[64];
-    bool dirty;
+    int dirty;
     carry_store_ask_git(store->ctx, commit, &dirty);
     if (strcmp(stored, commit) == 0) {
         return CARRY_OK;

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/span.h"
@@ -232,7 +233,7 @@ static carry_status attend(const carry_wan_stream *s, side_state *state) {
         const carry_tensor scores = carry_reshape_3d(state->scores, 1, count, tokens);
         const carry_tensor p = carry_reshape_3d(state->p, 1, count, tokens);
         CARRY_TRY(carry_matmul(ctx, scores, part_of(state->qkv, 0, first, count), part_of(state->qkv, 1, 0, tokens),
-                               &(carry_matmul_options){.b_transposed = true}));
+                               &(carry_matmul_options){CARRY_INIT(carry_matmul_options), .b_transposed = true}));
         CARRY_TRY(carry_relative_softmax(ctx, p, scores, carry_reshape_2d(state->bias, 1, count + tokens - 1), tokens));
         CARRY_TRY(carry_matmul(ctx, carry_reshape_3d(carry_slice(state->mixed, first, count), 1, count, width), p,
                                part_of(state->qkv, 2, 0, tokens), NULL));

@@ -186,9 +186,9 @@ carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit
     dit->config = *config;
     carry_status status = make(dit, device, folder, dtype);
     if (status == CARRY_OK && dit->mesh != NULL && device != 0) {
-        status = carry_comm_open(
-            ctx, &dit->far, "staged",
-            &(carry_comm_options){.device = device, .over = mesh, .deadline = carry_comm_deadline(mesh)});
+        status = carry_comm_open(ctx, &dit->far, "staged",
+                                 &(carry_comm_options){CARRY_INIT(carry_comm_options), .device = device, .over = mesh,
+                                                       .deadline = carry_comm_deadline(mesh)});
     }
     if (status != CARRY_OK) {
         carry_dit_free(dit);
@@ -200,7 +200,7 @@ carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit
 
 void carry_dit_free(carry_dit *dit) {
     if (dit != NULL) {
-        carry_comm_free(dit->far);
+        carry_comm_close(dit->far);
         carry_parameters_free(&dit->own);
         free(dit->block);
         free(dit);

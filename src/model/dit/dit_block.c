@@ -150,7 +150,7 @@ static carry_status reduce(carry_dit *dit, carry_tensor sum, bool large) {
         return carry_fail(dit->ctx, CARRY_EDTYPE, "a mesh adds f32 or bf16, not %s", carry_dtype_name(sum.dtype));
     }
     CARRY_TRY(carry_all_reduce(dit->far != NULL ? dit->far : dit->mesh, sum.data, count,
-                               sum.dtype == CARRY_BF16 ? CARRY_REDUCE_BF16 : CARRY_REDUCE_F32, CARRY_REDUCE_SUM));
+                               sum.dtype == CARRY_BF16 ? CARRY_BF16 : CARRY_F32, CARRY_REDUCE_SUM));
     dit->counts.reduce_seconds += carry_seconds() - before;
     *(large ? &dit->counts.large : &dit->counts.small) += 1;
     *(large ? &dit->counts.large_bytes : &dit->counts.small_bytes) += count * (int64_t)carry_dtype_size(sum.dtype);
@@ -282,7 +282,7 @@ static carry_status place_group(const carry_dit_call *call, int64_t block, const
 static carry_status attend_group(const carry_dit_call *call, const void *user, int64_t group, void *scratch) {
     const attending *a = user;
     const carry_dit_rows *r = a->rows;
-    carry_key_run run[CARRY_KEY_RUNS];
+    carry_key_run run[CARRY_MAX_KEY_RUNS];
     if (call->place != NULL && !a->is_cross) {
         CARRY_TRY(place_group(call, a->block, r, group));
     }

@@ -14,6 +14,7 @@
 
 #include "carry/attention.h"
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "core/tensor.h"
 #include "model/dit/dit_parts.h"
 
@@ -47,7 +48,7 @@ typedef struct carry_dit_few {
 typedef struct carry_dit_call carry_dit_call;
 /* The call of attention of a group, but for its scratch. */
 typedef carry_attention_args (*carry_dit_sees)(const carry_dit_call *call, int64_t block, const carry_dit_rows *r,
-                                               int64_t group, carry_key_run run[CARRY_KEY_RUNS]);
+                                               int64_t group, carry_key_run run[CARRY_MAX_KEY_RUNS]);
 
 struct carry_dit_call {
     carry_dit *dit;

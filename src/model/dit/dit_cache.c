@@ -219,7 +219,7 @@ int64_t carry_dit_slot_of(const carry_dit_cache *cache, int64_t frame) {
 }
 
 int carry_dit_runs(const carry_dit_cache *cache, int64_t start, int64_t end, float bias,
-                   carry_key_run run[CARRY_KEY_RUNS]) {
+                   carry_key_run run[CARRY_MAX_KEY_RUNS]) {
     const int64_t sink = cache->options.sink;
     const int64_t low = larger(sink, end - (cache->options.window - sink)); /* of the ring */
     const int64_t first = sink > 0 ? 0 : low;

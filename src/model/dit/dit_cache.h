@@ -58,7 +58,7 @@ typedef struct carry_dit_chunks {
 int64_t carry_dit_slot_of(const carry_dit_cache *cache, int64_t frame);
 /* The runs of rows that the frames start..end-1 see. */
 int carry_dit_runs(const carry_dit_cache *cache, int64_t start, int64_t end, float bias,
-                   carry_key_run run[CARRY_KEY_RUNS]);
+                   carry_key_run run[CARRY_MAX_KEY_RUNS]);
 /* Runs `work` on the model's device: as it is when a call is new, recorded when it comes again, and replayed from then
    on. Calls with chunks in host memory, of a mesh, or on a stream that cannot be recorded run as they are. */
 carry_status carry_dit_run(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call));

@@ -35,7 +35,7 @@ carry_status carry_dit_text_out(carry_dit *dit, int64_t block, const carry_dit_f
     return carry_matmul(dit->ctx,
                         per_head(few_out(dit, few, block), heads, dim, few->stride, few->stride, heads * few->stride),
                         per_head(W, heads, dim, head, head, dim), per_head(cv, heads, few->stride, head, head, dim),
-                        &(carry_matmul_options){.b_transposed = true});
+                        &(carry_matmul_options){CARRY_INIT(carry_matmul_options), .b_transposed = true});
 }
 
 carry_status carry_dit_attend_few(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {

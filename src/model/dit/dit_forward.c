@@ -257,7 +257,7 @@ static int64_t place(const carry_dit_call *call, int64_t block, int64_t group, i
 }
 
 static carry_attention_args see_frames(const carry_dit_call *call, int64_t block, const carry_dit_rows *r,
-                                       int64_t group, carry_key_run run[CARRY_KEY_RUNS]) {
+                                       int64_t group, carry_key_run run[CARRY_MAX_KEY_RUNS]) {
     const carry_dit_chunks *chunks = call->owner;
     const carry_dit_cache *cache = chunks->cache;
     const carry_dit *dit = cache->dit;
@@ -274,7 +274,7 @@ static carry_attention_args see_frames(const carry_dit_call *call, int64_t block
 }
 
 static carry_attention_args see_text(const carry_dit_call *call, int64_t block, const carry_dit_rows *r, int64_t group,
-                                     carry_key_run run[CARRY_KEY_RUNS]) {
+                                     carry_key_run run[CARRY_MAX_KEY_RUNS]) {
     const carry_dit_chunks *chunks = call->owner;
     const carry_dit_cache *cache = chunks->cache;
     const int64_t length = cache->dit->config.text_len;

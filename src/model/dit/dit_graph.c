@@ -19,7 +19,7 @@ static uint64_t key_of(const carry_dit_chunks *call) {
     for (int c = 0; c < call->chunks; c++) {
         const carry_dit_chunk *chunk = &call->chunk[c];
         const int64_t end = chunk->start + chunk->latents.shape[1];
-        carry_key_run run[CARRY_KEY_RUNS];
+        carry_key_run run[CARRY_MAX_KEY_RUNS];
         const int runs = carry_dit_runs(cache, chunk->start, end, call->bias, run);
         key = mix(key, (uint64_t)(uintptr_t)chunk->latents.data);
         key = mix(key, (uint64_t)(uintptr_t)chunk->velocity.data);

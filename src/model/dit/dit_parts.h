@@ -4,6 +4,7 @@
 #define CARRY_MODEL_DIT_PARTS_H
 
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "model/dit/dit.h"
 
 /* carry_parameter.start. */

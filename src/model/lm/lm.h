@@ -79,6 +79,12 @@ carry_status carry_lm_load_weights(carry_lm *lm, const char *folder);
 typedef struct carry_lm_pass_options {
     int64_t batch, tokens;
     int64_t sequences; /* > 0: packed, batch being 1 */
+    /* > 0: for calls with `places`, batch being 1: of up to `tokens` tokens of up to `pooled` sequences. forward_only
+     */
+    int64_t pooled;
+    int64_t context; /* of such a pass: tokens of one sequence, at most */
+    bool same_bits;  /* of such a pass: results of a token do not depend on how its sequence was cut into calls, nor on
+                        the other sequences of a call. On the CPU only */
     carry_dtype dtype; /* of activations: f32, bf16 or f16; weights are f32 */
     bool forward_only; /* no gradients will be asked for: layers share their memory */
     bool recompute;    /* keep only what enters a layer and do its forward again in backward: the same bits */
@@ -88,6 +94,7 @@ typedef struct carry_lm_pass_options {
 
 typedef struct carry_lm_pass carry_lm_pass;
 typedef struct carry_lm_state carry_lm_state;
+struct carry_lm_places;
 
 /* The pass uses lm and is freed before it. */
 carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options);
@@ -112,9 +119,12 @@ typedef struct carry_lm_args {
     bool backward;         /* adds to the gradients */
     float scale;           /* of the gradient of every counted token's loss; 0: one over their number, for the mean */
     carry_lm_state *state; /* continues from it and leaves it after the last token. Not with backward, nor packed */
-    double *loss;          /* the sum over counted tokens, which is waited for; NULL: not wanted */
-    carry_tensor total;    /* [2], f64, on the model's device: the same and the number of tokens are added to it, and
-                              nobody waits. May be absent */
+    /* Sequences whose states lie in a pool (places.h); for a pass with `pooled`. ids are [1, rows of the call]; logits,
+       with last_logits, are of the rows that places lists. */
+    const struct carry_lm_places *places;
+    double *loss;       /* the sum over counted tokens, which is waited for; NULL: not wanted */
+    carry_tensor total; /* [2], f64, on the model's device: the same and the number of tokens are added to it, and
+                           nobody waits. May be absent */
     int64_t *counted;
     /* Called in backward when a range of the gradients is complete: what follows the layers, the layers from the last
        to the first, the embeddings. A failure ends the call. NULL: not wanted. */
@@ -135,6 +145,9 @@ carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args);
    each convolution and the state of the delta rule, in f32, or the keys and values of all tokens, in the activations'
    type. A new one is zero: nothing was read. Caches grow with the tokens that are read. */
 carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t batch);
+/* A pool for calls with `places`: the parts of fixed size have a row for each of `slots` sequences; those that grow are
+   [pages, CARRY_POOL_PAGE, ...] of this type, one page number for all layers. */
+carry_status carry_lm_pool_new(carry_lm *lm, carry_lm_state **made, int64_t slots, int64_t pages, carry_dtype dtype);
 void carry_lm_state_free(carry_lm_state *state);
 int64_t carry_lm_state_length(const carry_lm_state *state, int64_t sequence); /* tokens that were read */
 carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);

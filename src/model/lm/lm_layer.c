@@ -68,7 +68,7 @@ static void rows_read(const carry_lm_pass *pass, const carry_lm_args *args, int6
                       int64_t *count) {
     const bool ends = layer == pass->lm->config.num_hidden_layers - 1 && pass->options.forward_only;
     const bool whole = !ends || pass->lm->own.device != 0 || pass->options.batch > 1 || pass->options.sequences > 0 ||
-                       args->labels.data != NULL || !args->last_logits;
+                       pass->options.pooled > 0 || args->labels.data != NULL || !args->last_logits;
     *count = whole ? pass->tokens : args->logits.data == NULL ? 0 : pass->tokens < READ_ROWS ? pass->tokens : READ_ROWS;
     *first = pass->tokens - *count;
 }

@@ -112,7 +112,7 @@ static size_t head_bytes(const carry_lm_pass *pass) {
 /* The most that any operator of the pass asks for. */
 static size_t scratch_bytes(const carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
-    size_t bytes = head_bytes(pass);
+    size_t bytes = pass->options.pooled > 0 ? 0 : head_bytes(pass); /* no loss is asked for */
     for (int i = 0; i < CARRY_LM_PARTS; i++) {
         const carry_lm_opened *at = &pass->part[i];
         if (at->part != NULL && at->part->scratch != NULL) {
@@ -145,7 +145,7 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
         pass->h[i] = own ? carry_lm_take(pass, arena, dtype, c->hidden_size) : pass->h[0];
     }
     take_layers(pass, arena);
-    const int64_t lasts[] = {pass->options.batch, c->hidden_size};
+    const int64_t lasts[] = {pass->options.pooled > 0 ? pass->options.pooled : pass->options.batch, c->hidden_size};
     pass->last = carry_lm_take(pass, arena, dtype, c->hidden_size);
     pass->last_h = carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, lasts);
     pass->last_x = carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, lasts);

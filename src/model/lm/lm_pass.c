@@ -12,6 +12,8 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "model/host.h"
+#include "model/lm/places.h"
+#include "ops/linear.h"
 
 #define MAX_TOKENS ((int64_t)1 << 32)
 
@@ -21,6 +23,7 @@ static void release(carry_lm_pass *pass) {
             pass->part[i].part->close(pass->part[i].opened);
         }
     }
+    free(pass->fixed);
     free(pass->layer);
     free(pass->structs);
     free(pass->h);
@@ -35,6 +38,13 @@ static carry_status check_options(carry_ctx *ctx, const carry_lm_pass_options *o
     if (o->sequences < 0 || (o->sequences > 0 && o->batch != 1)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "packed sequences (%" PRId64 ") need a batch of 1, not %" PRId64,
                           o->sequences, o->batch);
+    }
+    if (o->pooled < 0 || (o->pooled > 0 && (o->batch != 1 || o->sequences > 0 || !o->forward_only || o->recompute ||
+                                            o->context < 1 || o->pooled > o->tokens))) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "a pass for %" PRId64 " pooled sequences needs a batch of 1, forward_only, a context, and as "
+                          "many tokens",
+                          o->pooled);
     }
     if (o->dtype != CARRY_F32 && o->dtype != CARRY_BF16 && o->dtype != CARRY_F16) {
         return carry_fail(ctx, CARRY_EDTYPE, "activations are f32, bf16 or f16, not %s", carry_dtype_name(o->dtype));
@@ -101,6 +111,24 @@ static void describe(carry_lm_pass *pass) {
     }
 }
 
+/* Memory for products in blocks of a fixed number of rows. */
+static carry_status open_fixed(carry_lm_pass *pass) {
+    const carry_parameters *own = &pass->lm->own;
+    int64_t in = 1;
+    int64_t out = 1;
+    for (int64_t i = 0; i < own->parameters; i++) {
+        const carry_parameter *p = &own->parameter[i];
+        out = p->rank == 2 && p->shape[0] > out ? p->shape[0] : out;
+        in = p->rank == 2 && p->shape[1] > in ? p->shape[1] : in;
+    }
+    pass->fixed_bytes = carry_fixed_rows_bytes(in, out);
+    pass->fixed = own->device == 0 ? malloc(pass->fixed_bytes) : NULL;
+    if (own->device != 0) {
+        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "same_bits works on the CPU only");
+    }
+    return pass->fixed != NULL ? CARRY_OK : carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
+}
+
 carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options) {
     carry_ctx *ctx = lm->ctx;
     *made = NULL;
@@ -116,9 +144,10 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     pass->ctx = ctx;
     pass->lm = lm;
     pass->options = *options;
-    pass->tokens = options->batch * options->tokens;
+    pass->tokens = pass->most = options->batch * options->tokens;
     pass->shares = options->recompute || options->forward_only;
     carry_status status = open_parts(pass);
+    status = status == CARRY_OK && options->same_bits ? open_fixed(pass) : status;
     if (status == CARRY_OK) {
         carry_arena count = carry_arena_over(NULL, 0);
         carry_lm_pass_lay_out(pass, &count);
@@ -186,7 +215,8 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
     carry_ctx *ctx = pass->ctx;
     const carry_lm_pass_options *o = &pass->options;
     const int64_t rows[] = {o->batch, o->tokens, pass->lm->config.vocab_size};
-    const int64_t lasts[] = {o->batch, pass->lm->config.vocab_size};
+    const int64_t wanted = args->places != NULL ? carry_lm_places_wanted(args->places) : o->batch;
+    const int64_t lasts[] = {wanted, pass->lm->config.vocab_size};
     const int device = pass->lm->own.device;
     CARRY_TRY(check_i64(ctx, "ids", &args->ids, 2, rows, device));
     if (args->labels.data != NULL) {
@@ -215,6 +245,10 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
                           "a state of %" PRId64 " sequences does not go with backward, with packed sequences or with a "
                           "batch of %" PRId64,
                           args->state->batch, o->batch);
+    }
+    if (args->places != NULL && (args->state != NULL || args->labels.data != NULL || args->backward ||
+                                 (args->logits.data != NULL && !args->last_logits))) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "places go with last_logits, and not with a state, labels or backward");
     }
     if (args->last_logits && o->sequences > 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "last_logits is not for packed sequences");
@@ -261,70 +295,6 @@ static carry_status fill_factors(carry_lm_pass *pass) {
     return CARRY_OK;
 }
 
-static carry_status write_logits(carry_lm_pass *pass, const carry_lm_args *args) {
-    carry_ctx *ctx = pass->ctx;
-    const carry_lm_config *c = &pass->lm->config;
-    carry_tensor W = carry_parameters_product(&pass->lm->own, pass->lm->head);
-    carry_tensor x = pass->last;
-    if (args->last_logits) {
-        carry_tensor h = pass->h[c->num_hidden_layers];
-        for (int64_t b = 0; b < pass->options.batch; b++) {
-            CARRY_TRY(carry_copy(ctx, carry_slice(pass->last_h, b, 1),
-                                 carry_slice(h, (b + 1) * pass->options.tokens - 1, 1)));
-        }
-        CARRY_TRY(carry_lm_norm(pass, pass->last_x, pass->last_h, carry_lm_weight(pass->lm, pass->lm->norm)));
-        CARRY_TRY(carry_lm_scale(pass, pass->last_x, pass->last_x, pass->logits_factor));
-        x = pass->last_x;
-    }
-    return carry_linear(ctx, carry_reshape_2d(args->logits, x.shape[0], c->vocab_size), x, W, false);
-}
-
-/* The loss, and with backward the gradients of what enters the last norm and of what follows the layers. */
-static carry_status run_head(carry_lm_pass *pass, const carry_lm_args *args, int64_t counted) {
-    carry_ctx *ctx = pass->ctx;
-    carry_lm *lm = pass->lm;
-    CARRY_SPAN(ctx, "model", "head");
-    carry_tensor h = pass->h[lm->config.num_hidden_layers];
-    carry_tensor w = carry_lm_weight(lm, lm->norm);
-    carry_tensor absent = {0};
-    if (args->labels.data != NULL || (args->logits.data != NULL && !args->last_logits)) {
-        CARRY_TRY(carry_lm_norm(pass, pass->last, h, w));
-        CARRY_TRY(carry_lm_scale(pass, pass->last, pass->last, pass->logits_factor));
-    }
-    if (args->logits.data != NULL) {
-        CARRY_TRY(write_logits(pass, args));
-    }
-    if (args->labels.data == NULL) {
-        return CARRY_OK;
-    }
-    const float scale = args->scale != 0.0f ? args->scale : 1.0f / (float)(counted > 0 ? counted : 1);
-    CARRY_TRY(carry_linear_cross_entropy(
-        ctx,
-        &(carry_linear_cross_entropy_args){.losses = pass->losses,
-                                           .dx = args->backward ? pass->back.dx : absent,
-                                           .dW = args->backward ? carry_lm_gradient(lm, lm->head) : absent,
-                                           .x = pass->last,
-                                           .W = carry_parameters_product(&lm->own, lm->head),
-                                           .targets = pass->labels,
-                                           .scale = scale},
-        pass->scratch, pass->scratch_bytes));
-    const bool adds = args->total.data != NULL;
-    CARRY_TRY(carry_sum_losses(ctx, adds ? args->total : pass->total, pass->losses, pass->labels, adds));
-    if (args->loss != NULL) {
-        double total[2];
-        CARRY_TRY(carry_read(ctx, carry_view_1d(total, CARRY_F64, 2), pass->total));
-        *args->loss = total[0];
-    }
-    if (args->counted != NULL) {
-        *args->counted = counted;
-    }
-    if (!args->backward) {
-        return CARRY_OK;
-    }
-    CARRY_TRY(carry_lm_scale(pass, pass->back.dx, pass->back.dx, pass->logits_factor));
-    return carry_lm_norm_backward(pass, pass->back.dh, carry_lm_gradient(lm, lm->norm), pass->back.dx, h, w, false);
-}
-
 static carry_status tell_ready(const carry_lm_pass *pass, const carry_lm_args *args, int64_t layer) {
     if (args->ready == NULL) {
         return CARRY_OK;
@@ -347,11 +317,15 @@ carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args) {
     return CARRY_OK;
 }
 
-carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes) {
+static carry_status run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes) {
     carry_ctx *ctx = pass->ctx;
     carry_lm *lm = pass->lm;
     int64_t layers = lm->config.num_hidden_layers;
     CARRY_SPAN(ctx, "model", "run");
+    if (pass->options.pooled > 0) {
+        CARRY_TRY(carry_lm_places_check(pass, args->places));
+        pass->options.tokens = pass->tokens = args->places->starts[args->places->sequences];
+    }
     CARRY_TRY(check_args(pass, args));
     if (memory == NULL || bytes < pass->memory) {
         return carry_fail(ctx, CARRY_EWORKSPACE, "this pass needs %zu bytes and was given %zu", pass->memory,
@@ -377,7 +351,7 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
             carry_lm_state_tell(args->state, args->ids.data, pass->options.tokens);
         }
     }
-    CARRY_TRY(run_head(pass, args, counted));
+    CARRY_TRY(carry_lm_head(pass, args, counted));
     if (!args->backward) {
         return CARRY_OK;
     }
@@ -389,4 +363,14 @@ carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *
     CARRY_TRY(carry_lm_scale(pass, pass->back.dh, pass->back.dh, pass->embedding_factor));
     CARRY_TRY(carry_embed_backward(ctx, carry_lm_gradient(lm, lm->embeddings), pass->back.dh, pass->ids));
     return tell_ready(pass, args, -1);
+}
+
+carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes) {
+    if (!pass->options.same_bits) {
+        return run(pass, args, memory, bytes);
+    }
+    carry_fixed_rows_set(pass->ctx, pass->fixed, pass->fixed_bytes);
+    const carry_status status = run(pass, args, memory, bytes);
+    carry_fixed_rows_set(pass->ctx, NULL, 0);
+    return status;
 }

@@ -35,7 +35,10 @@ struct carry_lm_pass {
     carry_ctx *ctx;
     carry_lm *lm;
     carry_lm_pass_options options;
-    int64_t tokens; /* of the whole batch */
+    int64_t tokens; /* of the whole batch; of a pooled pass: of this call */
+    void *fixed;    /* of a pass with same_bits: memory for carry_fixed_rows_set */
+    size_t fixed_bytes;
+    int64_t most; /* of a pooled pass: tokens that it was planned for */
     carry_lm_opened part[CARRY_LM_PARTS];
     size_t memory;
     char about[2048];       /* a line of a plan for every kind of part */
@@ -73,6 +76,7 @@ struct carry_lm_state {
     void *memory;      /* of the parts that do not grow; those that do have their own */
     int64_t room;      /* tokens that caches have room for, of each sequence */
     carry_dtype dtype; /* of caches */
+    int64_t pages;     /* of a pool: its caches are [pages, CARRY_POOL_PAGE, ...]; 0: no pool */
 };
 
 /* Places everything in the arena; over NULL it counts. */
@@ -87,6 +91,10 @@ void carry_lm_take_columns(const carry_lm_pass *pass, carry_arena *arena, bool j
 carry_status carry_lm_layer_forward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again);
 /* back.dh is the gradient of h[layer + 1] and becomes that of h[layer]; gradients of weights are added. */
 carry_status carry_lm_layer_backward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer);
+
+/* After the layers: logits and the loss; with backward the gradients of what enters the last norm and of what follows
+   the layers. counted: labels that count. */
+carry_status carry_lm_head(carry_lm_pass *pass, const carry_lm_args *args, int64_t counted);
 
 /* The arguments of a part of a layer, but for x, out, base and their gradients. */
 carry_lm_call carry_lm_call_of(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer,

@@ -8,8 +8,10 @@
 #include "core/hash.h"
 #include "core/tensor.h"
 #include "model/lm/lm_pass.h"
+#include "ops/pool.h"
 
 #define FIRST_ROOM 256 /* tokens of a cache, at first */
+#define ROOM_UNIT 64   /* and always a multiple of this many: whole pages (engine/runner.h) */
 
 static carry_tensor part_on(const carry_lm_state *state, void *data, const carry_lm_state_part *about,
                             carry_dtype dtype) {
@@ -91,6 +93,44 @@ carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t bat
     return CARRY_OK;
 }
 
+/* The pages of one part. */
+static carry_status make_pages(carry_lm_state *state, int64_t layer, int i, int64_t pages, carry_dtype dtype) {
+    carry_lm_state_part paged = state->about[layer][i];
+    void *data = NULL;
+    size_t bytes;
+    paged.shape[0] = CARRY_POOL_PAGE;
+    const int64_t sizes[] = {pages, count_of(&paged)};
+    if (!carry_size_product(&bytes, sizes, 2, carry_dtype_size(dtype)) ||
+        carry_device_alloc(state->ctx, &data, state->device, bytes) != CARRY_OK) {
+        return carry_fail(state->ctx, CARRY_EMEMORY,
+                          "out of memory: %" PRId64 " pages of %d tokens of keys and values in layer %" PRId64, pages,
+                          CARRY_POOL_PAGE, layer);
+    }
+    state->part[layer][i] = part_on(state, data, &paged, dtype);
+    state->part[layer][i].shape[0] = pages;
+    return carry_device_fill(state->ctx, data, state->device, 0, bytes, carry_ctx_stream(state->ctx, state->device));
+}
+
+carry_status carry_lm_pool_new(carry_lm *lm, carry_lm_state **made, int64_t slots, int64_t pages, carry_dtype dtype) {
+    CARRY_TRY(carry_lm_state_new(lm, made, slots));
+    carry_lm_state *state = *made;
+    carry_status status = CARRY_OK;
+    state->pages = pages;
+    state->dtype = dtype;
+    for (int64_t layer = 0; status == CARRY_OK && layer < state->layers; layer++) {
+        for (int i = 0; status == CARRY_OK && i < CARRY_LM_STATE_PARTS; i++) {
+            if (state->about[layer][i].grows) {
+                status = make_pages(state, layer, i, pages, dtype);
+            }
+        }
+    }
+    if (status != CARRY_OK) {
+        carry_lm_state_free(state);
+        *made = NULL;
+    }
+    return status;
+}
+
 void carry_lm_state_free(carry_lm_state *state) {
     if (state != NULL) {
         for (int64_t i = 0; state->part != NULL && state->about != NULL && i < state->layers * CARRY_LM_STATE_PARTS;
@@ -167,7 +207,7 @@ static carry_status grow_all(carry_lm_state *state, int64_t needed, carry_dtype 
     }
     const int64_t half_more = state->room + state->room / 2;
     const int64_t least = needed > FIRST_ROOM ? needed : FIRST_ROOM;
-    const int64_t room = half_more > least ? half_more : least;
+    const int64_t room = ((half_more > least ? half_more : least) + ROOM_UNIT - 1) / ROOM_UNIT * ROOM_UNIT;
     for (int64_t layer = 0; layer < state->layers; layer++) {
         for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
             if (state->about[layer][i].grows) {

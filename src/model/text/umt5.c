@@ -8,6 +8,7 @@
 
 #include "carry/device.h"
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/memory.h"
@@ -253,7 +254,7 @@ static carry_status attend(carry_umt5 *m, int64_t layer, int64_t tokens) {
     CARRY_TRY(carry_linear(m->ctx, m->k, m->h, product(m, layer, SLOT_K), false));
     CARRY_TRY(carry_linear(m->ctx, m->v, m->h, product(m, layer, SLOT_V), false));
     CARRY_TRY(carry_matmul(m->ctx, m->scores, by_heads(m, m->q), by_heads(m, m->k),
-                           &(carry_matmul_options){.b_transposed = true}));
+                           &(carry_matmul_options){CARRY_INIT(carry_matmul_options), .b_transposed = true}));
     CARRY_TRY(carry_relative_softmax(m->ctx, m->p, m->scores, m->bias, tokens));
     CARRY_TRY(carry_matmul(m->ctx, by_heads(m, m->o), m->p, by_heads(m, m->v), NULL));
     return carry_linear(m->ctx, m->x, m->o, product(m, layer, SLOT_O), true);

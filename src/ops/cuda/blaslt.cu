@@ -68,7 +68,7 @@ typedef struct plan {
 typedef struct blaslt {
     void *library; /* NULL: not here */
     functions call;
-    cublasLtHandle_t handles[CARRY_STREAM_DEVICES];
+    cublasLtHandle_t handles[CARRY_MAX_DEVICES];
     struct {
         void *data;
         carry_stream *stream;
@@ -104,7 +104,7 @@ static void blaslt_free(void *data) {
             (void)cudaFree(lt->workspaces[i].data);
         }
     }
-    for (int i = 0; i < CARRY_STREAM_DEVICES; i++) {
+    for (int i = 0; i < CARRY_MAX_DEVICES; i++) {
         if (lt->handles[i] != NULL) {
             (void)lt->call.cublasLtDestroy(lt->handles[i]);
         }
@@ -361,8 +361,8 @@ static carry_status workspace_of(carry_ctx *ctx, blaslt *lt, const carry_device_
 static bool can(const carry_device_product *p) {
     int64_t a_columns = p->a_transposed ? p->m : p->k;
     int64_t b_columns = p->b_transposed ? p->k : p->n;
-    return p->ordinal < CARRY_STREAM_DEVICES && p->m <= INT32_MAX && p->n <= INT32_MAX && p->k <= INT32_MAX &&
-           p->k > 0 && p->count <= INT32_MAX && p->a_row >= a_columns && p->b_row >= b_columns && p->c_row >= p->n &&
+    return p->ordinal < CARRY_MAX_DEVICES && p->m <= INT32_MAX && p->n <= INT32_MAX && p->k <= INT32_MAX && p->k > 0 &&
+           p->count <= INT32_MAX && p->a_row >= a_columns && p->b_row >= b_columns && p->c_row >= p->n &&
            p->a_next >= 0 && p->b_next >= 0 && p->c_next >= 0 && (p->bias == NULL || p->c_type == p->type) &&
            !(p->gelu && p->accumulate);
 }

@@ -33,7 +33,7 @@ struct qk_part {
 
 struct qk_job {
     int64_t rows, n, head, whole;
-    qk_part part[CARRY_QK_PARTS];
+    qk_part part[CARRY_MAX_QK_PARTS];
     float eps;
 };
 

@@ -94,7 +94,7 @@ typedef struct fastest {
 
 /* What a context's slot of ceilings holds. */
 typedef struct remembered {
-    double of_gpu[CARRY_STREAM_DEVICES][2];
+    double of_gpu[CARRY_MAX_DEVICES][2];
     fastest of_cpu[2]; /* f32, 16 bits */
 } remembered;
 

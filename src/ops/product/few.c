@@ -70,7 +70,7 @@ static void few_rows(const few_job *j, int64_t begin, int64_t end) {
 
 /* Several weights of one x, their rows one after the other. */
 typedef struct merged_job {
-    few_job of[CARRY_MERGED_MAPS];
+    few_job of[CARRY_MAX_MERGED_MAPS];
     int maps;
 } merged_job;
 

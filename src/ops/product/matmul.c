@@ -4,6 +4,7 @@
 
 #include "carry/ops.h"
 #include "core/context.h"
+#include "core/sized.h"
 #include "core/span.h"
 #include "core/tensor.h"
 #include "core/threads.h"
@@ -204,14 +205,14 @@ void carry_products_by(carry_ctx *ctx, carry_product_function function, const ca
 
 carry_status carry_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_tensor b,
                           const carry_matmul_options *options) {
-    static const carry_matmul_options defaults;
-    const carry_matmul_options *o = options != NULL ? options : &defaults;
-    CARRY_TRY(expect_matrices(ctx, &c, &a, &b, o));
+    carry_matmul_options own;
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_matmul_options, &own, options));
+    CARRY_TRY(expect_matrices(ctx, &c, &a, &b, &own));
     CARRY_OPERATOR(ctx, operators, matmul, &c)
     CARRY_TRY(carry_device_expect(ctx, "c", &c, c.device));
     CARRY_TRY(carry_device_expect(ctx, "a", &a, c.device));
     CARRY_TRY(carry_device_expect(ctx, "b", &b, c.device));
-    return operators->matmul(ctx, c, a, b, o);
+    return operators->matmul(ctx, c, a, b, &own);
 }
 
 carry_status carry_cpu_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, carry_tensor b,

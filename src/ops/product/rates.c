@@ -237,8 +237,8 @@ static void measure_steps(probe *p, carry_rates_table *rates) {
 static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     probe p = {.ctx = ctx, .bytes = carry_copy_bytes(COPY_BYTES)};
     CARRY_TRY(carry_kernels_of(ctx, &p.kernels));
-    carry_device_properties cpu;
-    CARRY_TRY(carry_device_describe(ctx, &cpu, 0));
+    carry_device_properties cpu = {CARRY_INIT(carry_device_properties)};
+    CARRY_TRY(carry_device_properties_of(ctx, &cpu, 0));
     p.floats = carry_aligned_new(p.bytes);
     p.more = carry_aligned_new(p.bytes);
     if (p.floats == NULL || p.more == NULL) {

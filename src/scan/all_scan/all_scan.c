@@ -5,6 +5,7 @@
 #include "comm/rates.h"
 #include "core/clock.h"
 #include "core/context.h"
+#include "core/sized.h"
 #include "scan/all_scan/all_scan.h"
 
 static carry_status lay_out_workspace(const carry_all_scan_plan *plan, carry_arena *arena, float **scratch,
@@ -138,11 +139,11 @@ carry_status carry_all_scan_plan_new_for(carry_comm *comm, carry_all_scan_plan *
 carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **plan,
                                         const carry_all_scan_problem *problem, const carry_all_scan_options *options,
                                         const carry_all_scan_machine *machine) {
-    static const carry_all_scan_options defaults;
-    const carry_all_scan_options *o = options != NULL ? options : &defaults;
+    carry_all_scan_options own;
     *plan = NULL;
-    CARRY_TRY(carry_all_scan_agree(carry_comm_host(comm), problem, o));
-    return carry_all_scan_plan_new_for(comm, plan, problem, o, machine);
+    CARRY_TRY(CARRY_SIZED_READ(carry_comm_ctx(comm), carry_all_scan_options, &own, options));
+    CARRY_TRY(carry_all_scan_agree(carry_comm_host(comm), problem, &own));
+    return carry_all_scan_plan_new_for(comm, plan, problem, &own, machine);
 }
 
 void carry_all_scan_set_arith(carry_all_scan_plan *plan, const carry_all_scan_arith *arith) {
@@ -182,7 +183,7 @@ double carry_all_scan_plan_seconds(const carry_all_scan_plan *plan) {
     return plan->seconds;
 }
 
-size_t carry_all_scan_workspace(const carry_all_scan_plan *plan) {
+size_t carry_all_scan_run_workspace(const carry_all_scan_plan *plan) {
     return plan->workspace_bytes;
 }
 
@@ -194,14 +195,14 @@ carry_status carry_all_scan_begin(carry_all_scan_plan *plan, const carry_all_sca
     CARRY_TRY(carry_all_scan_check_args(plan, args));
     if (workspace_bytes < plan->workspace_bytes || (workspace == NULL && plan->workspace_bytes > 0)) {
         return carry_fail(plan->ctx, CARRY_EWORKSPACE,
-                          "the workspace has %zu bytes and the plan needs %zu (carry_all_scan_workspace)",
+                          "the workspace has %zu bytes and the plan needs %zu (carry_all_scan_run_workspace)",
                           workspace == NULL ? 0 : workspace_bytes, plan->workspace_bytes);
     }
     carry_arena arena = carry_arena_over(workspace, workspace_bytes);
     CARRY_TRY(lay_out_workspace(plan, &arena, &plan->scratch, &plan->area));
     plan->args = *args;
     plan->next = plan->posted = plan->sent = 0;
-    plan->counts = (carry_all_scan_counts){0};
+    plan->counts = (carry_all_scan_counts){CARRY_INIT(carry_all_scan_counts)};
     plan->is_marked = plan->has_arrived = false;
     CARRY_TRY(carry_all_scan_enter(plan, true));
     carry_status status = plan->algorithm->begin(plan);
@@ -264,6 +265,6 @@ carry_status carry_all_scan_run(carry_all_scan_plan *plan, const carry_all_scan_
     return carry_all_scan_end(plan);
 }
 
-carry_all_scan_counts carry_all_scan_counted(const carry_all_scan_plan *plan) {
-    return plan->counts;
+carry_status carry_all_scan_counted(const carry_all_scan_plan *plan, carry_all_scan_counts *counts) {
+    return CARRY_SIZED_WRITE(plan->ctx, carry_all_scan_counts, counts, &plan->counts);
 }

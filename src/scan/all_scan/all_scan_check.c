@@ -62,8 +62,8 @@ carry_status carry_all_scan_check_problem(carry_ctx *ctx, const carry_all_scan_p
                           "%" PRId64 " blocks: there are %" PRId64 " columns in %" PRId64 " heads; 0 lets Carry choose",
                           options->blocks, problem->heads * problem->value, problem->heads);
     }
-    if (options->tag < 0 || options->tag >= CARRY_COMM_TAGS) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "tag %d: expected 0 to %d", options->tag, CARRY_COMM_TAGS - 1);
+    if (options->tag < 0 || options->tag >= CARRY_MAX_COMM_TAGS) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "tag %d: expected 0 to %d", options->tag, CARRY_MAX_COMM_TAGS - 1);
     }
     return CARRY_OK;
 }

@@ -181,7 +181,7 @@ static carry_status measure_on_device(carry_all_scan_plan *plan) {
         return status;
     }
     CARRY_TRY(carry_comm_rates_of(plan->comm, &messages));
-    CARRY_TRY(carry_all_reduce(plan->host, slowest, 4, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(plan->host, slowest, 4, CARRY_F64, CARRY_REDUCE_MAX));
     plan->machine = (carry_all_scan_machine){.latency = messages.latency,
                                              .overhead = messages.overhead,
                                              .bandwidth = messages.bandwidth,
@@ -224,7 +224,7 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
         product *= 2.0 * (double)p->rows / (double)p->key;
     }
     double slowest[5] = {product, compose, 1.0 / handling, 1.0 / fast, FORKS * rates->fork};
-    CARRY_TRY(carry_all_reduce(plan->comm, slowest, 5, CARRY_REDUCE_F64, CARRY_REDUCE_MAX));
+    CARRY_TRY(carry_all_reduce(plan->comm, slowest, 5, CARRY_F64, CARRY_REDUCE_MAX));
     plan->machine = (carry_all_scan_machine){.latency = messages.latency,
                                              .overhead = messages.overhead,
                                              .bandwidth = messages.bandwidth,

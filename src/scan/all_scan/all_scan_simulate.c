@@ -180,7 +180,7 @@ static carry_status run_rank(carry_all_scan_plan *plan) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const size_t state = (size_t)(p->heads * p->key * p->value) * sizeof(float);
     const size_t map = (size_t)(p->heads * p->key * p->key) * sizeof(float);
-    const size_t bytes = carry_all_scan_workspace(plan), all = 2 * state + map + bytes + 4096;
+    const size_t bytes = carry_all_scan_run_workspace(plan), all = 2 * state + map + bytes + 4096;
     char *memory = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED) {
         return carry_fail(plan->ctx, CARRY_EMEMORY, "no addresses for the %.3g GB of a simulated rank",
@@ -203,15 +203,16 @@ static carry_status record(carry_ctx *ctx, carry_all_scan_trace *trace, carry_al
     carry_comm *comm;
     carry_all_scan_plan *plan = NULL;
     CARRY_TRY(carry_comm_new(ctx, &comm, &wire, rank, ranks, 0));
-    carry_status status =
-        carry_all_scan_plan_new_for(comm, &plan, problem, &(carry_all_scan_options){.algorithm = algorithm}, machine);
+    carry_status status = carry_all_scan_plan_new_for(
+        comm, &plan, problem, &(carry_all_scan_options){CARRY_INIT(carry_all_scan_options), .algorithm = algorithm},
+        machine);
     if (status == CARRY_OK) {
         carry_all_scan_set_arith(plan, &charged);
         plan->arith_user = &r;
         status = run_rank(plan);
     }
     if (status == CARRY_OK) {
-        const carry_all_scan_counts counts = carry_all_scan_counted(plan);
+        const carry_all_scan_counts counts = plan->counts;
         result->received = counts.bytes_received > result->received ? counts.bytes_received : result->received;
         result->messages += counts.messages;
         result->blocks = plan->blocks;
@@ -219,7 +220,7 @@ static carry_status record(carry_ctx *ctx, carry_all_scan_trace *trace, carry_al
         (void)snprintf(result->algorithm, sizeof result->algorithm, "%s", carry_all_scan_plan_algorithm(plan));
     }
     carry_all_scan_plan_free(plan);
-    carry_comm_free(comm);
+    carry_comm_close(comm);
     CARRY_TRY(status);
     return trace->no_memory ? carry_fail(ctx, CARRY_EMEMORY, "out of memory: recording %d ranks", ranks) : CARRY_OK;
 }

@@ -122,7 +122,8 @@ static carry_status set_up(carry_ctx *ctx, carry_film *film, const char *path) {
     memcpy(film->path, path, length + 1);
     memcpy(film->state.path, path, length + 1);
     film->state.files = 1;
-    carry_ctx_options options = {.threads = 1, .log_level = ctx->log_level, .log = ctx->log, .log_user = ctx->log_user};
+    carry_ctx_options options = {CARRY_INIT(carry_ctx_options), .threads = 1, .log_level = ctx->log_level,
+                                 .log = ctx->log, .log_user = ctx->log_user};
     if (carry_ctx_new(&film->ctx, &options) != CARRY_OK) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the recording %s", path);
     }

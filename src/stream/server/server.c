@@ -38,7 +38,8 @@ static void wake(void *user) {
 }
 
 static carry_status start(carry_ctx *ctx, carry_server *server, const carry_server_options *options) {
-    carry_ctx_options own = {.threads = 1, .log_level = ctx->log_level, .log = ctx->log, .log_user = ctx->log_user};
+    carry_ctx_options own = {CARRY_INIT(carry_ctx_options), .threads = 1, .log_level = ctx->log_level, .log = ctx->log,
+                             .log_user = ctx->log_user};
     server->record_to = options->record_to != NULL ? strdup(options->record_to) : NULL;
     if ((options->record_to != NULL && server->record_to == NULL) || carry_ctx_new(&server->ctx, &own) != CARRY_OK) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the stream's server");

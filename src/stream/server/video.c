@@ -100,7 +100,8 @@ static void *read_live(void *argument) {
 static carry_status start_thread(carry_ctx *ctx, carry_video *v) {
     pthread_condattr_t attributes;
     v->ring = calloc((size_t)v->options.keep, sizeof *v->ring);
-    if (v->ring == NULL || carry_ctx_new(&v->ctx, &(carry_ctx_options){.threads = 1}) != CARRY_OK) {
+    if (v->ring == NULL ||
+        carry_ctx_new(&v->ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %d frames of a video", v->options.keep);
     }
     (void)pthread_condattr_init(&attributes);

@@ -231,7 +231,7 @@ carry_status carry_material_open(carry_comm *comm, carry_material *material, car
 void carry_material_close(carry_material *material) {
     carry_corpus_free(material->corpus);
     carry_corpus_free(material->evaluated);
-    carry_tokenizer_free(material->tokenizer);
+    carry_tokenizer_close(material->tokenizer);
     *material = (carry_material){0};
 }
 

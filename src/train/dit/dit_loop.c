@@ -7,6 +7,7 @@
 
 #include "carry/device.h"
 #include "carry/nn.h"
+#include "ops/video.h"
 #include "carry/ops.h"
 #include "core/error.h"
 #include "file/checkpoint_files.h"

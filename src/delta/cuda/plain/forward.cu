@@ -46,6 +46,11 @@ template <int KR, bool KEYS> struct unit {
     delta_tile<tile<KR, KEYS>::TOKENS, COLUMNS, THREADS> v;
     delta_gates<tile<KR, KEYS>::TOKENS, tile<KR, KEYS>::KP, THREADS, KEYS> gates;
 
+    /* The state of this head among all states. */
+    __device__ __forceinline__ int64_t state() const {
+        return (job.slots != nullptr ? job.slots[sequence] : sequence) * job.value_heads + head;
+    }
+
     __device__ void start() {
         if (column >= job.value) { /* M's */
 #pragma unroll
@@ -53,7 +58,7 @@ template <int KR, bool KEYS> struct unit {
                 S[e] = row_of(r, e) == column - job.value ? 1.0f : 0.0f;
             }
         } else if (job.initial != nullptr) {
-            load_column<KR>(S, job, job.initial, sequence * job.value_heads + head, column, r, job.transposed);
+            load_column<KR>(S, job, job.initial, state(), column, r, job.transposed);
         } else {
 #pragma unroll
             for (int e = 0; e < KR; e++) {
@@ -65,7 +70,7 @@ template <int KR, bool KEYS> struct unit {
     }
 
     __device__ void finish() {
-        int64_t at = sequence * job.value_heads + head;
+        int64_t at = state();
         if (job.final_state != nullptr) {
             store_column<KR>(job.final_state, at, S, job, column, r, job.transposed);
         }

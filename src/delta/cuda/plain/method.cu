@@ -83,10 +83,12 @@ carry_delta_job carry_delta_step_job(const carry_delta_plan *plan, const carry_t
 }
 
 carry_status carry_delta_plain_step(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state,
-                                    const carry_delta_forward_args *inputs, void *memory, size_t bytes) {
+                                    const int32_t *slots, const carry_delta_forward_args *inputs, void *memory,
+                                    size_t bytes) {
     (void)memory;
     (void)bytes;
-    const carry_delta_job job = carry_delta_step_job(plan, o, state, inputs);
+    carry_delta_job job = carry_delta_step_job(plan, o, state, inputs);
+    job.slots = slots;
     CARRY_TRY(run(plan, &job));
     carry_delta_count_work(plan, 7.0);
     return CARRY_OK;

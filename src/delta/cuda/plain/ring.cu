@@ -12,7 +12,7 @@ extern "C" {
 
 namespace {
 
-constexpr int MOST = CARRY_DELTA_RING_MOST;
+constexpr int MOST = CARRY_MAX_DELTA_RING;
 static_assert(MOST <= WARPS, "a warp weighs a token");
 
 template <int FOURS> struct ring_memory {
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(THREADS, ring_memory<FOURS>::BLOCKS)
 
 /* Adds the tokens of the rings to the states. One block for each state. */
 __global__ void __launch_bounds__(THREADS) delta_ring_flush(const __grid_constant__ ring_job r, int64_t units) {
-    __shared__ float keys[MOST][CARRY_DELTA_MAX_DIM], base[CARRY_DELTA_MAX_DIM];
+    __shared__ float keys[MOST][CARRY_MAX_DELTA_DIM], base[CARRY_MAX_DELTA_DIM];
     const carry_delta_job &job = r.job;
     for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
         const int waiting = r.ring.counts[unit * CARRY_DELTA_RING_COUNTS];

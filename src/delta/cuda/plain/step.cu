@@ -10,7 +10,7 @@ constexpr int BLOCKS = 3; /* of a multiprocessor */
 
 template <int FOURS> struct step_memory {
     float4 state[2][ROWS][THREADS];
-    float k[2][CARRY_DELTA_MAX_DIM], q[2][CARRY_DELTA_MAX_DIM], decay[2][CARRY_DELTA_MAX_DIM];
+    float k[2][CARRY_MAX_DELTA_DIM], q[2][CARRY_MAX_DELTA_DIM], decay[2][CARRY_MAX_DELTA_DIM];
     float4 seen[WARPS][FOURS], out[WARPS][FOURS];
 };
 

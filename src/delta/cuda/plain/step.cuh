@@ -48,13 +48,14 @@ __device__ __forceinline__ void fma_four(float4 &to, float4 a, float b) {
 
 /* A piece, and the bits of its token, which are loaded one piece ahead. */
 template <int FOURS> struct step_piece {
-    int64_t item, head;
+    int64_t item, slot, head;
     int block, column;
     unsigned k, q, g, beta, v[4];
 
     __device__ __forceinline__ void open(const carry_delta_job &job, int64_t index, int blocks) {
         head = index / blocks % job.value_heads;
         item = index / blocks / job.value_heads;
+        slot = job.slots != nullptr ? job.slots[item] : item;
         block = (int)(index % blocks);
         column = (block * FOURS + (int)threadIdx.x % FOURS) * 4;
         k = q = g = 0;
@@ -74,7 +75,7 @@ template <int FOURS> struct step_piece {
 
     /* The state among all states, and the offset of this thread's columns in them. */
     __device__ __forceinline__ int64_t unit(const carry_delta_job &job) const {
-        return item * job.value_heads + head;
+        return slot * job.value_heads + head;
     }
     __device__ __forceinline__ int64_t offset(const carry_delta_job &job) const {
         return unit(job) * job.key * job.value + column;

@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(THREADS) delta_step_rows(const __grid_constant
     const int64_t lines = blockIdx.x / blocks; /* items and heads */
     const int64_t head = lines % job.value_heads, item = lines / job.value_heads;
     const int first = ((int)(blockIdx.x % blocks) * WARPS + (int)threadIdx.x / 32) * ROWS;
-    const int64_t start = lines * job.value * job.key;
+    const int64_t slot = job.slots != nullptr ? job.slots[item] : item;
+    const int64_t start = (slot * job.value_heads + head) * job.value * job.key;
     float4 S[ROWS][FOURS], k[FOURS], q[FOURS], decay[FOURS];
 #pragma unroll
     for (int r = 0; r < ROWS; r++) {

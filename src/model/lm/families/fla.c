@@ -57,7 +57,7 @@ carry_status carry_lm_fla_finish_gated(carry_ctx *ctx, carry_lm_config *c) {
     const carry_lm_fla *own = carry_lm_fla_of(c);
     carry_lm_delta_options *d = &c->delta;
     CARRY_TRY(carry_lm_fla_finish(ctx, c));
-    CARRY_TRY(carry_lm_check_size(ctx, "head_dim", own->head_dim, CARRY_DELTA_MAX_DIM));
+    CARRY_TRY(carry_lm_check_size(ctx, "head_dim", own->head_dim, CARRY_MAX_DELTA_DIM));
     d->value_heads = own->num_v_heads != 0 ? own->num_v_heads : d->heads;
     d->key = own->head_dim;
     return carry_lm_fla_expand(ctx, &d->value, "expand_v", own->expand_v, "head_dim", own->head_dim, true);

@@ -189,7 +189,8 @@ carry_tensor carry_lm_experts_half(carry_tensor W, int64_t width, int which) {
 }
 
 /* The experts of each token. A router that gives NaN would make all that follows NaN: where no gradients are wanted, it
-   is refused by its layer and token. On a GPU, where nothing is read back, the logits become NaN. */
+   is refused by its layer and token. On a GPU, where nothing is read back, and in a call of several sequences in a
+   pool, the logits of that sequence become NaN. */
 static carry_status choose(const carry_lm_call *call, carry_tensor x) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_experts_options *e = &call->pass->lm->config.experts;
@@ -200,7 +201,8 @@ static carry_status choose(const carry_lm_call *call, carry_tensor x) {
     CARRY_TRY(carry_lm_project(call, CARRY_LM_EXPERTS_ROUTER, logits, x));
     CARRY_TRY(carry_route(ctx, weights, chosen, logits, carry_lm_w(call, CARRY_LM_EXPERTS_BIAS), &e->router));
     const float *w = weights.data;
-    for (int64_t i = 0; weights.device == 0 && call->pass->options.forward_only && i < call->count * e->chosen; i++) {
+    const bool checks = weights.device == 0 && call->pass->options.forward_only && call->args->places == NULL;
+    for (int64_t i = 0; checks && i < call->count * e->chosen; i++) {
         if (isnan(w[i])) {
             return carry_fail(ctx, CARRY_ERANGE, "layer %" PRId64 ", token %" PRId64 ": the router's scores are NaN",
                               call->layer, call->first + i / e->chosen);

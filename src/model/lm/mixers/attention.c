@@ -3,10 +3,13 @@
 #include <stdlib.h>
 
 #include "attention/attention.h"
+#include "carry/device.h"
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/lm/mixers/attention.h"
+#include "model/lm/mixers/attention_pooled.h"
+#include "model/lm/places.h"
 
 #define BLOCK 256 /* queries of a block of attention: workspaces are largest for whole blocks */
 #define BLOCKS 64 /* and do not grow from here on */
@@ -72,6 +75,9 @@ bool carry_lm_attention_records(const carry_lm *lm, int64_t batch, carry_dtype d
 static void close_attention(void *opened) {
     carry_lm_attention *o = opened;
     if (o != NULL) {
+        if (o->rates_there != NULL && o->rates_there != o->rates) {
+            carry_device_free(o->ctx, o->device, o->rates_there);
+        }
         free(o->turns);
         free(o->rates);
         free(o);
@@ -104,12 +110,33 @@ static size_t workspace_of(const carry_lm_pass *pass) {
         args.forward.q.device = args.forward.k.device = pass->lm->own.device;
         const size_t forward = carry_attention_workspace(&args.forward);
         most = forward > most ? forward : most;
+        if (block == 0 && pass->options.pooled > 0) {
+            const size_t pooled = carry_lm_attention_pooled_workspace(pass);
+            most = pooled > most ? pooled : most;
+        }
         if (block == 0 && !pass->options.forward_only) {
             const size_t backward = carry_attention_backward_workspace(&args);
             most = backward > most ? backward : most;
         }
     }
     return most;
+}
+
+/* The rates, where a pooled pass computes turns from positions. */
+static carry_status bring_rates(const carry_lm_pass *pass, carry_lm_attention *o) {
+    const size_t bytes = (size_t)pass->lm->config.attention.rotary / 2 * sizeof *o->rates;
+    o->ctx = pass->ctx;
+    o->device = pass->lm->own.device;
+    if (o->device == 0) {
+        o->rates_there = o->rates;
+        return CARRY_OK;
+    }
+    void *there = NULL;
+    CARRY_TRY(carry_device_alloc(o->ctx, &there, o->device, bytes));
+    o->rates_there = there;
+    carry_stream *stream = carry_ctx_stream(o->ctx, o->device);
+    CARRY_TRY(carry_device_copy(o->ctx, there, o->device, o->rates, 0, bytes, stream));
+    return carry_stream_wait(o->ctx, o->device, stream);
 }
 
 static carry_status open_attention(carry_lm_pass *pass, void **opened) {
@@ -119,6 +146,9 @@ static carry_status open_attention(carry_lm_pass *pass, void **opened) {
         return carry_fail(
             pass->ctx, CARRY_EUNSUPPORTED,
             "the model has layers with attention, whose rows cannot be split over ranks: let ranks share the batch");
+    }
+    if (pass->options.pooled > 0 && c->attention.scale != 0.0) {
+        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "attention with a multiplier of its own has no pages");
     }
     carry_lm_attention *o = calloc(1, sizeof *o);
     const int64_t sizes[] = {pass->tokens, c->attention.rotary};
@@ -136,8 +166,14 @@ static carry_status open_attention(carry_lm_pass *pass, void **opened) {
     if (o->rates != NULL) {
         carry_lm_attention_rates(c, o->rates);
     }
+    const carry_status status = o->rates != NULL && pass->options.pooled > 0 ? bring_rates(pass, o) : CARRY_OK;
+    if (status != CARRY_OK) {
+        close_attention(o);
+        return status;
+    }
     o->scratch = workspace_of(pass);
-    o->steps = pass->options.forward_only && pass->options.tokens == 1 && pass->options.sequences == 0 &&
+    o->steps = pass->options.pooled == 0 && pass->options.forward_only && pass->options.tokens == 1 &&
+               pass->options.sequences == 0 &&
                carry_lm_attention_records(pass->lm, pass->options.batch, pass->options.dtype);
     if (o->steps) {
         const carry_attention_step_args step = step_of(pass->lm, pass->options.batch, pass->options.dtype);
@@ -226,6 +262,10 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
     const int64_t half = pass->lm->config.attention.rotary / 2;
     int64_t first;
     int64_t count;
+    if (args->places != NULL) {
+        return half > 0 ? carry_rotary_turns(pass->ctx, o->table, args->places->there.positions, o->rates_there)
+                        : CARRY_OK;
+    }
     for (int64_t i = 0; half > 0 && carry_lm_attention_document(pass, args, i, &first, &count); i++) {
         const int64_t past = args->state != NULL ? args->state->length[i] : 0;
         for (int64_t t = 0; t < count; t++) {
@@ -296,6 +336,9 @@ static carry_status attend(const carry_lm_call *call) {
     const carry_lm_attention_rows *r = call->rows;
     int64_t first;
     int64_t count;
+    if (call->args->places != NULL) {
+        return carry_lm_attend_pooled(call);
+    }
     if (((const carry_lm_attention *)call->opened)->steps && call->args->state != NULL) {
         return attend_step(call);
     }

@@ -7,6 +7,7 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
+#include "model/lm/places.h"
 
 /* Rows may be further apart than they are long: [B, T, ...] of them. */
 static carry_tensor by_token(const carry_lm_pass *pass, carry_tensor rows, int rank, const int64_t *shape) {
@@ -120,7 +121,7 @@ static carry_status open_delta(carry_lm_pass *pass, void **opened) {
     o->method = options->recurrence != NULL             ? options->recurrence
                 : pass->lm->config.delta.use_delta_rule ? &carry_lm_recurrence_chunk
                                                         : &carry_lm_recurrence_linear;
-    carry_status status = o->method->open(pass->ctx, &o->recurrence, &o->problem, options->recurrence_options);
+    carry_status status = carry_lm_open_recurrence(pass, &o->recurrence, o->method, &o->problem);
     if (status != CARRY_OK) {
         close_delta(o);
         return status;
@@ -268,21 +269,22 @@ static carry_status convolve(const carry_lm_call *call, int which, carry_tensor 
     const carry_lm_delta *o = call->opened;
     const int slot = CARRY_LM_Q_CONV + which;
     carry_activation activation = carry_lm_activation(pass, slot);
+    carry_lm_group group;
     if (!pass->lm->config.delta.use_short_conv) {
         CARRY_TRY(carry_activate(pass->ctx, y, x, activation));
+    } else if (o->method->halo == NULL) {
+        for (int64_t i = 0; carry_lm_group_at(pass, call->args, i, &group); i++) {
+            CARRY_TRY(carry_lm_group_conv(call, &group, which, y, x, carry_lm_w(call, slot), activation));
+        }
     } else {
         carry_conv_args conv = {.y = carry_lm_channels(pass, y),
                                 .x = carry_lm_channels(pass, x),
                                 .w = carry_lm_w(call, slot),
                                 .cu_seqlens = pass->cuts,
                                 .activation = activation};
-        if (call->args->state != NULL) {
-            conv.before = conv.after = call->args->state->part[call->layer][which];
-        } else if (o->method->halo != NULL) {
-            conv.before = ((carry_lm_delta_rows *)call->rows)->before[which];
-            if (conv.before.data != NULL) {
-                CARRY_TRY(o->method->halo(o->recurrence, conv.before, conv.x, call->args->cu_seqlens));
-            }
+        conv.before = ((carry_lm_delta_rows *)call->rows)->before[which];
+        if (conv.before.data != NULL) {
+            CARRY_TRY(o->method->halo(o->recurrence, conv.before, conv.x, call->args->cu_seqlens));
         }
         CARRY_TRY(carry_conv(pass->ctx, &conv));
     }
@@ -292,32 +294,49 @@ static carry_status convolve(const carry_lm_call *call, int which, carry_tensor 
     return CARRY_OK;
 }
 
-static carry_status mix(const carry_lm_call *call) {
+/* Rows of a group as the delta rule sees them: [batch, tokens, heads, width], or without width where it is 0. */
+static carry_tensor heads_of(const carry_lm_group *group, carry_tensor rows, int64_t heads, int64_t width) {
+    const int64_t shape[] = {heads, width};
+    return carry_lm_group_rows(group, rows, width > 0 ? 2 : 1, shape);
+}
+
+static carry_status mix_group(const carry_lm_call *call, const carry_lm_group *group) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_args *args = call->args;
     const carry_lm_config *c = &pass->lm->config;
     const carry_lm_delta *o = call->opened;
     const carry_lm_delta_rows *r = call->rows;
-    carry_tensor g = carry_lm_heads(pass, r->a, c->delta.value_heads, 0);
     carry_tensor A_log = carry_lm_w(call, CARRY_LM_A_LOG);
     carry_tensor dt_bias = carry_lm_w(call, CARRY_LM_DT_BIAS);
     bool gated = A_log.data != NULL;
     const carry_tensor *kept = args->state != NULL ? &args->state->part[call->layer][3] : NULL;
     const carry_delta_forward_args delta = {
-        .o = carry_lm_heads(pass, r->o, c->delta.value_heads, c->delta.value),
+        .o = heads_of(group, r->o, c->delta.value_heads, c->delta.value),
         .final_state = kept != NULL ? *kept : (carry_tensor){0},
         .kept = args->backward ? r->kept : NULL,
-        .q = carry_lm_heads(pass, r->q, c->delta.heads, c->delta.key),
-        .k = carry_lm_heads(pass, r->k, c->delta.heads, c->delta.key),
-        .v = carry_lm_heads(pass, r->v, c->delta.value_heads, c->delta.value),
-        .beta = carry_lm_heads(pass, r->b, c->delta.value_heads, 0),
-        .g = gated ? g : (carry_tensor){0},
+        .q = heads_of(group, r->q, c->delta.heads, c->delta.key),
+        .k = heads_of(group, r->k, c->delta.heads, c->delta.key),
+        .v = heads_of(group, r->v, c->delta.value_heads, c->delta.value),
+        .beta = heads_of(group, r->b, c->delta.value_heads, 0),
+        .g = gated ? heads_of(group, r->a, c->delta.value_heads, 0) : (carry_tensor){0},
         .initial_state = kept != NULL ? *kept : (carry_tensor){0},
         .cu_seqlens = args->cu_seqlens.data != NULL ? args->cu_seqlens : (carry_tensor){0},
         .A_log = gated ? A_log : (carry_tensor){0},
         .dt_bias = gated ? dt_bias : (carry_tensor){0},
     };
+    if (args->places != NULL) {
+        const carry_lm_pooled_call pooled = carry_lm_pooled(call, group, 3);
+        return o->method->pooled(o->recurrence, &pooled, &delta, pass->scratch, pass->scratch_bytes);
+    }
     return o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes);
+}
+
+static carry_status mix(const carry_lm_call *call) {
+    carry_lm_group group;
+    for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
+        CARRY_TRY(mix_group(call, &group));
+    }
+    return CARRY_OK;
 }
 
 static carry_status forward(const carry_lm_call *call) {

@@ -51,6 +51,10 @@ typedef struct carry_lm_delta_back {
     carry_tensor rest, zeros; /* columns of zeros after dq_in to db, on a GPU; and where they come from */
 } carry_lm_delta_back;
 
+/* Opens a method for a pass; for a pooled one as places.h needs it. The problem's sizes may be changed. */
+carry_status carry_lm_open_recurrence(carry_lm_pass *pass, void **opened, const carry_lm_recurrence *method,
+                                      carry_delta_problem *problem);
+
 /* A tensor of rows as the delta rule sees it: [B, T, heads, width], or [B, T, heads] with width 0. */
 carry_tensor carry_lm_heads(const carry_lm_pass *pass, carry_tensor rows, int64_t heads, int64_t width);
 /* The same as a convolution sees it: [B, T, channels]. */

@@ -5,7 +5,7 @@
 #include "model/lm/mixers/delta.h"
 
 #define MAX_CONV 16
-#define MAX_VALUE ((int64_t)8 * CARRY_DELTA_MAX_DIM) /* of a head: wider ones are done in slices (recurrence.h) */
+#define MAX_VALUE ((int64_t)8 * CARRY_MAX_DELTA_DIM) /* of a head: wider ones are done in slices (recurrence.h) */
 
 const char *const carry_lm_delta_names[] = {
     "attn.q_proj.weight",   "attn.k_proj.weight", "attn.v_proj.weight", "attn.a_proj.weight",   "attn.b_proj.weight",
@@ -21,7 +21,7 @@ carry_status carry_lm_delta_check(carry_ctx *ctx, carry_lm_config *c) {
                           "num_v_heads is %" PRId64 " and num_heads is %" PRId64 ": it must be a multiple of it",
                           d->value_heads, d->heads);
     }
-    CARRY_TRY(carry_lm_check_size(ctx, "the width of a key's head", d->key, CARRY_DELTA_MAX_DIM));
+    CARRY_TRY(carry_lm_check_size(ctx, "the width of a key's head", d->key, CARRY_MAX_DELTA_DIM));
     CARRY_TRY(carry_lm_check_size(ctx, "the width of a value's head", d->value, MAX_VALUE));
     d->key_width = d->heads * d->key;
     d->value_width = d->value_heads * d->value;

@@ -10,25 +10,14 @@
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
-#include "model/lm/mixers/delta.h"
+#include "model/lm/mixers/deltaproduct.h"
+#include "model/lm/places.h"
 
 #define MAX_STEPS 64
 #define CLOSED (-1e4) /* softplus of it is 0, in every type */
 
-typedef struct product {
-    int64_t steps;
-    void *recurrence;
-    const carry_lm_recurrence *method;
-    int64_t *cuts; /* cu_seqlens of steps */
-    char about[192];
-} product;
-
-typedef struct product_rows {
-    carry_tensor q_in, k_in, v_in, q, k, v, a, b, z; /* as in delta.h */
-    carry_tensor q_wide, a_wide, o_wide;             /* with a row a step */
-    carry_tensor o, y;
-    void *kept;
-} product_rows;
+typedef carry_lm_deltaproduct product;
+typedef carry_lm_deltaproduct_rows product_rows;
 
 typedef struct product_back {
     carry_tensor dy, dout, dz, dq, dk, dv, dq_in, dk_in, dv_in, da, db;
@@ -87,25 +76,25 @@ static carry_status open_product(carry_lm_pass *pass, void **opened) {
     o->steps = c->delta.steps;
     o->method = &carry_lm_recurrence_chunk;
     o->cuts = calloc((size_t)options->sequences + 1, sizeof *o->cuts);
-    const carry_delta_problem problem = {.batch = options->batch,
-                                         .tokens = options->tokens * o->steps,
-                                         .heads = c->delta.heads,
-                                         .value_heads = c->delta.value_heads,
-                                         .key = c->delta.key,
-                                         .value = c->delta.value,
-                                         .sequences = options->sequences,
-                                         .dtype = options->dtype,
-                                         .gate = c->delta.gated ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
-                                         .l2norm = true,
-                                         .gate_inside = c->delta.gated,
-                                         .beta_sigmoid = true,
-                                         .beta_factor = c->delta.allow_neg_eigval ? 2.0f : 1.0f,
-                                         .device = pass->lm->own.device};
+    carry_delta_problem problem = {.batch = options->batch,
+                                   .tokens = options->tokens * o->steps,
+                                   .heads = c->delta.heads,
+                                   .value_heads = c->delta.value_heads,
+                                   .key = c->delta.key,
+                                   .value = c->delta.value,
+                                   .sequences = options->sequences,
+                                   .dtype = options->dtype,
+                                   .gate = c->delta.gated ? CARRY_DELTA_HEAD_GATE : CARRY_DELTA_NO_GATE,
+                                   .l2norm = true,
+                                   .gate_inside = c->delta.gated,
+                                   .beta_sigmoid = true,
+                                   .beta_factor = c->delta.allow_neg_eigval ? 2.0f : 1.0f,
+                                   .device = pass->lm->own.device};
     carry_status status = CARRY_OK;
     if (o->cuts == NULL) {
         status = carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: a pass");
     } else {
-        status = o->method->open(pass->ctx, &o->recurrence, &problem, options->recurrence_options);
+        status = carry_lm_open_recurrence(pass, &o->recurrence, o->method, &problem);
     }
     if (status != CARRY_OK) {
         close_product(o);
@@ -205,15 +194,12 @@ static carry_status convolve(const carry_lm_call *call, int which, carry_tensor 
     if (!pass->lm->config.delta.use_short_conv) {
         return carry_activate(pass->ctx, y, x, CARRY_SILU);
     }
-    carry_conv_args conv = {.y = carry_lm_channels(pass, y),
-                            .x = carry_lm_channels(pass, x),
-                            .w = carry_lm_w(call, CARRY_LM_Q_CONV + which),
-                            .cu_seqlens = pass->cuts,
-                            .activation = CARRY_SILU};
-    if (call->args->state != NULL) {
-        conv.before = conv.after = call->args->state->part[call->layer][which];
+    carry_lm_group group;
+    const carry_tensor w = carry_lm_w(call, CARRY_LM_Q_CONV + which);
+    for (int64_t i = 0; carry_lm_group_at(pass, call->args, i, &group); i++) {
+        CARRY_TRY(carry_lm_group_conv(call, &group, which, y, x, w, CARRY_SILU));
     }
-    return carry_conv(pass->ctx, &conv);
+    return CARRY_OK;
 }
 
 static carry_status convolve_backward(const carry_lm_call *call, int which, carry_tensor dx, carry_tensor dy,
@@ -263,7 +249,8 @@ static carry_status mix(const carry_lm_call *call) {
                                             .cu_seqlens = args->cu_seqlens.data != NULL ? cuts : (carry_tensor){0},
                                             .A_log = c->delta.gated ? A_log : (carry_tensor){0},
                                             .dt_bias = c->delta.gated ? dt_bias : (carry_tensor){0}};
-    CARRY_TRY(o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes));
+    CARRY_TRY(args->places != NULL ? carry_lm_deltaproduct_pooled(call)
+                                   : o->method->forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes));
     return carry_copy_columns(pass->ctx, r->o, 0, r->o_wide, last * c->delta.value_width, c->delta.value_width);
 }
 

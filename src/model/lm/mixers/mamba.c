@@ -141,6 +141,9 @@ carry_ssm_args carry_lm_mamba_ssm(const carry_lm_call *call) {
 
 static carry_status open_mamba(carry_lm_pass *pass, void **opened) {
     *opened = NULL;
+    if (pass->options.pooled > 0) {
+        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "states of Mamba layers cannot lie in a pool");
+    }
     return pass->options.recurrence == &carry_lm_recurrence_ranks
                ? carry_fail(pass->ctx, CARRY_EUNSUPPORTED,
                             "Mamba layers cannot be split over ranks: let ranks share the batch")

@@ -8,6 +8,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "delta/plan.h"
 #include "delta/ranks.h"
 #include "model/lm/recurrence/recurrence.h"
 
@@ -30,7 +31,7 @@ typedef struct sums {
 } sums;
 
 int64_t carry_lm_recurrence_slices(int64_t value) {
-    int64_t slices = value > CARRY_DELTA_MAX_DIM ? (value + CARRY_DELTA_MAX_DIM - 1) / CARRY_DELTA_MAX_DIM : 1;
+    int64_t slices = value > CARRY_MAX_DELTA_DIM ? (value + CARRY_MAX_DELTA_DIM - 1) / CARRY_MAX_DELTA_DIM : 1;
     while (value % slices != 0) {
         slices++;
     }
@@ -68,18 +69,19 @@ static void close_mixing(void *opened) {
 
 /* Sizes, once the plan of a slice is there. */
 static carry_status measure(running *m) {
-    size_t kept;
+    size_t kept, forward, backward;
     if (m->ranks != NULL) {
         m->keeps = true;
-        m->delta_workspace = carry_delta_ranks_workspace(m->ranks);
-        kept = carry_delta_ranks_kept(m->ranks);
+        forward = carry_delta_ranks_forward_workspace(m->ranks);
+        backward = carry_delta_ranks_backward_workspace(m->ranks);
+        kept = carry_delta_ranks_kept_bytes(m->ranks);
     } else {
-        m->keeps = strcmp(carry_delta_plan_method(m->plan), "recurrent") != 0;
-        size_t forward = carry_delta_forward_workspace(m->plan);
-        size_t backward = carry_delta_backward_workspace(m->plan);
-        m->delta_workspace = forward > backward ? forward : backward;
-        kept = carry_delta_kept(m->plan);
+        m->keeps = strcmp(carry_delta_plan_algorithm(m->plan), "recurrent") != 0;
+        forward = carry_delta_forward_workspace(m->plan);
+        backward = carry_delta_backward_workspace(m->plan);
+        kept = carry_delta_kept_bytes(m->plan);
     }
+    m->delta_workspace = forward > backward ? forward : backward;
     m->kept_slice = (kept + CARRY_ALIGN - 1) / CARRY_ALIGN * CARRY_ALIGN;
     carry_arena count = carry_arena_over(NULL, 0);
     take_sums(m, &count, &(sums){0});
@@ -105,9 +107,12 @@ static carry_status open_either(carry_ctx *ctx, void **opened, const carry_delta
     carry_status status;
     if (over != NULL) {
         m->comm = over->comm;
-        status = carry_delta_ranks_plan_new(over->comm, &m->ranks, &one, &over->delta);
+        carry_delta_ranks_options delta = over->delta;
+        delta.size = sizeof delta;
+        status = carry_delta_ranks_plan_new(over->comm, &m->ranks, &one, &delta);
     } else {
-        status = carry_delta_plan_new(ctx, &m->plan, &one, &(carry_delta_options){.method = method});
+        status = carry_delta_plan_new(ctx, &m->plan, &one,
+                                      &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method});
     }
     if (status == CARRY_OK) {
         status = measure(m);
@@ -205,6 +210,41 @@ static carry_status forward(void *opened, const carry_delta_forward_args *args, 
     return CARRY_OK;
 }
 
+static carry_status open_pooled(void *opened, int64_t sequences) {
+    running *m = opened;
+    m->delta_workspace = carry_delta_plan_most_workspace(m->plan, sequences, m->problem.tokens);
+    carry_arena count = carry_arena_over(NULL, 0);
+    take_sums(m, &count, &(sums){0});
+    return carry_arena_total(&count, &m->workspace)
+               ? CARRY_OK
+               : carry_fail(m->ctx, CARRY_ESIZE, "the workspace of a layer is larger than memory can be");
+}
+
+static carry_status pooled(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
+                           void *workspace, size_t bytes) {
+    running *m = opened;
+    sums s = {0};
+    CARRY_TRY(check_workspace(m, bytes));
+    CARRY_TRY(carry_delta_plan_resize(m->plan, call->batch, call->tokens));
+    carry_arena arena = carry_arena_over(workspace, bytes);
+    take_sums(m, &arena, &s);
+    for (int64_t i = 0; i < m->slices; i++) {
+        carry_delta_forward_args one = *args;
+        carry_tensor states = state_of(m, &call->pool, i);
+        one.o = slice_of(m, args->o, i);
+        one.v = slice_of(m, args->v, i);
+        if (call->slots != NULL) {
+            CARRY_TRY(carry_delta_step_slots(m->plan, one.o, states, call->slots, &one, s.rest, m->delta_workspace));
+            continue;
+        }
+        one.initial_state = one.final_state = carry_slice(states, call->slot, 1);
+        CARRY_TRY(call->tokens == 1
+                      ? carry_delta_step(m->plan, one.o, one.final_state, &one, s.rest, m->delta_workspace)
+                      : carry_delta_forward(m->plan, &one, s.rest, m->delta_workspace));
+    }
+    return CARRY_OK;
+}
+
 static carry_status add(const running *m, const carry_tensor *to, carry_tensor from) {
     return to != NULL ? carry_elementwise(m->ctx, *to, *to, from, CARRY_ADD) : CARRY_OK;
 }
@@ -297,6 +337,8 @@ const carry_lm_recurrence carry_lm_recurrence_chunk = {
     .kept = kept_bytes,
     .forward = forward,
     .backward = backward,
+    .open_pooled = open_pooled,
+    .pooled = pooled,
 };
 
 const carry_lm_recurrence carry_lm_recurrence_ranks = {

@@ -12,6 +12,14 @@
 
 #include "carry/delta_ranks.h"
 
+/* A call for states that lie in a pool: steps, one token of each of `batch` sequences, or a piece of one sequence. */
+typedef struct carry_lm_pooled_call {
+    int64_t batch, tokens; /* of this call: one of them is 1 */
+    carry_tensor pool;     /* of all slots, as the states of that many sequences */
+    const int32_t *slots;  /* steps: [batch], on the device; NULL: a piece */
+    int64_t slot;          /* of a piece */
+} carry_lm_pooled_call;
+
 typedef struct carry_lm_recurrence {
     const char *name, *about;
     /* options are the recurrence's own, and may be NULL. */
@@ -29,10 +37,16 @@ typedef struct carry_lm_recurrence {
        cu_seqlens is the whole row's, absent where not packed; halo_backward writes to dbefore. */
     carry_status (*halo)(void *opened, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens);
     carry_status (*halo_backward)(void *opened, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens);
+    /* Both NULL where states cannot lie in a pool. The first, once after open, makes the workspace large enough for
+       steps of up to this many sequences and for pieces of up to the problem's tokens. args of the second have no
+       states. */
+    carry_status (*open_pooled)(void *opened, int64_t sequences);
+    carry_status (*pooled)(void *opened, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
+                           void *workspace, size_t bytes);
 } carry_lm_recurrence;
 
 /* carry_delta_forward, backward and step; options: the name of a method (const char *), NULL: the planner's choice.
-   A head of v that is wider than CARRY_DELTA_MAX_DIM is done in slices: the columns of a state do not see each other.
+   A head of v that is wider than CARRY_MAX_DELTA_DIM is done in slices: the columns of a state do not see each other.
    Its states are then [slices][N, HV, K, V / slices]. */
 extern const carry_lm_recurrence carry_lm_recurrence_chunk;
 

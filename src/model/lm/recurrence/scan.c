@@ -86,12 +86,12 @@ static carry_status plan_scans(carry_recurrence_scan *m) {
                                .n = p->key,
                                .width = p->value,
                                .dtype = CARRY_F32};
-    const carry_scan_options options = {.algorithm = m->algorithm};
+    const carry_scan_options options = {CARRY_INIT(carry_scan_options), .algorithm = m->algorithm};
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->forward, &scan, &options));
     scan.backward = true;
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->backward, &scan, &options));
-    size_t forward = carry_scan_workspace(m->forward);
-    size_t backward = carry_scan_workspace(m->backward);
+    size_t forward = carry_scan_run_workspace(m->forward);
+    size_t backward = carry_scan_backward_workspace(m->backward);
     m->scan_bytes = forward > backward ? forward : backward;
     carry_arena count = carry_arena_over(NULL, 0);
     carry_recurrence_scan_take(m, &count, &(carry_recurrence_scan_work){0});
@@ -140,7 +140,8 @@ static carry_status open_either(carry_ctx *ctx, void **running, const carry_delt
     m->slice = m->slices > 0 ? problem->value / m->slices : 0;
     carry_delta_problem narrow = *problem;
     narrow.value = m->slice;
-    carry_status status = carry_delta_plan_new(ctx, &m->delta, &narrow, &(carry_delta_options){.method = "recurrent"});
+    carry_status status = carry_delta_plan_new(
+        ctx, &m->delta, &narrow, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "recurrent"});
     if (status == CARRY_OK) { /* which has refused sizes whose products overflow */
         m->units = problem->batch * problem->value_heads;
         m->transition = linear ? problem->key : problem->key * problem->key;
@@ -334,9 +335,11 @@ static carry_status forward(void *running, const carry_delta_forward_args *args,
     }
     const carry_delta_problem *p = &m->problem;
     carry_delta_inputs in = carry_delta_inputs_of(args);
-    CARRY_TRY(carry_delta_check_inputs(m->ctx, p, &in));
+    carry_delta_inputs checked = in;
+    checked.initial_state = m->pool > 0 ? NULL : in.initial_state;
+    CARRY_TRY(carry_delta_check_inputs(m->ctx, p, &checked));
     CARRY_TRY(carry_delta_check_written(m->ctx, p, "o", &args->o, p->value_heads, p->value));
-    if (args->final_state.data != NULL) {
+    if (args->final_state.data != NULL && m->pool == 0) {
         CARRY_TRY(carry_delta_check_state(m->ctx, p, "final_state", &args->final_state));
     }
     CARRY_TRY(carry_delta_check_workspace(m->ctx, workspace, bytes, m->workspace));
@@ -352,6 +355,47 @@ static carry_status forward(void *running, const carry_delta_forward_args *args,
         }
     }
     return CARRY_OK;
+}
+
+static carry_status open_pooled(void *running, int64_t sequences) {
+    const carry_recurrence_scan *m = running;
+    (void)sequences;
+    return m->device == NULL && m->problem.batch == 1 && m->problem.tokens == 1
+               ? CARRY_OK
+               : carry_fail(m->ctx, CARRY_EUNSUPPORTED, "a scan over states in a pool takes one token at a time");
+}
+
+static carry_tensor one_token(carry_tensor rows, int64_t b, int64_t t) {
+    if (rows.data != NULL) {
+        const int64_t at = b * rows.stride[0] + t * rows.stride[1];
+        rows.data = (char *)rows.data + at * (int64_t)carry_dtype_size(rows.dtype);
+        rows.shape[0] = rows.shape[1] = 1;
+    }
+    return rows;
+}
+
+/* Token by token: for a model without the delta rule, which is there for comparison. */
+static carry_status pooled(void *running, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
+                           void *workspace, size_t bytes) {
+    carry_recurrence_scan *m = running;
+    carry_status status = CARRY_OK;
+    m->pool = call->pool.shape[0];
+    for (int64_t i = 0; status == CARRY_OK && i < call->batch * call->tokens; i++) {
+        const int64_t b = i / call->tokens;
+        const int64_t t = i % call->tokens;
+        carry_delta_forward_args one = *args;
+        m->slot = call->slots != NULL ? call->slots[b] : call->slot;
+        one.initial_state = one.final_state = call->pool;
+        one.o = one_token(args->o, b, t);
+        one.q = one_token(args->q, b, t);
+        one.k = one_token(args->k, b, t);
+        one.v = one_token(args->v, b, t);
+        one.beta = one_token(args->beta, b, t);
+        one.g = one_token(args->g, b, t);
+        status = forward(m, &one, workspace, bytes);
+    }
+    m->pool = m->slot = 0;
+    return status;
 }
 
 static carry_status open_scan(carry_ctx *ctx, void **running, const carry_delta_problem *problem,
@@ -393,7 +437,7 @@ static carry_status open_cyclic(carry_ctx *ctx, void **running, const carry_delt
     {                                                                                             \
         .name = (NAME), .about = (ABOUT), .open = (OPEN), .close = close_scan, .plan = plan_line, \
         .workspace = workspace_bytes, .kept = kept_bytes, .forward = forward,                     \
-        .backward = carry_recurrence_scan_backward                                                \
+        .backward = carry_recurrence_scan_backward, .open_pooled = open_pooled, .pooled = pooled  \
     }
 
 const carry_lm_recurrence carry_lm_recurrence_cyclic =

@@ -21,6 +21,7 @@ typedef struct carry_recurrence_scan {
     int64_t transition; /* numbers of one A: K x K, or K */
     int64_t units, together;
     int64_t slices, slice; /* of a state of the caller's (recurrence.h) */
+    int64_t pool, slot;    /* in a pool of this many rows, the row of the one sequence; pool 0: none */
     size_t scan_bytes, workspace;
     char about[448]; /* of a plan, with the name of its method */
 } carry_recurrence_scan;
@@ -72,8 +73,8 @@ static inline float carry_recurrence_scan_erased(const carry_recurrence_scan *m,
 /* Row r of a slice of a state of the caller's. */
 static inline float *carry_recurrence_scan_state(const carry_recurrence_scan *m, const carry_tensor *states,
                                                  int64_t sequence, int64_t value_head, int64_t r, int64_t slice) {
-    int64_t N = m->problem.sequences > 0 ? m->problem.sequences : m->problem.batch;
-    int64_t at = (slice * N + sequence) * m->problem.value_heads + value_head;
+    int64_t N = m->pool > 0 ? m->pool : m->problem.sequences > 0 ? m->problem.sequences : m->problem.batch;
+    int64_t at = (slice * N + sequence + m->slot) * m->problem.value_heads + value_head;
     return (float *)states->data + (at * m->problem.key + r) * m->slice;
 }
 

@@ -75,12 +75,12 @@ static carry_status plan_scans(running *m, const char *algorithm) {
                                .width = p->value,
                                .dtype = CARRY_F32,
                                .device = p->device};
-    const carry_scan_options options = {.algorithm = algorithm};
+    const carry_scan_options options = {CARRY_INIT(carry_scan_options), .algorithm = algorithm};
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->forward, &scan, &options));
     scan.backward = true;
     CARRY_TRY(carry_scan_plan_new(m->ctx, &m->backward, &scan, &options));
-    const size_t forward = carry_scan_workspace(m->forward);
-    const size_t backward = carry_scan_workspace(m->backward);
+    const size_t forward = carry_scan_run_workspace(m->forward);
+    const size_t backward = carry_scan_backward_workspace(m->backward);
     m->scan_bytes = forward > backward ? forward : backward;
     carry_arena count = carry_arena_over(NULL, 0);
     lay_out(m, &count, &(layout){0});
@@ -115,7 +115,8 @@ carry_status carry_recurrence_device_open(carry_ctx *ctx, void **opened, const c
     }
     m->ctx = ctx;
     m->kernels = carry_delta_dense_on_gpu();
-    carry_status status = carry_delta_plan_new(ctx, &m->delta, problem, &(carry_delta_options){.method = "recurrent"});
+    carry_status status = carry_delta_plan_new(
+        ctx, &m->delta, problem, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "recurrent"});
     if (status == CARRY_OK) { /* which has refused sizes whose products overflow */
         m->units = problem->batch * problem->value_heads;
         m->together = share_units(problem);

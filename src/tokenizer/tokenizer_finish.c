@@ -173,7 +173,7 @@ static carry_status index_added(carry_ctx *ctx, carry_tokenizer *t, int pass) {
     return CARRY_OK;
 }
 
-carry_status carry_tokenizer_close(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *name) {
+carry_status carry_tokenizer_finish(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *name) {
     carry_tokenizer *t = tokenizer;
     if (!t->parts.was_read) { /* as GPT-2's */
         t->parts.was_read = true;

@@ -1,0 +1,153 @@
+/* Tokens from rows of logits: loading, the order of the filters, and the launch. */
+#include "engine/cuda/sample_kernel.cuh"
+
+#include "device/cuda.h"
+
+namespace sampling {
+
+/* The block's share of a row, with the run's own changes. False where a logit is NaN or infinity. */
+static __device__ bool load(const carry_sample_call &call, const carry_sample_row &row, row_view &v) {
+    const size_t base = (size_t)blockIdx.y * (size_t)call.stride;
+    const float *bias = row.bias >= 0 ? (const float *)(call.words + row.bias) : nullptr;
+    bool fine = true;
+    for (int i = threadIdx.x; i < v.count; i += THREADS) {
+        const size_t at = base + (size_t)(v.first + i);
+        v.x[i] = call.is_bf16 ? __bfloat162float(((const __nv_bfloat16 *)call.logits)[at])
+                              : ((const float *)call.logits)[at];
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < row.seen_count; i += THREADS) { /* each token once: no two threads meet */
+        const int token = (int)call.words[row.seen + i] - v.first;
+        if (token >= 0 && token < v.count) {
+            const double x = (double)v.x[token];
+            v.x[token] = (float)(x > 0.0 ? x / row.penalty : x * row.penalty);
+        }
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < v.count; i += THREADS) {
+        const int token = v.first + i;
+        float x = v.x[i];
+        x += bias != nullptr ? bias[token] : 0.0f;
+        fine = fine && x < CUDART_INF_F;
+        if (row.allowed >= 0 && (call.words[row.allowed + token / 32] >> token % 32 & 1u) == 0) {
+            x = -CUDART_INF_F;
+        }
+        v.x[i] = x;
+    }
+    __syncthreads();
+    return fine;
+}
+
+/* The largest, the first of equal ones: below `under` in the order of (key, token). */
+static __device__ mass_t largest(row_view &v, mass_t under) {
+    mass_t best = 0;
+    for (int i = v.from; i < v.to; i++) {
+        const mass_t packed = (mass_t)key_of(v.x[i]) << 32 | (unsigned)~(v.first + i);
+        best = packed < under && packed > best ? packed : best;
+    }
+    return all<larger>(v, best);
+}
+
+static __device__ __forceinline__ int token_of(mass_t packed) {
+    return (int)~(unsigned)packed;
+}
+
+static __device__ int pick(row_view &v, const carry_sample_row &row) {
+    kept k = {0, INT_MAX};
+    if (row.top_k > 0) {
+        k = narrow(v, k, row.top_k, ~(mass_t)0);
+    }
+    if (row.top_p < 1.0) {
+        mass_t sum = 0;
+        for (int i = v.from; i < v.to; i++) {
+            sum += is_kept(k, v.x[i], v.first + i) ? mass_of(v, v.x[i]) : 0;
+        }
+        sum = all<add>(v, sum);
+        k = narrow(v, k, LLONG_MAX, max((mass_t)1, (mass_t)ceil(row.top_p * (double)sum)));
+    }
+    const mass_t least = row.min_p > 0.0 ? (mass_t)ceil(row.min_p * (double)MASS_ONE) : 0;
+    return draw(v, k, max((mass_t)1, least), row.unit);
+}
+
+/* Log probabilities of the token and of the likeliest. */
+static __device__ void report(row_view &v, const carry_sample_row &row, int token, carry_run_result *to) {
+    double own = 0.0;
+    for (int i = v.from; i < v.to; i++) {
+        own += (double)__expf(v.x[i] - v.most);
+    }
+    const double sum = __longlong_as_double((long long)all<add_double>(v, (mass_t)__double_as_longlong(own)));
+    const double rest = log(sum) + (double)v.most;
+    if (token >= v.first && token < v.first + v.count && threadIdx.x == 0) {
+        to->logprob = (float)((double)v.x[token - v.first] - rest);
+    }
+    mass_t under = ~(mass_t)0;
+    for (int n = 0; n < row.logprobs; n++) {
+        under = largest(v, under);
+        if (cg::this_cluster().block_rank() == 0 && threadIdx.x == 0) {
+            to->top[n] = token_of(under);
+            to->top_logprob[n] = (float)((double)value_of((unsigned)(under >> 32)) - rest);
+        }
+    }
+}
+
+static __global__ __cluster_dims__(BLOCKS, 1, 1)
+    __launch_bounds__(THREADS, 1) void sample(const __grid_constant__ carry_sample_call call) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    extern __shared__ __align__(16) unsigned char memory[];
+    __shared__ shared_head head; /* static: its size tells whether the kernel is there (works) */
+    const int share = (call.vocabulary + BLOCKS - 1) / BLOCKS, first = (int)blockIdx.x * share;
+    const int count = max(0, min(share, call.vocabulary - first));
+    const int each = ((share + THREADS - 1) / THREADS) | 1; /* odd: neighbours meet no bank twice */
+    const int from = min(count, (int)threadIdx.x * each), to = min(count, from + each);
+    const carry_sample_row row = call.row[blockIdx.y];
+    row_view v = {&head, (float *)memory, first, count, from, to, 0, 0.0f, row.rate};
+    const bool fine = load(call, row, v);
+    const mass_t most = largest(v, ~(mass_t)0);
+    const bool bad = all<larger>(v, fine ? 0 : 1) != 0;
+    v.most = value_of((unsigned)(most >> 32));
+    const bool is_failed = bad || !(v.most > -CUDART_INF_F);
+    carry_run_result *result = call.results + row.result;
+    int token = token_of(most);
+    if (!is_failed) {
+        token = row.rate > 0.0f ? pick(v, row) : token;
+        if (row.logprobs >= 0) {
+            report(v, row, token, result);
+        }
+    }
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        result->token = is_failed ? -1 : token;
+        result->is_failed = is_failed;
+        if (call.last != nullptr) {
+            call.last[row.slot] = is_failed ? 0 : token;
+        }
+    }
+    cg::this_cluster().sync(); /* no block leaves while others read its memory */
+#endif
+}
+
+static size_t bytes_of(int64_t vocabulary) {
+    return (size_t)((vocabulary + BLOCKS - 1) / BLOCKS) * sizeof(float);
+}
+
+static bool works(int ordinal, int64_t vocabulary) {
+    int major = 0;
+    cudaFuncAttributes attributes;
+    const bool there = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
+                       major >= 9 && cudaFuncGetAttributes(&attributes, sample) == cudaSuccess &&
+                       attributes.sharedSizeBytes > 0;
+    (void)cudaGetLastError();
+    return there && vocabulary > 0 && bytes_of(vocabulary) + sizeof(shared_head) + 1024 <= 227 * 1024;
+}
+
+static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_sample_call *call) {
+    const size_t bytes = bytes_of(call->vocabulary);
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(sample, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
+                   "shared memory of the sampling kernel");
+    sample<<<dim3(BLOCKS, (unsigned)call->rows), THREADS, bytes, (cudaStream_t)stream>>>(*call);
+    CARRY_CUDA_TRY(cudaGetLastError(), "the sampling kernel could not be launched");
+    return CARRY_OK;
+}
+
+} // namespace sampling
+
+extern "C" const carry_sample_kernel carry_sample_cuda = {"cuda", sampling::works, sampling::launch};

@@ -1,0 +1,302 @@
+/* The runner of a model: opened, stepped, closed. */
+#include "engine/model_runner.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+
+#include "carry/device.h"
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/span.h"
+#include "core/tensor.h"
+#include "engine/model_runner_inside.h"
+#include "model/host.h"
+
+static void close_runner(carry_runner *runner) {
+    carry_model_runner *r = (carry_model_runner *)runner;
+    carry_ctx *ctx = r->head.ctx;
+    if (r->device != 0) {
+        (void)carry_stream_wait(ctx, r->device, carry_ctx_stream(ctx, r->device));
+        carry_model_runner_close_graphs(r);
+        carry_host_free(ctx, r->host_logits);
+        carry_host_free(ctx, r->host);
+    } else {
+        free(r->host);
+    }
+    if (r->stream != NULL) {
+        (void)carry_ctx_set_stream(ctx, r->device, NULL);
+        carry_stream_free(ctx, r->device, r->stream);
+    }
+    carry_model_runner_close_samplers(r);
+    for (int i = 0; i < CARRY_MODEL_RUNNER_PENDING; i++) {
+        free(r->pending[i].results);
+    }
+    carry_device_free(ctx, r->device, r->there);
+    carry_device_free(ctx, r->device, r->logits_memory);
+    carry_device_free(ctx, r->device, r->memory);
+    carry_lm_pass_free(r->pass);
+    carry_lm_state_free(r->pool);
+    free(r->starts);
+    free(r->order);
+    free(r->row_of);
+    free(r->last);
+    free(r);
+}
+
+static void take_logits(carry_model_runner *r, carry_arena *arena) {
+    const int64_t shape[] = {r->head.sizes.sequences, r->head.sizes.vocabulary};
+    r->wide = carry_arena_tensor(arena, r->device, CARRY_F32, 2, shape);
+    r->logits = r->dtype == CARRY_F32 ? r->wide : carry_arena_tensor(arena, r->device, r->dtype, 2, shape);
+}
+
+static carry_status open_logits(carry_model_runner *r) {
+    carry_ctx *ctx = r->head.ctx;
+    carry_arena count = carry_arena_over(NULL, 0);
+    const int64_t sizes[] = {r->head.sizes.sequences, r->head.sizes.vocabulary};
+    size_t bytes;
+    size_t wide;
+    take_logits(r, &count);
+    if (!carry_arena_total(&count, &bytes) || !carry_size_product(&wide, sizes, 2, sizeof(float))) {
+        return carry_fail(ctx, CARRY_ESIZE, "the logits of %" PRId64 " sequences are too large", sizes[0]);
+    }
+    CARRY_TRY(carry_device_alloc(ctx, &r->logits_memory, r->device, bytes));
+    carry_arena arena = carry_arena_over(r->logits_memory, bytes);
+    take_logits(r, &arena);
+    if (r->device == 0) {
+        r->host_logits = r->wide.data;
+        return CARRY_OK;
+    }
+    void *pinned;
+    CARRY_TRY(carry_host_alloc(ctx, &pinned, wide));
+    r->host_logits = pinned;
+    return CARRY_OK;
+}
+
+/* The lists, in host memory and where the work is done. */
+static carry_status open_lists(carry_model_runner *r) {
+    carry_ctx *ctx = r->head.ctx;
+    carry_arena count = carry_arena_over(NULL, 0);
+    carry_model_runner_lists none;
+    size_t bytes;
+    carry_model_runner_take_lists(r, &count, &none);
+    if (!carry_arena_total(&count, &bytes)) {
+        return carry_fail(ctx, CARRY_ESIZE, "the lists of a step are too large");
+    }
+    if (r->device != 0) {
+        CARRY_TRY(carry_host_alloc(ctx, &r->host, bytes));
+        CARRY_TRY(carry_device_alloc(ctx, &r->there, r->device, bytes));
+    } else {
+        r->host = malloc(bytes);
+    }
+    if (r->host == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the lists of a step, %zu bytes", bytes);
+    }
+    carry_arena host = carry_arena_over(r->host, bytes);
+    carry_model_runner_take_lists(r, &host, &r->list);
+    r->listed = r->list;
+    if (r->device != 0) {
+        carry_arena there = carry_arena_over(r->there, bytes);
+        carry_model_runner_take_lists(r, &there, &r->listed);
+    }
+    r->places = (carry_lm_places){.pool = r->pool,
+                                  .starts = r->starts,
+                                  .slots = r->list.slots,
+                                  .lengths = r->list.lengths,
+                                  .offsets = r->list.offsets,
+                                  .there = {.slots = r->listed.slots,
+                                            .offsets = r->listed.offsets,
+                                            .pages = r->listed.pages,
+                                            .lengths = r->listed.lengths,
+                                            .positions = r->listed.positions,
+                                            .rows = r->listed.rows,
+                                            .wanted = r->listed.wanted}};
+    return CARRY_OK;
+}
+
+static carry_status open_host(carry_model_runner *r) {
+    const size_t sequences = (size_t)r->head.sizes.sequences;
+    bool made = true;
+    for (int i = 0; i < CARRY_MODEL_RUNNER_PENDING; i++) {
+        r->pending[i].results = calloc(sequences, sizeof *r->pending[i].results);
+        made = made && r->pending[i].results != NULL;
+    }
+    r->starts = calloc(sequences + 1, sizeof *r->starts);
+    r->order = calloc(sequences, sizeof *r->order);
+    r->row_of = calloc(sequences, sizeof *r->row_of);
+    r->last = malloc((size_t)r->head.sizes.slots * sizeof *r->last);
+    if (!made || r->starts == NULL || r->order == NULL || r->row_of == NULL || r->last == NULL) {
+        return carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: a runner of %" PRId64 " slots",
+                          r->head.sizes.slots);
+    }
+    for (int64_t i = 0; i < r->head.sizes.slots; i++) {
+        r->last[i] = -1;
+    }
+    return CARRY_OK;
+}
+
+static carry_status open_runner(carry_model_runner *r) {
+    const carry_runner_sizes *sizes = &r->head.sizes;
+    const carry_lm_pass_options options = {.batch = 1,
+                                           .tokens = sizes->tokens,
+                                           .pooled = sizes->sequences,
+                                           .context = sizes->context,
+                                           .same_bits = r->same_bits,
+                                           .dtype = r->dtype,
+                                           .forward_only = true};
+    CARRY_TRY(open_host(r));
+    if (r->device != 0 && carry_ctx_stream(r->head.ctx, r->device) == NULL) {
+        CARRY_TRY(carry_stream_wait(r->head.ctx, r->device, NULL));
+        CARRY_TRY(carry_stream_new(r->head.ctx, &r->stream, r->device));
+        CARRY_TRY(carry_ctx_set_stream(r->head.ctx, r->device, r->stream));
+    }
+    CARRY_TRY(carry_lm_pool_new(r->lm, &r->pool, sizes->slots + 1, sizes->pages + 1, r->dtype));
+    CARRY_TRY(carry_lm_pass_new(r->lm, &r->pass, &options));
+    CARRY_TRY(carry_lm_pass_take(r->pass, &r->memory));
+    CARRY_TRY(open_lists(r));
+    CARRY_TRY(open_logits(r));
+    carry_model_runner_open_graphs(r);
+    CARRY_TRY(carry_model_runner_open_samplers(r));
+    return carry_lm_pack(r->lm, r->dtype, 0);
+}
+
+carry_status carry_model_runner_enqueue(carry_model_runner *r) {
+    carry_ctx *ctx = r->head.ctx;
+    const int64_t rows = r->starts[r->places.sequences];
+    const int64_t wanted = r->places.wanted_count;
+    carry_lm_args args = {.ids = carry_view_on(r->device, r->listed.ids, CARRY_I64, 2, (const int64_t[]){1, rows}),
+                          .last_logits = true,
+                          .places = &r->places};
+    if (wanted > 0) {
+        args.logits = carry_slice(r->logits, 0, wanted);
+    }
+    CARRY_TRY(carry_lm_run(r->pass, &args, r->memory, carry_lm_pass_memory(r->pass)));
+    return wanted > 0 && r->dtype != CARRY_F32 ? carry_convert(ctx, carry_slice(r->wide, 0, wanted), args.logits)
+                                               : CARRY_OK;
+}
+
+/* The call whose lists are filled in, to its logits in host memory. */
+static carry_status run_call(carry_model_runner *r) {
+    carry_ctx *ctx = r->head.ctx;
+    const int64_t rows = r->starts[r->places.sequences];
+    const int64_t wanted = r->places.wanted_count;
+    if (rows > r->places.steps) {
+        CARRY_TRY(carry_lm_pack(r->lm, r->dtype, rows));
+    }
+    if (r->device == 0) {
+        return carry_model_runner_enqueue(r);
+    }
+    if (r->records && rows == r->places.steps && wanted == rows) {
+        CARRY_TRY(carry_model_runner_replay(r));
+    } else {
+        CARRY_TRY(carry_device_copy(ctx, r->listed.slots, r->device, r->list.slots, 0, r->list_bytes,
+                                    carry_ctx_stream(ctx, r->device)));
+        CARRY_TRY(carry_model_runner_enqueue(r));
+    }
+    return wanted > 0 ? carry_read(ctx, carry_view_2d(r->host_logits, CARRY_F32, wanted, r->wide.shape[1]),
+                                   carry_slice(r->wide, 0, wanted))
+                      : carry_stream_wait(ctx, r->device, carry_ctx_stream(ctx, r->device));
+}
+
+static carry_status step(carry_runner *runner, const carry_run *runs, int64_t count) {
+    carry_model_runner *r = (carry_model_runner *)runner;
+    CARRY_SPAN(r->head.ctx, "model", "step");
+    if (r->waiting == CARRY_MODEL_RUNNER_PENDING) {
+        return carry_fail(r->head.ctx, CARRY_EARGUMENT, "the results of %d steps were not read: read them first",
+                          r->waiting);
+    }
+    CARRY_TRY(carry_model_runner_check(r, runs, count));
+    CARRY_TRY(carry_model_runner_list(r, runs, count));
+    CARRY_TRY(run_call(r));
+    carry_model_runner_pending *pending = &r->pending[(r->oldest + r->waiting) % CARRY_MODEL_RUNNER_PENDING];
+    carry_model_runner_sample(r, runs, count, pending->results);
+    pending->count = count;
+    r->waiting++;
+    return CARRY_OK;
+}
+
+static carry_status results(carry_runner *runner, carry_run_result *to, int64_t count) {
+    carry_model_runner *r = (carry_model_runner *)runner;
+    const carry_model_runner_pending *pending = &r->pending[r->oldest];
+    if (r->waiting == 0 || pending->count != count) {
+        return carry_fail(r->head.ctx, CARRY_EARGUMENT,
+                          "results of %" PRId64 " runs: the oldest step has %" PRId64 " that were not read", count,
+                          r->waiting > 0 ? pending->count : 0);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        to[i] = pending->results[i];
+    }
+    r->oldest = (r->oldest + 1) % CARRY_MODEL_RUNNER_PENDING;
+    r->waiting--;
+    return CARRY_OK;
+}
+
+static carry_status hash(carry_runner *runner, uint64_t *value) {
+    return carry_lm_hash(((carry_model_runner *)runner)->lm, value);
+}
+
+static const carry_runner_ops operations = {
+    .close = close_runner,
+    .step = step,
+    .results = results,
+    .clear_slot = carry_model_runner_clear_slot,
+    .copy_slot = carry_model_runner_copy_slot,
+    .copy_page = carry_model_runner_copy_page,
+    .read_slot = carry_model_runner_read_slot,
+    .write_slot = carry_model_runner_write_slot,
+    .read_page = carry_model_runner_read_page,
+    .write_page = carry_model_runner_write_page,
+    .hash = hash,
+};
+
+static carry_status check_sizes(const carry_lm *lm, const carry_runner_sizes *w, bool has_pages, bool same_bits) {
+    const int64_t most = INT32_MAX / 2;
+    if (w->slots < 1 || w->slots > most || w->pages < 0 || w->pages > most / CARRY_PAGE_TOKENS || w->sequences < 1 ||
+        w->sequences > w->slots || w->tokens < w->sequences || w->tokens > most || w->context < 1 ||
+        w->context > most || (has_pages && w->pages < 1)) {
+        return carry_fail(
+            lm->ctx, CARRY_ESIZE,
+            "a runner of %" PRId64 " slots, %" PRId64 " pages, steps of %" PRId64 " sequences and %" PRId64
+            " tokens, a context of %" PRId64 ": expected 1 or more%s, sequences up to slots and tokens",
+            w->slots, w->pages, w->sequences, w->tokens, w->context, has_pages ? "" : " (pages may be 0)");
+    }
+    if (same_bits && lm->own.device != 0) {
+        return carry_fail(lm->ctx, CARRY_EUNSUPPORTED, "the same bits beside any sequences: only on the CPU");
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, const carry_runner_sizes *wanted,
+                                         carry_dtype dtype, const carry_model_runner_options *options) {
+    *made = NULL;
+    const bool same_bits = options != NULL && options->same_bits;
+    size_t slot;
+    size_t page;
+    carry_model_runner_measure(lm, dtype, &slot, &page);
+    CARRY_TRY(check_sizes(lm, wanted, page > 0, same_bits));
+    carry_model_runner *r = calloc(1, sizeof *r);
+    if (r == NULL) {
+        return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: a runner");
+    }
+    r->head = (carry_runner){.ops = &operations, .ctx = lm->ctx, .sizes = *wanted};
+    r->head.sizes.pages = page > 0 ? wanted->pages : 0;
+    r->head.sizes.slot_bytes = slot;
+    r->head.sizes.page_bytes = page;
+    r->head.sizes.vocabulary = lm->config.vocab_size;
+    r->lm = lm;
+    r->device = lm->own.device;
+    r->dtype = dtype;
+    r->same_bits = same_bits;
+    r->page_list = r->head.sizes.pages > 0 ? (wanted->context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS : 0;
+    const carry_status status = open_runner(r);
+    if (status != CARRY_OK) {
+        close_runner(&r->head);
+        return status;
+    }
+    *made = &r->head;
+    return CARRY_OK;
+}
+
+carry_status carry_model_runner_new(carry_lm *lm, carry_runner **made, const carry_runner_sizes *wanted,
+                                    carry_dtype dtype) {
+    return carry_model_runner_new_with(lm, made, wanted, dtype, NULL);
+}

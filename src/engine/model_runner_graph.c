@@ -1,0 +1,98 @@
+/* Recorded calls: all that changes from one to the next is in the lists, at places that stay. */
+#include "carry/device.h"
+#include "core/context.h"
+#include "engine/model_runner_inside.h"
+#include "model/lm/mixers/attention_pooled.h"
+
+static const int64_t buckets[CARRY_MODEL_RUNNER_BUCKETS] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
+
+/* Mixers whose states grow must have steps that can be recorded. */
+void carry_model_runner_open_graphs(carry_model_runner *r) {
+    r->records = r->device != 0;
+    for (int64_t layer = 0; layer < r->pool->layers; layer++) {
+        bool grows = false;
+        for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
+            grows = grows || r->pool->about[layer][i].grows;
+        }
+        r->records = r->records && (!grows || (r->lm->layer[layer].mixer.part == &carry_lm_mixer_attention &&
+                                               carry_lm_attention_pooled_records(r->pass)));
+    }
+}
+
+void carry_model_runner_close_graphs(carry_model_runner *r) {
+    for (int i = 0; i < CARRY_MODEL_RUNNER_BUCKETS; i++) {
+        carry_graph_free(r->head.ctx, r->device, r->bucket[i].graph);
+    }
+}
+
+/* The smallest bucket that holds them; -1: none does. */
+static int bucket_of(const carry_model_runner *r, int64_t sequences) {
+    for (int i = 0; i < CARRY_MODEL_RUNNER_BUCKETS; i++) {
+        if (buckets[i] >= sequences) {
+            return buckets[i] <= r->head.sizes.sequences ? i : -1;
+        }
+    }
+    return -1;
+}
+
+/* Sequences of the runner's own slot and page. */
+static void pad(carry_model_runner *r, int64_t to) {
+    carry_model_runner_lists *l = &r->list;
+    const int64_t from = r->places.sequences;
+    const int64_t page =
+        from < to ? (int64_t)(r->list_bytes - (size_t)((unsigned char *)l->pages - (unsigned char *)l->slots)) /
+                        (int64_t)sizeof *l->pages
+                  : 0;
+    for (int64_t i = from; i < to; i++) {
+        l->slots[i] = (int32_t)r->head.sizes.slots;
+        l->lengths[i] = l->positions[i] = l->ids[i] = 0;
+        l->rows[i] = r->head.sizes.pages * CARRY_PAGE_TOKENS + i % CARRY_PAGE_TOKENS;
+        l->offsets[i] = (int32_t)page;
+        r->starts[i + 1] = i + 1;
+    }
+    if (from < to && r->page_list > 0) {
+        l->pages[page] = (int32_t)r->head.sizes.pages;
+        r->list_bytes += sizeof *l->pages;
+    }
+    r->places.sequences = r->places.steps = r->places.wanted_count = to;
+    r->places.wanted = NULL;
+}
+
+static carry_status record(carry_model_runner *r, carry_model_runner_bucket *bucket) {
+    carry_ctx *ctx = r->head.ctx;
+    carry_stream *stream = carry_ctx_stream(ctx, r->device);
+    if (carry_graph_begin(ctx, r->device, stream) != CARRY_OK) {
+        r->records = false;
+        return CARRY_OK;
+    }
+    const carry_status status = carry_model_runner_enqueue(r);
+    const carry_status ended = carry_graph_end(ctx, &bucket->graph, r->device, stream);
+    if (status != CARRY_OK || ended != CARRY_OK) {
+        carry_graph_free(ctx, r->device, bucket->graph);
+        bucket->graph = NULL;
+        r->records = false; /* what cannot be recorded is launched, then and from then on */
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_model_runner_replay(carry_model_runner *r) {
+    carry_ctx *ctx = r->head.ctx;
+    carry_stream *stream = carry_ctx_stream(ctx, r->device);
+    const int at = bucket_of(r, r->places.sequences);
+    if (at >= 0) {
+        pad(r, buckets[at]);
+    }
+    CARRY_TRY(carry_device_copy(ctx, r->listed.slots, r->device, r->list.slots, 0, r->list_bytes, stream));
+    carry_model_runner_bucket *bucket = at >= 0 ? &r->bucket[at] : NULL;
+    if (bucket != NULL && bucket->has_run && bucket->graph == NULL) {
+        CARRY_TRY(record(r, bucket));
+    }
+    if (bucket != NULL && bucket->graph != NULL) {
+        return carry_graph_launch(ctx, r->device, bucket->graph, stream);
+    }
+    CARRY_TRY(carry_model_runner_enqueue(r));
+    if (bucket != NULL) {
+        bucket->has_run = true;
+    }
+    return CARRY_OK;
+}

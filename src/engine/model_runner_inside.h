@@ -1,0 +1,93 @@
+/* The inside of the runner of a model. */
+#ifndef CARRY_ENGINE_MODEL_RUNNER_INSIDE_H
+#define CARRY_ENGINE_MODEL_RUNNER_INSIDE_H
+
+#include "carry/device.h"
+#include "core/memory.h"
+#include "engine/model_runner.h"
+#include "model/lm/places.h"
+
+/* Lists of a call, in host memory or on the device. `pages` comes last: only those in use are sent. */
+typedef struct carry_model_runner_lists {
+    int32_t *slots, *offsets;
+    int64_t *lengths, *positions, *rows, *wanted, *ids;
+    int32_t *pages;
+} carry_model_runner_lists;
+
+/* A step whose results were not read. */
+typedef struct carry_model_runner_pending {
+    int64_t count;
+    carry_run_result *results; /* [sequences] */
+} carry_model_runner_pending;
+
+#define CARRY_MODEL_RUNNER_PENDING 2 /* steps, at most */
+
+/* Calls of single tokens alone are padded to these numbers of sequences on a device that records them. Padding reads
+   and writes the runner's own slot and page. */
+#define CARRY_MODEL_RUNNER_BUCKETS 13
+typedef struct carry_model_runner_bucket {
+    bool has_run; /* so that all is set up */
+    carry_graph *graph;
+} carry_model_runner_bucket;
+
+typedef struct carry_model_runner {
+    carry_runner head; /* first: a carry_runner is cast to it */
+    carry_lm *lm;
+    int device;
+    carry_dtype dtype;
+    bool same_bits;
+    int64_t page_list; /* pages of one sequence, at most */
+    carry_lm_state *pool;
+    carry_lm_pass *pass;
+    void *memory;                          /* of the pass */
+    void *host, *there;                    /* memory of the lists; there: on a device, else NULL */
+    carry_model_runner_lists list, listed; /* in host memory; where the work is done */
+    int64_t *starts;                       /* [sequences + 1] */
+    int64_t *order;                        /* [sequences]: the run of each sequence of the call */
+    int64_t *row_of;                       /* [sequences]: of a run in the logits; -1: not wanted */
+    carry_lm_places places;
+    size_t list_bytes; /* of the lists in use */
+    void *logits_memory;
+    carry_tensor logits, wide; /* [sequences, vocabulary], where the work is done: of the pass's type, and f32 */
+    float *host_logits;        /* wide in host memory */
+    int32_t *last;             /* [slots]: the token that was sampled last; -1: none */
+    int workers;
+    carry_sampler **sampler; /* of each worker */
+    float **altered;         /* [vocabulary] of each worker: logits with penalties, biases and masks */
+    carry_model_runner_pending pending[CARRY_MODEL_RUNNER_PENDING];
+    int oldest, waiting; /* of pending */
+    bool records;        /* steps of single tokens can be recorded */
+    carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
+    carry_stream *stream; /* made for the context; NULL: it had one, or the device is the CPU */
+} carry_model_runner;
+
+/* model_runner_call.c: refuses what cannot be run, before anything is changed; fills in the lists of a call. */
+carry_status carry_model_runner_check(const carry_model_runner *r, const carry_run *runs, int64_t count);
+carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *runs, int64_t count);
+/* Places the lists in an arena; over NULL it counts. */
+void carry_model_runner_take_lists(const carry_model_runner *r, carry_arena *arena, carry_model_runner_lists *lists);
+
+/* model_runner_graph.c: a call of single tokens alone on a device: padded, recorded when its number of sequences comes
+   the second time, and replayed. carry_decode takes up to eight sequences of the models that it knows here. */
+carry_status carry_model_runner_replay(carry_model_runner *r);
+void carry_model_runner_open_graphs(carry_model_runner *r);
+void carry_model_runner_close_graphs(carry_model_runner *r);
+/* model_runner.c: the call whose lists are filled in and were sent: logits in f32 on the device. */
+carry_status carry_model_runner_enqueue(carry_model_runner *r);
+
+/* model_runner_sample.c: tokens of the runs from the logits in host memory. Log probabilities are of the model's
+   logits; the token is taken from those after repetition, bias and the mask. A sampler on a device replaces it. */
+void carry_model_runner_sample(carry_model_runner *r, const carry_run *runs, int64_t count, carry_run_result *results);
+carry_status carry_model_runner_open_samplers(carry_model_runner *r);
+void carry_model_runner_close_samplers(carry_model_runner *r);
+
+/* model_runner_pool.c: the operations on slots and pages. */
+carry_status carry_model_runner_clear_slot(carry_runner *runner, int32_t slot);
+carry_status carry_model_runner_copy_slot(carry_runner *runner, int32_t to, int32_t from);
+carry_status carry_model_runner_copy_page(carry_runner *runner, int32_t to, int32_t from);
+carry_status carry_model_runner_read_slot(carry_runner *runner, void *to, int32_t slot);
+carry_status carry_model_runner_write_slot(carry_runner *runner, int32_t slot, const void *from);
+carry_status carry_model_runner_read_page(carry_runner *runner, void *to, int32_t page);
+carry_status carry_model_runner_write_page(carry_runner *runner, int32_t page, const void *from);
+
+#endif

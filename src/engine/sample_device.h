@@ -1,0 +1,64 @@
+/* Sampling where the logits are: one token for each row of a matrix of logits on a GPU.
+
+   The rules are those of sample.h. Probabilities are integers here, multiples of 2^-40 of the likeliest token's, so
+   that sums have the same bits in any order; a token below that is never taken. */
+#ifndef CARRY_ENGINE_SAMPLE_DEVICE_H
+#define CARRY_ENGINE_SAMPLE_DEVICE_H
+
+#include "carry/device.h"
+#include "carry/tensor.h"
+#include "engine/runner.h"
+
+/* One row of logits. Offsets count words of 4 bytes from the start of the words of the call; -1: none. */
+typedef struct carry_sample_row {
+    double unit; /* in [0, 1): the random number */
+    double top_p, min_p, penalty;
+    int64_t top_k;    /* 0: all */
+    float rate;       /* 1 / temperature; 0: the largest */
+    int32_t slot;     /* its token goes to last[slot] */
+    int32_t result;   /* and to results[result] */
+    int32_t logprobs; /* as in carry_run */
+    int32_t seen, seen_count, allowed, bias;
+} carry_sample_row;
+
+typedef struct carry_sample_call {
+    const void *logits; /* [rows, stride] */
+    bool is_bf16;       /* else f32 */
+    int64_t stride;
+    int rows, vocabulary;
+    const carry_sample_row *row; /* on the device, as the next three */
+    const uint32_t *words;
+    int32_t *last;             /* may be NULL */
+    carry_run_result *results; /* in pinned memory of the host */
+} carry_sample_call;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct carry_sample_kernel {
+    const char *backend;
+    bool (*works)(int ordinal, int64_t vocabulary);
+    carry_status (*launch)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_sample_call *call);
+} carry_sample_kernel;
+
+#ifdef __cplusplus
+}
+#endif
+
+/* Tokens of the steps of one device. At most CARRY_SAMPLE_STEPS calls may be without their results. */
+#define CARRY_SAMPLE_STEPS 4
+typedef struct carry_device_sampler carry_device_sampler;
+
+/* For steps of up to `sequences`. *made is NULL where the device has no sampling. */
+carry_status carry_device_sampler_open(carry_device_sampler **made, carry_ctx *ctx, int device, int64_t sequences,
+                                       int64_t vocabulary);
+void carry_device_sampler_close(carry_device_sampler *sampler);
+/* Row i of logits, f32 or bf16, belongs to the i-th of the runs that want a token. Tokens go to last[slot], on the
+   device, too. Work is put into the stream of the context. */
+carry_status carry_device_sampler_run(carry_device_sampler *sampler, carry_tensor logits, const carry_run *runs,
+                                      int64_t count, int32_t *last);
+/* The results of the oldest call that has not given them, one for each of its runs. Waits. */
+carry_status carry_device_sampler_results(carry_device_sampler *sampler, carry_run_result *results, int64_t count);
+
+#endif

@@ -1,0 +1,55 @@
+/* Products of delta rules for sequences whose states lie in a pool. */
+#include "core/context.h"
+#include "core/tensor.h"
+#include "model/lm/mixers/deltaproduct.h"
+#include "model/lm/places.h"
+
+/* Rows of a group as [batch, tokens steps, heads, width], or rank 3 with width 0; step >= 0: only this one of each
+   token. */
+static carry_tensor steps_of(const carry_lm_call *call, const carry_lm_group *group, carry_tensor rows, int64_t heads,
+                             int64_t width, int64_t step) {
+    const int64_t shape[] = {group->batch, group->tokens * ((const carry_lm_deltaproduct *)call->opened)->steps, heads,
+                             width};
+    if (rows.data == NULL) {
+        return rows;
+    }
+    carry_tensor view = carry_reshape(carry_lm_group_flat(group, rows), width > 0 ? 4 : 3, shape);
+    if (step >= 0) {
+        view.data = (char *)view.data + step * view.stride[1] * (int64_t)carry_dtype_size(view.dtype);
+        view.shape[1] = group->tokens;
+    }
+    return view;
+}
+
+/* States in a pool. A single token is a step of the delta rule for each step of the product, in place. */
+static carry_status mix_pooled(const carry_lm_call *call, const carry_lm_group *group, int64_t step) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_lm_deltaproduct *o = call->opened;
+    const carry_lm_deltaproduct_rows *r = call->rows;
+    const carry_tensor absent = {0};
+    const carry_delta_forward_args delta = {
+        .o = steps_of(call, group, r->o_wide, c->delta.value_heads, c->delta.value, step),
+        .q = steps_of(call, group, r->q_wide, c->delta.heads, c->delta.key, step),
+        .k = steps_of(call, group, r->k, c->delta.heads, c->delta.key, step),
+        .v = steps_of(call, group, r->v, c->delta.value_heads, c->delta.value, step),
+        .beta = steps_of(call, group, r->b, c->delta.value_heads, 0, step),
+        .g = c->delta.gated ? steps_of(call, group, r->a_wide, c->delta.value_heads, 0, step) : absent,
+        .A_log = c->delta.gated ? carry_lm_w(call, CARRY_LM_A_LOG) : absent,
+        .dt_bias = c->delta.gated ? carry_lm_w(call, CARRY_LM_DT_BIAS) : absent};
+    carry_lm_pooled_call pooled = carry_lm_pooled(call, group, 3);
+    pooled.tokens = delta.q.shape[1];
+    return o->method->pooled(o->recurrence, &pooled, &delta, pass->scratch, pass->scratch_bytes);
+}
+
+carry_status carry_lm_deltaproduct_pooled(const carry_lm_call *call) {
+    const int64_t steps = ((const carry_lm_deltaproduct *)call->opened)->steps;
+    carry_lm_group group;
+    for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
+        const bool singles = carry_lm_group_is_steps(call->args, &group);
+        for (int64_t step = singles ? 0 : -1; step < (singles ? steps : 0); step++) {
+            CARRY_TRY(mix_pooled(call, &group, step));
+        }
+    }
+    return CARRY_OK;
+}

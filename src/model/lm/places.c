@@ -1,0 +1,132 @@
+/* Groups of rows, and parts of states in a pool. */
+#include "model/lm/places.h"
+
+#include <inttypes.h>
+
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/tensor.h"
+
+carry_status carry_lm_places_check(const carry_lm_pass *pass, const carry_lm_places *p) {
+    const carry_lm_pass_options *o = &pass->options;
+    if (p == NULL || p->sequences < 1 || p->sequences > o->pooled || p->steps < 0 || p->steps > p->sequences ||
+        p->starts[p->sequences] > pass->most || p->pool->dtype != o->dtype || p->pool->lm != pass->lm ||
+        carry_lm_places_wanted(p) > o->pooled) {
+        return carry_fail(pass->ctx, CARRY_EARGUMENT,
+                          "a pass for up to %" PRId64 " tokens of up to %" PRId64
+                          " sequences in a pool of its model and type was called with others",
+                          pass->most, o->pooled);
+    }
+    for (int64_t i = 0; i < p->sequences; i++) {
+        const int64_t count = p->starts[i + 1] - p->starts[i];
+        if (count < 1 || (i < p->steps && count != 1) || p->starts[0] != 0 || p->slots[i] < 0 ||
+            p->slots[i] >= p->pool->batch || p->lengths[i] < 0 || p->lengths[i] + count > o->context) {
+            return carry_fail(pass->ctx, CARRY_ERANGE,
+                              "sequence %" PRId64 " of a call: %" PRId64 " tokens after %" PRId64 " in slot %" PRId32
+                              ", of a context of %" PRId64 " and %" PRId64 " slots",
+                              i, count, p->lengths[i], p->slots[i], o->context, p->pool->batch);
+        }
+    }
+    return CARRY_OK;
+}
+
+int64_t carry_lm_places_wanted(const carry_lm_places *p) {
+    return p->wanted != NULL ? p->wanted_count : p->starts[p->sequences];
+}
+
+bool carry_lm_group_at(const carry_lm_pass *pass, const carry_lm_args *args, int64_t index, carry_lm_group *group) {
+    const carry_lm_places *p = args->places;
+    if (p == NULL) {
+        *group = (carry_lm_group){.batch = pass->options.batch, .tokens = pass->options.tokens, .sequence = -1};
+        return index == 0;
+    }
+    if (p->steps > 0 && index == 0) {
+        *group = (carry_lm_group){.batch = p->steps, .tokens = 1};
+        return true;
+    }
+    const int64_t sequence = index + p->steps - (p->steps > 0 ? 1 : 0);
+    if (sequence >= p->sequences) {
+        return false;
+    }
+    *group = (carry_lm_group){.first = p->starts[sequence],
+                              .batch = 1,
+                              .tokens = p->starts[sequence + 1] - p->starts[sequence],
+                              .sequence = sequence};
+    return true;
+}
+
+carry_tensor carry_lm_group_flat(const carry_lm_group *group, carry_tensor rows) {
+    return rows.data != NULL ? carry_slice(rows, group->first, group->batch * group->tokens) : rows;
+}
+
+carry_tensor carry_lm_group_rows(const carry_lm_group *group, carry_tensor rows, int rank, const int64_t *shape) {
+    int64_t all[8] = {group->batch, group->tokens};
+    if (rows.data == NULL) {
+        return rows;
+    }
+    for (int i = 0; i < rank; i++) {
+        all[2 + i] = shape[i];
+    }
+    const carry_tensor flat = carry_slice(rows, group->first, group->batch * group->tokens);
+    carry_tensor view = carry_reshape(flat, rank + 2, all);
+    if (!carry_tensor_is_packed(&flat, 0)) { /* rows that are further apart than they are long */
+        view.stride[1] = flat.stride[0];
+        view.stride[0] = flat.stride[0] * group->tokens;
+    }
+    return view;
+}
+
+carry_tensor carry_lm_pool_row(const carry_lm_state *pool, int64_t layer, int part, int64_t slot) {
+    return carry_slice(pool->part[layer][part], slot, 1);
+}
+
+bool carry_lm_group_is_steps(const carry_lm_args *args, const carry_lm_group *group) {
+    return args->places != NULL && args->places->steps > 0 && group->first == 0;
+}
+
+carry_lm_pooled_call carry_lm_pooled(const carry_lm_call *call, const carry_lm_group *group, int part) {
+    const carry_lm_places *p = call->args->places;
+    return (carry_lm_pooled_call){.batch = group->batch,
+                                  .tokens = group->tokens,
+                                  .pool = p->pool->part[call->layer][part],
+                                  .slots = carry_lm_group_is_steps(call->args, group) ? p->there.slots : NULL,
+                                  .slot = p->slots[group->sequence]};
+}
+
+carry_status carry_lm_group_conv(const carry_lm_call *call, const carry_lm_group *group, int part, carry_tensor y,
+                                 carry_tensor x, carry_tensor w, carry_activation activation) {
+    const carry_lm_places *p = call->args->places;
+    carry_ctx *ctx = call->pass->ctx;
+    const int64_t channels = x.shape[1];
+    if (carry_lm_group_is_steps(call->args, group)) {
+        const carry_conv_step_args step = {.y = carry_lm_group_flat(group, y),
+                                           .x = carry_lm_group_flat(group, x),
+                                           .w = w,
+                                           .tails = p->pool->part[call->layer][part],
+                                           .slots = p->there.slots,
+                                           .activation = activation};
+        if (step.tails.data != NULL) {
+            return carry_conv_step(ctx, &step);
+        }
+    }
+    carry_conv_args conv = {.y = carry_lm_group_rows(group, y, 1, &channels),
+                            .x = carry_lm_group_rows(group, x, 1, &channels),
+                            .w = w,
+                            .cu_seqlens = p == NULL ? call->pass->cuts : (carry_tensor){0},
+                            .activation = activation};
+    if (call->args->state != NULL) {
+        conv.before = conv.after = call->args->state->part[call->layer][part];
+    } else if (p != NULL && p->pool->part[call->layer][part].data != NULL) {
+        conv.before = conv.after = carry_lm_pool_row(p->pool, call->layer, part, p->slots[group->sequence]);
+    }
+    return carry_conv(ctx, &conv);
+}
+
+carry_status carry_lm_pages_put(const carry_lm_call *call, int part, carry_tensor from) {
+    const carry_lm_places *p = call->args->places;
+    const carry_tensor *pages = &p->pool->part[call->layer][part];
+    const int64_t rows = pages->shape[0] * pages->shape[1];
+    const int64_t width = carry_tensor_count(pages) / rows;
+    return carry_put_rows(call->pass->ctx, carry_reshape_2d(*pages, rows, width),
+                          carry_reshape_2d(from, call->pass->tokens, width), p->there.rows);
+}

@@ -1,0 +1,123 @@
+/* The convolution of one token of each sequence, with the bits of carry_conv. Threads take blocks of channels of a
+   sequence; each block moves its part of the tail. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/conv.h"
+#include "ops/convert.h"
+#include "ops/cpu.h"
+#include "ops/pool.h"
+
+typedef struct job {
+    carry_conv_problem p; /* for its taps */
+    const carry_conv_step_args *args;
+    int64_t blocks; /* of channels */
+} job;
+
+carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args) {
+    CARRY_OPERATOR(ctx, operators, conv_step, &args->x)
+    const carry_tensor *w = &args->w;
+    CARRY_TRY(carry_expect_rank(ctx, "x", &args->x, 2));
+    CARRY_TRY(carry_expect_rank(ctx, "tails", &args->tails, 3));
+    CARRY_TRY(carry_expect_rows(ctx, "x", &args->x, &args->x));
+    CARRY_TRY(carry_expect_like(ctx, "y", &args->y, &args->x));
+    const int64_t channels = args->x.shape[1];
+    const int64_t width = w->rank == 2 || w->rank == 3 ? w->shape[w->rank - 1] : 0;
+    if (width < 1 || width > CARRY_CONV_WIDTHS || args->slots == NULL) {
+        return carry_fail(ctx, CARRY_ESHAPE, "w has %" PRId64 " taps: expected 1 to %d, and slots", width,
+                          CARRY_CONV_WIDTHS);
+    }
+    const int64_t three[3] = {channels, 1, width};
+    const int64_t two[2] = {channels, width};
+    CARRY_TRY(carry_expect_weight(ctx, "w", w, w->rank, w->rank == 3 ? three : two, &args->x));
+    const int64_t tails[] = {args->tails.shape[0], width - 1, channels};
+    CARRY_TRY(carry_expect_f32(ctx, "tails", &args->tails, 3, tails, args->x.device));
+    return operators->conv_step(ctx, args);
+}
+
+/* In one pass over bf16, as carry_conv does; false: the tail has other numbers than bf16. */
+static bool half_token(const job *j, const carry_half_rows *half, const float *tail, const float *taps, int64_t b,
+                       int64_t at, int64_t count) {
+    const carry_kernels *kernels = j->p.kernels;
+    const int64_t channels = j->p.channels;
+    uint16_t window[CARRY_HALF_CONV_TAPS * CARRY_CONV_CHANNELS];
+    float back[CARRY_CONV_CHANNELS];
+    for (int64_t i = 0; i < CARRY_HALF_CONV_TAPS - 1; i++) {
+        uint16_t *row = window + i * CARRY_CONV_CHANNELS;
+        kernels->bf16_from_f32(row, tail + i * channels + at, count);
+        kernels->f32_from_bf16(back, row, count);
+        if (memcmp(back, tail + i * channels + at, (size_t)count * sizeof *back) != 0) {
+            return false;
+        }
+    }
+    const uint16_t *x = (const uint16_t *)j->args->x.data + b * channels + at;
+    memcpy(window + (CARRY_HALF_CONV_TAPS - 1) * CARRY_CONV_CHANNELS, x, (size_t)count * sizeof *x);
+    half->conv(&(carry_half_conv){.tokens = 1,
+                                  .channels = count,
+                                  .x = window,
+                                  .taps = taps,
+                                  .y = (uint16_t *)j->args->y.data + b * channels + at,
+                                  .x_row = CARRY_CONV_CHANNELS,
+                                  .y_row = channels,
+                                  .taps_row = CARRY_CONV_CHANNELS,
+                                  .silu = j->p.activation == CARRY_SILU});
+    return true;
+}
+
+static void step_block(const job *j, const carry_half_rows *half, int64_t b, int64_t at, int64_t count) {
+    const carry_conv_problem *p = &j->p;
+    float taps[CARRY_CONV_WIDTHS * CARRY_CONV_CHANNELS];
+    float beside[CARRY_CONV_CHANNELS];
+    float out[CARRY_CONV_CHANNELS];
+    const float *seen[CARRY_CONV_WIDTHS];
+    const int64_t here = b * p->channels + at;
+    const int64_t before = p->width - 1;
+    float *tail = (float *)j->args->tails.data + j->args->slots[b] * before * p->channels;
+    carry_conv_taps(p, taps, at, count, false);
+    const float *x = carry_piece_in(p->kernels, beside, &j->args->x, here, count);
+    if (half == NULL || !half_token(j, half, tail, taps, b, at, count)) {
+        for (int64_t i = 0; i < before; i++) {
+            seen[i] = tail + i * p->channels + at;
+        }
+        seen[before] = x;
+        float *y = carry_piece_out(out, &j->args->y, here);
+        p->kernels->rows->conv(y, seen, taps, CARRY_CONV_CHANNELS, p->width, count);
+        p->kernels->rows->activate(y, y, count, p->activation);
+        carry_piece_done(p->kernels, out, &j->args->y, here, count);
+    }
+    for (int64_t i = 0; i < before; i++) {
+        const float *from = i + 1 < before ? tail + (i + 1) * p->channels + at : x;
+        memcpy(tail + i * p->channels + at, from, (size_t)count * sizeof *tail);
+    }
+}
+
+static void step_blocks(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    const carry_conv_problem *p = &j->p;
+    const bool fits =
+        p->width == CARRY_HALF_CONV_TAPS && (p->activation == CARRY_SILU || p->activation == CARRY_NO_ACTIVATION);
+    const carry_half_rows *half = fits ? carry_half_rows_for(p->kernels, &j->args->x, &j->args->y, &j->args->y) : NULL;
+    for (int64_t i = begin; i < end; i++) {
+        const int64_t at = i % j->blocks * CARRY_CONV_CHANNELS;
+        const int64_t left = p->channels - at;
+        step_block(j, half, i / j->blocks, at, left < CARRY_CONV_CHANNELS ? left : CARRY_CONV_CHANNELS);
+    }
+}
+
+carry_status carry_cpu_conv_step(carry_ctx *ctx, const carry_conv_step_args *args) {
+    const int64_t batch = args->x.shape[0];
+    job j = {.args = args,
+             .p = {.x = args->x,
+                   .w = args->w,
+                   .channels = args->x.shape[1],
+                   .width = args->w.shape[args->w.rank - 1],
+                   .activation = args->activation}};
+    CARRY_TRY(carry_kernels_of(ctx, &j.p.kernels));
+    j.blocks = (j.p.channels + CARRY_CONV_CHANNELS - 1) / CARRY_CONV_CHANNELS;
+    carry_parallel(ctx, batch * j.blocks, 4, step_blocks, &j);
+    return CARRY_OK;
+}

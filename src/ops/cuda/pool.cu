@@ -1,0 +1,129 @@
+/* Operators on pools of states on NVIDIA GPUs (ops/pool.h). Nothing of a call depends on the contents of its lists, so
+   calls can be recorded. */
+#include "ops/cuda/nn.cuh"
+
+/* A thread has one channel of one sequence. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    conv_step_kernel(row_of<T> y, row_of<T> x, mixed w, float *tails, const int32_t *slots, int64_t batch,
+                     int64_t channels, int width, int64_t x_row, int activation) {
+    const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
+    if (i >= batch * channels) {
+        return;
+    }
+    const int64_t b = i / channels, c = i % channels;
+    float *tail = tails + (int64_t)slots[b] * (width - 1) * channels + c;
+    const float next = x.get(b * x_row + c);
+    float sum = 0.0f;
+    for (int k = 0; k < width - 1; k++) {
+        const float seen = tail[k * channels];
+        sum = fmaf(w[c * width + k], seen, sum);
+        if (k > 0) {
+            tail[(k - 1) * channels] = seen;
+        }
+    }
+    if (width > 1) {
+        tail[(width - 2) * channels] = next;
+    }
+    y.put(i, activate_one(fmaf(w[c * width + width - 1], next, sum), activation));
+}
+
+extern "C" carry_status carry_cuda_conv_step(carry_ctx *ctx, const carry_conv_step_args *args) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, args->x.device));
+    const int64_t batch = args->x.shape[0], channels = args->x.shape[1];
+    if (batch * channels == 0) {
+        return CARRY_OK;
+    }
+    with_type(args->x.dtype, [&](auto type) {
+        using T = decltype(type);
+        conv_step_kernel<T><<<(unsigned)((batch * channels + THREADS - 1) / THREADS), THREADS, 0, at.stream>>>(
+            row<T>(args->y), row<T>(args->x), mixed_of(args->w), (float *)args->tails.data, args->slots, batch,
+            channels, (int)args->w.shape[args->w.rank - 1], row_step(args->x), (int)args->activation);
+    });
+    return launched(ctx, at, "conv_step cannot be launched");
+}
+
+/* Rows by units of a type that divides them: row i of `from` is row rows[i] of `to`; or, by pages, row t of `to` is
+   token t of `from`. */
+template <typename U>
+__global__ void __launch_bounds__(THREADS)
+    put_rows_kernel(U *to, const U *from, const int64_t *rows, int64_t count, int64_t units) {
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count * units; i += step) {
+        to[rows[i / units] * units + i % units] = from[i];
+    }
+}
+
+template <typename U>
+__global__ void __launch_bounds__(THREADS)
+    take_pages_kernel(U *to, const U *from, const int32_t *pages, int64_t count, int64_t units) {
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count * units; i += step) {
+        const int64_t t = i / units;
+        const int64_t row = (int64_t)pages[t / CARRY_POOL_PAGE] * CARRY_POOL_PAGE + t % CARRY_POOL_PAGE;
+        to[i] = from[row * units + i % units];
+    }
+}
+
+/* Calls f with a value of the widest type that rows of this many bytes, at these addresses, are whole numbers of. */
+template <typename F> static void with_unit(const carry_tensor &a, const carry_tensor &b, F f) {
+    const size_t bytes = (size_t)a.shape[1] * carry_dtype_size(a.dtype);
+    if ((bytes | (uintptr_t)a.data | (uintptr_t)b.data) % sizeof(uint4) == 0) {
+        f(uint4{}, (int64_t)(bytes / sizeof(uint4)));
+    } else {
+        f((uint16_t)0, (int64_t)(bytes / sizeof(uint16_t)));
+    }
+}
+
+extern "C" carry_status carry_cuda_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, to.device));
+    const int64_t count = from.shape[0];
+    if (count * from.shape[1] > 0) {
+        with_unit(to, from, [&](auto unit, int64_t units) {
+            using U = decltype(unit);
+            put_rows_kernel<U><<<blocks_for(count * units, THREADS), THREADS, 0, at.stream>>>(
+                (U *)to.data, (const U *)from.data, rows, count, units);
+        });
+    }
+    return launched(ctx, at, "put_rows cannot be launched");
+}
+
+extern "C" carry_status carry_cuda_take_pages(carry_ctx *ctx, carry_tensor to, carry_tensor from,
+                                              const int32_t *pages) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, to.device));
+    const int64_t count = to.shape[0];
+    if (count * to.shape[1] > 0) {
+        with_unit(to, from, [&](auto unit, int64_t units) {
+            using U = decltype(unit);
+            take_pages_kernel<U><<<blocks_for(count * units, THREADS), THREADS, 0, at.stream>>>(
+                (U *)to.data, (const U *)from.data, pages, count, units);
+        });
+    }
+    return launched(ctx, at, "take_pages cannot be launched");
+}
+
+__global__ void __launch_bounds__(THREADS)
+    rotary_turns_kernel(float2 *table, const int64_t *positions, const float *rates, int64_t tokens, int64_t half) {
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < tokens * half; i += step) {
+        const float angle = __fmul_rn((float)positions[i / half], rates[i % half]);
+        double sine, cosine;
+        sincos((double)angle, &sine, &cosine);
+        table[i] = make_float2((float)cosine, (float)sine);
+    }
+}
+
+extern "C" carry_status carry_cuda_rotary_turns(carry_ctx *ctx, carry_tensor table, const int64_t *positions,
+                                                const float *rates) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, table.device));
+    const int64_t tokens = table.shape[0], half = table.shape[1];
+    if (tokens * half > 0) {
+        rotary_turns_kernel<<<blocks_for(tokens * half, THREADS), THREADS, 0, at.stream>>>(
+            (float2 *)table.data, positions, rates, tokens, half);
+    }
+    return launched(ctx, at, "rotary_turns cannot be launched");
+}

@@ -1,0 +1,94 @@
+/* Rows into pages and out of them, and the turns of positions. */
+#include "ops/pool.h"
+
+#include <inttypes.h>
+#include <math.h>
+#include <string.h>
+
+#include "core/context.h"
+#include "core/tensor.h"
+#include "core/threads.h"
+#include "ops/cpu.h"
+#include "ops/nn.h"
+
+static carry_status expect_same_rows(carry_ctx *ctx, const carry_tensor *to, const carry_tensor *from) {
+    CARRY_TRY(carry_expect_rank(ctx, "to", to, 2));
+    CARRY_TRY(carry_expect_rank(ctx, "from", from, 2));
+    CARRY_TRY(carry_expect_activation(ctx, "to", to, 2, to->shape, to->device));
+    CARRY_TRY(carry_expect_activation(ctx, "from", from, 2, from->shape, to->device));
+    if (to->dtype != from->dtype || to->shape[1] != from->shape[1]) {
+        return carry_fail(ctx, CARRY_ESHAPE, "rows of %" PRId64 " %s and of %" PRId64 " %s: expected the same",
+                          to->shape[1], carry_dtype_name(to->dtype), from->shape[1], carry_dtype_name(from->dtype));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows) {
+    CARRY_OPERATOR(ctx, operators, put_rows, &to)
+    CARRY_TRY(expect_same_rows(ctx, &to, &from));
+    return operators->put_rows(ctx, to, from, rows);
+}
+
+carry_status carry_take_pages(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int32_t *pages) {
+    CARRY_OPERATOR(ctx, operators, take_pages, &to)
+    CARRY_TRY(expect_same_rows(ctx, &to, &from));
+    return operators->take_pages(ctx, to, from, pages);
+}
+
+carry_status carry_rotary_turns(carry_ctx *ctx, carry_tensor table, const int64_t *positions, const float *rates) {
+    CARRY_OPERATOR(ctx, operators, rotary_turns, &table)
+    CARRY_TRY(carry_expect_rank(ctx, "table", &table, 3));
+    const int64_t shape[] = {table.shape[0], table.shape[1], 2};
+    CARRY_TRY(carry_expect_f32(ctx, "table", &table, 3, shape, table.device));
+    return operators->rotary_turns(ctx, table, positions, rates);
+}
+
+static size_t row_bytes(const carry_tensor *rows) {
+    return (size_t)rows->shape[1] * carry_dtype_size(rows->dtype);
+}
+
+carry_status carry_cpu_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows) {
+    (void)ctx;
+    const size_t bytes = row_bytes(&to);
+    for (int64_t i = 0; i < from.shape[0]; i++) {
+        memcpy((char *)to.data + (size_t)rows[i] * bytes, (const char *)from.data + (size_t)i * bytes, bytes);
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_cpu_take_pages(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int32_t *pages) {
+    (void)ctx;
+    const size_t bytes = row_bytes(&to);
+    for (int64_t t = 0; t < to.shape[0]; t += CARRY_POOL_PAGE) {
+        const int64_t count = to.shape[0] - t < CARRY_POOL_PAGE ? to.shape[0] - t : CARRY_POOL_PAGE;
+        const size_t row = (size_t)pages[t / CARRY_POOL_PAGE] * CARRY_POOL_PAGE;
+        memcpy((char *)to.data + (size_t)t * bytes, (const char *)from.data + row * bytes, (size_t)count * bytes);
+    }
+    return CARRY_OK;
+}
+
+typedef struct turning {
+    float *table;
+    const int64_t *positions;
+    const float *rates;
+    int64_t half;
+} turning;
+
+static void turn_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const turning *j = argument;
+    for (int64_t t = begin; t < end; t++) {
+        float *to = j->table + t * j->half * 2;
+        for (int64_t i = 0; i < j->half; i++) {
+            const float angle = (float)j->positions[t] * j->rates[i];
+            to[2 * i] = (float)cos((double)angle);
+            to[2 * i + 1] = (float)sin((double)angle);
+        }
+    }
+}
+
+carry_status carry_cpu_rotary_turns(carry_ctx *ctx, carry_tensor table, const int64_t *positions, const float *rates) {
+    turning j = {.table = table.data, .positions = positions, .rates = rates, .half = table.shape[1]};
+    carry_parallel(ctx, table.shape[0], 64, turn_range, &j);
+    return CARRY_OK;
+}

@@ -1,0 +1,40 @@
+/* Operators on pools of states: rows of fixed size in slots, keys and values in pages.
+
+   A sequence has one slot, and a list of pages of CARRY_POOL_PAGE tokens each: token t is row
+   pages[t / CARRY_POOL_PAGE] * CARRY_POOL_PAGE + t % CARRY_POOL_PAGE of the pool. Lists of slots, pages, rows and
+   positions are on the tensors' device; the caller has checked them. Tensors are on one device. */
+#ifndef CARRY_OPS_POOL_H
+#define CARRY_OPS_POOL_H
+
+#include "carry/nn.h"
+
+#define CARRY_POOL_PAGE 64
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* carry_conv for one token of each of B sequences. The last W - 1 inputs of a sequence are row slots[b] of `tails`,
+   which the call moves on by one token. */
+typedef struct carry_conv_step_args {
+    carry_tensor y, x;    /* [B, channels]; on a GPU rows of x may be further apart than they are long */
+    carry_tensor w;       /* [channels, W] or [channels, 1, W] */
+    carry_tensor tails;   /* [slots, W - 1, channels], f32 */
+    const int32_t *slots; /* [B], no slot twice */
+    carry_activation activation;
+} carry_conv_step_args;
+carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args);
+
+/* to[rows[i]] = from[i]: to [R, n], from [T, n], of one type. No row is listed twice. */
+carry_status carry_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows);
+
+/* The first tokens of a sequence: to [S, n] from the pool [R, n]. */
+carry_status carry_take_pages(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int32_t *pages);
+
+/* table[t, i] = cos and sin of positions[t] * rates[i], the angle rounded to f32: table [T, half, 2], f32. */
+carry_status carry_rotary_turns(carry_ctx *ctx, carry_tensor table, const int64_t *positions, const float *rates);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,203 @@
+/* The runner of a model on the CPU: whatever is read beside a sequence, and however its tokens are cut into steps, its
+   log probabilities are those of the sequence read at once. Slots and pages are copied and moved whole, a sequence with
+   NaN fails alone, and bad steps are refused. */
+#include "runner_support.h"
+
+/* 1e-5 is some hundred roundings of 6e-8, since chunks are cut elsewhere. */
+static void compare(runner_case *c) {
+    runner_compare(c, c->lm, 1e-5);
+}
+
+static void mixed_steps_equal_the_whole(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    static runner_case c;
+    for (int i = 0; i < RUNNER_MODELS; i++) {
+        carry_lm *lm = model(ctx, runner_model(i));
+        runner_open(&c, lm, CARRY_F32, false, 7 + (uint32_t)i);
+        runner_finish(&c, false);
+        compare(&c);
+        c.runner->ops->close(c.runner);
+        carry_lm_free(lm);
+    }
+    carry_ctx_free(ctx);
+}
+
+/* In any type: other cuts, other neighbours, the same bits. */
+static void same_bits_hold_beside_any_sequences(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    static runner_case one;
+    static runner_case two;
+    static const carry_dtype types[] = {CARRY_F32, CARRY_BF16};
+    for (int i = 0; i < 2 * RUNNER_MODELS; i++) {
+        carry_lm *lm = model(ctx, runner_model(i / 2));
+        runner_open(&one, lm, types[i % 2], true, 3);
+        runner_open(&two, lm, types[i % 2], true, 1000 + (uint32_t)i);
+        runner_finish(&one, true);
+        runner_finish(&two, false);
+        for (int at = 0; at < RUNNER_SEQUENCES * RUNNER_TOKENS; at++) {
+            const int s = at / RUNNER_TOKENS;
+            const int t = at % RUNNER_TOKENS;
+            if (one.has[s][t] && two.has[s][t] && memcmp(one.got[s][t], two.got[s][t], sizeof one.got[s][t]) != 0) {
+                fail_msg("model %d, %s, sequence %d, token %d: other bits", i / 2, carry_dtype_name(types[i % 2]), s,
+                         t);
+            }
+        }
+        one.runner->ops->close(one.runner);
+        two.runner->ops->close(two.runner);
+        carry_lm_free(lm);
+    }
+    carry_ctx_free(ctx);
+}
+
+/* Sequence 0 goes on in another slot and other pages, after a copy or through host memory. */
+static void states_go_on_where_they_are_copied_to(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    static runner_case c;
+    for (int i = 0; i < 2 * RUNNER_MODELS; i++) {
+        carry_lm *lm = model(ctx, runner_model(i / 2));
+        runner_open(&c, lm, CARRY_F32, false, 5);
+        const carry_runner_ops *ops = c.runner->ops;
+        const bool through_host = i % 2 == 1;
+        const int32_t to = c.slot[1];
+        unsigned char *slot = malloc(c.runner->sizes.slot_bytes + 1);
+        unsigned char *page = malloc(c.runner->sizes.page_bytes + 1);
+        assert_true(slot != NULL && page != NULL);
+        runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){70});
+        assert_ok(ctx, ops->clear_slot(c.runner, to));
+        assert_ok(ctx,
+                  through_host ? ops->read_slot(c.runner, slot, c.slot[0]) : ops->copy_slot(c.runner, to, c.slot[0]));
+        for (int j = 0; j < 2 && c.runner->sizes.pages > 0; j++) {
+            if (through_host) {
+                assert_ok(ctx, ops->read_page(c.runner, page, c.pages[0][j]));
+                assert_ok(ctx, ops->write_page(c.runner, c.pages[1][j], page));
+            } else {
+                assert_ok(ctx, ops->copy_page(c.runner, c.pages[1][j], c.pages[0][j]));
+            }
+        }
+        if (through_host) {
+            assert_ok(ctx, ops->write_slot(c.runner, to, slot));
+        }
+        assert_ok(ctx, ops->clear_slot(c.runner, c.slot[0]));
+        c.slot[0] = to;
+        memcpy(c.pages[0], c.pages[1], sizeof c.pages[0]);
+        runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){1});
+        runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){RUNNER_TOKENS - 71});
+        compare(&c);
+        free(slot);
+        free(page);
+        ops->close(c.runner);
+        carry_lm_free(lm);
+    }
+    carry_ctx_free(ctx);
+}
+
+/* A slot that was filled with NaN. */
+static void a_sequence_with_nan_fails_alone(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    static runner_case c;
+    for (int i = 0; i < RUNNER_MODELS; i++) {
+        carry_lm *lm = model(ctx, runner_model(i));
+        runner_open(&c, lm, CARRY_F32, false, 9);
+        carry_run runs[3];
+        carry_run_result results[3];
+        unsigned char *slot = malloc(c.runner->sizes.slot_bytes);
+        assert_non_null(slot);
+        runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){20, 30, 1});
+        memset(slot, 0xff, c.runner->sizes.slot_bytes);
+        assert_ok(ctx, c.runner->ops->write_slot(c.runner, c.slot[1], slot));
+        for (int s = 0; s < 3; s++) {
+            runs[s] = runner_run(&c, s, s == 2 ? 9 : 1);
+        }
+        assert_ok(ctx, c.runner->ops->step(c.runner, runs, 3));
+        assert_ok(ctx, c.runner->ops->results(c.runner, results, 3));
+        assert_true(results[1].is_failed && results[1].token == -1);
+        c.length[0] += 1;
+        c.length[2] += 9;
+        runner_keep(&c, 0, &results[0]);
+        runner_keep(&c, 2, &results[2]);
+        memset(c.has[1], 0, sizeof c.has[1]);
+        compare(&c);
+        free(slot);
+        c.runner->ops->close(c.runner);
+        carry_lm_free(lm);
+    }
+    carry_ctx_free(ctx);
+}
+
+/* ids NULL is the token that was sampled; a token that may not be taken is not. */
+static void sampled_tokens_are_read_by_slot(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_lm *lm = model(ctx, runner_model(0));
+    static runner_case c;
+    static runner_case again;
+    runner_open(&c, lm, CARRY_F32, false, 9);
+    runner_open(&again, lm, CARRY_F32, false, 9);
+    int32_t token = 0;
+    for (int i = 0; i < 12; i++) {
+        const uint32_t odd = 0x2aa;
+        float bias[RUNNER_VOCABULARY] = {[3] = 100.0f};
+        carry_run_result result;
+        carry_run run = runner_run(&c, 0, i == 0 ? 5 : 1);
+        run.ids = i == 0 ? run.ids : NULL;
+        run.allowed = i == 5 ? &odd : NULL;
+        run.bias = i == 6 ? bias : NULL;
+        assert_ok(ctx, c.runner->ops->step(c.runner, &run, 1));
+        assert_ok(ctx, c.runner->ops->results(c.runner, &result, 1));
+        run.slot = again.slot[0];
+        run.pages = again.pages[0];
+        run.ids = i == 0 ? run.ids : &token;
+        c.length[0] += run.count;
+        assert_true(i != 5 || result.token % 2 == 1);
+        assert_true(i != 6 || result.token == 3);
+        carry_run_result other;
+        assert_ok(ctx, again.runner->ops->step(again.runner, &run, 1));
+        assert_ok(ctx, again.runner->ops->results(again.runner, &other, 1));
+        assert_int_equal(other.token, result.token);
+        token = result.token;
+    }
+    c.runner->ops->close(c.runner);
+    again.runner->ops->close(again.runner);
+    carry_lm_free(lm);
+    carry_ctx_free(ctx);
+}
+
+static void bad_steps_are_refused(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    carry_lm *lm = model(ctx, runner_model(0));
+    static runner_case c;
+    runner_open(&c, lm, CARRY_F32, false, 9);
+    static const int32_t outside[] = {0, RUNNER_VOCABULARY};
+    static const int32_t no_pages[RUNNER_PAGES] = {0, RUNNER_SEQUENCES * RUNNER_PAGES, 1};
+    carry_run_result results[2];
+    for (int i = 0; i < 9; i++) {
+        carry_run runs[] = {runner_run(&c, 0, 2), runner_run(&c, 1, 100)};
+        runs[0].slot = i == 0 ? RUNNER_SEQUENCES + 1 : i == 1 ? -1 : i == 2 ? runs[1].slot : runs[0].slot;
+        runs[0].ids = i == 3 ? outside : i == 4 ? NULL : runs[0].ids;
+        runs[0].count = i == 4 ? 1 : i == 5 ? 0 : i == 6 ? 29 : runs[0].count;
+        runs[0].length = i == 7 ? RUNNER_TOKENS - 1 : 0;
+        runs[1].pages = i == 8 ? no_pages : runs[1].pages;
+        assert_int_not_equal(c.runner->ops->step(c.runner, runs, 2), CARRY_OK);
+        assert_int_not_equal(c.runner->ops->results(c.runner, results, 2), CARRY_OK);
+    }
+    const carry_runner_sizes none = {.slots = 1, .sequences = 2, .tokens = 4, .context = 8, .pages = 1};
+    carry_runner *made;
+    assert_int_equal(carry_model_runner_new(lm, &made, &none, CARRY_F32), CARRY_ESIZE);
+    c.runner->ops->close(c.runner);
+    carry_lm_free(lm);
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(mixed_steps_equal_the_whole),           cmocka_unit_test(same_bits_hold_beside_any_sequences),
+        cmocka_unit_test(states_go_on_where_they_are_copied_to), cmocka_unit_test(a_sequence_with_nan_fails_alone),
+        cmocka_unit_test(sampled_tokens_are_read_by_slot),       cmocka_unit_test(bad_steps_are_refused),
+    };
+    return cmocka_run_group_tests_name("engine_runner", tests, NULL, NULL);
+}
