@@ -116,7 +116,7 @@ refused 'other' generate other --ids -p 1 -n 4 --state-load state
 head -c 100 state > cut_state
 refused 'cut_state' generate model -p a -n 4 --state-load cut_state
 
-# Chats: ChatML as the tokenizer's folder has it; other templates are refused.
+# Chats: the template of the folder is rendered.
 cp -r model chat
 "$carry" tokenizer train --bytes --added '<|endoftext|>,<|im_start|>,<|im_end|>' -o chat > /dev/null || fail "no tokenizer for a chat"
 "$make_model" wide 259 && cp wide/* chat/
@@ -128,12 +128,26 @@ expect 0 '"prompt_tokens": 40' generate chat --chat -p Hi -n 4 --json --no-think
 expect 0 '"prompt_tokens": 36' generate chat --chat -p Hi --system short -n 4 --json
 printf '[{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]' > messages
 expect 0 '"prompt": "c"' generate chat --chat --messages messages -n 4 --json
-printf '[{"role": "tool", "content": "a"}]' > tools
-refused 'expected system, user or assistant' generate chat --chat --messages tools -p x
+printf '[{"role": "tool", "content": "a", "reasoning": null}]' > tools
+expect 0 '"prompt_tokens": 29' generate chat --chat --messages tools -p x -n 4 --json
+printf '[1]' > wrong
+refused 'message 1' generate chat --chat --messages wrong -p x
 refused 'need --chat' generate chat -p x --system y
+refused 'need --chat' generate chat -p x --tools tools
 refused 'from its start' generate chat --chat -p x --state-load state
-printf '%s' '{{ "[INST]" }}{% if add_generation_prompt %}{% endif %}' > chat/chat_template.jinja
-refused 'the chat template is not known' generate chat --chat -p Hi
+printf '%s' '{{ bos_token }}[INST]{{ messages[-1].content ~ extra }}{{ tools | length }}{% if not add_generation_prompt %}x{% endif %}' > chat/chat_template.jinja
+printf '{"extra": "abc"}' > variables
+expect 0 '"prompt_tokens": 12' generate chat --chat -p Hi --tools tools --variables variables -n 4 --json
+refused 'cannot turn thinking on' generate chat --chat -p Hi --think
+printf '%s' '{% if messages %}{{ raise_exception("No way: " ~ messages[0].role) }}{% endif %}' > chat/chat_template.jinja
+refused 'No way: user' generate chat --chat -p Hi
+printf 'a\n{%% include "x" %%}' > chat/chat_template.jinja
+refused "line 2: the tag 'include' is not supported" generate chat --chat -p Hi
+printf '%s' '{{ messages[0].content }}|{{ eos_token }}|{{ add_generation_prompt }}' > chat/chat_template.jinja
+printf '{"messages": [{"role": "user", "content": "Hi"}]}' > chat.json
+expect 0 'Hi|<|endoftext|>|True' tokenizer render chat chat.json
+expect 0 '"text":"Hi||"' tokenizer render chat/chat_template.jinja chat.json --json
+refused 'needs a model folder' tokenizer render chat
 
 # The type is that of the weights where the processor has fast products in it, and the first line names it.
 mkdir narrow && "$make_model" narrow 257 bf16 || fail "no model in bf16"

@@ -17,6 +17,7 @@
 #include "carry/attention.h"
 #include "carry/tokenizer.h"
 #include "carry/model.h"
+#include "carry/chat.h"
 #include "carry/problem.h"
 
 #endif

@@ -5,9 +5,10 @@
        carry_tokenizer_decode(ctx, tokenizer, buffer, sizeof buffer, &length, ids, count, false);
 
    The format is tokenizer.json of Hugging Face, with BPE over bytes (GPT-2, Llama 3, Qwen, OLMo) or over characters
-   with byte fallback (Llama 2, Mistral). Ids and texts equal those of the package `tokenizers`. Parts that are not
-   supported are refused by name when the file is opened. Patterns need a build with PCRE2, and Qwen's tokenizers one
-   with utf8proc; otherwise CARRY_EUNSUPPORTED.
+   with byte fallback (Llama 2, Mistral). SentencePiece's tokenizer.model is refused; most models have a tokenizer.json
+   beside it. Ids and texts equal those of the package `tokenizers`. Parts that are not supported are refused by name
+   when the file is opened. Patterns need a build with PCRE2, and Qwen's tokenizers one with utf8proc; otherwise
+   CARRY_EUNSUPPORTED.
 
    A tokenizer does not change after it was opened: threads may share it, each with a context of its own. It may outlive
    the context that it was opened with. Bytes that are not UTF-8 are encoded too. */

@@ -255,7 +255,9 @@ static int run(int count, char **arguments) {
          "continue from this state, without reading its tokens again"},
         {"chat", 0, CLI_FLAG, &d.is_chat, NULL, "treat a prompt as a message of the user, with the chat template"},
         {"system", 0, CLI_TEXT, &d.system, "TEXT", "chat: the system prompt"},
-        {"messages", 0, CLI_TEXT, &d.messages, "FILE", "chat: earlier messages, a JSON list of {role, content}"},
+        {"messages", 0, CLI_TEXT, &d.messages, "FILE", "chat: earlier messages, a JSON list of {role, content, ...}"},
+        {"tools", 0, CLI_TEXT, &d.tools, "FILE", "chat: tools that the model may call, a JSON list"},
+        {"variables", 0, CLI_TEXT, &d.variables, "FILE", "chat: more variables of the chat template, a JSON object"},
         {"think", 0, CLI_FLAG, &d.thinks, NULL, "chat: think before the answer"},
         {"no-think", 0, CLI_FLAG, &d.thinks_not, NULL, "chat: answer at once"},
         CLI_DEVICE_OPTION(&d.on),
@@ -300,8 +302,8 @@ const cli_verb cli_generate = {
         "another. A text ends at the end-of-text token of the model, before --stop, or after -n tokens. The same\n"
         "--seed gives the same text.\n"
         "\n"
-        "--chat applies the chat template of the folder to the prompt: Qwen2, Qwen2.5, Qwen3, Qwen3.5 or plain\n"
-        "ChatML; other templates are refused. --ids takes prompts as token ids (-p '1 2 3') and prints token ids.",
+        "--chat renders the chat template of the folder (Jinja, as transformers does) with the prompt as the last\n"
+        "message of the user. --ids takes prompts as token ids (-p '1 2 3') and prints token ids.",
     .example = "carry generate model -p 'Once upon a time' -n 200 --temperature 0.7 --seed 3",
     .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16"},
     .run = run,

@@ -10,7 +10,7 @@ typedef struct cli_generating {
     cli_common common;
     carry_ctx *ctx;
     cli_texts given, stops;
-    const char *file, *system, *messages, *state_load, *state_save, *dtype_name;
+    const char *file, *system, *messages, *tools, *variables, *state_load, *state_save, *dtype_name;
     carry_dtype dtype;
     char why[CARRY_MODEL_WHY]; /* this type; "" once it has been printed */
     bool by_ids, is_chat, thinks, thinks_not;

@@ -5,6 +5,7 @@
 
 #include "cli/cmd_generate.h"
 #include "core/json.h"
+#include "core/json_write.h"
 
 #define MESSAGES_BYTES ((size_t)64 << 20)
 
@@ -12,8 +13,9 @@ bool cli_generate_check(const cli_generating *g) {
     const char *wrong = NULL;
     if (g->by_ids && (g->is_chat || g->stops.count > 0)) {
         wrong = "--ids has no texts: --chat and --stop do not go with it";
-    } else if (!g->is_chat && (g->system != NULL || g->messages != NULL || g->thinks || g->thinks_not)) {
-        wrong = "--system, --messages, --think and --no-think need --chat";
+    } else if (!g->is_chat && (g->system != NULL || g->messages != NULL || g->tools != NULL || g->variables != NULL ||
+                               g->thinks || g->thinks_not)) {
+        wrong = "--system, --messages, --tools, --variables, --think and --no-think need --chat";
     } else if (g->is_chat && g->state_load != NULL) {
         wrong = "--chat renders a chat from its start: --state-load does not go with it";
     } else if (g->thinks && g->thinks_not) {
@@ -141,79 +143,136 @@ static bool take_ids(cli_generating *d, carry_prompt *prompt) {
     return true;
 }
 
-/* The earlier messages of a chat, which point into *root; the system prompt first. NULL after a message. */
-static carry_message *read_messages(const cli_generating *d, carry_json **root, int64_t *count) {
-    *root = NULL;
-    *count = 0;
-    if (d->messages != NULL && carry_json_read(d->ctx, root, d->messages, MESSAGES_BYTES) != CARRY_OK) {
+typedef struct chat_files {
+    carry_json *messages, *tools, *variables; /* NULL where not given */
+} chat_files;
+
+/* A file of an option, with this kind of content; false after a message. */
+static bool read_option(const cli_generating *d, carry_json **root, const char *path, carry_json_kind kind,
+                        const char *expected) {
+    if (path == NULL) {
+        return true;
+    }
+    if (carry_json_read(d->ctx, root, path, MESSAGES_BYTES) != CARRY_OK) {
         (void)cli_failed(d->ctx);
-        return NULL;
+        return false;
     }
-    int64_t listed = *root != NULL && (*root)->kind == CARRY_JSON_ARRAY ? (*root)->as.inside.count : 0;
-    carry_message *messages = calloc((size_t)listed + 2, sizeof *messages);
-    if (messages == NULL || (*root != NULL && (*root)->kind != CARRY_JSON_ARRAY)) {
-        (void)cli_refuse(messages == NULL ? "out of memory: %s" : "%s is not a list of messages",
-                         d->messages != NULL ? d->messages : "messages");
-        free(messages);
-        return NULL;
+    if ((*root)->kind != kind) {
+        (void)cli_refuse("%s is not %s", path, expected);
     }
+    return (*root)->kind == kind;
+}
+
+static bool read_files(const cli_generating *d, chat_files *files) {
+    return read_option(d, &files->messages, d->messages, CARRY_JSON_ARRAY, "a list of messages") &&
+           read_option(d, &files->tools, d->tools, CARRY_JSON_ARRAY, "a list of tools") &&
+           read_option(d, &files->variables, d->variables, CARRY_JSON_OBJECT, "an object of variables");
+}
+
+static void add_message(carry_json_text *to, const char *role, const char *text, size_t length) {
+    carry_json_begin(to, NULL, '{');
+    carry_json_add_text(to, "role", role);
+    carry_json_add_key(to, "content");
+    carry_json_put_bytes(to, text, length);
+    carry_json_end(to, '}');
+}
+
+/* The variables of a chat whose last message is the prompt; NULL: the messages have it. NULL after a message. */
+static carry_json *chat_variables(const cli_generating *d, const chat_files *files, const carry_prompt *prompt) {
+    carry_json_text text = {0};
+    carry_json *made = NULL;
+    carry_json_begin(&text, NULL, '{');
+    carry_json_begin(&text, "messages", '[');
     if (d->system != NULL) {
-        messages[(*count)++] = (carry_message){"system", d->system, strlen(d->system)};
+        add_message(&text, "system", d->system, strlen(d->system));
     }
-    for (const carry_json *one = *root != NULL ? (*root)->as.inside.first : NULL; one != NULL; one = one->next) {
-        const carry_json *role = carry_json_find(one, "role");
-        const carry_json *text = carry_json_find(one, "content");
-        if (role == NULL || role->kind != CARRY_JSON_STRING || text == NULL || text->kind != CARRY_JSON_STRING) {
-            (void)cli_refuse("%s, line %u: a message is {\"role\": TEXT, \"content\": TEXT}", d->messages, one->line);
-            free(messages);
-            return NULL;
+    for (const carry_json *one = carry_json_first(files->messages); one != NULL; one = one->next) {
+        carry_json_add_node(&text, NULL, one);
+    }
+    if (prompt != NULL) {
+        add_message(&text, "user", prompt->text, prompt->length);
+    }
+    carry_json_end(&text, ']');
+    if (files->tools != NULL) {
+        carry_json_add_node(&text, "tools", files->tools);
+    }
+    for (const carry_json *one = carry_json_first(files->variables); one != NULL; one = one->next) {
+        if (strcmp(one->key, "messages") != 0 && (files->tools == NULL || strcmp(one->key, "tools") != 0)) {
+            carry_json_add_node(&text, one->key, one);
         }
-        messages[(*count)++] = (carry_message){role->as.text.bytes, text->as.text.bytes, text->as.text.length};
     }
-    return messages;
+    carry_json_end(&text, '}');
+    if (text.failed) {
+        (void)cli_refuse("out of memory: a chat");
+    } else if (carry_json_parse(d->ctx, &made, text.bytes, text.length, "the chat") != CARRY_OK) {
+        (void)cli_failed(d->ctx);
+    }
+    carry_json_text_free(&text);
+    return made;
+}
+
+/* --messages has the last message, too: its text is shown as the prompt. */
+static bool take_last_message(cli_generating *d, const chat_files *files) {
+    const carry_json *last = carry_json_first(files->messages);
+    while (last != NULL && last->next != NULL) {
+        last = last->next;
+    }
+    if (last == NULL) {
+        (void)cli_refuse("%s has no messages, and -p gives none", d->messages);
+        return false;
+    }
+    const carry_json *content = carry_json_find(last, "content");
+    bool is_text = content != NULL && content->kind == CARRY_JSON_STRING;
+    char *kept = is_text ? strndup(content->as.text.bytes, content->as.text.length) : strdup("");
+    return hold(d, kept) && add_prompt(d, kept, strlen(kept));
+}
+
+static bool render_chat(cli_generating *d, const carry_chat *chat, const chat_files *files, int64_t at, bool is_alone) {
+    carry_prompt *prompt = &d->prompts[at];
+    carry_json *variables = chat_variables(d, files, is_alone ? NULL : prompt);
+    char *text;
+    size_t length;
+    carry_chat_request request = {.variables = variables,
+                                  .thinking = d->thinks       ? CARRY_THINKING_ON
+                                              : d->thinks_not ? CARRY_THINKING_OFF
+                                                              : CARRY_THINKING_AS_IS};
+    bool done = variables != NULL;
+    if (done && carry_chat_render(d->ctx, chat, &request, &text, &length) != CARRY_OK) {
+        (void)cli_failed(d->ctx);
+        done = false;
+    }
+    carry_json_free(variables);
+    done = done && hold(d, text);
+    if (done) {
+        d->asked[at] = *prompt;
+        *prompt = (carry_prompt){.text = text, .length = length, .bare = true};
+    }
+    return done;
 }
 
 /* Each prompt becomes the chat with it as the last message. */
 static bool render_chats(cli_generating *d) {
     carry_chat chat;
-    carry_json *root;
-    int64_t earlier;
+    chat_files files = {0};
     if (carry_chat_open(d->ctx, &chat, d->model.tokenizer) != CARRY_OK) {
         (void)cli_failed(d->ctx);
         return false;
     }
-    carry_model_add_end(&d->model, chat.end);
-    carry_message *messages = read_messages(d, &root, &earlier);
-    bool done = messages != NULL;
-    bool is_alone = done && d->count == 0; /* --messages has the last one too */
-    if (is_alone && earlier == 0) {
-        (void)cli_refuse("%s has no messages, and -p gives none", d->messages);
-        done = false;
-    } else if (is_alone) {
-        const carry_message *last = &messages[earlier - 1];
-        char *kept = strndup(last->text, last->length);
-        done = hold(d, kept) && add_prompt(d, kept, strlen(kept));
+    if (chat.end >= 0) {
+        carry_model_add_end(&d->model, chat.end);
+    }
+    bool done = read_files(d, &files);
+    bool is_alone = d->count == 0;
+    if (done && is_alone) {
+        done = take_last_message(d, &files);
     }
     for (int64_t i = 0; i < d->count && done; i++) {
-        carry_prompt *prompt = &d->prompts[i];
-        char *text;
-        size_t length;
-        messages[earlier] = (carry_message){"user", prompt->text, prompt->length};
-        carry_thinking thinking = d->thinks       ? CARRY_THINKING_ON
-                                  : d->thinks_not ? CARRY_THINKING_OFF
-                                                  : CARRY_THINKING_AS_IS;
-        if (carry_chat_render(d->ctx, &chat, messages, is_alone ? earlier : earlier + 1, thinking, &text, &length) !=
-            CARRY_OK) {
-            (void)cli_failed(d->ctx);
-            done = false;
-        } else {
-            done = hold(d, text);
-            d->asked[i] = *prompt;
-            *prompt = (carry_prompt){.text = text, .length = length, .bare = true};
-        }
+        done = render_chat(d, &chat, &files, i, is_alone);
     }
-    free(messages);
-    carry_json_free(root);
+    carry_json_free(files.messages);
+    carry_json_free(files.tools);
+    carry_json_free(files.variables);
+    carry_chat_close(&chat);
     return done;
 }
 

@@ -1,11 +1,14 @@
-/* carry tokenizer train|encode|decode|show. */
+/* carry tokenizer train|encode|decode|show|render. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "carry/chat.h"
 #include "cli/cli.h"
 #include "core/error.h"
+#include "core/file.h"
+#include "core/json_write.h"
 #include "core/progress.h"
 #include "tokenizer/text.h"
 #include "tokenizer/tokenizer.h"
@@ -298,6 +301,50 @@ static int run_show(tokenizer_session *d, int count, char **words) {
     return CLI_DONE;
 }
 
+/* render TEMPLATE FILE: a file that ends with .jinja, or the folder of a model. */
+static int run_render(tokenizer_session *d, int count, char **words) {
+    if (count != 2) {
+        return cli_refuse("tokenizer render needs a model folder or a .jinja file, and a JSON file of variables (-: "
+                          "standard input)");
+    }
+    FILE *from = strcmp(words[1], "-") == 0 ? stdin : fopen(words[1], "rbe");
+    if (from == NULL) {
+        return cli_refuse("%s cannot be read: %s", words[1], strerror(errno));
+    }
+    size_t length, ending = strlen(words[0]);
+    char *variables = cli_read_all(from, words[1], &length), *source = NULL, *text = NULL;
+    if (from != stdin) {
+        (void)fclose(from);
+    }
+    if (variables == NULL) {
+        return CLI_IMPOSSIBLE;
+    }
+    bool is_file = ending > 6 && strcmp(words[0] + ending - 6, ".jinja") == 0;
+    carry_status status = CARRY_OK;
+    if (is_file) {
+        status = carry_file_read(d->ctx, &source, &length, words[0], (size_t)4 << 20);
+    }
+    if (status == CARRY_OK) {
+        status = is_file ? carry_render_template(d->ctx, source, variables, &text)
+                         : carry_render_chat(d->ctx, words[0], variables, &text);
+    }
+    int code = status == CARRY_OK ? CLI_DONE : cli_failed(d->ctx);
+    if (status == CARRY_OK && d->common.json) {
+        carry_json_text line = {0};
+        carry_json_begin(&line, NULL, '{');
+        carry_json_add_text(&line, "text", text);
+        carry_json_end(&line, '}');
+        (void)printf("%s\n", line.failed ? "{}" : line.bytes);
+        carry_json_text_free(&line);
+    } else if (status == CARRY_OK) {
+        (void)fputs(text, stdout);
+    }
+    carry_render_free(text);
+    free(source);
+    free(variables);
+    return code;
+}
+
 /* Options and words that an action would pass over. */
 static int refuse_unused(const tokenizer_session *d, const char *action, int words) {
     const bool trains = strcmp(action, "train") == 0;
@@ -327,8 +374,11 @@ static int run(int count, char **arguments) {
         const char *name;
         int least; /* words after it */
         int (*run)(tokenizer_session *d, int count, char **words);
-    } actions[] = {
-        {"train", 0, run_train}, {"encode", 1, run_encode}, {"decode", 1, run_decode}, {"show", 1, run_show}};
+    } actions[] = {{"train", 0, run_train},
+                   {"encode", 1, run_encode},
+                   {"decode", 1, run_decode},
+                   {"show", 1, run_show},
+                   {"render", 1, run_render}};
     tokenizer_session d = {.vocabulary = -1, .least = -1}; /* not said */
     int words = cli_parse(&cli_tokenizer, count, arguments, options_of(&d), &d.common);
     if (words < 0 || d.common.help) {
@@ -354,19 +404,20 @@ static int run(int count, char **arguments) {
         return code;
     }
     char shown[64];
-    return cli_refuse("tokenizer does train, encode, decode or show, not '%s'",
+    return cli_refuse("tokenizer does train, encode, decode, show or render, not '%s'",
                       words > 0 ? cli_shown(shown, arguments[0]) : "nothing");
 }
 
 const cli_verb cli_tokenizer = {
     .name = "tokenizer",
-    .arguments = "train|encode|decode ...",
+    .arguments = "train|encode|decode|render ...",
     .summary = "train or use a BPE tokenizer",
     .details =
         "train FILE...             learn merges from text files and folders, and write tokenizer.json\n"
         "encode TOKENIZER FILE...  print the token ids of each file on a line (without FILE: of standard input)\n"
         "decode TOKENIZER N...     print the text of token ids, byte for byte (without N: from standard input)\n"
         "show TOKENIZER            print the number of tokens and merges\n"
+        "render MODEL FILE         render the chat template of a folder (or a .jinja file) with variables from JSON\n"
         "\n"
         "TOKENIZER is a tokenizer.json in the format of Hugging Face, or a folder that contains one: BPE over bytes,\n"
         "as in GPT-2, Llama 3, Qwen and OLMo, or over characters with byte_fallback, as in Llama 2 and Mistral. A\n"

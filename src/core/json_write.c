@@ -176,7 +176,8 @@ void carry_json_add_node(carry_json_text *text, const char *key, const carry_jso
         }
         break;
     case CARRY_JSON_STRING:
-        carry_json_add_text(text, key, node->as.text.bytes);
+        carry_json_add_key(text, key);
+        carry_json_put_bytes(text, node->as.text.bytes, node->as.text.length);
         break;
     case CARRY_JSON_ARRAY:
     case CARRY_JSON_OBJECT:

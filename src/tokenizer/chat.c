@@ -1,197 +1,184 @@
-/* ChatML: templates that are known by the hash of their text, rendered by plain concatenation. */
+/* Chats: variables of the template, made as transformers makes them. */
 #include "tokenizer/chat.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/hash.h"
+#include "core/json_write.h"
 #include "tokenizer/tokenizer_internal.h"
-#include "tokenizer/utf8.h"
 
-#define START "<|im_start|>"
-#define END "<|im_end|>"
-#define NO_THOUGHT "<think>\n\n</think>\n\n"
+#define NAME "the chat template"
 
-/* The texts were rendered by Jinja 3.1 as well, with the same results (docs/results/hardening.md). */
-static const struct {
-    uint64_t hash; /* carry_hash of the text without a newline at its end */
-    carry_chat chat;
-} known[] = {
-    /* Plain ChatML, as in the documentation of transformers; and the shortest form of it. */
-    {0x3F951C547F06568FU, {0}},
-    {0xAFDDC61DD2FF9FE6U, {0}},
-    /* The shortest form with a switch for thinking. */
-    {0x4E599D7717A5D718U, {.can_think = true, .can_not_think = true, .thinks = true}},
-    /* Qwen2 and Qwen2.5 (Instruct). */
-    {0xAB2957052382CF7CU, {.system = "You are a helpful assistant."}},
-    {0x14F39DFCC63BCDCBU, {.system = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."}},
-    /* Qwen3. */
-    {0xEBED4C75E31DE940U, {.drops_thoughts = true, .can_think = true, .can_not_think = true, .thinks = true}},
-    /* Qwen3.5: sizes that think by default, and those that do not (0.8B, 2B). */
-    {0x81A87211B56794D9U,
-     {.trims = true,
-      .drops_thoughts = true,
-      .can_think = true,
-      .can_not_think = true,
-      .opens_thought = true,
-      .thinks = true}},
-    {0x71E3BFD975DA04EAU,
-     {.trims = true, .drops_thoughts = true, .can_think = true, .can_not_think = true, .opens_thought = true}},
-};
+/* Tokens that end an answer, by which one the template writes. */
+static const char *const ends[] = {"<|im_end|>",      "<|eot_id|>", "<end_of_turn>",
+                                   "<|end_of_turn|>", "<turn|>",    "<|end|>"};
 
-carry_status carry_chat_open(carry_ctx *ctx, carry_chat *chat, const carry_tokenizer *tokenizer) {
-    *chat = (carry_chat){0};
+static int64_t find_end(const carry_tokenizer *tokenizer) {
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        bool is_written = memmem(tokenizer->chat, tokenizer->chat_length, ends[i], strlen(ends[i])) != NULL;
+        int64_t id = is_written ? carry_tokenizer_find(tokenizer, ends[i]) : -1;
+        if (id >= 0) {
+            return id;
+        }
+    }
+    return carry_tokenizer_eos(tokenizer);
+}
+
+/* {"bos_token": "<s>", ...} of the settings, in which a token is a text or an object with its content. */
+static carry_status read_tokens(carry_ctx *ctx, carry_json **tokens, const char *settings, size_t length) {
+    carry_json *root;
+    carry_json_text text = {0};
+    CARRY_TRY(carry_json_parse(ctx, &root, settings, length, "tokenizer_config.json"));
+    carry_json_begin(&text, NULL, '{');
+    for (const carry_json *one = carry_json_first(root); one != NULL && one->key != NULL; one = one->next) {
+        const carry_json *content = one->kind == CARRY_JSON_OBJECT ? carry_json_find(one, "content") : one;
+        bool is_token = one->key_length > 6 && strcmp(one->key + one->key_length - 6, "_token") == 0;
+        if (is_token && content != NULL && content->kind == CARRY_JSON_STRING) {
+            carry_json_add_node(&text, one->key, content);
+        }
+    }
+    carry_json_end(&text, '}');
+    carry_json_free(root);
+    carry_status status = CARRY_OK;
+    if (text.failed) {
+        status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: special tokens");
+    } else {
+        status = carry_json_parse(ctx, tokens, text.bytes, text.length, "special tokens");
+    }
+    carry_json_text_free(&text);
+    return status;
+}
+
+static carry_status open_parts(carry_ctx *ctx, carry_chat *chat, const carry_tokenizer *tokenizer) {
     if (tokenizer->chat == NULL) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "the model has no chat template, neither chat_template.jinja nor in tokenizer_config.json");
     }
-    size_t length = tokenizer->chat_length;
-    length -= length > 0 && tokenizer->chat[length - 1] == '\n' ? 1 : 0; /* Jinja drops it, too */
-    const uint64_t hash = carry_hash(0, tokenizer->chat, length);
-    bool is_known = false;
-    for (size_t i = 0; i < sizeof known / sizeof known[0] && !is_known; i++) {
-        is_known = known[i].hash == hash;
-        *chat = is_known ? known[i].chat : *chat;
+    CARRY_TRY(carry_template_parse(ctx, &chat->template, tokenizer->chat, tokenizer->chat_length, NAME));
+    carry_status status = tokenizer->settings != NULL
+                              ? read_tokens(ctx, &chat->tokens, tokenizer->settings, tokenizer->settings_length)
+                              : CARRY_OK;
+    if (status != CARRY_OK) {
+        carry_chat_close(chat);
     }
-    if (!is_known) {
-        char text[CARRY_HASH_TEXT];
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "the chat template is not known (XXH64 %s): templates are compared with those of Qwen2, "
-                          "Qwen2.5, Qwen3, Qwen3.5 and plain ChatML, not interpreted; render the chat elsewhere and "
-                          "give it as the prompt, without --chat",
-                          carry_hash_text(text, hash));
-    }
-    chat->end = carry_tokenizer_find(tokenizer, END);
-    if (chat->end < 0 || carry_tokenizer_find(tokenizer, START) < 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "the chat template has " START " and " END ", and the tokenizer has no such tokens");
-    }
+    return status;
+}
+
+carry_status carry_chat_open(carry_ctx *ctx, carry_chat *chat, const carry_tokenizer *tokenizer) {
+    *chat = (carry_chat){.end = -1};
+    CARRY_TRY(open_parts(ctx, chat, tokenizer));
+    chat->end = find_end(tokenizer);
     return CARRY_OK;
 }
 
-/* As Python's strip has it. */
-static bool is_space_at(const char *text, size_t length, int *used) {
-    *used = carry_utf8_at((const unsigned char *)text, length);
-    uint32_t code = *used > 0 ? carry_utf8_code((const unsigned char *)text, *used) : 'x';
-    return carry_utf8_is_space(code) || (code >= 0x1C && code <= 0x1F);
+carry_status carry_chat_open_folder(carry_ctx *ctx, carry_chat *chat, const char *folder) {
+    *chat = (carry_chat){.end = -1};
+    carry_tokenizer *files = carry_tokenizer_new(); /* only for the texts beside it */
+    if (files == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %s", folder);
+    }
+    carry_status status = carry_tokenizer_read_beside(ctx, files, folder);
+    if (status == CARRY_OK) {
+        status = open_parts(ctx, chat, files);
+    }
+    carry_tokenizer_close(files);
+    return status;
 }
 
-static void trim(const char **text, size_t *length) {
-    int used;
-    while (*length > 0 && is_space_at(*text, *length, &used)) {
-        *text += used;
-        *length -= (size_t)used;
+void carry_chat_close(carry_chat *chat) {
+    carry_template_free(chat->template);
+    carry_json_free(chat->tokens);
+    *chat = (carry_chat){.end = -1};
+}
+
+/* A message without null values, its reasoning under the names that templates look for. */
+static void write_message(carry_json_text *to, const carry_json *message) {
+    static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
+    const carry_json *reasoning = NULL;
+    for (int i = 0; i < 3 && reasoning == NULL; i++) {
+        const carry_json *found = carry_json_find(message, names[i]);
+        reasoning = found != NULL && found->kind != CARRY_JSON_NULL ? found : NULL;
     }
-    for (bool goes_on = true; goes_on && *length > 0;) {
-        size_t last = 1;
-        while (last < *length && last < CARRY_UTF8_LONGEST && ((unsigned char)(*text)[*length - last] & 0xC0) == 0x80) {
-            last++;
+    carry_json_begin(to, NULL, '{');
+    if (reasoning != NULL && carry_json_find(message, "thinking") == NULL) {
+        carry_json_add_node(to, "thinking", reasoning);
+    }
+    for (const carry_json *one = carry_json_first(message); one != NULL; one = one->next) {
+        bool is_reasoning = reasoning != NULL && strcmp(one->key, "reasoning_content") == 0;
+        if (one->kind != CARRY_JSON_NULL) {
+            carry_json_add_node(to, one->key, is_reasoning ? reasoning : one);
         }
-        goes_on = is_space_at(*text + *length - last, last, &used) && (size_t)used == last;
-        *length -= goes_on ? last : 0;
     }
+    if (reasoning != NULL && carry_json_find(message, "reasoning_content") == NULL) {
+        carry_json_add_node(to, "reasoning_content", reasoning);
+    }
+    carry_json_end(to, '}');
 }
 
-/* An earlier answer without its thoughts. */
-static void drop_thoughts(const char **text, size_t *length) {
-    static const char end[] = "</think>";
-    for (const char *at; (at = memmem(*text, *length, end, sizeof end - 1)) != NULL;) {
-        size_t before = (size_t)(at - *text) + sizeof end - 1;
-        *text += before;
-        *length -= before;
-        while (*length > 0 && **text == '\n') {
-            (*text)++;
-            (*length)--;
-        }
+static carry_status write_messages(carry_ctx *ctx, carry_json_text *to, const carry_json *messages) {
+    if (messages == NULL || messages->kind != CARRY_JSON_ARRAY || messages->as.inside.count == 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a chat needs messages: a list of {\"role\": ..., \"content\": ...}");
     }
-}
-
-static bool add_text(carry_buffer *to, const char *text) {
-    return carry_buffer_add(to, text, strlen(text));
-}
-
-static bool add_message(const carry_chat *chat, carry_buffer *to, const carry_message *message) {
-    const char *text = message->text;
-    size_t length = message->length;
-    if (chat->trims) {
-        trim(&text, &length);
-    }
-    if (chat->drops_thoughts && strcmp(message->role, "assistant") == 0) {
-        drop_thoughts(&text, &length);
-    }
-    return add_text(to, START) && add_text(to, message->role) && add_text(to, "\n") &&
-           carry_buffer_add(to, text, length) && add_text(to, END "\n");
-}
-
-static carry_status check_messages(carry_ctx *ctx, const carry_message *messages, int64_t count) {
-    if (count < 1 || strcmp(messages[count - 1].role, "user") != 0) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the last message of a chat must be the user's");
-    }
-    for (int64_t i = 0; i < count; i++) {
-        const char *role = messages[i].role;
-        bool is_system = strcmp(role, "system") == 0;
-        if (!is_system && strcmp(role, "user") != 0 && strcmp(role, "assistant") != 0) {
+    int64_t number = 1;
+    carry_json_begin(to, "messages", '[');
+    for (const carry_json *one = messages->as.inside.first; one != NULL; one = one->next, number++) {
+        const carry_json *role = carry_json_find(one, "role");
+        if (one->kind != CARRY_JSON_OBJECT || role == NULL || role->kind != CARRY_JSON_STRING) {
             return carry_fail(ctx, CARRY_EARGUMENT,
-                              "message %lld has the role '%.40s': expected system, user or assistant", (long long)i + 1,
-                              role);
+                              "message %lld: expected an object with a role, as {\"role\": ..., \"content\": ...}",
+                              (long long)number);
         }
-        if (is_system && i > 0) {
-            return carry_fail(ctx, CARRY_EARGUMENT, "message %lld is the system's, which must be the first",
-                              (long long)i + 1);
-        }
+        write_message(to, one);
     }
+    carry_json_end(to, ']');
     return CARRY_OK;
 }
 
-/* A last message that is the result of a tool: Qwen's templates keep the thoughts before it. */
-static bool is_tool_response(const carry_chat *chat, const carry_message *message) {
-    static const char first[] = "<tool_response>";
-    static const char last[] = "</tool_response>";
-    const char *text = message->text;
-    size_t length = message->length;
-    if (chat->trims) {
-        trim(&text, &length);
+/* --think and --no-think: the variable that the template has for it. */
+static carry_status write_thinking(carry_ctx *ctx, carry_json_text *to, const carry_chat *chat,
+                                   carry_thinking thinking) {
+    static const char *const names[] = {"enable_thinking", "thinking"};
+    for (int i = 0; i < 2 && thinking != CARRY_THINKING_AS_IS; i++) {
+        if (carry_template_names(chat->template, names[i])) {
+            carry_json_add_bool(to, names[i], thinking == CARRY_THINKING_ON);
+            return CARRY_OK;
+        }
     }
-    return chat->drops_thoughts && length >= sizeof last - 1 && memcmp(text, first, sizeof first - 1) == 0 &&
-           memcmp(text + length - (sizeof last - 1), last, sizeof last - 1) == 0;
+    return thinking != CARRY_THINKING_ON
+               ? CARRY_OK
+               : carry_fail(ctx, CARRY_EUNSUPPORTED, "this model's chat template cannot turn thinking on");
 }
 
-carry_status carry_chat_render(carry_ctx *ctx, const carry_chat *chat, const carry_message *messages, int64_t count,
-                               carry_thinking thinking, char **text, size_t *length) {
+static carry_status write_variables(carry_ctx *ctx, carry_json_text *to, const carry_chat *chat,
+                                    const carry_chat_request *request) {
+    carry_json_begin(to, NULL, '{');
+    CARRY_TRY(write_messages(ctx, to, carry_json_find(request->variables, "messages")));
+    CARRY_TRY(write_thinking(ctx, to, chat, request->thinking));
+    carry_json_end(to, '}');
+    return to->failed ? carry_fail(ctx, CARRY_EMEMORY, "out of memory: the messages of a chat") : CARRY_OK;
+}
+
+carry_status carry_chat_render(carry_ctx *ctx, const carry_chat *chat, const carry_chat_request *request, char **text,
+                               size_t *length) {
+    static const char defaults_text[] = "{\"tools\": null, \"documents\": null, \"add_generation_prompt\": true}";
+    carry_json *defaults = NULL, *made = NULL;
+    carry_json_text written = {0};
     *text = NULL;
     *length = 0;
-    CARRY_TRY(check_messages(ctx, messages, count));
-    if ((thinking == CARRY_THINKING_ON && !chat->can_think) ||
-        (thinking == CARRY_THINKING_OFF && !chat->can_not_think && chat->can_think)) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "this model's chat template cannot turn thinking %s",
-                          thinking == CARRY_THINKING_ON ? "on" : "off");
+    carry_status status = write_variables(ctx, &written, chat, request);
+    if (status == CARRY_OK) {
+        status = carry_json_parse(ctx, &made, written.bytes, written.length, "the chat");
     }
-    if (is_tool_response(chat, &messages[count - 1])) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "message %lld is the result of a tool: chats with tools are not "
-                          "rendered",
-                          (long long)count);
+    if (status == CARRY_OK) {
+        status = carry_json_parse(ctx, &defaults, defaults_text, sizeof defaults_text - 1, "defaults");
     }
-    bool thinks = thinking == CARRY_THINKING_AS_IS ? chat->thinks : thinking == CARRY_THINKING_ON;
-    carry_buffer to = {0};
-    bool done = true;
-    if (chat->system != NULL && strcmp(messages[0].role, "system") != 0) {
-        done = add_text(&to, START "system\n") && add_text(&to, chat->system) && add_text(&to, END "\n");
+    if (status == CARRY_OK) {
+        const carry_json *objects[] = {defaults, chat->tokens, request->variables, made};
+        carry_template_input input = {.objects = objects, .count = 4, .now = request->now};
+        status = carry_template_render(ctx, chat->template, &input, text, length);
     }
-    for (int64_t i = 0; i < count && done; i++) {
-        done = add_message(chat, &to, &messages[i]);
-    }
-    done = done && add_text(&to, START "assistant\n");
-    if (done && thinks) {
-        done = !chat->opens_thought || add_text(&to, "<think>\n");
-    } else if (done && chat->can_not_think) {
-        done = add_text(&to, NO_THOUGHT);
-    }
-    if (!done) {
-        free(to.at);
-        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a chat of %lld messages", (long long)count);
-    }
-    *text = to.at;
-    *length = to.count;
-    return CARRY_OK;
+    carry_json_text_free(&written);
+    carry_json_free(made);
+    carry_json_free(defaults);
+    return status;
 }

@@ -1,38 +1,41 @@
-/* Chat templates. Hugging Face keeps them as programs in Jinja; they are not run here. A template is compared with
-   those that are known, by the hash of its whole text, and any other is refused. All known ones are ChatML:
+/* Chats: messages to the prompt of a model, by the chat template of its folder (template/template.h), as transformers'
+   apply_chat_template does it. The template sees
 
-       <|im_start|>system\nTEXT<|im_end|>\n<|im_start|>user\nTEXT<|im_end|>\n<|im_start|>assistant\n
-
-   They differ in the system prompt that is used when none is given (Qwen2, Qwen2.5), in how thinking is turned on and
-   off and which is the default (Qwen3, Qwen3.5), in whether thoughts of earlier answers are left out, and in whether
-   texts are trimmed. */
+       messages                 as given, without keys whose value is null; the text of reasoning_content, thinking or
+                                reasoning also under the names thinking (first) and reasoning_content (last)
+       tools, documents         as given, else none
+       add_generation_prompt    as given, else true
+       bos_token, eos_token...  every "..._token" of tokenizer_config.json
+       other variables          as given: enable_thinking and so on */
 #ifndef CARRY_CHAT_H
 #define CARRY_CHAT_H
 
+#include "core/json.h"
+#include "tokenizer/template/template.h"
 #include "tokenizer/tokenizer.h"
 
 typedef enum carry_thinking { CARRY_THINKING_AS_IS, CARRY_THINKING_ON, CARRY_THINKING_OFF } carry_thinking;
 
 typedef struct carry_chat {
-    const char *system; /* if no system message is given; NULL: none */
-    bool trims, drops_thoughts;
-    bool can_think, can_not_think; /* as a prompt can ask for */
-    bool opens_thought;            /* an answer with thoughts starts inside <think> */
-    bool thinks;                   /* unless told otherwise */
-    int64_t end;                   /* the token <|im_end|> */
+    carry_template *template;
+    carry_json *tokens; /* the special tokens, an object; or NULL */
+    int64_t end;        /* the token that ends an answer; -1: none is known */
 } carry_chat;
 
-/* CARRY_EUNSUPPORTED: the tokenizer has no chat template, or none that is known. */
+/* CARRY_EUNSUPPORTED: the tokenizer has no chat template, or one with a feature that is not supported. */
 carry_status carry_chat_open(carry_ctx *ctx, carry_chat *chat, const carry_tokenizer *tokenizer);
+/* The same from the files of a model's folder, without tokenizer.json; end is -1. */
+carry_status carry_chat_open_folder(carry_ctx *ctx, carry_chat *chat, const char *folder);
+void carry_chat_close(carry_chat *chat);
 
-typedef struct carry_message {
-    const char *role; /* system (first), user, assistant */
-    const char *text;
-    size_t length;
-} carry_message;
+typedef struct carry_chat_request {
+    const carry_json *variables; /* an object with messages, a list of {role, content, ...}, and other variables */
+    carry_thinking thinking;     /* sets enable_thinking; refused if the template does not have it */
+    const struct tm *now;        /* NULL: local time */
+} carry_chat_request;
 
-/* The prompt for the next answer; the last message is the user's. The caller frees *text. */
-carry_status carry_chat_render(carry_ctx *ctx, const carry_chat *chat, const carry_message *messages, int64_t count,
-                               carry_thinking thinking, char **text, size_t *length);
+/* The caller frees *text. CARRY_EARGUMENT: messages are not a list of objects, or the template refuses them. */
+carry_status carry_chat_render(carry_ctx *ctx, const carry_chat *chat, const carry_chat_request *request, char **text,
+                               size_t *length);
 
 #endif

@@ -1,28 +1,19 @@
-/* Chat templates: those that are known render as Jinja does, and all others are refused. The properties that known
-   templates differ in are tried one by one. */
-#include "support.h"
-
-#include <sys/stat.h>
-#include <unistd.h>
-
+/* Chats: variables as transformers passes them to the template of a tokenizer's folder. */
 #include "core/file.h"
+#include "core/json.h"
+#include "support.h"
 #include "tokenizer/chat.h"
 #include "tokenizer/tokenizer_internal.h"
 
 static carry_ctx *ctx;
 
-#define LOOP "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
-#define PROMPT "{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}"
-#define PLAIN LOOP PROMPT "{% endif %}"
-#define SWITCH                                                                      \
-    LOOP PROMPT "{%- if enable_thinking is defined and enable_thinking is false %}" \
-                "{{ '<think>\\n\\n</think>\\n\\n' }}{% endif %}{% endif %}"
+#define LOOP "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}"
 
 /* A tokenizer with this template. */
-static carry_tokenizer *with_template(const char *template, bool has_tokens) {
+static carry_tokenizer *with_template(const char *template) {
     static const char *const added[] = {CARRY_END_OF_TEXT, "<|im_start|>", "<|im_end|>"};
     carry_tokenizer *made;
-    assert_ok(ctx, carry_tokenizer_bytes(ctx, &made, added, has_tokens ? 3 : 1));
+    assert_ok(ctx, carry_tokenizer_bytes(ctx, &made, added, 3));
     if (template != NULL) {
         made->chat = strdup(template);
         assert_non_null(made->chat);
@@ -31,186 +22,150 @@ static carry_tokenizer *with_template(const char *template, bool has_tokens) {
     return made;
 }
 
-/* One whose template lies beside it. */
-static carry_tokenizer *with_file(const char *template, bool in_settings) {
+/* One whose template and settings lie beside it. */
+static carry_tokenizer *with_files(const char *template, const char *settings, char folder[CARRY_FILE_PATH]) {
     static const char *const added[] = {CARRY_END_OF_TEXT, "<|im_start|>", "<|im_end|>"};
-    char folder[] = "/tmp/carry-chat-XXXXXX";
     char path[CARRY_FILE_PATH];
-    assert_non_null(mkdtemp(folder));
+    assert_ok(ctx, carry_file_temporary_folder(ctx, folder, "carry-chat-"));
     carry_tokenizer *made;
     assert_ok(ctx, carry_tokenizer_bytes(ctx, &made, added, 3));
     assert_ok(ctx, carry_tokenizer_save_folder(ctx, made, folder));
     carry_tokenizer_close(made);
-    if (!in_settings) {
+    if (template != NULL) {
         assert_ok(ctx, carry_file_in(ctx, path, folder, "chat_template.jinja"));
         assert_ok(ctx, carry_file_replace(ctx, path, template, strlen(template)));
-    } else {
-        static char text[8192];
-        size_t at = (size_t)sprintf(text, "{\"eos_token\": {\"content\": \"<|im_end|>\"}, \"chat_template\": \"");
-        for (const char *c = template; *c != '\0'; c++) {
-            if (*c == '\\' || *c == '"') {
-                text[at++] = '\\';
-            }
-            text[at++] = *c;
-        }
-        (void)sprintf(text + at, "\"}");
-        assert_ok(ctx, carry_file_in(ctx, path, folder, "tokenizer_config.json"));
-        assert_ok(ctx, carry_file_replace(ctx, path, text, strlen(text)));
     }
+    assert_ok(ctx, carry_file_in(ctx, path, folder, "tokenizer_config.json"));
+    assert_ok(ctx, carry_file_replace(ctx, path, settings, strlen(settings)));
     assert_ok(ctx, carry_tokenizer_open(ctx, &made, folder));
-    char command[64];
-    (void)snprintf(command, sizeof command, "rm -r '%s'", folder);
-    assert_int_equal(system(command), 0);
     return made;
 }
 
-static void expect_render(const carry_tokenizer *tokenizer, carry_thinking thinking, const carry_message *messages,
-                          int64_t count, const char *expected) {
+static carry_status render(const carry_chat *chat, const char *variables, carry_thinking thinking, char **text) {
+    carry_json *root;
+    size_t length;
+    assert_ok(ctx, carry_json_parse(ctx, &root, variables, strlen(variables), "variables"));
+    carry_chat_request request = {.variables = root, .thinking = thinking};
+    carry_status status = carry_chat_render(ctx, chat, &request, text, &length);
+    carry_json_free(root);
+    return status;
+}
+
+static void expect_render(const char *template, const char *variables, carry_thinking thinking, const char *expected) {
+    carry_tokenizer *tokenizer = with_template(template);
     carry_chat chat;
     char *text;
-    size_t length;
     assert_ok(ctx, carry_chat_open(ctx, &chat, tokenizer));
-    assert_int_equal(chat.end, 258);
-    assert_ok(ctx, carry_chat_render(ctx, &chat, messages, count, thinking, &text, &length));
-    assert_int_equal(length, strlen(expected));
-    assert_memory_equal(text, expected, length);
+    assert_ok(ctx, render(&chat, variables, thinking, &text));
+    assert_string_equal(text, expected);
     free(text);
+    carry_chat_close(&chat);
+    carry_tokenizer_close(tokenizer);
 }
 
-static void expect_chat(carry_chat chat, carry_thinking thinking, const carry_message *messages, int64_t count,
-                        const char *expected) {
-    char *text;
-    size_t length;
-    assert_ok(ctx, carry_chat_render(ctx, &chat, messages, count, thinking, &text, &length));
-    assert_int_equal(length, strlen(expected));
-    assert_memory_equal(text, expected, length);
-    free(text);
-}
+#define ASK "{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}"
 
-#define MESSAGE(who, what) \
-    { who, what, sizeof what - 1 }
-
-static void test_properties_of_templates_render_as_jinja_does(void **state) {
+static void test_defaults_of_variables_are_those_of_transformers(void **state) {
     (void)state;
-    const carry_message ask[] = {MESSAGE("user", " Hi \n")};
-    const carry_message told[] = {MESSAGE("system", "Be brief."), MESSAGE("user", "Hi"),
-                                  MESSAGE("assistant", "<think>\nhm\n</think>\n\n  Hello. "), MESSAGE("user", "Why?")};
-    const char *asked = "<|im_start|>user\n Hi \n<|im_end|>\n<|im_start|>assistant\n";
-    const carry_chat thinks = {.can_think = true, .can_not_think = true, .thinks = true};
-    const carry_chat opens = {.can_think = true, .can_not_think = true, .opens_thought = true};
-    char expected[512];
-    (void)sprintf(expected, "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n%s", asked);
-    expect_chat((carry_chat){.system = "You are a helpful assistant."}, CARRY_THINKING_AS_IS, ask, 1, expected);
-    expect_chat(thinks, CARRY_THINKING_AS_IS, ask, 1, asked);
-    expect_chat(thinks, CARRY_THINKING_ON, ask, 1, asked);
-    (void)sprintf(expected, "%s<think>\n\n</think>\n\n", asked);
-    expect_chat(thinks, CARRY_THINKING_OFF, ask, 1, expected);
-    expect_chat(opens, CARRY_THINKING_AS_IS, ask, 1, expected);
-    (void)sprintf(expected, "%s<think>\n", asked);
-    expect_chat(opens, CARRY_THINKING_ON, ask, 1, expected);
-    expect_chat((carry_chat){.trims = true}, CARRY_THINKING_AS_IS, ask, 1,
-                "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
-    const carry_message wide[] = {
-        MESSAGE("user", "\xE3\x80\x80\xE6\xBC\xA2 \xE3\x80\x80\xC2\xA0")}; /* spaces beyond ASCII */
-    expect_chat((carry_chat){.trims = true}, CARRY_THINKING_AS_IS, wide, 1,
-                "<|im_start|>user\n\xE6\xBC\xA2<|im_end|>\n<|im_start|>assistant\n");
-    for (int trims = 0; trims < 2; trims++) { /* Qwen3.5 trims a text before it drops the thoughts */
-        (void)sprintf(expected,
-                      "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
-                      "  Hello.%s<|im_end|>\n<|im_start|>user\nWhy?<|im_end|>\n<|im_start|>assistant\n",
-                      trims == 1 ? "" : " ");
-        expect_chat((carry_chat){.drops_thoughts = true, .trims = trims == 1}, CARRY_THINKING_AS_IS, told, 4, expected);
-    }
+    expect_render("{{ tools }}{{ documents is defined }}{{ add_generation_prompt }}{{ enable_thinking is defined }}",
+                  ASK, CARRY_THINKING_AS_IS, "NoneTrueTrueFalse");
+    expect_render("{{ add_generation_prompt }}{{ x }}",
+                  "{\"messages\": [{\"role\": \"user\"}], \"add_generation_prompt\": false, \"x\": [1, null]}",
+                  CARRY_THINKING_AS_IS, "False[1, None]");
+    expect_render("{{ enable_thinking }}", ASK, CARRY_THINKING_ON, "True");
+    expect_render("{{ enable_thinking }}", ASK, CARRY_THINKING_OFF, "False");
+    expect_render("{{ thinking }}", ASK, CARRY_THINKING_ON, "True");
+    expect_render("x", ASK, CARRY_THINKING_OFF, "x");
 }
 
-static void test_known_templates_are_told_apart(void **state) {
+static void test_messages_lose_nulls_and_share_their_reasoning(void **state) {
     (void)state;
-    const carry_message ask[] = {MESSAGE("user", "Hi")};
-    const char *asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n";
-    static const char *const templates[] = {PLAIN, PLAIN "\n", SWITCH};
-    for (size_t i = 0; i < sizeof templates / sizeof templates[0]; i++) {
-        carry_tokenizer *tokenizer = with_template(templates[i], true);
-        carry_chat chat;
-        expect_render(tokenizer, CARRY_THINKING_AS_IS, ask, 1, asked);
-        assert_ok(ctx, carry_chat_open(ctx, &chat, tokenizer));
-        assert_int_equal(chat.can_not_think, i == 2);
-        carry_tokenizer_close(tokenizer);
-    }
+    expect_render(
+        "{{ messages }}",
+        "{\"messages\": [{\"role\": \"assistant\", \"tool_calls\": null, \"reasoning\": \"r\", \"n\": [null]}]}",
+        CARRY_THINKING_AS_IS,
+        "[{'thinking': 'r', 'role': 'assistant', 'reasoning': 'r', 'n': [None], 'reasoning_content': 'r'}]");
+    expect_render("{{ messages }}",
+                  "{\"messages\": [{\"role\": \"a\", \"thinking\": \"t\", \"reasoning_content\": \"c\"}]}",
+                  CARRY_THINKING_AS_IS, "[{'role': 'a', 'thinking': 't', 'reasoning_content': 'c'}]");
+    expect_render(LOOP, "{\"messages\": [{\"role\": \"user\", \"content\": \"a\\u0000b\"}]}", CARRY_THINKING_AS_IS,
+                  "<|im_start|>user\na");
 }
 
 static void test_templates_are_read_from_either_file(void **state) {
     (void)state;
-    const carry_message ask[] = {MESSAGE("user", "Hi")};
+    static const char settings[] =
+        "{\"eos_token\": {\"content\": \"<|im_end|>\"}, \"bos_token\": \"<s>\", \"add_bos_token\": "
+        "true, \"unk_token\": null, \"chat_template\": \"{{ bos_token ~ eos_token ~ unk_token ~ add_bos_token }}%s\"}";
     for (int in_settings = 0; in_settings < 2; in_settings++) {
-        carry_tokenizer *tokenizer = with_file(SWITCH, in_settings != 0);
-        assert_int_equal(carry_tokenizer_eos(tokenizer), in_settings != 0 ? 258 : 256);
-        expect_render(tokenizer, CARRY_THINKING_AS_IS, ask, 1,
-                      "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n");
+        char folder[CARRY_FILE_PATH], both[512], command[CARRY_FILE_PATH + 16], *text;
+        (void)snprintf(both, sizeof both, settings, "!");
+        carry_tokenizer *tokenizer =
+            with_files(in_settings != 0 ? NULL : "{{ bos_token ~ eos_token ~ unk_token }}!", both, folder);
+        carry_chat chat;
+        assert_int_equal(carry_tokenizer_eos(tokenizer), 258);
+        assert_ok(ctx, carry_chat_open(ctx, &chat, tokenizer));
+        assert_int_equal(chat.end, 258);
+        assert_ok(ctx, render(&chat, ASK, CARRY_THINKING_AS_IS, &text));
+        assert_string_equal(text, "<s><|im_end|>!");
+        free(text);
+        carry_chat_close(&chat);
+        assert_ok(ctx, carry_chat_open_folder(ctx, &chat, folder));
+        assert_ok(ctx, render(&chat, ASK, CARRY_THINKING_AS_IS, &text));
+        assert_string_equal(text, "<s><|im_end|>!");
+        free(text);
+        carry_chat_close(&chat);
         carry_tokenizer_close(tokenizer);
+        (void)snprintf(command, sizeof command, "rm -r '%s'", folder);
+        assert_int_equal(system(command), 0);
     }
 }
 
-static void test_other_templates_are_refused(void **state) {
+static void test_the_end_of_an_answer_is_the_token_that_the_template_writes(void **state) {
     (void)state;
-    static const char *const templates[] = {
-        NULL, "{{ '[INST]' }}", LOOP, LOOP "{% if add_generation_prompt %}{% endif %}",
-        "{{ '<|user|>' }}{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}",
-        /* No newline after the end tag. */
-        "{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>' }}{% endfor %}" PROMPT
-        "{% endif %}",
-        /* A token before the text, and texts that are trimmed. */
-        "{{ bos_token }}{%- for m in messages %}{{ '<|im_start|>' + m.role + '\\n' + m.content | trim + "
-        "'<|im_end|>\\n' "
-        "}}{% endfor %}" PROMPT "{% endif %}",
-        /* A system prompt in parts, as OLMo's template has it. */
-        "{%- if messages[0].role != 'system' %}{{ '<|im_start|>system\\nYou are a helpful AI assistant. ' }}"
-        "{{ 'You do not currently have access to any functions.<|im_end|>\\n' }}{% endif %}" LOOP PROMPT "{% endif %}",
-        /* Anything before or after a known one. */
-        " " PLAIN, PLAIN " ", PLAIN "\n\n"};
     carry_chat chat;
-    for (size_t i = 0; i < sizeof templates / sizeof templates[0]; i++) {
-        carry_tokenizer *tokenizer = with_template(templates[i], true);
-        assert_refused(ctx, CARRY_EUNSUPPORTED, i == 0 ? "no chat template" : "not known",
-                       carry_chat_open(ctx, &chat, tokenizer));
-        carry_tokenizer_close(tokenizer);
-    }
-    carry_tokenizer *tokenizer = with_template(SWITCH, false);
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "no such tokens", carry_chat_open(ctx, &chat, tokenizer));
+    carry_tokenizer *tokenizer = with_template(LOOP);
+    assert_ok(ctx, carry_chat_open(ctx, &chat, tokenizer));
+    assert_int_equal(chat.end, 258);
+    carry_chat_close(&chat);
     carry_tokenizer_close(tokenizer);
 }
 
-static void test_messages_that_cannot_be_are_refused(void **state) {
+static void test_what_cannot_be_rendered_is_refused(void **state) {
     (void)state;
-    carry_tokenizer *tokenizer = with_template(PLAIN, true);
     carry_chat chat;
     char *text;
-    size_t length;
+    carry_tokenizer *tokenizer = with_template(NULL);
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "no chat template", carry_chat_open(ctx, &chat, tokenizer));
+    carry_tokenizer_close(tokenizer);
+    tokenizer = with_template("a\n{% extends 'x' %}");
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "line 2: the tag 'extends'", carry_chat_open(ctx, &chat, tokenizer));
+    carry_tokenizer_close(tokenizer);
+    tokenizer = with_template("{{ raise_exception('roles: ' ~ messages[0].role) }}");
     assert_ok(ctx, carry_chat_open(ctx, &chat, tokenizer));
-    const carry_message late[] = {MESSAGE("user", "a"), MESSAGE("system", "b"), MESSAGE("user", "c")};
-    const carry_message tool[] = {MESSAGE("tool", "a"), MESSAGE("user", "c")};
-    assert_refused(ctx, CARRY_EARGUMENT, "must be the first",
-                   carry_chat_render(ctx, &chat, late, 3, CARRY_THINKING_AS_IS, &text, &length));
-    assert_refused(ctx, CARRY_EARGUMENT, "must be the user's",
-                   carry_chat_render(ctx, &chat, late, 2, CARRY_THINKING_AS_IS, &text, &length));
-    assert_refused(ctx, CARRY_EARGUMENT, "'tool'",
-                   carry_chat_render(ctx, &chat, tool, 2, CARRY_THINKING_AS_IS, &text, &length));
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "thinking on",
-                   carry_chat_render(ctx, &chat, late, 1, CARRY_THINKING_ON, &text, &length));
-    chat.drops_thoughts = true;
-    const carry_message result[] = {MESSAGE("user", "<tool_response>\n4\n</tool_response>")};
-    assert_refused(ctx, CARRY_EUNSUPPORTED, "the result of a tool",
-                   carry_chat_render(ctx, &chat, result, 1, CARRY_THINKING_AS_IS, &text, &length));
+    assert_refused(ctx, CARRY_EARGUMENT, "roles: user", render(&chat, ASK, CARRY_THINKING_AS_IS, &text));
+    assert_refused(ctx, CARRY_EUNSUPPORTED, "thinking on", render(&chat, ASK, CARRY_THINKING_ON, &text));
+    static const char *const wrong[] = {"{}",
+                                        "{\"messages\": []}",
+                                        "{\"messages\": {}}",
+                                        "{\"messages\": [1]}",
+                                        "{\"messages\": [{\"content\": \"x\"}]}",
+                                        "{\"messages\": [{\"role\": 1}]}"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        assert_refused(ctx, CARRY_EARGUMENT, "message", render(&chat, wrong[i], CARRY_THINKING_AS_IS, &text));
+    }
+    carry_chat_close(&chat);
     carry_tokenizer_close(tokenizer);
 }
 
 int main(void) {
     ctx = support_ctx(1, NULL, NULL);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_properties_of_templates_render_as_jinja_does),
-        cmocka_unit_test(test_known_templates_are_told_apart),
+        cmocka_unit_test(test_defaults_of_variables_are_those_of_transformers),
+        cmocka_unit_test(test_messages_lose_nulls_and_share_their_reasoning),
         cmocka_unit_test(test_templates_are_read_from_either_file),
-        cmocka_unit_test(test_other_templates_are_refused),
-        cmocka_unit_test(test_messages_that_cannot_be_are_refused),
+        cmocka_unit_test(test_the_end_of_an_answer_is_the_token_that_the_template_writes),
+        cmocka_unit_test(test_what_cannot_be_rendered_is_refused),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     carry_ctx_free(ctx);

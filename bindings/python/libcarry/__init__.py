@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from ._context import get_threads, release, set_threads
 from ._version import __version__
+from .chat import render_chat, render_template
 from .delta import (
     chunk_delta_rule,
     chunk_gated_delta_rule,
@@ -51,6 +52,8 @@ __all__ = [
     "patch_fla",
     "plan",
     "release",
+    "render_chat",
+    "render_template",
     "scan",
     "set_threads",
 ]

@@ -71,6 +71,10 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_delta_kept_bytes": (c_size_t, [_PLAN]),
     "carry_delta_forward": (_STATUS, [_PLAN, POINTER(s.DeltaForwardArgs), c_void_p, c_size_t]),
     "carry_delta_backward": (_STATUS, [_PLAN, POINTER(s.DeltaBackwardArgs), c_void_p, c_size_t]),
+    # chat.h
+    "carry_render_chat": (_STATUS, [_CTX, c_char_p, c_char_p, _OUT]),
+    "carry_render_template": (_STATUS, [_CTX, c_char_p, c_char_p, _OUT]),
+    "carry_render_free": (None, [c_void_p]),
 }
 
 # What the caller can put right by giving something else.

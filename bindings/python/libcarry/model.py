@@ -19,6 +19,7 @@ import numpy as np
 
 from . import _context
 from . import _structs as s
+from .chat import render_chat
 from ._library import lib
 from ._llm import ON_TOKEN, PROCEED, Batch, Generation, Interrupts, Options, Owner
 from .tokenizer import Tokenizer
@@ -214,6 +215,11 @@ class Model:
         logits = np.empty((row.size, self.vocabulary), np.float32)
         self._call(lib.carry_llm_logits, _address(row), row.size, _address(logits))
         return logits
+
+    def render_chat(self, messages: list[dict[str, Any]], **variables: Any) -> str:
+        """The prompt of a conversation by the folder's chat template: see libcarry.render_chat. Give it to generate as
+        tokens without further special tokens: model.tokenizer.encode(text, add_special_tokens=False).ids."""
+        return render_chat(self.folder, messages, **variables)
 
     def state(self) -> State:
         """A state that has read nothing."""
