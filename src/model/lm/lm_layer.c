@@ -4,6 +4,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "model/lm/lm_pass.h"
+#include "ops/video.h"
 
 static carry_tensor rows_of(carry_tensor whole, const carry_lm_slot *slot) {
     return slot->rows > 0 ? carry_slice(whole, slot->first, slot->rows) : whole;

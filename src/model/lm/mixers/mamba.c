@@ -8,6 +8,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/lm/mixers/mixer.h"
+#include "ops/video.h"
 
 #define MAX_CONV 16
 

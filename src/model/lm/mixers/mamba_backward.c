@@ -3,6 +3,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/lm/mixers/mamba.h"
+#include "ops/video.h"
 
 static carry_status bias_backward(const carry_lm_call *call, int slot, carry_tensor dy) {
     const carry_tensor db = carry_lm_dw(call, slot);
