@@ -1,6 +1,7 @@
 /* Not a test: tokens a second of a model of Qwen3.5-0.8B's shape with random weights through its runner, on a device.
-   bench_runner DEVICE bf16|f32 [CHECKPOINT]: prompts of 8192 tokens in steps of several sizes, then single tokens of 1
-   to 256 sequences. A CHECKPOINT is opened instead. Sizes are smaller on the CPU. */
+   bench_runner DEVICE bf16|f32 [CHECKPOINT | CONFIG.json [LONG]]: prompts of 8192 tokens in steps of several sizes,
+   then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. A CHECKPOINT is opened instead; with a
+   CONFIG.json, weights are random. Sizes are smaller on the CPU. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +16,7 @@
 
 #define MOST 256
 #define CONTEXT 9216
+#define STEP_TOKENS 8192
 
 static void check(carry_ctx *ctx, carry_status status) {
     if (status != CARRY_OK) {
@@ -48,11 +50,16 @@ static carry_lm_config shape(void) {
 
 static carry_lm *make(carry_ctx *ctx, int device, const char *folder) {
     carry_lm *lm;
-    if (folder != NULL) {
+    const size_t length = folder != NULL ? strlen(folder) : 0;
+    const bool is_config = length > 5 && strcmp(folder + length - 5, ".json") == 0;
+    if (folder != NULL && !is_config) {
         check(ctx, carry_lm_open(ctx, &lm, folder, device));
         return lm;
     }
-    const carry_lm_config config = shape();
+    carry_lm_config config = shape();
+    if (is_config) {
+        check(ctx, carry_lm_config_read(ctx, &config, folder));
+    }
     check(ctx, carry_lm_new(ctx, &lm, &config, device));
     const int64_t count = lm->own.count;
     check(ctx, carry_random_fill(ctx, carry_view_on(device, lm->own.weights, CARRY_F32, 1, &count), 1, 2, 0.0f, 0.02f));
@@ -71,9 +78,8 @@ static carry_run run_of(int32_t slot, const int32_t *pages, int64_t length, cons
                        .logprobs = -1};
 }
 
-static void step(carry_runner *r, const carry_run *runs, int64_t count) {
+static void read_results(carry_runner *r, int64_t count) {
     static carry_run_result results[MOST];
-    check(r->ctx, r->ops->step(r, runs, count));
     check(r->ctx, r->ops->results(r, results, count));
     for (int64_t i = 0; i < count; i++) {
         if (results[i].is_failed) {
@@ -81,6 +87,11 @@ static void step(carry_runner *r, const carry_run *runs, int64_t count) {
             exit(1);
         }
     }
+}
+
+static void step(carry_runner *r, const carry_run *runs, int64_t count) {
+    check(r->ctx, r->ops->step(r, runs, count));
+    read_results(r, count);
 }
 
 static void read_prompt(carry_runner *r, const int32_t *pages, const int32_t *ids, int64_t tokens, int64_t piece) {
@@ -111,12 +122,19 @@ static void decode(carry_runner *r, const int32_t *pages, const int32_t *ids, in
     }
     double begin = 0.0;
     for (int64_t s = 0; s < steps + 4; s++) {
-        begin = s == 4 ? carry_seconds() : begin;
-        step(r, runs, sequences);
+        if (s == 4) {
+            read_results(r, sequences);
+            begin = carry_seconds();
+        }
+        check(r->ctx, r->ops->step(r, runs, sequences));
+        if (s > 0 && s != 4) {
+            read_results(r, sequences); /* of the step before */
+        }
         for (int64_t i = 0; i < sequences; i++) {
             runs[i].length++;
         }
     }
+    read_results(r, sequences);
     const double took = carry_seconds() - begin;
     (void)printf("%d sequences: %.1f tokens/s together, %.3f ms a step\n", (int)sequences,
                  (double)(sequences * steps) / took, 1e3 * took / (double)steps);
@@ -133,24 +151,33 @@ int main(int argc, char **argv) {
     const int64_t most = device == 0 ? 16 : MOST;
     const int64_t prompt = device == 0 ? 1024 : 8192;
     carry_lm *lm = make(ctx, device, argc > 3 ? argv[3] : NULL);
-    const carry_runner_sizes sizes = {
-        .slots = most, .pages = 4 * MOST, .sequences = most, .tokens = device == 0 ? 512 : 8192, .context = CONTEXT};
+    const int64_t longest = argc > 4 && atol(argv[4]) > 0 ? atol(argv[4]) : 0;
+    const int64_t context = longest > CONTEXT ? longest : CONTEXT;
+    const int64_t page_count = context / CARRY_PAGE_TOKENS + 1 > 4 * MOST ? context / CARRY_PAGE_TOKENS + 1 : 4 * MOST;
+    const carry_runner_sizes sizes = {.slots = most,
+                                      .pages = page_count,
+                                      .sequences = most,
+                                      .tokens = device == 0 ? 512 : STEP_TOKENS,
+                                      .context = context};
     double begin = carry_seconds();
     check(ctx, carry_model_runner_new(lm, &r, &sizes, dtype));
     (void)printf("opened in %.2f s; a slot has %.1f MB\n", carry_seconds() - begin, 1e-6 * (double)r->sizes.slot_bytes);
-    int32_t *ids = calloc(CONTEXT, sizeof *ids);
-    int32_t *pages = calloc(4 * MOST, sizeof *pages);
-    for (int32_t i = 0; i < CONTEXT; i++) {
+    int32_t *ids = calloc((size_t)context, sizeof *ids);
+    int32_t *pages = calloc((size_t)page_count, sizeof *pages);
+    for (int32_t i = 0; i < context; i++) {
         ids[i] = (int32_t)((uint32_t)i * 2654435761u >> 8) % 1000;
     }
-    for (int32_t i = 0; i < 4 * MOST; i++) {
-        pages[i] = 4 * MOST - 1 - i;
+    for (int32_t i = 0; i < page_count; i++) {
+        pages[i] = (int32_t)page_count - 1 - i;
     }
     for (int64_t piece = sizes.tokens; piece >= 512; piece /= 2) {
         read_prompt(r, pages, ids, prompt, piece);
     }
     for (int64_t sequences = 1; sequences <= most; sequences *= 2) {
         decode(r, pages, ids, sequences, device == 0 ? 8 : 50);
+    }
+    if (longest > 0) {
+        read_prompt(r, pages, ids, longest, STEP_TOKENS);
     }
     begin = carry_seconds();
     for (int i = 0; i < 20; i++) {

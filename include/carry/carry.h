@@ -18,6 +18,7 @@
 #include "carry/tokenizer.h"
 #include "carry/model.h"
 #include "carry/chat.h"
+#include "carry/engine.h"
 #include "carry/problem.h"
 
 #endif

@@ -98,6 +98,11 @@ static void print_result_json(const show *s, const char *problem, const carry_be
         cli_json_integer("ranks", s->ranks);
         cli_json_integer("rank", r->rank);
     }
+    if (r->counts.first > 0.0) {
+        cli_json_number("first_s", r->counts.first);
+        cli_json_number("prompt_tokens_per_s", r->counts.prompt_rate);
+        cli_json_number("tokens_per_s", r->counts.text_rate);
+    }
     if (r->counts.slower_stage > 0.0) {
         cli_json_number("overlap", r->counts.overlap);
         cli_json_number("slower_stage_s", r->counts.slower_stage);
@@ -148,6 +153,10 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
                  predicted, cli_together(together, r->ranks, r->counts.received, r->counts.exposed, r->counts.waited),
                  cli_overlapped(overlapped, r->counts.overlap, r->counts.slower_stage), r->planned ? "planned" : "",
                  best ? " fastest" : "", cli_plain());
+    if (r->counts.first > 0.0) {
+        (void)printf("  %-14s prompts %.0f tokens/s, first token after %s; texts %.0f tokens/s (last run)\n", "",
+                     r->counts.prompt_rate, carry_time_text(time, r->counts.first), r->counts.text_rate);
+    }
 }
 
 static carry_status bench_problem(show *s, const char *problem, carry_bench_result *results, int *count) {

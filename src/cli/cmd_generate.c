@@ -6,6 +6,7 @@
 #include "cli/cmd_generate.h"
 #include "core/clock.h"
 #include "core/tensor.h"
+#include "engine/model_random.h"
 
 typedef cli_generating generate_session;
 
@@ -70,6 +71,7 @@ static void print_object(const generate_session *d, const carry_continuation *c)
     cli_json_text("dtype", carry_dtype_name(d->dtype));
     cli_json_text("ended", carry_ending_name(c->ending));
     cli_json_integer("prompt_tokens", c->prompt_tokens);
+    cli_json_integer("cached_tokens", c->cached_tokens);
     cli_json_integer("tokens", c->tokens);
     cli_json_number("first_s", c->first);
     cli_json_number("seconds", c->seconds);
@@ -163,6 +165,7 @@ static int generate(generate_session *d) {
                                             .stop_count = d->stops.count,
                                             .state_load = d->state_load,
                                             .state_save = d->state_save,
+                                            .cache_dir = d->cache_dir,
                                             .heard = on_token,
                                             .user = d};
     d->on_terminal = isatty(STDOUT_FILENO) != 0;
@@ -185,6 +188,21 @@ static int generate(generate_session *d) {
     return count_whole(d);
 }
 
+/* Weights from the folder, or random ones. Numbers of a random model have a text only if its folder has a tokenizer. */
+static carry_status open_model(generate_session *d, const char *folder, int device) {
+    if (!d->is_random) {
+        return (d->by_ids ? carry_model_open_bare : carry_model_open)(d->ctx, &d->model, folder, device);
+    }
+    carry_lm *lm;
+    CARRY_TRY(carry_model_random(d->ctx, &lm, folder, device, d->dtype, (uint64_t)d->common.seed));
+    carry_model_borrow(d->ctx, &d->model, lm);
+    (void)snprintf(d->model.folder, sizeof d->model.folder, "%s", folder);
+    return d->by_ids || d->model.tokenizer != NULL
+               ? CARRY_OK
+               : carry_fail(d->ctx, CARRY_EARGUMENT, "--random %s has no tokenizer: prompts are token ids, with --ids",
+                            folder);
+}
+
 static int open_and_generate(generate_session *d, const char *folder) {
     d->ctx = cli_open(&d->common);
     if (d->ctx == NULL) {
@@ -195,12 +213,13 @@ static int open_and_generate(generate_session *d, const char *folder) {
     if (cli_device(d->ctx, d->on, &device) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
-    if (carry_sampling_check(d->ctx, &d->sampling) != CARRY_OK ||
-        (d->by_ids ? carry_model_open_bare : carry_model_open)(d->ctx, &d->model, folder, device) != CARRY_OK) {
+    if (carry_sampling_check(d->ctx, &d->sampling) != CARRY_OK || open_model(d, folder, device) != CARRY_OK) {
         return cli_failed(d->ctx);
     }
     d->loading = carry_seconds() - started;
-    cli_choose_dtype(d->ctx, &d->model, d->dtype_name, &d->dtype, d->why);
+    if (!d->is_random) {
+        cli_choose_dtype(d->ctx, &d->model, d->dtype_name, &d->dtype, d->why);
+    }
     if (d->common.verbose > 0 || device != 0) { /* standard output has the text alone */
         char name[CLI_DEVICE];
         (void)fprintf(stderr, "%son %s%s\n", cli_dim(), cli_device_name(name, d->ctx, device), cli_plain());
@@ -253,6 +272,10 @@ static int run(int count, char **arguments) {
          "save the state after the prompt; with -n 0, generate nothing"},
         {"state-load", 0, CLI_TEXT, &d.state_load, "FILE",
          "continue from this state, without reading its tokens again"},
+        {"cache-dir", 0, CLI_TEXT, &d.cache_dir, "DIR",
+         "keep states of prompts here, and go on from those that begin alike"},
+        {"random", 0, CLI_FLAG, &d.is_random, NULL,
+         "random weights: MODEL is a config.json, its folder, or a shape (tiny, qwen3.5-0.8b, qwen3.5-4b)"},
         {"chat", 0, CLI_FLAG, &d.is_chat, NULL, "treat a prompt as a message of the user, with the chat template"},
         {"system", 0, CLI_TEXT, &d.system, "TEXT", "chat: the system prompt"},
         {"messages", 0, CLI_TEXT, &d.messages, "FILE", "chat: earlier messages, a JSON list of {role, content, ...}"},

@@ -13,7 +13,8 @@ typedef struct cli_generating {
     const char *file, *system, *messages, *tools, *variables, *state_load, *state_save, *dtype_name;
     carry_dtype dtype;
     char why[CARRY_MODEL_WHY]; /* this type; "" once it has been printed */
-    bool by_ids, is_chat, thinks, thinks_not;
+    bool by_ids, is_chat, thinks, thinks_not, is_random;
+    const char *cache_dir;
     int64_t tokens;
     carry_sampling sampling;
     carry_model model;

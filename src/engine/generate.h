@@ -1,9 +1,9 @@
 /* Continuing several texts at once with a model.
 
-   Each prompt is read; then every step gives one token to each active text, and when one ends, the next prompt takes
-   its place. A text is a function of model, prompt and options, and does not depend on the other texts (except the
-   last bits of the logits, since the order of sums may depend on the number of texts). The same prompt given twice
-   gets two texts. */
+   Prompts are requests of the engine (engine/scheduler.h): every step gives one token to each active text and reads
+   pieces of prompts beside them, and when a text ends, the next prompt takes its place. A text is a function of model,
+   prompt and options, and does not depend on the other texts (except the last bits of the logits, since the order of
+   sums may depend on the number of texts). The same prompt given twice gets two texts. */
 #ifndef CARRY_ENGINE_GENERATE_H
 #define CARRY_ENGINE_GENERATE_H
 
@@ -33,6 +33,7 @@ typedef struct carry_continuation {
     size_t settled; /* of them, those that can no longer turn out to be the stop text */
     carry_ids ids;  /* the tokens, without the one that ended it */
     int64_t prompt_tokens, tokens;
+    int64_t cached_tokens; /* of the prompt, those that another prompt's reading had left a state of */
     double seconds, first; /* from the start of the prompt: to the end, to the first token */
     carry_ending ending;
 } carry_continuation;
@@ -45,6 +46,7 @@ typedef struct carry_generate_options {
     const char *const *stops; /* a text ends before any of these; empty ones are none */
     int stop_count;
     const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */
+    const char *cache_dir;  /* a folder of cached prefixes (engine/prefix_disk.h); NULL: none */
     const char *state_save; /* where the state after the prompt goes, of which there is one; NULL: nowhere */
     /* Called after every token of a text; false stops everything. May be NULL. */
     bool (*heard)(void *user, int64_t prompt);

@@ -140,6 +140,40 @@ carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *fo
     return CARRY_OK;
 }
 
+/* A missing tokenizer is not worth a warning where ids do. */
+static void try_tokenizer(carry_ctx *ctx, carry_model *model, const char *folder) {
+    carry_status status = open_tokenizer(ctx, model, folder);
+    status = status == CARRY_OK ? compare_sizes(ctx, model) : status;
+    if (status != CARRY_OK) {
+        carry_tokenizer_close(model->tokenizer);
+        model->tokenizer = NULL;
+        carry_log(ctx, status == CARRY_ENOTFOUND ? CARRY_LOG_INFO : CARRY_LOG_WARNING,
+                  "prompts and texts are token ids: %s", carry_ctx_error(ctx));
+    }
+    carry_model_find_ends(ctx, model);
+}
+
+carry_status carry_model_open_with_text(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
+    *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
+    const carry_status status = load_weights(ctx, model, folder);
+    if (status != CARRY_OK) {
+        carry_model_close(model);
+        return status;
+    }
+    try_tokenizer(ctx, model, folder);
+    return CARRY_OK;
+}
+
+void carry_model_borrow(carry_ctx *ctx, carry_model *model, carry_lm *lm) {
+    *model = (carry_model){.device = lm->own.device, .lm = lm, .start = -1, .end = -1, .other_end = -1};
+    if (lm->folder != NULL) {
+        (void)snprintf(model->folder, sizeof model->folder, "%s", lm->folder);
+        try_tokenizer(ctx, model, lm->folder);
+    } else {
+        carry_model_find_ends(ctx, model);
+    }
+}
+
 carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why[CARRY_MODEL_WHY]) {
     const carry_dtype stored = carry_parameters_stored(&model->lm->own);
     const carry_bf16 *by = model->device == 0 ? carry_bf16_of(ctx) : NULL;

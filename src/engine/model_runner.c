@@ -18,6 +18,7 @@ static void close_runner(carry_runner *runner) {
     if (r->device != 0) {
         (void)carry_stream_wait(ctx, r->device, carry_ctx_stream(ctx, r->device));
         carry_model_runner_close_graphs(r);
+        carry_model_runner_close_device(r);
         carry_host_free(ctx, r->host_logits);
         carry_host_free(ctx, r->host);
     } else {
@@ -79,20 +80,25 @@ static carry_status open_lists(carry_model_runner *r) {
     carry_model_runner_lists none;
     size_t bytes;
     carry_model_runner_take_lists(r, &count, &none);
-    if (!carry_arena_total(&count, &bytes)) {
+    size_t all;
+    if (!carry_arena_total(&count, &bytes) || bytes > SIZE_MAX / CARRY_MODEL_RUNNER_PENDING) {
         return carry_fail(ctx, CARRY_ESIZE, "the lists of a step are too large");
     }
+    all = bytes * CARRY_MODEL_RUNNER_PENDING;
     if (r->device != 0) {
-        CARRY_TRY(carry_host_alloc(ctx, &r->host, bytes));
+        CARRY_TRY(carry_host_alloc(ctx, &r->host, all));
         CARRY_TRY(carry_device_alloc(ctx, &r->there, r->device, bytes));
     } else {
-        r->host = malloc(bytes);
+        r->host = malloc(all);
     }
     if (r->host == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the lists of a step, %zu bytes", bytes);
     }
-    carry_arena host = carry_arena_over(r->host, bytes);
-    carry_model_runner_take_lists(r, &host, &r->list);
+    for (int i = 0; i < CARRY_MODEL_RUNNER_PENDING; i++) {
+        carry_arena host = carry_arena_over((unsigned char *)r->host + (size_t)i * bytes, bytes);
+        carry_model_runner_take_lists(r, &host, &r->lists[i]);
+    }
+    r->list = r->lists[0];
     r->listed = r->list;
     if (r->device != 0) {
         carry_arena there = carry_arena_over(r->there, bytes);
@@ -155,6 +161,7 @@ static carry_status open_runner(carry_model_runner *r) {
     CARRY_TRY(open_lists(r));
     CARRY_TRY(open_logits(r));
     carry_model_runner_open_graphs(r);
+    CARRY_TRY(carry_model_runner_open_device(r));
     CARRY_TRY(carry_model_runner_open_samplers(r));
     return carry_lm_pack(r->lm, r->dtype, 0);
 }
@@ -169,9 +176,13 @@ carry_status carry_model_runner_enqueue(carry_model_runner *r) {
     if (wanted > 0) {
         args.logits = carry_slice(r->logits, 0, wanted);
     }
+    if (r->sampling != NULL && r->places.steps > 0) {
+        CARRY_TRY(
+            carry_device_sampler_fill_ids(r->sampling, r->listed.ids, r->listed.slots, r->last_there, r->places.steps));
+    }
     CARRY_TRY(carry_lm_run(r->pass, &args, r->memory, carry_lm_pass_memory(r->pass)));
-    return wanted > 0 && r->dtype != CARRY_F32 ? carry_convert(ctx, carry_slice(r->wide, 0, wanted), args.logits)
-                                               : CARRY_OK;
+    const bool is_read = r->dtype == CARRY_F32 || (r->dtype == CARRY_BF16 && r->sampling != NULL);
+    return wanted > 0 && !is_read ? carry_convert(ctx, carry_slice(r->wide, 0, wanted), args.logits) : CARRY_OK;
 }
 
 /* The call whose lists are filled in, to its logits in host memory. */
@@ -206,11 +217,18 @@ static carry_status step(carry_runner *runner, const carry_run *runs, int64_t co
     }
     CARRY_TRY(carry_model_runner_check(r, runs, count));
     CARRY_TRY(carry_model_runner_list(r, runs, count));
-    CARRY_TRY(run_call(r));
+    if (r->sampling != NULL) {
+        CARRY_TRY(carry_model_runner_run_there(r, runs, count));
+    } else {
+        CARRY_TRY(run_call(r));
+    }
     carry_model_runner_pending *pending = &r->pending[(r->oldest + r->waiting) % CARRY_MODEL_RUNNER_PENDING];
-    carry_model_runner_sample(r, runs, count, pending->results);
+    if (r->sampling == NULL) {
+        carry_model_runner_sample(r, runs, count, pending->results);
+    }
     pending->count = count;
     r->waiting++;
+    r->steps++;
     return CARRY_OK;
 }
 
@@ -222,7 +240,10 @@ static carry_status results(carry_runner *runner, carry_run_result *to, int64_t 
                           "results of %" PRId64 " runs: the oldest step has %" PRId64 " that were not read", count,
                           r->waiting > 0 ? pending->count : 0);
     }
-    for (int64_t i = 0; i < count; i++) {
+    if (r->sampling != NULL) {
+        CARRY_TRY(carry_device_sampler_results(r->sampling, to, count));
+    }
+    for (int64_t i = 0; r->sampling == NULL && i < count; i++) {
         to[i] = pending->results[i];
     }
     r->oldest = (r->oldest + 1) % CARRY_MODEL_RUNNER_PENDING;

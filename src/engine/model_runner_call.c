@@ -99,7 +99,7 @@ static void list_run(carry_model_runner *r, const carry_run *run, int64_t sequen
         l->positions[row + i] = t;
         l->rows[row + i] =
             paged ? (int64_t)run->pages[t / CARRY_PAGE_TOKENS] * CARRY_PAGE_TOKENS + t % CARRY_PAGE_TOKENS : 0;
-        l->ids[row + i] = run->ids != NULL ? run->ids[i] : r->last[run->slot];
+        l->ids[row + i] = run->ids != NULL ? run->ids[i] : r->sampling != NULL ? -1 : r->last[run->slot];
     }
     *page += pages;
 }
@@ -118,6 +118,11 @@ static void list_wanted(carry_model_runner *r, const carry_run *runs, int64_t co
 }
 
 carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *runs, int64_t count) {
+    /* On a device, those of the step before may be on their way. */
+    r->list = r->lists[r->device != 0 ? r->steps % CARRY_MODEL_RUNNER_PENDING : 0];
+    r->places.slots = r->list.slots;
+    r->places.lengths = r->list.lengths;
+    r->places.offsets = r->list.offsets;
     int64_t sequence = 0;
     int64_t page = 0;
     int64_t steps = 0;

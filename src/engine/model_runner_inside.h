@@ -4,7 +4,10 @@
 
 #include "carry/device.h"
 #include "core/memory.h"
+#include "engine/decode.h"
 #include "engine/model_runner.h"
+#include "engine/sample_device.h"
+#include "engine/slot_device.h"
 #include "model/lm/places.h"
 
 /* Lists of a call, in host memory or on the device. `pages` comes last: only those in use are sent. */
@@ -39,9 +42,10 @@ typedef struct carry_model_runner {
     int64_t page_list; /* pages of one sequence, at most */
     carry_lm_state *pool;
     carry_lm_pass *pass;
-    void *memory;                          /* of the pass */
-    void *host, *there;                    /* memory of the lists; there: on a device, else NULL */
-    carry_model_runner_lists list, listed; /* in host memory; where the work is done */
+    void *memory;                                               /* of the pass */
+    void *host, *there;                                         /* memory of the lists; there: on a device, else NULL */
+    carry_model_runner_lists lists[CARRY_MODEL_RUNNER_PENDING]; /* in host memory: one of each step under way */
+    carry_model_runner_lists list, listed; /* of this step, in host memory; where the work is done */
     int64_t *starts;                       /* [sequences + 1] */
     int64_t *order;                        /* [sequences]: the run of each sequence of the call */
     int64_t *row_of;                       /* [sequences]: of a run in the logits; -1: not wanted */
@@ -50,13 +54,21 @@ typedef struct carry_model_runner {
     void *logits_memory;
     carry_tensor logits, wide; /* [sequences, vocabulary], where the work is done: of the pass's type, and f32 */
     float *host_logits;        /* wide in host memory */
-    int32_t *last;             /* [slots]: the token that was sampled last; -1: none */
+    int32_t *last; /* [slots]: the token that was sampled last; -1: none. With device: any, if there is one */
     int workers;
     carry_sampler **sampler; /* of each worker */
     float **altered;         /* [vocabulary] of each worker: logits with penalties, biases and masks */
     carry_model_runner_pending pending[CARRY_MODEL_RUNNER_PENDING];
     int oldest, waiting; /* of pending */
-    bool records;        /* steps of single tokens can be recorded */
+    unsigned steps;      /* so far */
+    /* On a GPU that samples: tokens stay there, and a step returns once it is enqueued. */
+    carry_device_sampler *sampling;
+    int32_t *last_there;  /* [slots + 1], on the device */
+    carry_decode *decode; /* steps of a few sequences in one kernel; NULL: the model or device has none */
+    const carry_slot_kernel *copies;
+    carry_slot_part *parts; /* on the device: of a slot, then of a page */
+    int slot_parts, page_parts, ordinal;
+    bool records; /* steps of single tokens can be recorded */
     carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
     carry_stream *stream; /* made for the context; NULL: it had one, or the device is the CPU */
 } carry_model_runner;
@@ -81,7 +93,22 @@ void carry_model_runner_sample(carry_model_runner *r, const carry_run *runs, int
 carry_status carry_model_runner_open_samplers(carry_model_runner *r);
 void carry_model_runner_close_samplers(carry_model_runner *r);
 
+/* model_runner_device.c: what a GPU does without the host: sampling, decoding steps, copies of states. */
+carry_status carry_model_runner_open_device(carry_model_runner *r);
+void carry_model_runner_close_device(carry_model_runner *r);
+/* The call whose lists are filled in: enqueued, with its tokens. */
+carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run *runs, int64_t count);
+/* Row `to` of all parts of slots or of pages becomes row `from`, or zeros where it is negative. */
+carry_status carry_model_runner_copy_there(carry_model_runner *r, bool of_page, int32_t to, int32_t from);
+
 /* model_runner_pool.c: the operations on slots and pages. */
+/* A walk over the pieces of a slot, or of a page. */
+typedef struct carry_model_runner_walk {
+    int64_t layer, part, slice;
+} carry_model_runner_walk;
+/* The next piece; false past the last. */
+bool carry_model_runner_next_piece(const carry_model_runner *r, bool of_page, int64_t index,
+                                   carry_model_runner_walk *at, void **data, size_t *bytes);
 carry_status carry_model_runner_clear_slot(carry_runner *runner, int32_t slot);
 carry_status carry_model_runner_copy_slot(carry_runner *runner, int32_t to, int32_t from);
 carry_status carry_model_runner_copy_page(carry_runner *runner, int32_t to, int32_t from);

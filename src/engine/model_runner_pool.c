@@ -22,13 +22,8 @@ static carry_status check_page(const carry_model_runner *r, int32_t page) {
                             r->head.sizes.pages - 1);
 }
 
-/* A walk over the pieces of a slot, or of a page. */
-typedef struct walk {
-    int64_t layer, part, slice;
-} walk;
-
-/* The next piece; false past the last. */
-static bool next_piece(const carry_model_runner *r, bool of_page, int64_t index, walk *at, void **data, size_t *bytes) {
+bool carry_model_runner_next_piece(const carry_model_runner *r, bool of_page, int64_t index,
+                                   carry_model_runner_walk *at, void **data, size_t *bytes) {
     const carry_lm_state *pool = r->pool;
     for (; at->layer < pool->layers; at->layer++, at->part = 0) {
         for (; at->part < CARRY_LM_STATE_PARTS; at->part++, at->slice = 0) {
@@ -50,18 +45,21 @@ carry_status carry_model_runner_clear_slot(carry_runner *runner, int32_t slot) {
     carry_model_runner *r = (carry_model_runner *)runner;
     CARRY_TRY(check_slot(r, slot));
     r->last[slot] = -1;
-    return carry_lm_state_clear(r->pool, slot);
+    return r->copies != NULL ? carry_model_runner_copy_there(r, false, slot, -1) : carry_lm_state_clear(r->pool, slot);
 }
 
 static carry_status copy(carry_model_runner *r, bool of_page, int32_t to, int32_t from) {
     carry_stream *stream = carry_ctx_stream(r->head.ctx, r->device);
-    walk at = {0};
-    walk also = {0};
+    carry_model_runner_walk at = {0};
+    carry_model_runner_walk also = {0};
     void *into;
     void *source;
     size_t bytes;
-    while (to != from && next_piece(r, of_page, to, &at, &into, &bytes)) {
-        (void)next_piece(r, of_page, from, &also, &source, &bytes);
+    if (r->copies != NULL) {
+        return to != from ? carry_model_runner_copy_there(r, of_page, to, from) : CARRY_OK;
+    }
+    while (to != from && carry_model_runner_next_piece(r, of_page, to, &at, &into, &bytes)) {
+        (void)carry_model_runner_next_piece(r, of_page, from, &also, &source, &bytes);
         CARRY_TRY(carry_device_copy(r->head.ctx, into, r->device, source, r->device, bytes, stream));
     }
     return CARRY_OK;
@@ -86,10 +84,10 @@ static carry_status move(carry_model_runner *r, bool of_page, int32_t index, voi
     carry_ctx *ctx = r->head.ctx;
     carry_stream *stream = carry_ctx_stream(ctx, r->device);
     size_t done = 0;
-    walk at = {0};
+    carry_model_runner_walk at = {0};
     void *data;
     size_t bytes;
-    while (next_piece(r, of_page, index, &at, &data, &bytes)) {
+    while (carry_model_runner_next_piece(r, of_page, index, &at, &data, &bytes)) {
         CARRY_TRY(to != NULL
                       ? carry_device_copy(ctx, (unsigned char *)to + done, 0, data, r->device, bytes, stream)
                       : carry_device_copy(ctx, data, r->device, (const unsigned char *)from + done, 0, bytes, stream));

@@ -111,11 +111,11 @@ carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages
         (*slots)--; /* short contexts share what is there */
     }
     size_t left = memory - (size_t)*slots * demand->slot_bytes;
-    const int64_t wanted = demand->page_bytes == 0 ? 0 : 4 * each * demand->sequences; /* cached prefixes too */
+    const int64_t wanted = demand->page_bytes == 0 ? 0 : each * (demand->sequences + demand->spare);
     const size_t share = demand->page_bytes == 0 ? 0 : left / demand->page_bytes;
     /* Half of what is left serves snapshots, unless one context needs more. */
     size_t some = share / 2 > (size_t)each ? share / 2 : (size_t)each;
-    some = some > share ? share : some;
+    some = some > share || demand->most_slots <= *slots ? share : some;
     *pages = demand->page_bytes == 0 ? 0 : some < (size_t)wanted ? (int64_t)some : wanted;
     left -= (size_t)*pages * demand->page_bytes;
     const size_t extra = left / slot_bytes;

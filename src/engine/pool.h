@@ -32,11 +32,12 @@ void carry_state_pool_give_page(carry_state_pool *pool, int32_t page);  /* one o
 bool carry_state_pool_is_shared(const carry_state_pool *pool, int32_t page);
 
 /* Slots and pages that fit into `memory` bytes: a slot for each sequence, pages for at least one whole context and up
-   to half of the memory, and with what is left more slots for snapshots, `most_slots` in all. CARRY_ESIZE if one
-   sequence with its whole context does not fit; the message states the bytes. */
+   to half of the memory (all of it without slots for snapshots), and with what is left more slots, `most_slots` in all.
+   CARRY_ESIZE if one sequence with its whole context does not fit; the message states the bytes. */
 typedef struct carry_pool_demand {
     size_t slot_bytes, page_bytes; /* page_bytes 0: no pages */
     int64_t sequences, context, most_slots;
+    int64_t spare; /* contexts for which pages of cached prefixes are made beside those of sequences, at most */
 } carry_pool_demand;
 carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages, size_t memory,
                                   const carry_pool_demand *demand);

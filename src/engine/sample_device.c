@@ -140,8 +140,8 @@ static int32_t put_words(uint32_t *words, int64_t *used, const void *from, int64
     return (int32_t)at;
 }
 
-static carry_sample_row row_of(const carry_device_sampler *s, const carry_run *run, int64_t index, uint32_t *words,
-                               int64_t *used) {
+static carry_sample_row make_row(const carry_device_sampler *s, const carry_run *run, int64_t index, uint32_t *words,
+                                 int64_t *used) {
     const carry_sampling *sampling = run->sampling;
     const bool is_greedy = sampling->temperature == 0.0 || sampling->top_k == 1;
     carry_sample_row row = {
@@ -191,8 +191,8 @@ static carry_status check(carry_device_sampler *s, carry_tensor logits, const ca
     return CARRY_OK;
 }
 
-carry_status carry_device_sampler_run(carry_device_sampler *s, carry_tensor logits, const carry_run *runs,
-                                      int64_t count, int32_t *last) {
+carry_status carry_device_sampler_run(carry_device_sampler *s, carry_tensor logits, const int64_t *row_of,
+                                      const carry_run *runs, int64_t count, int32_t *last) {
     int64_t rows;
     int64_t words;
     CARRY_TRY(check(s, logits, runs, count, &rows, &words));
@@ -205,10 +205,13 @@ carry_status carry_device_sampler_run(carry_device_sampler *s, carry_tensor logi
     int64_t used = 0;
     int64_t at = 0;
     for (int64_t i = 0; i < count; i++) {
-        step->results[i].token = -1;
-        step->results[i].is_failed = false;
+        step->results[i] = (carry_run_result){.token = -1};
+        for (int j = 0; j < CARRY_RUN_LOGPROBS; j++) {
+            step->results[i].top[j] = -1;
+        }
         if (runs[i].wants_token) {
-            row[at++] = row_of(s, &runs[i], i, word, &used);
+            row[at] = make_row(s, &runs[i], i, word, &used);
+            row[at++].row = (int32_t)row_of[i];
         }
     }
     if (rows > 0) {
@@ -229,6 +232,11 @@ carry_status carry_device_sampler_run(carry_device_sampler *s, carry_tensor logi
     step->count = count;
     s->newest++;
     return CARRY_OK;
+}
+
+carry_status carry_device_sampler_fill_ids(carry_device_sampler *s, int64_t *ids, const int32_t *slots,
+                                           const int32_t *last, int64_t count) {
+    return s->kernel->fill_ids(s->ctx, s->ordinal, carry_ctx_stream(s->ctx, s->device), ids, slots, last, count);
 }
 
 carry_status carry_device_sampler_results(carry_device_sampler *s, carry_run_result *results, int64_t count) {

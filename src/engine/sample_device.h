@@ -15,6 +15,7 @@ typedef struct carry_sample_row {
     double top_p, min_p, penalty;
     int64_t top_k;    /* 0: all */
     float rate;       /* 1 / temperature; 0: the largest */
+    int32_t row;      /* of the logits */
     int32_t slot;     /* its token goes to last[slot] */
     int32_t result;   /* and to results[result] */
     int32_t logprobs; /* as in carry_run */
@@ -39,6 +40,9 @@ extern "C" {
 typedef struct carry_sample_kernel {
     const char *backend;
     bool (*works)(int ordinal, int64_t vocabulary);
+    /* ids[i] = last[slots[i]] where it is negative. */
+    carry_status (*fill_ids)(carry_ctx *ctx, int ordinal, carry_stream *stream, int64_t *ids, const int32_t *slots,
+                             const int32_t *last, int64_t count);
     carry_status (*launch)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_sample_call *call);
 } carry_sample_kernel;
 
@@ -54,10 +58,13 @@ typedef struct carry_device_sampler carry_device_sampler;
 carry_status carry_device_sampler_open(carry_device_sampler **made, carry_ctx *ctx, int device, int64_t sequences,
                                        int64_t vocabulary);
 void carry_device_sampler_close(carry_device_sampler *sampler);
-/* Row i of logits, f32 or bf16, belongs to the i-th of the runs that want a token. Tokens go to last[slot], on the
-   device, too. Work is put into the stream of the context. */
-carry_status carry_device_sampler_run(carry_device_sampler *sampler, carry_tensor logits, const carry_run *runs,
-                                      int64_t count, int32_t *last);
+/* Row row_of[i] of logits, f32 or bf16, belongs to run i, if it wants a token. Tokens go to last[slot], on the device,
+   too. Work is put into the stream of the context. */
+carry_status carry_device_sampler_run(carry_device_sampler *sampler, carry_tensor logits, const int64_t *row_of,
+                                      const carry_run *runs, int64_t count, int32_t *last);
+/* Puts into the stream: negative ids become the last tokens of their slots. All on the device. */
+carry_status carry_device_sampler_fill_ids(carry_device_sampler *sampler, int64_t *ids, const int32_t *slots,
+                                           const int32_t *last, int64_t count);
 /* The results of the oldest call that has not given them, one for each of its runs. Waits. */
 carry_status carry_device_sampler_results(carry_device_sampler *sampler, carry_run_result *results, int64_t count);
 

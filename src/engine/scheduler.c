@@ -101,22 +101,11 @@ void carry_scheduler_free(carry_scheduler *s) {
 }
 
 carry_status carry_scheduler_add(carry_scheduler *s, carry_sequence *q, uint64_t request) {
-    const carry_runner_sizes *z = &s->runner->sizes;
-    const int64_t most =
-        q->track.count + q->options.tokens < z->context ? q->track.count + q->options.tokens : z->context;
-    /* One more than its tokens fill: a shared page that is copied exists twice for a moment. */
-    const int64_t pages = z->page_bytes > 0 ? (most + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS + 1 : 0;
     if (s->stats.waiting >= s->options.queue) {
         return carry_fail(s->ctx, CARRY_ESIZE, "the queue is full: %" PRId64 " requests wait; try again later",
                           s->stats.waiting);
     }
-    if (pages > z->pages) {
-        return carry_fail(s->ctx, CARRY_ESIZE,
-                          "a request of %" PRId64 " tokens needs %" PRId64 " pages of memory and there are %" PRId64,
-                          most, pages, z->pages);
-    }
     q->request = request;
-    q->page_limit = pages;
     q->submitted = carry_scheduler_now(s);
     q->next = NULL;
     *(s->last != NULL ? &s->last->next : &s->first) = q;
@@ -155,6 +144,15 @@ bool carry_scheduler_cancel(carry_scheduler *s, uint64_t request) {
     }
     carry_scheduler_end(s, found, CARRY_OUTCOME_CANCELLED);
     return true;
+}
+
+void carry_scheduler_cancel_all(carry_scheduler *s) {
+    for (carry_sequence *q = s->first; q != NULL; q = q->next) {
+        carry_scheduler_end(s, q, CARRY_OUTCOME_CANCELLED);
+    }
+    for (int64_t i = 0; i < s->active_count; i++) {
+        carry_scheduler_end(s, s->active[i], CARRY_OUTCOME_CANCELLED);
+    }
 }
 
 /* The state at the end of a text: kept, or cached for the next turn of a conversation. */

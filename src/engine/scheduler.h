@@ -45,6 +45,7 @@ void carry_scheduler_free(carry_scheduler *scheduler);
 carry_status carry_scheduler_add(carry_scheduler *scheduler, carry_sequence *sequence, uint64_t request);
 /* False: there is no such request, or it has ended. Its end is reported by a later step at the latest. */
 bool carry_scheduler_cancel(carry_scheduler *scheduler, uint64_t request);
+void carry_scheduler_cancel_all(carry_scheduler *scheduler);
 
 /* One step: admits requests, enqueues a step of the runner, reads results. *is_busy: there is more to do. Failures of a
    sequence or of a step end the requests concerned; the status tells only of failures that leave nothing to go on with.

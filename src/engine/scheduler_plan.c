@@ -244,12 +244,12 @@ static void snapshot_prompt(carry_scheduler *s, carry_sequence *q) {
 }
 
 /* After a run was enqueued: copies of its state are enqueued behind it. */
-static void advance(carry_scheduler *s, carry_sequence *q, int64_t count, bool wants) {
+static void advance(carry_scheduler *s, carry_sequence *q, int64_t count, bool wants, double enqueued) {
     carry_track *t = &q->track;
     t->length += count;
     q->in_flight++;
     q->pending += wants;
-    q->started = q->started > 0.0 ? q->started : carry_scheduler_now(s);
+    q->started = q->started > 0.0 ? q->started : enqueued;
     if (q->phase == CARRY_PHASE_READS) {
         snapshot_prompt(s, q);
         if (t->length == q->prompt_end) {
@@ -295,7 +295,7 @@ void carry_scheduler_enqueue(carry_scheduler *s, int64_t *count) {
     s->debt += are_texts && f->prompt_tokens > 0 ? f->predicted - 2.0 * s->write_s : 0.0;
     s->flight_count++;
     for (int64_t i = 0; i < f->count; i++) {
-        advance(s, f->sequences[i], s->runs[i].count, f->wants[i]);
+        advance(s, f->sequences[i], s->runs[i].count, f->wants[i], f->enqueued);
     }
 }
 

@@ -139,6 +139,12 @@ void carry_track_close(carry_state_pool *pool, carry_track *t) {
     *t = (carry_track)CARRY_TRACK_EMPTY;
 }
 
+/* One more than its tokens fill: a shared page that is copied exists twice for a moment. */
+static int64_t pages_at_most(const carry_runner_sizes *sizes, int64_t count, int64_t tokens) {
+    const int64_t most = tokens < sizes->context - count ? count + tokens : sizes->context;
+    return sizes->page_bytes > 0 ? pages_for(most) + 1 : 0;
+}
+
 static carry_status check_tokens(carry_ctx *ctx, const carry_runner_sizes *sizes, const carry_sequence_options *o) {
     if (o->count < 1 || o->ids == NULL) {
         return carry_fail(ctx, CARRY_EARGUMENT, "the prompt is empty: expected 1 token or more");
@@ -159,6 +165,13 @@ static carry_status check_tokens(carry_ctx *ctx, const carry_runner_sizes *sizes
         return carry_fail(ctx, CARRY_ESIZE,
                           "a prompt of %" PRId64 " tokens is longer than the context of %" PRId64 " tokens allows",
                           o->count, sizes->context);
+    }
+    const int64_t pages = pages_at_most(sizes, o->count, o->tokens);
+    if (pages > sizes->pages) {
+        return carry_fail(ctx, CARRY_ESIZE,
+                          "a prompt of %" PRId64 " tokens and a text of %" PRId64 " need %" PRId64
+                          " pages of memory and there are %" PRId64,
+                          o->count, o->tokens, pages, sizes->pages);
     }
     return CARRY_OK;
 }
@@ -218,6 +231,7 @@ carry_status carry_sequence_new(carry_ctx *ctx, carry_sequence **made, const car
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a request");
     }
     *s = (carry_sequence){.options = *options, .track = CARRY_TRACK_EMPTY, .prompt_end = options->count};
+    s->page_limit = pages_at_most(sizes, options->count, options->tokens);
     s->options.ids = NULL;
     s->options.ends = NULL;
     const carry_status status = fill_sequence(ctx, s, sizes, options);

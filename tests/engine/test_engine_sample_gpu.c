@@ -70,7 +70,11 @@ static void fill(fixture *f, uint64_t seed, float spread) {
 static void sample_all(fixture *f, carry_run *runs, carry_run_result *results) {
     const carry_tensor from = carry_view_2d(f->logits, CARRY_F32, ROWS, VOCABULARY);
     assert_int_equal(carry_copy(f->ctx, f->there, from), CARRY_OK);
-    assert_int_equal(carry_device_sampler_run(f->sampler, f->there, runs, ROWS, NULL), CARRY_OK);
+    int64_t row_of[ROWS];
+    for (int i = 0; i < ROWS; i++) {
+        row_of[i] = i;
+    }
+    assert_int_equal(carry_device_sampler_run(f->sampler, f->there, row_of, runs, ROWS, NULL), CARRY_OK);
     assert_int_equal(carry_device_sampler_results(f->sampler, results, ROWS), CARRY_OK);
 }
 

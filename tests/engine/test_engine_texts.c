@@ -251,7 +251,7 @@ static void what_cannot_be_generated_is_refused(void **unused) {
     assert_refused(ctx, CARRY_EARGUMENT, "temperature", carry_generate(ctx, &m, &good, 1, &options, &result));
     options = options_of(1.0, 4);
     m.lm->own.weights[m.lm->own.parameter[m.lm->norm].offset] = NAN;
-    assert_refused(ctx, CARRY_ERANGE, "nan", carry_generate(ctx, &m, &good, 1, &options, &result));
+    assert_refused(ctx, CARRY_ERANGE, "NaN", carry_generate(ctx, &m, &good, 1, &options, &result));
     carry_continuation_free(&result);
     carry_model_close(&m);
     carry_ctx_free(ctx);

@@ -6,6 +6,7 @@
     o, state = libcarry.chunk_gated_delta_rule(q, k, v, g, beta, output_final_state=True)
     print(libcarry.plan("delta:f32:t4096:h16:k128"))             # what would run, and why
     ids = libcarry.load(folder).generate([1, 2, 3])              # a language model from its folder
+    texts = libcarry.Engine(folder).generate(["Once", "Twice"])  # many texts at once, cached states
 
 numpy arrays and PyTorch CPU tensors are taken without copies. The functions of the gated delta rule have
 flash-linear-attention's names, arguments and results. `libcarry.available("scans")` says what there is.
@@ -26,6 +27,7 @@ from .delta import (
     fused_recurrent_gated_delta_rule,
     fused_recurrent_kda,
 )
+from .engine import Engine, EngineState, Request
 from .fla import Patch, patch_fla
 from .model import Model, State, load
 from .plan import Entry, available, plan
@@ -34,9 +36,12 @@ from .tokenizer import Decoder, Tokenizer
 
 __all__ = [
     "Decoder",
+    "Engine",
+    "EngineState",
     "Entry",
     "Model",
     "Patch",
+    "Request",
     "State",
     "Tokenizer",
     "__version__",

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import libcarry
-from libcarry import _library, _rule, _structs
+from libcarry import _engine, _library, _rule, _structs
 
 HEADERS = Path(__file__).resolve().parents[3] / "include" / "carry"
 pytestmark = pytest.mark.skipif(not HEADERS.is_dir(), reason="the headers are not here: this is not a checkout")
@@ -28,6 +28,10 @@ STRUCTS = {
     "carry_delta_options": _structs.DeltaOptions,
     "carry_delta_forward_args": _structs.DeltaForwardArgs,
     "carry_delta_backward_args": _structs.DeltaBackwardArgs,
+    "carry_engine_options": _engine.EngineOptions,
+    "carry_engine_request": _engine.EngineRequest,
+    "carry_engine_event": _engine.EngineEvent,
+    "carry_engine_stats": _engine.EngineStats,
 }
 
 
@@ -49,7 +53,7 @@ def test_lists_are_the_headers():
 def test_functions_take_as_many_arguments_as_declared():
     text = re.sub(r"/\*.*?\*/", "", "\n".join(path.read_text() for path in HEADERS.glob("*.h")), flags=re.DOTALL)
     declared = dict(re.findall(r"CARRY_API [^;(]*?(\w+)\(([^;]*)\);", text))
-    for name, (_, arguments) in _library._PROTOTYPES.items():
+    for name, (_, arguments) in [*_library._PROTOTYPES.items(), *_engine.PROTOTYPES.items()]:
         parameters = declared[name].strip()
         assert len(arguments) == (0 if parameters == "void" else parameters.count(",") + 1), name
 

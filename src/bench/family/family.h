@@ -18,6 +18,8 @@ typedef struct carry_counts {
     double perplexity;
     double busy; /* share of some of its steps in which its device worked, 0 to 1; 0: not known */
     double cost; /* seconds of its device that the whole training took */
+    /* Of generation, else 0: seconds until every text had its first token, tokens a second of prompts and of texts. */
+    double first, prompt_rate, text_rate;
     /* Of a stream, whose runs' time is the period of its chunks: */
     double overlap;                           /* the overlap score, or NaN */
     double slower_stage;                      /* seconds of the slower stage a chunk; 0: it is no stream */

@@ -5,17 +5,21 @@
 
 namespace sampling {
 
-/* The block's share of a row, with the run's own changes. False where a logit is NaN or infinity. */
-static __device__ bool load(const carry_sample_call &call, const carry_sample_row &row, row_view &v) {
-    const size_t base = (size_t)blockIdx.y * (size_t)call.stride;
-    const float *bias = row.bias >= 0 ? (const float *)(call.words + row.bias) : nullptr;
-    bool fine = true;
+static __device__ void load_plain(const carry_sample_call &call, const carry_sample_row &row, const row_view &v) {
+    const size_t base = (size_t)row.row * (size_t)call.stride;
     for (int i = threadIdx.x; i < v.count; i += THREADS) {
         const size_t at = base + (size_t)(v.first + i);
         v.x[i] = call.is_bf16 ? __bfloat162float(((const __nv_bfloat16 *)call.logits)[at])
                               : ((const float *)call.logits)[at];
     }
     __syncthreads();
+}
+
+/* The block's share of a row, with the run's own changes. False where a logit is NaN or infinity. */
+static __device__ bool load(const carry_sample_call &call, const carry_sample_row &row, row_view &v) {
+    const float *bias = row.bias >= 0 ? (const float *)(call.words + row.bias) : nullptr;
+    bool fine = true;
+    load_plain(call, row, v);
     for (int i = threadIdx.x; i < row.seen_count; i += THREADS) { /* each token once: no two threads meet */
         const int token = (int)call.words[row.seen + i] - v.first;
         if (token >= 0 && token < v.count) {
@@ -69,8 +73,14 @@ static __device__ int pick(row_view &v, const carry_sample_row &row) {
     return draw(v, k, max((mass_t)1, least), row.unit);
 }
 
-/* Log probabilities of the token and of the likeliest. */
-static __device__ void report(row_view &v, const carry_sample_row &row, int token, carry_run_result *to) {
+/* Log probabilities of the token and of the likeliest, by the model's logits. */
+static __device__ void report(const carry_sample_call &call, row_view &v, const carry_sample_row &row, int token,
+                              carry_run_result *to) {
+    if (row.seen >= 0 || row.allowed >= 0 || row.bias >= 0) {
+        __syncthreads();
+        load_plain(call, row, v);
+        v.most = value_of((unsigned)(largest(v, ~(mass_t)0) >> 32));
+    }
     double own = 0.0;
     for (int i = v.from; i < v.to; i++) {
         own += (double)__expf(v.x[i] - v.most);
@@ -111,7 +121,7 @@ static __global__ __cluster_dims__(BLOCKS, 1, 1)
     if (!is_failed) {
         token = row.rate > 0.0f ? pick(v, row) : token;
         if (row.logprobs >= 0) {
-            report(v, row, token, result);
+            report(call, v, row, token, result);
         }
     }
     if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -123,6 +133,13 @@ static __global__ __cluster_dims__(BLOCKS, 1, 1)
     }
     cg::this_cluster().sync(); /* no block leaves while others read its memory */
 #endif
+}
+
+static __global__ void replace_ids(int64_t *ids, const int32_t *slots, const int32_t *last, int64_t count) {
+    const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < count && ids[i] < 0) {
+        ids[i] = last[slots[i]];
+    }
 }
 
 static size_t bytes_of(int64_t vocabulary) {
@@ -139,6 +156,13 @@ static bool works(int ordinal, int64_t vocabulary) {
     return there && vocabulary > 0 && bytes_of(vocabulary) + sizeof(shared_head) + 1024 <= 227 * 1024;
 }
 
+static carry_status fill_ids(carry_ctx *ctx, int ordinal, carry_stream *stream, int64_t *ids, const int32_t *slots,
+                             const int32_t *last, int64_t count) {
+    replace_ids<<<(unsigned)((count + 127) / 128), 128, 0, (cudaStream_t)stream>>>(ids, slots, last, count);
+    CARRY_CUDA_TRY(cudaGetLastError(), "the ids of a step could not be filled in");
+    return CARRY_OK;
+}
+
 static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_sample_call *call) {
     const size_t bytes = bytes_of(call->vocabulary);
     CARRY_CUDA_TRY(cudaFuncSetAttribute(sample, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
@@ -150,4 +174,5 @@ static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, co
 
 } // namespace sampling
 
-extern "C" const carry_sample_kernel carry_sample_cuda = {"cuda", sampling::works, sampling::launch};
+extern "C" const carry_sample_kernel carry_sample_cuda = {"cuda", sampling::works, sampling::fill_ids,
+                                                          sampling::launch};

@@ -13,6 +13,7 @@
 #include "model/lm/families/family.h"
 #include "model/lm/lm_names.h"
 #include "model/lm/lm_pass.h"
+#include "ops/sampler.h"
 
 const carry_lm_part *carry_lm_part_at(int index) {
     return index < CARRY_LM_MIXERS ? carry_lm_mixer_at(index) : carry_lm_feedforward_at(index - CARRY_LM_MIXERS);
@@ -252,6 +253,32 @@ static carry_status start(const void *model, const carry_parameter *p, carry_ten
 
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed) {
     return carry_parameters_start(&lm->own, start, lm, seed);
+}
+
+/* A parameter that is not normal: small, and made in host memory. */
+static carry_status start_by_host(carry_lm *lm, int64_t index, uint64_t seed) {
+    const carry_parameter *p = &lm->own.parameter[index];
+    float *values = malloc((size_t)p->count * sizeof *values);
+    if (values == NULL) {
+        return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
+    }
+    carry_status status = start(lm, p, carry_view(values, CARRY_F32, p->rank, p->shape), seed);
+    status =
+        status == CARRY_OK ? carry_parameters_upload(&lm->own, lm->own.weights, p->offset, values, p->count) : status;
+    free(values);
+    return status;
+}
+
+carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed) {
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        const carry_parameter *p = &lm->own.parameter[i];
+        const uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
+        const carry_tensor flat = carry_parameters_flat(&lm->own, lm->own.weights, p->offset, p->count);
+        CARRY_TRY(p->start == CARRY_LM_NORMAL
+                      ? carry_random_fill(lm->ctx, flat, seed, stream, 0.0f, (float)lm->config.initializer_range)
+                      : start_by_host(lm, i, seed));
+    }
+    return carry_parameters_round(&lm->own);
 }
 
 carry_status carry_lm_want_gradients(carry_lm *lm) {

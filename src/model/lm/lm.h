@@ -49,6 +49,8 @@ carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm
 void carry_lm_free(carry_lm *lm);
 /* Start values, a function of the seed and a parameter's name alone. */
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
+/* The same kinds of values, the normal ones made on the device; they may differ in the last bit from those of init. */
+carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed);
 carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them */
 
 /* Packs the weights of the layers' products once, for prompts in bf16 through a model that was opened to be read, on a

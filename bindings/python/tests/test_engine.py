@@ -1,0 +1,103 @@
+"""libcarry.Engine: the same tokens as Model.generate, beside others as alone; states; mistakes."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import libcarry
+from test_model import VOCABULARY, write
+
+
+@pytest.fixture
+def folder(tmp_path: Path, rng: np.random.Generator) -> Path:
+    (tmp_path / "model").mkdir()
+    write(tmp_path / "model", rng)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def engine(folder: Path):
+    with libcarry.Engine(folder, sequences=3, context=600, memory=64 << 20) as engine:
+        yield engine
+
+
+def prompts(count: int) -> list[list[int]]:
+    return [[(3 * i + i // 7) % VOCABULARY for i in range(1 + 23 * k)] for k in range(count)]
+
+
+def test_texts_are_those_of_the_model(engine, folder):
+    model = libcarry.load(folder)
+    for temperature in (0.0, 0.9):
+        options = {"max_new_tokens": 12, "temperature": temperature, "eos_token_id": ()}
+        requests = [engine.submit(prompt, **options) for prompt in prompts(9)]
+        for prompt, request in zip(prompts(9), requests):
+            assert request.result() == model.generate(prompt, **options)
+            assert request.reason == "length" and request.prompt_tokens == len(prompt)
+    assert sum(request.cached_tokens for request in requests) > 0
+    assert engine.statistics()["finished"] == 18
+
+
+def test_tokens_come_one_by_one_and_can_be_cancelled(engine):
+    request = engine.submit([1, 2, 3], 400, eos_token_id=())
+    seen = []
+    for token in request:
+        seen.append(token)
+        if len(seen) == 5:
+            request.cancel()
+    assert request.reason == "cancelled" and seen == request.tokens and 5 <= len(seen) < 10
+
+
+def test_states_are_forked_rolled_back_and_saved(engine, folder, tmp_path):
+    first = engine.submit(prompts(5)[4], 20, keep_state=True, eos_token_id=())
+    first.result()
+    state = first.state
+    assert len(state) == len(prompts(5)[4]) + 20
+    fork = state.fork()
+    fork.save(tmp_path / "state")
+    state.roll_back(10)
+    assert len(state) == len(fork) - 10
+    whole = engine.submit([1, 2], 10, state=fork, eos_token_id=()).result()
+    assert engine.submit([1, 2], 10, state=fork, eos_token_id=()).result() == whole
+    replayed = first.tokens[10:] + [1, 2]
+    assert engine.submit(replayed, 10, state=state, eos_token_id=()).result() == whole
+    with libcarry.Engine(folder, context=600, memory=64 << 20) as other:
+        assert other.submit([1, 2], 10, state=other.load_state(tmp_path / "state"), eos_token_id=()).result() == whole
+    state.drop()
+    with pytest.raises(ValueError, match="was dropped"):
+        len(state)
+
+
+def test_mistakes_are_named(engine, folder):
+    with pytest.raises(ValueError, match="longer than the context of 600"):
+        engine.submit([1] * 600)
+    with pytest.raises((ValueError, RuntimeError), match="token 1 of the prompt is 40"):
+        engine.submit([1, VOCABULARY])
+    with pytest.raises(ValueError, match="no tokenizer"):
+        engine.submit("text")
+    with pytest.raises(ValueError, match="a row of one token or more"):
+        engine.submit([])
+    with pytest.raises(ValueError):
+        libcarry.Engine(folder, memory=1000)
+    engine.close()
+    with pytest.raises(ValueError, match="was closed"):
+        engine.submit([1])
+
+
+def test_other_threads_submit(engine):
+    results: dict[int, list[int]] = {}
+
+    def client(number: int) -> None:
+        for i in range(10):
+            results[10 * number + i] = engine.submit([1 + i], 5, eos_token_id=()).result()
+
+    threads = [threading.Thread(target=client, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert len(results) == 30
+    assert all(results[i] == results[10 + i] == results[20 + i] for i in range(10))

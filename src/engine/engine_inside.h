@@ -1,0 +1,65 @@
+/* The inside of the engine of carry/engine.h. */
+#ifndef CARRY_ENGINE_ENGINE_INSIDE_H
+#define CARRY_ENGINE_ENGINE_INSIDE_H
+
+#include <pthread.h>
+
+#include "carry/engine.h"
+#include "engine/model_folder.h"
+#include "engine/scheduler.h"
+#include "engine/decoded.h"
+
+/* A request from its submission to its end. */
+typedef struct carry_engine_job {
+    struct carry_engine_job *next; /* in the inbox */
+    carry_sequence *sequence;      /* in the inbox; then the scheduler's */
+    uint64_t id;
+    bool (*on_event)(void *user, const carry_engine_event *event);
+    void *user;
+    carry_decoded text;
+    char *stop_bytes;
+    const char **stops;
+    size_t told; /* bytes of the text that were reported */
+    bool is_stopped;
+    int64_t prompt_tokens;
+} carry_engine_job;
+
+typedef struct carry_engine_note {
+    struct carry_engine_note *next;
+    carry_engine_event event;
+    int32_t top_tokens[CARRY_RUN_LOGPROBS];
+    float top_logprobs[CARRY_RUN_LOGPROBS];
+    char message[256];
+    char text[];
+} carry_engine_note;
+
+struct carry_engine {
+    carry_ctx *ctx;
+    carry_model model; /* lm is borrowed if is_borrowed */
+    bool is_borrowed;
+    carry_runner *runner;
+    carry_scheduler *scheduler;
+    int32_t ends[CARRY_MODEL_ENDS + 2]; /* of the model */
+    int64_t end_count;
+    uint32_t *allowed; /* NULL: every id of the vocabulary is a token */
+    int64_t queue;
+    carry_engine_note *first, *last; /* events */
+    carry_engine_note *shown;        /* the one that carry_engine_next returned last */
+    /* Shared with the threads that submit and cancel: */
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    carry_engine_job *inbox, *inbox_last;
+    uint64_t *cancelled;
+    size_t cancelled_count, cancelled_room;
+    uint64_t next_id;
+    int64_t unfinished; /* requests without an end */
+    bool has_lock;
+    bool is_closing; /* events are dropped */
+};
+
+void carry_engine_job_free(carry_engine_job *job);
+/* The scheduler's callback; user is the engine. */
+void carry_engine_on_event(void *user, const carry_sequence_event *event);
+void carry_engine_free_events(carry_engine *engine);
+
+#endif

@@ -1,0 +1,215 @@
+/* Generation through the engine: all prompts are requests of one scheduler. */
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/device.h"
+#include "core/error.h"
+#include "engine/generate_inside.h"
+#include "engine/model_runner.h"
+#include "engine/scheduler.h"
+
+#define STEP_CPU 512
+#define STEP_GPU 4096
+#define CACHE_DIR_BYTES ((size_t)16 << 30)
+#define SNAPSHOTS 64 /* slots of cached prefixes, at most */
+
+typedef struct job {
+    struct together *all;
+    int64_t prompt;
+    carry_decoded text;
+    bool is_stopped; /* by a stop text */
+} job;
+
+typedef struct together {
+    carry_generation *g;
+    carry_runner *runner;
+    carry_scheduler *scheduler;
+    uint32_t *allowed;
+    int32_t ends[CARRY_MODEL_ENDS + 2];
+    int64_t end_count;
+    job *jobs;
+    carry_ids *prompts;
+    carry_status status; /* the first failure */
+    bool has_called;     /* the callback, since the last step began */
+} together;
+
+static void close_together(together *w) {
+    carry_scheduler_free(w->scheduler);
+    if (w->runner != NULL) {
+        w->runner->ops->close(w->runner);
+    }
+    for (int64_t i = 0; i < w->g->count && w->prompts != NULL; i++) {
+        carry_ids_free(&w->prompts[i]);
+    }
+    free(w->prompts);
+    free(w->jobs);
+    free(w->allowed);
+}
+
+/* Numbers beyond the tokenizer are not tokens. */
+static carry_status find_tokens(together *w) {
+    const carry_model *m = w->g->model;
+    const int64_t vocabulary = m->lm->config.vocab_size;
+    const int64_t tokens = m->tokenizer != NULL ? carry_tokenizer_size(m->tokenizer) : vocabulary;
+    for (int64_t i = 0; i < vocabulary && w->end_count < CARRY_MODEL_ENDS + 2; i++) {
+        if (carry_model_ends_with(m, i)) {
+            w->ends[w->end_count++] = (int32_t)i;
+        }
+    }
+    w->allowed = tokens < vocabulary ? calloc((size_t)vocabulary / 32 + 1, sizeof *w->allowed) : NULL;
+    if (tokens < vocabulary && w->allowed == NULL) {
+        return carry_fail(w->g->ctx, CARRY_EMEMORY, "out of memory: a vocabulary of %" PRId64, vocabulary);
+    }
+    for (int64_t i = 0; i < tokens && w->allowed != NULL; i++) {
+        w->allowed[i / 32] |= 1u << i % 32;
+    }
+    return CARRY_OK;
+}
+
+static carry_status encode_all(together *w, int64_t *longest) {
+    carry_generation *g = w->g;
+    *longest = 1;
+    w->jobs = calloc((size_t)g->count, sizeof *w->jobs);
+    w->prompts = calloc((size_t)g->count, sizeof *w->prompts);
+    if (w->jobs == NULL || w->prompts == NULL) {
+        return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: %" PRId64 " prompts", g->count);
+    }
+    for (int64_t i = 0; i < g->count; i++) {
+        w->jobs[i] = (job){.all = w,
+                           .prompt = i,
+                           .text = {.tokenizer = g->model->tokenizer,
+                                    .stops = g->options->stops,
+                                    .stop_count = g->options->stop_count}};
+        CARRY_TRY(carry_generation_encode(g, i, &w->prompts[i], &w->jobs[i].text.is_first));
+        *longest = (int64_t)w->prompts[i].count > *longest ? (int64_t)w->prompts[i].count : *longest;
+    }
+    return CARRY_OK;
+}
+
+static void on_token(together *w, job *j, const carry_sequence *q, int64_t token) {
+    carry_generation *g = w->g;
+    carry_continuation *c = &g->results[j->prompt];
+    c->first = q->first - q->started;
+    const carry_status status = carry_generation_take(g, j->prompt, &j->text, token, &j->is_stopped);
+    w->status = w->status == CARRY_OK ? status : w->status;
+    if (j->is_stopped) {
+        (void)carry_scheduler_cancel(w->scheduler, q->request);
+    } else if (c->tokens < g->options->tokens && g->options->heard != NULL) {
+        g->stopped = !g->options->heard(g->options->user, j->prompt) || g->stopped;
+        w->has_called = true;
+    }
+}
+
+static void on_end(together *w, job *j, const carry_sequence *q) {
+    carry_continuation *c = &w->g->results[j->prompt];
+    c->seconds = q->started > 0.0 ? q->ended - q->started : 0.0;
+    c->first = q->written > 0 ? c->first : c->seconds;
+    c->cached_tokens = q->cached;
+    if (q->outcome == CARRY_OUTCOME_FAILED && w->status == CARRY_OK) {
+        w->status = carry_fail(w->g->ctx, q->status, "%s", q->message);
+    }
+    if (q->outcome == CARRY_OUTCOME_FAILED || (q->outcome == CARRY_OUTCOME_CANCELLED && q->written == 0)) {
+        carry_decoded_free(&j->text);
+        return; /* never begun, or without a result */
+    }
+    carry_generation_end(w->g, j->prompt, &j->text,
+                         j->is_stopped                           ? CARRY_ENDED_BY_STOP
+                         : q->outcome == CARRY_OUTCOME_CANCELLED ? CARRY_INTERRUPTED
+                         : q->outcome == CARRY_OUTCOME_TOKEN     ? CARRY_ENDED_BY_TOKEN
+                                                                 : CARRY_ENDED_BY_LENGTH);
+}
+
+static void on_event(void *user, const carry_sequence_event *event) {
+    job *j = event->sequence->options.user;
+    if (event->result != NULL) {
+        on_token(user, j, event->sequence, event->result->token);
+    } else {
+        on_end(user, j, event->sequence);
+    }
+}
+
+static carry_status open_together(together *w) {
+    carry_generation *g = w->g;
+    carry_lm *lm = g->model->lm;
+    const int device = lm->own.device;
+    carry_runner_sizes sizes = {.sequences = g->batch};
+    size_t available;
+    size_t total;
+    int64_t longest;
+    CARRY_TRY(find_tokens(w));
+    CARRY_TRY(encode_all(w, &longest));
+    if (g->options->tokens > INT64_MAX / 4) {
+        return carry_fail(g->ctx, CARRY_ESIZE, "%" PRId64 " tokens: too many", g->options->tokens);
+    }
+    sizes.context = longest + g->options->tokens;
+    sizes.tokens = device == 0 ? STEP_CPU : STEP_GPU;
+    sizes.tokens = sizes.tokens < longest + CARRY_PAGE_TOKENS ? sizes.tokens : longest + CARRY_PAGE_TOKENS;
+    sizes.tokens = sizes.tokens > g->batch + CARRY_PAGE_TOKENS ? sizes.tokens : g->batch + CARRY_PAGE_TOKENS;
+    carry_pool_demand demand = {.sequences = g->batch, .context = sizes.context};
+    const bool is_cached = g->count > 1 || g->options->cache_dir != NULL;
+    const int64_t snapshots = g->count < SNAPSHOTS ? g->count + 2 : SNAPSHOTS;
+    demand.most_slots = g->batch + (is_cached ? snapshots : 0);
+    demand.spare = is_cached ? g->batch : 0;
+    carry_model_runner_measure(lm, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
+    CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
+    CARRY_TRY(carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, available / 2, &demand));
+    sizes.sequences = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
+    CARRY_TRY(carry_model_runner_new(lm, &w->runner, &sizes, g->options->dtype));
+    const carry_scheduler_options options = {.cache = {.device_bytes = is_cached ? SIZE_MAX : 0,
+                                                       .folder = g->options->cache_dir,
+                                                       .folder_bytes = CACHE_DIR_BYTES},
+                                             .queue = g->count,
+                                             .on_event = on_event,
+                                             .user = w};
+    return carry_scheduler_new(g->ctx, &w->scheduler, w->runner, &options);
+}
+
+static carry_status submit_all(together *w) {
+    const carry_generation *g = w->g;
+    for (int64_t i = 0; i < g->count; i++) {
+        carry_sequence *q;
+        const carry_sequence_options o = {.ids = (const int32_t *)w->prompts[i].id,
+                                          .count = (int64_t)w->prompts[i].count,
+                                          .tokens = g->options->tokens,
+                                          .sampling = g->options->sampling,
+                                          .stream = carry_generation_stream(g, i),
+                                          .allowed = w->allowed,
+                                          .ends = w->ends,
+                                          .end_count = w->end_count,
+                                          .logprobs = -1,
+                                          .user = &w->jobs[i]};
+        CARRY_TRY(carry_sequence_new(g->ctx, &q, &w->runner->sizes, &o));
+        const carry_status status = carry_scheduler_add(w->scheduler, q, (uint64_t)i);
+        if (status != CARRY_OK) {
+            carry_sequence_free(q);
+            return status;
+        }
+        carry_ids_free(&w->prompts[i]);
+    }
+    return CARRY_OK;
+}
+
+static carry_status run_together(together *w) {
+    carry_generation *g = w->g;
+    CARRY_TRY(open_together(w));
+    CARRY_TRY(submit_all(w));
+    for (bool is_busy = true; is_busy;) {
+        w->has_called = false;
+        CARRY_TRY(carry_scheduler_step(w->scheduler, &is_busy));
+        if (is_busy && !w->has_called && !g->stopped && g->options->heard != NULL) { /* prompts are being read */
+            g->stopped = !g->options->heard(g->options->user, 0);
+        }
+        if (is_busy && (g->stopped || w->status != CARRY_OK)) {
+            carry_scheduler_cancel_all(w->scheduler);
+        }
+    }
+    return w->status;
+}
+
+carry_status carry_generate_together(carry_generation *g) {
+    together w = {.g = g};
+    const carry_status status = run_together(&w);
+    close_together(&w);
+    return status;
+}

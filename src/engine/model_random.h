@@ -1,0 +1,18 @@
+/* Models with random weights, from a configuration alone: to measure shapes whose weights are not here.
+
+   Large weights are made on the device. They are normal with the configuration's initializer_range, so texts are
+   random; sizes and times are those of the real model. */
+#ifndef CARRY_ENGINE_MODEL_RANDOM_H
+#define CARRY_ENGINE_MODEL_RANDOM_H
+
+#include "model/lm/lm.h"
+
+/* The names of known shapes; NULL past the end. */
+const char *carry_model_random_name(int index);
+/* name: one of those, a config.json, or a folder that has one. */
+carry_status carry_model_random_config(carry_ctx *ctx, carry_lm_config *config, const char *name);
+/* dtype: of the products that the weights are for. */
+carry_status carry_model_random(carry_ctx *ctx, carry_lm **lm, const char *name, int device, carry_dtype dtype,
+                                uint64_t seed);
+
+#endif

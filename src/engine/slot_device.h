@@ -1,0 +1,33 @@
+/* Copies of slots and pages on a GPU in one launch: a state has some eighty parts, and a copy of each costs more to
+   launch than to do. */
+#ifndef CARRY_ENGINE_SLOT_DEVICE_H
+#define CARRY_ENGINE_SLOT_DEVICE_H
+
+#include <stdint.h>
+
+#include "carry/device.h"
+
+/* Rows of one part: row i is at base + i bytes. */
+typedef struct carry_slot_part {
+    unsigned char *base;
+    uint64_t bytes; /* a multiple of 4 */
+} carry_slot_part;
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct carry_slot_kernel {
+    const char *backend;
+    /* Row `to` of all parts becomes row `from`, or zeros where from is negative. parts: on the device. */
+    carry_status (*copy)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_slot_part *parts, int count,
+                         int64_t to, int64_t from);
+} carry_slot_kernel;
+
+/* NULL: the device has none. */
+const carry_slot_kernel *carry_slot_kernel_of(int device, int *ordinal);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
