@@ -5,7 +5,7 @@
 FROM debian:bookworm-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev cmake ninja-build make pkg-config dpkg-dev file \
         libopenblas-dev libopenmpi-dev libsqlite3-dev libyaml-dev zlib1g-dev libpcre2-dev libutf8proc-dev \
-        libwebsockets-dev libjpeg62-turbo-dev && rm -rf /var/lib/apt/lists/*
+        libwebsockets-dev libjpeg62-turbo-dev libcurl4-openssl-dev && rm -rf /var/lib/apt/lists/*
 COPY . /carry
 WORKDIR /carry
 RUN rm -rf build && CMAKE_GENERATOR=Ninja JOBS="$(nproc)" tools/package

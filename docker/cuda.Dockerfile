@@ -6,7 +6,7 @@ ARG CUDA=12.6.3
 FROM nvidia/cuda:${CUDA}-devel-ubuntu24.04 AS build
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc g++ cmake ninja-build make \
         pkg-config dpkg-dev file libopenblas-dev libopenmpi-dev libsqlite3-dev libyaml-dev zlib1g-dev libpcre2-dev \
-        libutf8proc-dev libwebsockets-dev libjpeg-dev && rm -rf /var/lib/apt/lists/*
+        libutf8proc-dev libwebsockets-dev libjpeg-dev libcurl4-openssl-dev && rm -rf /var/lib/apt/lists/*
 COPY . /carry
 WORKDIR /carry
 RUN rm -rf build && CMAKE_GENERATOR=Ninja CUDA=ON JOBS="$(nproc)" tools/package

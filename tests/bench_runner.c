@@ -10,6 +10,7 @@
 #include "carry/device.h"
 #include "core/clock.h"
 #include "core/tensor.h"
+#include "device/activity.h"
 #include "engine/model_runner.h"
 #include "model/lm/families/hybrid.h"
 #include "ops/sampler.h"
@@ -140,6 +141,24 @@ static void decode(carry_runner *r, const int32_t *pages, const int32_t *ids, in
                  (double)(sequences * steps) / took, 1e3 * took / (double)steps);
 }
 
+/* What the GPU does in ten steps of `sequences`, by kernel. */
+static void profile(carry_runner *r, const int32_t *pages, const int32_t *ids, int64_t sequences) {
+    carry_activity_log *log = NULL;
+    if (carry_activity_start(r->ctx, &log, 0) != CARRY_OK || log == NULL) {
+        (void)printf("no profile: %s\n", carry_ctx_error(r->ctx));
+        return;
+    }
+    decode(r, pages, ids, sequences, 10);
+    check(r->ctx, carry_activity_stop(r->ctx, log));
+    for (int i = 0; i <= CARRY_ACTIVITY_NAMES; i++) {
+        const carry_activity_sum *sum = &log->sum[i];
+        if (sum->name != NULL && sum->seconds > 1e-4) {
+            (void)printf("  %8.3f ms %6d calls  %.90s\n", 1e3 * sum->seconds, (int)sum->calls, sum->name);
+        }
+    }
+    carry_activity_free(log);
+}
+
 int main(int argc, char **argv) {
     const int device = argc > 1 ? atoi(argv[1]) : 0;
     const carry_dtype dtype = argc > 2 && strcmp(argv[2], "f32") == 0 ? CARRY_F32 : CARRY_BF16;
@@ -175,6 +194,10 @@ int main(int argc, char **argv) {
     }
     for (int64_t sequences = 1; sequences <= most; sequences *= 2) {
         decode(r, pages, ids, sequences, device == 0 ? 8 : 50);
+    }
+    if (device != 0 && argc > 5) {
+        profile(r, pages, ids, 16);
+        profile(r, pages, ids, 128);
     }
     if (longest > 0) {
         read_prompt(r, pages, ids, longest, STEP_TOKENS);

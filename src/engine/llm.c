@@ -14,6 +14,7 @@
 #include "core/memory.h"
 #include "core/sized.h"
 #include "core/tensor.h"
+#include "file/hub_cache.h"
 #include "engine/generator.h"
 #include "engine/sample.h"
 #include "model/host.h"
@@ -45,6 +46,8 @@ carry_status carry_llm_open(carry_ctx *ctx, carry_llm **model, const char *folde
                           carry_dtype_name(o.dtype));
     }
     CARRY_TRY(check_device(ctx, o.device));
+    char found[CARRY_FILE_PATH];
+    CARRY_TRY(carry_hub_resolve(ctx, found, folder)); /* hf:OWNER/NAME */
     carry_llm *m = calloc(1, sizeof *m);
     if (m == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a model");
@@ -52,7 +55,7 @@ carry_status carry_llm_open(carry_ctx *ctx, carry_llm **model, const char *folde
     m->ctx = ctx;
     m->dtype = o.dtype;
     m->end_count = -1;
-    carry_status status = (o.trains ? carry_lm_load : carry_lm_open)(ctx, &m->lm, folder, o.device);
+    carry_status status = (o.trains ? carry_lm_load : carry_lm_open)(ctx, &m->lm, found, o.device);
     status = status == CARRY_OK && o.trains ? carry_lm_want_gradients(m->lm) : status;
     if (status != CARRY_OK) {
         carry_llm_close(m);

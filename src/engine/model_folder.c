@@ -9,6 +9,7 @@
 
 #include "core/context.h"
 #include "core/json.h"
+#include "file/hub_cache.h"
 #include "ops/product/bf16.h"
 
 #define PADDING 128
@@ -117,7 +118,10 @@ void carry_model_find_ends(carry_ctx *ctx, carry_model *model) {
 }
 
 carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
+    char found[CARRY_FILE_PATH]; /* hf:OWNER/NAME is in the cache of the hub */
     *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
+    CARRY_TRY(carry_hub_resolve(ctx, found, folder));
+    folder = found;
     carry_status status = load_weights(ctx, model, folder);
     if (status != CARRY_OK) {
         carry_model_close(model);
@@ -128,7 +132,10 @@ carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const cha
 }
 
 carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
+    char found[CARRY_FILE_PATH]; /* hf:OWNER/NAME is in the cache of the hub */
     *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
+    CARRY_TRY(carry_hub_resolve(ctx, found, folder));
+    folder = found;
     carry_status status = load_weights(ctx, model, folder);
     status = status == CARRY_OK ? open_tokenizer(ctx, model, folder) : status;
     status = status == CARRY_OK ? compare_sizes(ctx, model) : status;

@@ -14,14 +14,19 @@
 extern "C" {
 #endif
 
-/* carry_conv for one token of each of B sequences. The last W - 1 inputs of a sequence are row slots[b] of `tails`,
-   which the call moves on by one token. */
-typedef struct carry_conv_step_args {
-    carry_tensor y, x;    /* [B, channels]; on a GPU rows of x may be further apart than they are long */
-    carry_tensor w;       /* [channels, W] or [channels, 1, W] */
-    carry_tensor tails;   /* [slots, W - 1, channels], f32 */
-    const int32_t *slots; /* [B], no slot twice */
+/* carry_conv for one token of each of B sequences, of several inputs. The last W - 1 inputs of a sequence are row
+   slots[b] of `tails`, which the call moves on by one token. */
+#define CARRY_CONV_STEP_MAPS 3
+typedef struct carry_conv_step_map {
+    carry_tensor y, x;  /* [B, channels]; on a GPU rows of x may be further apart than they are long */
+    carry_tensor w;     /* [channels, W] or [channels, 1, W] */
+    carry_tensor tails; /* [slots, W - 1, channels], f32 */
     carry_activation activation;
+} carry_conv_step_map;
+typedef struct carry_conv_step_args {
+    carry_conv_step_map map[CARRY_CONV_STEP_MAPS];
+    int maps;             /* of one type, B and W */
+    const int32_t *slots; /* [B], no slot twice */
 } carry_conv_step_args;
 carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/json_write.h"
+#include "file/hub_cache.h"
 #include "tokenizer/tokenizer_internal.h"
 
 #define NAME "the chat template"
@@ -72,12 +73,14 @@ carry_status carry_chat_open(carry_ctx *ctx, carry_chat *chat, const carry_token
 }
 
 carry_status carry_chat_open_folder(carry_ctx *ctx, carry_chat *chat, const char *folder) {
+    char found[CARRY_FILE_PATH];
     *chat = (carry_chat){.end = -1};
-    carry_tokenizer *files = carry_tokenizer_new(); /* only for the texts beside it */
+    CARRY_TRY(carry_hub_resolve(ctx, found, folder)); /* hf:OWNER/NAME */
+    carry_tokenizer *files = carry_tokenizer_new();   /* only for the texts beside it */
     if (files == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %s", folder);
     }
-    carry_status status = carry_tokenizer_read_beside(ctx, files, folder);
+    carry_status status = carry_tokenizer_read_beside(ctx, files, found);
     if (status == CARRY_OK) {
         status = open_parts(ctx, chat, files);
     }

@@ -7,6 +7,7 @@
 
 #include "core/file.h"
 #include "core/json.h"
+#include "file/hub_cache.h"
 #include "tokenizer/tokenizer_internal.h"
 
 typedef struct reader {
@@ -335,9 +336,11 @@ carry_status carry_tokenizer_parse(carry_ctx *ctx, carry_tokenizer **tokenizer, 
 
 carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *path) {
     *tokenizer = NULL;
-    char inside[CARRY_FILE_PATH];
+    char inside[CARRY_FILE_PATH], found[CARRY_FILE_PATH];
     char folder[CARRY_FILE_PATH];
     struct stat about;
+    CARRY_TRY(carry_hub_resolve(ctx, found, path)); /* hf:OWNER/NAME */
+    path = found;
     if (stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
         CARRY_TRY(carry_file_in(ctx, inside, path, "tokenizer.json"));
         (void)snprintf(folder, sizeof folder, "%s", path);

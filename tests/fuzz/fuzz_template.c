@@ -17,7 +17,8 @@ static void silent(void *user, carry_log_level level, const char *line) {
 
 static carry_ctx *context(void) {
     static carry_ctx *ctx;
-    if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){.threads = 1, .log = silent}) != CARRY_OK) {
+    if (ctx == NULL && carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1,
+                                                                .log = silent}) != CARRY_OK) {
         abort();
     }
     return ctx;

@@ -105,8 +105,8 @@ carry_lm_call carry_lm_call_of(carry_lm_pass *pass, const carry_lm_args *args, i
 carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor w) {
     const float eps = (float)pass->lm->config.norm_eps;
     if (pass->lm->config.norm_plus_one) {
-        const carry_tensor factor = carry_slice(pass->factor, 0, w.shape[0]);
-        CARRY_TRY(carry_elementwise(pass->ctx, factor, carry_slice(pass->ones, 0, w.shape[0]), w, CARRY_ADD));
+        carry_tensor factor;
+        CARRY_TRY(carry_lm_factor(pass, w, &factor));
         w = factor;
     }
     return carry_rms_norm(pass->ctx, y, x, w, (carry_tensor){0}, eps);

@@ -23,6 +23,7 @@ static void release(carry_lm_pass *pass) {
             pass->part[i].part->close(pass->part[i].opened);
         }
     }
+    carry_lm_factors_free(pass);
     free(pass->fixed);
     free(pass->layer);
     free(pass->structs);
@@ -148,6 +149,9 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     pass->shares = options->recompute || options->forward_only;
     carry_status status = open_parts(pass);
     status = status == CARRY_OK && options->same_bits ? open_fixed(pass) : status;
+    if (status == CARRY_OK && options->pooled > 0 && lm->config.norm_plus_one) {
+        status = carry_lm_factors_new(pass);
+    }
     if (status == CARRY_OK) {
         carry_arena count = carry_arena_over(NULL, 0);
         carry_lm_pass_lay_out(pass, &count);

@@ -36,7 +36,9 @@ struct carry_lm_pass {
     carry_lm *lm;
     carry_lm_pass_options options;
     int64_t tokens; /* of the whole batch; of a pooled pass: of this call */
-    void *fixed;    /* of a pass with same_bits: memory for carry_fixed_rows_set */
+    struct carry_lm_factors
+        *factors; /* of a pooled pass of a model whose norms add 1 to their weights (lm_factors.c) */
+    void *fixed;  /* of a pass with same_bits: memory for carry_fixed_rows_set */
     size_t fixed_bytes;
     int64_t most; /* of a pooled pass: tokens that it was planned for */
     carry_lm_opened part[CARRY_LM_PARTS];
@@ -122,6 +124,12 @@ carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_ten
 
 /* y = factor x, which may be y; nothing where the factor is absent. */
 carry_status carry_lm_scale(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor factor);
+
+/* 1 + w of the norms of a pooled pass, each computed once: the model's weights stay as they are while such a pass is
+   open. carry_lm_factor gives the one of w, computed at the first call. */
+carry_status carry_lm_factors_new(carry_lm_pass *pass);
+void carry_lm_factors_free(carry_lm_pass *pass);
+carry_status carry_lm_factor(carry_lm_pass *pass, carry_tensor w, carry_tensor *factor);
 
 /* y = norm(x) in the form of the model: times w, or 1 + w. dx is written, or added to. */
 carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor w);

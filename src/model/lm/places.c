@@ -93,33 +93,51 @@ carry_lm_pooled_call carry_lm_pooled(const carry_lm_call *call, const carry_lm_g
                                   .slot = p->slots[group->sequence]};
 }
 
-carry_status carry_lm_group_conv(const carry_lm_call *call, const carry_lm_group *group, int part, carry_tensor y,
-                                 carry_tensor x, carry_tensor w, carry_activation activation) {
+static carry_status convolve_steps(const carry_lm_call *call, const carry_lm_group *group, const carry_lm_conv *convs,
+                                   int count) {
     const carry_lm_places *p = call->args->places;
-    carry_ctx *ctx = call->pass->ctx;
-    const int64_t channels = x.shape[1];
-    if (carry_lm_group_is_steps(call->args, group)) {
-        const carry_conv_step_args step = {.y = carry_lm_group_flat(group, y),
-                                           .x = carry_lm_group_flat(group, x),
-                                           .w = w,
-                                           .tails = p->pool->part[call->layer][part],
-                                           .slots = p->there.slots,
-                                           .activation = activation};
-        if (step.tails.data != NULL) {
-            return carry_conv_step(ctx, &step);
-        }
+    carry_conv_step_args step = {.maps = count, .slots = p->there.slots};
+    for (int i = 0; i < count; i++) {
+        step.map[i] = (carry_conv_step_map){.y = carry_lm_group_flat(group, convs[i].y),
+                                            .x = carry_lm_group_flat(group, convs[i].x),
+                                            .w = convs[i].w,
+                                            .tails = p->pool->part[call->layer][i],
+                                            .activation = convs[i].activation};
     }
-    carry_conv_args conv = {.y = carry_lm_group_rows(group, y, 1, &channels),
-                            .x = carry_lm_group_rows(group, x, 1, &channels),
-                            .w = w,
+    return carry_conv_step(call->pass->ctx, &step);
+}
+
+static carry_status convolve_one(const carry_lm_call *call, const carry_lm_group *group, const carry_lm_conv *c,
+                                 int part) {
+    const carry_lm_places *p = call->args->places;
+    const int64_t channels = c->x.shape[1];
+    carry_conv_args conv = {.y = carry_lm_group_rows(group, c->y, 1, &channels),
+                            .x = carry_lm_group_rows(group, c->x, 1, &channels),
+                            .w = c->w,
                             .cu_seqlens = p == NULL ? call->pass->cuts : (carry_tensor){0},
-                            .activation = activation};
+                            .activation = c->activation};
     if (call->args->state != NULL) {
         conv.before = conv.after = call->args->state->part[call->layer][part];
     } else if (p != NULL && p->pool->part[call->layer][part].data != NULL) {
         conv.before = conv.after = carry_lm_pool_row(p->pool, call->layer, part, p->slots[group->sequence]);
     }
-    return carry_conv(ctx, &conv);
+    return carry_conv(call->pass->ctx, &conv);
+}
+
+carry_status carry_lm_convolve(const carry_lm_call *call, const carry_lm_conv *convs, int count) {
+    const carry_lm_places *p = call->args->places;
+    const bool has_tails = p != NULL && p->pool->part[call->layer][0].data != NULL; /* not of width 1 */
+    carry_lm_group group;
+    for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
+        if (has_tails && carry_lm_group_is_steps(call->args, &group)) {
+            CARRY_TRY(convolve_steps(call, &group, convs, count));
+            continue;
+        }
+        for (int j = 0; j < count; j++) {
+            CARRY_TRY(convolve_one(call, &group, &convs[j], j));
+        }
+    }
+    return CARRY_OK;
 }
 
 carry_status carry_lm_pages_put(const carry_lm_call *call, int part, carry_tensor from) {

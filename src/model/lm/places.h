@@ -49,11 +49,15 @@ carry_tensor carry_lm_group_rows(const carry_lm_group *group, carry_tensor rows,
 /* The same as [batch * tokens, width]. */
 carry_tensor carry_lm_group_flat(const carry_lm_group *group, carry_tensor rows);
 
-/* y = activation(conv(x)) of a group, continued from and left in part `part` of the layer's state. x and y are rows of
-   the pass. */
+/* True if a group is the single tokens of a call with places. */
 bool carry_lm_group_is_steps(const carry_lm_args *args, const carry_lm_group *group);
-carry_status carry_lm_group_conv(const carry_lm_call *call, const carry_lm_group *group, int part, carry_tensor y,
-                                 carry_tensor x, carry_tensor w, carry_activation activation);
+/* y = activation(conv(x)) for each of `count` inputs of all groups; input i is continued from and left in part i of the
+   layer's state. x and y are rows of the pass. */
+typedef struct carry_lm_conv {
+    carry_tensor y, x, w;
+    carry_activation activation;
+} carry_lm_conv;
+carry_status carry_lm_convolve(const carry_lm_call *call, const carry_lm_conv *convs, int count);
 
 /* What a recurrence is told of a group whose states are in part `part`. */
 carry_lm_pooled_call carry_lm_pooled(const carry_lm_call *call, const carry_lm_group *group, int part);

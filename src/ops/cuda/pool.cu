@@ -2,44 +2,68 @@
    calls can be recorded. */
 #include "ops/cuda/nn.cuh"
 
-/* A thread has one channel of one sequence. */
+template <typename T> struct conv_step_map {
+    row_of<T> y, x;
+    mixed w;
+    float *tails;
+    int64_t channels, x_row;
+    int activation;
+};
+
+template <typename T> struct conv_step_job {
+    conv_step_map<T> map[CARRY_CONV_STEP_MAPS];
+    const int32_t *slots;
+    int64_t batch;
+    int width;
+};
+
+/* A thread has one channel of one sequence; blockIdx.y is the map. */
 template <typename T>
-__global__ void __launch_bounds__(THREADS)
-    conv_step_kernel(row_of<T> y, row_of<T> x, mixed w, float *tails, const int32_t *slots, int64_t batch,
-                     int64_t channels, int width, int64_t x_row, int activation) {
+__global__ void __launch_bounds__(THREADS) conv_step_kernel(const __grid_constant__ conv_step_job<T> job) {
+    const conv_step_map<T> &map = job.map[blockIdx.y];
     const int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x;
-    if (i >= batch * channels) {
+    if (i >= job.batch * map.channels) {
         return;
     }
-    const int64_t b = i / channels, c = i % channels;
-    float *tail = tails + (int64_t)slots[b] * (width - 1) * channels + c;
-    const float next = x.get(b * x_row + c);
+    const int width = job.width;
+    const int64_t b = i / map.channels, c = i % map.channels;
+    float *tail = map.tails + (int64_t)job.slots[b] * (width - 1) * map.channels + c;
+    const float next = map.x.get(b * map.x_row + c);
     float sum = 0.0f;
     for (int k = 0; k < width - 1; k++) {
-        const float seen = tail[k * channels];
-        sum = fmaf(w[c * width + k], seen, sum);
+        const float seen = tail[k * map.channels];
+        sum = fmaf(map.w[c * width + k], seen, sum);
         if (k > 0) {
-            tail[(k - 1) * channels] = seen;
+            tail[(k - 1) * map.channels] = seen;
         }
     }
     if (width > 1) {
-        tail[(width - 2) * channels] = next;
+        tail[(width - 2) * map.channels] = next;
     }
-    y.put(i, activate_one(fmaf(w[c * width + width - 1], next, sum), activation));
+    map.y.put(i, activate_one(fmaf(map.w[c * width + width - 1], next, sum), map.activation));
 }
 
 extern "C" carry_status carry_cuda_conv_step(carry_ctx *ctx, const carry_conv_step_args *args) {
     place at = {};
-    CARRY_TRY(open_place(ctx, &at, args->x.device));
-    const int64_t batch = args->x.shape[0], channels = args->x.shape[1];
-    if (batch * channels == 0) {
-        return CARRY_OK;
-    }
-    with_type(args->x.dtype, [&](auto type) {
+    const carry_conv_step_map &first = args->map[0];
+    CARRY_TRY(open_place(ctx, &at, first.x.device));
+    with_type(first.x.dtype, [&](auto type) {
         using T = decltype(type);
-        conv_step_kernel<T><<<(unsigned)((batch * channels + THREADS - 1) / THREADS), THREADS, 0, at.stream>>>(
-            row<T>(args->y), row<T>(args->x), mixed_of(args->w), (float *)args->tails.data, args->slots, batch,
-            channels, (int)args->w.shape[args->w.rank - 1], row_step(args->x), (int)args->activation);
+        conv_step_job<T> job = {};
+        int64_t most = 0;
+        job.slots = args->slots;
+        job.batch = first.x.shape[0];
+        job.width = (int)first.w.shape[first.w.rank - 1];
+        for (int i = 0; i < args->maps; i++) {
+            const carry_conv_step_map &map = args->map[i];
+            job.map[i] = {row<T>(map.y),  row<T>(map.x),   mixed_of(map.w),    (float *)map.tails.data,
+                          map.x.shape[1], row_step(map.x), (int)map.activation};
+            most = map.x.shape[1] > most ? map.x.shape[1] : most;
+        }
+        const dim3 grid((unsigned)((job.batch * most + THREADS - 1) / THREADS), (unsigned)args->maps);
+        if (job.batch * most > 0) {
+            conv_step_kernel<T><<<grid, THREADS, 0, at.stream>>>(job);
+        }
     });
     return launched(ctx, at, "conv_step cannot be launched");
 }

@@ -38,7 +38,7 @@ FILTER(lower) {
 
 static jinja_value by_method(jinja_run *run, jinja_value self, const char *name, const jinja_value *given) {
     jinja_text text = {name, strlen(name), -1};
-    return jinja_find_in(jinja_text_methods, jinja_text_method_count, &text)->bound(run, jinja_soft(run, self), given);
+    return jinja_find_text_method(&text)->bound(run, jinja_soft(run, self), given);
 }
 
 FILTER(capitalize) {

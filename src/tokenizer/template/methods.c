@@ -114,7 +114,7 @@ static const jinja_function cycler_methods[] = {
 const jinja_function *jinja_find_method(jinja_value of, const jinja_text *name) {
     switch (of.kind) {
     case JINJA_STRING:
-        return jinja_find_in(jinja_text_methods, jinja_text_method_count, name);
+        return jinja_find_text_method(name);
     case JINJA_LIST:
         return jinja_find_in(list_methods, COUNT(list_methods), name);
     case JINJA_TUPLE:

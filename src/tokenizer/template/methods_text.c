@@ -1,19 +1,19 @@
-/* Methods of strings. Indices count code points; a part of a marked string is marked. */
+/* Methods of strings: case, stripping, splitting, replacing, joining. A part of a marked string is marked. */
 #include <string.h>
 
-#include "tokenizer/template/run.h"
+#include "tokenizer/template/methods_text.h"
 #include "tokenizer/template/unicode.h"
 
 #define METHOD(name) static jinja_value name(jinja_run *run, jinja_value self, const jinja_value *given)
 
-static jinja_text *text_of(jinja_run *run, jinja_value value) {
+jinja_text *jinja_text_of(jinja_run *run, jinja_value value) {
     if (value.kind != JINJA_STRING) {
         jinja_fail(run, "expected a string, got %s", jinja_kind_name(value));
     }
     return value.as.text;
 }
 
-static int64_t whole_of(jinja_run *run, jinja_value value, int64_t otherwise) {
+int64_t jinja_whole_of(jinja_run *run, jinja_value value, int64_t otherwise) {
     if (value.kind == JINJA_MISSING || value.kind == JINJA_NONE) {
         return otherwise;
     }
@@ -80,7 +80,7 @@ METHOD(capitalize) {
     return jinja_concat(run, first, jinja_text_case(run, rest, JINJA_LOWER));
 }
 
-static bool is_cased(uint32_t code) {
+bool jinja_is_cased(uint32_t code) {
     return jinja_code_is_lower(code) || jinja_code_is_upper(code) || jinja_code_is_title(code);
 }
 
@@ -96,7 +96,7 @@ METHOD(title) {
         for (int k = 0; k < count; k++) {
             jinja_write_code(run, cased[k]);
         }
-        inside = is_cased(code);
+        inside = jinja_is_cased(code);
         i += (size_t)bytes;
     }
     jinja_value made = jinja_captured(run, start);
@@ -140,7 +140,7 @@ static bool strips(const jinja_text *characters, const char *at, int bytes, uint
 
 jinja_value jinja_strip(jinja_run *run, jinja_value string, jinja_value characters, bool left, bool right) {
     const jinja_text *set =
-        characters.kind == JINJA_MISSING || characters.kind == JINJA_NONE ? NULL : text_of(run, characters);
+        characters.kind == JINJA_MISSING || characters.kind == JINJA_NONE ? NULL : jinja_text_of(run, characters);
     const char *at = string.as.text->at, *end = at + string.as.text->length;
     int bytes;
     for (uint32_t code; left && at < end && (code = jinja_code_at(at, &bytes), strips(set, at, bytes, code));) {
@@ -194,7 +194,7 @@ static void split_spaces(jinja_run *run, jinja_value self, jinja_list *list, int
     }
 }
 
-static const char *find_last(const char *at, size_t length, const jinja_text *what) {
+const char *jinja_find_last(const char *at, size_t length, const jinja_text *what) {
     for (size_t i = length >= what->length ? length - what->length + 1 : 0; i > 0; i--) {
         if (memcmp(at + i - 1, what->at, what->length) == 0) {
             return at + i - 1;
@@ -212,7 +212,7 @@ static void split_at(jinja_run *run, jinja_value self, jinja_list *list, const j
     for (;;) {
         bool goes_on = most < 0 || (int64_t)list->count < most;
         const char *found = !goes_on     ? NULL
-                            : from_right ? find_last(at, (size_t)(end - at), by)
+                            : from_right ? jinja_find_last(at, (size_t)(end - at), by)
                                          : memmem(at, (size_t)(end - at), by->at, by->length);
         if (found == NULL) {
             jinja_list_add(&run->arena, list, jinja_sub(run, self, at, (size_t)(end - at)));
@@ -229,12 +229,12 @@ static void split_at(jinja_run *run, jinja_value self, jinja_list *list, const j
 
 static jinja_value split_by(jinja_run *run, jinja_value self, const jinja_value *given, bool from_right) {
     jinja_list *list = jinja_list_new(&run->arena, 8);
-    int64_t most = whole_of(run, given[1], -1);
+    int64_t most = jinja_whole_of(run, given[1], -1);
     jinja_spend(run, self.as.text->length / 16);
     if (given[0].kind == JINJA_MISSING || given[0].kind == JINJA_NONE) {
         split_spaces(run, self, list, most, from_right);
     } else {
-        split_at(run, self, list, text_of(run, given[0]), most, from_right);
+        split_at(run, self, list, jinja_text_of(run, given[0]), most, from_right);
     }
     for (size_t i = 0; from_right && i < list->count / 2; i++) {
         jinja_value one = list->at[i];
@@ -293,7 +293,7 @@ static jinja_value starts_or_ends(jinja_run *run, jinja_value self, const jinja_
     const jinja_list *all = given[0].kind == JINJA_TUPLE ? given[0].as.list : &one;
     bool found = false;
     for (size_t i = 0; i < all->count && !found; i++) {
-        const jinja_text *what = text_of(run, all->at[i]), *text = self.as.text;
+        const jinja_text *what = jinja_text_of(run, all->at[i]), *text = self.as.text;
         found = what->length <= text->length &&
                 memcmp(text->at + (at_end ? text->length - what->length : 0), what->at, what->length) == 0;
     }
@@ -338,95 +338,23 @@ jinja_value jinja_replace(jinja_run *run, const jinja_text *in, const jinja_text
 
 METHOD(replace) {
     jinja_value with = self.marked ? jinja_escape(run, given[1]) : given[1];
-    jinja_value made =
-        jinja_replace(run, self.as.text, text_of(run, given[0]), text_of(run, with), whole_of(run, given[2], -1));
+    jinja_value made = jinja_replace(run, self.as.text, jinja_text_of(run, given[0]), jinja_text_of(run, with),
+                                     jinja_whole_of(run, given[2], -1));
     made.marked = self.marked;
     return made;
 }
 
 METHOD(removeprefix) {
-    const jinja_text *what = text_of(run, given[0]), *text = self.as.text;
+    const jinja_text *what = jinja_text_of(run, given[0]), *text = self.as.text;
     bool has = what->length <= text->length && memcmp(text->at, what->at, what->length) == 0;
     return has ? jinja_sub(run, self, text->at + what->length, text->length - what->length) : self;
 }
 
 METHOD(removesuffix) {
-    const jinja_text *what = text_of(run, given[0]), *text = self.as.text;
+    const jinja_text *what = jinja_text_of(run, given[0]), *text = self.as.text;
     bool has =
         what->length <= text->length && memcmp(text->at + text->length - what->length, what->at, what->length) == 0;
     return has ? jinja_sub(run, self, text->at, text->length - what->length) : self;
-}
-
-static jinja_value index_of(jinja_run *run, jinja_value self, const jinja_value *given, bool last, bool must) {
-    jinja_value part = jinja_slice(run, self, given[1].kind == JINJA_MISSING ? jinja_none() : given[1],
-                                   given[2].kind == JINJA_MISSING ? jinja_none() : given[2], jinja_none());
-    const jinja_text *what = text_of(run, given[0]), *text = part.as.text;
-    const char *found = last               ? find_last(text->at, text->length, what)
-                        : what->length > 0 ? memmem(text->at, text->length, what->at, what->length)
-                                           : text->at;
-    jinja_spend(run, self.as.text->length / 16);
-    if (found == NULL && must) {
-        jinja_fail(run, "substring not found");
-    }
-    jinja_text before = {self.as.text->at, found != NULL ? (size_t)(found - self.as.text->at) : 0, -1};
-    return jinja_integer(found != NULL ? jinja_points(&before) : -1);
-}
-
-METHOD(find) {
-    return index_of(run, self, given, false, false);
-}
-
-METHOD(rfind) {
-    return index_of(run, self, given, true, false);
-}
-
-METHOD(string_index) {
-    return index_of(run, self, given, false, true);
-}
-
-METHOD(string_rindex) {
-    return index_of(run, self, given, true, true);
-}
-
-METHOD(count) {
-    jinja_value part = jinja_slice(run, self, given[1].kind == JINJA_MISSING ? jinja_none() : given[1],
-                                   given[2].kind == JINJA_MISSING ? jinja_none() : given[2], jinja_none());
-    const jinja_text *what = text_of(run, given[0]);
-    const char *at = part.as.text->at, *end = at + part.as.text->length;
-    jinja_spend(run, self.as.text->length / 16);
-    if (what->length == 0) {
-        return jinja_integer(jinja_points(part.as.text) + 1);
-    }
-    int64_t found = 0;
-    while ((at = memmem(at, (size_t)(end - at), what->at, what->length)) != NULL) {
-        found++;
-        at += what->length;
-    }
-    return jinja_integer(found);
-}
-
-static jinja_value parts(jinja_run *run, jinja_value self, jinja_value by, bool last) {
-    const jinja_text *what = text_of(run, by), *text = self.as.text;
-    if (what->length == 0) {
-        jinja_fail(run, "empty separator");
-    }
-    const char *found =
-        last ? find_last(text->at, text->length, what) : memmem(text->at, text->length, what->at, what->length);
-    size_t before = found != NULL ? (size_t)(found - text->at) : last ? 0 : text->length;
-    size_t width = found != NULL ? what->length : 0;
-    jinja_list *list = jinja_list_new(&run->arena, 3);
-    jinja_list_add(&run->arena, list, jinja_sub(run, self, text->at, before));
-    jinja_list_add(&run->arena, list, jinja_sub(run, self, text->at + before, width));
-    jinja_list_add(&run->arena, list, jinja_sub(run, self, text->at + before + width, text->length - before - width));
-    return jinja_listed(JINJA_TUPLE, list);
-}
-
-METHOD(partition) {
-    return parts(run, self, given[0], false);
-}
-
-METHOD(rpartition) {
-    return parts(run, self, given[0], true);
 }
 
 METHOD(join) {
@@ -446,145 +374,11 @@ METHOD(join) {
     return made;
 }
 
-static jinja_value justify(jinja_run *run, jinja_value self, const jinja_value *given, int side) {
-    int64_t width = whole_of(run, given[0], 0), missing = width - jinja_length(run, self);
-    jinja_value fill = given[1].kind != JINJA_MISSING ? given[1] : jinja_string(&run->arena, " ", 1);
-    if (jinja_points(text_of(run, fill)) != 1) {
-        jinja_fail(run, "the fill character must be exactly one character long");
-    }
-    if (missing <= 0) {
-        return self;
-    }
-    int64_t left = side < 0 ? 0 : side > 0 ? missing : missing / 2 + (missing & width & 1);
-    size_t start = jinja_capture(run);
-    for (int64_t i = 0; i < missing; i++) {
-        if (i == left) {
-            jinja_print(run, self);
-        }
-        jinja_print(run, fill);
-    }
-    if (left == missing) {
-        jinja_print(run, self);
-    }
-    jinja_value made = jinja_captured(run, start);
-    made.marked = self.marked;
-    return made;
-}
-
-METHOD(ljust) {
-    return justify(run, self, given, -1);
-}
-
-METHOD(rjust) {
-    return justify(run, self, given, 1);
-}
-
-METHOD(center) {
-    return justify(run, self, given, 0);
-}
-
-METHOD(zfill) {
-    bool has_sign = self.as.text->length > 0 && (self.as.text->at[0] == '-' || self.as.text->at[0] == '+');
-    int64_t missing = whole_of(run, given[0], 0) - jinja_length(run, self);
-    size_t start = jinja_capture(run);
-    jinja_write(run, self.as.text->at, has_sign);
-    for (int64_t i = 0; i < missing; i++) {
-        jinja_write_string(run, "0");
-    }
-    jinja_write(run, self.as.text->at + has_sign, self.as.text->length - has_sign);
-    return jinja_captured(run, start);
-}
-
-METHOD(expandtabs) {
-    int64_t width = whole_of(run, given[0], 8), column = 0;
-    size_t start = jinja_capture(run);
-    for (size_t i = 0; i < self.as.text->length; i++) {
-        char one = self.as.text->at[i];
-        if (one == '\t') {
-            for (int64_t stop = width > 0 ? width - column % width : 0; stop > 0; stop--, column++) {
-                jinja_write_string(run, " ");
-            }
-            continue;
-        }
-        jinja_write(run, &one, 1);
-        column = one == '\n' || one == '\r' ? 0 : column + (((unsigned char)one & 0xC0) != 0x80);
-    }
-    return jinja_captured(run, start);
-}
-
-/* True if there are characters and all have the property. */
-static jinja_value all_are(jinja_value self, bool (*is)(uint32_t)) {
-    const jinja_text *text = self.as.text;
-    bool all = text->length > 0;
-    for (size_t i = 0; i < text->length && all;) {
-        int bytes;
-        all = is(jinja_code_at(text->at + i, &bytes));
-        i += (size_t)bytes;
-    }
-    return jinja_bool(all);
-}
-
-#define PROPERTY(name, is)        \
-    METHOD(name) {                \
-        (void)run;                \
-        (void)given;              \
-        return all_are(self, is); \
-    }
-PROPERTY(isalpha_, jinja_code_is_alpha)
-PROPERTY(isalnum_, jinja_code_is_alnum)
-PROPERTY(isdigit_, jinja_code_is_digit)
-PROPERTY(isdecimal, jinja_code_is_decimal)
-PROPERTY(isnumeric, jinja_code_is_numeric)
-PROPERTY(isspace_, jinja_code_is_space)
-
-METHOD(isascii_) {
-    (void)run;
-    (void)given;
-    bool all = true;
-    for (size_t i = 0; i < self.as.text->length; i++) {
-        all = all && (unsigned char)self.as.text->at[i] < 0x80;
-    }
-    return jinja_bool(all);
-}
-
-static jinja_value by_test(jinja_run *run, jinja_value self, const char *name) {
-    jinja_text text = {name, strlen(name), -1};
-    return jinja_find_test(&text)->bound(run, self, NULL);
-}
-
-METHOD(islower_) {
-    (void)given;
-    return by_test(run, self, "lower");
-}
-
-METHOD(isupper_) {
-    (void)given;
-    return by_test(run, self, "upper");
-}
-
-METHOD(istitle) {
-    (void)run;
-    (void)given;
-    bool inside = false, found = false;
-    for (size_t i = 0; i < self.as.text->length;) {
-        int bytes;
-        uint32_t code = jinja_code_at(self.as.text->at + i, &bytes);
-        bool is_up = jinja_code_is_upper(code) || jinja_code_is_title(code);
-        if (is_up ? inside : jinja_code_is_lower(code) && !inside) {
-            return jinja_bool(false);
-        }
-        inside = is_cased(code);
-        found = found || inside;
-        i += (size_t)bytes;
-    }
-    return jinja_bool(found);
-}
-
 static jinja_value format(jinja_run *run, jinja_value self, const jinja_arguments *arguments) {
     return jinja_format_braces(run, self, arguments);
 }
 
-const jinja_function jinja_text_methods[] = {
+static const jinja_function text_methods[] = {
     {"upper", "", 0, upper, NULL},
     {"lower", "", 0, lower, NULL},
     {"casefold", "", 0, casefold, NULL},
@@ -602,29 +396,11 @@ const jinja_function jinja_text_methods[] = {
     {"replace", "/old new count", 2, replace, NULL},
     {"removeprefix", "/prefix", 1, removeprefix, NULL},
     {"removesuffix", "/suffix", 1, removesuffix, NULL},
-    {"find", "/sub start end", 1, find, NULL},
-    {"rfind", "/sub start end", 1, rfind, NULL},
-    {"index", "/sub start end", 1, string_index, NULL},
-    {"rindex", "/sub start end", 1, string_rindex, NULL},
-    {"count", "/sub start end", 1, count, NULL},
-    {"partition", "/sep", 1, partition, NULL},
-    {"rpartition", "/sep", 1, rpartition, NULL},
     {"join", "/iterable", 1, join, NULL},
-    {"ljust", "/width fillchar", 1, ljust, NULL},
-    {"rjust", "/width fillchar", 1, rjust, NULL},
-    {"center", "/width fillchar", 1, center, NULL},
-    {"zfill", "/width", 1, zfill, NULL},
-    {"expandtabs", "tabsize", 0, expandtabs, NULL},
-    {"isalpha", "", 0, isalpha_, NULL},
-    {"isalnum", "", 0, isalnum_, NULL},
-    {"isdigit", "", 0, isdigit_, NULL},
-    {"isdecimal", "", 0, isdecimal, NULL},
-    {"isnumeric", "", 0, isnumeric, NULL},
-    {"isspace", "", 0, isspace_, NULL},
-    {"isascii", "", 0, isascii_, NULL},
-    {"islower", "", 0, islower_, NULL},
-    {"isupper", "", 0, isupper_, NULL},
-    {"istitle", "", 0, istitle, NULL},
     {"format", NULL, 0, NULL, format},
 };
-const size_t jinja_text_method_count = sizeof jinja_text_methods / sizeof jinja_text_methods[0];
+
+const jinja_function *jinja_find_text_method(const jinja_text *name) {
+    const jinja_function *found = jinja_find_in(text_methods, sizeof text_methods / sizeof text_methods[0], name);
+    return found != NULL ? found : jinja_find_in(jinja_search_methods, jinja_search_method_count, name);
+}

@@ -153,8 +153,7 @@ const jinja_function *jinja_find_global(const jinja_text *name);
 const jinja_function *jinja_find_method(jinja_value of, const jinja_text *name);
 bool jinja_is_hidden_method(jinja_value of, const jinja_text *name);   /* exists, and the sandbox hides it */
 bool jinja_is_other_attribute(jinja_value of, const jinja_text *name); /* exists in Python, not here */
-extern const jinja_function jinja_text_methods[];
-extern const size_t jinja_text_method_count;
+const jinja_function *jinja_find_text_method(const jinja_text *name);
 extern const jinja_function jinja_text_filters[];
 extern const size_t jinja_text_filter_count;
 extern const jinja_function jinja_list_filters[];

@@ -263,33 +263,43 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
     return o->ones.data != NULL ? carry_fill(pass->ctx, o->ones, 1.0) : CARRY_OK;
 }
 
-/* y = activation(conv(x)), or activation(x) without convolutions. `which` is 0, 1, 2 for q, k, v. */
-static carry_status convolve(const carry_lm_call *call, int which, carry_tensor y, carry_tensor x) {
+/* y = conv(x) of tokens that are split over ranks; `which` is 0, 1, 2 for q, k, v. */
+static carry_status convolve_split(const carry_lm_call *call, int which, const carry_lm_conv *c) {
+    const carry_lm_pass *pass = call->pass;
+    const carry_lm_delta *o = call->opened;
+    const carry_conv_args conv = {.y = carry_lm_channels(pass, c->y),
+                                  .x = carry_lm_channels(pass, c->x),
+                                  .w = c->w,
+                                  .before = ((carry_lm_delta_rows *)call->rows)->before[which],
+                                  .cu_seqlens = pass->cuts,
+                                  .activation = c->activation};
+    if (conv.before.data != NULL) {
+        CARRY_TRY(o->method->halo(o->recurrence, conv.before, conv.x, call->args->cu_seqlens));
+    }
+    return carry_conv(pass->ctx, &conv);
+}
+
+/* q, k, v = activation(conv(x)), or activation(x) without convolutions. */
+static carry_status convolve(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_delta *o = call->opened;
-    const int slot = CARRY_LM_Q_CONV + which;
-    carry_activation activation = carry_lm_activation(pass, slot);
-    carry_lm_group group;
-    if (!pass->lm->config.delta.use_short_conv) {
-        CARRY_TRY(carry_activate(pass->ctx, y, x, activation));
-    } else if (o->method->halo == NULL) {
-        for (int64_t i = 0; carry_lm_group_at(pass, call->args, i, &group); i++) {
-            CARRY_TRY(carry_lm_group_conv(call, &group, which, y, x, carry_lm_w(call, slot), activation));
-        }
-    } else {
-        carry_conv_args conv = {.y = carry_lm_channels(pass, y),
-                                .x = carry_lm_channels(pass, x),
-                                .w = carry_lm_w(call, slot),
-                                .cu_seqlens = pass->cuts,
-                                .activation = activation};
-        conv.before = ((carry_lm_delta_rows *)call->rows)->before[which];
-        if (conv.before.data != NULL) {
-            CARRY_TRY(o->method->halo(o->recurrence, conv.before, conv.x, call->args->cu_seqlens));
-        }
-        CARRY_TRY(carry_conv(pass->ctx, &conv));
+    const carry_lm_delta_rows *r = call->rows;
+    carry_lm_conv convs[] = {{.y = r->q, .x = r->q_in}, {.y = r->k, .x = r->k_in}, {.y = r->v, .x = r->v_in}};
+    const bool all = pass->lm->config.delta.use_short_conv && o->method->halo == NULL;
+    for (int i = 0; i < 3; i++) {
+        convs[i].w = carry_lm_w(call, CARRY_LM_Q_CONV + i);
+        convs[i].activation = carry_lm_activation(pass, CARRY_LM_Q_CONV + i);
     }
-    if (activation == CARRY_ELU) { /* there it is elu(x) + 1 */
-        return carry_elementwise(pass->ctx, y, y, o->ones, CARRY_ADD);
+    CARRY_TRY(all ? carry_lm_convolve(call, convs, 3) : CARRY_OK);
+    for (int i = 0; i < 3 && !all; i++) {
+        CARRY_TRY(pass->lm->config.delta.use_short_conv
+                      ? convolve_split(call, i, &convs[i])
+                      : carry_activate(pass->ctx, convs[i].y, convs[i].x, convs[i].activation));
+    }
+    for (int i = 0; i < 3; i++) {
+        if (convs[i].activation == CARRY_ELU) { /* there it is elu(x) + 1 */
+            CARRY_TRY(carry_elementwise(pass->ctx, convs[i].y, convs[i].y, o->ones, CARRY_ADD));
+        }
     }
     return CARRY_OK;
 }
@@ -345,9 +355,7 @@ static carry_status forward(const carry_lm_call *call) {
     const carry_tensor maps[] = {[CARRY_LM_Q_PROJ] = r->q_in, [CARRY_LM_K_PROJ] = r->k_in, [CARRY_LM_V_PROJ] = r->v_in,
                                  [CARRY_LM_A_PROJ] = r->a,    [CARRY_LM_B_PROJ] = r->b,    [CARRY_LM_G_PROJ] = r->z};
     CARRY_TRY(carry_lm_project_all(call, carry_lm_delta_maps(pass), maps, r->rest, call->x));
-    CARRY_TRY(convolve(call, 0, r->q, r->q_in));
-    CARRY_TRY(convolve(call, 1, r->k, r->k_in));
-    CARRY_TRY(convolve(call, 2, r->v, r->v_in));
+    CARRY_TRY(convolve(call));
     CARRY_TRY(mix(call));
     carry_tensor z = r->z.data != NULL ? carry_lm_by_head(pass, r->z) : (carry_tensor){0};
     CARRY_TRY(carry_rms_norm(pass->ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),

@@ -189,17 +189,18 @@ static carry_tensor by_step(const carry_lm_call *call, carry_tensor rows, int64_
     return carry_reshape(rows, width > 0 ? 4 : 3, shape);
 }
 
-static carry_status convolve(const carry_lm_call *call, int which, carry_tensor y, carry_tensor x) {
+static carry_status convolve(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
-    if (!pass->lm->config.delta.use_short_conv) {
-        return carry_activate(pass->ctx, y, x, CARRY_SILU);
+    const product_rows *r = call->rows;
+    carry_lm_conv convs[] = {{.y = r->q, .x = r->q_in}, {.y = r->k, .x = r->k_in}, {.y = r->v, .x = r->v_in}};
+    for (int i = 0; i < 3; i++) {
+        convs[i].w = carry_lm_w(call, CARRY_LM_Q_CONV + i);
+        convs[i].activation = CARRY_SILU;
+        if (!pass->lm->config.delta.use_short_conv) {
+            CARRY_TRY(carry_activate(pass->ctx, convs[i].y, convs[i].x, CARRY_SILU));
+        }
     }
-    carry_lm_group group;
-    const carry_tensor w = carry_lm_w(call, CARRY_LM_Q_CONV + which);
-    for (int64_t i = 0; carry_lm_group_at(pass, call->args, i, &group); i++) {
-        CARRY_TRY(carry_lm_group_conv(call, &group, which, y, x, w, CARRY_SILU));
-    }
-    return CARRY_OK;
+    return pass->lm->config.delta.use_short_conv ? carry_lm_convolve(call, convs, 3) : CARRY_OK;
 }
 
 static carry_status convolve_backward(const carry_lm_call *call, int which, carry_tensor dx, carry_tensor dy,
@@ -306,9 +307,7 @@ static carry_status forward(const carry_lm_call *call) {
     for (int slot = CARRY_LM_Q_PROJ; slot <= CARRY_LM_G_PROJ; slot++) {
         CARRY_TRY(carry_lm_project(call, slot, to[slot], call->x));
     }
-    CARRY_TRY(convolve(call, 0, r->q, r->q_in));
-    CARRY_TRY(convolve(call, 1, r->k, r->k_in));
-    CARRY_TRY(convolve(call, 2, r->v, r->v_in));
+    CARRY_TRY(convolve(call));
     CARRY_TRY(mix(call));
     const carry_tensor z = r->z.data != NULL ? carry_lm_by_head(pass, r->z) : (carry_tensor){0};
     CARRY_TRY(carry_rms_norm(pass->ctx, carry_lm_by_head(pass, r->y), carry_lm_by_head(pass, r->o),

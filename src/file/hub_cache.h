@@ -1,0 +1,32 @@
+/* The cache of the Hugging Face hub, as its own programs lay it out:
+
+       $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub
+           models--OWNER--NAME/
+               refs/main                   the commit that a branch or tag was at
+               snapshots/COMMIT/FILE       a link to
+               blobs/HASH                  the file: SHA-256 of a large one, Git's SHA-1 of a small one */
+#ifndef CARRY_FILE_HUB_CACHE_H
+#define CARRY_FILE_HUB_CACHE_H
+
+#include <stdbool.h>
+
+#include "core/file.h"
+
+#define CARRY_HUB_NAME 200     /* bytes of OWNER/NAME, and of a revision */
+#define CARRY_HUB_PREFIX "hf:" /* of a model that is named instead of its folder */
+
+typedef struct carry_hub_model {
+    char name[CARRY_HUB_NAME]; /* OWNER/NAME, or NAME */
+    char revision[CARRY_HUB_NAME];
+} carry_hub_model;
+
+/* OWNER/NAME[@REVISION], with or without hf: before it; the revision is main unless given. */
+carry_status carry_hub_parse(carry_ctx *ctx, carry_hub_model *model, const char *text);
+/* The model's folder in the cache, which need not exist. */
+carry_status carry_hub_model_folder(carry_ctx *ctx, char path[CARRY_FILE_PATH], const carry_hub_model *model);
+/* folder as it is, or for hf:OWNER/NAME the snapshot in the cache. CARRY_ENOTFOUND names the command that fetches it.
+ */
+carry_status carry_hub_resolve(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder);
+bool carry_hub_is_hash(const char *text, size_t digits); /* exactly so many lowercase hexadecimal digits */
+
+#endif
