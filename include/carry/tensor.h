@@ -5,9 +5,11 @@
    initialiser that does not mention it. The gradient of x is dx; that of o is d_o. Options may be NULL, which means all
    zero. Structs of options and counts begin with CARRY_INIT (carry/status.h). Problems and structs of arguments have no
    size: initialise all their fields, with zero for those not used. Before version 1.0 a minor version may add fields at
-   their end; the soname of the library then changes. A carry_tensor keeps its layout. Workspaces, and memory kept from
-   a forward pass for its backward pass, must be aligned to 16 bytes, as memory from malloc and carry_device_alloc is;
-   otherwise CARRY_EALIGN may be returned.
+   their end; the soname of the library then changes. A carry_tensor keeps its layout.
+
+   A function that needs a workspace has another one, named after it with _workspace, which returns the bytes it needs
+   for a plan, for arguments or for sizes. Workspaces, and memory kept from a forward pass for its backward pass, must
+   be aligned to 16 bytes, as memory from malloc and carry_device_alloc is; otherwise CARRY_EALIGN may be returned.
 
    Element i0, i1, ... is at data + (i0*stride[0] + i1*stride[1] + ...) elements. Strides count elements, not bytes. */
 #ifndef CARRY_TENSOR_H

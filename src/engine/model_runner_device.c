@@ -114,11 +114,8 @@ carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run
 
 carry_status carry_model_runner_copy_there(carry_model_runner *r, bool of_page, int32_t to, int32_t from) {
     carry_stream *stream = carry_ctx_stream(r->head.ctx, r->device);
-    CARRY_TRY(r->copies->copy(r->head.ctx, r->ordinal, stream, r->parts + (of_page ? r->slot_parts : 0),
-                              of_page ? r->page_parts : r->slot_parts, to, from));
-    if (!of_page && from >= 0 && r->last_there != NULL) {
-        return carry_device_copy(r->head.ctx, r->last_there + to, r->device, r->last_there + from, r->device,
-                                 sizeof *r->last_there, stream);
-    }
-    return CARRY_OK;
+    const int count = of_page ? r->page_parts : r->slot_parts;
+    return count > 0 ? r->copies->copy(r->head.ctx, r->ordinal, stream, r->parts + (of_page ? r->slot_parts : 0), count,
+                                       of_page ? NULL : r->last_there, to, from)
+                     : CARRY_OK;
 }

@@ -171,6 +171,10 @@ static carry_sample_row make_row(const carry_device_sampler *s, const carry_run 
     return row;
 }
 
+static bool is_plain(const carry_sample_row *row) {
+    return row->rate == 0.0f && row->logprobs < 0 && row->seen < 0 && row->allowed < 0 && row->bias < 0;
+}
+
 static carry_status check(carry_device_sampler *s, carry_tensor logits, const carry_run *runs, int64_t count,
                           int64_t *rows, int64_t *words) {
     if (s->newest - s->oldest >= CARRY_SAMPLE_STEPS || count < 1 || count > s->sequences) {
@@ -204,6 +208,7 @@ carry_status carry_device_sampler_run(carry_device_sampler *s, carry_tensor logi
     uint32_t *word = (uint32_t *)((char *)step->pinned + row_bytes);
     int64_t used = 0;
     int64_t at = 0;
+    bool is_greedy = true;
     for (int64_t i = 0; i < count; i++) {
         step->results[i] = (carry_run_result){.token = -1};
         for (int j = 0; j < CARRY_RUN_LOGPROBS; j++) {
@@ -211,13 +216,16 @@ carry_status carry_device_sampler_run(carry_device_sampler *s, carry_tensor logi
         }
         if (runs[i].wants_token) {
             row[at] = make_row(s, &runs[i], i, word, &used);
-            row[at++].row = (int32_t)row_of[i];
+            row[at].row = (int32_t)row_of[i];
+            is_greedy = is_greedy && is_plain(&row[at]);
+            at++;
         }
     }
     if (rows > 0) {
         const size_t bytes = used > 0 ? row_bytes + (size_t)used * sizeof *word : (size_t)rows * sizeof *row;
         const carry_sample_call call = {.logits = logits.data,
                                         .is_bf16 = logits.dtype == CARRY_BF16,
+                                        .is_greedy = is_greedy,
                                         .stride = logits.stride[0],
                                         .rows = (int)rows,
                                         .vocabulary = (int)s->vocabulary,

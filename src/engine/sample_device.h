@@ -25,6 +25,7 @@ typedef struct carry_sample_row {
 typedef struct carry_sample_call {
     const void *logits; /* [rows, stride] */
     bool is_bf16;       /* else f32 */
+    bool is_greedy;     /* of every row only the largest is wanted, without changes and log probabilities */
     int64_t stride;
     int rows, vocabulary;
     const carry_sample_row *row; /* on the device, as the next three */

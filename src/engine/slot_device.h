@@ -19,9 +19,10 @@ extern "C" {
 
 typedef struct carry_slot_kernel {
     const char *backend;
-    /* Row `to` of all parts becomes row `from`, or zeros where from is negative. parts: on the device. */
+    /* Row `to` of all parts becomes row `from`, or zeros where from is negative; so does last[to], unless last is NULL.
+       parts and last: on the device. */
     carry_status (*copy)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_slot_part *parts, int count,
-                         int64_t to, int64_t from);
+                         int32_t *last, int64_t to, int64_t from);
 } carry_slot_kernel;
 
 /* NULL: the device has none. */

@@ -135,6 +135,79 @@ static __global__ __cluster_dims__(BLOCKS, 1, 1)
 #endif
 }
 
+/* Rows of which only the largest is wanted: nothing is kept in shared memory, so that several blocks share a
+   multiprocessor. NaN and infinity have keys above all others. */
+static __device__ __forceinline__ void consider(mass_t &best, float x, int token) {
+    const mass_t packed = (mass_t)(isnan(x) ? ~0u : key_of(x)) << 32 | (unsigned)~token;
+    best = packed > best ? packed : best;
+}
+
+static __global__ __cluster_dims__(BLOCKS, 1, 1)
+    __launch_bounds__(GREEDY) void take_largest(const __grid_constant__ carry_sample_call call) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __shared__ mass_t warps[GREEDY / 32], mine;
+    cg::cluster_group cluster = cg::this_cluster();
+    const carry_sample_row row = call.row[blockIdx.y];
+    const size_t base = (size_t)row.row * (size_t)call.stride;
+    const int first = (int)blockIdx.x * GREEDY + (int)threadIdx.x, step = BLOCKS * GREEDY;
+    mass_t best = 0;
+    if (call.is_bf16 && (base + (size_t)(uintptr_t)call.logits / 2) % 8 == 0) {
+        const __nv_bfloat16 *from = (const __nv_bfloat16 *)call.logits + base;
+        const int eights = call.vocabulary / 8;
+#pragma unroll 4
+        for (int i = first; i < eights; i += step) {
+            const uint4 x = __ldcs((const uint4 *)from + i);
+            const unsigned pairs[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                consider(best, __uint_as_float(pairs[j] << 16), 8 * i + 2 * j);
+                consider(best, __uint_as_float(pairs[j] & 0xffff0000u), 8 * i + 2 * j + 1);
+            }
+        }
+        for (int i = 8 * eights + first; i < call.vocabulary; i += step) {
+            consider(best, __bfloat162float(from[i]), i);
+        }
+    } else {
+#pragma unroll 4
+        for (int i = first; i < call.vocabulary; i += step) {
+            consider(best,
+                     call.is_bf16 ? __bfloat162float(((const __nv_bfloat16 *)call.logits)[base + i])
+                                  : __ldcs((const float *)call.logits + base + i),
+                     i);
+        }
+    }
+#pragma unroll
+    for (int d = 16; d > 0; d >>= 1) {
+        best = larger::of(best, __shfl_xor_sync(~0u, best, d));
+    }
+    if (threadIdx.x % 32 == 0) {
+        warps[threadIdx.x / 32] = best;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < GREEDY / 32; i++) {
+            best = larger::of(best, warps[i]);
+        }
+        mine = best;
+    }
+    cluster.sync();
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        for (int b = 0; b < BLOCKS; b++) {
+            best = larger::of(best, *cluster.map_shared_rank(&mine, b));
+        }
+        const unsigned key = (unsigned)(best >> 32);
+        const bool is_failed = key >= key_of(CUDART_INF_F) || key <= key_of(-CUDART_INF_F);
+        carry_run_result *result = call.results + row.result;
+        result->token = is_failed ? -1 : token_of(best);
+        result->is_failed = is_failed;
+        if (call.last != nullptr) {
+            call.last[row.slot] = is_failed ? 0 : token_of(best);
+        }
+    }
+    cluster.sync();
+#endif
+}
+
 static __global__ void replace_ids(int64_t *ids, const int32_t *slots, const int32_t *last, int64_t count) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i < count && ids[i] < 0) {
@@ -165,6 +238,11 @@ static carry_status fill_ids(carry_ctx *ctx, int ordinal, carry_stream *stream, 
 
 static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_sample_call *call) {
     const size_t bytes = bytes_of(call->vocabulary);
+    if (call->is_greedy) {
+        take_largest<<<dim3(BLOCKS, (unsigned)call->rows), GREEDY, 0, (cudaStream_t)stream>>>(*call);
+        CARRY_CUDA_TRY(cudaGetLastError(), "the sampling kernel could not be launched");
+        return CARRY_OK;
+    }
     CARRY_CUDA_TRY(cudaFuncSetAttribute(sample, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                    "shared memory of the sampling kernel");
     sample<<<dim3(BLOCKS, (unsigned)call->rows), THREADS, bytes, (cudaStream_t)stream>>>(*call);

@@ -20,6 +20,7 @@ namespace cg = cooperative_groups;
 typedef unsigned long long mass_t; /* in units of 2^-40 of the likeliest token's weight */
 
 constexpr int BLOCKS = 8, THREADS = 1024, WARPS = THREADS / 32, BUCKETS = 2048, EACH = BUCKETS / 32;
+constexpr int GREEDY = 512;                                  /* threads of a block that only looks for the largest */
 constexpr float MASS_ONE = 0x1p40f, LEAST_EXPONENT = 27.75f; /* e^-27.75 is below 2^-40 */
 
 struct choice { /* of the leader, for all blocks */

@@ -5,30 +5,43 @@
 
 namespace {
 
-constexpr int THREADS = 256, BLOCKS = 1024;
+constexpr int THREADS = 256, BLOCKS = 16, AT_ONCE = 8; /* blocks of a part */
 
-/* All blocks go over all parts: parts differ in size by a factor of a hundred. */
-__global__ void copy_parts(const carry_slot_part *parts, int count, int64_t to, int64_t from) {
+/* A row of blocks for each part; the first block also copies the last token. */
+__global__ void copy_parts(const carry_slot_part *parts, int32_t *last, int64_t to, int64_t from) {
+    const carry_slot_part p = parts[blockIdx.y];
     const uint64_t first = (uint64_t)blockIdx.x * THREADS + threadIdx.x, step = (uint64_t)gridDim.x * THREADS;
-    for (int i = 0; i < count; i++) {
-        const carry_slot_part p = parts[i];
-        unsigned char *into = p.base + (uint64_t)to * p.bytes;
-        const unsigned char *source = p.base + (uint64_t)(from < 0 ? 0 : from) * p.bytes;
-        if (p.bytes % 16 == 0 && (uintptr_t)p.base % 16 == 0) {
-            for (uint64_t at = first; at < p.bytes / 16; at += step) {
-                ((uint4 *)into)[at] = from < 0 ? make_uint4(0, 0, 0, 0) : ((const uint4 *)source)[at];
-            }
-        } else {
-            for (uint64_t at = first; at < p.bytes / 4; at += step) {
-                ((uint32_t *)into)[at] = from < 0 ? 0 : ((const uint32_t *)source)[at];
+    unsigned char *into = p.base + (uint64_t)to * p.bytes;
+    const unsigned char *source = p.base + (uint64_t)(from < 0 ? 0 : from) * p.bytes;
+    if (last != nullptr && from >= 0 && blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) {
+        last[to] = last[from];
+    }
+    if (p.bytes % 16 != 0 || (uintptr_t)p.base % 16 != 0) {
+        for (uint64_t at = first; at < p.bytes / 4; at += step) {
+            ((uint32_t *)into)[at] = from < 0 ? 0 : ((const uint32_t *)source)[at];
+        }
+        return;
+    }
+    const uint64_t count = p.bytes / 16;
+    for (uint64_t at = first; at < count; at += AT_ONCE * step) {
+        uint4 x[AT_ONCE];
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            x[j] = from >= 0 && at + j * step < count ? __ldcs((const uint4 *)source + at + j * step)
+                                                      : make_uint4(0, 0, 0, 0);
+        }
+#pragma unroll
+        for (int j = 0; j < AT_ONCE; j++) {
+            if (at + j * step < count) {
+                ((uint4 *)into)[at + j * step] = x[j];
             }
         }
     }
 }
 
 carry_status copy(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_slot_part *parts, int count,
-                  int64_t to, int64_t from) {
-    copy_parts<<<BLOCKS, THREADS, 0, (cudaStream_t)stream>>>(parts, count, to, from);
+                  int32_t *last, int64_t to, int64_t from) {
+    copy_parts<<<dim3(BLOCKS, (unsigned)count), THREADS, 0, (cudaStream_t)stream>>>(parts, last, to, from);
     CARRY_CUDA_TRY(cudaGetLastError(), "a state could not be copied");
     return CARRY_OK;
 }
