@@ -10,11 +10,11 @@
 #include "model/lm/mixers/mixer.h"
 
 /* X(name): carry_lm_family_name. */
-#define CARRY_LM_FAMILY_LIST(X)                                                                                \
-    X(gated_deltanet)                                                                                          \
-    X(delta_net)                                                                                               \
-    X(qwen3_5) X(qwen3_next) X(olmo_hybrid) X(gated_deltaproduct) X(qwen3_5_moe) X(mamba2) X(granitemoehybrid) \
-        X(nemotron_h)
+/* clang-format off */
+#define CARRY_LM_FAMILY_LIST(X) \
+    X(gated_deltanet) X(delta_net) X(qwen3_5) X(qwen3_next) X(olmo_hybrid) X(gated_deltaproduct) \
+    X(qwen3_5_moe) X(mamba2) X(granitemoehybrid) X(nemotron_h)
+/* clang-format on */
 
 /* Other names of tensors in files, and tensors that are ignored. Lists end with NULL. */
 typedef struct carry_lm_file_names {
