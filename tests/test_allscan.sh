@@ -47,6 +47,12 @@ expect 0 '"algorithm": "heads"' bench --json --unchecked --repeats 3 cluster:wy:
 grep -q 'ceilings' out && fail "a simulation has ceilings of this machine"
 grep -q '"share": [0-9]' out && fail "a simulation has a share of this machine's ceilings"
 refused 'p1 to p4096' plan cluster:wy:p4097
+# A video stream over GPUs that are not here: one GPU is blocks x forwards; more GPUs have links between them.
+expect 0 '27.33 frames/s predicted' plan streamcluster
+expect 0 'mesh over 2 GPUs' plan streamcluster:gpus2:algo=mesh
+expect 0 '"algorithm": "stages"' bench --json --unchecked --repeats 3 streamcluster:gpus4
+refused 'no more than blocks' plan streamcluster:gpus41
+refused "there is no method 'ring'" plan streamcluster:gpus2:algo=ring
 # A GPU for each rank.
 refused 'each of 1024 ranks needs a GPU' plan allscan:wy:p1024:device=gpus
 refused 'each of 1024 ranks needs a GPU' plan delta:t1024:p1024:device=gpus

@@ -116,6 +116,24 @@ refused 'other' generate other --ids -p 1 -n 4 --state-load state
 head -c 100 state > cut_state
 refused 'cut_state' generate model -p a -n 4 --state-load cut_state
 
+# A prompt whose beginning another process has read goes on from its state, with the same text.
+long=$(seq -s ' ' 1 300)
+expect 0 '"cached_tokens": 0' generate other --ids -p "$long 7" -n 6 --temperature 0 --cache-dir cache --json
+cp out first
+expect 0 '"cached_tokens": 256' generate other --ids -p "$long 8" -n 6 --temperature 0 --cache-dir cache --json
+expect 0 '"cached_tokens": ' generate other --ids -p "$long 7" -n 6 --temperature 0 --cache-dir cache --json
+python "lines[0]['ids'] == json.loads(open('first').read())['ids'] and lines[0]['cached_tokens'] >= 256"
+for file in cache/*.prefix; do
+    printf 'x' | dd of="$file" bs=1 seek=2000 conv=notrunc status=none
+done
+expect 0 '"cached_tokens": 0' generate other --ids -p "$long 7" -n 6 --temperature 0 --cache-dir cache --json
+python "lines[0]['ids'] == json.loads(open('first').read())['ids']"
+
+# Random weights need a configuration alone.
+expect 0 '"prompt_tokens": 3' generate tiny --random --ids -p '1 2 3' -n 4 --json
+refused 'has no tokenizer' generate tiny --random -p a
+refused "did you mean 'tiny'" generate tinny --random --ids -p 1
+
 # Chats: the template of the folder is rendered.
 cp -r model chat
 "$carry" tokenizer train --bytes --added '<|endoftext|>,<|im_start|>,<|im_end|>' -o chat > /dev/null || fail "no tokenizer for a chat"

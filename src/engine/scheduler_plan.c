@@ -10,7 +10,8 @@
 #include "engine/scheduler_internal.h"
 
 #define BLOCK CARRY_PAGE_TOKENS
-#define PAUSE 4.0           /* steps of texts that a piece beside them may take */
+#define PAUSE 4.0           /* steps of texts that a piece beside them may take, */
+#define PAUSE_SECONDS 0.02  /* or this long: short pieces do not fill a GPU, and a reader does not notice the pause */
 #define NEW_SHARE 0.25      /* of a new measurement in a mean */
 #define CACHED_PROMPT 128   /* tokens; shorter prompts leave no snapshot at their end */
 #define FINE_SNAPSHOTS 8192 /* tokens of a prompt in which pieces end at every multiple of snapshot_every */
@@ -226,7 +227,8 @@ static int64_t piece_budget(const carry_scheduler *s, int64_t left) {
     if (s->write_s <= 0.0 || s->debt > 0.0) {
         return 0;
     }
-    const double tokens = s->token_s > 0.0 ? PAUSE * s->write_s / s->token_s : BLOCK;
+    const double pause = PAUSE * s->write_s > PAUSE_SECONDS ? PAUSE * s->write_s : PAUSE_SECONDS;
+    const double tokens = s->token_s > 0.0 ? pause / s->token_s : BLOCK;
     const int64_t some = tokens < (double)left ? block_floor((int64_t)tokens) : left;
     return some < BLOCK ? BLOCK : some;
 }

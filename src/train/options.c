@@ -23,7 +23,7 @@
 
 const carry_train_key carry_train_keys[] = {
     TEXT("preset", preset, true, "NAME",
-         "a model with its batch size: gdn-130m, deltanet-13m; other options override it"),
+         "a model with its batch size: gdn-130m, gdn-130m-128k, deltanet-13m; other options override it"),
     TEXT("data", data, false, "PATH", "text to train on: a file or folder; more may follow as arguments"),
     TEXT("task", task, true, "NAME", "train on a synthetic task instead: mqar, s5, s5-swaps, copy"),
     WHOLE("pairs", pairs, 1, MOST, true, "mqar: pairs to recall"),

@@ -10,6 +10,8 @@
 const carry_train_preset carry_train_presets[] = {
     {"gdn-130m", "Gated DeltaNet, 141 M parameters: 12 layers, hidden 768, 6 heads of 128; 8 x 4096 tokens", 32000,
      "type gated_deltanet hidden 768 layers 12 heads 6 head-dim 128 batch 8 length 4096 dtype bf16"},
+    {"gdn-130m-128k", "gdn-130m with a vocabulary of 128,256: 289 M parameters, and the logits are the largest product",
+     128256, "type gated_deltanet hidden 768 layers 12 heads 6 head-dim 128 batch 8 length 4096 dtype bf16"},
     {"deltanet-13m", "DeltaNet, 13.5 M parameters: 6 layers, hidden 256, 8 heads of 32; 32 x 2048 tokens", 16384,
      "type delta_net hidden 256 layers 6 heads 8 head-dim 32 batch 32 length 2048 dtype bf16"},
     {0},
@@ -30,8 +32,9 @@ carry_status carry_train_preset_apply(carry_ctx *ctx, carry_train_options *optio
     char *rest = NULL;
     if (preset == NULL) {
         char hint[CARRY_NEAREST_HINT];
-        return carry_fail(ctx, CARRY_ENOTFOUND, "preset '%.40s': expected gdn-130m or deltanet-13m%s", name,
-                          carry_nearest_among(hint, name, (const char *const[]){"gdn-130m", "deltanet-13m", NULL}));
+        return carry_fail(
+            ctx, CARRY_ENOTFOUND, "preset '%.40s': expected gdn-130m, gdn-130m-128k or deltanet-13m%s", name,
+            carry_nearest_among(hint, name, (const char *const[]){"gdn-130m", "gdn-130m-128k", "deltanet-13m", NULL}));
     }
     (void)snprintf(keys, sizeof keys, "%s", preset->keys);
     for (char *key = strtok_r(keys, " ", &rest); key != NULL; key = strtok_r(NULL, " ", &rest)) {

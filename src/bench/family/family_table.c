@@ -11,13 +11,14 @@
 
 extern const carry_family carry_family_scan, carry_family_delta, carry_family_matmul, carry_family_allscan,
     carry_family_attention, carry_family_block, carry_family_allreduce, carry_family_allgather, carry_family_cluster,
-    carry_family_reducescatter, carry_family_broadcast, carry_family_sendrecv, carry_family_generate;
+    carry_family_reducescatter, carry_family_broadcast, carry_family_sendrecv, carry_family_generate,
+    carry_family_streamcluster;
 
 static const carry_family *const table[] = {
-    &carry_family_scan,          &carry_family_delta,     &carry_family_matmul,    &carry_family_allscan,
-    &carry_family_attention,     &carry_family_block,     &carry_family_allreduce, &carry_family_allgather,
-    &carry_family_reducescatter, &carry_family_broadcast, &carry_family_sendrecv,  &carry_family_cluster,
-    &carry_family_generate};
+    &carry_family_scan,          &carry_family_delta,        &carry_family_matmul,    &carry_family_allscan,
+    &carry_family_attention,     &carry_family_block,        &carry_family_allreduce, &carry_family_allgather,
+    &carry_family_reducescatter, &carry_family_broadcast,    &carry_family_sendrecv,  &carry_family_cluster,
+    &carry_family_generate,      &carry_family_streamcluster};
 
 #define TABLE ((int)(sizeof table / sizeof table[0]))
 
