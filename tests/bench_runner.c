@@ -1,6 +1,6 @@
 /* Not a test: tokens a second of a model of Qwen3.5-0.8B's shape with random weights through its runner, on a device.
-   bench_runner DEVICE bf16|f32 [CHECKPOINT | CONFIG.json [LONG]]: prompts of 8192 tokens in steps of several sizes,
-   then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. A CHECKPOINT is opened instead; with a
+   bench_runner DEVICE bf16|f32 [CHECKPOINT | CONFIG.json [LONG [profile]]]: prompts of 8192 tokens in steps of several
+   sizes, then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. A CHECKPOINT is opened instead; with a
    CONFIG.json, weights are random. Sizes are smaller on the CPU. */
 #include <stdio.h>
 #include <stdlib.h>

@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(THREADS)
     rotary_turns_kernel(float2 *table, const int64_t *positions, const float *rates, int64_t tokens, int64_t half) {
     const int64_t step = (int64_t)gridDim.x * THREADS;
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < tokens * half; i += step) {
-        const float angle = __fmul_rn((float)positions[i / half], rates[i % half]);
+        const float angle = (float)positions[i / half] * rates[i % half];
         double sine, cosine;
         sincos((double)angle, &sine, &cosine);
         table[i] = make_float2((float)cosine, (float)sine);
