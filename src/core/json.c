@@ -3,6 +3,7 @@
    nothing more. Containers are linked rather than indexed: a list grows at its end without moving. */
 #include "core/json.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -239,6 +240,11 @@ static carry_status take_scalar(parser *p, carry_json *node) {
     if (truth || take_word(p, "false")) {
         node->kind = CARRY_JSON_BOOL;
         node->truth = truth;
+        return CARRY_OK;
+    }
+    if (p->depth > 0 && take_word(p, "Infinity")) { /* as Python writes it, in config.json of Mamba models */
+        node->kind = CARRY_JSON_NUMBER;
+        node->as.number.value = INFINITY;
         return CARRY_OK;
     }
     return take_number(p, node);

@@ -283,8 +283,8 @@ static bool fits_delta(const carry_decode *d, const carry_lm_sublayer *own) {
 static bool fits_attention(const carry_decode *d, const carry_lm_sublayer *own) {
     const carry_lm_config *c = &d->lm->config;
     const int64_t width = c->attention.head_dim;
-    return c->attention.window == 0 && c->attention.qk_norm != CARRY_LM_NORM_WIDTH && (width == 128 || width == 256) &&
-           c->attention.heads <= CARRY_DECODE_GROUP * c->attention.kv_heads &&
+    return c->attention.window == 0 && c->attention.scale == 0.0 && c->attention.qk_norm != CARRY_LM_NORM_WIDTH &&
+           (width == 128 || width == 256) && c->attention.heads <= CARRY_DECODE_GROUP * c->attention.kv_heads &&
            c->attention.rotary % (width / 16) == 0 && is_low(matrix(d, own, CARRY_LM_ATTENTION_Q), c->hidden_size) &&
            is_low(matrix(d, own, CARRY_LM_ATTENTION_O), c->attention.heads * width);
 }
@@ -296,8 +296,8 @@ static bool fits(carry_decode *d) {
     columns = c->delta.value_width > columns ? c->delta.value_width : columns;
     columns =
         c->attention.heads * c->attention.head_dim > columns ? c->attention.heads * c->attention.head_dim : columns;
-    if (columns > 16384 || c->hidden_size > 64 * KEY ||
-        !is_low(carry_parameters_product(&lm->own, lm->head), c->hidden_size) ||
+    if (c->embedding_factor != 0.0 || c->residual_factor != 0.0 || c->logits_divisor != 0.0 || columns > 16384 ||
+        c->hidden_size > 64 * KEY || !is_low(carry_parameters_product(&lm->own, lm->head), c->hidden_size) ||
         !is_low(carry_parameters_product(&lm->own, lm->embeddings), c->hidden_size)) {
         return false;
     }

@@ -21,6 +21,7 @@
 #include "ops/picture.h"
 #include "ops/pool.h"
 #include "ops/sampler.h"
+#include "ops/ssm.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -140,7 +141,9 @@ extern "C" {
       (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor offsets))                         \
     X(grouped_linear_backward, CARRY_REAL,                                                                             \
       (carry_ctx * ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x, carry_tensor W,             \
-       carry_tensor offsets, bool accumulate))
+       carry_tensor offsets, bool accumulate))                                                                         \
+    X(ssm, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_args *args, void *workspace))                                 \
+    X(ssm_backward, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_backward_args *args, void *workspace))
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */

@@ -103,6 +103,8 @@ static void what_is_not_json_is_refused(void **unused) {
                                       "1e+",
                                       "0x1",
                                       "NaN",
+                                      "[NaN]",
+                                      "[-Infinity]",
                                       "Infinity",
                                       "nul",
                                       "True",

@@ -48,6 +48,7 @@ static void gradients_equal_differences(void **unused) {
     for (int i = 0; i < HYBRIDS; i++) {
         carry_lm_config config = hybrid(i);
         config.experts.chosen = config.experts.count; /* a choice that changes with the weights has no differences */
+        config.experts.router.groups = 1;
         carry_lm *lm = model_scaled(ctx, config, 8.0f);
         batch b;
         fill(&b);
@@ -64,6 +65,11 @@ static void gradients_equal_differences(void **unused) {
             memcpy(kept, w, (size_t)p->count * sizeof *kept);
             for (int64_t k = 0; k < p->count; k++) {
                 squares += (double)g[k] * (double)g[k];
+            }
+            if (strstr(p->name, "e_score_correction_bias") != NULL) { /* not trained */
+                assert_true(squares == 0.0);
+                free(kept);
+                continue;
             }
             assert_true(squares > 0.0);
             const double step = 1e-2 / squares > 3e-3 / sqrt(squares) ? 3e-3 / sqrt(squares) : 1e-2 / squares;

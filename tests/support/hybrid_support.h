@@ -6,13 +6,58 @@
 
 #include "model/lm/families/hybrid.h"
 
-#define HYBRIDS 10
+#define HYBRIDS 13
+
+/* With layers of Mamba-2: mamba2 (10), granitemoehybrid (11) with experts in two groups of B and C, and nemotron_h
+   (12), whose layers have one part each. */
+static inline carry_lm_config mamba_hybrid(int index) {
+    static const carry_lm_family *const families[] = {&carry_lm_family_mamba2, &carry_lm_family_granitemoehybrid,
+                                                      &carry_lm_family_nemotron_h};
+    carry_lm_config c = carry_lm_config_default(families[index - 10]);
+    c.vocab_size = SUPPORT_VOCABULARY;
+    c.hidden_size = 16;
+    c.norm_eps = 1e-2;
+    c.num_hidden_layers = index == 12 ? 4 : 3;
+    c.mamba.heads = 4;
+    c.mamba.head_dim = 8;
+    c.mamba.groups = index == 10 ? 1 : 2;
+    c.mamba.state = 6;
+    c.mamba.proj_bias = index == 10;
+    if (index > 10) {
+        c.attention.heads = 4;
+        c.attention.kv_heads = 2;
+        c.attention.head_dim = 8;
+    }
+    c.experts.count = 6;
+    c.experts.chosen = 2;
+    c.experts.width = 10;
+    c.experts.shared_width = 8;
+    c.squared.width = 20;
+    if (index == 11) {
+        c.mixer[1] = CARRY_LM_MIXER_ATTENTION;
+        carry_lm_hybrid_of(&c)->layers_listed = 3;
+        c.tie_word_embeddings = true;
+        c.attention.scale = 0.3;
+        c.embedding_factor = 2.0;
+        c.residual_factor = 0.7;
+        c.logits_divisor = 1.5;
+    }
+    if (index == 12) {
+        c.experts.latent = 12;
+        c.experts.router.groups = 3;
+        c.experts.router.kept_groups = 2;
+    }
+    return c;
+}
 
 /* Qwen3.5's (tied), OLMo's with and without rotary positions, and flash-linear-attention's: without a window, and with
    one that is shorter than the rows; products of delta rules, of two steps a token and, without gates, of three; and
    Qwen3-Next's, with two heads of values for each head of keys; and, with experts in all layers and in two of three,
    Qwen3.5's and Qwen3-Next's. */
 static inline carry_lm_config hybrid(int index) {
+    if (index >= 10) {
+        return mamba_hybrid(index);
+    }
     static const carry_lm_family *const families[] = {&carry_lm_family_qwen3_5,
                                                       &carry_lm_family_olmo_hybrid,
                                                       &carry_lm_family_olmo_hybrid,

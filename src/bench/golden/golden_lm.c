@@ -141,6 +141,15 @@ static carry_status read_gradients(const golden_lm *g, float *to) {
     return CARRY_OK;
 }
 
+static bool is_zero(const carry_tensor *x) {
+    for (int64_t i = 0; i < carry_tensor_count(x); i++) {
+        if (carry_tensor_at(x, i) != 0.0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 static carry_status compare_gradients(const golden_lm *g) {
     const carry_parameters *own = &g->lm->own;
     char name[CARRY_SAFETENSORS_NAME];
@@ -149,6 +158,9 @@ static carry_status compare_gradients(const golden_lm *g) {
         const carry_tensor *wanted;
         const carry_tensor got = in_host(own, g->seen, i);
         gradient_name(g, i, name);
+        if (!g->lm->own.parameter[i].decays && carry_safetensors_find(&g->expected, name) == NULL && is_zero(&got)) {
+            continue; /* a parameter that is not trained */
+        }
         CARRY_TRY(find(g, &wanted, name, CARRY_F32, got.rank, got.shape));
         tell(g, name, largest_error(wanted, &got), GRADIENT_BOUND);
     }

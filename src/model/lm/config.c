@@ -86,10 +86,14 @@ carry_status carry_lm_config_finish(carry_ctx *ctx, carry_lm_config *c) {
     CARRY_TRY(carry_lm_check_number(ctx, "norm_eps", c->norm_eps, 1.0));
     CARRY_TRY(carry_lm_check_number(ctx, "initializer_range", c->initializer_range, 1e3));
     CARRY_TRY(c->family->finish(ctx, c));
+    CARRY_TRY(check_parts(ctx, c));
     c->has_attention = false;
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        c->has_attention = c->has_attention || c->mixer[i] == CARRY_LM_MIXER_ATTENTION;
+        carry_lm_state_part parts[CARRY_LM_STATE_PARTS];
+        const int count = carry_lm_mixer_at(c->mixer[i])->state(c, parts);
+        for (int j = 0; j < count; j++) {
+            c->has_attention = c->has_attention || parts[j].grows;
+        }
     }
-    CARRY_TRY(check_parts(ctx, c));
     return check_whole(ctx, c);
 }

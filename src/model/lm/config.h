@@ -29,6 +29,8 @@ typedef struct carry_lm_config {
     bool tie_word_embeddings;
     bool norm_plus_one; /* norms multiply by 1 + w */
     double norm_eps, initializer_range;
+    double embedding_factor, residual_factor; /* of embeddings, and of what layers add to h; 0: 1 */
+    double logits_divisor;                    /* 0: 1 */
     int64_t max_position_embeddings;
     int64_t bos_token_id, eos_token_id, pad_token_id; /* -1: none */
 
@@ -36,7 +38,7 @@ typedef struct carry_lm_config {
     unsigned char mixer[CARRY_LM_MAX_LAYERS];       /* CARRY_LM_MIXER_ of mixers/mixer.h */
     unsigned char feedforward[CARRY_LM_MAX_LAYERS]; /* CARRY_LM_FEEDFORWARD_ of feedforward/feedforward.h */
     bool norms_after[CARRY_LM_MAX_LAYERS];          /* h += norm(f(h)); otherwise h += f(norm(h)) */
-    CARRY_LM_OPTIONS;                               /* options.h: delta, attention, swiglu, experts */
+    CARRY_LM_OPTIONS;                               /* options.h: delta, attention, swiglu and others */
 
     bool has_attention; /* derived: the state of some layer grows with its tokens */
     _Alignas(8) unsigned char own[CARRY_LM_OWN];

@@ -37,7 +37,9 @@ static carry_lm_parameter norm_of(const carry_lm_config *c) {
 
 static int64_t add_to_layer(carry_lm *lm, int64_t layer, const char *key, carry_lm_parameter parameter) {
     /* No key has 38 characters, and no model 2^31 layers. */
-    (void)snprintf(parameter.name, sizeof parameter.name, "model.layers.%d.%.38s", (int)layer, key);
+    const char *prefix = lm->config.family->prefix;
+    (void)snprintf(parameter.name, sizeof parameter.name, "%.20slayers.%d.%.38s", prefix != NULL ? prefix : "model.",
+                   (int)layer, key);
     return carry_parameters_add(&lm->own, parameter);
 }
 
@@ -124,6 +126,10 @@ static void list_sublayer(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, int
                           const char *const *names) {
     s->part = carry_lm_part_at(kind);
     s->kind = kind;
+    if (s->part->slots == 0) { /* this layer has none */
+        s->norm = -1;
+        return;
+    }
     s->norm = add_to_layer(lm, layer, norm, norm_of(&lm->config));
     const int64_t listed = lm->own.parameters;
     list_slots(lm, layer, s, names != NULL ? names : s->part->names);
@@ -151,7 +157,7 @@ static void list_parameters(carry_lm *lm) {
     for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
         list_layer(lm, layer);
     }
-    lm->norm = add_named(lm, "model.norm.weight", norm_of(c));
+    lm->norm = add_named(lm, c->family->norm != NULL ? c->family->norm : "model.norm.weight", norm_of(c));
     lm->head = c->tie_word_embeddings ? lm->embeddings : add_named(lm, "lm_head.weight", table);
 }
 
@@ -292,7 +298,12 @@ static int64_t begin_of(const carry_lm *lm, int64_t layer) {
     if (layer < 0) {
         return 0;
     }
-    return lm->own.parameter[layer < lm->config.num_hidden_layers ? lm->layer[layer].mixer.norm : lm->norm].offset;
+    int64_t first = lm->norm;
+    if (layer < lm->config.num_hidden_layers) {
+        const carry_lm_layer *l = &lm->layer[layer];
+        first = l->mixer.norm >= 0 ? l->mixer.norm : l->feedforward.norm;
+    }
+    return lm->own.parameter[first].offset;
 }
 
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count) {

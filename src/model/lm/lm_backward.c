@@ -52,9 +52,16 @@ carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_
 static carry_status backward_part(carry_lm_call *call, bool norm_after, carry_tensor h, carry_tensor out) {
     carry_lm_pass *pass = call->pass;
     carry_lm_back *back = &pass->back;
+    const bool scales = !norm_after && pass->residual_factor.data != NULL;
+    if (call->own->norm < 0) {
+        return CARRY_OK; /* h is the same before and after */
+    }
     const carry_tensor w = carry_lm_weight(pass->lm, call->own->norm);
     const carry_tensor dw = carry_lm_gradient(pass->lm, call->own->norm);
-    call->dout = norm_after ? back->dout : back->dh;
+    call->dout = norm_after || scales ? back->dout : back->dh;
+    if (scales) {
+        CARRY_TRY(carry_lm_scale(pass, back->dout, back->dh, pass->residual_factor));
+    }
     call->dx = back->dx;
     if (norm_after) {
         CARRY_TRY(carry_lm_norm_backward(pass, back->dout, dw, back->dh, out, w, false));

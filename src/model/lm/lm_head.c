@@ -26,6 +26,7 @@ static carry_status write_pooled_logits(carry_lm_pass *pass, const carry_lm_args
     CARRY_TRY(take_wanted(pass, args->places, &h));
     const carry_tensor x = carry_slice(pass->last_x, 0, h.shape[0]);
     CARRY_TRY(carry_lm_norm(pass, x, h, carry_lm_weight(lm, lm->norm)));
+    CARRY_TRY(carry_lm_scale(pass, x, x, pass->logits_factor));
     return carry_linear(pass->ctx, args->logits, x, carry_parameters_product(&lm->own, lm->head), false);
 }
 
@@ -41,6 +42,7 @@ static carry_status write_logits(carry_lm_pass *pass, const carry_lm_args *args)
                                  carry_slice(h, (b + 1) * pass->options.tokens - 1, 1)));
         }
         CARRY_TRY(carry_lm_norm(pass, pass->last_x, pass->last_h, carry_lm_weight(pass->lm, pass->lm->norm)));
+        CARRY_TRY(carry_lm_scale(pass, pass->last_x, pass->last_x, pass->logits_factor));
         x = pass->last_x;
     }
     return carry_linear(ctx, carry_reshape_2d(args->logits, x.shape[0], c->vocab_size), x, W, false);
@@ -55,6 +57,7 @@ carry_status carry_lm_head(carry_lm_pass *pass, const carry_lm_args *args, int64
     carry_tensor absent = {0};
     if (args->labels.data != NULL || (args->logits.data != NULL && !args->last_logits)) {
         CARRY_TRY(carry_lm_norm(pass, pass->last, h, w));
+        CARRY_TRY(carry_lm_scale(pass, pass->last, pass->last, pass->logits_factor));
     }
     if (args->logits.data != NULL) {
         CARRY_TRY(args->places != NULL ? write_pooled_logits(pass, args) : write_logits(pass, args));
@@ -86,5 +89,6 @@ carry_status carry_lm_head(carry_lm_pass *pass, const carry_lm_args *args, int64
     if (!args->backward) {
         return CARRY_OK;
     }
+    CARRY_TRY(carry_lm_scale(pass, pass->back.dx, pass->back.dx, pass->logits_factor));
     return carry_lm_norm_backward(pass, pass->back.dh, carry_lm_gradient(lm, lm->norm), pass->back.dx, h, w, false);
 }

@@ -4,6 +4,7 @@
 #include "core/context.h"
 #include "core/span.h"
 #include "model/lm/lm_pass.h"
+#include "ops/video.h"
 
 static carry_tensor rows_of(carry_tensor whole, const carry_lm_slot *slot) {
     return slot->rows > 0 ? carry_slice(whole, slot->first, slot->rows) : whole;
@@ -111,14 +112,34 @@ carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, 
     return carry_rms_norm(pass->ctx, y, x, w, (carry_tensor){0}, eps);
 }
 
+carry_status carry_lm_scale(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor factor) {
+    const carry_tensor absent = {0};
+    return factor.data != NULL ? carry_gated_add_backward(pass->ctx, y, absent, x, absent, factor) : CARRY_OK;
+}
+
+/* to = from + factor out, for the rows that are read. */
+static carry_status add_scaled(const carry_lm_call *call, carry_tensor to, carry_tensor from, carry_tensor out) {
+    if (call->count == 0) {
+        return CARRY_OK;
+    }
+    to = carry_slice(to, call->first, call->count);
+    CARRY_TRY(carry_copy(call->pass->ctx, to, carry_slice(from, call->first, call->count)));
+    return carry_gated_add(call->pass->ctx, to, carry_slice(out, call->first, call->count),
+                           call->pass->residual_factor);
+}
+
 static carry_status forward_mixer(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer) {
     carry_ctx *ctx = pass->ctx;
     CARRY_SPAN(ctx, "model", "mixer");
     const carry_lm_layer *l = &pass->lm->layer[layer];
     const carry_lm_rows *r = &pass->layer[layer];
-    const carry_tensor w = carry_lm_weight(pass->lm, l->mixer.norm);
     const carry_tensor h = pass->h[layer];
+    if (l->mixer.norm < 0) {
+        return carry_copy(ctx, r->middle, h);
+    }
+    const carry_tensor w = carry_lm_weight(pass->lm, l->mixer.norm);
     carry_lm_call call = carry_lm_call_of(pass, args, layer, &l->mixer);
+    const bool scales = pass->residual_factor.data != NULL;
     if (l->norms_after) {
         call.x = h;
         call.out = r->out;
@@ -132,9 +153,10 @@ static carry_status forward_mixer(carry_lm_pass *pass, const carry_lm_args *args
     }
     CARRY_TRY(carry_lm_norm(pass, r->x, h, w));
     call.x = r->x;
-    call.out = r->middle;
-    call.base = h;
-    return l->mixer.part->forward(&call);
+    call.out = scales ? r->out : r->middle;
+    call.base = scales ? call.base : h;
+    CARRY_TRY(l->mixer.part->forward(&call));
+    return scales ? add_scaled(&call, r->middle, h, r->out) : CARRY_OK;
 }
 
 static carry_status forward_feedforward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again) {
@@ -146,8 +168,12 @@ static carry_status forward_feedforward(carry_lm_pass *pass, const carry_lm_args
         return CARRY_OK;
     }
     CARRY_SPAN(ctx, "model", "mlp");
-    const carry_tensor w = carry_lm_weight(pass->lm, l->feedforward.norm);
     const carry_tensor middle = carry_slice(r->middle, call.first, call.count);
+    const bool scales = pass->residual_factor.data != NULL;
+    if (l->feedforward.norm < 0) {
+        return again ? CARRY_OK : carry_copy(ctx, carry_slice(pass->h[layer + 1], call.first, call.count), middle);
+    }
+    const carry_tensor w = carry_lm_weight(pass->lm, l->feedforward.norm);
     if (l->norms_after) {
         call.x = r->middle;
         call.out = r->out2;
@@ -162,9 +188,10 @@ static carry_status forward_feedforward(carry_lm_pass *pass, const carry_lm_args
     CARRY_TRY(carry_lm_norm(pass, carry_slice(r->x2, call.first, call.count), middle, w));
     call.x = r->x2;
     const carry_tensor absent = {0};
-    call.out = again ? absent : pass->h[layer + 1];
-    call.base = r->middle;
-    return l->feedforward.part->forward(&call);
+    call.out = again ? absent : scales ? r->out2 : pass->h[layer + 1];
+    call.base = scales ? absent : r->middle;
+    CARRY_TRY(l->feedforward.part->forward(&call));
+    return scales && !again ? add_scaled(&call, pass->h[layer + 1], r->middle, r->out2) : CARRY_OK;
 }
 
 carry_status carry_lm_layer_forward(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, bool again) {

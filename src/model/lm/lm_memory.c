@@ -71,7 +71,7 @@ static void take_layers(carry_lm_pass *pass, carry_arena *arena) {
             common.feedforward = feedforward->rows;
             *r = common;
         } else {
-            take_common(pass, arena, r, !l->norms_after, l->norms_after);
+            take_common(pass, arena, r, !l->norms_after, l->norms_after || pass->lm->config.residual_factor != 0.0);
             feedforward->part->take(pass, feedforward->opened, arena, r->feedforward);
             mixer->part->take(pass, mixer->opened, arena, r->mixer);
         }
@@ -131,6 +131,10 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
         pass->ones = take_1d(pass, arena, CARRY_F32, widest);
         pass->factor = take_1d(pass, arena, CARRY_F32, widest);
     }
+    const carry_tensor absent = {0};
+    pass->embedding_factor = c->embedding_factor != 0.0 ? take_1d(pass, arena, CARRY_F32, c->hidden_size) : absent;
+    pass->residual_factor = c->residual_factor != 0.0 ? take_1d(pass, arena, CARRY_F32, c->hidden_size) : absent;
+    pass->logits_factor = c->logits_divisor != 0.0 ? take_1d(pass, arena, CARRY_F32, c->hidden_size) : absent;
     for (int i = 0; i < CARRY_LM_PARTS; i++) {
         if (pass->part[i].part != NULL && pass->part[i].part->take_once != NULL) {
             pass->part[i].part->take_once(pass, pass->part[i].opened, arena);

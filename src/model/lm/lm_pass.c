@@ -287,6 +287,18 @@ static carry_status bring_all(carry_lm_pass *pass, const carry_lm_args *args, in
     return bring(pass, &pass->labels, args->labels, pass->tokens);
 }
 
+static carry_status fill_factors(carry_lm_pass *pass) {
+    const carry_lm_config *c = &pass->lm->config;
+    const carry_tensor factor[] = {pass->embedding_factor, pass->residual_factor, pass->logits_factor};
+    const double value[] = {c->embedding_factor, c->residual_factor, 1.0 / c->logits_divisor};
+    for (int i = 0; i < 3; i++) {
+        if (factor[i].data != NULL) {
+            CARRY_TRY(carry_fill(pass->ctx, factor[i], value[i]));
+        }
+    }
+    return CARRY_OK;
+}
+
 static carry_status tell_ready(const carry_lm_pass *pass, const carry_lm_args *args, int64_t layer) {
     if (args->ready == NULL) {
         return CARRY_OK;
@@ -331,7 +343,9 @@ static carry_status run(carry_lm_pass *pass, const carry_lm_args *args, void *me
     if (pass->ones.data != NULL) {
         CARRY_TRY(carry_fill(ctx, pass->ones, 1.0));
     }
+    CARRY_TRY(fill_factors(pass));
     CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), pass->ids));
+    CARRY_TRY(carry_lm_scale(pass, pass->h[0], pass->h[0], pass->embedding_factor));
     for (int64_t layer = 0; layer < layers; layer++) {
         CARRY_TRY(carry_lm_layer_forward(pass, args, layer, false));
     }
@@ -350,6 +364,7 @@ static carry_status run(carry_lm_pass *pass, const carry_lm_args *args, void *me
         CARRY_TRY(carry_lm_layer_backward(pass, args, layer));
         CARRY_TRY(tell_ready(pass, args, layer));
     }
+    CARRY_TRY(carry_lm_scale(pass, pass->back.dh, pass->back.dh, pass->embedding_factor));
     CARRY_TRY(carry_embed_backward(ctx, carry_lm_gradient(lm, lm->embeddings), pass->back.dh, pass->ids));
     return tell_ready(pass, args, -1);
 }

@@ -54,6 +54,7 @@ struct carry_lm_pass {
     carry_tensor losses, total;     /* of each token, f32; their sum and number, f64 */
     carry_tensor ids, labels, cuts; /* of the call, where the work is done; cuts: for the convolutions, may be absent */
     carry_tensor ones, factor;      /* for norms that multiply by 1 + w: f32, as wide as the widest */
+    carry_tensor embedding_factor, residual_factor, logits_factor; /* [hidden_size], f32, all the same; absent: 1 */
     carry_lm_back back;
     void *scratch; /* the workspace of whichever operator runs */
     size_t scratch_bytes;
@@ -120,6 +121,9 @@ carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int 
 carry_tensor carry_lm_rest(const carry_lm_call *call, bool gradient);
 /* The output of a part: call.out = call.base + W y, for the rows that are read. Nothing if call.out is absent. */
 carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_tensor y);
+
+/* y = factor x, which may be y; nothing where the factor is absent. */
+carry_status carry_lm_scale(carry_lm_pass *pass, carry_tensor y, carry_tensor x, carry_tensor factor);
 
 /* 1 + w of the norms of a pooled pass, each computed once: the model's weights stay as they are while such a pass is
    open. carry_lm_factor gives the one of w, computed at the first call. */

@@ -35,6 +35,7 @@ typedef struct carry_lm_attention_options {
     double rotary_factor;              /* the part of a head that is turned */
     carry_lm_qk_norm qk_norm;
     bool gate;      /* o sigmoid(gate), the gate beside each head of q */
+    double scale;   /* of scores; 0: head_dim^-1/2 */
     int64_t rotary; /* derived: elements of a head that are turned */
 } carry_lm_attention_options;
 
@@ -42,6 +43,23 @@ typedef struct carry_lm_attention_options {
 typedef struct carry_lm_swiglu_options {
     int64_t width; /* between up and down */
 } carry_lm_swiglu_options;
+
+/* mixers/mamba.c */
+typedef struct carry_lm_mamba_options {
+    int64_t heads, head_dim; /* of x */
+    int64_t groups, state;   /* of B and C: heads of a group share them; the width of a state */
+    int64_t conv_size;
+    bool conv_bias, proj_bias; /* of the convolution; of both projections */
+    double step_min, step_max; /* limits of the steps */
+    double norm_eps;
+    int64_t width, channels; /* derived: of all heads; of the convolution */
+} carry_lm_mamba_options;
+
+/* feedforward/squared.c */
+typedef struct carry_lm_squared_options {
+    int64_t width;
+    bool bias;
+} carry_lm_squared_options;
 
 /* feedforward/experts.c */
 typedef struct carry_lm_experts_options {
@@ -60,6 +78,8 @@ typedef struct carry_lm_experts_options {
     carry_lm_delta_options delta;         \
     carry_lm_attention_options attention; \
     carry_lm_swiglu_options swiglu;       \
-    carry_lm_experts_options experts
+    carry_lm_experts_options experts;     \
+    carry_lm_mamba_options mamba;         \
+    carry_lm_squared_options squared
 
 #endif

@@ -10,8 +10,11 @@
 #include "model/lm/mixers/mixer.h"
 
 /* X(name): carry_lm_family_name. */
+/* clang-format off */
 #define CARRY_LM_FAMILY_LIST(X) \
-    X(gated_deltanet) X(delta_net) X(qwen3_5) X(qwen3_next) X(olmo_hybrid) X(gated_deltaproduct) X(qwen3_5_moe)
+    X(gated_deltanet) X(delta_net) X(qwen3_5) X(qwen3_next) X(olmo_hybrid) X(gated_deltaproduct) \
+    X(qwen3_5_moe) X(mamba2) X(granitemoehybrid) X(nemotron_h)
+/* clang-format on */
 
 /* Other names of tensors in files, and tensors that are ignored. Lists end with NULL. */
 typedef struct carry_lm_file_names {
@@ -40,7 +43,9 @@ typedef struct carry_lm_family {
     /* Sets the parts of every layer and their options from the keys; called again after a change. */
     carry_status (*finish)(carry_ctx *ctx, carry_lm_config *config);
 
+    const char *prefix;                        /* of the layers' tensors, before "layers.N."; NULL: "model." */
     const char *embeddings;                    /* the name of their tensor */
+    const char *norm;                          /* the last one's; NULL: "model.norm.weight" */
     const char *norms[2][2];                   /* of mixer and feed-forward, below model.layers.N.: where norms
                                                   come before, and after */
     const char *const *mixer[CARRY_LM_MIXERS]; /* names of slots; NULL: the part's own */

@@ -5,7 +5,7 @@
 #include "model/lm/part.h"
 
 /* X(NAME, name): CARRY_LM_FEEDFORWARD_NAME in a configuration, carry_lm_feedforward_name here. */
-#define CARRY_LM_FEEDFORWARD_LIST(X) X(SWIGLU, swiglu) X(EXPERTS, experts)
+#define CARRY_LM_FEEDFORWARD_LIST(X) X(SWIGLU, swiglu) X(EXPERTS, experts) X(SQUARED, squared) X(NONE, none)
 
 #define X(NAME, name) extern const carry_lm_part carry_lm_feedforward_##name;
 CARRY_LM_FEEDFORWARD_LIST(X)

@@ -49,6 +49,7 @@ carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const ca
         .q = carry_slice(carry_lm_attention_heads(pass, r->q), first, count),
         .k = carry_slice(carry_lm_attention_heads(pass, r->k), first, count),
         .v = carry_slice(carry_lm_attention_heads(pass, r->v), first, count),
+        .scale = (float)c->attention.scale,
         .causal = true,
         .window = c->attention.window,
     };
@@ -68,7 +69,7 @@ static carry_attention_step_args step_of(const carry_lm *lm, int64_t batch, carr
 
 bool carry_lm_attention_records(const carry_lm *lm, int64_t batch, carry_dtype dtype) {
     const carry_attention_step_args step = step_of(lm, batch, dtype);
-    return carry_attention_steps(&step);
+    return lm->config.attention.scale == 0.0 && carry_attention_steps(&step);
 }
 
 static void close_attention(void *opened) {
@@ -145,6 +146,9 @@ static carry_status open_attention(carry_lm_pass *pass, void **opened) {
         return carry_fail(
             pass->ctx, CARRY_EUNSUPPORTED,
             "the model has layers with attention, whose rows cannot be split over ranks: let ranks share the batch");
+    }
+    if (pass->options.pooled > 0 && c->attention.scale != 0.0) {
+        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "attention with a multiplier of its own has no pages");
     }
     carry_lm_attention *o = calloc(1, sizeof *o);
     const int64_t sizes[] = {pass->tokens, c->attention.rotary};

@@ -5,7 +5,8 @@
 #include "model/lm/part.h"
 
 /* X(NAME, name): CARRY_LM_MIXER_NAME in a configuration, carry_lm_mixer_name here. */
-#define CARRY_LM_MIXER_LIST(X) X(DELTA, delta) X(ATTENTION, attention) X(DELTAPRODUCT, deltaproduct)
+#define CARRY_LM_MIXER_LIST(X) \
+    X(DELTA, delta) X(ATTENTION, attention) X(DELTAPRODUCT, deltaproduct) X(MAMBA, mamba) X(NONE, none)
 
 #define X(NAME, name) extern const carry_lm_part carry_lm_mixer_##name;
 CARRY_LM_MIXER_LIST(X)
