@@ -2,7 +2,9 @@
 
    Each context has its own pool per device, with a release threshold that keeps everything: what is freed is handed out
    again without a call into the system, and other libraries in the process, which share the driver's default pool, see
-   nothing of it. When memory runs out, the pool gives back what it keeps and the request is made once more.
+   nothing of it. When memory runs out, the pool gives back what it keeps and the request is made once more. A pool
+   takes all that the card has towards a request that it cannot meet, so that other processes find none for a moment:
+   large requests are compared with the free memory first.
 
    A pool that is destroyed lives on in the driver until its last piece is freed, so memory may outlive its context. */
 #include "device/cuda.h"
@@ -13,6 +15,8 @@
 extern "C" {
 #include "core/context.h"
 }
+
+#define LARGE ((size_t)1 << 30) /* bytes: below it, asking costs more than it saves */
 
 typedef struct pools {
     cudaMemPool_t pool[CARRY_MAX_DEVICES];
@@ -84,10 +88,24 @@ static void give_back(cudaMemPool_t pool) {
     (void)cudaGetLastError();
 }
 
+static carry_status refuse(carry_ctx *ctx, int ordinal, size_t bytes, size_t available, size_t total) {
+    return carry_fail(ctx, CARRY_EMEMORY, "CUDA device %d: %zu bytes asked for and %zu of %zu are free", ordinal, bytes,
+                      available, total);
+}
+
 static carry_status alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes, cudaStream_t stream) {
     cudaMemPool_t pool;
+    *data = NULL;
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
     CARRY_TRY(pool_of(ctx, &pool, ordinal));
+    if (bytes >= LARGE) {
+        size_t free_bytes = 0;
+        size_t all = 0;
+        CARRY_TRY(carry_cuda_memory(ctx, ordinal, &free_bytes, &all));
+        if (bytes > free_bytes) {
+            return refuse(ctx, ordinal, bytes, free_bytes, all);
+        }
+    }
     cudaError_t error = take(data, pool, bytes, stream);
     if (error == cudaErrorMemoryAllocation) {
         give_back(pool);
@@ -105,8 +123,7 @@ static carry_status alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes
     bool known = cudaMemGetInfo(&available, &total) == cudaSuccess;
     (void)cudaGetLastError();
     if (known && (error == cudaErrorMemoryAllocation || bytes > available)) {
-        return carry_fail(ctx, CARRY_EMEMORY, "CUDA device %d: %zu bytes asked for and %zu of %zu are free", ordinal,
-                          bytes, available, total);
+        return refuse(ctx, ordinal, bytes, available, total);
     }
     return carry_cuda_failed(ctx, error, "cannot allocate memory", ordinal);
 }
