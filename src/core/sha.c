@@ -27,11 +27,13 @@ static void block_256(uint32_t *state, const unsigned char *block) {
         0x19a4c116, 0x1e376c08, 0x2748774c, 0x34b0bcb5, 0x391c0cb3, 0x4ed8aa4a, 0x5b9cca4f, 0x682e6ff3,
         0x748f82ee, 0x78a5636f, 0x84c87814, 0x8cc70208, 0x90befffa, 0xa4506ceb, 0xbef9a3f7, 0xc67178f2,
     };
-    uint32_t w[64], v[8];
-    for (int i = 0; i < 64; i++) {
-        w[i] = i < 16 ? word(block + 4 * i)
-                      : w[i - 16] + (right(w[i - 15], 7) ^ right(w[i - 15], 18) ^ w[i - 15] >> 3) + w[i - 7] +
-                            (right(w[i - 2], 17) ^ right(w[i - 2], 19) ^ w[i - 2] >> 10);
+    uint32_t w[64] = {0}, v[8];
+    for (int i = 0; i < 16; i++) {
+        w[i] = word(block + 4 * i);
+    }
+    for (int i = 16; i < 64; i++) {
+        w[i] = w[i - 16] + (right(w[i - 15], 7) ^ right(w[i - 15], 18) ^ w[i - 15] >> 3) + w[i - 7] +
+               (right(w[i - 2], 17) ^ right(w[i - 2], 19) ^ w[i - 2] >> 10);
     }
     memcpy(v, state, sizeof v);
     for (int i = 0; i < 64; i++) {
@@ -50,7 +52,7 @@ static void block_256(uint32_t *state, const unsigned char *block) {
 
 static void block_1(uint32_t *state, const unsigned char *block) {
     static const uint32_t k[4] = {0x5a827999, 0x6ed9eba1, 0x8f1bbcdc, 0xca62c1d6};
-    uint32_t w[80], a = state[0], b = state[1], c = state[2], d = state[3], e = state[4];
+    uint32_t w[80] = {0}, a = state[0], b = state[1], c = state[2], d = state[3], e = state[4];
     for (int i = 0; i < 80; i++) {
         w[i] = i < 16 ? word(block + 4 * i) : left(w[i - 3] ^ w[i - 8] ^ w[i - 14] ^ w[i - 16], 1);
         uint32_t f = i < 20 ? (b & c) | (~b & d) : i < 40 || i >= 60 ? b ^ c ^ d : (b & c) | (b & d) | (c & d);

@@ -205,8 +205,10 @@ void carry_engine_cancel(carry_engine *e, uint64_t id) {
     if (e->cancelled_count == e->cancelled_room) {
         const size_t room = e->cancelled_room > 0 ? 2 * e->cancelled_room : 64;
         uint64_t *grown = realloc(e->cancelled, room * sizeof *grown);
-        e->cancelled = grown != NULL ? grown : e->cancelled;
-        e->cancelled_room = grown != NULL ? room : e->cancelled_room;
+        if (grown != NULL) {
+            e->cancelled = grown;
+            e->cancelled_room = room;
+        }
     }
     if (e->cancelled_count < e->cancelled_room) {
         e->cancelled[e->cancelled_count++] = id;

@@ -18,7 +18,7 @@ typedef struct carry_generation {
 
 /* The tokens of a prompt, in place of those in `ids`: the start token for an empty one. *is_empty: nothing is before
    the text. */
-carry_status carry_generation_encode(const carry_generation *g, int64_t prompt, carry_ids *ids, bool *is_empty);
+carry_status carry_generation_encode(const carry_generation *g, int64_t number, carry_ids *ids, bool *is_empty);
 carry_status carry_generation_keep_id(carry_ctx *ctx, carry_ids *ids, uint32_t id);
 /* How many of the same prompt came before: each gets random numbers of its own, and the first the ones it has alone. */
 uint64_t carry_generation_stream(const carry_generation *g, int64_t prompt);

@@ -53,7 +53,7 @@ static double log_sum(const float *logits, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         sum += (double)expf(logits[i] - most);
     }
-    return (double)most + log(sum);
+    return (double)most + (sum > 0.0 ? log(sum) : 0.0); /* the largest has 1 */
 }
 
 /* The `count` likeliest tokens, of equal ones the smaller number first. */

@@ -95,7 +95,7 @@ int32_t carry_prefix_take_slot(carry_prefix *prefix);
 int32_t carry_prefix_take_page(carry_prefix *prefix);
 
 /* For prefix_find.c and prefix_disk.c. */
-uint64_t carry_prefix_hash(uint64_t before, const int32_t *ids, int64_t count);
+uint64_t carry_prefix_hash(uint64_t hash, const int32_t *ids, int64_t count);
 int64_t carry_prefix_page_of(const carry_prefix_node *node); /* the index of its page in its text */
 carry_prefix_node *carry_prefix_child(const carry_prefix *prefix, const carry_prefix_node *parent, uint64_t hash,
                                       const int32_t *ids, int32_t count);

@@ -42,7 +42,7 @@ carry_status carry_scheduler_new(carry_ctx *ctx, carry_scheduler **made, carry_r
 void carry_scheduler_free(carry_scheduler *scheduler);
 
 /* Takes the sequence over, on success. CARRY_ESIZE: the queue is full, or it would never fit. */
-carry_status carry_scheduler_add(carry_scheduler *scheduler, carry_sequence *sequence, uint64_t request);
+carry_status carry_scheduler_add(carry_scheduler *s, carry_sequence *q, uint64_t request);
 /* False: there is no such request, or it has ended. Its end is reported by a later step at the latest. */
 bool carry_scheduler_cancel(carry_scheduler *scheduler, uint64_t request);
 void carry_scheduler_cancel_all(carry_scheduler *scheduler);

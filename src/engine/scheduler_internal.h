@@ -49,9 +49,9 @@ struct carry_scheduler {
 
 double carry_scheduler_now(const carry_scheduler *scheduler);
 /* The sequence ends; it is reported and freed when no step has it any more. */
-void carry_scheduler_end(carry_scheduler *scheduler, carry_sequence *sequence, carry_outcome outcome);
+void carry_scheduler_end(carry_scheduler *s, carry_sequence *q, carry_outcome outcome);
 /* The same as a failure, with the message of the context. */
-void carry_scheduler_fail(carry_scheduler *scheduler, carry_sequence *sequence, carry_status status);
+void carry_scheduler_fail(carry_scheduler *s, carry_sequence *q, carry_status status);
 
 /* scheduler_plan.c */
 void carry_scheduler_admit(carry_scheduler *scheduler);

@@ -83,7 +83,7 @@ static carry_status begin(transfer *t, connection *c) {
     }
     escaped_path = curl_easy_escape(c->curl, c->file->path, 0);
     /* Slashes of the path stay. */
-    for (char *at = escaped_path; at != NULL && (at = strstr(at, "%2F")) != NULL;) {
+    for (char *at = escaped_path != NULL ? strstr(escaped_path, "%2F") : NULL; at != NULL; at = strstr(at, "%2F")) {
         *at = '/';
         memmove(at + 1, at + 3, strlen(at + 3) + 1);
     }

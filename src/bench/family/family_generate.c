@@ -231,7 +231,7 @@ static double logprob_of(const float *logits, int64_t count, int64_t token) {
     for (int64_t i = 0; i < count; i++) {
         sum += exp((double)logits[i] - most);
     }
-    return (double)logits[token] - most - log(sum);
+    return (double)logits[token] - most - (sum > 0.0 ? log(sum) : 0.0); /* the largest has 1 */
 }
 
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {

@@ -45,7 +45,7 @@ static bool read_run(carry_ctx *ctx, exported *run, const char *folder, const ch
     const bool whole = carry_json_parse(ctx, &json, text, length, file) == CARRY_OK;
     const char *spec = whole ? carry_json_string(carry_json_find(json, "spec")) : NULL;
     *run = (exported){.started = carry_json_number(whole ? carry_json_find(json, "started") : NULL)};
-    (void)snprintf(run->file, sizeof run->file, "%s", file);
+    memcpy(run->file, file, strlen(file) + 1); /* it fits: see above */
     experiment_of(run->experiment, spec != NULL ? spec : "");
     carry_json_free(json);
     free(text);

@@ -15,7 +15,7 @@ carry_runs *carry_runs_new(void);
 void carry_runs_free(carry_runs *runs);
 
 /* carry_bench_options.keep for each run, with the carry_runs as its user. */
-void carry_runs_add(void *runs, const carry_bench_result *result, const double *samples);
+void carry_runs_add(void *given, const carry_bench_result *result, const double *samples);
 
 /* Gives the combined result of every method to keep, in the order of the first run: median and spread are those of the
    runs' medians, the error is the largest. A method that some run could not time has that run's reason. Losses are not

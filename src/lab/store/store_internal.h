@@ -26,7 +26,7 @@ void carry_store_ask_git(carry_ctx *ctx, char commit[64], int *dirty);
 /* The machine's facts as JSON; the caller frees it; NULL when out of memory. */
 char *carry_store_machine(carry_store *store, const carry_run_used *used);
 /* The row of a machine with these facts, which is made if there is none. */
-carry_status carry_store_machine_row(carry_store *store, int64_t *id, const char *facts);
+carry_status carry_store_machine_row(carry_store *store, int64_t *id, const char *text);
 double carry_store_now(void); /* seconds since 1970 */
 /* Commits when all went well; else nothing of it stays. */
 carry_status carry_store_finish(carry_store *store, carry_status status, const char *doing);

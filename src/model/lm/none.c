@@ -27,10 +27,12 @@ static void take(const struct carry_lm_pass *pass, void *opened, carry_arena *ar
     (void)rows;
 }
 
-#define NONE(text) \
-    { .name = "none", .about = text, .check = check, .describe = describe, .take = take, .take_back = take }
-
-const carry_lm_part carry_lm_feedforward_none = NONE("layers without a feed-forward");
+const carry_lm_part carry_lm_feedforward_none = {.name = "none",
+                                                 .about = "layers without a feed-forward",
+                                                 .check = check,
+                                                 .describe = describe,
+                                                 .take = take,
+                                                 .take_back = take};
 const carry_lm_part carry_lm_mixer_none = {.name = "none",
                                            .about = "layers without a mixer",
                                            .check = check,

@@ -43,12 +43,13 @@ jinja_value jinja_call_function(jinja_run *run, const jinja_function *function, 
     }
     for (size_t i = 0; i < arguments->keywords; i++) {
         int index = positional ? -1 : find_parameter(parameters, arguments->keyword[i].name);
-        if (index < 0 || given[index].kind != JINJA_MISSING) {
+        if (index >= 0 && given[index].kind == JINJA_MISSING) {
+            given[index] = arguments->keyword[i].value;
+        } else {
             const jinja_text *name = arguments->keyword[i].name;
             jinja_fail(run, "%s: keyword argument '%.*s' is %s", function->name,
                        (int)(name->length < 40 ? name->length : 40), name->at, index < 0 ? "unknown" : "given twice");
         }
-        given[index] = arguments->keyword[i].value;
     }
     for (int i = 0; i < function->required; i++) {
         if (given[i].kind == JINJA_MISSING) {

@@ -191,8 +191,10 @@ uint64_t jinja_hash(jinja_run *run, jinja_value value) {
     case JINJA_VIEW:
         jinja_fail(run, "unhashable type: '%s'", jinja_kind_name(value));
     default:
-        return carry_hash(6, &value.as.list, sizeof value.as.list);
+        break;
     }
+    const uintptr_t address = (uintptr_t)value.as.list;
+    return carry_hash(6, &address, sizeof address);
 }
 
 /* Merges two sorted runs; an item of the right one goes first only if its key is less. */

@@ -33,12 +33,12 @@ static jinja_value evaluate_dict(jinja_run *run, const jinja_node *node) {
 static jinja_value evaluate_filter(jinja_run *run, const jinja_node *node) {
     jinja_value value = jinja_evaluate(run, node->a);
     const jinja_function *filter = jinja_find_filter(node->name);
-    if (filter == NULL) {
-        jinja_fail(run, "no filter named '%.*s'", (int)node->name->length, node->name->at);
+    if (filter != NULL) {
+        const jinja_arguments *arguments = jinja_evaluate_arguments(run, node->call, NULL);
+        run->line = node->line;
+        return jinja_call_function(run, filter, value, arguments);
     }
-    const jinja_arguments *arguments = jinja_evaluate_arguments(run, node->call, NULL);
-    run->line = node->line;
-    return jinja_call_function(run, filter, value, arguments);
+    jinja_fail(run, "no filter named '%.*s'", (int)node->name->length, node->name->at);
 }
 
 static jinja_value evaluate_test(jinja_run *run, const jinja_node *node) {

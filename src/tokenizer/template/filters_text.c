@@ -337,7 +337,7 @@ FILTER(filesizeformat) {
     static const char *const binary[] = {"KiB", "MiB", "GiB", "TiB", "PiB", "EiB", "ZiB", "YiB"};
     static const char *const decimal[] = {"kB", "MB", "GB", "TB", "PB", "EB", "ZB", "YB"};
     bool is_binary = jinja_truth(run, given[0]);
-    double bytes = jinja_is_number(self) ? jinja_number(self) : 0, base = is_binary ? 1024 : 1000, unit = base;
+    double bytes = jinja_is_number(self) ? jinja_number(self) : 0, base = is_binary ? 1024 : 1000;
     if (!jinja_is_number(self) && !(self.kind == JINJA_STRING && jinja_parse_float(self.as.text, &bytes))) {
         jinja_fail(run, "filesizeformat: expected a number");
     }
@@ -349,7 +349,8 @@ FILTER(filesizeformat) {
     if (bytes < base) {
         (void)snprintf(text, sizeof text, "%lld Bytes", (long long)bytes);
     } else {
-        for (unit = base * base; bytes >= unit && at < 7; at++) {
+        double unit = base * base;
+        for (; bytes >= unit && at < 7; at++) {
             unit *= base;
         }
         (void)snprintf(text, sizeof text, "%.1f %s", base * bytes / unit, is_binary ? binary[at] : decimal[at]);

@@ -100,7 +100,7 @@ static void format_float(jinja_run *run, double number, const spec *how) {
         (void)snprintf(digits, sizeof digits - 3, pattern, precision, size);
 #pragma GCC diagnostic pop
         if (type == 0 && strpbrk(digits, ".e") == NULL) {
-            (void)strcat(digits, ".0");
+            memcpy(digits + strlen(digits), ".0", sizeof ".0");
         }
     }
     write_grouped(run, digits, how->grouping, 3);
@@ -364,12 +364,13 @@ static const char *percent_field(jinja_run *run, const char *at, const char *end
     jinja_value named = {0};
     if (at < end && *at == '(') {
         const char *close = memchr(at, ')', (size_t)(end - at));
-        if (close == NULL || values->all.kind != JINJA_DICT) {
+        if (close != NULL && values->all.kind == JINJA_DICT) {
+            named = jinja_item(run, values->all, jinja_string(&run->arena, at + 1, (size_t)(close - at - 1)));
+            *uses_names = true;
+            at = close + 1;
+        } else {
             jinja_fail(run, "format requires a mapping");
         }
-        named = jinja_item(run, values->all, jinja_string(&run->arena, at + 1, (size_t)(close - at - 1)));
-        *uses_names = true;
-        at = close + 1;
     }
     for (; at < end && strchr("-+ #0", *at) != NULL; at++) {
         how.align = *at == '-' ? '<' : how.align;

@@ -55,10 +55,10 @@ METHOD(get) {
 }
 
 static jinja_value loop_cycle(jinja_run *run, jinja_value self, const jinja_arguments *arguments) {
-    if (arguments->count == 0 || arguments->keywords > 0) {
-        jinja_fail(run, "no items for cycling given");
+    if (arguments->count > 0 && arguments->keywords == 0) {
+        return arguments->at[self.as.loop->index % arguments->count];
     }
-    return arguments->at[self.as.loop->index % arguments->count];
+    jinja_fail(run, "no items for cycling given");
 }
 
 static jinja_value loop_changed(jinja_run *run, jinja_value self, const jinja_arguments *arguments) {

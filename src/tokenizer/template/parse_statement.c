@@ -79,7 +79,9 @@ uint32_t jinja_intern(jinja_parser *parser, jinja_text *name) {
         }
         jinja_text **grown = jinja_new(parser->arena, room, sizeof *grown);
         if (made->name_count > 0) {
-            memcpy(grown, made->names, made->name_count * sizeof(jinja_text *));
+            for (uint32_t i = 0; i < made->name_count; i++) {
+                grown[i] = made->names[i];
+            }
         }
         made->names = grown;
         made->name_room = room;
@@ -265,8 +267,9 @@ static jinja_node *parse_print(jinja_parser *p, uint32_t line) {
         if (node->list != NULL) {
             (void)jinja_expect(p, TOKEN_COMMA, ",");
         }
-        *last = jinja_parse_expression(p);
-        last = &(*last)->next;
+        jinja_node *item = jinja_parse_expression(p);
+        *last = item;
+        last = &item->next;
     }
     return node;
 }

@@ -129,7 +129,7 @@ jinja_value jinja_range_new(jinja_run *run, int64_t start, int64_t stop, int64_t
     int64_t count = 0;
     if (step > 0 ? start < stop : start > stop) {
         uint64_t span = step > 0 ? (uint64_t)stop - (uint64_t)start : (uint64_t)start - (uint64_t)stop;
-        uint64_t width = step > 0 ? (uint64_t)step : 0 - (uint64_t)step;
+        uint64_t width = step > 1 ? (uint64_t)step : step < -1 ? 0 - (uint64_t)step : 1;
         uint64_t counted = (span - 1) / width + 1;
         count = counted > INT64_MAX ? INT64_MAX : (int64_t)counted;
     }

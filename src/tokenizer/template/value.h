@@ -174,7 +174,7 @@ jinja_value *jinja_dict_find_text(const jinja_dict *dict, const jinja_text *key)
 void jinja_dict_put(jinja_arena *arena, jinja_dict *dict, jinja_value key, uint64_t hash, jinja_value value);
 void jinja_dict_put_text(jinja_arena *arena, jinja_dict *dict, jinja_text *key, jinja_value value);
 uint64_t jinja_hash_text(const jinja_text *text);
-uint64_t jinja_hash_number(jinja_value number); /* equal numbers of any kind have the same hash */
+uint64_t jinja_hash_number(jinja_value value); /* equal numbers of any kind have the same hash */
 
 /* Python's ==, for keys of dicts: hashable values only. */
 bool jinja_keys_equal(jinja_value a, jinja_value b);

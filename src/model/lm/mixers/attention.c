@@ -147,9 +147,6 @@ static carry_status open_attention(carry_lm_pass *pass, void **opened) {
             pass->ctx, CARRY_EUNSUPPORTED,
             "the model has layers with attention, whose rows cannot be split over ranks: let ranks share the batch");
     }
-    if (pass->options.pooled > 0 && c->attention.scale != 0.0) {
-        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "attention with a multiplier of its own has no pages");
-    }
     carry_lm_attention *o = calloc(1, sizeof *o);
     const int64_t sizes[] = {pass->tokens, c->attention.rotary};
     size_t bytes;

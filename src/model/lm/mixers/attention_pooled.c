@@ -32,12 +32,18 @@ static carry_attention_args piece_of(const carry_lm_pass *pass, int64_t tokens, 
     return (carry_attention_args){.q = carry_view_on(device, NULL, pass->options.dtype, 3, q),
                                   .k = carry_view_on(device, NULL, pass->options.dtype, 3, k),
                                   .causal = true,
+                                  .scale = (float)c->attention.scale,
                                   .window = c->attention.window};
+}
+
+/* Steps have no scale of their own. */
+static bool has_steps(const carry_lm_pass *pass, const carry_attention_step_args *step) {
+    return pass->lm->config.attention.scale == 0.0 && carry_attention_steps(step);
 }
 
 bool carry_lm_attention_pooled_records(const carry_lm_pass *pass) {
     const carry_attention_step_args step = step_of(pass, pass->options.pooled);
-    return carry_attention_steps(&step);
+    return has_steps(pass, &step);
 }
 
 size_t carry_lm_attention_pooled_workspace(const carry_lm_pass *pass) {
@@ -53,7 +59,7 @@ size_t carry_lm_attention_pooled_workspace(const carry_lm_pass *pass) {
         }
     }
     const carry_attention_step_args step = step_of(pass, pass->options.pooled);
-    const size_t steps = carry_attention_steps(&step) ? carry_attention_step_workspace(&step) : 0;
+    const size_t steps = has_steps(pass, &step) ? carry_attention_step_workspace(&step) : 0;
     return steps > most ? steps : most;
 }
 
@@ -101,7 +107,7 @@ carry_status carry_lm_attend_pooled(const carry_lm_call *call) {
     CARRY_TRY(carry_lm_pages_put(call, 1, r->v));
     if (p->steps > 0) {
         const carry_attention_step_args step = step_of(call->pass, p->steps);
-        if (carry_attention_steps(&step)) {
+        if (has_steps(call->pass, &step)) {
             CARRY_TRY(attend_steps(call, &step));
             sequence = p->steps;
         }

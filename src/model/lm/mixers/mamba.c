@@ -8,6 +8,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/lm/mixers/mixer.h"
+#include "model/lm/places.h"
 #include "ops/video.h"
 
 #define MAX_CONV 16
@@ -142,9 +143,6 @@ carry_ssm_args carry_lm_mamba_ssm(const carry_lm_call *call) {
 
 static carry_status open_mamba(carry_lm_pass *pass, void **opened) {
     *opened = NULL;
-    if (pass->options.pooled > 0) {
-        return carry_fail(pass->ctx, CARRY_EUNSUPPORTED, "states of Mamba layers cannot lie in a pool");
-    }
     return pass->options.recurrence == &carry_lm_recurrence_ranks
                ? carry_fail(pass->ctx, CARRY_EUNSUPPORTED,
                             "Mamba layers cannot be split over ranks: let ranks share the batch")
@@ -218,17 +216,44 @@ static carry_status add_bias(const carry_lm_call *call, int slot, carry_tensor y
 static carry_status convolve(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;
-    carry_conv_args conv = {.y = carry_lm_mamba_tokens(pass, r->sum),
-                            .x = carry_lm_mamba_tokens(pass, r->xbc_in),
-                            .w = carry_lm_w(call, CARRY_LM_MAMBA_CONV),
-                            .cu_seqlens = pass->cuts,
-                            .activation = CARRY_NO_ACTIVATION};
-    if (call->args->state != NULL) {
-        conv.before = conv.after = call->args->state->part[call->layer][0];
-    }
-    CARRY_TRY(carry_conv(pass->ctx, &conv));
+    const carry_lm_conv conv = {
+        .y = r->sum, .x = r->xbc_in, .w = carry_lm_w(call, CARRY_LM_MAMBA_CONV), .activation = CARRY_NO_ACTIVATION};
+    CARRY_TRY(carry_lm_convolve(call, &conv, 1));
     CARRY_TRY(add_bias(call, CARRY_LM_MAMBA_CONV_BIAS, r->sum));
     return carry_activate(pass->ctx, r->xbc, r->sum, CARRY_SILU);
+}
+
+/* Rows first.. of a call as one sequence. */
+static carry_tensor one_sequence(carry_tensor rows, int64_t first, int64_t count) {
+    return carry_reshape_3d(carry_slice(rows, first, count), 1, count, rows.shape[1]);
+}
+
+/* The sequences of a call whose states lie in a pool, one after the other. With same_bits token by token: sums depend
+   on where chunks begin. */
+static carry_status run_pooled(const carry_lm_call *call) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_mamba_rows *r = call->rows;
+    const carry_lm_places *p = call->args->places;
+    for (int64_t i = 0; i < p->sequences; i++) {
+        const int64_t count = p->starts[i + 1] - p->starts[i];
+        const int64_t each = pass->options.same_bits ? 1 : count;
+        for (int64_t t = p->starts[i]; t < p->starts[i + 1]; t += each) {
+            carry_ssm_args ssm = carry_lm_mamba_ssm(call);
+            ssm.y = one_sequence(r->y, t, each);
+            ssm.xbc = one_sequence(r->xbc, t, each);
+            ssm.dt = one_sequence(r->dt, t, each);
+            ssm.initial = ssm.final = carry_lm_pool_row(p->pool, call->layer, 1, p->slots[i]);
+            CARRY_TRY(carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes));
+        }
+    }
+    return CARRY_OK;
+}
+
+static carry_status run(const carry_lm_call *call) {
+    const carry_ssm_args ssm = carry_lm_mamba_ssm(call);
+    return call->args->places != NULL
+               ? run_pooled(call)
+               : carry_ssm(call->pass->ctx, &ssm, call->pass->scratch, call->pass->scratch_bytes);
 }
 
 static carry_status forward(const carry_lm_call *call) {
@@ -246,8 +271,7 @@ static carry_status forward(const carry_lm_call *call) {
         CARRY_TRY(add_bias(call, CARRY_LM_MAMBA_Z_BIAS + i, maps[i]));
     }
     CARRY_TRY(convolve(call));
-    const carry_ssm_args ssm = carry_lm_mamba_ssm(call);
-    CARRY_TRY(carry_ssm(ctx, &ssm, pass->scratch, pass->scratch_bytes));
+    CARRY_TRY(run(call));
     CARRY_TRY(carry_swiglu(ctx, r->gated, r->z, r->y));
     CARRY_TRY(carry_rms_norm(ctx, carry_lm_mamba_groups(pass, r->normed), carry_lm_mamba_groups(pass, r->gated),
                              m->groups > 1 ? absent : w, absent, (float)m->norm_eps));
