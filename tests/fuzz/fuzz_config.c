@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "model/lm/feedforward/feedforward.h"
 #include "model/lm/mixers/mixer.h"
 
 static void silent(void *user, carry_log_level level, const char *line) {

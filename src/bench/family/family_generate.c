@@ -223,15 +223,15 @@ static carry_status pass_logits(instance *it, carry_lm_pass *pass, void *memory,
 }
 
 static double logprob_of(const float *logits, int64_t count, int64_t token) {
-    double most = -INFINITY;
+    float most = -INFINITY;
     double sum = 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        most = fmax(most, (double)logits[i]);
+    for (int64_t i = 0; i < count; i++) { /* fmax of doubles here ends gcc 12 at -O3 on ARM with an internal error */
+        most = logits[i] > most ? logits[i] : most;
     }
     for (int64_t i = 0; i < count; i++) {
-        sum += exp((double)logits[i] - most);
+        sum += exp((double)(logits[i] - most));
     }
-    return (double)logits[token] - most - (sum > 0.0 ? log(sum) : 0.0); /* the largest has 1 */
+    return (double)(logits[token] - most) - (sum > 0.0 ? log(sum) : 0.0); /* the largest has 1 */
 }
 
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {

@@ -44,10 +44,10 @@ static jinja_value evaluate_filter(jinja_run *run, const jinja_node *node) {
 static jinja_value evaluate_test(jinja_run *run, const jinja_node *node) {
     jinja_value value = jinja_evaluate(run, node->a);
     const jinja_function *test = jinja_find_test(node->name);
-    if (test == NULL) {
-        jinja_fail(run, "no test named '%.*s'", (int)node->name->length, node->name->at);
+    if (test != NULL) {
+        return jinja_call_function(run, test, value, jinja_evaluate_arguments(run, node->call, NULL));
     }
-    return jinja_call_function(run, test, value, jinja_evaluate_arguments(run, node->call, NULL));
+    jinja_fail(run, "no test named '%.*s'", (int)node->name->length, node->name->at);
 }
 
 static bool holds(jinja_run *run, jinja_token_kind operator, jinja_value a, jinja_value b) {
