@@ -77,7 +77,7 @@ uint32_t jinja_intern(jinja_parser *parser, jinja_text *name) {
         if (room > 1U << 14) {
             jinja_syntax(parser, 1, "more than %u names", 1U << 14);
         }
-        jinja_text **grown = jinja_new(parser->arena, room, sizeof *grown);
+        jinja_text **grown = jinja_new(parser->arena, room, sizeof(void *));
         if (made->name_count > 0) {
             for (uint32_t i = 0; i < made->name_count; i++) {
                 grown[i] = made->names[i];
@@ -262,14 +262,14 @@ static jinja_node *parse_generation(jinja_parser *p, uint32_t line) {
 
 static jinja_node *parse_print(jinja_parser *p, uint32_t line) {
     jinja_node *node = jinja_node_new(p, NODE_OUTPUT, line);
-    jinja_node **last = &node->list;
+    jinja_node *last = NULL;
     while (jinja_peek(p)->kind != TOKEN_CLOSE_TAG) {
-        if (node->list != NULL) {
+        if (last != NULL) {
             (void)jinja_expect(p, TOKEN_COMMA, ",");
         }
         jinja_node *item = jinja_parse_expression(p);
-        *last = item;
-        last = &item->next;
+        *(last != NULL ? &last->next : &node->list) = item;
+        last = item;
     }
     return node;
 }
