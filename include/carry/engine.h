@@ -126,9 +126,9 @@ CARRY_API void carry_engine_cancel(carry_engine *engine, uint64_t id);
 /* One step. is_busy: requests are waiting or under way. */
 CARRY_API carry_status carry_engine_step(carry_engine *engine, bool *is_busy);
 CARRY_API carry_status carry_engine_run(carry_engine *engine); /* until no request is left */
-/* Waits until there is a request or a cancellation, `seconds` at most; false: there is none. */
+/* Waits until there is a request or a cancellation, `seconds` at most. Returns false if none came. */
 CARRY_API bool carry_engine_wait(carry_engine *engine, double seconds);
-/* The next event; false: there is none now. Pointers in it are valid until the next call. */
+/* Takes the next event. Returns false if no event is waiting. Pointers in it are valid until the next call. */
 CARRY_API bool carry_engine_next(carry_engine *engine, carry_engine_event *event);
 
 /* States, by the number in an end event or of the functions below. CARRY_ENOTFOUND: there is no such state. Failures

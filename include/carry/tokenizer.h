@@ -32,11 +32,11 @@ CARRY_API carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **to
 CARRY_API void carry_tokenizer_close(carry_tokenizer *tokenizer); /* NULL is allowed */
 
 CARRY_API int64_t carry_tokenizer_size(const carry_tokenizer *tokenizer); /* of the vocabulary: ids are 0..size-1 */
-/* The id of an added token by its text, such as "<|im_end|>"; -1 if there is none. */
+/* The id of an added token by its text, such as "<|im_end|>"; -1 if the tokenizer does not have it. */
 CARRY_API int64_t carry_tokenizer_find(const carry_tokenizer *tokenizer, const char *content);
 /* Special tokens are left out of decoded text unless they are asked for. */
 CARRY_API bool carry_tokenizer_is_special(const carry_tokenizer *tokenizer, int64_t id);
-/* eos_token of tokenizer_config.json, which ends the answers of chat models; -1 if there is none. */
+/* eos_token of tokenizer_config.json, which ends the answers of chat models; -1 if the file names no such token. */
 CARRY_API int64_t carry_tokenizer_eos(const carry_tokenizer *tokenizer);
 
 typedef struct carry_encode_options {

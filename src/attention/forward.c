@@ -16,7 +16,7 @@
 #include "ops/convert.h"
 #include "ops/pool.h"
 
-/* Below so many queries and so wide heads a tile would be half empty. */
+/* With fewer queries or narrower heads than this, a tile would be half empty. */
 #define TILED_QUERIES 32
 
 /* Whatever the processor has: a workspace is asked for without a context. By q alone, whose type all have: who asks for

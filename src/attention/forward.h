@@ -1,4 +1,4 @@
-/* What the files of forward attention share: a call, the scratch memory of a unit of work, and blocks of keys. */
+/* Shared by the files of forward attention: a call, the scratch memory of a unit of work, and blocks of keys. */
 #ifndef CARRY_ATTENTION_FORWARD_H
 #define CARRY_ATTENTION_FORWARD_H
 

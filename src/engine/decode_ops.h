@@ -135,7 +135,7 @@ typedef struct carry_decode_page {
     int32_t slot, index, page;
 } carry_decode_page;
 
-/* What differs from step to step; copied to the device before each. */
+/* The arguments that differ from step to step; copied to the device before each step. */
 typedef struct carry_decode_turn {
     int32_t slot[CARRY_DECODE_SEQUENCES];
     int32_t id[CARRY_DECODE_SEQUENCES];     /* -1: last[slot] */

@@ -1,4 +1,4 @@
-/* What a step of the decoding kernel gets from the host: slots, lengths, given ids, and pages that are new. */
+/* The input of one decoding step from the host: slots, lengths, given ids, and pages that are new. */
 #ifndef CARRY_ENGINE_DECODE_TURN_H
 #define CARRY_ENGINE_DECODE_TURN_H
 

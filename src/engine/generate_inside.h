@@ -1,4 +1,4 @@
-/* What the two ways of generating share. */
+/* Shared by generation on the engine and generation from saved states. */
 #ifndef CARRY_ENGINE_GENERATE_INSIDE_H
 #define CARRY_ENGINE_GENERATE_INSIDE_H
 

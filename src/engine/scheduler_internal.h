@@ -1,4 +1,4 @@
-/* What the files of the scheduler share. */
+/* Shared by the files of the scheduler. */
 #ifndef CARRY_ENGINE_SCHEDULER_INTERNAL_H
 #define CARRY_ENGINE_SCHEDULER_INTERNAL_H
 

@@ -87,7 +87,7 @@ class Tokenizer:
         return int(lib.carry_tokenizer_size(self._handle))
 
     def token_to_id(self, token: str) -> int | None:
-        """The id of an added token such as "<|im_end|>"; None if there is none."""
+        """The id of an added token such as "<|im_end|>"; None if the tokenizer does not have it."""
         found = int(lib.carry_tokenizer_find(self._handle, token.encode()))
         return found if found >= 0 else None
 

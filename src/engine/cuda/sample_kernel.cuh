@@ -38,7 +38,7 @@ struct shared_head {
     int found;
 };
 
-/* What is kept of the tokens: those with larger keys, and with this key those before `limit`. */
+/* The tokens that may still be sampled: those with larger keys, and those with this key before token `limit`. */
 struct kept {
     unsigned key;
     int limit;
