@@ -290,6 +290,10 @@ carry_status carry_engine_state_drop(carry_engine *e, uint64_t state) {
     return carry_scheduler_state_drop(e->scheduler, state);
 }
 
+carry_status carry_engine_state_cache(carry_engine *e, uint64_t state) {
+    return carry_scheduler_state_cache(e->scheduler, state);
+}
+
 void carry_engine_statistics(carry_engine *e, carry_engine_stats *stats) {
     const carry_scheduler_stats s = carry_scheduler_statistics(e->scheduler);
     const carry_engine_stats own = {.waiting = s.waiting,
