@@ -91,6 +91,15 @@ class EngineRequest(Sized):
         ("no_cache", c_bool),
         ("on_event", ON_EVENT),
         ("user", c_void_p),
+        ("frequency", c_double),
+        ("presence", c_double),
+        ("bias_ids", POINTER(c_int64)),
+        ("biases", POINTER(c_float)),
+        ("bias_count", c_int64),
+        ("constrain", c_void_p),
+        ("constraint", c_void_p),
+        ("regex", c_char_p),
+        ("json_schema", c_char_p),
     ]
 
 
