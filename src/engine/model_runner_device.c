@@ -87,9 +87,9 @@ void carry_model_runner_close_device(carry_model_runner *r) {
     carry_device_free(r->head.ctx, r->device, r->parts);
 }
 
-/* Every run is one token, and wants the next. */
+/* Every run is one token of a text of its own, and wants the next. */
 static bool is_decoding(const carry_model_runner *r, int64_t count) {
-    return r->places.steps == count && r->places.wanted_count == count;
+    return r->places.steps == count && r->places.wanted_count == count && r->places.waves == 0;
 }
 
 carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run *runs, int64_t count) {

@@ -46,7 +46,7 @@ typedef struct carry_model_runner {
     void *host, *there;                                         /* memory of the lists; there: on a device, else NULL */
     carry_model_runner_lists lists[CARRY_MODEL_RUNNER_PENDING]; /* in host memory: one of each step under way */
     carry_model_runner_lists list, listed; /* of this step, in host memory; where the work is done */
-    int64_t *starts;                       /* [sequences + 1] */
+    int64_t *starts, *wave;                /* [sequences + 1] */
     int64_t *order;                        /* [sequences]: the run of each sequence of the call */
     int64_t *row_of;                       /* [sequences]: of a run in the logits; -1: not wanted */
     carry_lm_places places;
