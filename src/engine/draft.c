@@ -2,6 +2,9 @@
 #include "engine/draft.h"
 
 #include <stddef.h>
+#include <string.h>
+
+#include "core/error.h"
 
 #define SHORTEST 2
 #define LONGEST 8
@@ -35,4 +38,11 @@ int64_t carry_draft_ngram(void *user, const int32_t *ids, int64_t count, int32_t
         to[i] = best + i < count ? ids[best + i] : to[best + i - count];
     }
     return most;
+}
+
+carry_status carry_draft_named(carry_ctx *ctx, const char *name, carry_draft_function *found) {
+    const bool is_none = name == NULL || strcmp(name, "none") == 0;
+    *found = !is_none && strcmp(name, "ngram") == 0 ? carry_draft_ngram : NULL;
+    return is_none || *found != NULL ? CARRY_OK
+                                     : carry_fail(ctx, CARRY_EARGUMENT, "draft '%.60s': expected ngram or none", name);
 }

@@ -11,10 +11,18 @@
 
 #include <stdint.h>
 
+#include "carry/context.h"
+
 #define CARRY_DRAFT_MOST 16 /* guesses of a step */
 
 /* Writes at most `most` guesses of the tokens after ids[0..count-1] to `to`; returns their number. */
 typedef int64_t (*carry_draft_function)(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most);
+
+/* By name: "ngram"; NULL and "none": *found is NULL. CARRY_EARGUMENT: there is no such name. */
+carry_status carry_draft_named(carry_ctx *ctx, const char *name, carry_draft_function *found);
+
+#define CARRY_DRAFT_DEFAULT 4 /* guesses of a step */
+#define CARRY_DRAFT_TEXTS 8   /* texts with guesses in a step, at most: more texts fill a step without them */
 
 /* The tokens that came after the last occurrence of the longest end of the text that occurred before, of 2 to 8 tokens;
    none if there is none. Looks back 32,768 tokens. user is not used. */

@@ -198,7 +198,7 @@ static carry_status run_call(carry_model_runner *r) {
     if (r->device == 0) {
         return carry_model_runner_enqueue(r);
     }
-    if (r->records && rows == r->places.steps && wanted == rows && r->places.waves == 0) {
+    if (r->records && rows == r->places.steps && wanted == rows) {
         CARRY_TRY(carry_model_runner_replay(r));
     } else {
         CARRY_TRY(carry_device_copy(ctx, r->listed.slots, r->device, r->list.slots, 0, r->list_bytes,

@@ -276,7 +276,7 @@ static void take_result(carry_scheduler *s, carry_sequence *q, const carry_run_r
 static void take_drafts(carry_scheduler *s, carry_sequence *q, const carry_run_result *results) {
     carry_track *t = &q->track;
     for (int64_t i = 0; i < q->draft_count; i++) {
-        if (q->phase != CARRY_PHASE_WRITES || results[i].token != q->draft[i]) {
+        if (q->phase != CARRY_PHASE_WRITES || (results[i].token != q->draft[i] && i >= s->options.draft_forced)) {
             break;
         }
         const int32_t before = t->slot;

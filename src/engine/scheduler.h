@@ -33,6 +33,7 @@ typedef struct carry_scheduler_options {
     carry_draft_function draft; /* NULL: none */
     void *draft_user;
     int64_t draft_tokens;        /* guesses of a text in a step, up to CARRY_DRAFT_MOST */
+    int64_t draft_forced;        /* to measure: this many guesses of a step count as right whatever was sampled */
     int64_t snapshot_every;      /* tokens of a prompt; a multiple of CARRY_PAGE_TOKENS; 0: 1,024 */
     bool same_bits;              /* texts are the same whatever the cache has: no snapshots after sampled tokens */
     double (*clock)(void *user); /* NULL: carry_seconds */
