@@ -1,7 +1,7 @@
 /* Guesses by lookup in the text itself. */
 #include "engine/draft.h"
 
-#include <stddef.h>
+#include <inttypes.h>
 #include <string.h>
 
 #include "core/error.h"
@@ -40,9 +40,21 @@ int64_t carry_draft_ngram(void *user, const int32_t *ids, int64_t count, int32_t
     return most;
 }
 
-carry_status carry_draft_named(carry_ctx *ctx, const char *name, carry_draft_function *found) {
-    const bool is_none = name == NULL || strcmp(name, "none") == 0;
-    *found = !is_none && strcmp(name, "ngram") == 0 ? carry_draft_ngram : NULL;
-    return is_none || *found != NULL ? CARRY_OK
-                                     : carry_fail(ctx, CARRY_EARGUMENT, "draft '%.60s': expected ngram or none", name);
+carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const char *draft, int64_t draft_tokens,
+                                int64_t texts) {
+    *plan = (carry_draft_plan){0};
+    if (draft_tokens < 0 || draft_tokens > CARRY_DRAFT_MOST) {
+        return carry_fail(ctx, CARRY_ERANGE, "draft_tokens is %" PRId64 ": expected 1 to %d, or 0 for the default",
+                          draft_tokens, CARRY_DRAFT_MOST);
+    }
+    if (draft == NULL || strcmp(draft, "none") == 0) {
+        return CARRY_OK;
+    }
+    if (strcmp(draft, "ngram") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "draft '%.60s': expected ngram or none", draft);
+    }
+    plan->function = carry_draft_ngram;
+    plan->tokens = draft_tokens > 0 ? draft_tokens : CARRY_DRAFT_DEFAULT;
+    plan->runs = plan->tokens * (texts < CARRY_DRAFT_TEXTS ? texts : CARRY_DRAFT_TEXTS);
+    return CARRY_OK;
 }

@@ -18,8 +18,15 @@
 /* Writes at most `most` guesses of the tokens after ids[0..count-1] to `to`; returns their number. */
 typedef int64_t (*carry_draft_function)(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most);
 
-/* By name: "ngram"; NULL and "none": *found is NULL. CARRY_EARGUMENT: there is no such name. */
-carry_status carry_draft_named(carry_ctx *ctx, const char *name, carry_draft_function *found);
+/* What a scheduler and its runner need for guesses. */
+typedef struct carry_draft_plan {
+    carry_draft_function function; /* NULL: none */
+    int64_t tokens;                /* of a text in a step */
+    int64_t runs;                  /* of a step, for guesses: as many slots serve them */
+} carry_draft_plan;
+/* draft and draft_tokens as in carry_engine_options; texts: at once. */
+carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const char *draft, int64_t draft_tokens,
+                                int64_t texts);
 
 #define CARRY_DRAFT_DEFAULT 4 /* guesses of a step */
 #define CARRY_DRAFT_TEXTS 8   /* texts with guesses in a step, at most: more texts fill a step without them */
