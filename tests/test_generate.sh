@@ -153,6 +153,17 @@ fi
 [ "$(wc -w < limited)" = 6 ] || fail "a full cache folder: $(cat limited)"
 [ -z "$(ls -A full)" ] || fail "a full cache folder has parts of files: $(ls -A full)"
 
+# Guesses change nothing but the time.
+for temperature in 0 0.3; do
+    expect 0 '"ids"' generate other --ids -p '1 2 3 1 2 3 1 2' -n 50 --temperature $temperature --same-bits --json
+    cp out plain
+    expect 0 '"drafted_tokens"' generate other --ids -p '1 2 3 1 2 3 1 2' -n 50 --temperature $temperature --same-bits --json --draft ngram --draft-tokens 3
+    python "lines[0]['ids'] == json.loads(open('plain').read())['ids'] and 0 <= lines[0]['accepted_tokens'] <= lines[0]['drafted_tokens']"
+done
+refused "--draft 'bigram': expected ngram or none" generate other --ids -p 1 --draft bigram
+refused '--draft-tokens 17: expected 1 to 16' generate other --ids -p 1 --draft ngram --draft-tokens 17
+refused '--draft-tokens needs --draft ngram' generate other --ids -p 1 --draft-tokens 4
+
 # Random weights need a configuration alone.
 expect 0 '"prompt_tokens": 3' generate tiny --random --ids -p '1 2 3' -n 4 --json
 refused 'has no tokenizer' generate tiny --random -p a

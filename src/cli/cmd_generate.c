@@ -76,6 +76,10 @@ static void print_object(const generate_session *d, const carry_continuation *c)
     cli_json_integer("prompt_tokens", c->prompt_tokens);
     cli_json_integer("cached_tokens", c->cached_tokens);
     cli_json_integer("tokens", c->tokens);
+    if (d->engine.draft != NULL) {
+        cli_json_integer("drafted_tokens", c->drafted_tokens);
+        cli_json_integer("accepted_tokens", c->accepted_tokens);
+    }
     cli_json_number("first_s", c->first);
     cli_json_number("seconds", c->seconds);
     cli_json_number("prompt_tokens_per_s", rate(c->prompt_tokens, c->first));

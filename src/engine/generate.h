@@ -35,7 +35,8 @@ typedef struct carry_continuation {
     carry_ids ids;  /* the tokens, without the one that ended it */
     int64_t prompt_tokens, tokens;
     int64_t cached_tokens; /* of the prompt, those that another prompt's reading had left a state of */
-    double seconds, first; /* from the start of the prompt: to the end, to the first token */
+    int64_t drafted_tokens, accepted_tokens; /* guesses, and those of them that are part of the text */
+    double seconds, first;                   /* from the start of the prompt: to the end, to the first token */
     carry_ending ending;
 } carry_continuation;
 

@@ -113,6 +113,8 @@ static void on_end(together *w, job *j, const carry_sequence *q) {
     c->seconds = q->started > 0.0 ? q->ended - q->started : 0.0;
     c->first = q->written > 0 ? c->first : c->seconds;
     c->cached_tokens = q->cached;
+    c->drafted_tokens = q->drafted;
+    c->accepted_tokens = q->accepted;
     if (q->outcome == CARRY_OUTCOME_FAILED && w->status == CARRY_OK) {
         w->status = carry_fail(w->g->ctx, q->status, "%s", q->message);
     }
@@ -143,6 +145,7 @@ static carry_status open_together(together *w) {
     const int device = lm->own.device;
     const carry_engine_options *e = &g->engine;
     carry_runner_sizes sizes = {.sequences = g->batch};
+    carry_draft_plan draft;
     size_t available;
     size_t total;
     int64_t longest;
@@ -155,17 +158,20 @@ static carry_status open_together(together *w) {
     sizes.tokens = device == 0 ? STEP_CPU : STEP_GPU;
     sizes.tokens = sizes.tokens < longest + CARRY_PAGE_TOKENS ? sizes.tokens : longest + CARRY_PAGE_TOKENS;
     sizes.tokens = sizes.tokens > g->batch + CARRY_PAGE_TOKENS ? sizes.tokens : g->batch + CARRY_PAGE_TOKENS;
+    CARRY_TRY(carry_draft_choose(g->ctx, &draft, e->draft, e->draft_tokens, g->batch));
+    sizes.tokens += draft.runs;
     carry_pool_demand demand = {.sequences = g->batch, .context = sizes.context};
     const bool has_cache = e->cache_device > 0 || e->cache_host > 0 || e->cache_dir != NULL;
     const bool is_cached = !e->no_cache && (g->count > 1 || has_cache);
     const int64_t snapshots = g->count < SNAPSHOTS ? g->count + 2 : SNAPSHOTS;
-    demand.most_slots = g->batch + (is_cached ? snapshots : 0);
+    demand.most_slots = g->batch + draft.runs + (is_cached ? snapshots : 0);
     demand.spare = is_cached ? g->batch : 0;
     carry_model_runner_measure(lm, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
     CARRY_TRY(
         carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, e->memory > 0 ? e->memory : available / 2, &demand));
-    sizes.sequences = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
+    const int64_t texts = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
+    sizes.sequences = texts + draft.runs < sizes.slots ? texts + draft.runs : sizes.slots;
     CARRY_TRY(carry_model_runner_new_with(lm, &w->runner, &sizes, g->options->dtype,
                                           &(carry_model_runner_options){.same_bits = e->same_bits}));
     const carry_scheduler_options options = {
@@ -177,6 +183,9 @@ static carry_status open_together(together *w) {
                   .folder_bytes = e->cache_dir_bytes > 0 ? e->cache_dir_bytes : CACHE_DIR_BYTES},
         .queue = g->count,
         .same_bits = e->same_bits,
+        .texts = texts,
+        .draft = draft.function,
+        .draft_tokens = draft.tokens,
         .on_event = on_event,
         .user = w};
     return carry_scheduler_new(g->ctx, &w->scheduler, w->runner, &options);
