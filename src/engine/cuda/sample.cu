@@ -5,6 +5,7 @@
 
 namespace sampling {
 
+#ifdef CARRY_SAMPLE_HAS_CLUSTERS
 static __device__ void load_plain(const carry_sample_call &call, const carry_sample_row &row, const row_view &v) {
     const size_t base = (size_t)row.row * (size_t)call.stride;
     for (int i = threadIdx.x; i < v.count; i += THREADS) {
@@ -100,8 +101,10 @@ static __device__ void report(const carry_sample_call &call, row_view &v, const 
     }
 }
 
-static __global__ __cluster_dims__(BLOCKS, 1, 1)
-    __launch_bounds__(THREADS, 1) void sample(const __grid_constant__ carry_sample_call call) {
+#endif
+
+static __global__ CARRY_SAMPLE_CLUSTER
+__launch_bounds__(THREADS, 1) void sample(const __grid_constant__ carry_sample_call call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(16) unsigned char memory[];
     __shared__ shared_head head; /* static: its size tells whether the kernel is there (works) */
@@ -135,6 +138,7 @@ static __global__ __cluster_dims__(BLOCKS, 1, 1)
 #endif
 }
 
+#ifdef CARRY_SAMPLE_HAS_CLUSTERS
 /* Rows of which only the largest is wanted: nothing is kept in shared memory, so that several blocks share a
    multiprocessor. NaN and infinity have keys above all others. */
 static __device__ __forceinline__ void consider(mass_t &best, float x, int token) {
@@ -142,8 +146,10 @@ static __device__ __forceinline__ void consider(mass_t &best, float x, int token
     best = packed > best ? packed : best;
 }
 
-static __global__ __cluster_dims__(BLOCKS, 1, 1)
-    __launch_bounds__(GREEDY) void take_largest(const __grid_constant__ carry_sample_call call) {
+#endif
+
+static __global__ CARRY_SAMPLE_CLUSTER
+__launch_bounds__(GREEDY) void take_largest(const __grid_constant__ carry_sample_call call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ mass_t warps[GREEDY / 32], mine;
     cg::cluster_group cluster = cg::this_cluster();

@@ -13,6 +13,14 @@
 
 #include "engine/sample_device.h"
 
+/* Clusters need sm_90: for older GPUs the kernels are empty, and works() in sample.cu is false. */
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+#define CARRY_SAMPLE_HAS_CLUSTERS
+#define CARRY_SAMPLE_CLUSTER __cluster_dims__(sampling::BLOCKS, 1, 1)
+#else
+#define CARRY_SAMPLE_CLUSTER
+#endif
+
 namespace sampling {
 
 namespace cg = cooperative_groups;
@@ -90,6 +98,7 @@ struct add_double { /* bits of doubles, added in a fixed order */
     }
 };
 
+#ifdef CARRY_SAMPLE_HAS_CLUSTERS
 /* Over all threads of the cluster; every thread gets it. Ends with blocks that may still read one another's `mine`. */
 template <typename BY> static __device__ mass_t all(row_view &v, mass_t x) {
     cg::cluster_group cluster = cg::this_cluster();
@@ -322,6 +331,8 @@ static __device__ int draw(row_view &v, const kept &k, mass_t least, double unit
     cluster.sync();
     return cluster.map_shared_rank(v.head, 0)->found;
 }
+
+#endif /* CARRY_SAMPLE_HAS_CLUSTERS */
 
 } // namespace sampling
 
