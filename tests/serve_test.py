@@ -144,7 +144,7 @@ def keys_are_required():
         key = "a-key-of-sixteen-or-more"
         print(key, file=file, flush=True)
         with serve("--api-key-file", file.name, key=key) as s:
-            assert s.chat(HI, max_tokens=1)["usage"]["completion_tokens"] == 1
+            assert s.chat(HI, max_tokens=1, ignore_eos=True)["usage"]["completion_tokens"] == 1
             got, _, content = s.ask("GET", "/v1/models", headers={"Authorization": "Bearer wrong-key-of-sixteen"})
             assert got == 401 and json.loads(content)["error"]["code"] == "invalid_api_key"
     refusal = subprocess.run([CARRY, "serve", MODEL, "--host", "0.0.0.0", "--port", "0"], capture_output=True,
@@ -249,7 +249,7 @@ def full_queues_get_429():
         running.close()
         waiting.close()
         s.until(lambda m: m["carry_requests_active"] == 0 and m["carry_requests_waiting"] == 0, "both have ended")
-        assert s.chat(HI, max_tokens=1)["usage"]["completion_tokens"] == 1
+        assert s.chat(HI, max_tokens=1, ignore_eos=True)["usage"]["completion_tokens"] == 1
 
 
 def sigterm_drains():
@@ -314,7 +314,7 @@ def slow_and_half_open_clients_do_not_hold_up_others():
         for i, connection in enumerate(slow):
             connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
                                + (b"Content-Length: 50\r\n\r\n{" if i % 2 else b""))
-        assert s.chat(HI, max_tokens=4)["usage"]["completion_tokens"] == 4
+        assert s.chat(HI, max_tokens=4, ignore_eos=True)["usage"]["completion_tokens"] == 4
         for connection in slow:
             while connection.recv(1000):
                 pass
@@ -364,6 +364,15 @@ def the_openai_package_works():
     return None
 
 
+def models_without_a_tokenizer_answer_with_ids():
+    with Server(CARRY, "tiny", "--random", "--device", "cpu", "--name", "ids") as s:
+        a = s.complete([1, 2, 3], max_tokens=5, temperature=0, ignore_eos=True)
+        assert len([int(one) for one in content_of(a).split()]) == 5
+        assert s.ask("POST", TEXT, {"prompt": "text"})[0] == 400
+        assert s.ask("POST", CHAT, {"messages": HI})[0] == 400
+        assert s.ask("POST", TEXT, {"prompt": [1], "stop": "x"})[0] == 400
+
+
 def long_prompts_do_not_starve_others():
     with serve("--context", "120000", "--sequences", "4") as s:
         times = []
@@ -393,5 +402,6 @@ if __name__ == "__main__":
         requests_with_one_cancelled_in_three_leave_the_others_unchanged, clients_that_go_away_cancel_their_request,
         streams_that_are_never_read_end, full_queues_get_429, sigterm_drains, states_survive_a_kill,
         slow_and_half_open_clients_do_not_hold_up_others, long_prompts_do_not_starve_others, curl_works,
+        models_without_a_tokenizer_answer_with_ids,
         the_openai_package_works,
     ]))  # fmt: skip
