@@ -46,6 +46,7 @@ struct carry_engine {
     int64_t end_count;
     uint32_t *allowed; /* NULL: every id of the vocabulary is a token */
     int64_t queue;
+    int64_t texts;                   /* under way, at most */
     carry_engine_note *first, *last; /* events */
     carry_engine_note *shown;        /* the one that carry_engine_next returned last */
     /* Shared with the threads that submit and cancel: */
