@@ -95,7 +95,8 @@ static bool is_decoding(const carry_model_runner *r, int64_t count) {
 carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run *runs, int64_t count) {
     carry_ctx *ctx = r->head.ctx;
     carry_tensor logits = r->dtype == CARRY_BF16 ? r->logits : r->wide;
-    if (is_decoding(r, count) && r->decode != NULL && count <= carry_decode_sequences(r->decode)) {
+    if (is_decoding(r, count) && r->places.waves == 0 && r->decode != NULL &&
+        count <= carry_decode_sequences(r->decode)) {
         CARRY_TRY(carry_decode_step(r->decode, runs, count));
         logits = r->wide;
     } else if (is_decoding(r, count) && r->records) {
