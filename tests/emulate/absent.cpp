@@ -2,6 +2,7 @@
 #include "attention/kernels.cuh"
 #include "delta/cuda/chunk/chunk.h"
 #include "device/cuda.h"
+#include "engine/chain_ops.h"
 #include "engine/decode_ops.h"
 #include "engine/sample_device.h"
 #include "engine/slot_device.h"
@@ -60,6 +61,12 @@ static int no_blocks(int) {
 }
 
 extern "C" const carry_decode_device carry_decode_cuda = {"cuda", no_blocks, NULL, NULL, NULL};
+
+static bool never_works(int) {
+    return false;
+}
+
+extern "C" const carry_chain_device carry_chain_cuda = {"cuda", never_works, NULL};
 
 static bool never_samples(int, int64_t) {
     return false;
