@@ -1,7 +1,7 @@
 /* Attention on Hopper GPUs: which kernel, and its launch. Tensor maps tell the copy engine how q, k and v lie. */
 #include "device/tensor_map.cuh"
 
-#include "attention/causal_kernel.cuh"
+#include "attention/hopper_causal.cuh"
 
 namespace {
 

@@ -3,8 +3,8 @@
 
    A block has 128 queries of one head. Blocks run beside each other over the same keys, which the second-level cache
    then has. Tiles with the most keys come first. */
-#ifndef CARRY_ATTENTION_CAUSAL_KERNEL_CUH
-#define CARRY_ATTENTION_CAUSAL_KERNEL_CUH
+#ifndef CARRY_ATTENTION_HOPPER_CAUSAL_CUH
+#define CARRY_ATTENTION_HOPPER_CAUSAL_CUH
 
 #include "attention/hopper_kernel.cuh"
 
