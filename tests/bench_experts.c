@@ -10,6 +10,7 @@
 #include "carry/ops.h"
 #include "core/clock.h"
 #include "ops/experts.h"
+#include "ops/sampler.h"
 
 #define SHAPE(...) ((const int64_t[]){__VA_ARGS__})
 #define CALLS 10
@@ -35,7 +36,7 @@ static carry_tensor make(carry_dtype type, int rank, const int64_t *shape) {
         count *= shape[i];
     }
     must(carry_device_alloc(ctx, &x.data, 1, (size_t)count * carry_dtype_size(type)));
-    must(type == CARRY_I64 ? carry_zero(ctx, x) : carry_random_normal(ctx, x, 7, number++, 0.0f, 0.5f));
+    must(type == CARRY_I64 ? carry_zero(ctx, x) : carry_random_fill(ctx, x, 7, number++, 0.0f, 0.5f));
     return x;
 }
 

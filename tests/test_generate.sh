@@ -129,6 +129,30 @@ done
 expect 0 '"cached_tokens": 0' generate other --ids -p "$long 7" -n 6 --temperature 0 --cache-dir cache --json
 python "lines[0]['ids'] == json.loads(open('first').read())['ids']"
 
+# Sizes of the engine. A folder that cannot be written to costs a warning, not the text.
+expect 0 '"ids"' generate other --ids -p "$long" -n 6 --temperature 0 --json --memory 64M --context 400 --sequences 2 --cache-host 1MiB --cache-device 2.5M
+expect 0 '"ids"' generate other --ids -p "$long" -p '1 2' -n 6 --temperature 0 --json --same-bits --sequences 1 --no-cache
+cp out one_by_one
+expect 0 '"ids"' generate other --ids -p "$long" -p '1 2' -n 6 --temperature 0 --json --same-bits
+python "[x['ids'] for x in lines] == [json.loads(x)['ids'] for x in open('one_by_one')]"
+refused "memory needs bytes above 0, as in 512M or 2G, not '1X'" generate other --ids -p 1 --memory 1X
+for bytes in 0 -1 nan 1e3 '' M 1GG 1.5iB 99999999T; do
+    refused 'needs bytes above 0' generate other --ids -p 1 --cache-host "$bytes"
+done
+refused 'allow more memory or set a smaller context' generate other --ids -p 1 --memory 1K
+refused 'is longer than the context of 200 tokens' generate other --ids -p "$long" --context 200
+refused '--no-cache does not go with' generate other --ids -p 1 --no-cache --cache-dir x
+refused '--cache-dir-size needs --cache-dir' generate other --ids -p 1 --cache-dir-size 1M
+refused 'is more than --memory' generate other --ids -p 1 --memory 1M --cache-device 2M
+refused '--cache-dir text is not a folder' generate other --ids -p 1 --cache-dir text
+if [ -d /proc/self ]; then
+    expect 0 'prefixes are no longer stored in /proc/self' generate other --ids -p "$long" -n 6 --temperature 0 --cache-dir /proc/self
+fi
+(trap '' XFSZ && ulimit -f 1 && "$carry" generate other --ids -p "$long" -n 6 --temperature 0 --cache-dir full > limited 2> err)
+[ $? = 0 ] && grep -q 'prefixes are no longer stored in full: ' err || fail "a full cache folder: $(cat err)"
+[ "$(wc -w < limited)" = 6 ] || fail "a full cache folder: $(cat limited)"
+[ -z "$(ls -A full)" ] || fail "a full cache folder has parts of files: $(ls -A full)"
+
 # Random weights need a configuration alone.
 expect 0 '"prompt_tokens": 3' generate tiny --random --ids -p '1 2 3' -n 4 --json
 refused 'has no tokenizer' generate tiny --random -p a

@@ -18,11 +18,12 @@ fail() {
     failures=$((failures + 1))
 }
 
-# block LANGUAGE: the fenced block of that language; README.md has one of each.
-block() { sed -n "/^\`\`\`$1\$/,/^\`\`\`\$/p" "$project/README.md" | sed '1d;$d'; }
+# page LANGUAGE: the page with the fenced block of that language, of which it has one.
+page() { if [ "$1" = c ]; then echo "$project/docs/library.md"; else echo "$project/README.md"; fi; }
+block() { sed -n "/^\`\`\`$1\$/,/^\`\`\`\$/p" "$(page "$1")" | sed '1d;$d'; }
 
 for language in sh c python; do
-    if [ "$(grep -c "^\`\`\`$language\$" "$project/README.md")" != 1 ]; then fail "README.md does not have one block of $language"; fi
+    if [ "$(grep -c "^\`\`\`$language\$" "$(page $language)")" != 1 ]; then fail "$(page $language) does not have one block of $language"; fi
     lines=$(block $language | wc -l)
     if [ "$lines" -lt 8 ] || [ "$lines" -gt 16 ]; then fail "the block of $language has $lines lines, about ten are wanted"; fi
 done

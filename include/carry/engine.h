@@ -114,6 +114,15 @@ typedef struct carry_engine_request {
     /* Called by the driving thread for each event instead of carry_engine_next; false cancels the request. */
     bool (*on_event)(void *user, const carry_engine_event *event);
     void *user;
+    double frequency, presence; /* subtracted from the logit of a token: for each time it is in the text, and once */
+    const int64_t *bias_ids;    /* tokens whose logits get these added */
+    const float *biases;
+    int64_t bias_count;
+    /* Constrained sampling: called by the driving thread before each token is sampled. last: the token of the text
+       before it, -1 at the start. Clears the bits of tokens in `allowed` that may not follow (bit i % 32 of word i / 32
+       is token i; the tokens that end the text are among them). Returning false, or clearing all, fails the request. */
+    bool (*constrain)(void *constraint, int64_t last, uint32_t *allowed);
+    void *constraint;
 } carry_engine_request;
 
 /* Checks the request, copies it and puts it into the queue. CARRY_ERANGE: a token id outside the vocabulary.
@@ -141,6 +150,9 @@ CARRY_API carry_status carry_engine_state_roll_back(carry_engine *engine, uint64
 CARRY_API carry_status carry_engine_state_save(carry_engine *engine, uint64_t state, const char *path);
 CARRY_API carry_status carry_engine_state_load(carry_engine *engine, uint64_t *made, const char *path);
 CARRY_API carry_status carry_engine_state_drop(carry_engine *engine, uint64_t state);
+/* Puts a copy of the state among the cached prefixes: prompts that begin with its tokens go on from there. CARRY_ESIZE:
+   there is no memory for it. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
+CARRY_API carry_status carry_engine_state_cache(carry_engine *engine, uint64_t state);
 
 typedef struct carry_engine_stats {
     size_t size; /* CARRY_INIT */

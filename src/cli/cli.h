@@ -17,8 +17,18 @@ struct carry_recorder;
 /* Exit codes (carry(1)). */
 enum { CLI_DONE = 0, CLI_WRONG = 1, CLI_IMPOSSIBLE = 2 };
 
-/* CLI_REAL: any finite number, for the verb to judge. CLI_TEXTS: every time it is given, empty ones too. */
-typedef enum cli_kind { CLI_FLAG, CLI_COUNT, CLI_NUMBER, CLI_SECONDS, CLI_REAL, CLI_TEXT, CLI_TEXTS } cli_kind;
+/* CLI_REAL: any finite number, for the verb to judge. CLI_TEXTS: every time it is given, empty ones too. CLI_BYTES: 1
+   or more, "1000000", "512M", "1.5G": units of 1,024. */
+typedef enum cli_kind {
+    CLI_FLAG,
+    CLI_COUNT,
+    CLI_NUMBER,
+    CLI_SECONDS,
+    CLI_REAL,
+    CLI_BYTES,
+    CLI_TEXT,
+    CLI_TEXTS
+} cli_kind;
 
 typedef struct cli_texts {
     const char **text; /* room for as many as there are arguments */
@@ -29,7 +39,7 @@ typedef struct cli_option {
     const char *name; /* without dashes */
     char letter;      /* or 0 */
     cli_kind kind;
-    void *target;         /* bool *, int *, int64_t *, double *, double *, const char **, cli_texts * */
+    void *target;         /* bool *, int *, int64_t *, double *, double *, size_t *, const char **, cli_texts * */
     const char *argument; /* "N", for help; NULL for flags */
     const char *help;
 } cli_option;
@@ -57,7 +67,7 @@ typedef struct cli_verb {
 extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
 extern const cli_verb cli_run, cli_runs, cli_report, cli_profile, cli_climb, cli_job, cli_cards; /* with the lab */
 extern const cli_verb cli_train, cli_train_dit, cli_generate, cli_eval, cli_tokenizer;           /* with training */
-extern const cli_verb cli_stream, cli_pull;
+extern const cli_verb cli_stream, cli_pull, cli_serve;
 extern const cli_verb *const cli_verbs[]; /* main.c, the only list; NULL at its end */
 
 /* Parses options before, between and after the words that remain, which are left in arguments; their number, or -1

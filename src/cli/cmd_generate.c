@@ -165,7 +165,7 @@ static int generate(generate_session *d) {
                                             .stop_count = d->stops.count,
                                             .state_load = d->state_load,
                                             .state_save = d->state_save,
-                                            .cache_dir = d->cache_dir,
+                                            .engine = &d->engine,
                                             .heard = on_token,
                                             .user = d};
     d->on_terminal = isatty(STDOUT_FILENO) != 0;
@@ -249,8 +249,10 @@ static void close_session(generate_session *d) {
 
 static int run(int count, char **arguments) {
     cli_catch_interrupt();
-    generate_session d = {
-        .tokens = 128, .dtype = CARRY_F32, .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0}};
+    generate_session d = {.tokens = 128,
+                          .dtype = CARRY_F32,
+                          .sampling = {.temperature = 0.8, .top_p = 0.95, .repetition = 1.0},
+                          .engine = {CARRY_INIT(carry_engine_options)}};
     const cli_option own[] = {
         {"prompt", 'p', CLI_TEXTS, &d.given, "TEXT", "text to continue; repeat for more; -: standard input"},
         {"file", 0, CLI_TEXT, &d.file, "FILE", "prompts from a file, one per line"},
@@ -272,8 +274,7 @@ static int run(int count, char **arguments) {
          "save the state after the prompt; with -n 0, generate nothing"},
         {"state-load", 0, CLI_TEXT, &d.state_load, "FILE",
          "continue from this state, without reading its tokens again"},
-        {"cache-dir", 0, CLI_TEXT, &d.cache_dir, "DIR",
-         "keep states of prompts here, and go on from those that begin alike"},
+        CLI_ENGINE_OPTIONS(&d.engine),
         {"random", 0, CLI_FLAG, &d.is_random, NULL,
          "random weights: MODEL is a config.json, its folder, or a shape (tiny, qwen3.5-0.8b, qwen3.5-4b)"},
         {"chat", 0, CLI_FLAG, &d.is_chat, NULL, "treat a prompt as a message of the user, with the chat template"},

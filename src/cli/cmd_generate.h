@@ -2,7 +2,7 @@
 #ifndef CARRY_CLI_CMD_GENERATE_H
 #define CARRY_CLI_CMD_GENERATE_H
 
-#include "cli/cli.h"
+#include "cli/engine_options.h"
 #include "engine/generate.h"
 #include "tokenizer/chat.h"
 
@@ -14,7 +14,7 @@ typedef struct cli_generating {
     carry_dtype dtype;
     char why[CARRY_MODEL_WHY]; /* this type; "" once it has been printed */
     bool by_ids, is_chat, thinks, thinks_not, is_random;
-    const char *cache_dir;
+    carry_engine_options engine;
     int64_t tokens;
     carry_sampling sampling;
     carry_model model;

@@ -24,7 +24,7 @@ bool cli_generate_check(const cli_generating *g) {
     if (wrong != NULL) {
         (void)cli_refuse("%s", wrong);
     }
-    return wrong == NULL;
+    return wrong == NULL && cli_engine_check(&g->engine);
 }
 
 static bool add_prompt(cli_generating *d, const char *text, size_t length) {

@@ -6,6 +6,7 @@
 #include "bench/family/family.h"
 #include "model/codec/codec.h"
 #include "model/dit/dit.h"
+#include "model/lm/families/family.h"
 #include "ops/table.h"
 #include "ops/product/bf16.h"
 #include "ops/kernels/kernels.h"
@@ -13,8 +14,9 @@
 #include "lab/experiment/experiment.h"
 #endif
 
-#define WORDS \
-    "scans, deltas, collectives, kernels, devices, ops, problems, rates, experiments, codecs, configs or verbs"
+#define WORDS                                                                                                        \
+    "scans, deltas, collectives, kernels, devices, ops, problems, rates, experiments, codecs, configs, families or " \
+    "verbs"
 
 static void row(bool json, const char *what, const char *name, const char *about) {
     if (json) {
@@ -200,7 +202,7 @@ static void supported_row(bool json, const char *what, const char *name, const c
     cli_json_close();
 }
 
-static int list_families(carry_ctx *ctx, bool json) {
+static int list_problems(carry_ctx *ctx, bool json) {
     (void)ctx;
     const carry_family *family;
     for (int i = 0; (family = carry_family_at(i)) != NULL; i++) {
@@ -265,6 +267,35 @@ static int list_configs(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
+/* Families of language models: the parts of their layers, and where they run. Whatever runs is served by the engine. */
+static int list_families(carry_ctx *ctx, bool json) {
+    (void)ctx;
+    const carry_lm_family *family;
+    for (int i = 0; (family = carry_lm_family_at(i)) != NULL; i++) {
+        const carry_lm_family_row parts = carry_lm_family_describe(family);
+        const char *const devices = parts.on_cuda ? "cpu cuda" : "cpu";
+        const char *const others = parts.feedforwards;
+        if (!json) {
+            (void)printf("%-20s %-24s %-18s %-9s %-9s %s\n", family->wrapper != NULL ? family->wrapper : family->name,
+                         parts.mixers, others[0] != '\0' ? others : "-", devices, parts.trains ? "train" : "-",
+                         family->about);
+            continue;
+        }
+        cli_json_open();
+        cli_json_text("kind", "family");
+        cli_json_text("name", family->wrapper != NULL ? family->wrapper : family->name);
+        cli_json_text("about", family->about);
+        cli_json_text("model_type", family->name);
+        cli_json_text("mixers", parts.mixers);
+        cli_json_text("feedforwards", others);
+        cli_json_text("run", devices);
+        cli_json_text("train", parts.trains ? devices : "");
+        cli_json_text("engine", devices);
+        cli_json_close();
+    }
+    return CLI_DONE;
+}
+
 static int list_verbs(carry_ctx *ctx, bool json) {
     (void)ctx;
     for (int i = 0; cli_verbs[i] != NULL; i++) {
@@ -280,8 +311,9 @@ static const struct {
     int (*list)(carry_ctx *ctx, bool json);
 } lists[] = {{"scans", list_scans},       {"deltas", list_deltas},   {"collectives", list_collectives},
              {"kernels", list_kernels},   {"devices", list_devices}, {"ops", list_ops},
-             {"problems", list_families}, {"rates", list_rates},     {"experiments", list_experiments},
-             {"codecs", list_codecs},     {"configs", list_configs}, {"verbs", list_verbs}};
+             {"problems", list_problems}, {"rates", list_rates},     {"experiments", list_experiments},
+             {"codecs", list_codecs},     {"configs", list_configs}, {"families", list_families},
+             {"verbs", list_verbs}};
 
 static int run(int count, char **arguments) {
     cli_common common = {0};
@@ -317,19 +349,21 @@ const cli_verb cli_list = {
     .name = "list",
     .arguments = "WHAT",
     .summary = "list algorithms, devices, problems, experiments, verbs and more",
-    .details = "WHAT is one of\n"
-               "  scans        the algorithms for linear recurrences\n"
-               "  deltas       the methods of the gated delta rule\n"
-               "  collectives  the kinds of communicators, and the algorithms of the scan across ranks\n"
-               "  kernels      the sets of CPU kernels, and which one is used\n"
-               "  devices      where work can run\n"
-               "  ops          the operators, with the devices and types of each\n"
-               "  problems     the problem families, with the parameters that each accepts\n"
-               "  rates        the measured rates of this machine that the planner uses\n"
-               "  experiments  the experiments of this project, with their hypotheses\n"
-               "  codecs       the codecs that convert pictures to latents and back\n"
-               "  configs      the video transformers known by name\n"
-               "  verbs        the verbs of carry",
+    .details =
+        "WHAT is one of\n"
+        "  scans        the algorithms for linear recurrences\n"
+        "  deltas       the methods of the gated delta rule\n"
+        "  collectives  the kinds of communicators, and the algorithms of the scan across ranks\n"
+        "  kernels      the sets of CPU kernels, and which one is used\n"
+        "  devices      where work can run\n"
+        "  ops          the operators, with the devices and types of each\n"
+        "  problems     the problem families, with the parameters that each accepts\n"
+        "  rates        the measured rates of this machine that the planner uses\n"
+        "  experiments  the experiments of this project, with their hypotheses\n"
+        "  codecs       the codecs that convert pictures to latents and back\n"
+        "  configs      the video transformers known by name\n"
+        "  families     the families of language models: mixers, feed-forwards, devices, training, published models\n"
+        "  verbs        the verbs of carry",
     .example = "carry list scans",
     .run = run,
 };

@@ -25,9 +25,32 @@ static const cli_option *find(const cli_option *options, const char *name, size_
     return NULL;
 }
 
+/* "512M" and the like; false for anything else, for 0, and for more than size_t holds. */
+static bool parse_bytes(size_t *bytes, const char *value) {
+    static const char units[] = "KMGT";
+    char *end;
+    double number = strtod(value, &end);
+    const char *unit = *end != '\0' ? strchr(units, *end) : NULL;
+    if (end == value || value[strspn(value, "0123456789.")] != *end) {
+        return false;
+    }
+    if (unit != NULL) {
+        number = ldexp(number, 10 * (int)(unit - units + 1));
+        end++;
+        end += *end == 'i' && end[1] == 'B' ? 1 : 0;
+    }
+    end += *end == 'B' ? 1 : 0;
+    const bool fits = *end == '\0' && number >= 1.0 && number < 9007199254740992.0; /* 2^53: exact in a double */
+    *bytes = fits ? (size_t)number : 0;
+    return fits;
+}
+
 static bool store_value(const cli_option *option, const char *value) {
     char *end;
     errno = 0;
+    if (option->kind == CLI_BYTES) {
+        return parse_bytes(option->target, value);
+    }
     if (option->kind == CLI_TEXT) {
         *(const char **)option->target = value;
         return *value != '\0';
@@ -109,6 +132,7 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
                          option->kind == CLI_TEXT || option->kind == CLI_TEXTS ? "a value"
                          : option->kind == CLI_NUMBER                          ? "a whole number, 0 or more"
                          : option->kind == CLI_REAL                            ? "a number"
+                         : option->kind == CLI_BYTES                           ? "bytes above 0, as in 512M or 2G"
                                                                                : "a positive number",
                          value != NULL ? cli_shown(shown, value) : "nothing");
         return false;

@@ -143,6 +143,20 @@ carry_status carry_engine_open(carry_ctx *ctx, carry_engine **engine, const char
     return close_on_failure(engine, status);
 }
 
+carry_status carry_engine_adopt(carry_ctx *ctx, carry_engine **engine, carry_model *model, carry_dtype dtype,
+                                const carry_engine_options *options) {
+    carry_engine_options o;
+    *engine = NULL;
+    CARRY_TRY(CARRY_SIZED_READ(ctx, carry_engine_options, &o, options));
+    carry_status status = make_engine(ctx, engine);
+    if (status == CARRY_OK) {
+        (*engine)->model = *model;
+        *model = (carry_model){.start = -1, .end = -1, .other_end = -1};
+        status = open_engine(*engine, &o, dtype);
+    }
+    return close_on_failure(engine, status);
+}
+
 static carry_status open_model(carry_engine *e, carry_llm *llm, const carry_engine_options *o) {
     e->is_borrowed = true;
     carry_model_borrow(e->ctx, &e->model, llm->lm);
@@ -288,6 +302,10 @@ carry_status carry_engine_state_load(carry_engine *e, uint64_t *made, const char
 
 carry_status carry_engine_state_drop(carry_engine *e, uint64_t state) {
     return carry_scheduler_state_drop(e->scheduler, state);
+}
+
+carry_status carry_engine_state_cache(carry_engine *e, uint64_t state) {
+    return carry_scheduler_state_cache(e->scheduler, state);
 }
 
 void carry_engine_statistics(carry_engine *e, carry_engine_stats *stats) {

@@ -57,6 +57,10 @@ struct carry_engine {
     bool is_closing; /* events are dropped */
 };
 
+/* Over a model that is open and becomes the engine's, unless there is no memory for an engine at all. */
+carry_status carry_engine_adopt(carry_ctx *ctx, carry_engine **engine, carry_model *model, carry_dtype dtype,
+                                const carry_engine_options *options);
+
 void carry_engine_job_free(carry_engine_job *job);
 /* The scheduler's callback; user is the engine. */
 void carry_engine_on_event(void *user, const carry_sequence_event *event);

@@ -133,7 +133,14 @@ static carry_status make_sequence(carry_ctx *ctx, const carry_engine *e, const c
                                             .state = r->state,
                                             .keeps = r->keep_state,
                                             .is_uncached = r->no_cache,
-                                            .user = job};
+                                            .user = job,
+                                            .frequency = r->frequency,
+                                            .presence = r->presence,
+                                            .bias_ids = r->bias_ids,
+                                            .biases = r->biases,
+                                            .bias_count = r->bias_count,
+                                            .constrain = r->constrain,
+                                            .constraint = r->constraint};
     job->prompt_tokens = count;
     job->text.tokenizer = e->model.tokenizer;
     job->text.is_first = r->text != NULL && r->text_bytes == 0 && r->state == 0;

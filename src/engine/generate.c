@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/error.h"
+#include "core/sized.h"
 #include "engine/generate_inside.h"
 #include "tokenizer/tokenizer_internal.h"
 
@@ -127,8 +128,17 @@ static carry_status check_options(carry_ctx *ctx, const carry_generate_options *
 
 carry_status carry_generate(carry_ctx *ctx, const carry_model *model, const carry_prompt *prompts, int64_t count,
                             const carry_generate_options *options, carry_continuation *results) {
+    carry_engine_options engine = {CARRY_INIT(carry_engine_options)};
     CARRY_TRY(check_options(ctx, options, count));
-    const int64_t most = options->batch > 0 ? options->batch : BATCH;
+    if (options->engine != NULL) {
+        CARRY_TRY(CARRY_SIZED_READ(ctx, carry_engine_options, &engine, options->engine));
+    }
+    if (engine.sequences < 0 || engine.context < 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "sequences %" PRId64 ", context %" PRId64 ": expected 0 (the default) or more",
+                          engine.sequences, engine.context);
+    }
+    const int64_t most = engine.sequences > 0 ? engine.sequences : BATCH;
     const bool has_file = options->state_save != NULL || options->state_load != NULL;
     carry_generation g = {.ctx = ctx,
                           .model = model,
@@ -136,6 +146,7 @@ carry_status carry_generate(carry_ctx *ctx, const carry_model *model, const carr
                           .count = count,
                           .batch = count < most ? count : most,
                           .options = options,
+                          .engine = engine,
                           .results = results};
     carry_status status = model->tokenizer != NULL ? carry_encoder_new(ctx, &g.encoder, model->tokenizer) : CARRY_OK;
     if (status == CARRY_OK) {

@@ -7,6 +7,7 @@
 #ifndef CARRY_ENGINE_GENERATE_H
 #define CARRY_ENGINE_GENERATE_H
 
+#include "carry/engine.h"
 #include "engine/sample.h"
 #include "engine/model_folder.h"
 
@@ -41,12 +42,13 @@ typedef struct carry_continuation {
 typedef struct carry_generate_options {
     carry_sampling sampling;
     int64_t tokens;           /* at most, for each prompt */
-    int64_t batch;            /* texts at once; 0: 16 */
     carry_dtype dtype;        /* of activations, and of the weights that they are multiplied with; 0 is f32 */
     const char *const *stops; /* a text ends before any of these; empty ones are none */
     int stop_count;
     const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */
-    const char *cache_dir;  /* a folder of cached prefixes (engine/prefix_disk.h); NULL: none */
+    /* Sizes and caches of the engine; NULL: defaults. A context of 0 is as long as the prompts and texts need. Device
+       and dtype are those of the model and of these options. */
+    const carry_engine_options *engine;
     const char *state_save; /* where the state after the prompt goes, of which there is one; NULL: nowhere */
     /* Called after every token of a text; false stops everything. May be NULL. */
     bool (*heard)(void *user, int64_t prompt);

@@ -11,6 +11,7 @@ typedef struct carry_generation {
     const carry_prompt *prompts;
     int64_t count, batch;
     const carry_generate_options *options;
+    carry_engine_options engine; /* those of options, or defaults */
     carry_continuation *results;
     carry_encoder *encoder; /* NULL without a tokenizer */
     bool stopped;           /* by the callback of options */

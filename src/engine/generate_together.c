@@ -133,6 +133,7 @@ static carry_status open_together(together *w) {
     carry_generation *g = w->g;
     carry_lm *lm = g->model->lm;
     const int device = lm->own.device;
+    const carry_engine_options *e = &g->engine;
     carry_runner_sizes sizes = {.sequences = g->batch};
     size_t available;
     size_t total;
@@ -142,26 +143,34 @@ static carry_status open_together(together *w) {
     if (g->options->tokens > INT64_MAX / 4) {
         return carry_fail(g->ctx, CARRY_ESIZE, "%" PRId64 " tokens: too many", g->options->tokens);
     }
-    sizes.context = longest + g->options->tokens;
+    sizes.context = g->engine.context > 0 ? g->engine.context : longest + g->options->tokens;
     sizes.tokens = device == 0 ? STEP_CPU : STEP_GPU;
     sizes.tokens = sizes.tokens < longest + CARRY_PAGE_TOKENS ? sizes.tokens : longest + CARRY_PAGE_TOKENS;
     sizes.tokens = sizes.tokens > g->batch + CARRY_PAGE_TOKENS ? sizes.tokens : g->batch + CARRY_PAGE_TOKENS;
     carry_pool_demand demand = {.sequences = g->batch, .context = sizes.context};
-    const bool is_cached = g->count > 1 || g->options->cache_dir != NULL;
+    const bool has_cache = e->cache_device > 0 || e->cache_host > 0 || e->cache_dir != NULL;
+    const bool is_cached = !e->no_cache && (g->count > 1 || has_cache);
     const int64_t snapshots = g->count < SNAPSHOTS ? g->count + 2 : SNAPSHOTS;
     demand.most_slots = g->batch + (is_cached ? snapshots : 0);
     demand.spare = is_cached ? g->batch : 0;
     carry_model_runner_measure(lm, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
-    CARRY_TRY(carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, available / 2, &demand));
+    CARRY_TRY(
+        carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, e->memory > 0 ? e->memory : available / 2, &demand));
     sizes.sequences = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
-    CARRY_TRY(carry_model_runner_new(lm, &w->runner, &sizes, g->options->dtype));
-    const carry_scheduler_options options = {.cache = {.device_bytes = is_cached ? SIZE_MAX : 0,
-                                                       .folder = g->options->cache_dir,
-                                                       .folder_bytes = CACHE_DIR_BYTES},
-                                             .queue = g->count,
-                                             .on_event = on_event,
-                                             .user = w};
+    CARRY_TRY(carry_model_runner_new_with(lm, &w->runner, &sizes, g->options->dtype,
+                                          &(carry_model_runner_options){.same_bits = e->same_bits}));
+    const carry_scheduler_options options = {
+        .cache = {.device_bytes = !is_cached            ? 0
+                                  : e->cache_device > 0 ? e->cache_device
+                                                        : SIZE_MAX,
+                  .host_bytes = e->cache_host,
+                  .folder = e->cache_dir,
+                  .folder_bytes = e->cache_dir_bytes > 0 ? e->cache_dir_bytes : CACHE_DIR_BYTES},
+        .queue = g->count,
+        .same_bits = e->same_bits,
+        .on_event = on_event,
+        .user = w};
     return carry_scheduler_new(g->ctx, &w->scheduler, w->runner, &options);
 }
 

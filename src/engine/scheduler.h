@@ -69,5 +69,7 @@ carry_status carry_scheduler_state_roll_back(carry_scheduler *scheduler, uint64_
 carry_status carry_scheduler_state_save(carry_scheduler *scheduler, uint64_t state, const char *path);
 carry_status carry_scheduler_state_load(carry_scheduler *scheduler, uint64_t *made, const char *path);
 carry_status carry_scheduler_state_drop(carry_scheduler *scheduler, uint64_t state);
+/* A copy of it becomes a cached prefix. */
+carry_status carry_scheduler_state_cache(carry_scheduler *scheduler, uint64_t state);
 
 #endif

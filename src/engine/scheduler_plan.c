@@ -120,7 +120,7 @@ void carry_scheduler_admit(carry_scheduler *s) {
 /* Runs. */
 
 static bool may_run_ahead(const carry_scheduler *s, const carry_sequence *q) {
-    return s->runner->overlaps && !q->options.keeps && q->seen == NULL;
+    return s->runner->overlaps && !q->options.keeps && !carry_sequence_needs_last(q);
 }
 
 static carry_run run_of(const carry_sequence *q, const int32_t *ids, int64_t count, bool wants) {
@@ -135,7 +135,7 @@ static carry_run run_of(const carry_sequence *q, const int32_t *ids, int64_t cou
                        .at = (uint64_t)(q->written + q->pending),
                        .seen = q->seen,
                        .seen_count = q->seen_count,
-                       .allowed = q->options.allowed,
+                       .bias = q->bias,
                        .logprobs = q->options.logprobs};
 }
 
@@ -147,6 +147,12 @@ static void add_run(carry_scheduler *s, carry_sequence *q, carry_flight *f, cons
         return;
     }
     s->runs[f->count] = run_of(q, ids, count, wants);
+    if (wants && !carry_sequence_allow(q, &s->runs[f->count].allowed)) {
+        carry_fail_at(s->ctx, CARRY_ERANGE, __FILE__, __LINE__,
+                      "token %" PRId64 " of the text: the constraint allows no token", q->written);
+        carry_scheduler_fail(s, q, CARRY_ERANGE);
+        return;
+    }
     f->sequences[f->count] = q;
     f->wants[f->count++] = wants;
 }

@@ -192,34 +192,17 @@ static carry_status check_options(carry_ctx *ctx, const carry_runner_sizes *size
     return CARRY_OK;
 }
 
-void carry_sequence_note(carry_sequence *s, int32_t id) {
-    if (s->seen != NULL && (s->is_seen[id / 8] >> id % 8 & 1) == 0) {
-        s->is_seen[id / 8] |= (unsigned char)(1u << id % 8);
-        s->seen[s->seen_count++] = (uint32_t)id;
-    }
-}
-
 static carry_status fill_sequence(carry_ctx *ctx, carry_sequence *s, const carry_runner_sizes *sizes,
                                   const carry_sequence_options *o) {
-    const double penalty = o->sampling.repetition;
     s->ends = malloc(((size_t)o->end_count + 1) * sizeof *s->ends);
-    bool is_whole = s->ends != NULL;
-    if (penalty > 0.0 && penalty != 1.0) {
-        s->seen = malloc((size_t)sizes->vocabulary * sizeof *s->seen);
-        s->is_seen = calloc((size_t)sizes->vocabulary / 8 + 1, 1);
-        is_whole = is_whole && s->seen != NULL && s->is_seen != NULL;
-    }
-    if (!is_whole) {
+    if (s->ends == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a request");
     }
     if (o->end_count > 0) {
         memcpy(s->ends, o->ends, (size_t)o->end_count * sizeof *s->ends);
     }
     CARRY_TRY(carry_track_append(ctx, &s->track, o->ids, o->count));
-    for (int64_t i = 0; i < o->count; i++) {
-        carry_sequence_note(s, o->ids[i]);
-    }
-    return CARRY_OK;
+    return carry_sequence_open_rules(ctx, s, sizes->vocabulary, o);
 }
 
 carry_status carry_sequence_new(carry_ctx *ctx, carry_sequence **made, const carry_runner_sizes *sizes,
@@ -234,6 +217,8 @@ carry_status carry_sequence_new(carry_ctx *ctx, carry_sequence **made, const car
     s->page_limit = pages_at_most(sizes, options->count, options->tokens);
     s->options.ids = NULL;
     s->options.ends = NULL;
+    s->options.bias_ids = NULL;
+    s->options.biases = NULL;
     const carry_status status = fill_sequence(ctx, s, sizes, options);
     if (status != CARRY_OK) {
         carry_sequence_free(s);
@@ -248,8 +233,7 @@ void carry_sequence_free(carry_sequence *s) {
         free(s->track.ids);
         free(s->track.pages);
         free(s->ends);
-        free(s->seen);
-        free(s->is_seen);
+        carry_sequence_close_rules(s);
         free(s);
     }
 }

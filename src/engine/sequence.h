@@ -61,11 +61,17 @@ typedef struct carry_sequence_options {
     const uint32_t *allowed; /* as in carry_run; borrowed until the sequence ends */
     const int32_t *ends;
     int64_t end_count;
-    int logprobs;     /* as in carry_run */
-    uint64_t state;   /* a kept state that it goes on from; 0: none */
-    bool keeps;       /* its state is kept at its end */
-    bool is_uncached; /* uses no cached prefix and leaves none */
-    void *user;       /* for events */
+    int logprobs;               /* as in carry_run */
+    uint64_t state;             /* a kept state that it goes on from; 0: none */
+    bool keeps;                 /* its state is kept at its end */
+    bool is_uncached;           /* uses no cached prefix and leaves none */
+    void *user;                 /* for events */
+    double frequency, presence; /* penalties of tokens of the text */
+    const int64_t *bias_ids;    /* tokens whose logits get `biases` added */
+    const float *biases;
+    int64_t bias_count;
+    bool (*constrain)(void *constraint, int64_t last, uint32_t *allowed); /* as in carry/engine.h; may be NULL */
+    void *constraint;
 } carry_sequence_options;
 
 typedef struct carry_sequence {
@@ -73,8 +79,13 @@ typedef struct carry_sequence {
     uint64_t request;
     carry_phase phase;
     carry_track track;
-    carry_sequence_options options; /* ids and ends are not kept: */
+    carry_sequence_options options; /* ids, ends and biases are not kept: */
     int32_t *ends;
+    float *bias;            /* [vocabulary]: biases, less penalties; NULL: none */
+    unsigned char *is_used; /* with a presence penalty: a bit for each token of the text */
+    uint32_t *mask;         /* with a constraint: the tokens that may be sampled next */
+    int64_t mask_words;
+    int32_t last;           /* token of the text; -1: none */
     uint32_t *seen;         /* with a repetition penalty: each token of prompt and text once, */
     unsigned char *is_seen; /* a bit for each token */
     int64_t seen_count;
@@ -98,8 +109,16 @@ carry_status carry_sequence_new(carry_ctx *ctx, carry_sequence **made, const car
                                 const carry_sequence_options *options);
 /* Its track must have been closed, or never have had slots and pages. */
 void carry_sequence_free(carry_sequence *sequence);
-/* A token of prompt or text, for the repetition penalty. */
+/* sequence_rules.c: penalties, biases and the constraint, from checked and copied options. */
+carry_status carry_sequence_open_rules(carry_ctx *ctx, carry_sequence *sequence, int64_t vocabulary,
+                                       const carry_sequence_options *options);
+void carry_sequence_close_rules(carry_sequence *sequence);
+/* A token of the text, for penalties and the constraint. */
 void carry_sequence_note(carry_sequence *sequence, int32_t id);
+/* The tokens that may be sampled next, as `allowed` of carry_run; asks the constraint. False: it failed. */
+bool carry_sequence_allow(carry_sequence *sequence, const uint32_t **allowed);
+/* True if what is sampled next depends on the last token by more than the logits. */
+bool carry_sequence_needs_last(const carry_sequence *sequence);
 bool carry_sequence_ends_with(const carry_sequence *sequence, int32_t id);
 
 #endif

@@ -75,6 +75,20 @@ carry_status carry_scheduler_state_length(carry_scheduler *s, uint64_t state, in
     return CARRY_OK;
 }
 
+carry_status carry_scheduler_state_cache(carry_scheduler *s, uint64_t state) {
+    carry_kept *k;
+    CARRY_TRY(find_state(s, state, &k));
+    if (s->options.same_bits || s->prefix.options.device_bytes == 0) {
+        return carry_fail(s->ctx, CARRY_EUNSUPPORTED, "state %" PRIu64 " cannot become a cached prefix%s", state,
+                          s->options.same_bits ? " with same_bits" : ": nothing is cached");
+    }
+    const carry_track *t = &k->track;
+    return carry_prefix_insert(&s->prefix, t->ids, t->length, t->slot, t->pages, false)
+               ? CARRY_OK
+               : carry_fail(s->ctx, CARRY_ESIZE, "a state of %" PRId64 " tokens: no memory is left to cache it",
+                            t->length);
+}
+
 /* An empty track with a slot. */
 static carry_status open_track(carry_scheduler *s, carry_track *track) {
     *track = (carry_track)CARRY_TRACK_EMPTY;

@@ -206,6 +206,7 @@ carry_status carry_generator_device_run(carry_generator *g, const carry_envelope
     }
     f->has_cleaned = with_clean;
     CARRY_TRY(carry_event_wait(g->ctx, device, f->ready[now]));
+    CARRY_TRY(carry_dit_cache_check(g->cache));
     CARRY_TRY(carry_event_elapsed(g->ctx, &times->denoise, device, f->began, f->denoised));
     if (e->do_recompute) { /* the host was done with it long before the GPU */
         CARRY_TRY(carry_event_elapsed(g->ctx, &times->recompute, device, f->rebuilt, f->began));

@@ -101,10 +101,11 @@ static void a_text_is_the_same_beside_others_as_alone(void **unused) {
     carry_continuation together[3][PROMPTS] = {0};
     carry_generate_options options = options_of(0.9, 25);
     for (int b = 0; b < 3; b++) {
-        options.batch = batches[b];
+        const carry_engine_options engine = {CARRY_INIT(carry_engine_options), .sequences = batches[b]};
+        options.engine = &engine;
         assert_ok(ctx, carry_generate(ctx, &m, prompts, PROMPTS, &options, together[b]));
     }
-    options.batch = 0;
+    options.engine = NULL;
     for (int i = 0; i < PROMPTS; i++) {
         carry_continuation alone = {0};
         assert_ok(ctx, carry_generate(ctx, &m, &prompts[i], 1, &options, &alone));
@@ -226,7 +227,7 @@ static void an_interrupted_text_is_what_there_was(void **unused) {
     listener l = {.result = result, .most = 6};
     options.heard = listen_to;
     options.user = &l;
-    options.batch = 1;
+    options.engine = &(carry_engine_options){CARRY_INIT(carry_engine_options), .sequences = 1};
     assert_ok(ctx, carry_generate(ctx, &m, prompts, 2, &options, result));
     assert_true(result[0].ending == CARRY_INTERRUPTED && result[1].ending == CARRY_INTERRUPTED);
     assert_true(result[0].tokens == 6 && result[1].tokens == 0 && result[0].length >= 4);

@@ -289,6 +289,28 @@ static void what_attention_cannot_do_is_refused(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* The parts of every small model are in the row of its family, which says where it runs. */
+static void families_list_the_parts_of_their_layers(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    for (int i = 0; i < HYBRIDS; i++) {
+        carry_lm_config c = hybrid(i);
+        assert_ok(ctx, carry_lm_config_finish(ctx, &c));
+        const carry_lm_family_row row = carry_lm_family_describe(c.family);
+        bool on_cuda = true;
+        for (int64_t l = 0; l < c.num_hidden_layers; l++) {
+            const carry_lm_part *mixer = carry_lm_mixer_at(c.mixer[l]);
+            const carry_lm_part *other = carry_lm_feedforward_at(c.feedforward[l]);
+            assert_true(c.mixer[l] == CARRY_LM_MIXER_NONE || strstr(row.mixers, mixer->name) != NULL);
+            assert_true(c.feedforward[l] == CARRY_LM_FEEDFORWARD_NONE || strstr(row.feedforwards, other->name) != NULL);
+            on_cuda = on_cuda && !mixer->cpu_only && !other->cpu_only;
+        }
+        assert_true(on_cuda || !row.on_cuda);
+        assert_true(row.trains);
+    }
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_equal_differences),
@@ -299,6 +321,7 @@ int main(void) {
         cmocka_unit_test(states_go_to_files_and_snapshots_and_back),
         cmocka_unit_test(a_prompt_of_bf16_has_the_workspace_of_wide_heads),
         cmocka_unit_test(what_attention_cannot_do_is_refused),
+        cmocka_unit_test(families_list_the_parts_of_their_layers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -172,6 +172,7 @@ static void test_replayed_graphs_give_the_same_bits(void **state) {
 typedef struct pair {
     int device;
     carry_dtype dtype;
+    bool no_graphs;
     uint16_t out[2][CALLS][COUNT];
     carry_dit_counts counts[2];
 } pair;
@@ -179,7 +180,7 @@ typedef struct pair {
 static carry_status run_rank(void *user, carry_comm *comm) {
     pair *p = user;
     const int rank = carry_comm_rank(comm);
-    return run_on(carry_comm_ctx(comm), comm, p->device, p->dtype, false, false, p->out[rank], &p->counts[rank]);
+    return run_on(carry_comm_ctx(comm), comm, p->device, p->dtype, false, p->no_graphs, p->out[rank], &p->counts[rank]);
 }
 
 static void run_pair(pair *p) {
@@ -212,6 +213,20 @@ static void test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives(vo
     }
 }
 
+static void test_replayed_graphs_of_a_mesh_give_the_same_bits(void **state) {
+    (void)state;
+    static pair with, without;
+    for (int device = 1; device < carry_device_count(); device++) {
+        with = (pair){.device = device, .dtype = CARRY_BF16};
+        without = (pair){.device = device, .dtype = CARRY_BF16, .no_graphs = true};
+        run_pair(&with);
+        run_pair(&without);
+        assert_memory_equal(with.out[0], without.out[0], sizeof with.out[0]);
+        assert_int_equal(with.counts[1].large, without.counts[1].large);
+        assert_int_equal(with.counts[1].large_bytes, without.counts[1].large_bytes);
+    }
+}
+
 int main(void) {
     if (carry_device_count() < 2) {
         (void)printf("skipped: there is no device but the CPU\n");
@@ -222,6 +237,7 @@ int main(void) {
         cmocka_unit_test(test_streams_of_a_short_prompt_in_a_long_text_equal_the_cpu),
         cmocka_unit_test(test_replayed_graphs_give_the_same_bits),
         cmocka_unit_test(test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives),
+        cmocka_unit_test(test_replayed_graphs_of_a_mesh_give_the_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ctypes import (
-    CFUNCTYPE, POINTER, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p,
+    CFUNCTYPE, POINTER, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64,
+    c_void_p,
 )  # fmt: skip
 from typing import Any
 
@@ -61,6 +62,7 @@ class EngineEvent(Sized):
 
 
 ON_EVENT = CFUNCTYPE(c_bool, c_void_p, POINTER(EngineEvent))
+CONSTRAIN = CFUNCTYPE(c_bool, c_void_p, c_int64, POINTER(c_uint32))
 
 
 class EngineRequest(Sized):
@@ -91,6 +93,13 @@ class EngineRequest(Sized):
         ("no_cache", c_bool),
         ("on_event", ON_EVENT),
         ("user", c_void_p),
+        ("frequency", c_double),
+        ("presence", c_double),
+        ("bias_ids", POINTER(c_int64)),
+        ("biases", POINTER(c_float)),
+        ("bias_count", c_int64),
+        ("constrain", CONSTRAIN),
+        ("constraint", c_void_p),
     ]
 
 
@@ -126,6 +135,7 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_engine_state_save": (c_int, [c_void_p, c_uint64, c_char_p]),
     "carry_engine_state_load": (c_int, [c_void_p, _U64, c_char_p]),
     "carry_engine_state_drop": (c_int, [c_void_p, c_uint64]),
+    "carry_engine_state_cache": (c_int, [c_void_p, c_uint64]),
     "carry_engine_statistics": (None, [c_void_p, POINTER(EngineStats)]),
     "carry_engine_context": (c_int64, [c_void_p]),
     "carry_engine_vocabulary": (c_int64, [c_void_p]),

@@ -74,6 +74,7 @@ typedef struct carry_lm_state_part {
 
 typedef struct carry_lm_part {
     const char *name, *about;
+    bool cpu_only; /* an operator of it has no CUDA entry */
     /* Checks its options and fills in the derived ones. CARRY_EUNSUPPORTED or CARRY_ESIZE name the option. */
     carry_status (*check)(carry_ctx *ctx, carry_lm_config *config);
     int slots;

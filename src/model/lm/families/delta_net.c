@@ -51,6 +51,9 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
 
 const carry_lm_family carry_lm_family_delta_net = {
     .name = "delta_net",
+    .about = "DeltaNet of flash-linear-attention",
+    .mixers = CARRY_LM_HAS(MIXER_DELTA) | CARRY_LM_HAS(MIXER_ATTENTION),
+    .feedforwards = CARRY_LM_HAS(FEEDFORWARD_SWIGLU),
     .architecture = "DeltaNetForCausalLM",
     .keys = keys,
     .set_defaults = set_defaults,

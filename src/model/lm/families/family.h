@@ -34,7 +34,10 @@ typedef struct carry_lm_grouped {
 } carry_lm_grouped;
 
 typedef struct carry_lm_family {
-    const char *name;         /* its model_type: "gated_deltanet" */
+    const char *name;  /* its model_type: "gated_deltanet" */
+    const char *about; /* models of it that are published */
+    unsigned mixers;   /* the parts that its layers may have: CARRY_LM_HAS of each, NONE left out */
+    unsigned feedforwards;
     const char *architecture; /* its class: "GatedDeltaNetForCausalLM" */
     const char *wrapper;      /* the model_type of a multimodal model whose text_config is of this family; NULL: none */
     const carry_lm_key *keys; /* in the order in which they are written; the last has key NULL */
@@ -54,6 +57,8 @@ typedef struct carry_lm_family {
     const carry_lm_file_names *files; /* NULL: none */
 } carry_lm_family;
 
+#define CARRY_LM_HAS(part) (1u << CARRY_LM_##part)
+
 #define X(name) extern const carry_lm_family carry_lm_family_##name;
 CARRY_LM_FAMILY_LIST(X)
 #undef X
@@ -61,6 +66,14 @@ CARRY_LM_FAMILY_LIST(X)
 /* NULL past the end; the family of a model_type, its own or a wrapper's, or NULL. */
 const carry_lm_family *carry_lm_family_at(int index);
 const carry_lm_family *carry_lm_family_of(const carry_json *model_type);
+
+/* A row of `carry list families`, in every build the same. */
+typedef struct carry_lm_family_row {
+    char mixers[64], feedforwards[64]; /* names of parts: "delta, attention" */
+    bool on_cuda;                      /* every part has kernels for NVIDIA GPUs */
+    bool trains;                       /* every part has gradients */
+} carry_lm_family_row;
+carry_lm_family_row carry_lm_family_describe(const carry_lm_family *family);
 
 /* Keys that all families have: sizes, which come first; tokens and others; and keys that are ignored or must be off. */
 #define CARRY_LM_SIZE_KEYS                                                                        \

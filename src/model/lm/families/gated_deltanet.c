@@ -32,6 +32,9 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
 
 const carry_lm_family carry_lm_family_gated_deltanet = {
     .name = "gated_deltanet",
+    .about = "Gated DeltaNet of flash-linear-attention",
+    .mixers = CARRY_LM_HAS(MIXER_DELTA) | CARRY_LM_HAS(MIXER_ATTENTION),
+    .feedforwards = CARRY_LM_HAS(FEEDFORWARD_SWIGLU),
     .architecture = "GatedDeltaNetForCausalLM",
     .keys = keys,
     .set_defaults = set_defaults,

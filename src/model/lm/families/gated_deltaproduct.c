@@ -39,6 +39,9 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
 
 const carry_lm_family carry_lm_family_gated_deltaproduct = {
     .name = "gated_deltaproduct",
+    .about = "Gated DeltaProduct of flash-linear-attention",
+    .mixers = CARRY_LM_HAS(MIXER_DELTAPRODUCT) | CARRY_LM_HAS(MIXER_ATTENTION),
+    .feedforwards = CARRY_LM_HAS(FEEDFORWARD_SWIGLU),
     .architecture = "GatedDeltaProductForCausalLM",
     .keys = keys,
     .set_defaults = set_defaults,

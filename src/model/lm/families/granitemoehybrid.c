@@ -177,6 +177,9 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
 
 const carry_lm_family carry_lm_family_granitemoehybrid = {
     .name = "granitemoehybrid",
+    .about = "Granite 4",
+    .mixers = CARRY_LM_HAS(MIXER_MAMBA) | CARRY_LM_HAS(MIXER_ATTENTION),
+    .feedforwards = CARRY_LM_HAS(FEEDFORWARD_EXPERTS) | CARRY_LM_HAS(FEEDFORWARD_SWIGLU),
     .architecture = "GraniteMoeHybridForCausalLM",
     .keys = keys,
     .set_defaults = set_defaults,

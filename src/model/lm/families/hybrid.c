@@ -5,6 +5,20 @@
 
 #include "core/error.h"
 
+const char *const carry_lm_hybrid_delta_names[] = {"linear_attn.in_proj_qkv.weight",
+                                                   "linear_attn.in_proj_qkv.weight",
+                                                   "linear_attn.in_proj_qkv.weight",
+                                                   "linear_attn.in_proj_a.weight",
+                                                   "linear_attn.in_proj_b.weight",
+                                                   "linear_attn.in_proj_z.weight",
+                                                   "linear_attn.A_log",
+                                                   "linear_attn.dt_bias",
+                                                   "linear_attn.conv1d.weight",
+                                                   "linear_attn.conv1d.weight",
+                                                   "linear_attn.conv1d.weight",
+                                                   "linear_attn.norm.weight",
+                                                   "linear_attn.out_proj.weight"};
+
 const char *const carry_lm_hybrid_ignored[][2] = {{"model.visual.", "the vision tower"},
                                                   {"visual.", "the vision tower"},
                                                   {"mtp.", "multi-token heads"},

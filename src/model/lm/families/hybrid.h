@@ -35,7 +35,8 @@ carry_status carry_lm_hybrid_read_rope(const carry_lm_source *s, const carry_jso
 void carry_lm_hybrid_write_rope(carry_json_text *text, const carry_lm_config *config);
 void carry_lm_hybrid_write_whole_rope(carry_json_text *text, const carry_lm_config *config);
 
-extern const char *const carry_lm_hybrid_ignored[][2]; /* vision towers, multi-token heads */
+extern const char *const carry_lm_hybrid_delta_names[]; /* of Qwen3.5: slots of mixers/delta.h */
+extern const char *const carry_lm_hybrid_ignored[][2];  /* vision towers, multi-token heads */
 extern const carry_lm_file_names carry_lm_hybrid_files;
 extern const carry_lm_file_names carry_lm_hybrid_expert_files; /* the same, and single experts */
 
@@ -62,5 +63,18 @@ extern const carry_lm_file_names carry_lm_hybrid_expert_files; /* the same, and 
         CARRY_LM_KEY("partial_rotary_factor", attention.rotary_factor, READ_NUMBER),                            \
         CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""), CARRY_LM_WORD("attention_bias", MUST_BE_OFF), \
         CARRY_LM_WORD("attention_dropout", MUST_BE_OFF)
+/* The delta rule and attention of the families of Qwen; and those of Qwen3.5, with what it ignores. */
+#define CARRY_LM_HYBRID_QWEN_MIXER_KEYS                                  \
+    CARRY_LM_KEY("linear_num_key_heads", delta.heads, SIZE),             \
+        CARRY_LM_KEY("linear_num_value_heads", delta.value_heads, SIZE), \
+        CARRY_LM_KEY("linear_key_head_dim", delta.key, SIZE),            \
+        CARRY_LM_KEY("linear_value_head_dim", delta.value, SIZE),        \
+        CARRY_LM_KEY("linear_conv_kernel_dim", delta.conv_size, SIZE),   \
+        CARRY_LM_HYBRID_ATTENTION_KEYS(carry_lm_hybrid_write_rope),      \
+        CARRY_LM_OWN_KEY("full_attention_interval", carry_lm_hybrid, full_attention_interval, READ_SIZE)
+#define CARRY_LM_HYBRID_QWEN3_5_KEYS                                                                \
+    CARRY_LM_HYBRID_QWEN_MIXER_KEYS, CARRY_LM_WORD("attn_output_gate", MUST_BE_ON),                 \
+        CARRY_LM_WORD("mlp_only_layers", MUST_BE_OFF), CARRY_LM_WORD("mamba_ssm_dtype", READ_OVER), \
+        CARRY_LM_WORD("mtp_num_hidden_layers", READ_OVER), CARRY_LM_WORD("mtp_use_dedicated_embeddings", READ_OVER)
 
 #endif

@@ -66,6 +66,8 @@ static const carry_lm_file_names files = {.prefix = "backbone.", .renamed = rena
 
 const carry_lm_family carry_lm_family_mamba2 = {
     .name = "mamba2",
+    .about = "Mamba-2, Codestral Mamba",
+    .mixers = CARRY_LM_HAS(MIXER_MAMBA),
     .architecture = "Mamba2ForCausalLM",
     .keys = keys,
     .set_defaults = set_defaults,

@@ -246,6 +246,9 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
 
 const carry_lm_family carry_lm_family_nemotron_h = {
     .name = "nemotron_h",
+    .about = "Nemotron-H, Nemotron 3",
+    .mixers = CARRY_LM_HAS(MIXER_MAMBA) | CARRY_LM_HAS(MIXER_ATTENTION),
+    .feedforwards = CARRY_LM_HAS(FEEDFORWARD_EXPERTS) | CARRY_LM_HAS(FEEDFORWARD_SQUARED),
     .architecture = "NemotronHForCausalLM",
     .keys = keys,
     .set_defaults = set_defaults,

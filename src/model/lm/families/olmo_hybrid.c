@@ -75,6 +75,9 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
 
 const carry_lm_family carry_lm_family_olmo_hybrid = {
     .name = "olmo_hybrid",
+    .about = "Olmo Hybrid",
+    .mixers = CARRY_LM_HAS(MIXER_DELTA) | CARRY_LM_HAS(MIXER_ATTENTION),
+    .feedforwards = CARRY_LM_HAS(FEEDFORWARD_SWIGLU),
     .architecture = "OlmoHybridForCausalLM",
     .keys = keys,
     .set_defaults = set_defaults,

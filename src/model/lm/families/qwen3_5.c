@@ -3,36 +3,11 @@
 
 static const carry_lm_key keys[] = {
     CARRY_LM_HYBRID_MODEL_KEYS,
-    CARRY_LM_KEY("linear_num_key_heads", delta.heads, SIZE),
-    CARRY_LM_KEY("linear_num_value_heads", delta.value_heads, SIZE),
-    CARRY_LM_KEY("linear_key_head_dim", delta.key, SIZE),
-    CARRY_LM_KEY("linear_value_head_dim", delta.value, SIZE),
-    CARRY_LM_KEY("linear_conv_kernel_dim", delta.conv_size, SIZE),
-    CARRY_LM_HYBRID_ATTENTION_KEYS(carry_lm_hybrid_write_rope),
-    CARRY_LM_OWN_KEY("full_attention_interval", carry_lm_hybrid, full_attention_interval, READ_SIZE),
-    CARRY_LM_WORD("attn_output_gate", MUST_BE_ON),
-    CARRY_LM_WORD("mlp_only_layers", MUST_BE_OFF),
+    CARRY_LM_HYBRID_QWEN3_5_KEYS,
     CARRY_LM_WORD("num_experts", MUST_BE_OFF),
-    CARRY_LM_WORD("mamba_ssm_dtype", READ_OVER),
-    CARRY_LM_WORD("mtp_num_hidden_layers", READ_OVER), /* multi-token heads are ignored */
-    CARRY_LM_WORD("mtp_use_dedicated_embeddings", READ_OVER),
     CARRY_LM_IGNORED_KEYS,
     CARRY_LM_LAST_KEY,
 };
-
-static const char *const delta_names[] = {"linear_attn.in_proj_qkv.weight",
-                                          "linear_attn.in_proj_qkv.weight",
-                                          "linear_attn.in_proj_qkv.weight",
-                                          "linear_attn.in_proj_a.weight",
-                                          "linear_attn.in_proj_b.weight",
-                                          "linear_attn.in_proj_z.weight",
-                                          "linear_attn.A_log",
-                                          "linear_attn.dt_bias",
-                                          "linear_attn.conv1d.weight",
-                                          "linear_attn.conv1d.weight",
-                                          "linear_attn.conv1d.weight",
-                                          "linear_attn.norm.weight",
-                                          "linear_attn.out_proj.weight"};
 
 static void set_defaults(carry_lm_config *c) {
     carry_lm_hybrid_set_qwen(c);
@@ -45,6 +20,9 @@ static void set_defaults(carry_lm_config *c) {
 
 const carry_lm_family carry_lm_family_qwen3_5 = {
     .name = "qwen3_5_text",
+    .about = "Qwen3.5, dense; the text part of multimodal models",
+    .mixers = CARRY_LM_HAS(MIXER_DELTA) | CARRY_LM_HAS(MIXER_ATTENTION),
+    .feedforwards = CARRY_LM_HAS(FEEDFORWARD_SWIGLU),
     .architecture = "Qwen3_5ForCausalLM",
     .wrapper = "qwen3_5",
     .keys = keys,
@@ -52,6 +30,6 @@ const carry_lm_family carry_lm_family_qwen3_5 = {
     .finish = carry_lm_hybrid_finish_qwen,
     .embeddings = "model.embed_tokens.weight",
     .norms = {{"input_layernorm.weight", "post_attention_layernorm.weight"}},
-    .mixer = {[CARRY_LM_MIXER_DELTA] = delta_names},
+    .mixer = {[CARRY_LM_MIXER_DELTA] = carry_lm_hybrid_delta_names},
     .files = &carry_lm_hybrid_files,
 };

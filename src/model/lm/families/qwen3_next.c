@@ -47,13 +47,7 @@ static void write_mlp_only(carry_json_text *text, const carry_lm_config *c) {
 
 static const carry_lm_key keys[] = {
     CARRY_LM_HYBRID_MODEL_KEYS,
-    CARRY_LM_KEY("linear_num_key_heads", delta.heads, SIZE),
-    CARRY_LM_KEY("linear_num_value_heads", delta.value_heads, SIZE),
-    CARRY_LM_KEY("linear_key_head_dim", delta.key, SIZE),
-    CARRY_LM_KEY("linear_value_head_dim", delta.value, SIZE),
-    CARRY_LM_KEY("linear_conv_kernel_dim", delta.conv_size, SIZE),
-    CARRY_LM_HYBRID_ATTENTION_KEYS(carry_lm_hybrid_write_rope),
-    CARRY_LM_OWN_KEY("full_attention_interval", carry_lm_hybrid, full_attention_interval, READ_SIZE),
+    CARRY_LM_HYBRID_QWEN_MIXER_KEYS,
     CARRY_LM_KEY("num_experts", experts.count, COUNT),
     CARRY_LM_OWN_KEY("decoder_sparse_step", qwen3_next, decoder_sparse_step, SIZE),
     {"mlp_only_layers", CARRY_LM_OTHER, 0, read_mlp_only, write_mlp_only, NULL},
@@ -110,6 +104,9 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
 
 const carry_lm_family carry_lm_family_qwen3_next = {
     .name = "qwen3_next",
+    .about = "Qwen3-Next and Qwen3-Coder-Next",
+    .mixers = CARRY_LM_HAS(MIXER_DELTA) | CARRY_LM_HAS(MIXER_ATTENTION),
+    .feedforwards = CARRY_LM_HAS(FEEDFORWARD_EXPERTS) | CARRY_LM_HAS(FEEDFORWARD_SWIGLU),
     .architecture = "Qwen3NextForCausalLM",
     .keys = keys,
     .set_defaults = set_defaults,

@@ -1,5 +1,7 @@
 /* The only table of families. */
 #include <stddef.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "model/lm/families/family.h"
 
@@ -22,4 +24,27 @@ const carry_lm_family *carry_lm_family_of(const carry_json *model_type) {
         }
     }
     return NULL;
+}
+
+/* Appends the name of a part to a list, and joins what the part lacks to the row. */
+static void add_part(carry_lm_family_row *row, char *list, size_t size, const carry_lm_part *part) {
+    const size_t used = strlen(list);
+    (void)snprintf(list + used, size - used, "%s%s", used > 0 ? ", " : "", part->name);
+    row->on_cuda = row->on_cuda && !part->cpu_only;
+    row->trains = row->trains && part->backward != NULL;
+}
+
+carry_lm_family_row carry_lm_family_describe(const carry_lm_family *family) {
+    carry_lm_family_row row = {.on_cuda = true, .trains = true};
+    for (int i = 0; i < CARRY_LM_MIXERS; i++) {
+        if ((family->mixers >> i & 1u) != 0) {
+            add_part(&row, row.mixers, sizeof row.mixers, carry_lm_mixer_at(i));
+        }
+    }
+    for (int i = 0; i < CARRY_LM_FEEDFORWARDS; i++) {
+        if ((family->feedforwards >> i & 1u) != 0) {
+            add_part(&row, row.feedforwards, sizeof row.feedforwards, carry_lm_feedforward_at(i));
+        }
+    }
+    return row;
 }

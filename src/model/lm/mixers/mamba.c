@@ -286,6 +286,7 @@ static carry_status forward(const carry_lm_call *call) {
 const carry_lm_part carry_lm_mixer_mamba = {
     .name = "mamba",
     .about = "the state space layer of Mamba-2",
+    .cpu_only = true,
     .check = check,
     .slots = CARRY_LM_MAMBA_SLOTS,
     .names = names,

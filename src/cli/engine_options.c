@@ -1,0 +1,27 @@
+/* Checks of the engine's options. */
+#include "cli/engine_options.h"
+
+#include <sys/stat.h>
+
+bool cli_engine_check(const carry_engine_options *o) {
+    char shown[64];
+    struct stat about;
+    if (o->no_cache && (o->cache_device > 0 || o->cache_host > 0 || o->cache_dir != NULL || o->cache_dir_bytes > 0)) {
+        (void)cli_refuse("--no-cache does not go with --cache-device, --cache-host, --cache-dir and --cache-dir-size");
+        return false;
+    }
+    if (o->cache_dir_bytes > 0 && o->cache_dir == NULL) {
+        (void)cli_refuse("--cache-dir-size needs --cache-dir");
+        return false;
+    }
+    if (o->memory > 0 && o->cache_device > o->memory) {
+        (void)cli_refuse("--cache-device %zu is more than --memory %zu, which it is part of", o->cache_device,
+                         o->memory);
+        return false;
+    }
+    if (o->cache_dir != NULL && stat(o->cache_dir, &about) == 0 && !S_ISDIR(about.st_mode)) {
+        (void)cli_refuse("--cache-dir %s is not a folder", cli_shown(shown, o->cache_dir));
+        return false;
+    }
+    return true;
+}

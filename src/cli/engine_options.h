@@ -1,0 +1,31 @@
+/* Options of the engine, shared by the verbs that open one.
+
+       carry_engine_options engine = {CARRY_INIT(carry_engine_options)};
+       const cli_option own[] = {..., CLI_ENGINE_OPTIONS(&engine), {0}};
+       if (cli_parse(...) >= 0 && cli_engine_check(&engine)) { ... } */
+#ifndef CARRY_CLI_ENGINE_OPTIONS_H
+#define CARRY_CLI_ENGINE_OPTIONS_H
+
+#include "carry/engine.h"
+#include "cli/cli.h"
+
+/* to: carry_engine_options *. Fields without an option keep their value. */
+#define CLI_ENGINE_OPTIONS(to)                                                                                           \
+    {"sequences", 0, CLI_NUMBER, &(to)->sequences, "N", "texts at once, at most (16)"},                                  \
+        {"context", 0, CLI_NUMBER, &(to)->context, "N", "tokens of a prompt and its text, at most"},                     \
+        {"memory", 0, CLI_BYTES, &(to)->memory, "BYTES", "memory for the states of all texts, as in 2G"},                \
+        {"cache-device", 0, CLI_BYTES, &(to)->cache_device, "BYTES", "of it, for states of earlier prompts (the rest)"}, \
+        {"cache-host", 0, CLI_BYTES, &(to)->cache_host, "BYTES", "host memory for states that leave the device (none)"}, \
+        {"cache-dir",      0,     CLI_TEXT,                                                                              \
+         &(to)->cache_dir, "DIR", "keep states of prompts here, and go on from those that begin alike"},                 \
+        {"cache-dir-size", 0, CLI_BYTES, &(to)->cache_dir_bytes, "BYTES", "of the files in --cache-dir (16G)"},          \
+        {"no-cache", 0, CLI_FLAG, &(to)->no_cache, NULL, "read every prompt from its beginning"}, {                      \
+        "same-bits", 0, CLI_FLAG, &(to)->same_bits, NULL,                                                                \
+            "the same bits whatever runs beside a text and whatever is cached; slower, on the CPU"                       \
+    }
+
+/* Options that exclude each other, and a cache folder that is not a folder; false after a message. A folder that cannot
+   be written to costs a warning later, not the texts. */
+bool cli_engine_check(const carry_engine_options *options);
+
+#endif

@@ -1,0 +1,20 @@
+/* Constrained sampling: which tokens may follow, from the request's format and tools. */
+#ifndef CARRY_SERVE_CONSTRAIN_H
+#define CARRY_SERVE_CONSTRAIN_H
+
+#include "serve/request.h"
+#include "tokenizer/tokenizer.h"
+
+typedef struct carry_serve_constraint carry_serve_constraint;
+
+/* *made is NULL where the request has no constraint. Called once per choice on a preparing thread. ends: the tokens
+   that end a text, which a constraint allows where the text may end. Returns false with a refusal (400 with the field:
+   a schema or pattern that is wrong, not supported, or too large). */
+bool carry_serve_constrain(carry_serve_constraint **made, const carry_serve_request *request,
+                           const carry_tokenizer *tokenizer, const int64_t *ends, int64_t end_count,
+                           carry_serve_refusal *refusal);
+void carry_serve_constraint_free(carry_serve_constraint *constraint);
+/* As `constrain` of carry_engine_request (carry/engine.h), on the engine's thread; user is the constraint. */
+bool carry_serve_constraint_allow(void *user, int64_t last, uint32_t *allowed);
+
+#endif
