@@ -8,6 +8,7 @@
 
 #include <cooperative_groups.h>
 
+#include "device/clusters.cuh"
 #include "engine/cuda/chain_kernel.cuh"
 
 namespace chain {
@@ -228,7 +229,7 @@ static __global__ __launch_bounds__(THREADS,
 }
 
 template <int TILES>
-static __global__ __cluster_dims__(CLUSTER, 1, 1)
+static __global__ CARRY_CLUSTER(CLUSTER)
     __launch_bounds__(THREADS, TILES == 1 ? 2 : 1) void product_together(const __grid_constant__ carry_chain_product p,
                                                                          int sequences) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

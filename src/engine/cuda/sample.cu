@@ -16,7 +16,7 @@ static __device__ void load_plain(const carry_sample_call &call, const carry_sam
 }
 
 /* The block's share of a row, with the run's own changes. False where a logit is NaN or infinity. */
-static __device__ bool load(const carry_sample_call &call, const carry_sample_row &row, row_view &v) {
+[[maybe_unused]] static __device__ bool load(const carry_sample_call &call, const carry_sample_row &row, row_view &v) {
     const float *bias = row.bias >= 0 ? (const float *)(call.words + row.bias) : nullptr;
     bool fine = true;
     load_plain(call, row, v);
@@ -41,6 +41,8 @@ static __device__ bool load(const carry_sample_call &call, const carry_sample_ro
     __syncthreads();
     return fine;
 }
+
+#if defined(CARRY_HAS_CLUSTERS)
 
 /* The largest, the first of equal ones: below `under` in the order of (key, token). */
 static __device__ mass_t largest(row_view &v, mass_t under) {
@@ -100,7 +102,9 @@ static __device__ void report(const carry_sample_call &call, row_view &v, const 
     }
 }
 
-static __global__ __cluster_dims__(BLOCKS, 1, 1)
+#endif
+
+static __global__ CARRY_CLUSTER(BLOCKS)
     __launch_bounds__(THREADS, 1) void sample(const __grid_constant__ carry_sample_call call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(16) unsigned char memory[];
@@ -137,12 +141,12 @@ static __global__ __cluster_dims__(BLOCKS, 1, 1)
 
 /* Rows of which only the largest is wanted: nothing is kept in shared memory, so that several blocks share a
    multiprocessor. NaN and infinity have keys above all others. */
-static __device__ __forceinline__ void consider(mass_t &best, float x, int token) {
+[[maybe_unused]] static __device__ __forceinline__ void consider(mass_t &best, float x, int token) {
     const mass_t packed = (mass_t)(isnan(x) ? ~0u : key_of(x)) << 32 | (unsigned)~token;
     best = packed > best ? packed : best;
 }
 
-static __global__ __cluster_dims__(BLOCKS, 1, 1)
+static __global__ CARRY_CLUSTER(BLOCKS)
     __launch_bounds__(GREEDY) void take_largest(const __grid_constant__ carry_sample_call call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ mass_t warps[GREEDY / 32], mine;

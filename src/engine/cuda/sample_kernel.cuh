@@ -11,6 +11,7 @@
 #include <limits.h>
 #include <math_constants.h>
 
+#include "device/clusters.cuh"
 #include "engine/sample_device.h"
 
 namespace sampling {
@@ -89,6 +90,8 @@ struct add_double { /* bits of doubles, added in a fixed order */
         return (mass_t)__double_as_longlong(__longlong_as_double((long long)a) + __longlong_as_double((long long)b));
     }
 };
+
+#if defined(CARRY_HAS_CLUSTERS)
 
 /* Over all threads of the cluster; every thread gets it. Ends with blocks that may still read one another's `mine`. */
 template <typename BY> static __device__ mass_t all(row_view &v, mass_t x) {
@@ -322,6 +325,8 @@ static __device__ int draw(row_view &v, const kept &k, mass_t least, double unit
     cluster.sync();
     return cluster.map_shared_rank(v.head, 0)->found;
 }
+
+#endif
 
 } // namespace sampling
 
