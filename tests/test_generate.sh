@@ -269,6 +269,15 @@ refused 'expected 1 to' eval model text --length 99999999
 printf a > single
 refused 'nothing before it' eval bytes single
 expect 0 'tokens of 2999 bytes' eval model random --binary
+expect 0 '' generate bytes -p x -n 60 --temperature 1 --top-p 1 --regex '(yes|no)(, (yes|no)){0,2}!' --json
+python "__import__('re').fullmatch('(yes|no)(, (yes|no)){0,2}!', lines[0]['text']) and lines[0]['ended'] == 'end'"
+printf '{"type": "array", "items": {"type": "boolean"}, "maxItems": 3}' > schema.json
+expect 0 '' generate bytes -p x -n 200 --temperature 1 --top-p 1 --json-schema schema.json --json
+python "all(isinstance(v, bool) for v in json.loads(lines[0]['text']))"
+refused 'character 1: ( without )' generate bytes -p x --regex '(a'
+refused 'no.json' generate bytes -p x --json-schema no.json
+printf '{"not": {}}' > schema.json
+refused '"not"' generate bytes -p x --json-schema schema.json
 expect 0 'Example' generate --help
 expect 0 'Example' eval --help
 

@@ -123,6 +123,11 @@ typedef struct carry_engine_request {
        is token i; the tokens that end the text are among them). Returning false, or clearing all, fails the request. */
     bool (*constrain)(void *constraint, int64_t last, uint32_t *allowed);
     void *constraint;
+    /* The text matches, as far as it goes; it ends with CARRY_REASON_END where it is complete. At most one of both, and
+       without `constrain`. Needs a tokenizer. docs/engine.md has what is supported; the rest is refused by name, with
+       CARRY_EUNSUPPORTED, or with CARRY_ESIZE and the bound that it exceeds. */
+    const char *regex;       /* a regular expression for the whole text */
+    const char *json_schema; /* a JSON schema; {"type": "object"} allows any object */
 } carry_engine_request;
 
 /* Checks the request, copies it and puts it into the queue. CARRY_ERANGE: a token id outside the vocabulary.

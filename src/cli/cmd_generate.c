@@ -5,8 +5,11 @@
 
 #include "cli/cmd_generate.h"
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/tensor.h"
 #include "engine/model_random.h"
+
+#define SCHEMA_BYTES ((size_t)1 << 20)
 
 typedef cli_generating generate_session;
 
@@ -163,6 +166,8 @@ static int generate(generate_session *d) {
                                             .dtype = d->dtype,
                                             .stops = d->stops.text,
                                             .stop_count = d->stops.count,
+                                            .regex = d->regex,
+                                            .json_schema = d->schema,
                                             .state_load = d->state_load,
                                             .state_save = d->state_save,
                                             .engine = &d->engine,
@@ -209,6 +214,11 @@ static int open_and_generate(generate_session *d, const char *folder) {
         return CLI_IMPOSSIBLE;
     }
     int device;
+    size_t length;
+    if (d->schema_file != NULL &&
+        carry_file_read(d->ctx, &d->schema, &length, d->schema_file, SCHEMA_BYTES) != CARRY_OK) {
+        return cli_failed(d->ctx);
+    }
     double started = carry_seconds();
     if (cli_device(d->ctx, d->on, &device) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
@@ -237,6 +247,7 @@ static void close_session(generate_session *d) {
     for (int64_t i = 0; i < d->held_count; i++) {
         free(d->held[i]);
     }
+    free(d->schema);
     free(d->results);
     free(d->held);
     free(d->prompts);
@@ -267,6 +278,8 @@ static int run(int count, char **arguments) {
         {"repetition-penalty", 0, CLI_REAL, &d.sampling.repetition, "R",
          "make tokens less likely that already occurred (1: off)"},
         {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "seed of the random choices (1)"},
+        {"regex", 0, CLI_TEXT, &d.regex, "R", "a regular expression that every text matches"},
+        {"json-schema", 0, CLI_TEXT, &d.schema_file, "FILE", "a JSON schema that every text matches"},
         {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; may be repeated"},
         CLI_DTYPE_OPTION(&d.dtype_name),
         {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are token ids; needs no tokenizer"},

@@ -191,6 +191,8 @@ static int parse(stream_options *given, int count, char **arguments) {
         {"input", 0, CLI_TEXT, &given->input, "PATH", "video input: a Motion JPEG .avi, a folder of JPEGs, a camera"},
         {"strength", 0, CLI_REAL, &given->strength, "X",
          "share of noise added to --input, above 0 and at most 1 (0.6)"},
+        {"motion", 0, CLI_REAL, &given->motion, "X",
+         "less noise where --input moves: the share of --strength that fast motion removes, below 1 (0)"},
         {"size", 0, CLI_TEXT, &given->size, "WxH", "size of the pictures in pixels (64x64)"},
         {"chunks", 0, CLI_NUMBER, &given->chunks, "N", "chunks to stream; 0: until Ctrl-C (0)"},
         {"steps", 0, CLI_NUMBER, &given->steps, "N", "denoising steps, 1 to 16, at even levels (from the model)"},

@@ -19,7 +19,7 @@ typedef struct stream_options {
     bool demo, serve, headless, gate, supervise, no_clean, no_graphs, overwrite;
     int64_t fail_memory, chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes,
         quality;
-    double kv_bias, noise, shift, fps, strength, slow_stage0, slow_stage1, change;
+    double kv_bias, noise, shift, fps, strength, motion, slow_stage0, slow_stage1, change;
 } stream_options;
 
 /* Lines for people on standard output, or JSON. */

@@ -183,6 +183,7 @@ static int take_options(stream_session *session) {
     o->batch = given->batch;
     o->no_graphs = given->no_graphs;
     o->strength = given->strength;
+    o->motion = given->motion;
     o->slow_stage0 = 1e-3 * given->slow_stage0;
     o->slow_stage1 = 1e-3 * given->slow_stage1;
     o->fail_memory = given->fail_memory;

@@ -8,6 +8,7 @@
 #include "engine/model_folder.h"
 #include "engine/scheduler.h"
 #include "engine/decoded.h"
+#include "engine/text_rule.h"
 
 /* A request from its submission to its end. */
 typedef struct carry_engine_job {
@@ -21,6 +22,8 @@ typedef struct carry_engine_job {
     const char **stops;
     size_t told; /* bytes of the text that were reported */
     bool is_stopped;
+    carry_text_rule rule;
+    bool is_complete; /* by its rule */
     int64_t prompt_tokens;
 } carry_engine_job;
 

@@ -119,6 +119,11 @@ static carry_status check_options(carry_ctx *ctx, const carry_generate_options *
         return carry_fail(ctx, CARRY_EARGUMENT,
                           "the state after a prompt is saved of one prompt, and %" PRId64 " are given", count);
     }
+    if ((options->state_save != NULL || options->state_load != NULL) &&
+        (options->regex != NULL || options->json_schema != NULL)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "regular expressions and JSON schemas are not supported with files of states");
+    }
     if (options->tokens < (options->state_save != NULL ? 0 : 1) || count < 1) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%" PRId64 " tokens for %" PRId64 " prompts: 1 or more is needed",
                           options->tokens, count);

@@ -45,6 +45,7 @@ typedef struct carry_generate_options {
     carry_dtype dtype;        /* of activations, and of the weights that they are multiplied with; 0 is f32 */
     const char *const *stops; /* a text ends before any of these; empty ones are none */
     int stop_count;
+    const char *regex, *json_schema; /* as in carry/engine.h; NULL: none */
     const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */
     /* Sizes and caches of the engine; NULL: defaults. A context of 0 is as long as the prompts and texts need. Device
        and dtype are those of the model and of these options. */

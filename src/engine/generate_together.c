@@ -8,6 +8,7 @@
 #include "engine/generate_inside.h"
 #include "engine/model_runner.h"
 #include "engine/scheduler.h"
+#include "engine/text_rule.h"
 
 #define STEP_CPU 512
 #define STEP_GPU 4096
@@ -19,6 +20,8 @@ typedef struct job {
     int64_t prompt;
     carry_decoded text;
     bool is_stopped; /* by a stop text */
+    carry_text_rule rule;
+    bool is_complete; /* by its rule */
 } job;
 
 typedef struct together {
@@ -38,6 +41,9 @@ static void close_together(together *w) {
     carry_scheduler_free(w->scheduler);
     if (w->runner != NULL) {
         w->runner->ops->close(w->runner);
+    }
+    for (int64_t i = 0; i < w->g->count && w->jobs != NULL; i++) {
+        carry_text_rule_close(&w->jobs[i].rule);
     }
     for (int64_t i = 0; i < w->g->count && w->prompts != NULL; i++) {
         carry_ids_free(&w->prompts[i]);
@@ -93,7 +99,8 @@ static void on_token(together *w, job *j, const carry_sequence *q, int64_t token
     c->first = q->first - q->started;
     const carry_status status = carry_generation_take(g, j->prompt, &j->text, token, &j->is_stopped);
     w->status = w->status == CARRY_OK ? status : w->status;
-    if (j->is_stopped) {
+    j->is_complete = carry_text_rule_take(&j->rule, token);
+    if (j->is_stopped || j->is_complete) {
         (void)carry_scheduler_cancel(w->scheduler, q->request);
     } else if (c->tokens < g->options->tokens && g->options->heard != NULL) {
         g->stopped = !g->options->heard(g->options->user, j->prompt) || g->stopped;
@@ -115,6 +122,7 @@ static void on_end(together *w, job *j, const carry_sequence *q) {
     }
     carry_generation_end(w->g, j->prompt, &j->text,
                          j->is_stopped                           ? CARRY_ENDED_BY_STOP
+                         : j->is_complete                        ? CARRY_ENDED_BY_TOKEN
                          : q->outcome == CARRY_OUTCOME_CANCELLED ? CARRY_INTERRUPTED
                          : q->outcome == CARRY_OUTCOME_TOKEN     ? CARRY_ENDED_BY_TOKEN
                                                                  : CARRY_ENDED_BY_LENGTH);
@@ -178,6 +186,14 @@ static carry_status submit_all(together *w) {
     const carry_generation *g = w->g;
     for (int64_t i = 0; i < g->count; i++) {
         carry_sequence *q;
+        job *j = &w->jobs[i];
+        CARRY_TRY(carry_text_rule_open(g->ctx, &j->rule, g->model->tokenizer, g->options->regex,
+                                       g->options->json_schema, w->runner->sizes.vocabulary));
+        const bool has_rule = j->rule.cursor != NULL;
+        j->text.is_first = j->text.is_first && !has_rule;
+        if (has_rule) {
+            CARRY_TRY(carry_text_rule_set_ends(g->ctx, &j->rule, w->ends, w->end_count));
+        }
         const carry_sequence_options o = {.ids = (const int32_t *)w->prompts[i].id,
                                           .count = (int64_t)w->prompts[i].count,
                                           .tokens = g->options->tokens,
@@ -187,7 +203,9 @@ static carry_status submit_all(together *w) {
                                           .ends = w->ends,
                                           .end_count = w->end_count,
                                           .logprobs = -1,
-                                          .user = &w->jobs[i]};
+                                          .user = j,
+                                          .constrain = has_rule ? carry_text_rule_allow : NULL,
+                                          .constraint = &j->rule};
         CARRY_TRY(carry_sequence_new(g->ctx, &q, &w->runner->sizes, &o));
         const carry_status status = carry_scheduler_add(w->scheduler, q, (uint64_t)i);
         if (status != CARRY_OK) {

@@ -149,7 +149,8 @@ static void add_run(carry_scheduler *s, carry_sequence *q, carry_flight *f, cons
     s->runs[f->count] = run_of(q, ids, count, wants);
     if (wants && !carry_sequence_allow(q, &s->runs[f->count].allowed)) {
         carry_fail_at(s->ctx, CARRY_ERANGE, __FILE__, __LINE__,
-                      "token %" PRId64 " of the text: the constraint allows no token", q->written);
+                      "token %" PRId64 " of the text: the constraint allows no token, or exceeds its bound of work",
+                      q->written);
         carry_scheduler_fail(s, q, CARRY_ERANGE);
         return;
     }

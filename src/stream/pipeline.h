@@ -41,6 +41,7 @@ typedef struct carry_pipeline_options {
     double slow_stage0, slow_stage1; /* seconds of waiting added to each chunk, for experiments */
     int64_t fail_memory;             /* for tests: memory runs out in this chunk of the mesh; 0: it does not */
     double strength;                 /* of video in: the share of the noise levels it starts at, above 0 up to 1 */
+    double motion;                   /* of the strength, the share that fast motion takes away, 0 to 1 */
     double fps;                      /* frames shown a second, at most; 0: as they come */
     uint64_t first_epoch;            /* after a restart */
     uint64_t restarts;               /* so far, to be shown */

@@ -137,6 +137,7 @@ static int steps_of(carry_stage *s) {
 
 static carry_status fill(carry_stage *s, carry_envelope *e) {
     const carry_pipeline_options *o = s->options;
+    CARRY_TRY(carry_stage_read(s));
     const int steps = steps_of(s);
     const bool has_clean = o->clean_pass && s->chunk_of >= o->batch;
     const bool does_recompute = o->recompute != CARRY_RECOMPUTE_OFF && s->chunk_of > 0;

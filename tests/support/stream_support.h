@@ -47,6 +47,9 @@ typedef struct stream {
     int ranks;
     double deadline;
     int64_t cut_at, stop_at, fail_at, pause_at, prompt_at; /* chunks that have been shown before it happens; 0: never */
+    bool has_video;
+    double video; /* by how much all its values change from frame to frame */
+    int64_t read; /* frames of it */
     /* seen */
     int64_t digest[CHUNKS];
     uint64_t chunk_index[CHUNKS], epoch[CHUNKS];
@@ -104,12 +107,29 @@ static inline void see_chunk(void *user, const carry_chunk_times *times) {
     }
 }
 
+/* A picture whose values go up and down by `video`. */
+static inline carry_status read_video(void *user, carry_ctx *ctx, carry_tensor frames, int64_t *got) {
+    stream *s = user;
+    float *to = frames.data;
+    (void)ctx;
+    for (int64_t i = 0; i < frames.shape[0]; i++) {
+        for (int64_t k = 0; k < frames.stride[0]; k++) {
+            to[i * frames.stride[0] + k] =
+                (float)((double)(k % 7) / 7.0 - 0.5 + (s->read % 2 == 0 ? 0.5 : -0.5) * s->video);
+        }
+        s->read++;
+    }
+    *got = frames.shape[0];
+    return CARRY_OK;
+}
+
 static inline carry_status stream_rank(void *user, carry_comm *comm) {
     stream *s = user;
     const int rank = carry_comm_rank(comm);
     const carry_pipeline_hooks hooks = {.controls = rank == 0 ? s->controls : NULL,
                                         .stop = should_stop,
                                         .frames = see_frames,
+                                        .source = s->has_video ? read_video : NULL,
                                         .cut = see_cut,
                                         .chunk = see_chunk,
                                         .user = s};

@@ -100,6 +100,8 @@ class EngineRequest(Sized):
         ("bias_count", c_int64),
         ("constrain", CONSTRAIN),
         ("constraint", c_void_p),
+        ("regex", c_char_p),
+        ("json_schema", c_char_p),
     ]
 
 

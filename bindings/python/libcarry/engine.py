@@ -8,11 +8,12 @@ with libcarry.Engine("Qwen3.5-0.8B", dtype="bf16") as engine:
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from ctypes import byref, c_bool, c_char_p, c_int64, c_uint64, c_void_p, string_at
+from collections.abc import Iterable, Iterator, Mapping
+from ctypes import byref, c_bool, c_char_p, c_float, c_int64, c_uint64, c_void_p, string_at
 from typing import Any
 
 from . import _context
@@ -220,6 +221,11 @@ class Engine:
         state: EngineState | None = None,
         keep_state: bool = False,
         cache: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        regex: str | None = None,
+        json_schema: Any = None,
     ) -> Request:
         """Queue a prompt: text (the folder's tokenizer is built in), or token numbers.
 
@@ -229,7 +235,14 @@ class Engine:
             stop: texts that end it; they are not part of it.
             state: goes on from it; it remains as it is.
             keep_state: the request has a `state` when it has ended, also with max_new_tokens=0.
+            frequency_penalty, presence_penalty: subtracted from the logit of a token for each time it is in the text,
+                and once.
+            logit_bias: numbers that are added to the logits of tokens.
+            regex: a regular expression that the whole text matches, as far as it goes.
+            json_schema: a JSON schema that the text matches, as text or as the object it stands for.
         """
+        biases = {} if logit_bias is None else logit_bias
+        schema = json_schema if json_schema is None or isinstance(json_schema, str) else json.dumps(json_schema)
         stops = [stop] if isinstance(stop, str) else list(stop)
         request = EngineRequest(
             tokens=max_new_tokens,
@@ -244,6 +257,13 @@ class Engine:
             state=0 if state is None else state._handle,
             keep_state=keep_state,
             no_cache=not cache,
+            frequency=frequency_penalty,
+            presence=presence_penalty,
+            bias_ids=(c_int64 * len(biases))(*biases.keys()),
+            biases=(c_float * len(biases))(*biases.values()),
+            bias_count=len(biases),
+            regex=None if regex is None else regex.encode(),
+            json_schema=None if schema is None else schema.encode(),
         )
         if isinstance(prompt, str):
             request.text = encoded = prompt.encode()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from pathlib import Path
 
@@ -101,3 +103,31 @@ def test_other_threads_submit(engine):
         thread.join(120)
     assert len(results) == 30
     assert all(results[i] == results[10 + i] == results[20 + i] for i in range(10))
+
+
+def test_texts_match_a_regex_or_a_schema(tmp_path, rng):
+    write(tmp_path, rng, vocabulary=300)  # a vocabulary of bytes has a tokenizer
+    with libcarry.Engine(tmp_path, sequences=3, context=600, memory=64 << 20) as engine:
+        check_constraints(engine)
+
+
+def check_constraints(engine):
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}},
+        "required": ["n", "ok"],
+    }
+    regex = r"(yes|no)(, (yes|no)){0,2}"
+    options = {"max_new_tokens": 200, "temperature": 1.0, "top_p": 1.0}
+    for seed in range(6):
+        answer = engine.submit("x", regex=regex, seed=seed, **options)
+        value = engine.submit("x", json_schema=schema, seed=seed, eos_token_id=(), **options)
+        assert re.fullmatch(regex, answer.result()) and answer.reason == "end"
+        parsed = json.loads(value.result())
+        assert value.reason == "end" and 0 <= parsed["n"] < 100 and isinstance(parsed["ok"], bool)
+    with pytest.raises(Exception, match="character 1: \\( without"):
+        engine.submit("x", regex="(a")
+    with pytest.raises(Exception, match="uniqueItems"):
+        engine.submit("x", json_schema={"type": "array", "uniqueItems": True})
+    with pytest.raises(Exception, match="expected one of both"):
+        engine.submit("x", regex="a", json_schema="true")

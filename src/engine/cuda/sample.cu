@@ -16,7 +16,7 @@ static __device__ void load_plain(const carry_sample_call &call, const carry_sam
 }
 
 /* The block's share of a row, with the run's own changes. False where a logit is NaN or infinity. */
-[[maybe_unused]] static __device__ bool load(const carry_sample_call &call, const carry_sample_row &row, row_view &v) {
+static __device__ bool load(const carry_sample_call &call, const carry_sample_row &row, row_view &v) {
     const float *bias = row.bias >= 0 ? (const float *)(call.words + row.bias) : nullptr;
     bool fine = true;
     load_plain(call, row, v);
@@ -41,8 +41,6 @@ static __device__ void load_plain(const carry_sample_call &call, const carry_sam
     __syncthreads();
     return fine;
 }
-
-#if defined(CARRY_HAS_CLUSTERS)
 
 /* The largest, the first of equal ones: below `under` in the order of (key, token). */
 static __device__ mass_t largest(row_view &v, mass_t under) {
@@ -95,17 +93,15 @@ static __device__ void report(const carry_sample_call &call, row_view &v, const 
     mass_t under = ~(mass_t)0;
     for (int n = 0; n < row.logprobs; n++) {
         under = largest(v, under);
-        if (cg::this_cluster().block_rank() == 0 && threadIdx.x == 0) {
+        if (this_cluster().block_rank() == 0 && threadIdx.x == 0) {
             to->top[n] = token_of(under);
             to->top_logprob[n] = (float)((double)value_of((unsigned)(under >> 32)) - rest);
         }
     }
 }
 
-#endif
-
-static __global__ CARRY_CLUSTER(BLOCKS)
-    __launch_bounds__(THREADS, 1) void sample(const __grid_constant__ carry_sample_call call) {
+static __global__ SAMPLE_CLUSTER __launch_bounds__(THREADS,
+                                                   1) void sample(const __grid_constant__ carry_sample_call call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(16) unsigned char memory[];
     __shared__ shared_head head; /* static: its size tells whether the kernel is there (works) */
@@ -135,22 +131,22 @@ static __global__ CARRY_CLUSTER(BLOCKS)
             call.last[row.slot] = is_failed ? 0 : token;
         }
     }
-    cg::this_cluster().sync(); /* no block leaves while others read its memory */
+    this_cluster().sync(); /* no block leaves while others read its memory */
 #endif
 }
 
 /* Rows of which only the largest is wanted: nothing is kept in shared memory, so that several blocks share a
    multiprocessor. NaN and infinity have keys above all others. */
-[[maybe_unused]] static __device__ __forceinline__ void consider(mass_t &best, float x, int token) {
+static __device__ __forceinline__ void consider(mass_t &best, float x, int token) {
     const mass_t packed = (mass_t)(isnan(x) ? ~0u : key_of(x)) << 32 | (unsigned)~token;
     best = packed > best ? packed : best;
 }
 
-static __global__ CARRY_CLUSTER(BLOCKS)
-    __launch_bounds__(GREEDY) void take_largest(const __grid_constant__ carry_sample_call call) {
+static __global__ SAMPLE_CLUSTER
+__launch_bounds__(GREEDY) void take_largest(const __grid_constant__ carry_sample_call call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ mass_t warps[GREEDY / 32], mine;
-    cg::cluster_group cluster = cg::this_cluster();
+    cluster_group cluster = this_cluster();
     const carry_sample_row row = call.row[blockIdx.y];
     const size_t base = (size_t)row.row * (size_t)call.stride;
     const int first = (int)blockIdx.x * GREEDY + (int)threadIdx.x, step = BLOCKS * GREEDY;
