@@ -264,7 +264,7 @@ carry_status carry_chain_open(carry_chain **made, carry_lm *lm, carry_lm_state *
     int64_t columns;
     *made = NULL;
     const carry_chain_device *device = carry_chain_device_of(lm->own.device, &ordinal);
-    if (device == NULL || !carry_decode_supports(lm, CARRY_CHAIN_GROUP, &columns)) {
+    if (device == NULL || !carry_decode_supports(lm, CARRY_CHAIN_GROUP, 1, &columns)) {
         return CARRY_OK;
     }
     carry_chain *c = calloc(1, sizeof *c);

@@ -256,7 +256,7 @@ static carry_status make_list(carry_decode *d, int sequences) {
 
 static bool fits(carry_decode *d) {
     int64_t columns;
-    if (!carry_decode_supports(d->lm, CARRY_DECODE_GROUP, &columns)) {
+    if (!carry_decode_supports(d->lm, CARRY_DECODE_GROUP, CARRY_DECODE_ROWS, &columns)) {
         return false;
     }
     d->columns = (int)columns;
@@ -272,8 +272,8 @@ static void *take(unsigned char **at, size_t bytes) {
     return taken;
 }
 
-static int most_ops(const carry_decode *d) {
-    return (int)(2 + d->lm->config.num_hidden_layers * OPS_OF_LAYER);
+static size_t most_ops(const carry_decode *d) {
+    return (size_t)(2 + d->lm->config.num_hidden_layers * OPS_OF_LAYER);
 }
 
 /* All of the steps' own memory on the device; over NULL it counts. */
@@ -288,7 +288,7 @@ static size_t place(carry_decode *d, void *memory) {
     unsigned char *at = memory;
     d->maps_width = (int)((delta_maps > attention_maps ? delta_maps : attention_maps) + 3) / 4 * 2;
     for (int i = 1; i <= (int)d->options.sequences; i++) {
-        d->list[i].ops = take(&at, (size_t)most_ops(d) * sizeof(carry_decode_op));
+        d->list[i].ops = take(&at, most_ops(d) * sizeof(carry_decode_op));
     }
     d->rates = take(&at, (size_t)(c->attention.rotary / 2 + 1) * sizeof(float));
     d->h = take(&at, batch * (size_t)c->hidden_size * word);
@@ -305,7 +305,7 @@ static carry_status open_memory(carry_decode *d) {
     carry_ctx *ctx = d->lm->ctx;
     const int device = d->lm->own.device;
     const size_t bytes = place(d, NULL);
-    d->op = calloc((size_t)most_ops(d), sizeof *d->op);
+    d->op = calloc(most_ops(d), sizeof *d->op);
     if (d->op == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the operations of a step");
     }
@@ -363,13 +363,6 @@ int64_t carry_decode_sequences(const carry_decode *d) {
     return d->options.sequences;
 }
 
-/* Tags begin again: none of an earlier round may be left. */
-static carry_status clear_words(carry_decode *d) {
-    const int device = d->lm->own.device;
-    d->tag = 1;
-    return carry_device_fill(d->lm->ctx, d->h, device, 0, d->word_bytes, carry_ctx_stream(d->lm->ctx, device));
-}
-
 carry_status carry_decode_step(carry_decode *d, const carry_run *runs, int64_t count) {
     carry_lm *lm = d->lm;
     if (count < 1 || count > d->options.sequences) {
@@ -386,7 +379,9 @@ carry_status carry_decode_step(carry_decode *d, const carry_run *runs, int64_t c
         CARRY_TRY(make_list(d, (int)count));
     }
     if (d->tag > LAST_TAG) {
-        CARRY_TRY(clear_words(d));
+        d->tag = 1; /* none of an earlier round may be left */
+        CARRY_TRY(carry_device_fill(lm->ctx, d->h, lm->own.device, 0, d->word_bytes,
+                                    carry_ctx_stream(lm->ctx, lm->own.device)));
     }
     carry_decode_call call = {.ops = d->list[count].ops,
                               .count = d->list[count].count,

@@ -5,8 +5,10 @@
 #include "core/tensor.h"
 #include "engine/model_runner_inside.h"
 
-/* Sequences up to which the decoding kernel is faster than recorded passes (docs/attempts/decode.md). */
-#define DECODE_MOST 8
+/* Sequences up to which the decoding kernel is faster than the chain of kernels, and the chain faster than recorded
+   passes (docs/attempts/decode.md). */
+#define DECODE_MOST 2
+#define CHAIN_MOST 16
 
 /* The parts of a slot, then those of a page; to NULL it counts. -1: one of them is not whole words. */
 static int list_parts(carry_model_runner *r, carry_slot_part *to) {
@@ -57,16 +59,15 @@ static carry_status open_kernels(carry_model_runner *r) {
     const carry_runner_sizes *sizes = &r->head.sizes;
     const carry_decode_options options = {.sequences = sizes->sequences < DECODE_MOST ? sizes->sequences : DECODE_MOST,
                                           .last = r->last_there};
-    const carry_chain_options chain = {
-        .lists = {.slots = r->listed.slots,
-                  .offsets = r->listed.offsets,
-                  .pages = r->listed.pages,
-                  .lengths = r->listed.lengths,
-                  .ids = r->listed.ids,
-                  .last = r->last_there,
-                  .sequences =
-                      (int)(sizes->sequences < CARRY_CHAIN_SEQUENCES ? sizes->sequences : CARRY_CHAIN_SEQUENCES)},
-        .same_bits = r->same_bits};
+    const int64_t most = r->same_bits ? CARRY_CHAIN_SEQUENCES : CHAIN_MOST;
+    const carry_chain_options chain = {.lists = {.slots = r->listed.slots,
+                                                 .offsets = r->listed.offsets,
+                                                 .pages = r->listed.pages,
+                                                 .lengths = r->listed.lengths,
+                                                 .ids = r->listed.ids,
+                                                 .last = r->last_there,
+                                                 .sequences = (int)(sizes->sequences < most ? sizes->sequences : most)},
+                                       .same_bits = r->same_bits};
     if (!r->same_bits) {
         CARRY_TRY(carry_decode_open(&r->decode, r->lm, r->pool, r->wide, &options));
     }

@@ -4,6 +4,21 @@
 #include "gpu_model_support.h"
 #include "runner_support.h"
 
+/* False: some operator of the model is for the CPU only. */
+static bool is_on_device(runner_case *c) {
+    const carry_run run = runner_run(c, 0, 2);
+    carry_run_result result;
+    const carry_status status = c->runner->ops->step(c->runner, &run, 1);
+    if (status == CARRY_EUNSUPPORTED) {
+        print_message("left out: %s\n", carry_ctx_error(c->ctx));
+        return false;
+    }
+    assert_ok(c->ctx, status);
+    assert_ok(c->ctx, c->runner->ops->results(c->runner, &result, 1));
+    assert_ok(c->ctx, c->runner->ops->clear_slot(c->runner, run.slot));
+    return true;
+}
+
 /* Devices differ by the order of sums: 2e-4 is twenty times what is seen. */
 static void mixed_steps_in_f32_equal_the_cpu(void **unused) {
     (void)unused;
@@ -13,8 +28,10 @@ static void mixed_steps_in_f32_equal_the_cpu(void **unused) {
         carry_lm *lm = model(ctx, runner_model(i));
         carry_lm *there = gpu_moved_to(ctx, lm, 1);
         runner_open(&c, there, CARRY_F32, false, 7 + (uint32_t)i);
-        runner_finish(&c, false);
-        runner_compare(&c, lm, 2e-4);
+        if (is_on_device(&c)) {
+            runner_finish(&c, false);
+            runner_compare(&c, lm, 2e-4);
+        }
         c.runner->ops->close(c.runner);
         carry_lm_free(there);
         carry_lm_free(lm);
