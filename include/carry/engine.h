@@ -46,6 +46,11 @@ typedef struct carry_engine_options {
     const char *cache_dir;  /* folder for cached states [none]: a damaged file or an unusable folder costs a warning */
     size_t cache_dir_bytes; /* of its files [16 GiB] */
     bool same_bits; /* a request gives the same bits whatever runs beside it and whatever was cached. On the CPU */
+    /* Speculation: guesses of the next tokens of a text, verified in one step while up to 8 texts are under way. The
+       text is the one without guesses, greedy or sampled, since a guess is accepted only if it is the token that is
+       sampled in its place. "ngram" guesses what came after the last tokens earlier in the text [none] */
+    const char *draft;
+    int64_t draft_tokens; /* guesses of a text in a step, up to 16 [4] */
 } carry_engine_options;
 
 /* A folder as carry_llm_open accepts it. With a tokenizer (tokenizer.json, or a vocabulary of bytes), requests may be
@@ -84,8 +89,9 @@ typedef struct carry_engine_event {
     carry_status status;
     const char *message; /* "" without a failure */
     int64_t prompt_tokens, cached_tokens, tokens;
-    double first_s, seconds; /* from the submission: to the first token, to the end */
-    uint64_t state;          /* with `keep_state`: the state after prompt and text; 0: none */
+    double first_s, seconds;                 /* from the submission: to the first token, to the end */
+    uint64_t state;                          /* with `keep_state`: the state after prompt and text; 0: none */
+    int64_t drafted_tokens, accepted_tokens; /* guesses, and those of them that are part of the text */
 } carry_engine_event;
 
 typedef struct carry_engine_request {
@@ -156,7 +162,7 @@ CARRY_API carry_status carry_engine_state_save(carry_engine *engine, uint64_t st
 CARRY_API carry_status carry_engine_state_load(carry_engine *engine, uint64_t *made, const char *path);
 CARRY_API carry_status carry_engine_state_drop(carry_engine *engine, uint64_t state);
 /* Puts a copy of the state among the cached prefixes: prompts that begin with its tokens go on from there. CARRY_ESIZE:
-   there is no memory for it. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
+   it does not fit. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
 CARRY_API carry_status carry_engine_state_cache(carry_engine *engine, uint64_t state);
 
 typedef struct carry_engine_stats {
@@ -167,6 +173,7 @@ typedef struct carry_engine_stats {
     int64_t prompt_tokens, cached_tokens, tokens;
     int64_t snapshots, host_snapshots, file_snapshots; /* cached states */
     size_t cache_device, cache_host, cache_dir;        /* their bytes */
+    int64_t drafted_tokens, accepted_tokens;           /* guesses, and those that were right */
 } carry_engine_stats;
 CARRY_API void carry_engine_statistics(carry_engine *engine, carry_engine_stats *stats);
 

@@ -76,6 +76,10 @@ static void print_object(const generate_session *d, const carry_continuation *c)
     cli_json_integer("prompt_tokens", c->prompt_tokens);
     cli_json_integer("cached_tokens", c->cached_tokens);
     cli_json_integer("tokens", c->tokens);
+    if (d->engine.draft != NULL) {
+        cli_json_integer("drafted_tokens", c->drafted_tokens);
+        cli_json_integer("accepted_tokens", c->accepted_tokens);
+    }
     cli_json_number("first_s", c->first);
     cli_json_number("seconds", c->seconds);
     cli_json_number("prompt_tokens_per_s", rate(c->prompt_tokens, c->first));
@@ -284,9 +288,9 @@ static int run(int count, char **arguments) {
         CLI_DTYPE_OPTION(&d.dtype_name),
         {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are token ids; needs no tokenizer"},
         {"state-save", 0, CLI_TEXT, &d.state_save, "FILE",
-         "save the state after the prompt; with -n 0, generate nothing"},
+         "save the state after the text; with -n 0 the one after the prompt"},
         {"state-load", 0, CLI_TEXT, &d.state_load, "FILE",
-         "continue from this state, without reading its tokens again"},
+         "continue from this state, without reading its tokens again; with --chat, as the next turn"},
         CLI_ENGINE_OPTIONS(&d.engine),
         {"random", 0, CLI_FLAG, &d.is_random, NULL,
          "random weights: MODEL is a config.json, its folder, or a shape (tiny, qwen3.5-0.8b, qwen3.5-4b)"},

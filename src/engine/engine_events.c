@@ -104,7 +104,9 @@ static void report_end(carry_engine *e, carry_engine_job *job, const carry_seque
                                 .tokens = q->written,
                                 .first_s = q->first > 0.0 ? q->first - q->submitted : 0.0,
                                 .seconds = q->ended - q->submitted,
-                                .state = state};
+                                .state = state,
+                                .drafted_tokens = q->drafted,
+                                .accepted_tokens = q->accepted};
     report(e, job, &event);
     carry_engine_job_free(job);
     (void)pthread_mutex_lock(&e->lock);

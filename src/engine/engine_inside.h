@@ -46,6 +46,7 @@ struct carry_engine {
     int64_t end_count;
     uint32_t *allowed; /* NULL: every id of the vocabulary is a token */
     int64_t queue;
+    int64_t texts;                   /* under way, at most */
     carry_engine_note *first, *last; /* events */
     carry_engine_note *shown;        /* the one that carry_engine_next returned last */
     /* Shared with the threads that submit and cancel: */
@@ -60,7 +61,7 @@ struct carry_engine {
     bool is_closing; /* events are dropped */
 };
 
-/* Over a model that is open and becomes the engine's, unless there is no memory for an engine at all. */
+/* Over a model that is open and becomes the engine's; on failure too, if *model was cleared. */
 carry_status carry_engine_adopt(carry_ctx *ctx, carry_engine **engine, carry_model *model, carry_dtype dtype,
                                 const carry_engine_options *options);
 

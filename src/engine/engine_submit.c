@@ -180,7 +180,7 @@ static carry_status make_job(carry_ctx *ctx, const carry_engine *e, const carry_
 /* Into the inbox, unless the queue is full. */
 static carry_status hand_over(carry_ctx *ctx, carry_engine *e, carry_engine_job *job, uint64_t *id) {
     (void)pthread_mutex_lock(&e->lock);
-    const int64_t waiting = e->unfinished - e->runner->sizes.sequences;
+    const int64_t waiting = e->unfinished - e->texts;
     const bool is_full = waiting >= e->queue;
     if (!is_full) {
         *id = job->id = ++e->next_id;

@@ -39,6 +39,7 @@ static void close_runner(carry_runner *runner) {
     carry_lm_pass_free(r->pass);
     carry_lm_state_free(r->pool);
     free(r->starts);
+    free(r->wave);
     free(r->order);
     free(r->row_of);
     free(r->last);
@@ -128,10 +129,11 @@ static carry_status open_host(carry_model_runner *r) {
         made = made && r->pending[i].results != NULL;
     }
     r->starts = calloc(sequences + 1, sizeof *r->starts);
+    r->wave = calloc(sequences + 1, sizeof *r->wave);
     r->order = calloc(sequences, sizeof *r->order);
     r->row_of = calloc(sequences, sizeof *r->row_of);
     r->last = malloc((size_t)r->head.sizes.slots * sizeof *r->last);
-    if (!made || r->starts == NULL || r->order == NULL || r->row_of == NULL || r->last == NULL) {
+    if (!made || r->starts == NULL || r->wave == NULL || r->order == NULL || r->row_of == NULL || r->last == NULL) {
         return carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: a runner of %" PRId64 " slots",
                           r->head.sizes.slots);
     }
@@ -177,7 +179,7 @@ carry_status carry_model_runner_enqueue(carry_model_runner *r) {
     if (wanted > 0) {
         args.logits = carry_slice(r->logits, 0, wanted);
     }
-    if (r->chain != NULL && r->places.steps == r->places.sequences && wanted == rows &&
+    if (r->chain != NULL && r->places.waves == 0 && r->places.steps == r->places.sequences && wanted == rows &&
         wanted <= carry_chain_sequences(r->chain)) {
         return carry_chain_run(r->chain, args.logits, wanted);
     }

@@ -134,6 +134,10 @@ static carry_status run_singly(carry_model_runner *r, const carry_run *runs, int
     int64_t rounds = 0;
     for (int64_t i = 0; i < count; i++) {
         rounds = runs[i].count > rounds ? runs[i].count : rounds;
+        if (runs[i].follows) {
+            return carry_fail(r->head.ctx, CARRY_EUNSUPPORTED,
+                              "guessed tokens with the same bits beside any sequences: only on the CPU");
+        }
     }
     for (int64_t round = 0; round < rounds; round++) {
         int64_t n = 0;
@@ -159,7 +163,8 @@ carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run
     carry_tensor logits = r->dtype == CARRY_BF16 ? r->logits : r->wide;
     if (r->same_bits) {
         CARRY_TRY(run_singly(r, runs, count));
-    } else if (is_decoding(r, count) && r->decode != NULL && count <= carry_decode_sequences(r->decode)) {
+    } else if (is_decoding(r, count) && r->places.waves == 0 && r->decode != NULL &&
+               count <= carry_decode_sequences(r->decode)) {
         CARRY_TRY(carry_decode_step(r->decode, runs, count));
         logits = r->wide;
     } else if (is_decoding(r, count) && r->records) {

@@ -27,7 +27,13 @@ typedef struct carry_sequence_event {
 
 typedef struct carry_scheduler_options {
     carry_prefix_options cache;
-    int64_t queue;               /* requests that wait, at most; 0: 1,024 */
+    int64_t queue;              /* requests that wait, at most; 0: 1,024 */
+    int64_t texts;              /* requests under way, at most; 0: as the runner has runs in a step. The other runs are
+                                   for guesses */
+    carry_draft_function draft; /* NULL: none */
+    void *draft_user;
+    int64_t draft_tokens;        /* guesses of a text in a step, up to CARRY_DRAFT_MOST */
+    int64_t draft_forced;        /* to measure: this many guesses of a step count as right whatever was sampled */
     int64_t snapshot_every;      /* tokens of a prompt; a multiple of CARRY_PAGE_TOKENS; 0: 1,024 */
     bool same_bits;              /* texts are the same whatever the cache has: no snapshots after sampled tokens */
     double (*clock)(void *user); /* NULL: carry_seconds */
@@ -57,6 +63,7 @@ typedef struct carry_scheduler_stats {
     int64_t slots, free_slots, pages, free_pages;
     int64_t steps, requests, finished, cancelled, failed; /* since the start */
     int64_t prompt_tokens, cached_tokens, written_tokens;
+    int64_t drafted_tokens, accepted_tokens; /* guesses */
     carry_prefix_stats cache;
 } carry_scheduler_stats;
 carry_scheduler_stats carry_scheduler_statistics(const carry_scheduler *scheduler);

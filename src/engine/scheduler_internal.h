@@ -10,6 +10,7 @@
 typedef struct carry_flight {
     carry_sequence **sequences; /* of its runs */
     bool *wants;                /* a token, for each */
+    bool *follows;              /* a guess: of the sequence of the run before */
     int64_t count, writers, prompt_tokens;
     double enqueued, predicted; /* seconds: when, and how long it was expected to take */
 } carry_flight;
@@ -58,6 +59,9 @@ void carry_scheduler_admit(carry_scheduler *scheduler);
 /* Enqueues a step; *count: its runs, 0 if there is nothing to enqueue now. */
 void carry_scheduler_enqueue(carry_scheduler *scheduler, int64_t *count);
 void carry_scheduler_learn(carry_scheduler *scheduler, const carry_flight *flight); /* from its duration */
+
+/* The slots of its guesses go back. */
+void carry_scheduler_drop_drafts(carry_scheduler *s, carry_sequence *q);
 
 /* states.c */
 carry_kept *carry_scheduler_state(const carry_scheduler *scheduler, uint64_t handle); /* or NULL */

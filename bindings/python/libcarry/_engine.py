@@ -32,6 +32,8 @@ class EngineOptions(Sized):
         ("cache_dir", c_char_p),
         ("cache_dir_bytes", c_size_t),
         ("same_bits", c_bool),
+        ("draft", c_char_p),
+        ("draft_tokens", c_int64),
     ]
 
 
@@ -58,6 +60,8 @@ class EngineEvent(Sized):
         ("first_s", c_double),
         ("seconds", c_double),
         ("state", c_uint64),
+        ("drafted_tokens", c_int64),
+        ("accepted_tokens", c_int64),
     ]
 
 
@@ -118,6 +122,8 @@ class EngineStats(Sized):
         ("cache_device", c_size_t),
         ("cache_host", c_size_t),
         ("cache_dir", c_size_t),
+        ("drafted_tokens", c_int64),
+        ("accepted_tokens", c_int64),
     ]  # fmt: skip
 
 

@@ -74,6 +74,7 @@ class Request:
         self.reason: str | None = None  # "length", "end", "stop", "context", "cancelled" or "failed"
         self.message = ""
         self.prompt_tokens = self.cached_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = 0
         self.first_s = self.seconds = 0.0
         self.state: EngineState | None = None
 
@@ -113,6 +114,7 @@ class Request:
         self.reason, self.message = REASONS[event.reason], (event.message or b"").decode("utf-8", "replace")
         self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
         self.first_s, self.seconds = event.first_s, event.seconds
+        self.drafted_tokens, self.accepted_tokens = event.drafted_tokens, event.accepted_tokens
         self.state = EngineState(self._engine, event.state) if event.state != 0 else None
 
 
@@ -141,6 +143,8 @@ class Engine:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_dir_bytes: int = 0,
         same_bits: bool = False,
+        draft: str | None = None,
+        draft_tokens: int = 0,
     ) -> None:
         """Open a model's folder as `libcarry.load` does. 0 means the default of include/carry/engine.h.
 
@@ -151,6 +155,8 @@ class Engine:
             cache: keep states of prompts, so that later ones with the same beginning need not read it again.
             cache_host, cache_dir: bytes of host memory and a folder for states that leave the device.
             same_bits: the same results whatever runs beside a request.
+            draft: "ngram": guess next tokens from the text itself and verify them together; the same text, sooner.
+            draft_tokens: guesses of a text in a step.
         """
         self._context = _context.Context(_context._threads)
         self._lock = threading.RLock()
@@ -170,6 +176,8 @@ class Engine:
             cache_dir=None if cache_dir is None else os.fsencode(cache_dir),
             cache_dir_bytes=cache_dir_bytes,
             same_bits=same_bits,
+            draft=None if draft is None else draft.encode(),
+            draft_tokens=draft_tokens,
         )
         made = c_void_p()
         handle = self._context.handle

@@ -43,6 +43,20 @@ def test_texts_are_those_of_the_model(engine, folder):
     assert engine.statistics()["finished"] == 18
 
 
+def test_guesses_change_nothing(folder):
+    options = {"max_new_tokens": 60, "temperature": 0.0, "eos_token_id": ()}
+    prompt = [1, 2, 3, 1, 2, 3, 1, 2]
+    with libcarry.Engine(folder, memory=64 << 20, same_bits=True) as engine:
+        plain = engine.generate(prompt, **options)
+    with libcarry.Engine(folder, memory=64 << 20, same_bits=True, draft="ngram", draft_tokens=3) as engine:
+        request = engine.submit(prompt, **options)
+        assert request.result() == plain
+        assert request.drafted_tokens >= request.accepted_tokens >= 0 and request.drafted_tokens >= 3
+        assert engine.statistics()["drafted_tokens"] == request.drafted_tokens
+    with pytest.raises(ValueError, match="draft 'bigram': expected ngram or none"):
+        libcarry.Engine(folder, draft="bigram")
+
+
 def test_tokens_come_one_by_one_and_can_be_cancelled(engine):
     request = engine.submit([1, 2, 3], 400, eos_token_id=())
     seen = []
