@@ -323,7 +323,7 @@ def slow_and_half_open_clients_do_not_hold_up_others():
 
 def curl_works():
     if shutil.which("curl") is None:
-        return "curl is not here"
+        return "curl is not installed"
     with serve() as s:
         command = ["curl", "-sSN", f"http://localhost:{s.port}{CHAT}", "-H", "Content-Type: application/json", "-d",
                    json.dumps({"messages": HI, "max_tokens": 5, "stream": True})]
@@ -336,7 +336,7 @@ def the_openai_package_works():
     try:
         import openai
     except ImportError:
-        return "the package openai is not here"
+        return "the package openai is not installed"
     with serve() as s:
         client = openai.OpenAI(base_url=f"http://127.0.0.1:{s.port}/v1", api_key="none", max_retries=0)
         assert [m.id for m in client.models.list()] == ["tiny"]

@@ -168,7 +168,7 @@ CARRY_API carry_status carry_engine_state_to_host(carry_engine *engine, uint64_t
 CARRY_API carry_status carry_engine_state_move(carry_engine *engine, uint64_t state, carry_engine *to, uint64_t *made);
 CARRY_API carry_status carry_engine_state_drop(carry_engine *engine, uint64_t state);
 /* Puts a copy of the state among the cached prefixes: prompts that begin with its tokens go on from there. CARRY_ESIZE:
-   there is no memory for it. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
+   it does not fit. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
 CARRY_API carry_status carry_engine_state_cache(carry_engine *engine, uint64_t state);
 
 typedef struct carry_engine_stats {
