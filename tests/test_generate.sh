@@ -187,7 +187,19 @@ printf '[1]' > wrong
 refused 'message 1' generate chat --chat --messages wrong -p x
 refused 'need --chat' generate chat -p x --system y
 refused 'need --chat' generate chat -p x --tools tools
-refused 'from its start' generate chat --chat -p x --state-load state
+# The next turn goes on from the state after the answer: its tokens follow those of the first turn.
+expect 0 '"tokens": 6' generate chat --chat -p Hi -n 6 --temperature 0 --json --state-save turn
+expect 0 '"prompt_tokens": 24' generate chat --chat -p Bye -n 6 --temperature 0 --json --state-load turn
+refused 'has the chat so far' generate chat --chat -p x --state-load turn --system y
+if command -v python3 > /dev/null; then
+    turn() { python3 -c "import sys; print(*[257, *b'user\n', *sys.argv[1].encode(), 258, *b'\n', 257, *b'assistant\n'])" "$1"; }
+    expect 0 '"tokens": 6' generate chat --ids -p "$(turn Hi)" -n 6 --temperature 0 --json
+    answer=$(python3 -c "import json; print(*json.loads(open('out').read())['ids'])")
+    expect 0 '"tokens": 6' generate chat --ids -p "$(turn Hi) $answer 258 10 $(turn Bye)" -n 6 --temperature 0 --json
+    cp out at_once
+    expect 0 '"prompt_tokens": 24' generate chat --ids -p "258 10 $(turn Bye)" -n 6 --temperature 0 --json --state-load turn
+    python "lines[0]['ids'] == json.loads(open('at_once').read())['ids']"
+fi
 printf '%s' '{{ bos_token }}[INST]{{ messages[-1].content ~ extra }}{{ tools | length }}{% if not add_generation_prompt %}x{% endif %}' > chat/chat_template.jinja
 printf '{"extra": "abc"}' > variables
 expect 0 '"prompt_tokens": 12' generate chat --chat -p Hi --tools tools --variables variables -n 4 --json

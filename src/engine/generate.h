@@ -48,10 +48,11 @@ typedef struct carry_generate_options {
     int stop_count;
     const char *regex, *json_schema; /* as in carry/engine.h; NULL: none */
     const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */
+    const char
+        *state_save; /* where the state after the text goes, of one prompt; NULL: nowhere. Without an end token */
     /* Sizes and caches of the engine; NULL: defaults. A context of 0 is as long as the prompts and texts need. Device
        and dtype are those of the model and of these options. */
     const carry_engine_options *engine;
-    const char *state_save; /* where the state after the prompt goes, of which there is one; NULL: nowhere */
     /* Called after every token of a text; false stops everything. May be NULL. */
     bool (*heard)(void *user, int64_t prompt);
     void *user;

@@ -8,6 +8,7 @@
 #include "engine/generate_inside.h"
 #include "engine/model_runner.h"
 #include "engine/scheduler.h"
+#include "file/state_file.h"
 #include "engine/text_rule.h"
 
 #define STEP_CPU 512
@@ -33,8 +34,9 @@ typedef struct together {
     int64_t end_count;
     job *jobs;
     carry_ids *prompts;
-    carry_status status; /* the first failure */
-    bool has_called;     /* the callback, since the last step began */
+    uint64_t loaded, kept; /* the state that prompts go on from, and the one after the text; 0: none */
+    carry_status status;   /* the first failure */
+    bool has_called;       /* the callback, since the last step began */
 } together;
 
 static void close_together(together *w) {
@@ -135,8 +137,24 @@ static void on_event(void *user, const carry_sequence_event *event) {
     if (event->result != NULL) {
         on_token(user, j, event->sequence, event->result->token);
     } else {
+        ((together *)user)->kept = event->state;
         on_end(user, j, event->sequence);
     }
+}
+
+/* Tokens of the state that prompts go on from. */
+static carry_status measure_state(const together *w, int64_t *tokens) {
+    const char *path = w->g->options->state_load;
+    carry_state_file file;
+    *tokens = 0;
+    if (path == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_state_open(w->g->ctx, &file, path));
+    const carry_tensor *ids = carry_safetensors_find(&file.file, "tokens");
+    *tokens = ids != NULL && ids->rank == 2 && ids->shape[0] > file.about.tokens ? ids->shape[0] : file.about.tokens;
+    carry_state_close(&file);
+    return *tokens < INT64_MAX / 4 ? CARRY_OK : carry_fail(w->g->ctx, CARRY_EFORMAT, "%s has too many tokens", path);
 }
 
 static carry_status open_together(together *w) {
@@ -149,22 +167,25 @@ static carry_status open_together(together *w) {
     size_t available;
     size_t total;
     int64_t longest;
+    int64_t before;
     CARRY_TRY(find_tokens(w));
     CARRY_TRY(encode_all(w, &longest));
+    CARRY_TRY(measure_state(w, &before));
     if (g->options->tokens > INT64_MAX / 4) {
         return carry_fail(g->ctx, CARRY_ESIZE, "%" PRId64 " tokens: too many", g->options->tokens);
     }
-    sizes.context = g->engine.context > 0 ? g->engine.context : longest + g->options->tokens;
+    sizes.context = g->engine.context > 0 ? g->engine.context : before + longest + g->options->tokens;
     sizes.tokens = device == 0 ? STEP_CPU : STEP_GPU;
     sizes.tokens = sizes.tokens < longest + CARRY_PAGE_TOKENS ? sizes.tokens : longest + CARRY_PAGE_TOKENS;
     sizes.tokens = sizes.tokens > g->batch + CARRY_PAGE_TOKENS ? sizes.tokens : g->batch + CARRY_PAGE_TOKENS;
     CARRY_TRY(carry_draft_choose(g->ctx, &draft, e->draft, e->draft_tokens, g->batch));
     sizes.tokens += draft.runs;
-    carry_pool_demand demand = {.sequences = g->batch, .context = sizes.context};
+    const bool has_state = before > 0 || g->options->state_save != NULL;
+    carry_pool_demand demand = {.sequences = g->batch + has_state, .context = sizes.context};
     const bool has_cache = e->cache_device > 0 || e->cache_host > 0 || e->cache_dir != NULL;
     const bool is_cached = !e->no_cache && (g->count > 1 || has_cache);
     const int64_t snapshots = g->count < SNAPSHOTS ? g->count + 2 : SNAPSHOTS;
-    demand.most_slots = g->batch + draft.runs + (is_cached ? snapshots : 0);
+    demand.most_slots = demand.sequences + draft.runs + (is_cached ? snapshots : 0);
     demand.spare = is_cached ? g->batch : 0;
     carry_model_runner_measure(lm, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
@@ -188,7 +209,8 @@ static carry_status open_together(together *w) {
         .draft_tokens = draft.tokens,
         .on_event = on_event,
         .user = w};
-    return carry_scheduler_new(g->ctx, &w->scheduler, w->runner, &options);
+    CARRY_TRY(carry_scheduler_new(g->ctx, &w->scheduler, w->runner, &options));
+    return before > 0 ? carry_scheduler_state_load(w->scheduler, &w->loaded, g->options->state_load) : CARRY_OK;
 }
 
 static carry_status submit_all(together *w) {
@@ -212,6 +234,8 @@ static carry_status submit_all(together *w) {
                                           .ends = w->ends,
                                           .end_count = w->end_count,
                                           .logprobs = -1,
+                                          .state = w->loaded,
+                                          .keeps = g->options->state_save != NULL,
                                           .user = j,
                                           .constrain = has_rule ? carry_text_rule_allow : NULL,
                                           .constraint = &j->rule};
@@ -239,6 +263,9 @@ static carry_status run_together(together *w) {
         if (is_busy && (g->stopped || w->status != CARRY_OK)) {
             carry_scheduler_cancel_all(w->scheduler);
         }
+    }
+    if (w->status == CARRY_OK && w->kept != 0 && !g->stopped && g->options->state_save != NULL) {
+        w->status = carry_scheduler_state_save(w->scheduler, w->kept, g->options->state_save);
     }
     return w->status;
 }
