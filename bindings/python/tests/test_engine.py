@@ -87,6 +87,21 @@ def test_states_are_forked_rolled_back_and_saved(engine, folder, tmp_path):
         len(state)
 
 
+def test_states_move_to_host_memory_and_to_other_engines(engine, folder):
+    first = engine.submit(prompts(5)[4], 20, keep_state=True, eos_token_id=(), temperature=0.0)
+    first.result()
+    fork, free = first.state.fork(), engine.statistics()["free_slots"]
+    expected = engine.submit([5, 6], 10, state=fork, eos_token_id=(), temperature=0.0).result()
+    first.state.to_host()
+    assert engine.statistics()["free_slots"] > free and len(first.state) == len(prompts(5)[4]) + 20
+    assert engine.submit([5, 6], 10, state=first.state, eos_token_id=(), temperature=0.0).result() == expected
+    with libcarry.Engine(folder, sequences=1, context=600, memory=64 << 20) as other:
+        moved = fork.move(other)
+        assert other.submit([5, 6], 10, state=moved, eos_token_id=(), temperature=0.0).result() == expected
+        with pytest.raises(ValueError, match="was dropped"):
+            len(fork)
+
+
 def test_mistakes_are_named(engine, folder):
     with pytest.raises(ValueError, match="longer than the context of 600"):
         engine.submit([1] * 600)
@@ -145,3 +160,19 @@ def check_constraints(engine):
         engine.submit("x", json_schema={"type": "array", "uniqueItems": True})
     with pytest.raises(Exception, match="expected one of both"):
         engine.submit("x", regex="a", json_schema="true")
+
+
+def test_chats_are_rendered_and_answered(tmp_path, rng):
+    write(tmp_path, rng, vocabulary=300)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ style }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    messages = [{"role": "user", "content": "Hello " * 30}]
+    options = {"temperature": 0.0, "eos_token_id": ()}
+    with libcarry.Engine(tmp_path, context=600, memory=64 << 20) as engine:
+        answer = engine.chat(messages, 8, variables={"style": "plain"}, **options)
+        rendered = libcarry.render_chat(tmp_path, messages, style="plain")
+        assert answer == engine.submit(rendered, 8, is_rendered=True, **options).result()
+        assert engine.statistics()["cached_tokens"] > 0
+        texts = engine.generate(["ab", "c"], 4, **options)
+        assert texts == [engine.generate(text, 4, **options) for text in ("ab", "c")]
+        assert engine.generate([[1, 2], [3]], 4, **options) == [engine.generate(row, 4, **options) for row in ([1, 2], [3])]
