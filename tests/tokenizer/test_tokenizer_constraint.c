@@ -37,21 +37,21 @@ static carry_tokenizer *make_pieces(void) {
                         "false, \"normalized\": false, \"special\": false},",
                         257 + i, more[i]);
     }
-    strcpy(grown + used, at);
+    memcpy(grown + used, at, strlen(at) + 1);
     assert_ok(ctx, carry_tokenizer_parse(ctx, &made, grown, strlen(grown), "pieces"));
     free(grown);
     free(text);
     return made;
 }
 
-static carry_cursor *open(const carry_tokenizer *tokenizer, carry_constraint_kind kind, const char *text) {
+static carry_cursor *open_cursor(const carry_tokenizer *tokenizer, carry_constraint_kind kind, const char *text) {
     carry_cursor *cursor;
     assert_ok(ctx, carry_cursor_new(ctx, &cursor, tokenizer, kind, text, strlen(text)));
     return cursor;
 }
 
 static bool matches(carry_constraint_kind kind, const char *constraint, const char *text, size_t length) {
-    carry_cursor *cursor = open(bytes, kind, constraint);
+    carry_cursor *cursor = open_cursor(bytes, kind, constraint);
     bool is_good = true;
     for (size_t i = 0; i < length && is_good; i++) {
         is_good = carry_cursor_take(cursor, (unsigned char)text[i]);
@@ -172,7 +172,7 @@ static void test_matching_texts_are_accepted(void **unused) {
    did not end. */
 static size_t walk(carry_constraint_kind kind, const char *constraint, uint64_t seed, char *text) {
     static const int32_t ends[] = {END};
-    carry_cursor *cursor = open(pieces, kind, constraint);
+    carry_cursor *cursor = open_cursor(pieces, kind, constraint);
     size_t length = 0;
     uint64_t step = 0;
     bool is_ended = false;
@@ -234,7 +234,7 @@ static void test_masks_equal_bytes(void **unused) {
     for (size_t i = 0; i < sizeof schemas / sizeof *schemas; i++) {
         const char *prefix = schemas[i].good[0];
         for (size_t length = 0; length <= strlen(prefix); length++) {
-            carry_cursor *cursor = open(pieces, CARRY_CONSTRAINT_SCHEMA, schemas[i].constraint);
+            carry_cursor *cursor = open_cursor(pieces, CARRY_CONSTRAINT_SCHEMA, schemas[i].constraint);
             uint32_t mask[WORDS];
             memset(mask, 0xff, sizeof mask);
             for (size_t k = 0; k < length; k++) {
@@ -244,7 +244,7 @@ static void test_masks_equal_bytes(void **unused) {
             for (int64_t id = 257; id < carry_tokenizer_size(pieces); id++) {
                 char token[64];
                 const size_t size = carry_decode_token(pieces, id, false, token);
-                carry_cursor *other = open(bytes, CARRY_CONSTRAINT_SCHEMA, schemas[i].constraint);
+                carry_cursor *other = open_cursor(bytes, CARRY_CONSTRAINT_SCHEMA, schemas[i].constraint);
                 bool is_good = true;
                 for (size_t k = 0; k < length; k++) {
                     (void)carry_cursor_take(other, (unsigned char)prefix[k]);
@@ -262,14 +262,14 @@ static void test_masks_equal_bytes(void **unused) {
 
 static void test_deep_values_stay_within_the_bound(void **unused) {
     (void)unused;
-    carry_cursor *cursor = open(bytes, CARRY_CONSTRAINT_SCHEMA, "true");
+    carry_cursor *cursor = open_cursor(bytes, CARRY_CONSTRAINT_SCHEMA, "true");
     int depth = 0;
     while (depth < 1000 && carry_cursor_take(cursor, '[')) {
         depth++;
     }
     carry_cursor_free(cursor);
     assert_in_range(depth, 32, 64);
-    cursor = open(bytes, CARRY_CONSTRAINT_SCHEMA, "true");
+    cursor = open_cursor(bytes, CARRY_CONSTRAINT_SCHEMA, "true");
     for (int i = 0; i < 2 * depth; i++) {
         assert_true(carry_cursor_take(cursor, i < depth ? '[' : ']'));
     }
@@ -340,7 +340,7 @@ static void test_wrong_constraints_are_refused_by_name(void **unused) {
 /* More states than memory allows: they are dropped and found again, and the text goes on. */
 static void test_many_states_are_dropped_and_found_again(void **unused) {
     (void)unused;
-    carry_cursor *cursor = open(bytes, CARRY_CONSTRAINT_REGEX, "(a|b)*a(a|b){14}c");
+    carry_cursor *cursor = open_cursor(bytes, CARRY_CONSTRAINT_REGEX, "(a|b)*a(a|b){14}c");
     for (int i = 0; i < 60000; i++) {
         assert_true(carry_cursor_take(cursor, 'a' + (int64_t)(carry_philox(7, 0, (uint64_t)i).word[0] & 1)));
     }

@@ -85,8 +85,8 @@ static int encode(uint32_t c, unsigned char bytes[4]) {
 /* A range whose encodings have one length, cut until in each part every byte takes all values between those of its ends
    independently of the others. */
 static uint32_t add_range(carry_grammar *g, uint32_t ways, uint32_t low, uint32_t high, uint32_t next) {
-    unsigned char from[4];
-    unsigned char to[4];
+    unsigned char from[4] = {0};
+    unsigned char to[4] = {0};
     const int length = encode(low, from);
     for (int i = 1; i < length; i++) {
         const uint32_t rest = ((uint32_t)1 << 6 * i) - 1;

@@ -48,7 +48,8 @@ static carry_automaton_result walk(carry_constraint *c, uint32_t state, uint32_t
 static void drop_masks(carry_constraint *c) {
     for (uint32_t i = 0; i < c->masks; i++) {
         free(c->mask[i].bits);
-        c->mask[i] = (carry_state_mask){0};
+        c->mask[i].bits = NULL;
+        c->mask[i].state = 0;
     }
     c->mask_count = 0;
     c->epoch = carry_automaton_epoch(c->automaton);
@@ -63,7 +64,7 @@ const uint32_t *carry_constraint_mask(carry_constraint *c, uint32_t state, bool 
     }
     uint32_t at = (state * 0x9E3779B1u) % c->masks;
     for (; c->mask[at].state != 0; at = (at + 1) % c->masks) {
-        if (c->mask[at].state == state) {
+        if (c->mask[at].state == state && c->mask[at].bits != NULL) {
             return c->mask[at].bits;
         }
     }
@@ -80,15 +81,15 @@ const uint32_t *carry_constraint_mask(carry_constraint *c, uint32_t state, bool 
 }
 
 /* The state after all bytes read so far, after states were dropped. */
-static bool find_again(carry_cursor *u) {
-    carry_automaton *a = u->constraint->automaton;
+static bool find_again(carry_cursor *cursor) {
+    carry_automaton *a = cursor->constraint->automaton;
     int64_t work = CARRY_CONSTRAINT_WORK;
     for (int attempt = 0; attempt < 2; attempt++) {
-        carry_automaton_result result = carry_automaton_start(a, &work, &u->state);
-        for (size_t i = 0; i < u->length && result == CARRY_AUTOMATON_OK; i++) {
-            result = carry_automaton_step(a, u->state, (unsigned char)u->text[i], &work, &u->state);
+        carry_automaton_result result = carry_automaton_start(a, &work, &cursor->state);
+        for (size_t i = 0; i < cursor->length && result == CARRY_AUTOMATON_OK; i++) {
+            result = carry_automaton_step(a, cursor->state, (unsigned char)cursor->text[i], &work, &cursor->state);
         }
-        u->epoch = carry_automaton_epoch(a);
+        cursor->epoch = carry_automaton_epoch(a);
         if (result != CARRY_AUTOMATON_FULL) {
             return result == CARRY_AUTOMATON_OK;
         }
@@ -96,77 +97,77 @@ static bool find_again(carry_cursor *u) {
     return false;
 }
 
-static bool is_current(carry_cursor *u) {
-    return u->epoch == carry_automaton_epoch(u->constraint->automaton) || find_again(u);
+static bool is_current(carry_cursor *cursor) {
+    return cursor->epoch == carry_automaton_epoch(cursor->constraint->automaton) || find_again(cursor);
 }
 
-static bool keep_bytes(carry_cursor *u, const char *bytes, size_t length) {
-    if (u->length + length > u->room) {
-        const size_t room = 2 * (u->length + length) + 64;
-        char *grown = realloc(u->text, room);
+static bool keep_bytes(carry_cursor *cursor, const char *bytes, size_t length) {
+    if (cursor->length + length > cursor->room) {
+        const size_t room = 2 * (cursor->length + length) + 64;
+        char *grown = realloc(cursor->text, room);
         if (grown == NULL) {
             return false;
         }
-        u->text = grown;
-        u->room = room;
+        cursor->text = grown;
+        cursor->room = room;
     }
-    memcpy(u->text + u->length, bytes, length);
-    u->length += length;
+    memcpy(cursor->text + cursor->length, bytes, length);
+    cursor->length += length;
     return true;
 }
 
-static bool read_bytes(carry_cursor *u, const char *bytes, size_t length) {
-    carry_automaton *a = u->constraint->automaton;
+static bool read_bytes(carry_cursor *cursor, const char *bytes, size_t length) {
+    carry_automaton *a = cursor->constraint->automaton;
     int64_t work = CARRY_CONSTRAINT_WORK;
-    if (!is_current(u) || !keep_bytes(u, bytes, length)) {
+    if (!is_current(cursor) || !keep_bytes(cursor, bytes, length)) {
         return false;
     }
     for (size_t i = 0; i < length; i++) {
         const carry_automaton_result result =
-            carry_automaton_step(a, u->state, (unsigned char)bytes[i], &work, &u->state);
+            carry_automaton_step(a, cursor->state, (unsigned char)bytes[i], &work, &cursor->state);
         if (result == CARRY_AUTOMATON_FULL) {
-            return find_again(u) && u->state != CARRY_AUTOMATON_DEAD;
+            return find_again(cursor) && cursor->state != CARRY_AUTOMATON_DEAD;
         }
         if (result != CARRY_AUTOMATON_OK) {
             return false;
         }
     }
-    return u->state != CARRY_AUTOMATON_DEAD;
+    return cursor->state != CARRY_AUTOMATON_DEAD;
 }
 
-bool carry_cursor_take(carry_cursor *u, int64_t token) {
+bool carry_cursor_take(carry_cursor *cursor, int64_t token) {
     char few[64];
     size_t length;
-    if (u->is_lost || carry_tokenizer_token(u->tokenizer, token, &length) == NULL ||
-        carry_tokenizer_is_special(u->tokenizer, token)) {
-        return !u->is_lost;
+    if (cursor->is_lost || carry_tokenizer_token(cursor->tokenizer, token, &length) == NULL ||
+        carry_tokenizer_is_special(cursor->tokenizer, token)) {
+        return !cursor->is_lost;
     }
     char *bytes = length <= sizeof few ? few : malloc(length);
     if (bytes == NULL) {
-        u->is_lost = true;
+        cursor->is_lost = true;
         return false;
     }
-    length = carry_decode_token(u->tokenizer, token, false, bytes);
-    (void)pthread_mutex_lock(&u->constraint->lock);
-    u->is_lost = !read_bytes(u, bytes, length);
-    (void)pthread_mutex_unlock(&u->constraint->lock);
+    length = carry_decode_token(cursor->tokenizer, token, false, bytes);
+    (void)pthread_mutex_lock(&cursor->constraint->lock);
+    cursor->is_lost = !read_bytes(cursor, bytes, length);
+    (void)pthread_mutex_unlock(&cursor->constraint->lock);
     if (bytes != few) {
         free(bytes);
     }
-    return !u->is_lost;
+    return !cursor->is_lost;
 }
 
-static bool allow(carry_cursor *u, const int32_t *ends, int64_t end_count, uint32_t *mask, int64_t words) {
-    const int64_t own = (int64_t)mask_words(u->constraint);
+static bool allow(carry_cursor *cursor, const int32_t *ends, int64_t end_count, uint32_t *mask, int64_t words) {
+    const int64_t own = (int64_t)mask_words(cursor->constraint);
     const uint32_t *bits = NULL;
     bool is_dropped = true;
     for (int attempt = 0; attempt < 2 && bits == NULL && is_dropped; attempt++) {
-        bits = is_current(u) ? carry_constraint_mask(u->constraint, u->state, &is_dropped) : NULL;
+        bits = is_current(cursor) ? carry_constraint_mask(cursor->constraint, cursor->state, &is_dropped) : NULL;
     }
     if (bits == NULL) {
         return false;
     }
-    const bool may_end = carry_automaton_accepts(u->constraint->automaton, u->state);
+    const bool may_end = carry_automaton_accepts(cursor->constraint->automaton, cursor->state);
     for (int64_t i = 0; i < words; i++) {
         uint32_t end_bits = 0; /* few tokens end a text */
         for (int64_t k = 0; k < end_count; k++) {
@@ -178,64 +179,64 @@ static bool allow(carry_cursor *u, const int32_t *ends, int64_t end_count, uint3
     return true;
 }
 
-bool carry_cursor_allow(carry_cursor *u, const int32_t *ends, int64_t end_count, uint32_t *mask, int64_t words) {
-    if (u->is_lost) {
+bool carry_cursor_allow(carry_cursor *cursor, const int32_t *ends, int64_t end_count, uint32_t *mask, int64_t words) {
+    if (cursor->is_lost) {
         return false;
     }
-    (void)pthread_mutex_lock(&u->constraint->lock);
-    u->is_lost = !allow(u, ends, end_count, mask, words);
-    (void)pthread_mutex_unlock(&u->constraint->lock);
-    return !u->is_lost;
+    (void)pthread_mutex_lock(&cursor->constraint->lock);
+    cursor->is_lost = !allow(cursor, ends, end_count, mask, words);
+    (void)pthread_mutex_unlock(&cursor->constraint->lock);
+    return !cursor->is_lost;
 }
 
-static bool ask(const carry_cursor *u, bool (*question)(const carry_automaton *automaton, uint32_t state)) {
-    carry_cursor *own = (carry_cursor *)u; /* its state may have to be found again */
-    (void)pthread_mutex_lock(&u->constraint->lock);
-    const bool is_true = !u->is_lost && is_current(own) && question(u->constraint->automaton, u->state);
-    (void)pthread_mutex_unlock(&u->constraint->lock);
+static bool ask(const carry_cursor *cursor, bool (*question)(const carry_automaton *automaton, uint32_t state)) {
+    carry_cursor *own = (carry_cursor *)cursor; /* its state may have to be found again */
+    (void)pthread_mutex_lock(&cursor->constraint->lock);
+    const bool is_true = !cursor->is_lost && is_current(own) && question(cursor->constraint->automaton, cursor->state);
+    (void)pthread_mutex_unlock(&cursor->constraint->lock);
     return is_true;
 }
 
-bool carry_cursor_is_whole(const carry_cursor *u) {
-    return ask(u, carry_automaton_accepts);
+bool carry_cursor_is_whole(const carry_cursor *cursor) {
+    return ask(cursor, carry_automaton_accepts);
 }
 
-bool carry_cursor_is_finished(const carry_cursor *u) {
-    return ask(u, carry_automaton_accepts) && !ask(u, carry_automaton_goes_on);
+bool carry_cursor_is_finished(const carry_cursor *cursor) {
+    return ask(cursor, carry_automaton_accepts) && !ask(cursor, carry_automaton_goes_on);
 }
 
 carry_status carry_cursor_new(carry_ctx *ctx, carry_cursor **made, const carry_tokenizer *tokenizer,
                               carry_constraint_kind kind, const char *text, size_t length) {
-    carry_cursor *u = calloc(1, sizeof *u);
+    carry_cursor *cursor = calloc(1, sizeof *cursor);
     *made = NULL;
-    if (u == NULL) {
+    if (cursor == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a constraint");
     }
-    u->tokenizer = tokenizer;
-    carry_status status = carry_constraint_get(ctx, &u->constraint, tokenizer, kind, text, length);
+    cursor->tokenizer = tokenizer;
+    carry_status status = carry_constraint_get(ctx, &cursor->constraint, tokenizer, kind, text, length);
     if (status == CARRY_OK) {
-        (void)pthread_mutex_lock(&u->constraint->lock);
-        if (!find_again(u)) {
+        (void)pthread_mutex_lock(&cursor->constraint->lock);
+        if (!find_again(cursor)) {
             status =
                 carry_fail(ctx, CARRY_ESIZE, "the constraint is too large: its first state has more than %d positions",
                            CARRY_AUTOMATON_POSITIONS);
         }
-        (void)pthread_mutex_unlock(&u->constraint->lock);
+        (void)pthread_mutex_unlock(&cursor->constraint->lock);
     }
     if (status != CARRY_OK) {
-        carry_cursor_free(u);
+        carry_cursor_free(cursor);
         return status;
     }
-    *made = u;
+    *made = cursor;
     return CARRY_OK;
 }
 
-void carry_cursor_free(carry_cursor *u) {
-    if (u != NULL) {
-        if (u->constraint != NULL) {
-            carry_constraint_release(u->tokenizer, u->constraint);
+void carry_cursor_free(carry_cursor *cursor) {
+    if (cursor != NULL) {
+        if (cursor->constraint != NULL) {
+            carry_constraint_release(cursor->tokenizer, cursor->constraint);
         }
-        free(u->text);
-        free(u);
+        free(cursor->text);
+        free(cursor);
     }
 }

@@ -17,6 +17,7 @@ static carry_status no_memory(carry_regex *r) {
 }
 
 static carry_status new_part(carry_regex *r, carry_regex_kind kind, int32_t *made) {
+    *made = 0;
     if (r->count == r->room) {
         const int32_t room = r->room > 0 ? 2 * r->room : 64;
         carry_regex_part *grown = realloc(r->part, (size_t)room * sizeof *grown);
@@ -158,7 +159,7 @@ static bool read_quantifier(carry_regex *r, int32_t *least, int32_t *most) {
 static carry_status repeat(carry_regex *r, int32_t *made) {
     int32_t least;
     int32_t most;
-    int32_t other;
+    int32_t other = 0;
     const size_t start = r->at;
     if (!read_quantifier(r, &least, &most)) {
         return CARRY_OK;
@@ -203,7 +204,7 @@ static carry_status read_part(carry_regex *r, int32_t *made) {
 static carry_status read_sequence(carry_regex *r, int32_t *made) {
     CARRY_TRY(new_part(r, CARRY_REGEX_SEQUENCE, made));
     while (r->at < r->length && r->text[r->at] != '|' && r->text[r->at] != ')') {
-        int32_t part;
+        int32_t part = 0;
         CARRY_TRY(read_part(r, &part));
         CARRY_TRY(repeat(r, &part));
         r->part[part].before = r->part[*made].inside;
@@ -215,7 +216,7 @@ static carry_status read_sequence(carry_regex *r, int32_t *made) {
 static carry_status read_choice(carry_regex *r, int32_t *made) {
     CARRY_TRY(new_part(r, CARRY_REGEX_CHOICE, made));
     for (bool is_first = true; is_first || (r->at < r->length && r->text[r->at] == '|'); is_first = false) {
-        int32_t part;
+        int32_t part = 0;
         r->at += !is_first;
         CARRY_TRY(read_sequence(r, &part));
         r->part[part].before = r->part[*made].inside;
