@@ -244,8 +244,8 @@ static carry_status run_steps(const carry_lm_call *call) {
     return carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes);
 }
 
-/* The sequences of a call whose states lie in a pool: steps at once, pieces one after the other. With same_bits token by
-   token: sums depend on where chunks begin. */
+/* The sequences of a call whose states lie in a pool: steps at once, pieces one after the other. With same_bits token
+   by token: sums depend on where chunks begin. */
 static carry_status run_pooled(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;
