@@ -162,8 +162,6 @@ static void case_grouped(carry_dtype type) {
     one_grouped(type, 19, 5, 7, 33);
     one_grouped(type, 40, 40, 24, 64);
     one_grouped(type, 300, 3, 130, 200); /* more than a tile of 128 rows of an expert */
-    one_grouped(type, 500, 6, 136, 264); /* rows of whole pieces of 16 bytes */
-    one_grouped(type, 40, 40, 64, 128);
 }
 
 static void test_experts_on_devices(void **state) {
