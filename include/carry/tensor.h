@@ -25,13 +25,18 @@ extern "C" {
 #endif
 
 /* X(name, text, bytes). bf16 is the upper half of an f32; f16 is IEEE binary16. Few operators accept i64 and f64: i64
-   is for ids and positions, f64 for sums over many elements (carry/nn.h). */
+   is for ids and positions, f64 for sums over many elements (carry/nn.h). The last four are types of files, which no
+   public function accepts: 8-bit floats, integers of 8 and 32 bits, and rows of quantised blocks. */
 #define CARRY_DTYPE_LIST(X) \
     X(F32, "f32", 4)        \
     X(BF16, "bf16", 2)      \
     X(F16, "f16", 2)        \
     X(I64, "i64", 8)        \
-    X(F64, "f64", 8)
+    X(F64, "f64", 8)        \
+    X(F8, "f8_e4m3", 1)     \
+    X(I8, "i8", 1)          \
+    X(I32, "i32", 4)        \
+    X(QUANTISED, "quantised", 1)
 
 typedef enum carry_dtype {
 #define X(name, text, bytes) CARRY_##name,

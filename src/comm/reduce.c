@@ -61,7 +61,7 @@ void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_dty
     case CARRY_BF16:
         reduce_bf16(to, from, count, reduce);
         break;
-    case CARRY_F16: /* refused before */
+    default: /* refused before */
         break;
     }
 }

@@ -63,6 +63,10 @@ static void put(carry_json_text *text, const char *bytes, size_t length) {
     }
 }
 
+void carry_json_text_append(carry_json_text *text, const char *bytes, size_t length) {
+    put(text, bytes, length);
+}
+
 void carry_json_put_bytes(carry_json_text *text, const char *bytes, size_t length) {
     const char *const end = bytes + length;
     put(text, "\"", 1);

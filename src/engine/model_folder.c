@@ -161,7 +161,10 @@ static void try_tokenizer(carry_ctx *ctx, carry_model *model, const char *folder
 }
 
 carry_status carry_model_open_with_text(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
+    char found[CARRY_FILE_PATH]; /* hf:OWNER/NAME is in the cache of the hub */
     *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
+    CARRY_TRY(carry_hub_resolve(ctx, found, folder));
+    folder = found;
     const carry_status status = load_weights(ctx, model, folder);
     if (status != CARRY_OK) {
         carry_model_close(model);

@@ -12,6 +12,7 @@
 #define BLOCK CARRY_PAGE_TOKENS
 #define PAUSE 4.0           /* steps of texts that a piece beside them may take, */
 #define PAUSE_SECONDS 0.02  /* or this long: short pieces do not fill a GPU, and a reader does not notice the pause */
+#define OLDEST_SHARE 4      /* the oldest prompt gets one part in this many of a step */
 #define NEW_SHARE 0.25      /* of a new measurement in a mean */
 #define CACHED_PROMPT 128   /* tokens; shorter prompts leave no snapshot at their end */
 #define FINE_SNAPSHOTS 8192 /* tokens of a prompt in which pieces end at every multiple of snapshot_every */
@@ -23,10 +24,11 @@ static int64_t block_floor(int64_t tokens) {
 /* Admission. */
 
 static carry_status start_from_state(carry_scheduler *s, carry_sequence *q) {
-    const carry_kept *kept = carry_scheduler_state(s, q->options.state);
+    carry_kept *kept = carry_scheduler_state(s, q->options.state);
     if (kept == NULL) {
         return carry_fail(s->ctx, CARRY_ENOTFOUND, "there is no state %" PRIu64, q->options.state);
     }
+    CARRY_TRY(carry_scheduler_to_device(s, kept));
     const int64_t prompt = q->track.count;
     const int64_t total = kept->track.count + prompt;
     if (total + (q->options.tokens > 0) > s->runner->sizes.context) {
@@ -78,7 +80,8 @@ static bool has_pages_for(const carry_scheduler *s, carry_sequence *q) {
         const int64_t most = all < s->runner->sizes.context ? all : s->runner->sizes.context;
         q->page_limit = (most + BLOCK - 1) / BLOCK + 1; /* shared ones too: the kept state may be dropped */
     }
-    return s->reserved + s->state_pages + q->page_limit <= s->pool.pages;
+    const int64_t moved = kept != NULL ? carry_scheduler_host_pages(s, kept) : 0;
+    return s->reserved + s->state_pages + moved + q->page_limit <= s->pool.pages;
 }
 
 static void start(carry_scheduler *s, carry_sequence *q) {
@@ -98,7 +101,7 @@ static void start(carry_scheduler *s, carry_sequence *q) {
 }
 
 void carry_scheduler_admit(carry_scheduler *s) {
-    while (s->first != NULL && s->active_count < s->runner->sizes.sequences) {
+    while (s->first != NULL && s->active_count < s->options.texts) {
         carry_sequence *q = s->first;
         q->track.slot = has_pages_for(s, q) ? carry_prefix_take_slot(&s->prefix) : CARRY_POOL_NONE;
         if (q->track.slot != CARRY_POOL_NONE) {
@@ -119,8 +122,14 @@ void carry_scheduler_admit(carry_scheduler *s) {
 
 /* Runs. */
 
+/* Penalties and constraints depend on every token before. */
+static bool is_drafted(const carry_scheduler *s, const carry_sequence *q) {
+    return s->options.draft != NULL && s->options.draft_tokens > 0 && !q->options.is_undrafted &&
+           !carry_sequence_needs_last(q);
+}
+
 static bool may_run_ahead(const carry_scheduler *s, const carry_sequence *q) {
-    return s->runner->overlaps && !q->options.keeps && !carry_sequence_needs_last(q);
+    return s->runner->overlaps && !q->options.keeps && !carry_sequence_needs_last(q) && !is_drafted(s, q);
 }
 
 static carry_run run_of(const carry_sequence *q, const int32_t *ids, int64_t count, bool wants) {
@@ -149,17 +158,66 @@ static void add_run(carry_scheduler *s, carry_sequence *q, carry_flight *f, cons
     s->runs[f->count] = run_of(q, ids, count, wants);
     if (wants && !carry_sequence_allow(q, &s->runs[f->count].allowed)) {
         carry_fail_at(s->ctx, CARRY_ERANGE, __FILE__, __LINE__,
-                      "token %" PRId64 " of the text: the constraint allows no token", q->written);
+                      "token %" PRId64 " of the text: the constraint allows no token, or exceeds its bound of work",
+                      q->written);
         carry_scheduler_fail(s, q, CARRY_ERANGE);
         return;
     }
     f->sequences[f->count] = q;
+    f->follows[f->count] = false;
     f->wants[f->count++] = wants;
+}
+
+void carry_scheduler_drop_drafts(carry_scheduler *s, carry_sequence *q) {
+    while (q->draft_count > 0) {
+        carry_state_pool_give_slot(&s->pool, q->draft_slot[--q->draft_count]);
+    }
+}
+
+/* Guesses for the tokens after the last one of a text, as far as there are slots for their states; *left: runs. */
+static void find_drafts(carry_scheduler *s, carry_sequence *q, int64_t *left) {
+    const carry_track *t = &q->track;
+    int64_t most = s->options.draft_tokens < *left ? s->options.draft_tokens : *left;
+    most = q->options.tokens - q->written - 1 < most ? q->options.tokens - q->written - 1 : most;
+    most = s->runner->sizes.context - t->count < most ? s->runner->sizes.context - t->count : most;
+    const int64_t found = most > 0 ? s->options.draft(s->options.draft_user, t->ids, t->count, q->draft, most) : 0;
+    for (q->draft_count = 0; q->draft_count < found; q->draft_count++) {
+        const int32_t slot = carry_prefix_take_slot(&s->prefix);
+        if (slot == CARRY_POOL_NONE) {
+            break;
+        }
+        q->draft_slot[q->draft_count] = slot;
+    }
+    *left -= q->draft_count;
+}
+
+/* The last token of a text and the guesses after it. */
+static void add_drafted(carry_scheduler *s, carry_sequence *q, carry_flight *f, int64_t *left) {
+    const int64_t at = f->count;
+    find_drafts(s, q, left);
+    if (carry_track_extend(&s->prefix, &q->track, 1 + q->draft_count) != CARRY_OK) {
+        carry_scheduler_drop_drafts(s, q);
+    }
+    add_run(s, q, f, q->track.ids + q->track.length, 1, true);
+    for (int64_t i = 0; i < q->draft_count && f->count > at; i++) {
+        carry_run *run = &s->runs[f->count];
+        *run = run_of(q, &q->draft[i], 1, true);
+        run->slot = q->draft_slot[i];
+        run->length += 1 + i;
+        run->at += (uint64_t)(1 + i);
+        run->allowed = s->runs[at].allowed;
+        run->follows = true;
+        f->sequences[f->count] = q;
+        f->follows[f->count] = true;
+        f->wants[f->count++] = true;
+    }
 }
 
 /* One token of each text; false if there are no texts. */
 static bool add_texts(carry_scheduler *s, carry_flight *f) {
     bool are_texts = false;
+    int64_t left = s->runner->sizes.sequences - s->options.texts;
+    left = s->active_count * s->options.draft_tokens <= left ? left : 0; /* with many texts guesses do not pay */
     for (int64_t i = 0; i < s->active_count; i++) {
         carry_sequence *q = s->active[i];
         const carry_track *t = &q->track;
@@ -171,7 +229,11 @@ static bool add_texts(carry_scheduler *s, carry_flight *f) {
             t->count + q->pending >= s->runner->sizes.context) {
             continue; /* the result decides */
         }
-        add_run(s, q, f, q->pending > 0 ? NULL : t->ids + t->length, 1, true);
+        if (is_drafted(s, q)) {
+            add_drafted(s, q, f, &left);
+        } else {
+            add_run(s, q, f, q->pending > 0 ? NULL : t->ids + t->length, 1, true);
+        }
     }
     f->writers = f->count;
     return are_texts;
@@ -210,22 +272,41 @@ static void add_piece(carry_scheduler *s, carry_sequence *q, carry_flight *f, in
     }
 }
 
-/* Pieces of prompts: an equal share for each, at least a block, as long as tokens are left. */
-static void add_prompts(carry_scheduler *s, carry_flight *f, int64_t left) {
-    int64_t readers = 0;
+static bool is_reader(const carry_sequence *q) {
+    return q->phase == CARRY_PHASE_READS && q->in_flight < CARRY_FLIGHTS;
+}
+
+/* Of the prompts that have no piece in this step yet, the one with the fewest tokens left, of equal ones the oldest. */
+static carry_sequence *shortest(const carry_scheduler *s) {
+    carry_sequence *found = NULL;
     for (int64_t i = 0; i < s->active_count; i++) {
-        readers += s->active[i]->phase == CARRY_PHASE_READS;
-    }
-    int64_t share = readers > 0 ? block_floor(left / readers) : 0;
-    share = share < BLOCK ? BLOCK : share;
-    const int64_t count = s->active_count;
-    for (int64_t i = 0; i < count && readers > 0 && left > 0 && f->count < s->runner->sizes.sequences; i++) {
-        carry_sequence *q = s->active[(s->turn + i) % count];
-        if (q->phase == CARRY_PHASE_READS && q->in_flight < CARRY_FLIGHTS) {
-            add_piece(s, q, f, &left, readers == 1 ? left : share);
+        carry_sequence *q = s->active[i];
+        if (is_reader(q) && !q->is_planned &&
+            (found == NULL || q->prompt_end - q->track.length < found->prompt_end - found->track.length)) {
+            found = q;
         }
     }
-    s->turn = count > 0 ? (s->turn + 1) % count : 0;
+    return found;
+}
+
+/* Pieces of prompts, the shortest first: first tokens come as early as possible on average, and prompts that came
+   together are not all late. The oldest prompt gets a quarter of each step, so that it ends whatever comes after it. */
+static void add_prompts(carry_scheduler *s, carry_flight *f, int64_t left) {
+    carry_sequence *oldest = NULL;
+    for (int64_t i = 0; i < s->active_count; i++) {
+        s->active[i]->is_planned = false;
+        oldest = oldest == NULL && is_reader(s->active[i]) ? s->active[i] : oldest;
+    }
+    carry_sequence *q = shortest(s);
+    if (oldest != NULL && oldest != q && left > BLOCK && f->count < s->runner->sizes.sequences) {
+        const int64_t quarter = block_floor(left / OLDEST_SHARE);
+        oldest->is_planned = true;
+        add_piece(s, oldest, f, &left, quarter < BLOCK ? BLOCK : quarter);
+    }
+    for (; q != NULL && left > 0 && f->count < s->runner->sizes.sequences; q = shortest(s)) {
+        q->is_planned = true;
+        add_piece(s, q, f, &left, left);
+    }
 }
 
 /* Tokens of prompts in a step beside texts. */
@@ -280,6 +361,9 @@ static void refuse(carry_scheduler *s, const carry_flight *f, carry_status statu
     for (int64_t i = f->prompt_tokens > 0 ? f->writers : 0; i < f->count; i++) {
         carry_scheduler_fail(s, f->sequences[i], status);
     }
+    for (int64_t i = 0; i < f->writers; i++) {
+        carry_scheduler_drop_drafts(s, f->sequences[i]);
+    }
 }
 
 void carry_scheduler_enqueue(carry_scheduler *s, int64_t *count) {
@@ -303,7 +387,9 @@ void carry_scheduler_enqueue(carry_scheduler *s, int64_t *count) {
     s->debt += are_texts && f->prompt_tokens > 0 ? f->predicted - 2.0 * s->write_s : 0.0;
     s->flight_count++;
     for (int64_t i = 0; i < f->count; i++) {
-        advance(s, f->sequences[i], s->runs[i].count, f->wants[i], f->enqueued);
+        if (!f->follows[i]) {
+            advance(s, f->sequences[i], s->runs[i].count, f->wants[i], f->enqueued);
+        }
     }
 }
 

@@ -58,7 +58,8 @@ static carry_status parse_dtype(const reader *r, const char *name, const carry_j
     static const struct {
         const char *text;
         carry_dtype dtype;
-    } known[] = {{"F32", CARRY_F32}, {"BF16", CARRY_BF16}, {"F16", CARRY_F16}, {"I64", CARRY_I64}};
+    } known[] = {{"F32", CARRY_F32},    {"BF16", CARRY_BF16}, {"F16", CARRY_F16}, {"I64", CARRY_I64},
+                 {"F8_E4M3", CARRY_F8}, {"I8", CARRY_I8},     {"I32", CARRY_I32}};
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
         if (carry_json_is_text(text, known[i].text)) {
             *dtype = known[i].dtype;
@@ -68,8 +69,9 @@ static carry_status parse_dtype(const reader *r, const char *name, const carry_j
     char shown[CARRY_JSON_SHOWN];
     return carry_fail(
         r->ctx, CARRY_EDTYPE,
-        "the tensor '%.60s' has the element type %s, which is not supported: expected F32, BF16, F16, I64", name,
-        carry_json_show(shown, text));
+        "the tensor '%.60s' has the element type %s, which is not supported: expected F32, BF16, F16, I64, "
+        "F8_E4M3, I8 or I32",
+        name, carry_json_show(shown, text));
 }
 
 /* The value of one tensor's entry, in any order of its three keys. */
@@ -268,6 +270,13 @@ void carry_safetensors_close(carry_safetensors *file) {
         (void)munmap(file->mapping, file->mapping_bytes);
     }
     *file = (carry_safetensors){0};
+}
+
+void carry_safetensors_sort(carry_safetensors *file) {
+    for (int64_t i = 0; i < file->count; i++) {
+        file->by_name[i] = &file->entries[i];
+    }
+    qsort(file->by_name, (size_t)file->count, sizeof(carry_safetensors_entry *), by_name);
 }
 
 const carry_tensor *carry_safetensors_find(const carry_safetensors *file, const char *name) {

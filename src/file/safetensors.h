@@ -38,6 +38,9 @@ void carry_safetensors_close(carry_safetensors *file);
 const carry_tensor *carry_safetensors_find(const carry_safetensors *file, const char *name);
 const char *carry_safetensors_metadata(const carry_safetensors *file, const char *key);
 
+/* Orders the names again after entries were changed or removed. */
+void carry_safetensors_sort(carry_safetensors *file);
+
 /* Writing. A tensor is packed, on the CPU, and stored as dtype (f32, bf16 and f16 are converted into each other). */
 typedef struct carry_safetensors_item {
     const char *name;

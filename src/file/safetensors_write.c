@@ -33,7 +33,9 @@ static carry_status check_item(carry_ctx *ctx, const carry_safetensors_item *ite
         return carry_fail(ctx, CARRY_ESTRIDE, "%s must be packed and on the CPU to be written", item->name);
     }
     bool both_real = carry_dtype_is_real(item->dtype) && carry_dtype_is_real(tensor->dtype);
-    if (!both_real && (item->dtype != CARRY_I64 || tensor->dtype != CARRY_I64)) {
+    const bool is_plain =
+        item->dtype == CARRY_I64 || item->dtype == CARRY_F8 || item->dtype == CARRY_I8 || item->dtype == CARRY_I32;
+    if (!both_real && (!is_plain || tensor->dtype != item->dtype)) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s and cannot be written as %s", item->name,
                           carry_dtype_name(tensor->dtype), carry_dtype_name(item->dtype));
     }
@@ -48,8 +50,15 @@ static const char *type_text(carry_dtype dtype) {
         return "BF16";
     case CARRY_F16:
         return "F16";
+    case CARRY_F8:
+        return "F8_E4M3";
+    case CARRY_I8:
+        return "I8";
+    case CARRY_I32:
+        return "I32";
     case CARRY_I64:
-    case CARRY_F64: /* refused before */
+    case CARRY_F64: /* refused before, and so are quantised ones */
+    case CARRY_QUANTISED:
         break;
     }
     return "I64";

@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "core/file.h"
 #include "core/json.h"
+#include "file/gguf_model.h"
 
 #define INDEX_LIMIT ((size_t)64 << 20)
 #define FILE_LIMIT 4096 /* files of one model */
@@ -112,6 +113,9 @@ carry_status carry_weights_open(carry_ctx *ctx, carry_weights *w, const char *fo
     static const char *const names[] = {"model.safetensors", "diffusion_pytorch_model.safetensors"};
     char path[CARRY_FILE_PATH];
     *w = (carry_weights){0};
+    if (carry_gguf_is_file(folder)) {
+        return carry_gguf_weights(ctx, w, folder);
+    }
     carry_status status = CARRY_OK;
     bool found = carry_weights_is_file(folder);
     if (found) {
@@ -131,6 +135,7 @@ carry_status carry_weights_open(carry_ctx *ctx, carry_weights *w, const char *fo
         CARRY_TRY(carry_file_in(ctx, path, folder, names[0]));
         status = open_one(ctx, w, path);
     }
+    status = status == CARRY_OK ? carry_weights_join(ctx, w, folder) : status;
     if (status != CARRY_OK) {
         carry_weights_close(w);
     }
@@ -142,6 +147,8 @@ void carry_weights_close(carry_weights *w) {
         carry_safetensors_close(&w->file[i]);
     }
     free(w->file);
+    free(w->quantised);
+    free(w->made);
     *w = (carry_weights){0};
 }
 

@@ -1,15 +1,19 @@
 /* The weights of a model folder: model.safetensors, or the files that model.safetensors.index.json lists; or, as in
    diffusers, the same with diffusion_pytorch_model instead of model. A path that ends in .safetensors is a single
-   file with all weights. */
+   file with all weights, one that ends in .gguf a model (gguf_model.h). The tensors of a quantised matrix are one
+   tensor here (quantised.h). */
 #ifndef CARRY_WEIGHTS_H
 #define CARRY_WEIGHTS_H
 
+#include "file/quantised.h"
 #include "file/safetensors.h"
 
 typedef struct carry_weights {
     carry_safetensors *file;
     int64_t files;
-    int64_t count; /* tensors of all files */
+    int64_t count;                 /* tensors of all files */
+    carry_quant_source *quantised; /* that views of type CARRY_QUANTISED point to */
+    float *made;                   /* values of a GGUF file that are other than in the file */
 } carry_weights;
 
 /* Names in the index stand for files of the same folder: a path is refused, and so is a tensor that is not in the file
@@ -21,5 +25,9 @@ void carry_weights_close(carry_weights *weights);
 const carry_tensor *carry_weights_find(const carry_weights *weights, const char *name); /* NULL: none */
 /* The name of tensor `index` of all files, one after the other. */
 const char *carry_weights_name(const carry_weights *weights, int64_t index);
+
+/* For carry_weights_open: replaces the tensors of quantised matrices by one each, by quantization_config of the
+   folder's config.json. */
+carry_status carry_weights_join(carry_ctx *ctx, carry_weights *weights, const char *folder);
 
 #endif

@@ -10,7 +10,7 @@
 #include "serve/parser.h"
 #include "serve/request.h"
 
-struct carry_server;
+struct carry_lm_server;
 
 /* A choice and its parts outside the dialect. */
 typedef struct carry_serve_run {
@@ -19,10 +19,11 @@ typedef struct carry_serve_run {
     carry_serve_parser *parser;
     carry_serve_constraint *constraint; /* the engine's thread; NULL: none */
     atomic_ullong id;                   /* of the engine's request; 0: not submitted */
+    struct carry_serve_message *last;   /* for its end, should memory run out. Engine's thread */
 } carry_serve_run;
 
 struct carry_serve_answer {
-    struct carry_server *server;
+    struct carry_lm_server *server;
     carry_http_response *response;
     carry_serve_request request;
     const char *model; /* the served model's name */
@@ -55,5 +56,8 @@ void carry_serve_send(carry_serve_answer *answer, const char *name, const carry_
 void carry_serve_send_raw(carry_serve_answer *answer, const char *name, const char *data);
 /* The text of a token, decoded alone: U+FFFD where it is not a character. Appends a JSON string. */
 void carry_serve_put_token(const carry_serve_answer *answer, carry_json_text *to, const char *key, int32_t id);
+/* Its bytes as a list of numbers; null without a tokenizer. */
+void carry_serve_put_token_bytes(const carry_serve_answer *answer, carry_json_text *to, const char *key, int32_t id);
+size_t carry_serve_token_length(const carry_serve_answer *answer, int32_t id); /* of these bytes */
 
 #endif

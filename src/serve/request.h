@@ -93,7 +93,8 @@ typedef struct carry_serve_request {
     int64_t bias_count;
 
     bool is_streamed, includes_usage;
-    bool echoes; /* text completions: the prompt is part of the answer */
+    bool echoes;         /* text completions: the prompt is part of the answer */
+    bool has_no_opening; /* chats: the template does not open an answer (add_generation_prompt is false) */
 
     const carry_json *tools; /* a list in OpenAI's form ({type, function}), or NULL; in `variables` or in `body` */
     carry_serve_tool_choice tool_choice;
@@ -138,7 +139,7 @@ typedef struct carry_serve_call {
     carry_json_text arguments;
 } carry_serve_call;
 
-/* What a choice has so far. Of a streamed answer, texts and calls are not collected; `tokens` are those that the next
+/* A choice so far. Of a streamed answer, texts and calls are not collected; `tokens` are those that the next
    part reports. */
 typedef struct carry_serve_choice {
     int64_t index;

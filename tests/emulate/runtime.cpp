@@ -12,6 +12,7 @@
 #include <fcntl.h>
 #include <map>
 #include <mutex>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -24,6 +25,7 @@
 extern "C" {
 #include "core/error.h"
 #include "core/launching.h"
+#include "comm/sums_device.h"
 #include "device/activity.h"
 }
 
@@ -581,6 +583,32 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t stream) {
         run(stream, work);
     }
     return cudaSuccess;
+}
+
+/* src/comm/cuda/sums_system.cu: the other ranks are threads that need the lock to come here. */
+int carry_sums_wait(const carry_sums_device *given, int which, void *stream) {
+    const carry_sums_device d = *given;
+    run((cudaStream_t)stream, [d, which] {
+        carry_sums_state *state = (carry_sums_state *)d.memory[d.rank];
+        const double start = now();
+        for (int r = 0; r < d.ranks && state->late == 0; r++) {
+            volatile unsigned long long *flag = &state->flag[which][r];
+            while (*flag < state->round && state->late == 0) {
+                if (1e9 * (now() - start) > (double)d.patience || *(volatile int *)&d.over[r] != 0) {
+                    state->late = 1;
+                    *(volatile int *)&d.over[d.rank] = 1;
+                }
+                lock.unlock();
+                sched_yield();
+                lock.lock();
+            }
+        }
+    });
+    return 0;
+}
+
+int carry_sums_reach(int ordinal, int other) {
+    return ordinal == other ? 0 : (int)cudaErrorNotSupported;
 }
 
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {

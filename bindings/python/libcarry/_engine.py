@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ctypes import (
-    CFUNCTYPE, POINTER, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p,
+    CFUNCTYPE, POINTER, c_bool, c_char_p, c_double, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64,
+    c_void_p,
 )  # fmt: skip
 from typing import Any
 
@@ -31,6 +32,8 @@ class EngineOptions(Sized):
         ("cache_dir", c_char_p),
         ("cache_dir_bytes", c_size_t),
         ("same_bits", c_bool),
+        ("draft", c_char_p),
+        ("draft_tokens", c_int64),
     ]
 
 
@@ -57,10 +60,13 @@ class EngineEvent(Sized):
         ("first_s", c_double),
         ("seconds", c_double),
         ("state", c_uint64),
+        ("drafted_tokens", c_int64),
+        ("accepted_tokens", c_int64),
     ]
 
 
 ON_EVENT = CFUNCTYPE(c_bool, c_void_p, POINTER(EngineEvent))
+CONSTRAIN = CFUNCTYPE(c_bool, c_void_p, c_int64, POINTER(c_uint32))
 
 
 class EngineRequest(Sized):
@@ -91,6 +97,15 @@ class EngineRequest(Sized):
         ("no_cache", c_bool),
         ("on_event", ON_EVENT),
         ("user", c_void_p),
+        ("frequency", c_double),
+        ("presence", c_double),
+        ("bias_ids", POINTER(c_int64)),
+        ("biases", POINTER(c_float)),
+        ("bias_count", c_int64),
+        ("constrain", CONSTRAIN),
+        ("constraint", c_void_p),
+        ("regex", c_char_p),
+        ("json_schema", c_char_p),
     ]
 
 
@@ -107,6 +122,8 @@ class EngineStats(Sized):
         ("cache_device", c_size_t),
         ("cache_host", c_size_t),
         ("cache_dir", c_size_t),
+        ("drafted_tokens", c_int64),
+        ("accepted_tokens", c_int64),
     ]  # fmt: skip
 
 
@@ -125,7 +142,10 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_engine_state_roll_back": (c_int, [c_void_p, c_uint64, c_int64]),
     "carry_engine_state_save": (c_int, [c_void_p, c_uint64, c_char_p]),
     "carry_engine_state_load": (c_int, [c_void_p, _U64, c_char_p]),
+    "carry_engine_state_to_host": (c_int, [c_void_p, c_uint64]),
+    "carry_engine_state_move": (c_int, [c_void_p, c_uint64, c_void_p, _U64]),
     "carry_engine_state_drop": (c_int, [c_void_p, c_uint64]),
+    "carry_engine_state_cache": (c_int, [c_void_p, c_uint64]),
     "carry_engine_statistics": (None, [c_void_p, POINTER(EngineStats)]),
     "carry_engine_context": (c_int64, [c_void_p]),
     "carry_engine_vocabulary": (c_int64, [c_void_p]),

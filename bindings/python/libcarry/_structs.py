@@ -15,7 +15,7 @@ STATUSES = (
 )  # fmt: skip
 
 # tensor.h
-DTYPES = ("f32", "bf16", "f16", "i64", "f64")
+DTYPES = ("f32", "bf16", "f16", "i64", "f64", "f8_e4m3", "i8", "i32", "quantised")
 F32, BF16, F16, I64, F64 = range(5)
 MAX_RANK = 6
 

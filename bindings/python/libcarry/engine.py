@@ -8,16 +8,20 @@ with libcarry.Engine("Qwen3.5-0.8B", dtype="bf16") as engine:
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from ctypes import byref, c_bool, c_char_p, c_int64, c_uint64, c_void_p, string_at
+from collections.abc import Iterable, Iterator, Mapping
+from ctypes import byref, c_bool, c_char_p, c_float, c_int64, c_uint64, c_void_p, string_at
 from typing import Any
+
+import numpy as np
 
 from . import _context
 from ._engine import REASONS, EngineEvent, EngineOptions, EngineRequest, EngineStats
 from ._library import lib
+from .chat import render_chat
 from .model import _device, _dtype, _ids, _tokens
 
 
@@ -53,6 +57,19 @@ class EngineState:
         """To a file, for `Engine.load_state` with the same model."""
         self._call(lib.carry_engine_state_save, os.fsencode(path))
 
+    def to_host(self) -> None:
+        """Move it to host memory, where it takes no memory of the device. The next use moves it back."""
+        self._call(lib.carry_engine_state_to_host)
+
+    def move(self, engine: Engine) -> EngineState:
+        """Move it to another engine of the same model and type, on any device. This one is dropped."""
+        made = c_uint64()
+        with engine._lock:
+            self._call(lib.carry_engine_state_move, engine._opened(), byref(made))
+        self._engine._states.pop(self._handle, None)
+        self._handle = 0
+        return EngineState(engine, made.value)
+
     def drop(self) -> None:
         """Give its memory back."""
         handle, self._handle = self._handle, 0
@@ -73,6 +90,7 @@ class Request:
         self.reason: str | None = None  # "length", "end", "stop", "context", "cancelled" or "failed"
         self.message = ""
         self.prompt_tokens = self.cached_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = 0
         self.first_s = self.seconds = 0.0
         self.state: EngineState | None = None
 
@@ -112,6 +130,7 @@ class Request:
         self.reason, self.message = REASONS[event.reason], (event.message or b"").decode("utf-8", "replace")
         self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
         self.first_s, self.seconds = event.first_s, event.seconds
+        self.drafted_tokens, self.accepted_tokens = event.drafted_tokens, event.accepted_tokens
         self.state = EngineState(self._engine, event.state) if event.state != 0 else None
 
 
@@ -140,6 +159,8 @@ class Engine:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_dir_bytes: int = 0,
         same_bits: bool = False,
+        draft: str | None = None,
+        draft_tokens: int = 0,
     ) -> None:
         """Open a model's folder as `libcarry.load` does. 0 means the default of include/carry/engine.h.
 
@@ -150,9 +171,12 @@ class Engine:
             cache: keep states of prompts, so that later ones with the same beginning need not read it again.
             cache_host, cache_dir: bytes of host memory and a folder for states that leave the device.
             same_bits: the same results whatever runs beside a request.
+            draft: "ngram": guess next tokens from the text itself and verify them together; the same text, sooner.
+            draft_tokens: guesses of a text in a step.
         """
         self._context = _context.Context(_context._threads)
         self._lock = threading.RLock()
+        self.folder = os.fspath(folder)
         self._requests: dict[int, Request] = {}
         self._states: weakref.WeakValueDictionary[int, EngineState] = weakref.WeakValueDictionary()
         options = EngineOptions(
@@ -169,6 +193,8 @@ class Engine:
             cache_dir=None if cache_dir is None else os.fsencode(cache_dir),
             cache_dir_bytes=cache_dir_bytes,
             same_bits=same_bits,
+            draft=None if draft is None else draft.encode(),
+            draft_tokens=draft_tokens,
         )
         made = c_void_p()
         handle = self._context.handle
@@ -220,6 +246,12 @@ class Engine:
         state: EngineState | None = None,
         keep_state: bool = False,
         cache: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        regex: str | None = None,
+        json_schema: Any = None,
+        is_rendered: bool = False,
     ) -> Request:
         """Queue a prompt: text (the folder's tokenizer is built in), or token numbers.
 
@@ -229,7 +261,15 @@ class Engine:
             stop: texts that end it; they are not part of it.
             state: goes on from it; it remains as it is.
             keep_state: the request has a `state` when it has ended, also with max_new_tokens=0.
+            frequency_penalty, presence_penalty: subtracted from the logit of a token for each time it is in the text,
+                and once.
+            logit_bias: numbers that are added to the logits of tokens.
+            regex: a regular expression that the whole text matches, as far as it goes.
+            json_schema: a JSON schema that the text matches, as text or as the object it stands for.
+            is_rendered: the prompt is a rendered chat, before which the tokenizer puts no tokens.
         """
+        biases = {} if logit_bias is None else logit_bias
+        schema = json_schema if json_schema is None or isinstance(json_schema, str) else json.dumps(json_schema)
         stops = [stop] if isinstance(stop, str) else list(stop)
         request = EngineRequest(
             tokens=max_new_tokens,
@@ -244,6 +284,14 @@ class Engine:
             state=0 if state is None else state._handle,
             keep_state=keep_state,
             no_cache=not cache,
+            is_rendered=is_rendered,
+            frequency=frequency_penalty,
+            presence=presence_penalty,
+            bias_ids=(c_int64 * len(biases))(*biases.keys()),
+            biases=(c_float * len(biases))(*biases.values()),
+            bias_count=len(biases),
+            regex=None if regex is None else regex.encode(),
+            json_schema=None if schema is None else schema.encode(),
         )
         if isinstance(prompt, str):
             request.text = encoded = prompt.encode()
@@ -281,11 +329,29 @@ class Engine:
             pass
 
     def generate(self, prompts: Any, max_new_tokens: int = 128, **options: Any) -> Any:
-        """The text after a prompt, or the texts after a list of texts; options as in `submit`."""
-        if isinstance(prompts, (list, tuple)) and prompts and isinstance(prompts[0], str):
+        """The text after a prompt, or those after a list of prompts, together; options as in `submit`."""
+        if isinstance(prompts, (list, tuple)) and prompts and not isinstance(prompts[0], (int, np.integer)):
             requests = [self.submit(prompt, max_new_tokens, **options) for prompt in prompts]
             return [request.result() for request in requests]
         return self.submit(prompts, max_new_tokens, **options).result()
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        max_new_tokens: int = 1024,
+        *,
+        variables: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        """The answer to a conversation, a list of {"role": ..., "content": ...}; messages that were read before come from
+        the cache.
+
+        Args:
+            variables: of the chat template, such as tools and enable_thinking.
+            options: as in `submit`, which also takes what `render_chat` makes, with is_rendered=True.
+        """
+        text = render_chat(self.folder, messages, **(variables or {}))
+        return str(self.submit(text, max_new_tokens, is_rendered=True, **options).result())
 
     def load_state(self, path: str | os.PathLike[str]) -> EngineState:
         """A state that was saved with the same model."""

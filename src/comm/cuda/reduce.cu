@@ -68,7 +68,7 @@ extern "C" carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device
     case CARRY_BF16:
         launch<__nv_bfloat16>(rows, size, count, adds, stream);
         break;
-    case CARRY_F16: /* refused before */
+    default: /* refused before */
         break;
     }
     CARRY_CUDA_TRY(cudaGetLastError(), "a reduction cannot be started");

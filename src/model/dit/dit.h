@@ -24,6 +24,7 @@
 #include <stdbool.h>
 
 #include "carry/comm.h"
+#include "comm/sums.h"
 #include "model/parameters.h"
 
 #define CARRY_DIT_POSITIONS 1024 /* frames, rows and columns that have a rotary position */
@@ -131,6 +132,7 @@ typedef struct carry_dit {
     carry_ctx *ctx;
     carry_comm *mesh; /* NULL: alone; borrowed */
     carry_comm *far;  /* the mesh's ranks over memory of the device; NULL on the CPU */
+    carry_sums *sums; /* all-reduces of the forward under way, as work on the device; NULL: far, or the mesh */
     int rank, ranks;
     carry_dit_config config;
     int64_t heads, ffn; /* of this shard */
@@ -172,10 +174,11 @@ typedef struct carry_dit_cache_options {
     int64_t chunks;        /* a forward has up to chunk * chunks frames, cut in any way; 0: 1 */
     int64_t window, sink;  /* frames that a chunk sees, its own among them; window >= sink + chunk */
     carry_dtype dtype;     /* of activations, keys and values: f32, or bf16 or f16, with copies of the weights in it */
-    bool no_graphs;        /* on a GPU, for measurements: forwards are launched kernel by kernel */
+    bool no_graphs;        /* on a GPU: forwards are launched kernel by kernel, and a mesh adds through host memory */
 } carry_dit_cache_options;
 
 typedef struct carry_dit_cache carry_dit_cache;
+/* A collective of the mesh where its ranks have GPUs. */
 carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const carry_dit_cache_options *options);
 void carry_dit_cache_free(carry_dit_cache *cache);
 size_t carry_dit_cache_bytes(const carry_dit_cache *cache);
@@ -183,6 +186,8 @@ size_t carry_dit_cache_bytes(const carry_dit_cache *cache);
 void carry_dit_cache_reset(carry_dit_cache *cache);
 int64_t carry_dit_cache_next(const carry_dit_cache *cache); /* the frame that has not been written yet */
 int64_t carry_dit_cache_held(const carry_dit_cache *cache); /* frames whose keys are there */
+/* CARRY_ETIMEOUT if a rank of the mesh was missing in a forward that has ended on the device. */
+carry_status carry_dit_cache_check(const carry_dit_cache *cache);
 
 /* conditioning: [L, text_dim], L up to text_len (filled up with zeros before the MLP): keys and values of every
    block's cross-attention are made once. */

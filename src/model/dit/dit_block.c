@@ -149,8 +149,9 @@ static carry_status reduce(carry_dit *dit, carry_tensor sum, bool large) {
     if (sum.dtype != CARRY_F32 && sum.dtype != CARRY_BF16) {
         return carry_fail(dit->ctx, CARRY_EDTYPE, "a mesh adds f32 or bf16, not %s", carry_dtype_name(sum.dtype));
     }
-    CARRY_TRY(carry_all_reduce(dit->far != NULL ? dit->far : dit->mesh, sum.data, count,
-                               sum.dtype == CARRY_BF16 ? CARRY_BF16 : CARRY_F32, CARRY_REDUCE_SUM));
+    CARRY_TRY(dit->sums != NULL ? carry_sums_add(dit->sums, sum.data, count, sum.dtype)
+                                : carry_all_reduce(dit->far != NULL ? dit->far : dit->mesh, sum.data, count, sum.dtype,
+                                                   CARRY_REDUCE_SUM));
     dit->counts.reduce_seconds += carry_seconds() - before;
     *(large ? &dit->counts.large : &dit->counts.small) += 1;
     *(large ? &dit->counts.large_bytes : &dit->counts.small_bytes) += count * (int64_t)carry_dtype_size(sum.dtype);

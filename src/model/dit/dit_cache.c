@@ -155,6 +155,24 @@ static carry_status take_memory(carry_dit_cache *cache) {
     return dit->own.device != 0 ? open_uploads(cache) : CARRY_OK;
 }
 
+/* Where ranks cannot use each other's memory, all-reduces stay with the host. */
+static carry_status open_sums(carry_dit_cache *cache) {
+    carry_dit *dit = cache->dit;
+    const size_t rows = (size_t)cache->tokens;
+    const size_t large = rows * (size_t)dit->config.dim * carry_dtype_size(cache->options.dtype);
+    const size_t small = 2 * rows * sizeof(float);
+    if (dit->mesh == NULL || dit->own.device == 0) {
+        return CARRY_OK;
+    }
+    const carry_status status =
+        carry_sums_open(dit->mesh, &cache->reductions, dit->own.device, large > small ? large : small);
+    if (status == CARRY_EUNSUPPORTED) {
+        carry_log(dit->ctx, CARRY_LOG_INFO, "all-reduces go through host memory: %s", carry_ctx_error(dit->ctx));
+        return CARRY_OK;
+    }
+    return status;
+}
+
 carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const carry_dit_cache_options *options) {
     *made = NULL;
     CARRY_TRY(check_options(dit, options));
@@ -174,6 +192,7 @@ carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const c
     cache->attention_bytes = attention_bytes(cache);
     carry_status status = options->dtype != CARRY_F32 ? carry_parameters_want_low(&dit->own, options->dtype) : CARRY_OK;
     status = status == CARRY_OK ? take_memory(cache) : status;
+    status = status == CARRY_OK ? open_sums(cache) : status;
     if (status != CARRY_OK) {
         carry_dit_cache_free(cache);
         return status;
@@ -187,6 +206,7 @@ void carry_dit_cache_free(carry_dit_cache *cache) {
     if (cache != NULL) {
         carry_dit_forget_graphs(cache);
         carry_device_free(cache->dit->ctx, cache->dit->own.device, cache->memory); /* waits for the device */
+        carry_sums_close(cache->reductions);
         carry_upload_close(&cache->table_upload);
         carry_upload_close(&cache->time_upload);
         free(cache->host);

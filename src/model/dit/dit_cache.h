@@ -9,8 +9,9 @@
 
 /* A forward that was seen, and recorded when it came again. */
 typedef struct carry_dit_graph {
-    uint64_t key, used; /* key 0: empty */
-    carry_graph *graph; /* NULL: not recorded yet */
+    uint64_t key, used;      /* key 0: empty */
+    carry_graph *graph;      /* NULL: not recorded yet */
+    carry_dit_counts counts; /* all-reduces in the graph */
 } carry_dit_graph;
 
 struct carry_dit_cache {
@@ -40,7 +41,8 @@ struct carry_dit_cache {
     carry_upload table_upload, time_upload; /* of a device with memory of its own */
     carry_dit_graph graph[CARRY_DIT_GRAPHS];
     uint64_t graph_uses;
-    bool no_graph; /* a recording failed */
+    bool no_graph;          /* a recording failed */
+    carry_sums *reductions; /* of a mesh; NULL: all-reduces go through the host */
     unsigned char *attention;
     size_t attention_bytes;
 };
@@ -60,7 +62,9 @@ int64_t carry_dit_slot_of(const carry_dit_cache *cache, int64_t frame);
 int carry_dit_runs(const carry_dit_cache *cache, int64_t start, int64_t end, float bias,
                    carry_key_run run[CARRY_MAX_KEY_RUNS]);
 /* Runs `work` on the model's device: as it is when a call is new, recorded when it comes again, and replayed from then
-   on. Calls with chunks in host memory, of a mesh, or on a stream that cannot be recorded run as they are. */
+   on. Calls with chunks in host memory or on a stream that cannot be recorded run as they are. In a mesh a new call
+   all-reduces through the host, since first launches may wait for the whole GPU, and with it for another rank; the
+   others as work on the device. All ranks of a mesh see the same calls, and so take the same way. */
 carry_status carry_dit_run(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call));
 void carry_dit_forget_graphs(carry_dit_cache *cache);
 /* From host memory to where the work is done; nothing where that is the same. */

@@ -89,13 +89,51 @@ void carry_dit_forget_graphs(carry_dit_cache *cache) {
     }
 }
 
+static void add_counts(carry_dit_counts *to, const carry_dit_counts *more, int64_t times) {
+    to->large += times * more->large;
+    to->small += times * more->small;
+    to->large_bytes += times * more->large_bytes;
+    to->small_bytes += times * more->small_bytes;
+}
+
+/* A recording does nothing yet: its all-reduces count when the graph is launched. */
+static carry_status record_counted(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call),
+                                   carry_dit_graph *found) {
+    carry_dit_counts *counts = &call->cache->dit->counts;
+    const carry_dit_counts before = *counts;
+    const carry_status status = record(call, work, &found->graph);
+    found->counts = *counts;
+    add_counts(&found->counts, &before, -1);
+    *counts = before;
+    return status;
+}
+
+/* A call that has come before. */
+static carry_status run_again(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call),
+                              carry_dit_graph *found) {
+    carry_dit_cache *cache = call->cache;
+    carry_dit *dit = cache->dit;
+    const int device = dit->own.device;
+    if (cache->no_graph || cache->options.no_graphs) {
+        return work(call);
+    }
+    if (found->graph == NULL && record_counted(call, work, found) != CARRY_OK) {
+        carry_log(dit->ctx, CARRY_LOG_WARNING, "forwards are not replayed as graphs: %s", carry_ctx_error(dit->ctx));
+        cache->no_graph = true;
+        return work(call);
+    }
+    CARRY_TRY(carry_graph_launch(dit->ctx, device, found->graph, carry_ctx_stream(dit->ctx, device)));
+    add_counts(&dit->counts, &found->counts, 1);
+    return CARRY_OK;
+}
+
 carry_status carry_dit_run(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call)) {
     carry_dit_cache *cache = call->cache;
     carry_dit *dit = cache->dit;
     const int device = dit->own.device;
     carry_stream *stream = carry_ctx_stream(dit->ctx, device);
-    if (device == 0 || stream == NULL || dit->mesh != NULL || cache->no_graph || cache->options.no_graphs ||
-        call->chunk[0].latents.device != device) {
+    const bool by_host = dit->mesh != NULL && (cache->reductions == NULL || cache->options.no_graphs);
+    if (device == 0 || stream == NULL || by_host || call->chunk[0].latents.device != device) {
         return work(call);
     }
     const uint64_t key = key_of(call);
@@ -105,10 +143,12 @@ carry_status carry_dit_run(const carry_dit_chunks *call, carry_status (*work)(co
         found->key = key;
         return work(call);
     }
-    if (found->graph == NULL && record(call, work, &found->graph) != CARRY_OK) {
-        carry_log(dit->ctx, CARRY_LOG_WARNING, "forwards are not replayed as graphs: %s", carry_ctx_error(dit->ctx));
-        cache->no_graph = true;
-        return work(call);
-    }
-    return carry_graph_launch(dit->ctx, device, found->graph, stream);
+    dit->sums = cache->reductions;
+    const carry_status status = run_again(call, work, found);
+    dit->sums = NULL;
+    return status;
+}
+
+carry_status carry_dit_cache_check(const carry_dit_cache *cache) {
+    return cache->reductions != NULL ? carry_sums_check(cache->reductions) : CARRY_OK;
 }

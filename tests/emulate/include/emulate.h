@@ -167,6 +167,8 @@ static inline void __threadfence() {
 }
 static inline void __threadfence_block() {
 }
+static inline void __threadfence_system() {
+}
 template <typename V> static inline V atomicAdd(V *to, V value) {
     const V before = *to;
     *to = before + value;

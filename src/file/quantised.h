@@ -1,0 +1,76 @@
+/* Quantised matrices of Hugging Face folders, whose values, scales and zero points are tensors of their own.
+
+   A weight M.weight [out, in] is stored by quant_method of quantization_config (config.json) as
+
+       fp8         M.weight F8_E4M3 [out, in], M.weight_scale_inv [ceil(out / 128), ceil(in / 128)]
+       int8        M.weight I8 [out, in], M.weight_scale [out] (written by `carry quantise`)
+       awq         M.qweight I32 [in, out / 8], M.qzeros I32 [in / group, out / 8], M.scales [in / group, out];
+                   nibble i of a number is output 0, 2, 4, 6, 1, 3, 5, 7 of its eight; w = (q - z) s
+       gptq        M.qweight I32 [in / 8, out], M.qzeros I32 [in / group, out / 8], M.scales [in / group, out], M.g_idx
+                   [in]; nibbles in order; w = (q - (z + 1)) s, or (q - z) s with checkpoint_format gptq_v2
+       auto-round  either of the last two, by packing_format
+
+   A module without such tensors is not quantised, whatever modules_to_not_convert says. Opening a folder's weights
+   (weights.h) replaces them by one tensor M.weight of type CARRY_QUANTISED whose data is a carry_quant_source and whose
+   stride[0] is 0; carry_quant_convert makes the rows of blocks of ops/quantised/quantised.h from it. */
+#ifndef CARRY_FILE_QUANTISED_H
+#define CARRY_FILE_QUANTISED_H
+
+#include "core/json.h"
+#include "file/safetensors.h"
+#include "ops/quantised/quantised.h"
+
+typedef enum carry_quant_layout {
+    CARRY_QUANT_FP8,
+    CARRY_QUANT_INT8,
+    CARRY_QUANT_AWQ,
+    CARRY_QUANT_GPTQ,
+    CARRY_QUANT_ORDERED, /* blocks, with heads in another order (gguf_model.h) */
+} carry_quant_layout;
+
+/* Rows or columns from `first` on are heads of `size`, here in `groups` groups of `each`; the file has the first head
+   of each group, then the second of each, and so on. */
+typedef struct carry_head_order {
+    int64_t first, groups, each, size;
+    bool of_columns;
+} carry_head_order;
+
+/* Where the file has row or column `at`. */
+int64_t carry_head_place(const carry_head_order *order, int64_t at);
+
+/* quantization_config. */
+typedef struct carry_quant_config {
+    carry_quant_layout layout;
+    int64_t group; /* of AWQ and GPTQ; -1: all inputs are one group */
+    int zero_plus; /* added to the zero points of the file */
+} carry_quant_config;
+
+typedef struct carry_quant_source {
+    carry_quant_layout layout;
+    const carry_quant_format *format; /* of the blocks it is converted to */
+    int64_t rows, columns, group;
+    int zero_plus;
+    carry_tensor values, scales, zeros; /* zeros: absent but for AWQ and GPTQ */
+    carry_head_order order;
+} carry_quant_source;
+
+/* From the object quantization_config; `name` is for messages. A method, a number of bits or a group that is not
+   supported is named together with those that are. */
+carry_status carry_quant_config_parse(carry_ctx *ctx, carry_quant_config *config, const carry_json *node,
+                                      const char *name);
+
+/* Checks shapes and types of the tensors of module `name`; `find` returns a tensor of the folder by name, or NULL. */
+typedef const carry_tensor *(*carry_quant_find)(const void *user, const char *name);
+carry_status carry_quant_source_make(carry_ctx *ctx, carry_quant_source *source, const carry_quant_config *config,
+                                     const char *name, carry_quant_find find, const void *user);
+/* The same of a quantised matrix whose heads have another order. Columns in blocks that hold parts of several heads are
+   encoded again, in Q8_0. */
+carry_quant_source carry_quant_source_ordered(const carry_tensor *values, const carry_head_order *order);
+carry_tensor carry_quant_source_view(const carry_quant_source *source);
+/* NULL: the tensor is not such a view. */
+const carry_quant_source *carry_quant_source_of(const carry_tensor *view);
+
+/* The blocks of all rows: carry_quant_bytes of memory. Rows are converted by all threads. */
+carry_status carry_quant_convert(carry_ctx *ctx, const carry_quant_source *source, void *blocks);
+
+#endif

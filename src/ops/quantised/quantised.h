@@ -1,0 +1,58 @@
+/* Quantised matrices: rows of blocks, each block with its own scale.
+
+   A block holds `block` consecutive columns of one row in `bytes` bytes, scales included, so a row is a sequence of
+   blocks and rows follow each other. A carry_tensor of type CARRY_QUANTISED is such a matrix: shape [rows, columns],
+   stride[0] is the number of bytes of a row, and stride[1] the number of its format in the table below. carry_slice
+   takes rows of it. The last block of a row may be longer than the row; its other columns are not read.
+
+   table.c is the only list of formats. decode is the specification of each. */
+#ifndef CARRY_OPS_QUANTISED_H
+#define CARRY_OPS_QUANTISED_H
+
+#include <stdbool.h>
+
+#include "carry/tensor.h"
+
+typedef struct carry_quant_format {
+    const char *name, *about;
+    int64_t block; /* columns */
+    size_t bytes;  /* of a block */
+    void (*decode)(float *to, const void *blocks, int64_t count);
+    /* The nearest blocks for count * block columns; NULL: this format is only read. */
+    void (*encode)(void *blocks, const float *from, int64_t count);
+    /* True if no scale of the blocks is infinite or NaN, nor a value that is not a number. */
+    bool (*is_finite)(const void *blocks, int64_t count);
+} carry_quant_format;
+
+#define CARRY_QUANT_FORMATS(X) \
+    X(fp8_block) X(int8) X(int4_g32) X(int4_g64) X(int4_g128) X(q8_0) X(q4_0) X(q4_k) X(q5_k) X(q6_k)
+
+#define X(name) extern const carry_quant_format carry_quant_##name;
+CARRY_QUANT_FORMATS(X)
+#undef X
+
+const carry_quant_format *carry_quant_format_at(int index);           /* NULL past the end */
+const carry_quant_format *carry_quant_format_named(const char *name); /* NULL: unknown */
+int carry_quant_format_index(const carry_quant_format *format);
+/* "fp8_block, int8, ...", for messages. */
+#define CARRY_QUANT_NAMES 160
+const char *carry_quant_format_names(char text[CARRY_QUANT_NAMES]);
+
+size_t carry_quant_row_bytes(const carry_quant_format *format, int64_t columns);
+/* The bytes of a matrix; false if they do not fit in a size_t. */
+bool carry_quant_bytes(size_t *bytes, const carry_quant_format *format, int64_t rows, int64_t columns);
+carry_tensor carry_quant_view(const void *data, const carry_quant_format *format, int64_t rows, int64_t columns);
+/* The format of a tensor of type CARRY_QUANTISED; NULL: of no format of the table. */
+const carry_quant_format *carry_quant_format_of(const carry_tensor *tensor);
+
+/* Row `row` of a matrix: columns first to first + count - 1; first is a multiple of the block. */
+void carry_quant_decode(const carry_tensor *W, int64_t row, int64_t first, int64_t count, float *to);
+/* Fails, naming the tensor, if a scale is not finite. */
+carry_status carry_quant_check(carry_ctx *ctx, const char *name, const carry_tensor *W);
+
+/* f8 e4m3 as PyTorch's float8_e4m3fn: no infinities; 0x7f and 0xff are NaN. Encoding rounds to nearest, ties to even,
+   and values beyond 448 become 448. */
+float carry_f32_from_f8(uint8_t bits);
+uint8_t carry_f8_from_f32(float value);
+
+#endif

@@ -1,0 +1,123 @@
+/* Output of answers: events with a bounded backlog, counts, the text of tokens. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "serve/server_internal.h"
+
+#define BACKLOG ((size_t)8 << 20) /* bytes that a client may leave unread, beyond the queue of its response */
+
+int64_t carry_serve_completion_tokens(const carry_serve_answer *a) {
+    int64_t sum = 0;
+    for (int64_t i = 0; i < a->request.choices; i++) {
+        sum += a->runs[i].choice.completion_tokens;
+    }
+    return sum;
+}
+
+/* Of the first choice: the others find what it has left. */
+int64_t carry_serve_cached_tokens(const carry_serve_answer *a) {
+    return a->runs[0].choice.cached_tokens;
+}
+
+/* False: it is too long, or memory ran out. */
+static bool keep(carry_serve_answer *a, const char *bytes, size_t length) {
+    if (length > BACKLOG - a->backlog_length) {
+        return false;
+    }
+    if (a->backlog_length + length > a->backlog_capacity) {
+        const size_t capacity = 2 * (a->backlog_length + length);
+        unsigned char *grown = realloc(a->backlog, capacity);
+        if (grown == NULL) {
+            return false;
+        }
+        a->backlog = grown;
+        a->backlog_capacity = capacity;
+    }
+    memcpy(a->backlog + a->backlog_length, bytes, length);
+    a->backlog_length += length;
+    return true;
+}
+
+/* Appends an event whose data is one line. */
+static bool keep_event(carry_serve_answer *a, const char *name, const char *data, size_t length) {
+    return (name == NULL || (keep(a, "event: ", 7) && keep(a, name, strlen(name)) && keep(a, "\n", 1))) &&
+           keep(a, "data: ", 6) && keep(a, data, length) && keep(a, "\n\n", 2);
+}
+
+static void send(carry_serve_answer *a, const char *name, const char *data, size_t length) {
+    carry_http_sent sent = CARRY_HTTP_FULL;
+    if (a->is_over) {
+        return;
+    }
+    if (!a->is_blocked) {
+        sent = carry_http_event(a->response, name, data, length);
+        a->is_blocked = sent == CARRY_HTTP_FULL;
+    }
+    if (sent == CARRY_HTTP_GONE || (sent == CARRY_HTTP_FULL && !keep_event(a, name, data, length))) {
+        a->is_over = true;
+        atomic_store(&a->is_gone, true); /* choices end at their next token */
+    }
+}
+
+void carry_serve_send(carry_serve_answer *a, const char *name, const carry_json_text *data) {
+    if (data->failed) {
+        a->is_over = true;
+        atomic_store(&a->is_gone, true);
+        return;
+    }
+    send(a, name, data->bytes, data->length);
+}
+
+void carry_serve_send_raw(carry_serve_answer *a, const char *name, const char *data) {
+    send(a, name, data, strlen(data));
+}
+
+/* Bytes of a token as decoded alone; NULL without a tokenizer. */
+static char *token_bytes(const carry_serve_answer *a, int32_t id, size_t *length) {
+    const carry_tokenizer *tokenizer = a->server->engine->model.tokenizer;
+    *length = 0;
+    const char *bytes = tokenizer != NULL ? carry_tokenizer_token(tokenizer, id, length) : NULL;
+    char *copy = bytes != NULL ? malloc(*length + 1) : NULL;
+    if (copy == NULL) {
+        return NULL;
+    }
+    if (carry_tokenizer_is_special(tokenizer, id)) {
+        memcpy(copy, bytes, *length);
+    } else {
+        *length = carry_decode_token(tokenizer, id, false, copy);
+    }
+    return copy;
+}
+
+void carry_serve_put_token(const carry_serve_answer *a, carry_json_text *to, const char *key, int32_t id) {
+    size_t length;
+    char *bytes = token_bytes(a, id, &length);
+    carry_json_add_key(to, key);
+    if (bytes != NULL) {
+        carry_json_put_bytes(to, bytes, length);
+    } else {
+        carry_json_put_raw(to, "\"token_id:%d\"", (int)id);
+    }
+    free(bytes);
+}
+
+void carry_serve_put_token_bytes(const carry_serve_answer *a, carry_json_text *to, const char *key, int32_t id) {
+    size_t length;
+    char *bytes = token_bytes(a, id, &length);
+    if (bytes == NULL) {
+        carry_json_add_text(to, key, NULL);
+        return;
+    }
+    carry_json_begin(to, key, '[');
+    for (size_t i = 0; i < length; i++) {
+        carry_json_add_integer(to, NULL, (unsigned char)bytes[i]);
+    }
+    carry_json_end(to, ']');
+    free(bytes);
+}
+
+size_t carry_serve_token_length(const carry_serve_answer *a, int32_t id) {
+    size_t length;
+    free(token_bytes(a, id, &length));
+    return length;
+}
