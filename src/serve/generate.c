@@ -203,7 +203,7 @@ void carry_serve_generate(carry_serve_preparer *p, carry_serve_job *job) {
     if (is_ready && submitted == NULL) {
         is_ready = carry_serve_refuse(&refusal, 500, "", "out of memory");
     }
-    if (is_ready) {
+    if (is_ready && submitted != NULL) {
         submitted->kind = CARRY_MESSAGE_SUBMITTED;
         submitted->answer = answer;
         submit_all(p, answer, submitted);

@@ -161,7 +161,7 @@ bool carry_serve_start_output(carry_lm_server *server);
 void carry_serve_stop_output(carry_lm_server *server);
 void carry_serve_post(carry_lm_server *server, carry_serve_messages *messages);
 void carry_serve_post_one(carry_lm_server *server, carry_serve_message *message);
-void carry_serve_append(carry_serve_messages *messages, carry_serve_message *message);
+void carry_serve_append(carry_serve_messages *to, carry_serve_message *message);
 
 /* answer.c */
 carry_serve_answer *carry_serve_answer_new(carry_lm_server *server, carry_http_response *response,
@@ -186,10 +186,6 @@ bool carry_serve_is_name(const char *name);
 
 /* metrics.c */
 void carry_serve_observe(carry_serve_histogram *histogram, double seconds);
-void carry_serve_write_metrics(carry_lm_server *server, carry_json_text *text);
-
-/* openai.c */
-extern const carry_serve_dialect carry_serve_openai_chat, carry_serve_openai_text;
-void carry_serve_openai_error(const carry_serve_refusal *refusal, carry_json_text *body);
+void carry_serve_write_metrics(carry_lm_server *s, carry_json_text *to);
 
 #endif

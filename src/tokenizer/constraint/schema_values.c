@@ -208,7 +208,8 @@ static uint32_t literal_list(carry_schema *s, const carry_json *value, uint32_t 
     const bool is_object = value->kind == CARRY_JSON_OBJECT;
     const int64_t count = carry_json_count(value);
     uint32_t entry = carry_grammar_literal(s->g, is_object ? "}" : "]", 1, next);
-    const carry_json **items = malloc(((size_t)count + 1) * sizeof *items); /* lists lead forward only */
+    /* Lists lead forward only. NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers */
+    const carry_json **items = malloc(((size_t)count + 1) * sizeof *items);
     if (items == NULL) {
         s->g->status = s->g->status == CARRY_OK ? CARRY_EMEMORY : s->g->status;
         return entry;
