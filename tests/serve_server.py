@@ -30,16 +30,20 @@ class Server:
     def __enter__(self):
         return self
 
-    def __exit__(self, *_):
-        if self.process.poll() is None:
+    def __exit__(self, kind, *_):
+        was_running = self.process.poll() is None
+        if was_running:
             self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(PATIENCE)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                raise
+        try:
+            self.process.wait(PATIENCE)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
+        errors = self.process.stderr.read().decode()
         self.process.stdout.close()
         self.process.stderr.close()
+        if kind is None and was_running and self.process.returncode != 0:
+            raise AssertionError(f"the server ended with {self.process.returncode}: {errors[-2000:]}")
 
     def headers(self, more=None):
         own = {"Content-Type": "application/json"}

@@ -160,9 +160,15 @@ CARRY_API carry_status carry_engine_state_roll_back(carry_engine *engine, uint64
 /* One file with a hash of every tensor. Damaged files and states of other models are refused. */
 CARRY_API carry_status carry_engine_state_save(carry_engine *engine, uint64_t state, const char *path);
 CARRY_API carry_status carry_engine_state_load(carry_engine *engine, uint64_t *made, const char *path);
+/* Moves a state to host memory, where it takes no memory of the device; its next use moves it back. Rolling back then
+   reads its tokens again. */
+CARRY_API carry_status carry_engine_state_to_host(carry_engine *engine, uint64_t state);
+/* Moves a state to another engine of the same model and type, on any device, that the same thread drives: *made there.
+   Here it is dropped. */
+CARRY_API carry_status carry_engine_state_move(carry_engine *engine, uint64_t state, carry_engine *to, uint64_t *made);
 CARRY_API carry_status carry_engine_state_drop(carry_engine *engine, uint64_t state);
 /* Puts a copy of the state among the cached prefixes: prompts that begin with its tokens go on from there. CARRY_ESIZE:
-   there is no memory for it. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
+   it does not fit. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
 CARRY_API carry_status carry_engine_state_cache(carry_engine *engine, uint64_t state);
 
 typedef struct carry_engine_stats {

@@ -111,10 +111,10 @@ static carry_status join_group(carry_sums *sums, carry_comm *over, size_t bytes)
 }
 
 static carry_status open_shared(carry_comm *over, carry_sums **made, int device, int ordinal, size_t bytes) {
-    group *shared;
+    group *shared = NULL;
     const double deadline = carry_comm_deadline(over);
     CARRY_TRY(agree(over, make_group(over, &shared)));
-    // NOLINTNEXTLINE(bugprone-sizeof-expression): the pointer itself is sent
+    // NOLINTNEXTLINE(bugprone-sizeof-expression,clang-analyzer-unix.Malloc): the pointer itself is sent to the others
     CARRY_TRY(carry_broadcast(over, &shared, sizeof(shared), 0));
     carry_sums *sums = calloc(1, sizeof *sums);
     if (sums == NULL) { /* the others find it out by agree */

@@ -307,6 +307,18 @@ carry_status carry_engine_state_load(carry_engine *e, uint64_t *made, const char
     return carry_scheduler_state_load(e->scheduler, made, path);
 }
 
+carry_status carry_engine_state_to_host(carry_engine *e, uint64_t state) {
+    return carry_scheduler_state_to_host(e->scheduler, state);
+}
+
+carry_status carry_engine_state_move(carry_engine *e, uint64_t state, carry_engine *to, uint64_t *made) {
+    *made = 0;
+    if (to == e) {
+        return carry_fail(e->ctx, CARRY_EARGUMENT, "state %" PRIu64 " is in this engine: expected another one", state);
+    }
+    return carry_scheduler_state_move(e->scheduler, state, to->scheduler, made);
+}
+
 carry_status carry_engine_state_drop(carry_engine *e, uint64_t state) {
     return carry_scheduler_state_drop(e->scheduler, state);
 }

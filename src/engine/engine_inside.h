@@ -61,7 +61,7 @@ struct carry_engine {
     bool is_closing; /* events are dropped */
 };
 
-/* Over a model that is open and becomes the engine's, unless there is no memory for an engine at all. */
+/* Over a model that is open and becomes the engine's; on failure too, if *model was cleared. */
 carry_status carry_engine_adopt(carry_ctx *ctx, carry_engine **engine, carry_model *model, carry_dtype dtype,
                                 const carry_engine_options *options);
 

@@ -75,6 +75,9 @@ carry_status carry_scheduler_state_fork(carry_scheduler *scheduler, uint64_t sta
 carry_status carry_scheduler_state_roll_back(carry_scheduler *scheduler, uint64_t state, int64_t tokens);
 carry_status carry_scheduler_state_save(carry_scheduler *scheduler, uint64_t state, const char *path);
 carry_status carry_scheduler_state_load(carry_scheduler *scheduler, uint64_t *made, const char *path);
+/* states_move.c, as carry_engine_state_to_host and carry_engine_state_move. */
+carry_status carry_scheduler_state_to_host(carry_scheduler *scheduler, uint64_t state);
+carry_status carry_scheduler_state_move(carry_scheduler *s, uint64_t state, carry_scheduler *to, uint64_t *made);
 carry_status carry_scheduler_state_drop(carry_scheduler *scheduler, uint64_t state);
 /* A copy of it becomes a cached prefix. */
 carry_status carry_scheduler_state_cache(carry_scheduler *scheduler, uint64_t state);

@@ -23,10 +23,11 @@ static int64_t block_floor(int64_t tokens) {
 /* Admission. */
 
 static carry_status start_from_state(carry_scheduler *s, carry_sequence *q) {
-    const carry_kept *kept = carry_scheduler_state(s, q->options.state);
+    carry_kept *kept = carry_scheduler_state(s, q->options.state);
     if (kept == NULL) {
         return carry_fail(s->ctx, CARRY_ENOTFOUND, "there is no state %" PRIu64, q->options.state);
     }
+    CARRY_TRY(carry_scheduler_to_device(s, kept));
     const int64_t prompt = q->track.count;
     const int64_t total = kept->track.count + prompt;
     if (total + (q->options.tokens > 0) > s->runner->sizes.context) {
@@ -78,7 +79,8 @@ static bool has_pages_for(const carry_scheduler *s, carry_sequence *q) {
         const int64_t most = all < s->runner->sizes.context ? all : s->runner->sizes.context;
         q->page_limit = (most + BLOCK - 1) / BLOCK + 1; /* shared ones too: the kept state may be dropped */
     }
-    return s->reserved + s->state_pages + q->page_limit <= s->pool.pages;
+    const int64_t moved = kept != NULL ? carry_scheduler_host_pages(s, kept) : 0;
+    return s->reserved + s->state_pages + moved + q->page_limit <= s->pool.pages;
 }
 
 static void start(carry_scheduler *s, carry_sequence *q) {

@@ -198,12 +198,17 @@ void carry_serve_generate(carry_serve_preparer *p, carry_serve_job *job) {
     carry_serve_answer *answer = NULL;
     carry_serve_request request;
     carry_serve_request_init(&request, job->dialect);
-    bool is_ready = prepare(p, job, &request, &answer, &refusal);
+    carry_serve_use_defaults(p->server, &request);
+    const bool is_ready = prepare(p, job, &request, &answer, &refusal);
     carry_serve_message *submitted = is_ready ? calloc(1, sizeof *submitted) : NULL;
     if (is_ready && submitted == NULL) {
-        is_ready = carry_serve_refuse(&refusal, 500, "", "out of memory");
+        (void)carry_serve_refuse(&refusal, 500, "", "out of memory");
     }
+<<<<<<< HEAD
     if (is_ready && submitted != NULL) {
+=======
+    if (submitted != NULL) {
+>>>>>>> main
         submitted->kind = CARRY_MESSAGE_SUBMITTED;
         submitted->answer = answer;
         submit_all(p, answer, submitted);

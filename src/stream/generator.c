@@ -178,7 +178,14 @@ static carry_status put_text(carry_generator *g, const carry_tensor *c) {
     const int64_t count = c->shape[0] * c->shape[1];
     carry_generator_widen(g->text, c->data, count);
     CARRY_TRY(carry_generator_finite(g, g->text, count, "conditioning", -1));
+    g->text_rows = c->shape[0];
     return carry_dit_cache_text(g->cache, carry_view_2d(g->text, CARRY_F32, c->shape[0], c->shape[1]));
+}
+
+carry_status carry_generator_reload(carry_generator *g) {
+    return g->text_rows > 0
+               ? carry_dit_cache_text(g->cache, carry_view_2d(g->text, CARRY_F32, g->text_rows, g->config.text_dim))
+               : CARRY_OK;
 }
 
 static carry_status prepare_text(carry_generator *g, const carry_envelope *e) {

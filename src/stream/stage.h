@@ -60,6 +60,7 @@ typedef struct carry_stage {
     int64_t frame, piece;  /* elements of a latent frame in a channel; of a chunk in all channels */
     carry_codec *codec, *anchor_codec;
     carry_codec *input_codec; /* of video in; NULL: chunks start as noise */
+    int64_t lora_sent;        /* of the envelopes that are sent */
     double motion;            /* of that video, 0 to 1 */
     bool has_before;          /* `before` is filled */
     bool has_ended, is_empty; /* that video; the chunk that was asked for has no frame of it */

@@ -46,7 +46,8 @@ typedef struct stream {
     carry_stream_figures figures;
     int ranks;
     double deadline;
-    int64_t cut_at, stop_at, fail_at, pause_at, prompt_at; /* chunks that have been shown before it happens; 0: never */
+    int64_t cut_at, stop_at, fail_at, pause_at, prompt_at,
+        lora_at; /* chunks that have been shown before it happens; 0: never */
     bool has_video;
     double video; /* by how much all its values change from frame to frame */
     int64_t read; /* frames of it */
@@ -102,6 +103,9 @@ static inline void see_chunk(void *user, const carry_chunk_times *times) {
     if (s->shown == s->prompt_at) {
         ask(s->controls, "{\"prompt\": \"another\"}");
     }
+    if (s->shown == s->lora_at) {
+        ask(s->controls, "{\"lora\": 1}");
+    }
     if (s->shown == s->pause_at) {
         ask(s->controls, "{\"pause\": true}");
     }
@@ -142,6 +146,7 @@ static inline carry_status run_stream(stream *s) {
     carry_control_state start = carry_control_default();
     const bool makes_controls = s->controls == NULL;
     start.steps = 2;
+    start.loras = s->options.loras;
     start.step[0] = 1000;
     start.step[1] = 500;
     start.kv_bias = 0.7;

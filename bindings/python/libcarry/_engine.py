@@ -142,6 +142,8 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_engine_state_roll_back": (c_int, [c_void_p, c_uint64, c_int64]),
     "carry_engine_state_save": (c_int, [c_void_p, c_uint64, c_char_p]),
     "carry_engine_state_load": (c_int, [c_void_p, _U64, c_char_p]),
+    "carry_engine_state_to_host": (c_int, [c_void_p, c_uint64]),
+    "carry_engine_state_move": (c_int, [c_void_p, c_uint64, c_void_p, _U64]),
     "carry_engine_state_drop": (c_int, [c_void_p, c_uint64]),
     "carry_engine_state_cache": (c_int, [c_void_p, c_uint64]),
     "carry_engine_statistics": (None, [c_void_p, POINTER(EngineStats)]),

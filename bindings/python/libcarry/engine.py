@@ -54,6 +54,19 @@ class EngineState:
         """To a file, for `Engine.load_state` with the same model."""
         self._call(lib.carry_engine_state_save, os.fsencode(path))
 
+    def to_host(self) -> None:
+        """Move it to host memory, where it takes no memory of the device. The next use moves it back."""
+        self._call(lib.carry_engine_state_to_host)
+
+    def move(self, engine: Engine) -> EngineState:
+        """Move it to another engine of the same model and type, on any device. This one is dropped."""
+        made = c_uint64()
+        with engine._lock:
+            self._call(lib.carry_engine_state_move, engine._opened(), byref(made))
+        self._engine._states.pop(self._handle, None)
+        self._handle = 0
+        return EngineState(engine, made.value)
+
     def drop(self) -> None:
         """Give its memory back."""
         handle, self._handle = self._handle, 0

@@ -87,6 +87,21 @@ def test_states_are_forked_rolled_back_and_saved(engine, folder, tmp_path):
         len(state)
 
 
+def test_states_move_to_host_memory_and_to_other_engines(engine, folder):
+    first = engine.submit(prompts(5)[4], 20, keep_state=True, eos_token_id=(), temperature=0.0)
+    first.result()
+    fork, free = first.state.fork(), engine.statistics()["free_slots"]
+    expected = engine.submit([5, 6], 10, state=fork, eos_token_id=(), temperature=0.0).result()
+    first.state.to_host()
+    assert engine.statistics()["free_slots"] > free and len(first.state) == len(prompts(5)[4]) + 20
+    assert engine.submit([5, 6], 10, state=first.state, eos_token_id=(), temperature=0.0).result() == expected
+    with libcarry.Engine(folder, sequences=1, context=600, memory=64 << 20) as other:
+        moved = fork.move(other)
+        assert other.submit([5, 6], 10, state=moved, eos_token_id=(), temperature=0.0).result() == expected
+        with pytest.raises(ValueError, match="was dropped"):
+            len(fork)
+
+
 def test_mistakes_are_named(engine, folder):
     with pytest.raises(ValueError, match="longer than the context of 600"):
         engine.submit([1] * 600)

@@ -208,7 +208,7 @@ static bool push(carry_automaton *a, uint32_t next, uint32_t parent, uint32_t *m
 /* Closure. */
 
 static bool grow_seen(carry_automaton *a) {
-    const uint32_t size = 2 * a->seen_size;
+    const uint32_t size = a->seen_size > 0 ? 2 * a->seen_size : 64;
     position *seen = calloc(size, sizeof *seen);
     uint32_t *stamp = calloc(size, sizeof *stamp);
     if (seen == NULL || stamp == NULL) {

@@ -123,7 +123,7 @@ static carry_status read_limit(const carry_schema *s, const carry_json *node, bo
 static carry_status read_exclusive(const carry_schema *s, const carry_json *schema, bool is_integer, limits *l) {
     const carry_json *low = carry_json_find(schema, "exclusiveMinimum");
     const carry_json *high = carry_json_find(schema, "exclusiveMaximum");
-    int64_t value;
+    int64_t value = 0;
     if (!is_integer && (low != NULL || high != NULL)) {
         return carry_schema_refuse(s, CARRY_EUNSUPPORTED, low != NULL ? low : high, "supported for integers only");
     }
