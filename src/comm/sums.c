@@ -120,7 +120,7 @@ static void free_group(carry_ctx *ctx, group *shared) {
 static carry_status open_shared(carry_comm *over, carry_sums **made, int device, int ordinal, size_t bytes) {
     group *shared = NULL;
     const double deadline = carry_comm_deadline(over);
-    const carry_status status = agree(over, make_group(over, &shared));
+    carry_status status = agree(over, make_group(over, &shared));
     if (status != CARRY_OK) {
         free_group(over->ctx, shared);
         return status;
@@ -139,7 +139,7 @@ static carry_status open_shared(carry_comm *over, carry_sums **made, int device,
                                .ranks = carry_comm_size(over),
                                .ordinal = ordinal,
                                .patience = (unsigned long long)(1e9 * deadline)}};
-    carry_status status = agree(over, CARRY_OK);
+    status = agree(over, CARRY_OK);
     status = status == CARRY_OK ? join_group(sums, over, bytes) : status;
     if (status != CARRY_OK) {
         carry_sums_close(sums);
