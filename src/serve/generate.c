@@ -204,11 +204,7 @@ void carry_serve_generate(carry_serve_preparer *p, carry_serve_job *job) {
     if (is_ready && submitted == NULL) {
         (void)carry_serve_refuse(&refusal, 500, "", "out of memory");
     }
-<<<<<<< HEAD
-    if (is_ready && submitted != NULL) {
-=======
     if (submitted != NULL) {
->>>>>>> main
         submitted->kind = CARRY_MESSAGE_SUBMITTED;
         submitted->answer = answer;
         submit_all(p, answer, submitted);
