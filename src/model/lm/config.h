@@ -112,6 +112,8 @@ carry_status carry_lm_config_finish(carry_ctx *ctx, carry_lm_config *config);
 /* name is for messages; both finish the config. */
 carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, const carry_json *root, const char *name);
 carry_status carry_lm_config_read(carry_ctx *ctx, carry_lm_config *config, const char *path);
+/* The config.json of a folder, or that of a .gguf file. */
+carry_status carry_lm_config_read_model(carry_ctx *ctx, carry_lm_config *config, const char *model);
 
 /* The text of a config.json, with the keys that the family's origin writes; dtype is the type of the weights beside it.
    carry_lm_config_write replaces path with it. */
