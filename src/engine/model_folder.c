@@ -182,7 +182,12 @@ carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why
     const carry_dtype stored = carry_parameters_stored(&model->lm->own);
     const carry_bf16 *by = model->device == 0 ? carry_bf16_of(ctx) : NULL;
     const char *name = carry_dtype_name(stored);
-    if (stored == CARRY_F32) {
+    if (model->lm->own.quantised > 0) {
+        (void)snprintf(why, CARRY_MODEL_WHY, "the weights are quantised%s",
+                       model->device != 0 ? ", and were decoded"
+                       : by != NULL       ? ""
+                                          : ", without bf16 products here");
+    } else if (stored == CARRY_F32) {
         (void)snprintf(why, CARRY_MODEL_WHY, "the weights are f32");
     } else if (stored == CARRY_BF16 && model->device != 0) {
         (void)snprintf(why, CARRY_MODEL_WHY, "the weights are bf16, and the GPU has fast products in it");

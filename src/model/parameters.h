@@ -54,6 +54,7 @@ typedef struct carry_parameters {
     carry_dtype low_dtype;
     carry_weights files; /* stay open while parameters are mapped */
     int64_t stored[3];   /* elements that the files have in f32, bf16 and f16 */
+    int64_t quantised;   /* elements that the files have in quantised blocks; counted in bf16, too */
     bool is_narrow;      /* carry_parameters_narrow was called */
     int64_t wide_count;  /* elements of the f32 buffer then */
     bool reads_only;     /* carry_parameters_map was called: the weights do not change after loading */

@@ -228,6 +228,7 @@ static carry_status load_pieces(carry_parameters *own, const carry_weights *weig
         const int64_t count = carry_tensor_count(piece);
         if (piece->dtype == CARRY_QUANTISED) {
             own->stored[CARRY_BF16] += count;
+            own->quantised += count;
             status = carry_parameters_decode(own, piece, other, folder, whole + at);
             at += count;
             continue;
@@ -282,6 +283,7 @@ static carry_status load_one(carry_parameters *own, const carry_weights *weights
     }
     if (from->dtype == CARRY_QUANTISED) {
         own->stored[CARRY_BF16] += carry_tensor_count(from);
+        own->quantised += carry_tensor_count(from);
         return carry_parameters_load_quantised(own, index, from, folder);
     }
     CARRY_TRY(check_values(own, from, own->parameter[index].name, folder));
@@ -354,6 +356,7 @@ carry_status carry_parameters_load(carry_parameters *own, const char *folder,
     CARRY_TRY(open_files(own, &weights, folder));
     carry_status status = CARRY_OK;
     memset(own->stored, 0, sizeof own->stored);
+    own->quantised = 0;
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         status = load_one(own, &weights, i, folder);
     }

@@ -96,6 +96,8 @@ typedef struct carry_lm_key {
 
 /* CARRY_EUNSUPPORTED with the file, the line, the key and its value; why says what is accepted. */
 carry_status carry_lm_config_refuse(const carry_lm_source *s, const carry_json *node, const char *why);
+/* quantization_config: a method that is not supported is refused (file/quantised.h); null: none. */
+carry_status carry_lm_config_read_quantised(const carry_lm_source *s, const carry_json *node);
 /* One key, as its form says; and each key of an object, by a list of those accepted. */
 carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_key *f, const carry_json *node);
 carry_status carry_lm_config_read_object(const carry_lm_source *s, const carry_lm_key *keys, const carry_json *node);

@@ -159,13 +159,22 @@ carry_status carry_lm_config_read_object(const carry_lm_source *s, const carry_l
     return CARRY_OK;
 }
 
+carry_status carry_lm_config_read_quantised(const carry_lm_source *s, const carry_json *node) {
+    carry_quant_config config;
+    return node->kind == CARRY_JSON_NULL ? CARRY_OK : carry_quant_config_parse(s->ctx, &config, node, s->name);
+}
+
 /* The language part of a multimodal configuration is inside text_config, but for two keys. */
 static carry_status enter_wrapper(const carry_lm_source *s, const carry_json *root, const carry_json **keys) {
     const carry_json *text = carry_json_find(root, "text_config");
     const carry_json *tied = carry_json_find(root, "tie_word_embeddings");
+    const carry_json *quantised = carry_json_find(root, "quantization_config");
     if (text == NULL || text->kind != CARRY_JSON_OBJECT) {
         return carry_fail(s->ctx, CARRY_EFORMAT, "%s has no \"text_config\", which a %s model has", s->name,
                           s->config->family->wrapper);
+    }
+    if (quantised != NULL) {
+        CARRY_TRY(carry_lm_config_read_quantised(s, quantised));
     }
     s->config->tie_word_embeddings = tied != NULL && tied->kind == CARRY_JSON_BOOL && tied->truth;
     *keys = text;
