@@ -1,10 +1,12 @@
 /* A small model for the tests of whole verbs, with start values so large that what it reads matters. No test by itself.
-   Usage: make_model FOLDER VOCABULARY [nan|bf16] */
+   Usage: make_model FOLDER VOCABULARY [nan|bf16]; make_model FOLDER SHAPE: a shape of carry generate --random, in bf16
+ */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "engine/model_random.h"
 #include "model/lm/families/fla.h"
 #include "model/lm/lm.h"
 
@@ -35,13 +37,26 @@ static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary,
     return status;
 }
 
+static carry_status make_shape(carry_ctx *ctx, const char *folder, const char *name) {
+    carry_lm *lm;
+    carry_status status = carry_model_random(ctx, &lm, name, 0, CARRY_F32, 1);
+    if (status == CARRY_OK) {
+        status = carry_lm_save(lm, folder, CARRY_BF16);
+        carry_lm_free(lm);
+    }
+    return status;
+}
+
 int main(int count, char **arguments) {
     carry_ctx *ctx;
     if (count < 3 ||
         carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
         return 2;
     }
-    carry_status status = make(ctx, arguments[1], strtoll(arguments[2], NULL, 10), count > 3 ? arguments[3] : "");
+    char *rest;
+    const int64_t vocabulary = strtoll(arguments[2], &rest, 10);
+    const carry_status status = *rest == '\0' ? make(ctx, arguments[1], vocabulary, count > 3 ? arguments[3] : "")
+                                              : make_shape(ctx, arguments[1], arguments[2]);
     if (status != CARRY_OK) {
         (void)fprintf(stderr, "make_model: %s\n", carry_ctx_error(ctx));
     }

@@ -153,6 +153,17 @@ fi
 [ "$(wc -w < limited)" = 6 ] || fail "a full cache folder: $(cat limited)"
 [ -z "$(ls -A full)" ] || fail "a full cache folder has parts of files: $(ls -A full)"
 
+# Guesses change nothing but the time.
+for temperature in 0 0.3; do
+    expect 0 '"ids"' generate other --ids -p '1 2 3 1 2 3 1 2' -n 50 --temperature $temperature --same-bits --json
+    cp out plain
+    expect 0 '"drafted_tokens"' generate other --ids -p '1 2 3 1 2 3 1 2' -n 50 --temperature $temperature --same-bits --json --draft ngram --draft-tokens 3
+    python "lines[0]['ids'] == json.loads(open('plain').read())['ids'] and 0 <= lines[0]['accepted_tokens'] <= lines[0]['drafted_tokens']"
+done
+refused "--draft 'bigram': expected ngram or none" generate other --ids -p 1 --draft bigram
+refused '--draft-tokens 17: expected 1 to 16' generate other --ids -p 1 --draft ngram --draft-tokens 17
+refused '--draft-tokens needs --draft ngram' generate other --ids -p 1 --draft-tokens 4
+
 # Random weights need a configuration alone.
 expect 0 '"prompt_tokens": 3' generate tiny --random --ids -p '1 2 3' -n 4 --json
 refused 'has no tokenizer' generate tiny --random -p a
@@ -176,7 +187,19 @@ printf '[1]' > wrong
 refused 'message 1' generate chat --chat --messages wrong -p x
 refused 'need --chat' generate chat -p x --system y
 refused 'need --chat' generate chat -p x --tools tools
-refused 'from its start' generate chat --chat -p x --state-load state
+# The next turn goes on from the state after the answer: its tokens follow those of the first turn.
+expect 0 '"tokens": 6' generate chat --chat -p Hi -n 6 --temperature 0 --json --state-save turn
+expect 0 '"prompt_tokens": 24' generate chat --chat -p Bye -n 6 --temperature 0 --json --state-load turn
+refused 'has the chat so far' generate chat --chat -p x --state-load turn --system y
+if command -v python3 > /dev/null; then
+    turn() { python3 -c "import sys; print(*[257, *b'user\n', *sys.argv[1].encode(), 258, *b'\n', 257, *b'assistant\n'])" "$1"; }
+    expect 0 '"tokens": 6' generate chat --ids -p "$(turn Hi)" -n 6 --temperature 0 --json
+    answer=$(python3 -c "import json; print(*json.loads(open('out').read())['ids'])")
+    expect 0 '"tokens": 6' generate chat --ids -p "$(turn Hi) $answer 258 10 $(turn Bye)" -n 6 --temperature 0 --json
+    cp out at_once
+    expect 0 '"prompt_tokens": 24' generate chat --ids -p "258 10 $(turn Bye)" -n 6 --temperature 0 --json --state-load turn
+    python "lines[0]['ids'] == json.loads(open('at_once').read())['ids']"
+fi
 printf '%s' '{{ bos_token }}[INST]{{ messages[-1].content ~ extra }}{{ tools | length }}{% if not add_generation_prompt %}x{% endif %}' > chat/chat_template.jinja
 printf '{"extra": "abc"}' > variables
 expect 0 '"prompt_tokens": 12' generate chat --chat -p Hi --tools tools --variables variables -n 4 --json
@@ -269,6 +292,15 @@ refused 'expected 1 to' eval model text --length 99999999
 printf a > single
 refused 'nothing before it' eval bytes single
 expect 0 'tokens of 2999 bytes' eval model random --binary
+expect 0 '' generate bytes -p x -n 60 --temperature 1 --top-p 1 --regex '(yes|no)(, (yes|no)){0,2}!' --json
+python "__import__('re').fullmatch('(yes|no)(, (yes|no)){0,2}!', lines[0]['text']) and lines[0]['ended'] == 'end'"
+printf '{"type": "array", "items": {"type": "boolean"}, "maxItems": 3}' > schema.json
+expect 0 '' generate bytes -p x -n 200 --temperature 1 --top-p 1 --json-schema schema.json --json
+python "all(isinstance(v, bool) for v in json.loads(lines[0]['text']))"
+refused 'character 1: ( without )' generate bytes -p x --regex '(a'
+refused 'no.json' generate bytes -p x --json-schema no.json
+printf '{"not": {}}' > schema.json
+refused '"not"' generate bytes -p x --json-schema schema.json
 expect 0 'Example' generate --help
 expect 0 'Example' eval --help
 

@@ -46,6 +46,8 @@ if "$carry" stream $wan --chunks 3 --record in.avi > out 2>&1; then
     expect 2 'there is no video' stream $wan --input nowhere.avi
     expect 2 'does not capture' stream $wan --input /dev/null
     refused '--strength 2' stream $wan --input in.avi --strength 2
+    refused '--motion 1' stream $wan --input in.avi --motion 1
+    expect 0 'in.avi: the video has ended' stream $wan --input in.avi --strength 0.5 --motion 0.5
 else
     echo "video in: skipped, this build has no libjpeg"
 fi

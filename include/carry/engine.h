@@ -46,6 +46,11 @@ typedef struct carry_engine_options {
     const char *cache_dir;  /* folder for cached states [none]: a damaged file or an unusable folder costs a warning */
     size_t cache_dir_bytes; /* of its files [16 GiB] */
     bool same_bits; /* a request gives the same bits whatever runs beside it and whatever was cached. On the CPU */
+    /* Speculation: guesses of the next tokens of a text, verified in one step while up to 8 texts are under way. The
+       text is the one without guesses, greedy or sampled, since a guess is accepted only if it is the token that is
+       sampled in its place. "ngram" guesses what came after the last tokens earlier in the text [none] */
+    const char *draft;
+    int64_t draft_tokens; /* guesses of a text in a step, up to 16 [4] */
 } carry_engine_options;
 
 /* A folder as carry_llm_open accepts it. With a tokenizer (tokenizer.json, or a vocabulary of bytes), requests may be
@@ -84,8 +89,9 @@ typedef struct carry_engine_event {
     carry_status status;
     const char *message; /* "" without a failure */
     int64_t prompt_tokens, cached_tokens, tokens;
-    double first_s, seconds; /* from the submission: to the first token, to the end */
-    uint64_t state;          /* with `keep_state`: the state after prompt and text; 0: none */
+    double first_s, seconds;                 /* from the submission: to the first token, to the end */
+    uint64_t state;                          /* with `keep_state`: the state after prompt and text; 0: none */
+    int64_t drafted_tokens, accepted_tokens; /* guesses, and those of them that are part of the text */
 } carry_engine_event;
 
 typedef struct carry_engine_request {
@@ -123,6 +129,11 @@ typedef struct carry_engine_request {
        is token i; the tokens that end the text are among them). Returning false, or clearing all, fails the request. */
     bool (*constrain)(void *constraint, int64_t last, uint32_t *allowed);
     void *constraint;
+    /* The text matches, as far as it goes; it ends with CARRY_REASON_END where it is complete. At most one of both, and
+       without `constrain`. Needs a tokenizer. docs/engine.md has what is supported; the rest is refused by name, with
+       CARRY_EUNSUPPORTED, or with CARRY_ESIZE and the bound that it exceeds. */
+    const char *regex;       /* a regular expression for the whole text */
+    const char *json_schema; /* a JSON schema; {"type": "object"} allows any object */
 } carry_engine_request;
 
 /* Checks the request, copies it and puts it into the queue. CARRY_ERANGE: a token id outside the vocabulary.
@@ -149,9 +160,15 @@ CARRY_API carry_status carry_engine_state_roll_back(carry_engine *engine, uint64
 /* One file with a hash of every tensor. Damaged files and states of other models are refused. */
 CARRY_API carry_status carry_engine_state_save(carry_engine *engine, uint64_t state, const char *path);
 CARRY_API carry_status carry_engine_state_load(carry_engine *engine, uint64_t *made, const char *path);
+/* Moves a state to host memory, where it takes no memory of the device; its next use moves it back. Rolling back then
+   reads its tokens again. */
+CARRY_API carry_status carry_engine_state_to_host(carry_engine *engine, uint64_t state);
+/* Moves a state to another engine of the same model and type, on any device, that the same thread drives: *made there.
+   Here it is dropped. */
+CARRY_API carry_status carry_engine_state_move(carry_engine *engine, uint64_t state, carry_engine *to, uint64_t *made);
 CARRY_API carry_status carry_engine_state_drop(carry_engine *engine, uint64_t state);
 /* Puts a copy of the state among the cached prefixes: prompts that begin with its tokens go on from there. CARRY_ESIZE:
-   there is no memory for it. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
+   it does not fit. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
 CARRY_API carry_status carry_engine_state_cache(carry_engine *engine, uint64_t state);
 
 typedef struct carry_engine_stats {
@@ -162,6 +179,7 @@ typedef struct carry_engine_stats {
     int64_t prompt_tokens, cached_tokens, tokens;
     int64_t snapshots, host_snapshots, file_snapshots; /* cached states */
     size_t cache_device, cache_host, cache_dir;        /* their bytes */
+    int64_t drafted_tokens, accepted_tokens;           /* guesses, and those that were right */
 } carry_engine_stats;
 CARRY_API void carry_engine_statistics(carry_engine *engine, carry_engine_stats *stats);
 

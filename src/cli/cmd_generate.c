@@ -5,8 +5,11 @@
 
 #include "cli/cmd_generate.h"
 #include "core/clock.h"
+#include "core/file.h"
 #include "core/tensor.h"
 #include "engine/model_random.h"
+
+#define SCHEMA_BYTES ((size_t)1 << 20)
 
 typedef cli_generating generate_session;
 
@@ -73,6 +76,10 @@ static void print_object(const generate_session *d, const carry_continuation *c)
     cli_json_integer("prompt_tokens", c->prompt_tokens);
     cli_json_integer("cached_tokens", c->cached_tokens);
     cli_json_integer("tokens", c->tokens);
+    if (d->engine.draft != NULL) {
+        cli_json_integer("drafted_tokens", c->drafted_tokens);
+        cli_json_integer("accepted_tokens", c->accepted_tokens);
+    }
     cli_json_number("first_s", c->first);
     cli_json_number("seconds", c->seconds);
     cli_json_number("prompt_tokens_per_s", rate(c->prompt_tokens, c->first));
@@ -163,6 +170,8 @@ static int generate(generate_session *d) {
                                             .dtype = d->dtype,
                                             .stops = d->stops.text,
                                             .stop_count = d->stops.count,
+                                            .regex = d->regex,
+                                            .json_schema = d->schema,
                                             .state_load = d->state_load,
                                             .state_save = d->state_save,
                                             .engine = &d->engine,
@@ -209,6 +218,11 @@ static int open_and_generate(generate_session *d, const char *folder) {
         return CLI_IMPOSSIBLE;
     }
     int device;
+    size_t length;
+    if (d->schema_file != NULL &&
+        carry_file_read(d->ctx, &d->schema, &length, d->schema_file, SCHEMA_BYTES) != CARRY_OK) {
+        return cli_failed(d->ctx);
+    }
     double started = carry_seconds();
     if (cli_device(d->ctx, d->on, &device) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
@@ -237,6 +251,7 @@ static void close_session(generate_session *d) {
     for (int64_t i = 0; i < d->held_count; i++) {
         free(d->held[i]);
     }
+    free(d->schema);
     free(d->results);
     free(d->held);
     free(d->prompts);
@@ -267,13 +282,15 @@ static int run(int count, char **arguments) {
         {"repetition-penalty", 0, CLI_REAL, &d.sampling.repetition, "R",
          "make tokens less likely that already occurred (1: off)"},
         {"seed", 0, CLI_NUMBER, &d.common.seed, "N", "seed of the random choices (1)"},
+        {"regex", 0, CLI_TEXT, &d.regex, "R", "a regular expression that every text matches"},
+        {"json-schema", 0, CLI_TEXT, &d.schema_file, "FILE", "a JSON schema that every text matches"},
         {"stop", 0, CLI_TEXTS, &d.stops, "TEXT", "end a text before this; may be repeated"},
         CLI_DTYPE_OPTION(&d.dtype_name),
         {"ids", 0, CLI_FLAG, &d.by_ids, NULL, "prompts and texts are token ids; needs no tokenizer"},
         {"state-save", 0, CLI_TEXT, &d.state_save, "FILE",
-         "save the state after the prompt; with -n 0, generate nothing"},
+         "save the state after the text; with -n 0 the one after the prompt"},
         {"state-load", 0, CLI_TEXT, &d.state_load, "FILE",
-         "continue from this state, without reading its tokens again"},
+         "continue from this state, without reading its tokens again; with --chat, as the next turn"},
         CLI_ENGINE_OPTIONS(&d.engine),
         {"random", 0, CLI_FLAG, &d.is_random, NULL,
          "random weights: MODEL is a config.json, its folder, or a shape (tiny, qwen3.5-0.8b, qwen3.5-4b)"},

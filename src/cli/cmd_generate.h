@@ -11,6 +11,7 @@ typedef struct cli_generating {
     carry_ctx *ctx;
     cli_texts given, stops;
     const char *file, *system, *messages, *tools, *variables, *state_load, *state_save, *dtype_name;
+    const char *regex, *schema_file;
     carry_dtype dtype;
     char why[CARRY_MODEL_WHY]; /* this type; "" once it has been printed */
     bool by_ids, is_chat, thinks, thinks_not, is_random;
@@ -27,6 +28,7 @@ typedef struct cli_generating {
     int64_t current; /* the prompt whose text is being printed */
     size_t shown;    /* bytes of it, or tokens; the prompt itself is there once `headed` */
     bool headed, on_terminal;
+    char *schema; /* the text of schema_file */
     double loading;
     const char *on; /* the device, as it was typed */
 } cli_generating;

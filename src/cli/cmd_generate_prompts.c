@@ -16,8 +16,8 @@ bool cli_generate_check(const cli_generating *g) {
     } else if (!g->is_chat && (g->system != NULL || g->messages != NULL || g->tools != NULL || g->variables != NULL ||
                                g->thinks || g->thinks_not)) {
         wrong = "--system, --messages, --tools, --variables, --think and --no-think need --chat";
-    } else if (g->is_chat && g->state_load != NULL) {
-        wrong = "--chat renders a chat from its start: --state-load does not go with it";
+    } else if (g->is_chat && g->state_load != NULL && (g->system != NULL || g->messages != NULL)) {
+        wrong = "--state-load has the chat so far: --system and --messages do not go with it";
     } else if (g->thinks && g->thinks_not) {
         wrong = "--think and --no-think exclude each other";
     }
@@ -177,6 +177,9 @@ static void add_message(carry_json_text *to, const char *role, const char *text,
     carry_json_end(to, '}');
 }
 
+/* In place of the answer that a state ends with: what a template puts after it begins the next turn. */
+#define ANSWER "carry-answer-7f3a9c"
+
 /* The variables of a chat whose last message is the prompt; NULL: the messages have it. NULL after a message. */
 static carry_json *chat_variables(const cli_generating *d, const chat_files *files, const carry_prompt *prompt) {
     carry_json_text text = {0};
@@ -188,6 +191,10 @@ static carry_json *chat_variables(const cli_generating *d, const chat_files *fil
     }
     for (const carry_json *one = carry_json_first(files->messages); one != NULL; one = one->next) {
         carry_json_add_node(&text, NULL, one);
+    }
+    if (d->state_load != NULL) {
+        add_message(&text, "user", "x", 1);
+        add_message(&text, "assistant", ANSWER, strlen(ANSWER));
     }
     if (prompt != NULL) {
         add_message(&text, "user", prompt->text, prompt->length);
@@ -227,6 +234,20 @@ static bool take_last_message(cli_generating *d, const chat_files *files) {
     return hold(d, kept) && add_prompt(d, kept, strlen(kept));
 }
 
+/* Of a chat that goes on from a state: the part after the answer. */
+static bool cut_answer(char *text, size_t *length) {
+    char *found = strstr(text, ANSWER);
+    if (found == NULL || strstr(found + 1, ANSWER) != NULL) {
+        (void)cli_refuse("--state-load: the chat template does not show where an answer ends; render the next turn "
+                         "without --chat");
+        return false;
+    }
+    found += strlen(ANSWER);
+    *length -= (size_t)(found - text);
+    memmove(text, found, *length + 1);
+    return true;
+}
+
 static bool render_chat(cli_generating *d, const carry_chat *chat, const chat_files *files, int64_t at, bool is_alone) {
     carry_prompt *prompt = &d->prompts[at];
     carry_json *variables = chat_variables(d, files, is_alone ? NULL : prompt);
@@ -243,6 +264,7 @@ static bool render_chat(cli_generating *d, const carry_chat *chat, const chat_fi
     }
     carry_json_free(variables);
     done = done && hold(d, text);
+    done = done && (d->state_load == NULL || cut_answer(text, &length));
     if (done) {
         d->asked[at] = *prompt;
         *prompt = (carry_prompt){.text = text, .length = length, .bare = true};

@@ -188,9 +188,13 @@ static int parse(stream_options *given, int count, char **arguments) {
          "UMT5 and its tokenizer (text_encoder of the model); none: fixed word vectors"},
         {"prompt", 'p', CLI_TEXTS, &given->prompts, "TEXT", "what to show; several are mixed (red circle moving left)"},
         {"transition", 0, CLI_NUMBER, &given->transition, "N", "chunks over which a new prompt is blended in (4)"},
+        {"lora", 0, CLI_TEXTS, &given->loras, "FILE[:X]",
+         "a LoRA file and its scale (1); of several the first is used, until the control lora names another"},
         {"input", 0, CLI_TEXT, &given->input, "PATH", "video input: a Motion JPEG .avi, a folder of JPEGs, a camera"},
         {"strength", 0, CLI_REAL, &given->strength, "X",
          "share of noise added to --input, above 0 and at most 1 (0.6)"},
+        {"motion", 0, CLI_REAL, &given->motion, "X",
+         "less noise where --input moves: the share of --strength that fast motion removes, below 1 (0)"},
         {"size", 0, CLI_TEXT, &given->size, "WxH", "size of the pictures in pixels (64x64)"},
         {"chunks", 0, CLI_NUMBER, &given->chunks, "N", "chunks to stream; 0: until Ctrl-C (0)"},
         {"steps", 0, CLI_NUMBER, &given->steps, "N", "denoising steps, 1 to 16, at even levels (from the model)"},
@@ -264,6 +268,7 @@ static int run_options(const stream_options *options, int count, char **typed) {
 static int parse_and_run(int count, char **arguments, char **typed, const char **texts) {
     char shown[64];
     stream_options options = {.prompts = {.text = texts},
+                              .loras = {.text = texts + count},
                               .size = "64x64",
                               .recompute = "off",
                               .topology = "pipeline",
@@ -298,7 +303,7 @@ static int run(int count, char **arguments) {
         return with_trace(count, arguments, trace);
     }
     char **typed = calloc((size_t)count + 1, sizeof *typed);
-    const char **texts = calloc((size_t)count + 1, sizeof *texts);
+    const char **texts = calloc(2 * (size_t)count + 2, sizeof *texts); /* prompts, then LoRA files */
     int code = CLI_IMPOSSIBLE;
     if (typed == NULL || texts == NULL) {
         (void)cli_refuse("out of memory");

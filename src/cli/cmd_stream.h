@@ -13,13 +13,13 @@
 /* Set by the parser, constant afterwards. */
 typedef struct stream_options {
     cli_common common;
-    cli_texts prompts;
+    cli_texts prompts, loras;
     const char *model, *config, *codec, *text_encoder, *input, *size, *levels, *recompute, *topology, *device;
     const char *address, *token, *token_file, *record, *record_to, *out, *state;
     bool demo, serve, headless, gate, supervise, no_clean, no_graphs, overwrite;
     int64_t fail_memory, chunks, depth, chunk, window, sink, context, batch, steps, transition, port, processes,
         quality;
-    double kv_bias, noise, shift, fps, strength, slow_stage0, slow_stage1, change;
+    double kv_bias, noise, shift, fps, strength, motion, slow_stage0, slow_stage1, change;
 } stream_options;
 
 /* Lines for people on standard output, or JSON. */
@@ -40,6 +40,7 @@ typedef struct stream_session {
     stream_model model;
     carry_pipeline_options pipeline;
     carry_control_state start;
+    char lora[CARRY_LORAS][1024]; /* paths of --lora */
     carry_controls *controls;
     const char *token;         /* of the page; NULL: none */
     char token_text[512];      /* read from a file */

@@ -116,6 +116,35 @@ static int take_prompts(stream_session *session) {
     return CLI_DONE;
 }
 
+/* --lora FILE[:SCALE]. */
+static int take_loras(stream_session *session) {
+    const cli_texts *loras = &session->options->loras;
+    carry_pipeline_options *o = &session->pipeline;
+    if (loras->count > CARRY_LORAS) {
+        return cli_refuse("%d LoRA files: at most %d are taken", loras->count, CARRY_LORAS);
+    }
+    for (int i = 0; i < loras->count; i++) {
+        const char *colon = strrchr(loras->text[i], ':');
+        char *end = NULL;
+        const double scale = colon != NULL ? strtod(colon + 1, &end) : 1.0;
+        const bool has_scale = colon != NULL && end != colon + 1 && *end == '\0';
+        const size_t length = has_scale ? (size_t)(colon - loras->text[i]) : strlen(loras->text[i]);
+        if (length == 0 || length >= sizeof session->lora[i]) {
+            return cli_refuse("--lora %.200s: expected the path of a .safetensors file, and :SCALE", loras->text[i]);
+        }
+        memcpy(session->lora[i], loras->text[i], length);
+        session->lora[i][length] = '\0';
+        o->lora[i] = (carry_lora_file){.path = session->lora[i], .scale = has_scale ? scale : 1.0};
+        if (cli_process_rank() <= 0 && access(session->lora[i], R_OK) != 0) {
+            return cli_refuse("--lora %.200s: %s", session->lora[i], strerror(errno));
+        }
+    }
+    o->loras = loras->count;
+    session->start.loras = loras->count;
+    session->start.lora = loras->count > 0 ? 1 : 0;
+    return CLI_DONE;
+}
+
 /* Gives the controls the model's words and first level, and warns about unknown words. */
 static int take_model(stream_session *session, int64_t first) {
     char words[CARRY_VOCABULARY] = "";
@@ -144,6 +173,7 @@ static int take_controls(stream_session *session) {
     state->noise = given->noise;
     state->transition = given->transition;
     int code = take_prompts(session);
+    code = code == CLI_DONE ? take_loras(session) : code;
     const int64_t first = state->step[0];
     code = code == CLI_DONE ? take_steps(given, state, first) : code;
     if (code == CLI_DONE && given->batch > 0 && given->batch != state->steps) {
@@ -183,6 +213,7 @@ static int take_options(stream_session *session) {
     o->batch = given->batch;
     o->no_graphs = given->no_graphs;
     o->strength = given->strength;
+    o->motion = given->motion;
     o->slow_stage0 = 1e-3 * given->slow_stage0;
     o->slow_stage1 = 1e-3 * given->slow_stage1;
     o->fail_memory = given->fail_memory;

@@ -14,8 +14,12 @@ int stream_video_check(const stream_options *given) {
         return cli_refuse("--strength %g: expected above 0 (keep the video) and at most 1 (keep nothing of it)",
                           given->strength);
     }
+    if (!(given->motion >= 0.0 && given->motion < 1.0)) {
+        return cli_refuse("--motion %g: expected 0 (the same noise for every chunk) or more, and below 1",
+                          given->motion);
+    }
     if (given->input == NULL) {
-        return CLI_DONE;
+        return given->motion > 0.0 ? cli_refuse("--motion needs --input: it is about the motion of a video") : CLI_DONE;
     }
 #ifndef CARRY_HAVE_PAGE
     return cli_refuse("--input %.200s: this carry was built without libjpeg, which video input needs", given->input);

@@ -1,13 +1,28 @@
 /* Checks of the engine's options. */
 #include "cli/engine_options.h"
 
+#include <string.h>
 #include <sys/stat.h>
+
+#define MOST_GUESSES 16 /* carry/engine.h */
 
 bool cli_engine_check(const carry_engine_options *o) {
     char shown[64];
     struct stat about;
     if (o->no_cache && (o->cache_device > 0 || o->cache_host > 0 || o->cache_dir != NULL || o->cache_dir_bytes > 0)) {
         (void)cli_refuse("--no-cache does not go with --cache-device, --cache-host, --cache-dir and --cache-dir-size");
+        return false;
+    }
+    if (o->draft != NULL && strcmp(o->draft, "ngram") != 0 && strcmp(o->draft, "none") != 0) {
+        (void)cli_refuse("--draft '%s': expected ngram or none", cli_shown(shown, o->draft));
+        return false;
+    }
+    if (o->draft_tokens > 0 && o->draft == NULL) {
+        (void)cli_refuse("--draft-tokens needs --draft ngram");
+        return false;
+    }
+    if (o->draft_tokens > MOST_GUESSES) {
+        (void)cli_refuse("--draft-tokens %lld: expected 1 to %d", (long long)o->draft_tokens, MOST_GUESSES);
         return false;
     }
     if (o->cache_dir_bytes > 0 && o->cache_dir == NULL) {

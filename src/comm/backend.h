@@ -14,7 +14,7 @@
 typedef enum carry_request_state {
     CARRY_REQUEST_NONE,
     CARRY_REQUEST_PENDING,
-    CARRY_REQUEST_BUSY, /* its bytes are being copied; nobody may leave now */
+    CARRY_REQUEST_BUSY, /* its bytes are being copied; no rank may leave now */
     CARRY_REQUEST_DONE,
     CARRY_REQUEST_MISFIT, /* the peer had other_bytes */
     CARRY_REQUEST_GONE,   /* the peer has left */
@@ -22,7 +22,7 @@ typedef enum carry_request_state {
     CARRY_REQUEST_BROKEN, /* the kind said so: the wire's reason */
 } carry_request_state;
 
-/* What the communicators that were split from one opened by this rank share. */
+/* Shared by the communicators that were split from one opened by this rank. */
 typedef struct carry_wire {
     const struct carry_comm_kind *kind;
     void *state; /* the kind's */
@@ -94,7 +94,7 @@ struct carry_comm {
 extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_processes,
     carry_comm_nccl, carry_comm_peer, carry_comm_ipc, carry_comm_aware, carry_comm_staged;
 
-/* NULL: there is none of this name in this build. */
+/* NULL: this build has no backend of this name. */
 const carry_comm_kind *carry_comm_find(const char *name);
 /* "self, threads" */
 const char *carry_comm_names(carry_ctx *ctx);

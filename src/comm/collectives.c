@@ -63,7 +63,7 @@ static bool is_native(const carry_comm *comm) {
     return comm->wire->kind->collect != NULL;
 }
 
-/* What one rank gives and gets in an exchange. The own part is not moved. */
+/* The buffers of one rank in an exchange. Its own part is not moved. */
 typedef struct exchange {
     const char *operation;
     int tag;
@@ -71,7 +71,7 @@ typedef struct exchange {
     char *to;
     layout send;    /* parts of from, by receiver */
     layout receive; /* parts of to, by sender */
-    bool same;      /* everybody gets the same: the part of this rank in `send`, which starts at from */
+    bool same;      /* all ranks get the same: the part of this rank in `send`, which starts at from */
 } exchange;
 
 static carry_status run(carry_comm *comm, const exchange *x) {
@@ -166,7 +166,8 @@ static carry_status grow_scratch(carry_comm *comm, size_t bytes) {
     return CARRY_OK;
 }
 
-/* out = the reduction of this rank's part of everybody's `all`, in the order of ranks. out may lie in its own part. */
+/* out = the reduction of this rank's part of all ranks' `all`, in the order of ranks. out may be inside its own part.
+ */
 static carry_status reduce_part(carry_comm *comm, const char *operation, void *out, const char *all,
                                 const layout *parts, size_t element, carry_dtype type, carry_reduce reduce) {
     const size_t bytes = part_bytes(parts, comm->rank);
@@ -221,8 +222,8 @@ static carry_status gather_small(carry_comm *comm, const char *operation, char *
     return CARRY_OK;
 }
 
-/* Everybody's data, added up by everybody in the order of ranks. The tag is that of reductions which are not small: a
-   rank that has more elements is then told of the difference at once, and does not wait. */
+/* Every rank adds up the data of all ranks in the order of ranks. The tag is that of reductions which are not small: a
+   rank that has more elements then sees the difference at once, and does not wait. */
 static carry_status reduce_small(carry_comm *comm, const char *operation, void *data, int64_t count, size_t element,
                                  carry_dtype type, carry_reduce reduce) {
     const size_t bytes = (size_t)count * element;

@@ -29,7 +29,7 @@ static carry_status has_ended(carry_comm *comm, const carry_deadline *deadline) 
 static void count_message(carry_comm *comm, const carry_request *request) {
     carry_comm_counts *counts = &comm->counts;
     if (request->peer < 0) {
-        return; /* a collective of the kind's own, whose messages nobody sees */
+        return; /* a collective of the backend itself, whose messages are not visible here */
     }
     if (request->to != NULL) {
         counts->bytes_received += (int64_t)request->bytes;
@@ -64,7 +64,7 @@ static carry_status time_out(carry_comm *comm, carry_request *request, const car
     return status;
 }
 
-/* What became of a request, in words; it is none afterwards. */
+/* Describes the outcome of a request, which is empty afterwards. */
 static carry_status settle(carry_comm *comm, carry_request *request, const carry_deadline *deadline) {
     carry_ctx *ctx = comm->ctx;
     if (is_open(request)) { /* once more: this process may have been held up since it looked */
@@ -97,7 +97,7 @@ static carry_status settle(carry_comm *comm, carry_request *request, const carry
     }
 }
 
-/* What goes wrong is told to who waits. */
+/* Errors are reported to the rank that waits. */
 static void post(carry_comm *comm, carry_request *request, const char *operation, int peer, int tag) {
     request->comm = comm;
     request->operation = operation;

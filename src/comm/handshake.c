@@ -1,5 +1,6 @@
-/* What the ranks must agree on, compared by rank 0 when a communicator is opened: one message each way, so that a
-   thousand ranks can be opened. The record has a fixed size and layout: builds that differ must be able to read it. */
+/* Settings on which the ranks must agree, compared by rank 0 when a communicator is opened: one message each way, so
+   that a thousand ranks can be opened. The record has a fixed size and layout: builds that differ must be able to read
+   it. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -36,7 +37,7 @@ static void add(verdict *v, const char *format, ...) {
     va_end(arguments);
 }
 
-/* The first difference is told in full; of later ranks whatever there is room for. */
+/* The first difference is reported in full, those of later ranks as far as the buffer allows. */
 static void compare(verdict *v, const char *what, const char *first, const char *other, int rank) {
     if (strcmp(first, other) == 0) {
         return;

@@ -189,7 +189,7 @@ static void close_regions(carry_relay *relay) {
     relay->regions = NULL;
 }
 
-/* What a rank tells the others when it opens. */
+/* The message of a rank to the others when it opens. */
 typedef struct trial {
     char host[HOST];
     carry_exchange_name name;

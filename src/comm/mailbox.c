@@ -9,7 +9,7 @@
 
 /* One half of a message, as it was announced; what others see of a request. */
 typedef struct half {
-    struct half *next;    /* in the list that it stands in */
+    struct half *next;    /* in the list that contains it */
     struct half *earlier; /* of all that were made, to be freed in the end */
     carry_request what;   /* its state is the one that counts */
 } half;
@@ -120,7 +120,7 @@ static void copy(carry_mailbox *mailbox, carry_request *mine, carry_request *oth
     pthread_cond_broadcast(&there->changed);
 }
 
-/* mine is a request, which nobody else sees. */
+/* mine is a request, which no other thread sees. */
 static void match(carry_mailbox *mailbox, carry_request *mine, half *other) {
     take_out(list_of(mailbox, &other->what), other);
     if (mine->bytes == other->what.bytes) {

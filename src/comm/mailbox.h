@@ -14,7 +14,7 @@ void carry_mailbox_free(carry_mailbox *mailbox);
 
 /* False: the slot is taken. */
 bool carry_mailbox_enter(carry_mailbox *mailbox, int rank);
-/* Withdraws this rank's requests. Who waits for it ends. */
+/* Cancels this rank's pending requests. Ranks that wait for it return. */
 void carry_mailbox_leave(carry_mailbox *mailbox, int rank);
 
 /* As of a kind, for a wire whose state is a mailbox. */

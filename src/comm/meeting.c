@@ -100,7 +100,7 @@ typedef struct callers {
     int count;
 } callers;
 
-/* Until somebody calls or says something. */
+/* Waits until another process connects or sends something. */
 static bool is_ready(callers *c, double until) {
     for (;;) {
         const double left = until - carry_seconds();

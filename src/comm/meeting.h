@@ -5,7 +5,7 @@
 
 #include "carry/context.h"
 
-/* CARRY_EUNSUPPORTED: nobody has started this process as one of several. */
+/* CARRY_EUNSUPPORTED: this process was not started as one of several. */
 carry_status carry_meeting_find(carry_ctx *ctx, int *rank, int *size);
 
 /* sockets: [size], one to every other rank, -1 for this one. All ranks join as often, in the same order. Ends within

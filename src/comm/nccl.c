@@ -113,7 +113,7 @@ static void start_batch(carry_wire *wire) {
     r->launching = true;
 }
 
-/* Whatever can be done without waiting: see what has happened, start what is queued. */
+/* Makes progress without waiting: checks for completed operations, starts queued ones. */
 static void advance(carry_wire *wire) {
     carry_nccl_room *r = wire->state;
     if (r->comm == NULL || r->broken || !carry_nccl_is_fine(wire, cudaSetDevice(r->ordinal))) {
@@ -187,7 +187,7 @@ static void progress(carry_wire *wire, carry_request *request, double until) {
     }
 }
 
-/* What is queued is withdrawn; what NCCL has begun ends only with all of it. */
+/* Queued operations are cancelled; those that NCCL has begun end only with the communicator. */
 static void cancel(carry_wire *wire, carry_request *request) {
     carry_nccl_room *r = wire->state;
     if (request->state == CARRY_REQUEST_BUSY) {

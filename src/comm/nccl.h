@@ -1,5 +1,5 @@
-/* What the files of the kind "nccl" share: NCCL's functions, found at run time, and the state of a wire. A header that
-   needs CUDA's and NCCL's own, so only those files include it. */
+/* Shared by the files of the backend "nccl": NCCL's functions, found at run time, and the state of a wire. A header
+   that needs CUDA's and NCCL's own, so only those files include it. */
 #ifndef CARRY_COMM_NCCL_H
 #define CARRY_COMM_NCCL_H
 

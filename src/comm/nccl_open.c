@@ -182,7 +182,7 @@ static carry_status check_gpu(carry_ctx *ctx, int device, int *ordinal) {
                           carry_device_count() - 1);
     }
     const char *absence = carry_device_absence(ctx, 0);
-    return carry_fail(ctx, CARRY_EUNSUPPORTED, "\"nccl\" needs a GPU, and there is none here: %s",
+    return carry_fail(ctx, CARRY_EUNSUPPORTED, "\"nccl\" needs a GPU: %s",
                       absence != NULL ? absence : "this build has no CUDA");
 }
 
@@ -193,7 +193,7 @@ carry_status carry_nccl_open(carry_ctx *ctx, carry_wire *wire, const carry_comm_
     if (!carry_nccl.found) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "\"nccl\" needs " LIBRARY
-                          ", which is not here: install NCCL, or say where it is in CARRY_NCCL");
+                          ", which was not found: install NCCL, or say where it is in CARRY_NCCL");
     }
     wire->rank = options->over != NULL ? carry_comm_rank(options->over) : 0;
     wire->size = options->over != NULL ? carry_comm_size(options->over) : 1;

@@ -7,7 +7,7 @@
                                                stream waits for `ready`, copies, records `taken`, answers
        stream waits for `taken`
 
-   Both events are the sender's: when the answer is there nobody uses them any more. `taken` is recorded on the
+   Both events are the sender's: after the answer they are not used any more. `taken` is recorded on the
    receiver's GPU and made for it. */
 #include "comm/relay.h"
 

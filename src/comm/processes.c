@@ -35,7 +35,7 @@ typedef struct parcel {
     char data[];
 } parcel;
 
-/* Requests stand in lists in the order of posting, linked by native.pointer. */
+/* Requests are in lists in the order of posting, linked by native.pointer. */
 typedef struct peer {
     int socket; /* -1: it has left, or is this rank */
     carry_request *sends, *receives;
@@ -105,7 +105,7 @@ static parcel *new_parcel(int tag, size_t bytes) {
     return new;
 }
 
-/* What is left of it stays with the kernel, which gives it to the other side. */
+/* The rest stays with the kernel, which gives it to the other side. */
 static void hang_up(peer *p) {
     if (p->socket >= 0) {
         (void)close(p->socket);

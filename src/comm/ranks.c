@@ -75,7 +75,7 @@ static int start_all(struct carry_ranks *all, int *code) {
     return all->size - 1;
 }
 
-/* What a rank failed for itself says more than that its peers missed it. */
+/* A rank's own error says more than its peers' reports that it is missing. */
 static int worst_of(const struct carry_ranks *all) {
     int worst = -1;
     for (int i = 0; i < all->size; i++) {

@@ -24,8 +24,8 @@ carry_status carry_ranks_run(carry_ctx *ctx, int size, carry_rank_function funct
 /* The same; *failed is the rank whose status it is, or -1 when none has failed or not all could be started. */
 carry_status carry_ranks_run_told(carry_ctx *ctx, int size, carry_rank_function function, void *user, int *failed);
 
-/* A thing that all ranks of a run share: made for the first that asks, told of every rank that returns, freed when all
-   have. A run has one. NULL: no memory, or the run has another. */
+/* An object that all ranks of a run share: created for the first that asks, notified of every rank that returns, freed
+   when all have. A run has one. NULL: no memory, or the run has another. */
 typedef struct carry_rank_shared {
     void *(*make)(int size);
     void (*leave)(void *shared, int rank);

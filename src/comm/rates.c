@@ -26,7 +26,7 @@ typedef struct game {
     bool serves;
 } game;
 
-/* What a message has put into a stream has happened. */
+/* Waits until a message's work in a stream is done. */
 static carry_status let_happen(const carry_comm *comm) {
     const int device = comm->wire->device;
     return device > 0 ? carry_stream_wait(comm->ctx, device, carry_ctx_stream(comm->ctx, device)) : CARRY_OK;
@@ -48,7 +48,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Seconds one way: the median of the trips after the first, which finds everybody asleep. */
+/* Seconds one way: the median of the trips after the first, which finds all ranks asleep. */
 static carry_status play(const game *g, size_t bytes, int trips, double *seconds) {
     double times[SMALL_TRIPS] = {0};
     for (int i = 0; i <= trips; i++) {
@@ -62,7 +62,7 @@ static carry_status play(const game *g, size_t bytes, int trips, double *seconds
     return CARRY_OK;
 }
 
-/* So many small messages from the first rank to the last, each passed on by every rank as soon as it is there. */
+/* Small messages from the first rank to the last, each passed on by every rank as soon as it is there. */
 static carry_status pass_on(carry_comm *comm, char *data, int count) {
     const carry_deadline deadline = carry_deadline_from_now(comm, "rates");
     carry_request sends[BURST] = {{0}};
@@ -85,7 +85,7 @@ static carry_status pass_on(carry_comm *comm, char *data, int count) {
     return let_happen(comm);
 }
 
-/* What the slowest rank needs for that, the least of some trips. */
+/* The time of the slowest rank, the least of several trips. */
 static carry_status relay(carry_comm *comm, char *data, int count, double *seconds) {
     *seconds = INFINITY;
     for (int trip = 0; trip < BURST_TRIPS; trip++) {

@@ -14,7 +14,7 @@ typedef struct carry_comm_rates {
     double mean_latency;   /* over all pairs of neighbours: what a way along all of them takes, by their number */
     double mean_bandwidth; /* whose inverse is the mean of the inverses */
     double near_bandwidth; /* as bandwidth, between the fastest neighbours */
-    /* Between ranks that are 2^i apart, all such pairs at once, the slowest; 0 where there are none. */
+    /* Between ranks that are 2^i apart, all such pairs at once, the slowest; 0 without such pairs. */
     double far_latency[CARRY_COMM_FAR], far_bandwidth[CARRY_COMM_FAR];
 } carry_comm_rates;
 
@@ -30,8 +30,9 @@ carry_status carry_comm_wait_since(carry_request *request, double start, double 
    who tests or waits for the request, and until then the communicator goes on: what came earlier can be received. */
 int carry_comm_peek(carry_request *request);
 
-/* Gives up what is under way: afterwards they are none, and their buffers the caller's. The peers are not told. The
-   requests are in the order in which they were posted, and the last goes first: what a peer meanwhile gets is in order.
+/* Cancels pending requests: afterwards they are empty, and the caller owns their buffers. The peers are not notified.
+   The requests are in the order in which they were posted, and the last goes first: what a peer meanwhile gets is in
+   order.
  */
 void carry_comm_withdraw(carry_request *requests, int64_t count);
 

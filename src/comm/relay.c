@@ -13,7 +13,7 @@
 #define LOOKS 200    /* at all items before the processor is given away */
 #define PAUSE 100e-6 /* seconds that a wait for one host message may take while there are other items */
 
-/* What the ranks compare when they open. */
+/* Compared by the ranks when they open. */
 typedef struct record {
     char device[64];
     int32_t number, status;

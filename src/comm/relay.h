@@ -13,14 +13,14 @@
 #include "comm/backend.h"
 #include "device/exchange.h"
 
-/* What travels with "peer": where the bytes are, and what they and their reader are marked by. */
+/* The message of "peer": where the bytes are, and the events that mark them and their reader. */
 typedef struct carry_relay_words {
     const void *from;
     carry_event *ready, *taken; /* of the sender: recorded by it, and by the receiver */
     uint64_t bytes;
 } carry_relay_words;
 
-/* What travels with "ipc". */
+/* The message of "ipc". */
 typedef struct carry_relay_piece {
     carry_exchange_name name;
     uint64_t offset, bytes;

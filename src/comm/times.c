@@ -43,7 +43,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* After a first one, which finds everybody asleep. */
+/* After a first one, which finds all ranks asleep. */
 static carry_status measure(carry_comm *comm, carry_comm_operation operation, carry_dtype type, void *data[2],
                             size_t bytes, double *seconds) {
     carry_comm *host = carry_comm_host(comm);

@@ -1,4 +1,4 @@
-/* What a collective takes, by its bytes: measured at a few sizes, and between them by a line. Latency and bandwidth of
+/* The time of a collective, by its bytes: measured at a few sizes, and between them by a line. Latency and bandwidth of
    single messages (rates.h) do not tell it: sums are made, all ranks send at once, and on GPUs streams are waited for.
  */
 #ifndef CARRY_COMM_TIMES_H

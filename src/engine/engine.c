@@ -37,8 +37,9 @@ static carry_status choose_memory(carry_ctx *ctx, int device, size_t *memory) {
     return CARRY_OK;
 }
 
-static carry_status choose_sizes(const carry_engine *e, const carry_engine_options *o, carry_dtype dtype,
-                                 carry_runner_sizes *sizes) {
+/* e->texts becomes the number of texts at once; the other runs of a step are for guesses. */
+static carry_status choose_sizes(carry_engine *e, const carry_engine_options *o, carry_dtype dtype,
+                                 carry_runner_sizes *sizes, carry_draft_plan *draft) {
     const carry_lm *lm = e->model.lm;
     const int64_t longest = lm->config.max_position_embeddings;
     size_t memory = o->memory;
@@ -51,16 +52,18 @@ static carry_status choose_sizes(const carry_engine *e, const carry_engine_optio
     *sizes = (carry_runner_sizes){.sequences = o->sequences > 0 ? o->sequences : SEQUENCES};
     sizes->context = o->context > 0 ? o->context : longest > 0 && longest < CONTEXT ? longest : CONTEXT;
     sizes->tokens = o->step_tokens > 0 ? o->step_tokens : lm->own.device == 0 ? STEP_CPU : STEP_GPU;
-    if (sizes->tokens < sizes->sequences + CARRY_PAGE_TOKENS) {
-        sizes->tokens = sizes->sequences + CARRY_PAGE_TOKENS;
+    CARRY_TRY(carry_draft_choose(e->ctx, draft, o->draft, o->draft_tokens, sizes->sequences));
+    if (sizes->tokens < sizes->sequences + draft->runs + CARRY_PAGE_TOKENS) {
+        sizes->tokens = sizes->sequences + draft->runs + CARRY_PAGE_TOKENS;
     }
     carry_pool_demand demand = {.sequences = sizes->sequences, .context = sizes->context};
     carry_model_runner_measure(lm, dtype, &demand.slot_bytes, &demand.page_bytes);
-    demand.most_slots = sizes->sequences + (o->no_cache ? 0 : SNAPSHOTS);
+    demand.most_slots = sizes->sequences + draft->runs + (o->no_cache ? 0 : SNAPSHOTS);
     demand.spare = o->no_cache ? 0 : 3 * sizes->sequences;
     CARRY_TRY(choose_memory(e->ctx, lm->own.device, &memory));
     CARRY_TRY(carry_state_pool_fit(e->ctx, &sizes->slots, &sizes->pages, memory, &demand));
-    sizes->sequences = sizes->slots < sizes->sequences ? sizes->slots : sizes->sequences;
+    e->texts = sizes->slots < sizes->sequences ? sizes->slots : sizes->sequences;
+    sizes->sequences = e->texts + draft->runs < sizes->slots ? e->texts + draft->runs : sizes->slots;
     return CARRY_OK;
 }
 
@@ -88,7 +91,8 @@ static carry_status find_tokens(carry_engine *e) {
 
 static carry_status open_engine(carry_engine *e, const carry_engine_options *o, carry_dtype dtype) {
     carry_runner_sizes sizes;
-    CARRY_TRY(choose_sizes(e, o, dtype, &sizes));
+    carry_draft_plan draft;
+    CARRY_TRY(choose_sizes(e, o, dtype, &sizes, &draft));
     CARRY_TRY(find_tokens(e));
     CARRY_TRY(carry_model_runner_new_with(e->model.lm, &e->runner, &sizes, dtype,
                                           &(carry_model_runner_options){.same_bits = o->same_bits}));
@@ -101,6 +105,9 @@ static carry_status open_engine(carry_engine *e, const carry_engine_options *o, 
                   .folder_bytes = o->cache_dir_bytes > 0 ? o->cache_dir_bytes : CACHE_DIR_BYTES},
         .queue = INT64_MAX, /* counted here */
         .same_bits = o->same_bits,
+        .texts = e->texts,
+        .draft = draft.function,
+        .draft_tokens = draft.tokens,
         .on_event = carry_engine_on_event,
         .user = e};
     CARRY_TRY(carry_scheduler_new(e->ctx, &e->scheduler, e->runner, &options));
@@ -300,6 +307,18 @@ carry_status carry_engine_state_load(carry_engine *e, uint64_t *made, const char
     return carry_scheduler_state_load(e->scheduler, made, path);
 }
 
+carry_status carry_engine_state_to_host(carry_engine *e, uint64_t state) {
+    return carry_scheduler_state_to_host(e->scheduler, state);
+}
+
+carry_status carry_engine_state_move(carry_engine *e, uint64_t state, carry_engine *to, uint64_t *made) {
+    *made = 0;
+    if (to == e) {
+        return carry_fail(e->ctx, CARRY_EARGUMENT, "state %" PRIu64 " is in this engine: expected another one", state);
+    }
+    return carry_scheduler_state_move(e->scheduler, state, to->scheduler, made);
+}
+
 carry_status carry_engine_state_drop(carry_engine *e, uint64_t state) {
     return carry_scheduler_state_drop(e->scheduler, state);
 }
@@ -330,7 +349,9 @@ void carry_engine_statistics(carry_engine *e, carry_engine_stats *stats) {
                                     .file_snapshots = s.cache.file_snapshots,
                                     .cache_device = s.cache.device_bytes,
                                     .cache_host = s.cache.host_bytes,
-                                    .cache_dir = s.cache.file_bytes};
+                                    .cache_dir = s.cache.file_bytes,
+                                    .drafted_tokens = s.drafted_tokens,
+                                    .accepted_tokens = s.accepted_tokens};
     (void)CARRY_SIZED_WRITE(e->ctx, carry_engine_stats, stats, &own);
 }
 

@@ -12,13 +12,16 @@ const char *carry_engine_reason_name(carry_engine_reason reason) {
     return (unsigned)reason < sizeof names / sizeof names[0] ? names[reason] : "unknown";
 }
 
-static carry_engine_reason reason_of(carry_outcome outcome, bool is_stopped) {
+static carry_engine_reason reason_of(carry_outcome outcome, bool is_stopped, bool is_complete) {
     static const carry_engine_reason reasons[] = {
         [CARRY_OUTCOME_NONE] = CARRY_REASON_NONE,           [CARRY_OUTCOME_LENGTH] = CARRY_REASON_LENGTH,
         [CARRY_OUTCOME_TOKEN] = CARRY_REASON_END,           [CARRY_OUTCOME_CONTEXT] = CARRY_REASON_CONTEXT,
         [CARRY_OUTCOME_CANCELLED] = CARRY_REASON_CANCELLED, [CARRY_OUTCOME_FAILED] = CARRY_REASON_FAILED,
     };
-    return is_stopped && outcome != CARRY_OUTCOME_FAILED ? CARRY_REASON_STOP : reasons[outcome];
+    return outcome == CARRY_OUTCOME_FAILED ? CARRY_REASON_FAILED
+           : is_stopped                    ? CARRY_REASON_STOP
+           : is_complete                   ? CARRY_REASON_END
+                                           : reasons[outcome];
 }
 
 void carry_engine_free_events(carry_engine *e) {
@@ -82,8 +85,9 @@ static void report_token(carry_engine *e, carry_engine_job *job, const carry_seq
                                 .top_count = q->options.logprobs > 0 ? q->options.logprobs : 0,
                                 .top_tokens = r->top,
                                 .top_logprobs = r->top_logprob};
-    if (is_stopped) {
-        job->is_stopped = true;
+    job->is_stopped = is_stopped;
+    job->is_complete = carry_text_rule_take(&job->rule, r->token);
+    if (is_stopped || job->is_complete) {
         (void)carry_scheduler_cancel(e->scheduler, job->id);
     }
     report(e, job, &event);
@@ -92,7 +96,7 @@ static void report_token(carry_engine *e, carry_engine_job *job, const carry_seq
 static void report_end(carry_engine *e, carry_engine_job *job, const carry_sequence *q, uint64_t state) {
     carry_decoded_end(&job->text, job->is_stopped);
     carry_engine_event event = {.token = -1,
-                                .reason = reason_of(q->outcome, job->is_stopped),
+                                .reason = reason_of(q->outcome, job->is_stopped, job->is_complete),
                                 .status = q->outcome == CARRY_OUTCOME_FAILED ? q->status : CARRY_OK,
                                 .message = q->message,
                                 .prompt_tokens = job->prompt_tokens,
@@ -100,7 +104,9 @@ static void report_end(carry_engine *e, carry_engine_job *job, const carry_seque
                                 .tokens = q->written,
                                 .first_s = q->first > 0.0 ? q->first - q->submitted : 0.0,
                                 .seconds = q->ended - q->submitted,
-                                .state = state};
+                                .state = state,
+                                .drafted_tokens = q->drafted,
+                                .accepted_tokens = q->accepted};
     report(e, job, &event);
     carry_engine_job_free(job);
     (void)pthread_mutex_lock(&e->lock);

@@ -8,6 +8,7 @@
 #include "engine/model_folder.h"
 #include "engine/scheduler.h"
 #include "engine/decoded.h"
+#include "engine/text_rule.h"
 
 /* A request from its submission to its end. */
 typedef struct carry_engine_job {
@@ -21,6 +22,8 @@ typedef struct carry_engine_job {
     const char **stops;
     size_t told; /* bytes of the text that were reported */
     bool is_stopped;
+    carry_text_rule rule;
+    bool is_complete; /* by its rule */
     int64_t prompt_tokens;
 } carry_engine_job;
 
@@ -43,6 +46,7 @@ struct carry_engine {
     int64_t end_count;
     uint32_t *allowed; /* NULL: every id of the vocabulary is a token */
     int64_t queue;
+    int64_t texts;                   /* under way, at most */
     carry_engine_note *first, *last; /* events */
     carry_engine_note *shown;        /* the one that carry_engine_next returned last */
     /* Shared with the threads that submit and cancel: */
@@ -57,7 +61,7 @@ struct carry_engine {
     bool is_closing; /* events are dropped */
 };
 
-/* Over a model that is open and becomes the engine's, unless there is no memory for an engine at all. */
+/* Over a model that is open and becomes the engine's; on failure too, if *model was cleared. */
 carry_status carry_engine_adopt(carry_ctx *ctx, carry_engine **engine, carry_model *model, carry_dtype dtype,
                                 const carry_engine_options *options);
 

@@ -11,6 +11,7 @@
 void carry_engine_job_free(carry_engine_job *job) {
     if (job != NULL) {
         carry_decoded_free(&job->text);
+        carry_text_rule_close(&job->rule);
         free(job->stop_bytes);
         free(job->stops);
         free(job);
@@ -115,6 +116,7 @@ static carry_status copy_ends(carry_ctx *ctx, const carry_engine *e, const carry
 static carry_status make_sequence(carry_ctx *ctx, const carry_engine *e, const carry_engine_request *r,
                                   carry_engine_job *job, const int32_t *ids, int64_t count, const int32_t *ends) {
     const bool has_ends = r->ends != NULL || r->ignore_ends;
+    const bool has_rule = job->rule.cursor != NULL;
     const carry_sequence_options options = {.ids = ids,
                                             .count = count,
                                             .tokens = r->tokens,
@@ -139,11 +141,14 @@ static carry_status make_sequence(carry_ctx *ctx, const carry_engine *e, const c
                                             .bias_ids = r->bias_ids,
                                             .biases = r->biases,
                                             .bias_count = r->bias_count,
-                                            .constrain = r->constrain,
-                                            .constraint = r->constraint};
+                                            .constrain = has_rule ? carry_text_rule_allow : r->constrain,
+                                            .constraint = has_rule ? &job->rule : r->constraint};
+    if (has_rule) {
+        CARRY_TRY(carry_text_rule_set_ends(ctx, &job->rule, options.ends, options.end_count));
+    }
     job->prompt_tokens = count;
     job->text.tokenizer = e->model.tokenizer;
-    job->text.is_first = r->text != NULL && r->text_bytes == 0 && r->state == 0;
+    job->text.is_first = r->text != NULL && r->text_bytes == 0 && r->state == 0 && !has_rule;
     return carry_sequence_new(ctx, &job->sequence, &e->runner->sizes, &options);
 }
 
@@ -158,6 +163,11 @@ static carry_status make_job(carry_ctx *ctx, const carry_engine *e, const carry_
     if (r->stop_count > 0 && e->model.tokenizer == NULL) {
         return carry_fail(ctx, CARRY_EARGUMENT, "stop texts need a tokenizer, and %s has none", e->model.folder);
     }
+    if (r->constrain != NULL && (r->regex != NULL || r->json_schema != NULL)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "a request has either `constrain` or a regex or JSON schema");
+    }
+    CARRY_TRY(carry_text_rule_open(ctx, &job->rule, e->model.tokenizer, r->regex, r->json_schema,
+                                   e->runner->sizes.vocabulary));
     carry_status status = r->text != NULL ? encode(ctx, e, r, &ids, &count) : copy_ids(ctx, e, r, &ids);
     status = status == CARRY_OK ? copy_ends(ctx, e, r, &ends) : status;
     status = status == CARRY_OK ? copy_stops(ctx, job, r) : status;
@@ -170,7 +180,7 @@ static carry_status make_job(carry_ctx *ctx, const carry_engine *e, const carry_
 /* Into the inbox, unless the queue is full. */
 static carry_status hand_over(carry_ctx *ctx, carry_engine *e, carry_engine_job *job, uint64_t *id) {
     (void)pthread_mutex_lock(&e->lock);
-    const int64_t waiting = e->unfinished - e->runner->sizes.sequences;
+    const int64_t waiting = e->unfinished - e->texts;
     const bool is_full = waiting >= e->queue;
     if (!is_full) {
         *id = job->id = ++e->next_id;

@@ -1,5 +1,4 @@
-/* Generation: prompts become tokens, tokens become texts. generate_together.c runs them through the engine,
-   generate_rows.c from and to files of states. */
+/* Generation: prompts become tokens, tokens become texts. generate_together.c runs them through the engine. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -117,7 +116,12 @@ void carry_generation_end(carry_generation *g, int64_t prompt, carry_decoded *te
 static carry_status check_options(carry_ctx *ctx, const carry_generate_options *options, int64_t count) {
     if (options->state_save != NULL && count != 1) {
         return carry_fail(ctx, CARRY_EARGUMENT,
-                          "the state after a prompt is saved of one prompt, and %" PRId64 " are given", count);
+                          "the state after a text is saved of one prompt, and %" PRId64 " are given", count);
+    }
+    if ((options->state_save != NULL || options->state_load != NULL) &&
+        (options->regex != NULL || options->json_schema != NULL)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED,
+                          "regular expressions and JSON schemas are not supported with files of states");
     }
     if (options->tokens < (options->state_save != NULL ? 0 : 1) || count < 1) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%" PRId64 " tokens for %" PRId64 " prompts: 1 or more is needed",
@@ -139,7 +143,6 @@ carry_status carry_generate(carry_ctx *ctx, const carry_model *model, const carr
                           engine.sequences, engine.context);
     }
     const int64_t most = engine.sequences > 0 ? engine.sequences : BATCH;
-    const bool has_file = options->state_save != NULL || options->state_load != NULL;
     carry_generation g = {.ctx = ctx,
                           .model = model,
                           .prompts = prompts,
@@ -150,7 +153,7 @@ carry_status carry_generate(carry_ctx *ctx, const carry_model *model, const carr
                           .results = results};
     carry_status status = model->tokenizer != NULL ? carry_encoder_new(ctx, &g.encoder, model->tokenizer) : CARRY_OK;
     if (status == CARRY_OK) {
-        status = has_file ? carry_generate_rows(&g) : carry_generate_together(&g);
+        status = carry_generate_together(&g);
     }
     for (int64_t i = 0; i < count && status == CARRY_OK; i++) {
         results[i].ending = results[i].ending == CARRY_UNDER_WAY ? CARRY_INTERRUPTED : results[i].ending;

@@ -35,7 +35,8 @@ typedef struct carry_continuation {
     carry_ids ids;  /* the tokens, without the one that ended it */
     int64_t prompt_tokens, tokens;
     int64_t cached_tokens; /* of the prompt, those that another prompt's reading had left a state of */
-    double seconds, first; /* from the start of the prompt: to the end, to the first token */
+    int64_t drafted_tokens, accepted_tokens; /* guesses, and those of them that are part of the text */
+    double seconds, first;                   /* from the start of the prompt: to the end, to the first token */
     carry_ending ending;
 } carry_continuation;
 
@@ -45,11 +46,13 @@ typedef struct carry_generate_options {
     carry_dtype dtype;        /* of activations, and of the weights that they are multiplied with; 0 is f32 */
     const char *const *stops; /* a text ends before any of these; empty ones are none */
     int stop_count;
+    const char *regex, *json_schema; /* as in carry/engine.h; NULL: none */
     const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */
+    const char
+        *state_save; /* where the state after the text goes, of one prompt; NULL: nowhere. Without an end token */
     /* Sizes and caches of the engine; NULL: defaults. A context of 0 is as long as the prompts and texts need. Device
        and dtype are those of the model and of these options. */
     const carry_engine_options *engine;
-    const char *state_save; /* where the state after the prompt goes, of which there is one; NULL: nowhere */
     /* Called after every token of a text; false stops everything. May be NULL. */
     bool (*heard)(void *user, int64_t prompt);
     void *user;

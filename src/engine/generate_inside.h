@@ -1,4 +1,4 @@
-/* Shared by generation on the engine and generation from saved states. */
+/* Shared by the files of generation. */
 #ifndef CARRY_ENGINE_GENERATE_INSIDE_H
 #define CARRY_ENGINE_GENERATE_INSIDE_H
 
@@ -29,8 +29,7 @@ carry_status carry_generation_take(const carry_generation *g, int64_t prompt, ca
 /* The end of a text; the callback is called. */
 void carry_generation_end(carry_generation *g, int64_t prompt, carry_decoded *text, carry_ending ending);
 
-/* Through the engine; and row by row, from a state of a file or with one to save after the prompt. */
+/* Through the engine. */
 carry_status carry_generate_together(carry_generation *g);
-carry_status carry_generate_rows(carry_generation *g);
 
 #endif

@@ -8,6 +8,8 @@
 #include "engine/generate_inside.h"
 #include "engine/model_runner.h"
 #include "engine/scheduler.h"
+#include "file/state_file.h"
+#include "engine/text_rule.h"
 
 #define STEP_CPU 512
 #define STEP_GPU 4096
@@ -19,6 +21,8 @@ typedef struct job {
     int64_t prompt;
     carry_decoded text;
     bool is_stopped; /* by a stop text */
+    carry_text_rule rule;
+    bool is_complete; /* by its rule */
 } job;
 
 typedef struct together {
@@ -30,14 +34,18 @@ typedef struct together {
     int64_t end_count;
     job *jobs;
     carry_ids *prompts;
-    carry_status status; /* the first failure */
-    bool has_called;     /* the callback, since the last step began */
+    uint64_t loaded, kept; /* the state that prompts go on from, and the one after the text; 0: none */
+    carry_status status;   /* the first failure */
+    bool has_called;       /* the callback, since the last step began */
 } together;
 
 static void close_together(together *w) {
     carry_scheduler_free(w->scheduler);
     if (w->runner != NULL) {
         w->runner->ops->close(w->runner);
+    }
+    for (int64_t i = 0; i < w->g->count && w->jobs != NULL; i++) {
+        carry_text_rule_close(&w->jobs[i].rule);
     }
     for (int64_t i = 0; i < w->g->count && w->prompts != NULL; i++) {
         carry_ids_free(&w->prompts[i]);
@@ -93,7 +101,8 @@ static void on_token(together *w, job *j, const carry_sequence *q, int64_t token
     c->first = q->first - q->started;
     const carry_status status = carry_generation_take(g, j->prompt, &j->text, token, &j->is_stopped);
     w->status = w->status == CARRY_OK ? status : w->status;
-    if (j->is_stopped) {
+    j->is_complete = carry_text_rule_take(&j->rule, token);
+    if (j->is_stopped || j->is_complete) {
         (void)carry_scheduler_cancel(w->scheduler, q->request);
     } else if (c->tokens < g->options->tokens && g->options->heard != NULL) {
         g->stopped = !g->options->heard(g->options->user, j->prompt) || g->stopped;
@@ -106,6 +115,8 @@ static void on_end(together *w, job *j, const carry_sequence *q) {
     c->seconds = q->started > 0.0 ? q->ended - q->started : 0.0;
     c->first = q->written > 0 ? c->first : c->seconds;
     c->cached_tokens = q->cached;
+    c->drafted_tokens = q->drafted;
+    c->accepted_tokens = q->accepted;
     if (q->outcome == CARRY_OUTCOME_FAILED && w->status == CARRY_OK) {
         w->status = carry_fail(w->g->ctx, q->status, "%s", q->message);
     }
@@ -115,6 +126,7 @@ static void on_end(together *w, job *j, const carry_sequence *q) {
     }
     carry_generation_end(w->g, j->prompt, &j->text,
                          j->is_stopped                           ? CARRY_ENDED_BY_STOP
+                         : j->is_complete                        ? CARRY_ENDED_BY_TOKEN
                          : q->outcome == CARRY_OUTCOME_CANCELLED ? CARRY_INTERRUPTED
                          : q->outcome == CARRY_OUTCOME_TOKEN     ? CARRY_ENDED_BY_TOKEN
                                                                  : CARRY_ENDED_BY_LENGTH);
@@ -125,8 +137,24 @@ static void on_event(void *user, const carry_sequence_event *event) {
     if (event->result != NULL) {
         on_token(user, j, event->sequence, event->result->token);
     } else {
+        ((together *)user)->kept = event->state;
         on_end(user, j, event->sequence);
     }
+}
+
+/* Tokens of the state that prompts go on from. */
+static carry_status measure_state(const together *w, int64_t *tokens) {
+    const char *path = w->g->options->state_load;
+    carry_state_file file;
+    *tokens = 0;
+    if (path == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_state_open(w->g->ctx, &file, path));
+    const carry_tensor *ids = carry_safetensors_find(&file.file, "tokens");
+    *tokens = ids != NULL && ids->rank == 2 && ids->shape[0] > file.about.tokens ? ids->shape[0] : file.about.tokens;
+    carry_state_close(&file);
+    return *tokens < INT64_MAX / 4 ? CARRY_OK : carry_fail(w->g->ctx, CARRY_EFORMAT, "%s has too many tokens", path);
 }
 
 static carry_status open_together(together *w) {
@@ -135,29 +163,36 @@ static carry_status open_together(together *w) {
     const int device = lm->own.device;
     const carry_engine_options *e = &g->engine;
     carry_runner_sizes sizes = {.sequences = g->batch};
+    carry_draft_plan draft;
     size_t available;
     size_t total;
     int64_t longest;
+    int64_t before;
     CARRY_TRY(find_tokens(w));
     CARRY_TRY(encode_all(w, &longest));
+    CARRY_TRY(measure_state(w, &before));
     if (g->options->tokens > INT64_MAX / 4) {
         return carry_fail(g->ctx, CARRY_ESIZE, "%" PRId64 " tokens: too many", g->options->tokens);
     }
-    sizes.context = g->engine.context > 0 ? g->engine.context : longest + g->options->tokens;
+    sizes.context = g->engine.context > 0 ? g->engine.context : before + longest + g->options->tokens;
     sizes.tokens = device == 0 ? STEP_CPU : STEP_GPU;
     sizes.tokens = sizes.tokens < longest + CARRY_PAGE_TOKENS ? sizes.tokens : longest + CARRY_PAGE_TOKENS;
     sizes.tokens = sizes.tokens > g->batch + CARRY_PAGE_TOKENS ? sizes.tokens : g->batch + CARRY_PAGE_TOKENS;
-    carry_pool_demand demand = {.sequences = g->batch, .context = sizes.context};
+    CARRY_TRY(carry_draft_choose(g->ctx, &draft, e->draft, e->draft_tokens, g->batch));
+    sizes.tokens += draft.runs;
+    const bool has_state = before > 0 || g->options->state_save != NULL;
+    carry_pool_demand demand = {.sequences = g->batch + has_state, .context = sizes.context};
     const bool has_cache = e->cache_device > 0 || e->cache_host > 0 || e->cache_dir != NULL;
     const bool is_cached = !e->no_cache && (g->count > 1 || has_cache);
     const int64_t snapshots = g->count < SNAPSHOTS ? g->count + 2 : SNAPSHOTS;
-    demand.most_slots = g->batch + (is_cached ? snapshots : 0);
+    demand.most_slots = demand.sequences + draft.runs + (is_cached ? snapshots : 0);
     demand.spare = is_cached ? g->batch : 0;
     carry_model_runner_measure(lm, g->options->dtype, &demand.slot_bytes, &demand.page_bytes);
     CARRY_TRY(carry_device_memory(g->ctx, &available, &total, device));
     CARRY_TRY(
         carry_state_pool_fit(g->ctx, &sizes.slots, &sizes.pages, e->memory > 0 ? e->memory : available / 2, &demand));
-    sizes.sequences = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
+    const int64_t texts = sizes.slots < sizes.sequences ? sizes.slots : sizes.sequences;
+    sizes.sequences = texts + draft.runs < sizes.slots ? texts + draft.runs : sizes.slots;
     CARRY_TRY(carry_model_runner_new_with(lm, &w->runner, &sizes, g->options->dtype,
                                           &(carry_model_runner_options){.same_bits = e->same_bits}));
     const carry_scheduler_options options = {
@@ -169,15 +204,27 @@ static carry_status open_together(together *w) {
                   .folder_bytes = e->cache_dir_bytes > 0 ? e->cache_dir_bytes : CACHE_DIR_BYTES},
         .queue = g->count,
         .same_bits = e->same_bits,
+        .texts = texts,
+        .draft = draft.function,
+        .draft_tokens = draft.tokens,
         .on_event = on_event,
         .user = w};
-    return carry_scheduler_new(g->ctx, &w->scheduler, w->runner, &options);
+    CARRY_TRY(carry_scheduler_new(g->ctx, &w->scheduler, w->runner, &options));
+    return before > 0 ? carry_scheduler_state_load(w->scheduler, &w->loaded, g->options->state_load) : CARRY_OK;
 }
 
 static carry_status submit_all(together *w) {
     const carry_generation *g = w->g;
     for (int64_t i = 0; i < g->count; i++) {
         carry_sequence *q;
+        job *j = &w->jobs[i];
+        CARRY_TRY(carry_text_rule_open(g->ctx, &j->rule, g->model->tokenizer, g->options->regex,
+                                       g->options->json_schema, w->runner->sizes.vocabulary));
+        const bool has_rule = j->rule.cursor != NULL;
+        j->text.is_first = j->text.is_first && !has_rule;
+        if (has_rule) {
+            CARRY_TRY(carry_text_rule_set_ends(g->ctx, &j->rule, w->ends, w->end_count));
+        }
         const carry_sequence_options o = {.ids = (const int32_t *)w->prompts[i].id,
                                           .count = (int64_t)w->prompts[i].count,
                                           .tokens = g->options->tokens,
@@ -187,7 +234,11 @@ static carry_status submit_all(together *w) {
                                           .ends = w->ends,
                                           .end_count = w->end_count,
                                           .logprobs = -1,
-                                          .user = &w->jobs[i]};
+                                          .state = w->loaded,
+                                          .keeps = g->options->state_save != NULL,
+                                          .user = j,
+                                          .constrain = has_rule ? carry_text_rule_allow : NULL,
+                                          .constraint = &j->rule};
         CARRY_TRY(carry_sequence_new(g->ctx, &q, &w->runner->sizes, &o));
         const carry_status status = carry_scheduler_add(w->scheduler, q, (uint64_t)i);
         if (status != CARRY_OK) {
@@ -212,6 +263,9 @@ static carry_status run_together(together *w) {
         if (is_busy && (g->stopped || w->status != CARRY_OK)) {
             carry_scheduler_cancel_all(w->scheduler);
         }
+    }
+    if (w->status == CARRY_OK && w->kept != 0 && !g->stopped && g->options->state_save != NULL) {
+        w->status = carry_scheduler_state_save(w->scheduler, w->kept, g->options->state_save);
     }
     return w->status;
 }

@@ -60,6 +60,15 @@ static carry_status check_run(const carry_model_runner *r, const carry_run *run,
     return run->wants_token ? carry_sampling_check(ctx, run->sampling) : CARRY_OK;
 }
 
+/* A run that follows another. */
+static carry_status check_follower(const carry_model_runner *r, const carry_run *runs, int64_t index) {
+    const carry_run *run = &runs[index];
+    return index > 0 && run->count == 1 && run[-1].count == 1 && run->ids != NULL && run->length == run[-1].length + 1
+               ? CARRY_OK
+               : carry_fail(r->head.ctx, CARRY_EARGUMENT,
+                            "run %" PRId64 " follows the one before it: expected one token of each, in turn", index);
+}
+
 carry_status carry_model_runner_check(const carry_model_runner *r, const carry_run *runs, int64_t count) {
     const carry_runner_sizes *sizes = &r->head.sizes;
     int64_t tokens = 0;
@@ -69,6 +78,7 @@ carry_status carry_model_runner_check(const carry_model_runner *r, const carry_r
     }
     for (int64_t i = 0; i < count; i++) {
         CARRY_TRY(check_run(r, &runs[i], i));
+        CARRY_TRY(runs[i].follows ? check_follower(r, runs, i) : CARRY_OK);
         tokens += runs[i].count;
         for (int64_t j = 0; j < i; j++) {
             if (runs[j].slot == runs[i].slot) {
@@ -104,6 +114,52 @@ static void list_run(carry_model_runner *r, const carry_run *run, int64_t sequen
     *page += pages;
 }
 
+typedef struct listing {
+    carry_model_runner *r;
+    const carry_run *runs;
+    int64_t count, sequence, page;
+} listing;
+
+static void list_one(listing *to, int64_t index) {
+    carry_model_runner *r = to->r;
+    list_run(r, &to->runs[index], to->sequence, r->starts[to->sequence], &to->page);
+    r->order[to->sequence] = index;
+    r->starts[to->sequence + 1] = r->starts[to->sequence] + to->runs[index].count;
+    to->sequence++;
+}
+
+/* Runs of a text from `index` on, all of one token: 1, or more if others follow. */
+static int64_t followers(const listing *to, int64_t index) {
+    int64_t n = 1;
+    while (index + n < to->count && to->runs[index + n].follows) {
+        n++;
+    }
+    return n;
+}
+
+/* Single tokens in waves; texts with more tokens come first in each. */
+static void list_waves(listing *to) {
+    carry_model_runner *r = to->r;
+    int64_t longest = 0;
+    for (int64_t i = 0; i < to->count; i++) {
+        const int64_t n = to->runs[i].count == 1 && !to->runs[i].follows ? followers(to, i) : 0;
+        longest = n > longest ? n : longest;
+    }
+    for (int64_t wave = 0; wave < longest; wave++) {
+        r->wave[wave] = to->sequence;
+        for (int64_t length = longest; length > wave; length--) {
+            for (int64_t i = 0; i < to->count; i++) {
+                if (to->runs[i].count == 1 && !to->runs[i].follows && followers(to, i) == length) {
+                    list_one(to, i + wave);
+                }
+            }
+        }
+    }
+    r->wave[longest] = to->sequence;
+    r->places.waves = longest > 1 ? longest : 0;
+    r->places.wave = r->wave;
+}
+
 static void list_wanted(carry_model_runner *r, const carry_run *runs, int64_t count) {
     int64_t wanted = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -123,24 +179,17 @@ carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *run
     r->places.slots = r->list.slots;
     r->places.lengths = r->list.lengths;
     r->places.offsets = r->list.offsets;
-    int64_t sequence = 0;
-    int64_t page = 0;
-    int64_t steps = 0;
+    listing to = {.r = r, .runs = runs, .count = count};
     r->starts[0] = 0;
-    for (int single = 1; single >= 0; single--) {
-        for (int64_t i = 0; i < count; i++) {
-            if ((runs[i].count == 1) == (single == 1)) {
-                list_run(r, &runs[i], sequence, r->starts[sequence], &page);
-                r->order[sequence] = i;
-                r->starts[sequence + 1] = r->starts[sequence] + runs[i].count;
-                sequence++;
-            }
+    list_waves(&to);
+    r->places.steps = to.sequence;
+    for (int64_t i = 0; i < count; i++) {
+        if (runs[i].count > 1) {
+            list_one(&to, i);
         }
-        steps = single == 1 ? sequence : steps;
     }
     r->places.sequences = count;
-    r->places.steps = steps;
     list_wanted(r, runs, count);
-    r->list_bytes = (size_t)((unsigned char *)(r->list.pages + page) - (unsigned char *)r->list.slots);
+    r->list_bytes = (size_t)((unsigned char *)(r->list.pages + to.page) - (unsigned char *)r->list.slots);
     return CARRY_OK;
 }

@@ -23,6 +23,9 @@ void carry_model_runner_close_graphs(carry_model_runner *r) {
     for (int i = 0; i < CARRY_MODEL_RUNNER_BUCKETS; i++) {
         carry_graph_free(r->head.ctx, r->device, r->bucket[i].graph);
     }
+    for (int i = 0; i < CARRY_MODEL_RUNNER_WAVES; i++) {
+        carry_graph_free(r->head.ctx, r->device, r->guessed[i].bucket.graph);
+    }
 }
 
 /* The smallest bucket that holds them; -1: none does. */
@@ -75,15 +78,32 @@ static carry_status record(carry_model_runner *r, carry_model_runner_bucket *buc
     return CARRY_OK;
 }
 
+/* The bucket of waves that are all as large as the first; NULL: they differ, or all buckets are of others. */
+static carry_model_runner_bucket *waves_of(carry_model_runner *r) {
+    const carry_lm_places *p = &r->places;
+    const int64_t texts = p->wave[1];
+    for (int i = 0; i < CARRY_MODEL_RUNNER_WAVES && texts * p->waves == p->steps; i++) {
+        carry_model_runner_waves *w = &r->guessed[i];
+        if (w->waves == 0) {
+            w->texts = texts;
+            w->waves = p->waves;
+        }
+        if (w->texts == texts && w->waves == p->waves) {
+            return &w->bucket;
+        }
+    }
+    return NULL;
+}
+
 carry_status carry_model_runner_replay(carry_model_runner *r) {
     carry_ctx *ctx = r->head.ctx;
     carry_stream *stream = carry_ctx_stream(ctx, r->device);
-    const int at = bucket_of(r, r->places.sequences);
+    const int at = r->places.waves == 0 ? bucket_of(r, r->places.sequences) : -1;
     if (at >= 0) {
         pad(r, buckets[at]);
     }
     CARRY_TRY(carry_device_copy(ctx, r->listed.slots, r->device, r->list.slots, 0, r->list_bytes, stream));
-    carry_model_runner_bucket *bucket = at >= 0 ? &r->bucket[at] : NULL;
+    carry_model_runner_bucket *bucket = at >= 0 ? &r->bucket[at] : r->places.waves > 0 ? waves_of(r) : NULL;
     if (bucket != NULL && bucket->has_run && bucket->graph == NULL) {
         CARRY_TRY(record(r, bucket));
     }

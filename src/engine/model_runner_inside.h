@@ -4,6 +4,7 @@
 
 #include "carry/device.h"
 #include "core/memory.h"
+#include "engine/chain.h"
 #include "engine/decode.h"
 #include "engine/model_runner.h"
 #include "engine/sample_device.h"
@@ -33,6 +34,13 @@ typedef struct carry_model_runner_bucket {
     carry_graph *graph;
 } carry_model_runner_bucket;
 
+/* The same for guesses: as many tokens of each of some texts. */
+#define CARRY_MODEL_RUNNER_WAVES 8
+typedef struct carry_model_runner_waves {
+    int64_t texts, waves; /* 0: not used yet */
+    carry_model_runner_bucket bucket;
+} carry_model_runner_waves;
+
 typedef struct carry_model_runner {
     carry_runner head; /* first: a carry_runner is cast to it */
     carry_lm *lm;
@@ -46,7 +54,7 @@ typedef struct carry_model_runner {
     void *host, *there;                                         /* memory of the lists; there: on a device, else NULL */
     carry_model_runner_lists lists[CARRY_MODEL_RUNNER_PENDING]; /* in host memory: one of each step under way */
     carry_model_runner_lists list, listed; /* of this step, in host memory; where the work is done */
-    int64_t *starts;                       /* [sequences + 1] */
+    int64_t *starts, *wave;                /* [sequences + 1] */
     int64_t *order;                        /* [sequences]: the run of each sequence of the call */
     int64_t *row_of;                       /* [sequences]: of a run in the logits; -1: not wanted */
     carry_lm_places places;
@@ -65,11 +73,14 @@ typedef struct carry_model_runner {
     carry_device_sampler *sampling;
     int32_t *last_there;  /* [slots + 1], on the device */
     carry_decode *decode; /* steps of a few sequences in one kernel; NULL: the model or device has none */
+    carry_chain *chain;   /* steps of more sequences in a few kernels a layer; NULL likewise */
     const carry_slot_kernel *copies;
     carry_slot_part *parts; /* on the device: of a slot, then of a page */
     int slot_parts, page_parts, ordinal;
-    bool records; /* steps of single tokens can be recorded */
+    carry_run *single; /* [sequences], with same_bits on a GPU: the runs of one token */
+    bool records;      /* steps of single tokens can be recorded */
     carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
+    carry_model_runner_waves guessed[CARRY_MODEL_RUNNER_WAVES];
     carry_stream *stream; /* made for the context; NULL: it had one, or the device is the CPU */
 } carry_model_runner;
 

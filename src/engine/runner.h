@@ -25,7 +25,7 @@
 typedef struct carry_runner_sizes {
     int64_t slots;      /* recurrent states */
     int64_t pages;      /* 0 for a model without attention */
-    int64_t sequences;  /* of one step, at most */
+    int64_t sequences;  /* runs of one step, at most */
     int64_t tokens;     /* of one step, all sequences together, at most; at least `sequences` */
     int64_t context;    /* tokens of one sequence, at most */
     int64_t vocabulary; /* ids are below it */
@@ -42,6 +42,10 @@ typedef struct carry_run {
     const int32_t *ids; /* [count]; NULL with count 1: the token that the last step of this slot has sampled */
     int64_t count;
     bool wants_token; /* the next one, sampled after the last of these tokens */
+    /* One token that comes after that of the run before this one in the step, which has one token too, with the same
+       pages. Its state goes on from that run's and is left in this run's slot; so both remain, and whether the token
+       was right can be decided later. */
+    bool follows;
     /* Where wants_token. The token is a function of the logits, these options and `at`. */
     const carry_sampling *sampling;
     uint64_t stream, at;  /* as in carry_sample */

@@ -25,7 +25,9 @@ static carry_status open_arrays(carry_scheduler *s) {
     for (int i = 0; i < CARRY_FLIGHTS; i++) {
         s->flights[i].sequences = calloc(n, sizeof(carry_sequence *));
         s->flights[i].wants = calloc(n, sizeof(bool));
-        is_whole = is_whole && s->flights[i].sequences != NULL && s->flights[i].wants != NULL;
+        s->flights[i].follows = calloc(n, sizeof(bool));
+        is_whole =
+            is_whole && s->flights[i].sequences != NULL && s->flights[i].wants != NULL && s->flights[i].follows != NULL;
     }
     is_whole = is_whole && s->active != NULL && s->runs != NULL && s->results != NULL && s->kept_owners != NULL;
     return is_whole ? CARRY_OK : carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: %zu sequences", n);
@@ -37,6 +39,11 @@ static carry_status check_sizes(carry_ctx *ctx, const carry_runner_sizes *z, con
                           "a step of %" PRId64 " tokens for %" PRId64 " sequences and %" PRId64
                           " slots: expected at least %d tokens more than sequences, and a slot",
                           z->tokens, z->sequences, z->slots, CARRY_PAGE_TOKENS);
+    }
+    if (o->texts < 0 || o->texts > z->sequences || o->draft_tokens < 0 || o->draft_tokens > CARRY_DRAFT_MOST) {
+        return carry_fail(ctx, CARRY_ESIZE,
+                          "%" PRId64 " texts of %" PRId64 " runs, %" PRId64 " guesses: expected up to %d guesses",
+                          o->texts, z->sequences, o->draft_tokens, CARRY_DRAFT_MOST);
     }
     if (o->snapshot_every % CARRY_PAGE_TOKENS != 0 || o->snapshot_every < 0 || o->queue < 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "snapshots every %" PRId64 " tokens: expected a multiple of %d",
@@ -57,6 +64,7 @@ carry_status carry_scheduler_new(carry_ctx *ctx, carry_scheduler **made, carry_r
     s->runner = runner;
     s->options = *options;
     s->options.queue = options->queue > 0 ? options->queue : QUEUE;
+    s->options.texts = options->texts > 0 ? options->texts : runner->sizes.sequences;
     s->options.snapshot_every = options->snapshot_every > 0 ? options->snapshot_every : SNAPSHOT_EVERY;
     carry_status status = open_arrays(s);
     status =
@@ -81,6 +89,7 @@ void carry_scheduler_free(carry_scheduler *s) {
         carry_sequence_free(q);
     }
     for (int64_t i = 0; i < s->active_count; i++) {
+        carry_scheduler_drop_drafts(s, s->active[i]);
         carry_track_close(&s->pool, &s->active[i]->track);
         carry_sequence_free(s->active[i]);
     }
@@ -92,6 +101,7 @@ void carry_scheduler_free(carry_scheduler *s) {
     for (int i = 0; i < CARRY_FLIGHTS; i++) {
         free(s->flights[i].sequences);
         free(s->flights[i].wants);
+        free(s->flights[i].follows);
     }
     free(s->active);
     free(s->runs);
@@ -178,6 +188,7 @@ static uint64_t leave_state(carry_scheduler *s, carry_sequence *q) {
 }
 
 static void finish(carry_scheduler *s, carry_sequence *q) {
+    carry_scheduler_drop_drafts(s, q);
     const uint64_t state = leave_state(s, q);
     carry_track_close(&s->pool, &q->track);
     q->ended = carry_scheduler_now(s);
@@ -249,12 +260,7 @@ static void take_token(carry_scheduler *s, carry_sequence *q, const carry_run_re
     }
 }
 
-static void take_result(carry_scheduler *s, carry_sequence *q, const carry_run_result *r, bool wants) {
-    q->in_flight--;
-    q->pending -= wants;
-    if (!wants) {
-        return;
-    }
+static void take_result(carry_scheduler *s, carry_sequence *q, const carry_run_result *r) {
     if (q->phase != CARRY_PHASE_ENDED && r->is_failed) {
         carry_fail_at(s->ctx, CARRY_ERANGE, __FILE__, __LINE__,
                       "token %" PRId64 " of the text: the logits have NaN or infinity, or allow no token", q->written);
@@ -264,6 +270,26 @@ static void take_result(carry_scheduler *s, carry_sequence *q, const carry_run_r
     } else if (q->track.count < q->track.length && !r->is_failed) {
         (void)carry_track_append(s->ctx, &q->track, &r->token, 1); /* read by the step after it already */
     }
+}
+
+/* Guesses as far as they are the tokens that were sampled: the slot of the last one goes on. */
+static void take_drafts(carry_scheduler *s, carry_sequence *q, const carry_run_result *results) {
+    carry_track *t = &q->track;
+    for (int64_t i = 0; i < q->draft_count; i++) {
+        if (q->phase != CARRY_PHASE_WRITES || (results[i].token != q->draft[i] && i >= s->options.draft_forced)) {
+            break;
+        }
+        const int32_t before = t->slot;
+        t->slot = q->draft_slot[i];
+        q->draft_slot[i] = before;
+        t->length++;
+        q->accepted++;
+        s->stats.accepted_tokens++;
+        take_result(s, q, &results[i + 1]);
+    }
+    q->drafted += q->draft_count;
+    s->stats.drafted_tokens += q->draft_count;
+    carry_scheduler_drop_drafts(s, q);
 }
 
 /* Reads the results of the oldest step. */
@@ -276,12 +302,17 @@ static void read_results(carry_scheduler *s) {
         carry_scheduler_learn(s, f);
     }
     for (int64_t i = 0; i < f->count; i++) {
-        if (status == CARRY_OK) {
-            take_result(s, f->sequences[i], &s->results[i], f->wants[i]);
-        } else {
-            f->sequences[i]->in_flight--;
-            f->sequences[i]->pending -= f->wants[i];
-            carry_scheduler_fail(s, f->sequences[i], status);
+        carry_sequence *q = f->sequences[i];
+        if (f->follows[i]) {
+            continue;
+        }
+        q->in_flight--;
+        q->pending -= f->wants[i];
+        if (status != CARRY_OK) {
+            carry_scheduler_fail(s, q, status);
+        } else if (f->wants[i]) {
+            take_result(s, q, &s->results[i]);
+            take_drafts(s, q, &s->results[i]);
         }
     }
 }

@@ -27,7 +27,13 @@ typedef struct carry_sequence_event {
 
 typedef struct carry_scheduler_options {
     carry_prefix_options cache;
-    int64_t queue;               /* requests that wait, at most; 0: 1,024 */
+    int64_t queue;              /* requests that wait, at most; 0: 1,024 */
+    int64_t texts;              /* requests under way, at most; 0: as the runner has runs in a step. The other runs are
+                                   for guesses */
+    carry_draft_function draft; /* NULL: none */
+    void *draft_user;
+    int64_t draft_tokens;        /* guesses of a text in a step, up to CARRY_DRAFT_MOST */
+    int64_t draft_forced;        /* to measure: this many guesses of a step count as right whatever was sampled */
     int64_t snapshot_every;      /* tokens of a prompt; a multiple of CARRY_PAGE_TOKENS; 0: 1,024 */
     bool same_bits;              /* texts are the same whatever the cache has: no snapshots after sampled tokens */
     double (*clock)(void *user); /* NULL: carry_seconds */
@@ -57,6 +63,7 @@ typedef struct carry_scheduler_stats {
     int64_t slots, free_slots, pages, free_pages;
     int64_t steps, requests, finished, cancelled, failed; /* since the start */
     int64_t prompt_tokens, cached_tokens, written_tokens;
+    int64_t drafted_tokens, accepted_tokens; /* guesses */
     carry_prefix_stats cache;
 } carry_scheduler_stats;
 carry_scheduler_stats carry_scheduler_statistics(const carry_scheduler *scheduler);
@@ -68,6 +75,9 @@ carry_status carry_scheduler_state_fork(carry_scheduler *scheduler, uint64_t sta
 carry_status carry_scheduler_state_roll_back(carry_scheduler *scheduler, uint64_t state, int64_t tokens);
 carry_status carry_scheduler_state_save(carry_scheduler *scheduler, uint64_t state, const char *path);
 carry_status carry_scheduler_state_load(carry_scheduler *scheduler, uint64_t *made, const char *path);
+/* states_move.c, as carry_engine_state_to_host and carry_engine_state_move. */
+carry_status carry_scheduler_state_to_host(carry_scheduler *scheduler, uint64_t state);
+carry_status carry_scheduler_state_move(carry_scheduler *s, uint64_t state, carry_scheduler *to, uint64_t *made);
 carry_status carry_scheduler_state_drop(carry_scheduler *scheduler, uint64_t state);
 /* A copy of it becomes a cached prefix. */
 carry_status carry_scheduler_state_cache(carry_scheduler *scheduler, uint64_t state);

@@ -10,6 +10,7 @@
 typedef struct carry_flight {
     carry_sequence **sequences; /* of its runs */
     bool *wants;                /* a token, for each */
+    bool *follows;              /* a guess: of the sequence of the run before */
     int64_t count, writers, prompt_tokens;
     double enqueued, predicted; /* seconds: when, and how long it was expected to take */
 } carry_flight;
@@ -18,7 +19,8 @@ typedef struct carry_kept {
     struct carry_kept *next;
     uint64_t handle;
     carry_track track;
-    int64_t singles; /* tokens from here on were read one by one */
+    int64_t singles;     /* tokens from here on were read one by one */
+    unsigned char *host; /* in host memory: slot and pages, and the track has neither; NULL: on the device */
 } carry_kept;
 
 struct carry_scheduler {
@@ -59,10 +61,18 @@ void carry_scheduler_admit(carry_scheduler *scheduler);
 void carry_scheduler_enqueue(carry_scheduler *scheduler, int64_t *count);
 void carry_scheduler_learn(carry_scheduler *scheduler, const carry_flight *flight); /* from its duration */
 
+/* The slots of its guesses go back. */
+void carry_scheduler_drop_drafts(carry_scheduler *s, carry_sequence *q);
+
 /* states.c */
 carry_kept *carry_scheduler_state(const carry_scheduler *scheduler, uint64_t handle); /* or NULL */
 /* The track of a sequence becomes a kept state; 0 without memory. */
 uint64_t carry_scheduler_keep(carry_scheduler *scheduler, carry_track *track, int64_t singles);
+/* Counts pages of a track as those of a kept state, or with -1 no longer. */
+void carry_scheduler_count_pages(carry_scheduler *s, const carry_track *track, int more);
+/* states_move.c: from host memory back to the device, if it is there. */
+carry_status carry_scheduler_to_device(carry_scheduler *s, carry_kept *kept);
+int64_t carry_scheduler_host_pages(const carry_scheduler *s, const carry_kept *kept); /* that this takes */
 /* Reads all results that are due, so that the runner can be used beside the schedule. */
 carry_status carry_scheduler_drain(carry_scheduler *scheduler);
 void carry_scheduler_free_states(carry_scheduler *scheduler);

@@ -23,10 +23,11 @@ static int64_t block_floor(int64_t tokens) {
 /* Admission. */
 
 static carry_status start_from_state(carry_scheduler *s, carry_sequence *q) {
-    const carry_kept *kept = carry_scheduler_state(s, q->options.state);
+    carry_kept *kept = carry_scheduler_state(s, q->options.state);
     if (kept == NULL) {
         return carry_fail(s->ctx, CARRY_ENOTFOUND, "there is no state %" PRIu64, q->options.state);
     }
+    CARRY_TRY(carry_scheduler_to_device(s, kept));
     const int64_t prompt = q->track.count;
     const int64_t total = kept->track.count + prompt;
     if (total + (q->options.tokens > 0) > s->runner->sizes.context) {
@@ -78,7 +79,8 @@ static bool has_pages_for(const carry_scheduler *s, carry_sequence *q) {
         const int64_t most = all < s->runner->sizes.context ? all : s->runner->sizes.context;
         q->page_limit = (most + BLOCK - 1) / BLOCK + 1; /* shared ones too: the kept state may be dropped */
     }
-    return s->reserved + s->state_pages + q->page_limit <= s->pool.pages;
+    const int64_t moved = kept != NULL ? carry_scheduler_host_pages(s, kept) : 0;
+    return s->reserved + s->state_pages + moved + q->page_limit <= s->pool.pages;
 }
 
 static void start(carry_scheduler *s, carry_sequence *q) {
@@ -98,7 +100,7 @@ static void start(carry_scheduler *s, carry_sequence *q) {
 }
 
 void carry_scheduler_admit(carry_scheduler *s) {
-    while (s->first != NULL && s->active_count < s->runner->sizes.sequences) {
+    while (s->first != NULL && s->active_count < s->options.texts) {
         carry_sequence *q = s->first;
         q->track.slot = has_pages_for(s, q) ? carry_prefix_take_slot(&s->prefix) : CARRY_POOL_NONE;
         if (q->track.slot != CARRY_POOL_NONE) {
@@ -119,8 +121,14 @@ void carry_scheduler_admit(carry_scheduler *s) {
 
 /* Runs. */
 
+/* Penalties and constraints depend on every token before. */
+static bool is_drafted(const carry_scheduler *s, const carry_sequence *q) {
+    return s->options.draft != NULL && s->options.draft_tokens > 0 && !q->options.is_undrafted &&
+           !carry_sequence_needs_last(q);
+}
+
 static bool may_run_ahead(const carry_scheduler *s, const carry_sequence *q) {
-    return s->runner->overlaps && !q->options.keeps && !carry_sequence_needs_last(q);
+    return s->runner->overlaps && !q->options.keeps && !carry_sequence_needs_last(q) && !is_drafted(s, q);
 }
 
 static carry_run run_of(const carry_sequence *q, const int32_t *ids, int64_t count, bool wants) {
@@ -149,17 +157,66 @@ static void add_run(carry_scheduler *s, carry_sequence *q, carry_flight *f, cons
     s->runs[f->count] = run_of(q, ids, count, wants);
     if (wants && !carry_sequence_allow(q, &s->runs[f->count].allowed)) {
         carry_fail_at(s->ctx, CARRY_ERANGE, __FILE__, __LINE__,
-                      "token %" PRId64 " of the text: the constraint allows no token", q->written);
+                      "token %" PRId64 " of the text: the constraint allows no token, or exceeds its bound of work",
+                      q->written);
         carry_scheduler_fail(s, q, CARRY_ERANGE);
         return;
     }
     f->sequences[f->count] = q;
+    f->follows[f->count] = false;
     f->wants[f->count++] = wants;
+}
+
+void carry_scheduler_drop_drafts(carry_scheduler *s, carry_sequence *q) {
+    while (q->draft_count > 0) {
+        carry_state_pool_give_slot(&s->pool, q->draft_slot[--q->draft_count]);
+    }
+}
+
+/* Guesses for the tokens after the last one of a text, as far as there are slots for their states; *left: runs. */
+static void find_drafts(carry_scheduler *s, carry_sequence *q, int64_t *left) {
+    const carry_track *t = &q->track;
+    int64_t most = s->options.draft_tokens < *left ? s->options.draft_tokens : *left;
+    most = q->options.tokens - q->written - 1 < most ? q->options.tokens - q->written - 1 : most;
+    most = s->runner->sizes.context - t->count < most ? s->runner->sizes.context - t->count : most;
+    const int64_t found = most > 0 ? s->options.draft(s->options.draft_user, t->ids, t->count, q->draft, most) : 0;
+    for (q->draft_count = 0; q->draft_count < found; q->draft_count++) {
+        const int32_t slot = carry_prefix_take_slot(&s->prefix);
+        if (slot == CARRY_POOL_NONE) {
+            break;
+        }
+        q->draft_slot[q->draft_count] = slot;
+    }
+    *left -= q->draft_count;
+}
+
+/* The last token of a text and the guesses after it. */
+static void add_drafted(carry_scheduler *s, carry_sequence *q, carry_flight *f, int64_t *left) {
+    const int64_t at = f->count;
+    find_drafts(s, q, left);
+    if (carry_track_extend(&s->prefix, &q->track, 1 + q->draft_count) != CARRY_OK) {
+        carry_scheduler_drop_drafts(s, q);
+    }
+    add_run(s, q, f, q->track.ids + q->track.length, 1, true);
+    for (int64_t i = 0; i < q->draft_count && f->count > at; i++) {
+        carry_run *run = &s->runs[f->count];
+        *run = run_of(q, &q->draft[i], 1, true);
+        run->slot = q->draft_slot[i];
+        run->length += 1 + i;
+        run->at += (uint64_t)(1 + i);
+        run->allowed = s->runs[at].allowed;
+        run->follows = true;
+        f->sequences[f->count] = q;
+        f->follows[f->count] = true;
+        f->wants[f->count++] = true;
+    }
 }
 
 /* One token of each text; false if there are no texts. */
 static bool add_texts(carry_scheduler *s, carry_flight *f) {
     bool are_texts = false;
+    int64_t left = s->runner->sizes.sequences - s->options.texts;
+    left = s->active_count * s->options.draft_tokens <= left ? left : 0; /* with many texts guesses do not pay */
     for (int64_t i = 0; i < s->active_count; i++) {
         carry_sequence *q = s->active[i];
         const carry_track *t = &q->track;
@@ -171,7 +228,11 @@ static bool add_texts(carry_scheduler *s, carry_flight *f) {
             t->count + q->pending >= s->runner->sizes.context) {
             continue; /* the result decides */
         }
-        add_run(s, q, f, q->pending > 0 ? NULL : t->ids + t->length, 1, true);
+        if (is_drafted(s, q)) {
+            add_drafted(s, q, f, &left);
+        } else {
+            add_run(s, q, f, q->pending > 0 ? NULL : t->ids + t->length, 1, true);
+        }
     }
     f->writers = f->count;
     return are_texts;
@@ -280,6 +341,9 @@ static void refuse(carry_scheduler *s, const carry_flight *f, carry_status statu
     for (int64_t i = f->prompt_tokens > 0 ? f->writers : 0; i < f->count; i++) {
         carry_scheduler_fail(s, f->sequences[i], status);
     }
+    for (int64_t i = 0; i < f->writers; i++) {
+        carry_scheduler_drop_drafts(s, f->sequences[i]);
+    }
 }
 
 void carry_scheduler_enqueue(carry_scheduler *s, int64_t *count) {
@@ -303,7 +367,9 @@ void carry_scheduler_enqueue(carry_scheduler *s, int64_t *count) {
     s->debt += are_texts && f->prompt_tokens > 0 ? f->predicted - 2.0 * s->write_s : 0.0;
     s->flight_count++;
     for (int64_t i = 0; i < f->count; i++) {
-        advance(s, f->sequences[i], s->runs[i].count, f->wants[i], f->enqueued);
+        if (!f->follows[i]) {
+            advance(s, f->sequences[i], s->runs[i].count, f->wants[i], f->enqueued);
+        }
     }
 }
 

@@ -6,6 +6,7 @@
 #ifndef CARRY_ENGINE_SEQUENCE_H
 #define CARRY_ENGINE_SEQUENCE_H
 
+#include "engine/draft.h"
 #include "engine/prefix.h"
 
 #define CARRY_ROLL_BACK 16 /* tokens that a kept state can go back, at most */
@@ -65,6 +66,7 @@ typedef struct carry_sequence_options {
     uint64_t state;             /* a kept state that it goes on from; 0: none */
     bool keeps;                 /* its state is kept at its end */
     bool is_uncached;           /* uses no cached prefix and leaves none */
+    bool is_undrafted;          /* its tokens are not guessed */
     void *user;                 /* for events */
     double frequency, presence; /* penalties of tokens of the text */
     const int64_t *bias_ids;    /* tokens whose logits get `biases` added */
@@ -97,6 +99,10 @@ typedef struct carry_sequence {
     int64_t written;    /* tokens of the text */
     int in_flight;      /* steps whose results were not read */
     int pending;        /* of them, those that sample a token of this sequence */
+    /* Guesses of the step under way, and the slots that they leave their states in. */
+    int32_t draft[CARRY_DRAFT_MOST], draft_slot[CARRY_DRAFT_MOST];
+    int64_t draft_count;
+    int64_t drafted, accepted; /* guesses, in all */
     carry_outcome outcome;
     carry_status status; /* of a failure, with */
     char message[256];

@@ -23,8 +23,14 @@ static carry_status find_state(carry_scheduler *s, uint64_t handle, carry_kept *
     return *found != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_ENOTFOUND, "there is no state %" PRIu64, handle);
 }
 
+/* The same, on the device. */
+static carry_status take_state(carry_scheduler *s, uint64_t handle, carry_kept **found) {
+    CARRY_TRY(find_state(s, handle, found));
+    return carry_scheduler_to_device(s, *found);
+}
+
 /* Counts the pages of kept states, each once. */
-static void count_pages(carry_scheduler *s, const carry_track *t, int more) {
+void carry_scheduler_count_pages(carry_scheduler *s, const carry_track *t, int more) {
     for (int64_t i = 0; i < t->page_count; i++) {
         int32_t *owners = &s->kept_owners[t->pages[i]];
         s->state_pages += more > 0 && *owners == 0;
@@ -41,7 +47,7 @@ uint64_t carry_scheduler_keep(carry_scheduler *s, carry_track *track, int64_t si
     *k = (carry_kept){.next = s->states, .handle = ++s->next_state, .track = *track, .singles = singles};
     *track = (carry_track)CARRY_TRACK_EMPTY;
     carry_track_cut_pages(&s->pool, &k->track, k->track.length);
-    count_pages(s, &k->track, 1);
+    carry_scheduler_count_pages(s, &k->track, 1);
     s->states = k;
     s->stats.states++;
     return k->handle;
@@ -52,8 +58,9 @@ carry_status carry_scheduler_state_drop(carry_scheduler *s, uint64_t state) {
         carry_kept *k = *at;
         if (k->handle == state) {
             *at = k->next;
-            count_pages(s, &k->track, -1);
+            carry_scheduler_count_pages(s, &k->track, -1);
             carry_track_close(&s->pool, &k->track);
+            free(k->host);
             free(k);
             s->stats.states--;
             return CARRY_OK;
@@ -77,7 +84,7 @@ carry_status carry_scheduler_state_length(carry_scheduler *s, uint64_t state, in
 
 carry_status carry_scheduler_state_cache(carry_scheduler *s, uint64_t state) {
     carry_kept *k;
-    CARRY_TRY(find_state(s, state, &k));
+    CARRY_TRY(take_state(s, state, &k));
     if (s->options.same_bits || s->prefix.options.device_bytes == 0) {
         return carry_fail(s->ctx, CARRY_EUNSUPPORTED, "state %" PRIu64 " cannot become a cached prefix%s", state,
                           s->options.same_bits ? " with same_bits" : ": nothing is cached");
@@ -112,7 +119,7 @@ carry_status carry_scheduler_state_fork(carry_scheduler *s, uint64_t state, uint
     carry_kept *k;
     carry_track track;
     *made = 0;
-    CARRY_TRY(find_state(s, state, &k));
+    CARRY_TRY(take_state(s, state, &k));
     CARRY_TRY(open_track(s, &track));
     carry_status status = carry_track_fork(&s->prefix, &track, &k->track);
     if (status == CARRY_OK) {
@@ -205,17 +212,17 @@ static carry_status roll_back_fork(carry_scheduler *s, carry_kept *k, int64_t le
         carry_track_close(&s->pool, &track);
         return status;
     }
-    count_pages(s, &k->track, -1);
+    carry_scheduler_count_pages(s, &k->track, -1);
     k->track.anchor[0] = k->track.anchor[1] = CARRY_POOL_NONE; /* the fork has them now */
     carry_track_close(&s->pool, &k->track);
     k->track = track;
-    count_pages(s, &k->track, 1);
+    carry_scheduler_count_pages(s, &k->track, 1);
     return CARRY_OK;
 }
 
 carry_status carry_scheduler_state_roll_back(carry_scheduler *s, uint64_t state, int64_t tokens) {
     carry_kept *k;
-    CARRY_TRY(find_state(s, state, &k));
+    CARRY_TRY(take_state(s, state, &k));
     if (tokens < 0 || tokens > CARRY_ROLL_BACK || tokens >= k->track.count) {
         return carry_fail(s->ctx, CARRY_ERANGE,
                           "a state of %" PRId64 " tokens cannot go back %" PRId64
@@ -249,7 +256,7 @@ static carry_status read_state(carry_scheduler *s, const carry_track *t, unsigne
 
 carry_status carry_scheduler_state_save(carry_scheduler *s, uint64_t state, const char *path) {
     carry_kept *k;
-    CARRY_TRY(find_state(s, state, &k));
+    CARRY_TRY(take_state(s, state, &k));
     const carry_track *t = &k->track;
     const carry_runner_sizes *z = &s->runner->sizes;
     unsigned char *slot = malloc(z->slot_bytes + 1);

@@ -318,6 +318,11 @@ static carry_status put_low(const carry_parameters *own, const carry_parameter *
     return status;
 }
 
+carry_status carry_parameters_put_part(carry_parameters *own, int64_t index, float *part) {
+    const carry_parameter *p = &own->parameter[index];
+    return p->wide < 0 ? put_low(own, p, part) : carry_parameters_upload(own, own->weights, p->wide, part, p->count);
+}
+
 carry_status carry_parameters_put(carry_parameters *own, int64_t index, const void *whole, carry_dtype dtype) {
     const carry_parameter *p = &own->parameter[index];
     if (own->device == 0 && p->wide >= 0) {
@@ -328,11 +333,7 @@ carry_status carry_parameters_put(carry_parameters *own, int64_t index, const vo
         return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
     }
     carry_status status = take_part(own, p, part, whole, dtype);
-    if (p->wide < 0) {
-        status = status == CARRY_OK ? put_low(own, p, part) : status;
-    } else {
-        status = status == CARRY_OK ? carry_parameters_upload(own, own->weights, p->wide, part, p->count) : status;
-    }
+    status = status == CARRY_OK ? carry_parameters_put_part(own, index, part) : status;
     free(part);
     return status;
 }

@@ -105,6 +105,9 @@ const carry_parameter *carry_parameters_find(const carry_parameters *own, const 
    carry_parameters_round. */
 carry_status carry_parameters_put(carry_parameters *own, int64_t index, const void *whole, carry_dtype dtype);
 
+/* The same of this rank's part, f32 in host memory. */
+carry_status carry_parameters_put_part(carry_parameters *own, int64_t index, float *part);
+
 /* Copies a whole parameter, packed: from the order of rows in files to the order here, or back. */
 void carry_parameters_reorder(const carry_parameter *p, void *to, const void *from, carry_dtype dtype, bool to_file);
 

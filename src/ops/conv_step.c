@@ -92,7 +92,9 @@ static void step_block(const job *j, int which, int64_t b, int64_t at, int64_t c
     const float *seen[CARRY_CONV_WIDTHS];
     const int64_t here = b * p->channels + at;
     const int64_t before = p->width - 1;
-    float *tail = (float *)map->tails.data + j->args->slots[b] * before * p->channels;
+    const int32_t *sources = j->args->from != NULL ? j->args->from : j->args->slots;
+    const float *tail = (const float *)map->tails.data + sources[b] * before * p->channels;
+    float *moved = (float *)map->tails.data + j->args->slots[b] * before * p->channels;
     carry_conv_taps(p, taps, at, count, false);
     const float *x = carry_piece_in(p->kernels, beside, &map->x, here, count);
     if (half == NULL || !half_token(p, map, half, tail, taps, b, at, count)) {
@@ -107,7 +109,7 @@ static void step_block(const job *j, int which, int64_t b, int64_t at, int64_t c
     }
     for (int64_t i = 0; i < before; i++) {
         const float *from = i + 1 < before ? tail + (i + 1) * p->channels + at : x;
-        memcpy(tail + i * p->channels + at, from, (size_t)count * sizeof *tail);
+        memcpy(moved + i * p->channels + at, from, (size_t)count * sizeof *tail);
     }
 }
 

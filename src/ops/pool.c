@@ -11,6 +11,8 @@
 #include "ops/cpu.h"
 #include "ops/nn.h"
 
+#define COPIED ((size_t)256 << 10) /* bytes that one thread copies at a time */
+
 static carry_status expect_same_rows(carry_ctx *ctx, const carry_tensor *to, const carry_tensor *from) {
     CARRY_TRY(carry_expect_rank(ctx, "to", to, 2));
     CARRY_TRY(carry_expect_rank(ctx, "from", from, 2));
@@ -21,6 +23,13 @@ static carry_status expect_same_rows(carry_ctx *ctx, const carry_tensor *to, con
                           to->shape[1], carry_dtype_name(to->dtype), from->shape[1], carry_dtype_name(from->dtype));
     }
     return CARRY_OK;
+}
+
+carry_status carry_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32_t *to, const int32_t *from,
+                              int64_t count) {
+    CARRY_OPERATOR(ctx, operators, copy_slots, &pool)
+    CARRY_TRY(expect_same_rows(ctx, &pool, &pool));
+    return operators->copy_slots(ctx, pool, to, from, count);
 }
 
 carry_status carry_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows) {
@@ -45,6 +54,32 @@ carry_status carry_rotary_turns(carry_ctx *ctx, carry_tensor table, const int64_
 
 static size_t row_bytes(const carry_tensor *rows) {
     return (size_t)rows->shape[1] * carry_dtype_size(rows->dtype);
+}
+
+typedef struct copying {
+    char *data;
+    size_t bytes, each; /* of a row, and of a part of it that one thread copies */
+    const int32_t *to, *from;
+} copying;
+
+static void copy_range(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const copying *j = argument;
+    const size_t parts = (j->bytes + j->each - 1) / j->each;
+    for (int64_t i = begin; i < end; i++) {
+        const size_t row = (size_t)i / parts;
+        const size_t at = (size_t)i % parts * j->each;
+        const size_t left = j->bytes - at;
+        memcpy(j->data + (size_t)j->to[row] * j->bytes + at, j->data + (size_t)j->from[row] * j->bytes + at,
+               left < j->each ? left : j->each);
+    }
+}
+
+carry_status carry_cpu_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32_t *to, const int32_t *from,
+                                  int64_t count) {
+    copying j = {.data = pool.data, .bytes = row_bytes(&pool), .each = COPIED, .to = to, .from = from};
+    carry_parallel(ctx, count * (int64_t)((j.bytes + COPIED - 1) / COPIED), 1, copy_range, &j);
+    return CARRY_OK;
 }
 
 carry_status carry_cpu_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows) {

@@ -15,7 +15,7 @@ extern "C" {
 #endif
 
 /* carry_conv for one token of each of B sequences, of several inputs. The last W - 1 inputs of a sequence are row
-   slots[b] of `tails`, which the call moves on by one token. */
+   from[b] of `tails`; moved on by one token, they become row slots[b]. */
 #define CARRY_CONV_STEP_MAPS 3
 typedef struct carry_conv_step_map {
     carry_tensor y, x;  /* [B, channels]; on a GPU rows of x may be further apart than they are long */
@@ -27,8 +27,12 @@ typedef struct carry_conv_step_args {
     carry_conv_step_map map[CARRY_CONV_STEP_MAPS];
     int maps;             /* of one type, B and W */
     const int32_t *slots; /* [B], no slot twice */
+    const int32_t *from;  /* [B], none of `slots`; NULL: slots, in place */
 } carry_conv_step_args;
 carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args);
+
+/* pool[to[i]] = pool[from[i]] for i below count: pool [R, n]. No row is in `to` twice, nor in both. */
+carry_status carry_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32_t *to, const int32_t *from, int64_t count);
 
 /* to[rows[i]] = from[i]: to [R, n], from [T, n], of one type. No row is listed twice. */
 carry_status carry_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows);

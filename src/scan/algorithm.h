@@ -1,4 +1,4 @@
-/* What an algorithm is, and what it works on.
+/* The interface of an algorithm, and its arguments.
 
    A scan of a whole batch (carry_scan_work) is in the order of the recurrence: step s = 0..steps-1, whichever way time
    runs and whether or not A stands transposed (the gradient's scan). Two kinds of algorithms use it:
@@ -63,7 +63,7 @@ typedef struct carry_scan_algorithm {
 /* table.c: of the CPU, or of GPUs; NULL past the end. */
 const carry_scan_algorithm *carry_scan_at(bool on_gpu, int index);
 
-/* What the gradients need of a GPU besides its scans; NULL when this build has none (table.c). */
+/* Functions for gradients on a GPU besides its scans; NULL in a build without CUDA (table.c). */
 struct carry_cuda_gradients;
 typedef struct carry_scan_gpu_steps {
     carry_status (*copy)(carry_ctx *ctx, const carry_gpu *gpu, carry_stream *stream, carry_scan_array to,

@@ -15,7 +15,7 @@ carry_status carry_scan_check_state(carry_ctx *ctx, const carry_scan_problem *pr
 carry_status carry_scan_check_inputs(carry_ctx *ctx, const carry_scan_problem *problem, const carry_tensor *A,
                                      const carry_tensor *b, const carry_tensor *h0);
 
-/* An output whose steps or sequences, which its first `outer` indices count, lie on top of each other. */
+/* An output whose steps or sequences, which its first `outer` indices count, overlap. */
 carry_status carry_scan_check_output(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int outer);
 
 /* Fails when the two share memory, unless they are the same view and `same` allows that. */

@@ -12,7 +12,7 @@
 
 /* Splitting less than this over threads costs more than it brings: about 5 us of products. */
 #define PIECE_FLOPS 100000
-/* What a sequence costs before its first product: its arena, its state, its share of the sums. */
+/* Cost of a sequence before its first product: its arena, its state, its share of the sums. */
 #define SET_UP_SECONDS 5e-7
 
 typedef struct combination {

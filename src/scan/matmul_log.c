@@ -97,7 +97,7 @@ static bool applies(const carry_scan_shape *shape, char *why, size_t why_size) {
     return true;
 }
 
-/* Told, but never the planner's choice: matmul16 does the same without the logarithms and without the limits. */
+/* Listed, but never the planner's choice: matmul16 does the same without the logarithms and without the limits. */
 static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
     double steps = (double)shape->steps;
     double transcendental = (double)shape->batch * steps * (double)shape->n * 20e-9 / (double)threads;

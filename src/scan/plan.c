@@ -151,7 +151,7 @@ static void tell(carry_scan_plan *plan, const choice *c, const char *how) {
     plan->seconds = c->seconds;
 }
 
-/* What was measured on one GPU says nothing of another: its name belongs to the key, without blanks. */
+/* Rates of one GPU do not hold for another: the key contains the GPU's name, without blanks. */
 static carry_status add_gpu(carry_scan_plan *plan, char key[CARRY_SCAN_KEY]) {
     if (plan->gpu == NULL) {
         return CARRY_OK;

@@ -28,7 +28,7 @@ static void describe_machine(carry_ctx *ctx, char machine[192]) {
     (void)snprintf(machine, 192, "%s, %ld cores, carry %s", cpu.name, sysconf(_SC_NPROCESSORS_CONF), carry_version());
 }
 
-/* The file into an empty wisdom. One that is not ours or damaged is told (when warn) and ignored: *foreign; one that
+/* The file into an empty wisdom. A damaged or foreign file is reported (if warn) and ignored: *foreign; one that
    cannot be read, being no file or too large, is an error. */
 static carry_status load(carry_ctx *ctx, carry_wisdom *wisdom, bool warn, bool *foreign) {
     char *text;
@@ -94,7 +94,7 @@ static void put_plan(carry_wisdom *wisdom, const carry_wisdom_plan *plan) {
 }
 
 /* FILE.lock, so that processes that save at the same time do so one after the other; the kernel releases it with its
-   holder. -1 when it cannot be had: the file is then written all the same, and one of two processes may lose its plans.
+   holder. -1 if it cannot be taken: the file is then written all the same, and one of two processes may lose its plans.
  */
 static int lock_file(carry_ctx *ctx) {
     char path[4096];
@@ -131,7 +131,7 @@ static carry_status merge_and_write(carry_ctx *ctx, const carry_wisdom *wisdom) 
     if (status == CARRY_OK && foreign) {
         char aside[4096];
         if (snprintf(aside, sizeof aside, "%s.old", ctx->wisdom) < (int)sizeof aside) {
-            (void)rename(ctx->wisdom, aside); /* somebody may still want it */
+            (void)rename(ctx->wisdom, aside); /* another thread may still use it */
         }
     }
     for (int i = 0; i < wisdom->plans; i++) {

@@ -32,7 +32,7 @@ typedef struct carry_wisdom_plan {
 
 typedef struct carry_wisdom {
     char machine[192];
-    bool is_unusable; /* the file is none that can be read */
+    bool is_unusable; /* the file cannot be read */
     int plans, rates;
     carry_wisdom_plan plan[CARRY_WISDOM_PLANS];
     struct {
@@ -48,7 +48,7 @@ carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char
 /* The file's text; the caller frees it. */
 carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length);
 
-/* The entry of these threads and kernels, made where `make` is set; NULL: there is none, or no room for one. */
+/* The entry of these threads and kernels, made where `make` is set; NULL: not found, or the table is full. */
 carry_rates_table *carry_wisdom_rates_for(carry_wisdom *wisdom, int threads, const char *kernels, bool make);
 
 /* Rates of this context, from wisdom or measured and then remembered. */

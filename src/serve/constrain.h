@@ -1,4 +1,8 @@
-/* Constrained sampling: which tokens may follow, from the request's format and tools. */
+/* Constrained sampling: which tokens may follow, from the request's format and tools.
+
+   An answer that begins inside <think> is free up to </think>; then the format holds. tool_choice "required", or a
+   function's name, fixes the beginning of the answer up to the arguments of the call, in the form in which the prompt
+   describes calls (JSON or Qwen's XML). */
 #ifndef CARRY_SERVE_CONSTRAIN_H
 #define CARRY_SERVE_CONSTRAIN_H
 
@@ -7,12 +11,21 @@
 
 typedef struct carry_serve_constraint carry_serve_constraint;
 
-/* *made is NULL where the request has no constraint. Called once per choice on a preparing thread. ends: the tokens
-   that end a text, which a constraint allows where the text may end. Returns false with a refusal (400 with the field:
-   a schema or pattern that is wrong, not supported, or too large). */
-bool carry_serve_constrain(carry_serve_constraint **made, const carry_serve_request *request,
-                           const carry_tokenizer *tokenizer, const int64_t *ends, int64_t end_count,
-                           carry_serve_refusal *refusal);
+/* A model's tokens and the rendered chat, NULL of a text completion. ends: the tokens that end a text, which a
+   constraint allows where the text may end. */
+typedef struct carry_serve_text {
+    const carry_tokenizer *tokenizer; /* NULL: none */
+    int64_t vocabulary;               /* of the model */
+    const int64_t *ends;
+    int64_t end_count;
+    const char *prompt;
+    size_t prompt_length;
+} carry_serve_text;
+
+/* *made is NULL where the request has no constraint. Called once per choice on a preparing thread. Returns false with a
+   refusal (400 with the field: a schema or pattern that is wrong, not supported, or too large). */
+bool carry_serve_constrain(carry_ctx *ctx, carry_serve_constraint **made, const carry_serve_request *request,
+                           const carry_serve_text *text, carry_serve_refusal *refusal);
 void carry_serve_constraint_free(carry_serve_constraint *constraint);
 /* As `constrain` of carry_engine_request (carry/engine.h), on the engine's thread; user is the constraint. */
 bool carry_serve_constraint_allow(void *user, int64_t last, uint32_t *allowed);

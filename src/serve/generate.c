@@ -61,18 +61,23 @@ static bool check_prompt(const carry_lm_server *s, carry_serve_request *r, carry
     return true;
 }
 
-static bool open_runs(carry_serve_answer *answer, carry_serve_refusal *refusal) {
+static bool open_runs(carry_ctx *ctx, carry_serve_answer *answer, carry_serve_refusal *refusal) {
     const carry_lm_server *s = answer->server;
     carry_serve_request *r = &answer->request;
     const bool is_chat = r->variables != NULL;
+    const carry_serve_text text = {.tokenizer = s->engine->model.tokenizer,
+                                   .vocabulary = carry_engine_vocabulary(s->engine),
+                                   .ends = s->ends,
+                                   .end_count = is_chat ? s->chat_end_count : s->end_count,
+                                   .prompt = answer->prompt,
+                                   .prompt_length = answer->prompt_length};
     for (int64_t i = 0; i < r->choices; i++) {
         carry_serve_run *run = &answer->runs[i];
         run->parser = carry_serve_parser_open(r, answer->prompt, answer->prompt_length);
         if (run->parser == NULL) {
             return carry_serve_refuse(refusal, 500, "", "out of memory");
         }
-        if (!carry_serve_constrain(&run->constraint, r, s->engine->model.tokenizer, s->ends,
-                                   is_chat ? s->chat_end_count : s->end_count, refusal)) {
+        if (!carry_serve_constrain(ctx, &run->constraint, r, &text, refusal)) {
             return false;
         }
     }
@@ -104,7 +109,7 @@ static bool prepare(carry_serve_preparer *p, carry_serve_job *job, carry_serve_r
     (*answer)->prompt_length = length;
     (*answer)->prompt_tokens = (*answer)->request.id_count;
     (*answer)->started = job->received;
-    return open_runs(*answer, refusal);
+    return open_runs(p->ctx, *answer, refusal);
 }
 
 static carry_status submit(carry_serve_preparer *p, carry_serve_run *run) {
@@ -193,12 +198,13 @@ void carry_serve_generate(carry_serve_preparer *p, carry_serve_job *job) {
     carry_serve_answer *answer = NULL;
     carry_serve_request request;
     carry_serve_request_init(&request, job->dialect);
-    bool is_ready = prepare(p, job, &request, &answer, &refusal);
+    carry_serve_use_defaults(p->server, &request);
+    const bool is_ready = prepare(p, job, &request, &answer, &refusal);
     carry_serve_message *submitted = is_ready ? calloc(1, sizeof *submitted) : NULL;
     if (is_ready && submitted == NULL) {
-        is_ready = carry_serve_refuse(&refusal, 500, "", "out of memory");
+        (void)carry_serve_refuse(&refusal, 500, "", "out of memory");
     }
-    if (is_ready) {
+    if (submitted != NULL) {
         submitted->kind = CARRY_MESSAGE_SUBMITTED;
         submitted->answer = answer;
         submit_all(p, answer, submitted);

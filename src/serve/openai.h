@@ -13,6 +13,10 @@ bool carry_serve_openai_messages(carry_ctx *ctx, carry_serve_request *request, c
 /* response_format, regex, tools, tool_choice, parallel_tool_calls. */
 bool carry_serve_openai_format(carry_serve_request *request, carry_serve_refusal *refusal);
 
+/* The parsers of both dialects. */
+bool carry_serve_openai_parse_chat(carry_ctx *ctx, carry_serve_request *request, carry_serve_refusal *refusal);
+bool carry_serve_openai_parse_text(carry_ctx *ctx, carry_serve_request *request, carry_serve_refusal *refusal);
+
 const char *carry_serve_openai_reason(const carry_serve_choice *choice); /* finish_reason */
 /* {"prompt_tokens": ..., ...} */
 void carry_serve_openai_usage(const carry_serve_answer *answer, carry_json_text *to);

@@ -1,25 +1,8 @@
 /* POST /v1/chat/completions. */
-#include <string.h>
-
 #include "serve/openai.h"
 
 #define PREFIX "chatcmpl-"
 #define CHUNK "chat.completion.chunk"
-
-static bool parse(carry_ctx *ctx, carry_serve_request *r, carry_serve_refusal *refusal) {
-    bool wants_logprobs = false;
-    int64_t top = 0;
-    if (!carry_serve_openai_parameters(r, refusal) || !carry_serve_openai_format(r, refusal) ||
-        !carry_serve_read_bool(r->body, "logprobs", &wants_logprobs, refusal) ||
-        !carry_serve_read_integer(r->body, "top_logprobs", &top, 0, 20, refusal)) {
-        return false;
-    }
-    if (top > 0 && !wants_logprobs) {
-        return carry_serve_refuse(refusal, 400, "top_logprobs", "top_logprobs is set without logprobs");
-    }
-    r->logprobs = wants_logprobs ? (int)top : -1;
-    return carry_serve_openai_messages(ctx, r, refusal);
-}
 
 static void add_token(const carry_serve_answer *answer, carry_json_text *to, int32_t id, float logprob) {
     carry_serve_put_token(answer, to, "token", id);
@@ -190,7 +173,7 @@ static void end(carry_serve_answer *answer) {
 
 const carry_serve_dialect carry_serve_openai_chat = {
     .name = "chat",
-    .parse = parse,
+    .parse = carry_serve_openai_parse_chat,
     .write = write_whole,
     .begin = begin,
     .part = send_part,

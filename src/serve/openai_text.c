@@ -1,72 +1,8 @@
 /* POST /v1/completions. */
-#include <inttypes.h>
-#include <stdlib.h>
-#include <string.h>
-
 #include "serve/openai.h"
 
 #define PREFIX "cmpl-"
 #define OBJECT "text_completion"
-#define TOKENS 16 /* max_tokens by default, as there */
-#define LOGPROBS 5
-
-static bool read_ids(carry_serve_request *r, const carry_json *list, carry_serve_refusal *refusal) {
-    const int64_t count = carry_json_count(list);
-    r->ids = calloc((size_t)count + 1, sizeof *r->ids);
-    if (r->ids == NULL) {
-        return carry_serve_refuse(refusal, 500, "", "out of memory");
-    }
-    for (const carry_json *one = carry_json_first(list); one != NULL; one = one->next) {
-        if (one->kind != CARRY_JSON_NUMBER || !one->whole) {
-            return carry_serve_refuse(refusal, 400, "prompt", "prompt: expected a text or a list of token ids");
-        }
-        r->ids[r->id_count++] = one->as.number.integer;
-    }
-    return true;
-}
-
-static bool read_prompt(carry_serve_request *r, carry_serve_refusal *refusal) {
-    const carry_json *prompt = carry_serve_member(r->body, "prompt");
-    const carry_json *first = prompt != NULL && prompt->kind == CARRY_JSON_ARRAY ? carry_json_first(prompt) : NULL;
-    if (first != NULL && first->kind != CARRY_JSON_NUMBER) {
-        if (first->next != NULL) {
-            return carry_serve_refuse(refusal, 400, "prompt",
-                                      "prompt has %" PRId64 " prompts: expected one; send a request for each",
-                                      carry_json_count(prompt));
-        }
-        prompt = first;
-    }
-    if (prompt != NULL && prompt->kind == CARRY_JSON_ARRAY && carry_json_count(prompt) > 0) {
-        return read_ids(r, prompt, refusal);
-    }
-    if (prompt == NULL || prompt->kind != CARRY_JSON_STRING) {
-        return carry_serve_refuse(refusal, 400, "prompt", "prompt: expected a text or a list of token ids");
-    }
-    r->text = prompt->as.text.bytes;
-    r->text_length = prompt->as.text.length;
-    return true;
-}
-
-static bool parse(carry_ctx *ctx, carry_serve_request *r, carry_serve_refusal *refusal) {
-    (void)ctx;
-    int64_t logprobs = -1;
-    int64_t best = 1;
-    r->max_tokens = TOKENS;
-    if (!carry_serve_openai_parameters(r, refusal) || !carry_serve_openai_format(r, refusal) ||
-        !read_prompt(r, refusal) || !carry_serve_read_integer(r->body, "logprobs", &logprobs, 0, LOGPROBS, refusal) ||
-        !carry_serve_read_integer(r->body, "best_of", &best, 1, 1, refusal) ||
-        !carry_serve_read_bool(r->body, "echo", &r->echoes, refusal)) {
-        return false;
-    }
-    if (carry_serve_member(r->body, "suffix") != NULL) {
-        return carry_serve_refuse(refusal, 400, "suffix", "suffix is not supported");
-    }
-    if (r->echoes && (logprobs >= 0 || r->text == NULL)) {
-        return carry_serve_refuse(refusal, 400, "echo", "echo needs a prompt that is a text, and no logprobs");
-    }
-    r->logprobs = (int)logprobs;
-    return true;
-}
 
 typedef enum column { COLUMN_TOKENS, COLUMN_LOGPROBS, COLUMN_TOP, COLUMN_OFFSETS } column;
 
@@ -183,7 +119,7 @@ static void end(carry_serve_answer *answer) {
 
 const carry_serve_dialect carry_serve_openai_text = {
     .name = "completions",
-    .parse = parse,
+    .parse = carry_serve_openai_parse_text,
     .write = write_whole,
     .begin = begin,
     .part = send_part,

@@ -139,7 +139,7 @@ typedef struct carry_serve_call {
     carry_json_text arguments;
 } carry_serve_call;
 
-/* What a choice has so far. Of a streamed answer, texts and calls are not collected; `tokens` are those that the next
+/* A choice so far. Of a streamed answer, texts and calls are not collected; `tokens` are those that the next
    part reports. */
 typedef struct carry_serve_choice {
     int64_t index;

@@ -31,16 +31,29 @@ static void run_commands(carry_lm_server *s) {
     }
 }
 
+/* Without a tokenizer, texts are token ids. */
+static size_t text_of(const carry_serve_answer *answer, const carry_engine_event *event, const char **text,
+                      char digits[24]) {
+    *text = event->text;
+    if (answer->server->engine->model.tokenizer != NULL || event->token < 0) {
+        return event->text_bytes;
+    }
+    *text = digits;
+    return (size_t)snprintf(digits, 24, "%lld ", (long long)event->token);
+}
+
 bool carry_serve_on_event(void *user, const carry_engine_event *event) {
     carry_serve_run *run = user;
     carry_serve_answer *answer = run->answer;
     const bool is_end = event->token < 0;
     const bool is_gone = atomic_load(&answer->is_gone);
     const bool has_token = !is_end && answer->request.logprobs >= 0;
-    if (!is_end && (is_gone || (event->text_bytes == 0 && !has_token))) {
+    char digits[24];
+    const char *text;
+    size_t length = text_of(answer, event, &text, digits);
+    if (!is_end && (is_gone || (length == 0 && !has_token))) {
         return !is_gone;
     }
-    size_t length = event->text_bytes;
     carry_serve_message *m = malloc(sizeof *m + length);
     if (m == NULL && !is_end) {
         return false;
@@ -64,7 +77,7 @@ bool carry_serve_on_event(void *user, const carry_engine_event *event) {
                                .has_token = has_token,
                                .length = length};
     if (m->length > 0) {
-        memcpy(m->text, event->text, m->length);
+        memcpy(m->text, text, m->length);
     }
     if (is_end) {
         (void)snprintf(m->failure, sizeof m->failure, "%s", event->message);
@@ -131,6 +144,7 @@ carry_status carry_lm_server_run(carry_lm_server *s, carry_engine *engine, bool 
     s->engine = engine;
     open_chat(s);
     find_ends(s);
+    carry_serve_read_defaults(s);
     keep_statistics(s);
     atomic_store(&s->phase, CARRY_SERVE_READY);
     if (s->options.on_ready != NULL) {

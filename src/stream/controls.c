@@ -65,6 +65,7 @@ static carry_status take_start(carry_controls *controls, const carry_control_sta
     carry_json_text text = {0};
     carry_json *document = NULL;
     CARRY_TRY(carry_control_check(ctx, start));
+    controls->state.loras = start->loras;
     carry_control_put(start, &text);
     carry_status status = CARRY_OK;
     if (text.failed) {

@@ -1,4 +1,4 @@
-/* What a person steers while a stream runs: prompts, seed, steps, cuts, pause, KV bias, noise.
+/* What a person steers while a stream runs: prompts, seed, steps, cuts, pause, KV bias, noise, LoRA.
 
    Written by any thread (the server's), read once a chunk by stage 0. One table of keys (controls_json.c) serves the
    command line, REST, WebSocket messages and what is remembered for a restart. */
@@ -31,6 +31,8 @@ typedef struct carry_control_state {
     int steps;
     double kv_bias; /* above 0, up to 1 */
     double noise;   /* 0 to 2 */
+    int64_t lora;   /* 0: none; else one of `loras` */
+    int64_t loras;  /* that were given; does not change */
     bool paused;
     uint64_t cuts;           /* hard cuts asked for so far */
     uint64_t prompt_version; /* grows with every change of prompts */
@@ -59,8 +61,9 @@ void carry_controls_wait(carry_controls *controls, double seconds);
 double carry_controls_prompts_changed(carry_controls *controls); /* when that was, by carry_seconds; 0: never */
 
 /* {"prompt": "..." or [{"text": "...", "weight": 1}, ...], "transition": 4, "seed": 1, "steps": [1000, 500],
-   "cut": true, "pause": false, "kv_bias": 0.5, "noise": 1}: all or nothing. On refusal an error message (what, its
-   value and what it may be; UTF-8 on one line) is in why and nothing changed. Unknown keys are refused by name. */
+   "cut": true, "pause": false, "kv_bias": 0.5, "noise": 1, "lora": 0}: all or nothing. On refusal an error message
+   (what, its value and what it may be; UTF-8 on one line) is in why and nothing changed. Unknown keys are refused by
+   name. */
 carry_status carry_controls_apply(carry_controls *controls, const char *json, size_t length, char *why,
                                   size_t why_size);
 /* The state in the same words: applied, it changes nothing. (A cut is an act, and not in it.) */

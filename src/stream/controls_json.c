@@ -210,6 +210,22 @@ static void put_pause(const carry_control_state *state, carry_json_text *text) {
     carry_json_put_raw(text, "%s", state->paused ? "true" : "false");
 }
 
+static carry_status take_lora(carry_ctx *ctx, const control *c, carry_control_state *state, const carry_json *value) {
+    if (!is_whole(value, 0, INT64_MAX)) {
+        return wrong(ctx, c, value);
+    }
+    if (value->as.number.integer > state->loras) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "lora is %" PRId64 ": the stream has %" PRId64 " LoRA files (--lora)",
+                          value->as.number.integer, state->loras);
+    }
+    state->lora = value->as.number.integer;
+    return CARRY_OK;
+}
+
+static void put_lora(const carry_control_state *state, carry_json_text *text) {
+    carry_json_put_raw(text, "%" PRId64, state->lora);
+}
+
 static const control table[] = {
     {"prompt", "a text of up to 4096 bytes, or a list of 1 to 8 of them, or of {\"text\": ..., \"weight\": 0 or more}",
      take_prompts, put_prompts},
@@ -220,6 +236,7 @@ static const control table[] = {
     {"pause", "true or false", take_pause, put_pause},
     {"kv_bias", "a number above 0, up to 1", take_kv_bias, put_kv_bias},
     {"noise", "a number from 0 to 2", take_noise, put_noise},
+    {"lora", "the number of a LoRA file, from 1 on in the order of --lora, or 0 for none", take_lora, put_lora},
 };
 enum { CONTROLS = sizeof table / sizeof table[0] };
 _Static_assert(CARRY_PROMPT_BYTES == 4096 && CARRY_PROMPTS == 8 && CARRY_CONTROL_STEPS == 16, "the messages say so");
@@ -253,10 +270,11 @@ carry_status carry_control_take(carry_ctx *ctx, carry_control_state *state, cons
     for (const carry_json *member = object->as.inside.first; member != NULL; member = member->next) {
         const int which = find(member);
         if (which == CONTROLS) {
-            return carry_fail(ctx, CARRY_EARGUMENT,
-                              "'%.40s' is not a control: expected prompt, transition, seed, steps, cut, pause, kv_bias "
-                              "and noise",
-                              member->key);
+            return carry_fail(
+                ctx, CARRY_EARGUMENT,
+                "'%.40s' is not a control: expected prompt, transition, seed, steps, cut, pause, kv_bias, "
+                "noise and lora",
+                member->key);
         }
         if (seen[which]) {
             return carry_fail(ctx, CARRY_EARGUMENT, "%s is given twice", table[which].key);
@@ -294,6 +312,10 @@ carry_status carry_control_check(carry_ctx *ctx, const carry_control_state *stat
                               "taken",
                               i + 1, state->prompt[i].length, state->prompt[i].weight, CARRY_PROMPT_BYTES);
         }
+    }
+    if (state->lora < 0 || state->loras < 0 || state->lora > state->loras) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "the controls start with LoRA %" PRId64 " of %" PRId64, state->lora,
+                          state->loras);
     }
     if (!isfinite(state->kv_bias) || !isfinite(state->noise)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "kv_bias and noise are %g and %g: expected numbers", state->kv_bias,

@@ -45,7 +45,7 @@ static carry_status allocate(carry_generator *g) {
     g->digests = calloc((size_t)g->dit->ranks, sizeof *g->digests);
     g->text = carry_aligned_new(text);
     g->out = carry_aligned_new(chunk);
-    if (o->batch > 0) {
+    if (o->batch > 0 && g->dit->own.device == 0) {
         CARRY_TRY(carry_generator_batch_new(g, wide));
     }
     return g->x != NULL && g->velocity != NULL && g->x0 != NULL && g->context != NULL && g->text != NULL &&
@@ -178,7 +178,14 @@ static carry_status put_text(carry_generator *g, const carry_tensor *c) {
     const int64_t count = c->shape[0] * c->shape[1];
     carry_generator_widen(g->text, c->data, count);
     CARRY_TRY(carry_generator_finite(g, g->text, count, "conditioning", -1));
+    g->text_rows = c->shape[0];
     return carry_dit_cache_text(g->cache, carry_view_2d(g->text, CARRY_F32, c->shape[0], c->shape[1]));
+}
+
+carry_status carry_generator_reload(carry_generator *g) {
+    return g->text_rows > 0
+               ? carry_dit_cache_text(g->cache, carry_view_2d(g->text, CARRY_F32, g->text_rows, g->config.text_dim))
+               : CARRY_OK;
 }
 
 static carry_status prepare_text(carry_generator *g, const carry_envelope *e) {
@@ -284,11 +291,12 @@ carry_status carry_generator_run(carry_generator *g, carry_result *result, carry
     }
     const int64_t count = e->latents_in.shape[0] * e->latents_in.shape[1] * e->height * e->width;
     const bool with_clean = g->options.batch == 0 && e->expected_generator_calls > wanted;
-    const bool is_far = g->far.memory != NULL && g->options.batch == 0;
+    const bool is_far = g->far.memory != NULL;
     carry_generator_widen(g->x, e->latents_in.data, count);
     CARRY_TRY(carry_generator_finite(g, g->x, count, "latents_in", -1));
     if (is_far) {
-        CARRY_TRY(carry_generator_device_run(g, e, with_clean, times));
+        CARRY_TRY(g->options.batch > 0 ? carry_generator_device_batch(g, e, times)
+                                       : carry_generator_device_run(g, e, with_clean, times));
     } else {
         CARRY_TRY(g->options.batch > 0 ? carry_generator_batch(g, e) : denoise(g, e));
         times->denoise = since(&mark);

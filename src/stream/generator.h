@@ -43,6 +43,10 @@ carry_status carry_generator_run(carry_generator *generator, carry_result *resul
 /* The digests of all ranks' outputs, compared: CARRY_EPEER with the ranks that differ. A collective of the mesh. */
 carry_status carry_generator_agree(carry_generator *generator, const carry_result *result);
 
+/* After the weights have changed (model/dit/dit_lora.h): keys and values of the text are made again. The frames in the
+   cache keep theirs until they leave the window. */
+carry_status carry_generator_reload(carry_generator *generator);
+
 /* Noise of a chunk's step: the stream of carry_random_normal. Step 0's is what latents_in are. */
 static inline uint64_t carry_generator_stream(uint64_t chunk_index, int step) {
     return chunk_index * CARRY_ENVELOPE_STEPS + (uint64_t)step;

@@ -36,8 +36,7 @@ void carry_generator_batch_free(carry_generator *g) {
     }
 }
 
-/* What the envelope asks for must be what is in the batch: nothing is inferred. */
-static carry_status check(carry_generator *g, const carry_envelope *e, int clean) {
+carry_status carry_generator_batch_check(carry_generator *g, const carry_envelope *e, int clean) {
     const int n = (int)g->options.batch;
     const int expected = g->slots < n ? g->slots + 1 : n;
     if (e->do_recompute) {
@@ -72,7 +71,7 @@ carry_status carry_generator_batch(carry_generator *g, const carry_envelope *e) 
     const int64_t count = g->config.in_dim * frames * e->height * e->width;
     carry_dit_chunk chunk[CARRY_GENERATOR_SLOTS];
     double sigma[CARRY_GENERATOR_SLOTS] = {0};
-    CARRY_TRY(check(g, e, clean));
+    CARRY_TRY(carry_generator_batch_check(g, e, clean));
     enter(g, e, count);
     for (int i = active - 1 + clean; i >= 0; i--) { /* the oldest first */
         carry_generator_slot *s = &g->slot[i];

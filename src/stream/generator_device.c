@@ -23,6 +23,11 @@ static void lay_out(carry_generator *g, carry_arena *arena) {
     f->x0 = carry_arena_tensor(arena, device, CARRY_F32, 4, shape);
     f->velocity = carry_arena_tensor(arena, device, CARRY_F32, 4, shape);
     f->noise = carry_arena_tensor(arena, device, CARRY_F32, 4, shape);
+    if (g->options.batch > 0) {
+        const int64_t count = carry_tensor_count(&f->x);
+        f->slots = carry_arena_tensor(arena, device, CARRY_F32, 2, (const int64_t[]){g->options.batch + 1, count});
+        f->velocities = carry_arena_tensor(arena, device, CARRY_F32, 2, (const int64_t[]){g->options.batch, count});
+    }
     f->bits = carry_arena_tensor(arena, device, CARRY_BF16, 4, shape);
     f->bad = carry_arena_tensor(arena, device, CARRY_F32, 1, (const int64_t[]){CARRY_ENVELOPE_STEPS});
 }
@@ -104,7 +109,7 @@ carry_status carry_generator_device_rebuild(carry_generator *g) {
     return g->dit->own.device != 0 ? mark(g, g->far.rebuilt) : CARRY_OK;
 }
 
-static carry_status upload(carry_generator *g, const carry_envelope *e) {
+carry_status carry_generator_device_upload(carry_generator *g, const carry_envelope *e, carry_tensor x) {
     carry_generator_device *f = &g->far;
     const size_t bytes = (size_t)carry_tensor_count(&f->bits) * sizeof(uint16_t);
     void *slot;
@@ -112,7 +117,7 @@ static carry_status upload(carry_generator *g, const carry_envelope *e) {
     memcpy(slot, e->latents_in.data, bytes);
     CARRY_TRY(carry_upload_send(&f->upload, f->bits.data, bytes));
     CARRY_TRY(carry_zero(g->ctx, f->bad));
-    return carry_convert(g->ctx, f->x, f->bits);
+    return carry_convert(g->ctx, x, f->bits);
 }
 
 static carry_status step(carry_generator *g, const carry_envelope *e, int i) {
@@ -135,14 +140,14 @@ static carry_status step(carry_generator *g, const carry_envelope *e, int i) {
     return carry_flow_step(g->ctx, &args);
 }
 
-/* x0 as it is sent, to host memory; and as the clean pass sees it, rounded like that. */
-static carry_status download(carry_generator *g) {
+/* The clean pass sees x0 rounded, too. */
+carry_status carry_generator_device_download(carry_generator *g, carry_tensor x0) {
     carry_generator_device *f = &g->far;
     const int64_t count = carry_tensor_count(&f->bits);
     const carry_tensor out = carry_view(f->host, CARRY_BF16, 4, f->bits.shape);
     const carry_tensor bad = carry_view_1d((uint16_t *)f->host + count, CARRY_F32, CARRY_ENVELOPE_STEPS);
-    CARRY_TRY(carry_convert(g->ctx, f->bits, f->x0));
-    CARRY_TRY(carry_convert(g->ctx, f->x0, f->bits));
+    CARRY_TRY(carry_convert(g->ctx, f->bits, x0));
+    CARRY_TRY(carry_convert(g->ctx, x0, f->bits));
     CARRY_TRY(carry_copy(g->ctx, out, f->bits));
     return carry_copy(g->ctx, bad, f->bad);
 }
@@ -153,7 +158,7 @@ static carry_status clean(carry_generator *g, const carry_envelope *e) {
     return carry_dit_forward(g->dit, g->cache, &chunk, 1, 0.0f);
 }
 
-static carry_status check_finite(carry_generator *g, int steps) {
+carry_status carry_generator_device_finite(carry_generator *g, int steps) {
     const int64_t count = carry_tensor_count(&g->far.bits);
     for (int i = 0; i < steps; i++) {
         float bad;
@@ -195,10 +200,10 @@ carry_status carry_generator_device_run(carry_generator *g, const carry_envelope
     const int now = 1 - before;
     f->turn = now;
     CARRY_TRY(mark(g, f->began));
-    CARRY_TRY(upload(g, e));
+    CARRY_TRY(carry_generator_device_upload(g, e, f->x));
     CARRY_TRY(denoise(g, e));
     CARRY_TRY(mark(g, f->denoised));
-    CARRY_TRY(download(g));
+    CARRY_TRY(carry_generator_device_download(g, f->x0));
     CARRY_TRY(mark(g, f->ready[now]));
     if (with_clean) {
         CARRY_TRY(clean(g, e));
@@ -214,5 +219,5 @@ carry_status carry_generator_device_run(carry_generator *g, const carry_envelope
     if (had_clean) { /* nothing is waited for: it was before this chunk in the stream */
         CARRY_TRY(carry_event_elapsed(g->ctx, &times->clean, device, f->ready[before], f->cleaned[before]));
     }
-    return check_finite(g, e->num_denoise_steps);
+    return carry_generator_device_finite(g, e->num_denoise_steps);
 }

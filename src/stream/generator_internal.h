@@ -20,6 +20,7 @@ typedef struct carry_generator_device {
     carry_stream *stream;                /* the generator's own; NULL: the context had one */
     void *memory;                        /* of the tensors */
     carry_tensor x, x0, velocity, noise; /* f32 */
+    carry_tensor slots, velocities;      /* of a stream batch, f32, chunk after chunk */
     carry_tensor bits, bad;              /* latents as bf16; [steps] f32: which were not finite */
     carry_upload upload;                 /* of latents */
     void *host;                          /* pinned: the result's latents, then bad */
@@ -38,6 +39,7 @@ struct carry_generator {
     carry_generator_options options;
     carry_dit_config config;
     float *x, *velocity, *x0, *context, *text; /* f32 */
+    int64_t text_rows;                         /* of text; 0: there was none yet */
     uint16_t *out;                             /* bf16 */
     int64_t *digests;                          /* of every rank of the mesh */
     int calls;
@@ -63,6 +65,8 @@ carry_status carry_generator_late(carry_generator *g, bool *is_new);
 carry_status carry_generator_batch_new(carry_generator *g, size_t bytes);
 void carry_generator_batch_free(carry_generator *g);
 carry_status carry_generator_batch(carry_generator *g, const carry_envelope *e);
+/* The envelope must ask for the steps and clean passes of the chunks that are in the batch. */
+carry_status carry_generator_batch_check(carry_generator *g, const carry_envelope *e, int clean);
 
 /* generator_device.c: as denoise and clean in generator.c, for a device with memory of its own. The result is there on
    return, in g->far.host; the clean pass is under way, and times->clean is of the chunk before. */
@@ -71,5 +75,13 @@ carry_status carry_generator_device_rebuild(carry_generator *g); /* before a rec
 void carry_generator_device_close(carry_generator *g);
 carry_status carry_generator_device_run(carry_generator *g, const carry_envelope *e, bool with_clean,
                                         carry_generator_times *times);
+/* Parts of it: latents_in become x; x0 is rounded as it is sent, and copied to g->far.host; and what a step made,
+   there, is finite. */
+carry_status carry_generator_device_upload(carry_generator *g, const carry_envelope *e, carry_tensor x);
+carry_status carry_generator_device_download(carry_generator *g, carry_tensor x0);
+carry_status carry_generator_device_finite(carry_generator *g, int steps);
+
+/* generator_batch_device.c: carry_generator_batch for a device with memory of its own; the result is in g->far.host. */
+carry_status carry_generator_device_batch(carry_generator *g, const carry_envelope *e, carry_generator_times *times);
 
 #endif

@@ -26,6 +26,7 @@ typedef enum carry_message_kind {
     CARRY_MESSAGE_REFUSAL, /* an error message */
     CARRY_MESSAGE_ABOUT,   /* carry_about: comes before every result */
     CARRY_MESSAGE_TEXT,    /* carry_text_head, then rows: conditioning for the steps that are left of a call */
+    CARRY_MESSAGE_LORA,    /* i64: the LoRA of the next envelope and those after it; 0: none */
     CARRY_MESSAGE_CLOSE,
     CARRY_MESSAGE_HEARTBEAT, /* of life: nobody receives it */
 } carry_message_kind;

@@ -24,6 +24,8 @@ struct carry_mesh {
     bool is_shut;
     double since;       /* when the leader began to wait */
     unsigned char *box; /* of a worker */
+    int64_t lora;       /* of the next call */
+    int64_t lora_used;
 
     /* Prompts that came late. */
     carry_link *link;                   /* the leader's during a call; NULL: a worker's */
@@ -133,8 +135,14 @@ static carry_call call_of(const carry_envelope *e) {
         .group = "mesh", .call_id = e->call_id, .chunk_index = e->chunk_index, .cache_epoch = e->cache_epoch};
 }
 
+/* What workers get before an envelope. */
+typedef struct notice {
+    uint64_t size;
+    int64_t lora;
+} notice;
+
 static carry_status spread(carry_mesh *mesh, const void *bytes, size_t size) {
-    uint64_t announced = size;
+    notice announced = {.size = size, .lora = mesh->lora};
     if (mesh->comm == NULL) {
         return CARRY_OK;
     }
@@ -255,6 +263,29 @@ static void rest(double seconds) {
     }
 }
 
+static carry_status keep_lora(carry_mesh *mesh, const carry_message *message) {
+    int64_t which = -1;
+    if (message->size == sizeof which) {
+        memcpy(&which, message->bytes, sizeof which);
+    }
+    if (which < 0 || which > CARRY_LORAS || (which > 0 && mesh->options.loras == NULL)) {
+        return carry_fail(mesh->ctx, CARRY_ERANGE, "LoRA %" PRId64 ": the mesh has no file of this number", which);
+    }
+    mesh->lora = which;
+    return CARRY_OK;
+}
+
+/* Before a call: its weights. The clean pass of the call before is waited for. */
+static carry_status use_lora(carry_mesh *mesh) {
+    if (mesh->lora == mesh->lora_used || mesh->options.loras == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_SPAN(mesh->ctx, "stream", "LoRA");
+    CARRY_TRY(carry_dit_loras_use(mesh->options.loras, (int)mesh->lora));
+    mesh->lora_used = mesh->lora;
+    return carry_generator_reload(mesh->generator);
+}
+
 static carry_status infer(carry_mesh *mesh, carry_result *result, carry_generator_times *times, carry_envelope *e) {
     CARRY_SPAN(mesh->ctx, "stream", "call");
     if (mesh->options.fail_at > 0 && e->chunk_index == (uint64_t)mesh->options.fail_at) {
@@ -266,6 +297,7 @@ static carry_status infer(carry_mesh *mesh, carry_result *result, carry_generato
         mesh->texts++;
         mesh->rows = 0; /* one that came before it is older */
     }
+    CARRY_TRY(use_lora(mesh));
     CARRY_TRY(carry_generator_run(mesh->generator, result, times, e));
     CARRY_TRY(carry_generator_agree(mesh->generator, result));
     rest(mesh->options.slow);
@@ -330,6 +362,10 @@ carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed) {
         status = keep_text(mesh, &message);
         return status == CARRY_OK ? CARRY_OK : refuse(mesh, link, status, &e);
     }
+    if (message.kind == CARRY_MESSAGE_LORA && !mesh->is_shut) {
+        status = keep_lora(mesh, &message);
+        return status == CARRY_OK ? CARRY_OK : refuse(mesh, link, status, &e);
+    }
     if (message.kind == CARRY_MESSAGE_ENVELOPE) {
         status = validate(mesh, &e, message.bytes, message.size);
     } else {
@@ -365,14 +401,15 @@ carry_status carry_mesh_lead(carry_mesh *mesh, carry_link *link) {
 }
 
 static carry_status take(carry_mesh *mesh, carry_envelope *e) {
-    uint64_t size;
-    CARRY_TRY(carry_broadcast(mesh->comm, &size, sizeof size, 0));
-    if (size > mesh->options.envelope_most) {
-        return carry_fail(mesh->ctx, CARRY_ERANGE, "mesh: an envelope of %" PRIu64 " bytes where %zu is the most", size,
-                          mesh->options.envelope_most);
+    notice next;
+    CARRY_TRY(carry_broadcast(mesh->comm, &next, sizeof next, 0));
+    if (next.size > mesh->options.envelope_most) {
+        return carry_fail(mesh->ctx, CARRY_ERANGE, "mesh: an envelope of %" PRIu64 " bytes where %zu is the most",
+                          next.size, mesh->options.envelope_most);
     }
-    CARRY_TRY(carry_broadcast(mesh->comm, mesh->box, size, 0));
-    return carry_envelope_decode(mesh->ctx, e, mesh->box, size);
+    mesh->lora = next.lora;
+    CARRY_TRY(carry_broadcast(mesh->comm, mesh->box, next.size, 0));
+    return carry_envelope_decode(mesh->ctx, e, mesh->box, next.size);
 }
 
 carry_status carry_mesh_work(carry_mesh *mesh) {

@@ -2,11 +2,15 @@
 
    The leader receives and validates everything before the first broadcast: bytes, order, position, sizes against what
    the handshake agreed on. What it refuses it answers with SHUTDOWN to the mesh, so that nobody waits, and a refusal to
-   stage 0 that says why. Workers get an envelope by two broadcasts, its size and its bytes, and decide nothing.
+   stage 0 that says why. Workers get an envelope by two broadcasts, its size (with the number of the LoRA) and its
+   bytes, and decide nothing.
 
    A prompt that comes while a chunk is denoised is a message of its own, behind the envelope: the leader looks for one
    before every step and after the last, and broadcasts its size (0: no prompt), so that every rank uses it from the
    same step on. A prompt that comes between two calls is for the next call.
+
+   So is the choice of a LoRA, before the envelope that it is for. The leader announces it with every envelope, and each
+   rank changes its weights before the call.
 
    NOOP and SHUTDOWN go round the mesh, with a barrier, and are answered by a pulse: a rank that is gone is missed even
    while nothing is generated. After SHUTDOWN the leader stays until stage 0 closes the link; a second SHUTDOWN is
@@ -14,6 +18,7 @@
 #ifndef CARRY_STREAM_MESH_H
 #define CARRY_STREAM_MESH_H
 
+#include "model/dit/dit_lora.h"
 #include "stream/generator.h"
 #include "stream/link.h"
 
@@ -28,6 +33,7 @@ typedef struct carry_mesh_options {
      */
     carry_status (*look)(void *user);
     void *user;
+    carry_dit_loras *loras; /* NULL: none; borrowed */
 } carry_mesh_options;
 
 typedef struct carry_mesh carry_mesh;

@@ -25,6 +25,7 @@ typedef struct part {
     int mesh_ranks;
     bool is_stage, is_mesh, is_leader;
     carry_dit *dit;
+    carry_dit_loras *loras;
     carry_generator *generator;
     carry_mesh *mesh;
     carry_stage *stage;
@@ -162,24 +163,26 @@ static carry_status open_generator(part *p, size_t envelope_most) {
                                                .shift = o->shift,
                                                .dtype = o->device != 0 ? CARRY_BF16 : CARRY_F32,
                                                .no_graphs = o->no_graphs};
-    const carry_mesh_options mesh = {.channels = p->config.in_dim,
-                                     .height = o->height / 8,
-                                     .width = o->width / 8,
-                                     .chunk = o->chunk,
-                                     .context = context,
-                                     .text_len = p->config.text_len,
-                                     .text_dim = p->config.text_dim,
-                                     .envelope_most = envelope_most,
-                                     .slow = o->slow_stage1,
-                                     .fail_at = o->fail_memory,
-                                     .look = p->is_stage ? look_late : NULL,
-                                     .user = p};
+    carry_mesh_options mesh = {.channels = p->config.in_dim,
+                               .height = o->height / 8,
+                               .width = o->width / 8,
+                               .chunk = o->chunk,
+                               .context = context,
+                               .text_len = p->config.text_len,
+                               .text_dim = p->config.text_dim,
+                               .envelope_most = envelope_most,
+                               .slow = o->slow_stage1,
+                               .fail_at = o->fail_memory,
+                               .look = p->is_stage ? look_late : NULL,
+                               .user = p};
     carry_comm *comm;
     CARRY_TRY(carry_pipeline_mesh(&p->groups, &comm));
     CARRY_TRY(carry_dit_new_for(p->ctx, &p->dit, &p->config, p->mesh_ranks > 1 ? comm : NULL, o->device, o->model,
                                 generator.dtype));
     CARRY_TRY(o->model != NULL ? carry_dit_load(p->dit, o->model) : carry_dit_init(p->dit, WEIGHTS_SEED));
+    CARRY_TRY(o->loras > 0 ? carry_dit_loras_new(p->dit, &p->loras, o->lora, o->loras) : CARRY_OK);
     CARRY_TRY(carry_generator_new(p->dit, &p->generator, &generator));
+    mesh.loras = p->loras;
     return carry_mesh_new(p->ctx, &p->mesh, comm, p->generator, p->dit, &mesh);
 }
 
@@ -220,6 +223,7 @@ static void close_part(part *p) {
     carry_stage_close(p->stage);
     carry_mesh_free(p->mesh);
     carry_generator_free(p->generator);
+    carry_dit_loras_free(p->loras);
     carry_dit_free(p->dit);
     carry_link_free(p->link);
     carry_link_free(p->leader_link);

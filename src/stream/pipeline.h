@@ -13,6 +13,7 @@
 #include "carry/comm.h"
 #include "core/sink.h"
 #include "stream/controls.h"
+#include "model/dit/dit_lora.h"
 #include "stream/generator.h"
 #include "stream/server/hub.h"
 
@@ -20,11 +21,13 @@ typedef enum carry_recompute { CARRY_RECOMPUTE_OFF, CARRY_RECOMPUTE_ANCHOR, CARR
 const char *carry_recompute_name(carry_recompute recompute); /* off, anchor, latent */
 
 typedef struct carry_pipeline_options {
-    const char *model;        /* folder; NULL: random weights of config */
-    const char *codec;        /* folder; NULL: model's subfolder codec where there is one, else dct */
-    const char *text_encoder; /* folder (model/text/prompts.h); NULL: words are fixed random vectors */
-    carry_dit_config config;  /* used when model is NULL */
-    int64_t height, width;    /* of pictures, pixels */
+    const char *model;                 /* folder; NULL: random weights of config */
+    const char *codec;                 /* folder; NULL: model's subfolder codec where there is one, else dct */
+    const char *text_encoder;          /* folder (model/text/prompts.h); NULL: words are fixed random vectors */
+    carry_dit_config config;           /* used when model is NULL */
+    carry_lora_file lora[CARRY_LORAS]; /* the controls choose one of them, or none */
+    int loras;
+    int64_t height, width; /* of pictures, pixels */
     int64_t chunk, window, sink;
     double shift;
     int device;     /* of the generator, in bf16 where that is a GPU; 0: the CPU, in f32 */
@@ -41,6 +44,7 @@ typedef struct carry_pipeline_options {
     double slow_stage0, slow_stage1; /* seconds of waiting added to each chunk, for experiments */
     int64_t fail_memory;             /* for tests: memory runs out in this chunk of the mesh; 0: it does not */
     double strength;                 /* of video in: the share of the noise levels it starts at, above 0 up to 1 */
+    double motion;                   /* of the strength, the share that fast motion takes away, 0 to 1 */
     double fps;                      /* frames shown a second, at most; 0: as they come */
     uint64_t first_epoch;            /* after a restart */
     uint64_t restarts;               /* so far, to be shown */

@@ -60,6 +60,9 @@ typedef struct carry_stage {
     int64_t frame, piece;  /* elements of a latent frame in a channel; of a chunk in all channels */
     carry_codec *codec, *anchor_codec;
     carry_codec *input_codec; /* of video in; NULL: chunks start as noise */
+    int64_t lora_sent;        /* of the envelopes that are sent */
+    double motion;            /* of that video, 0 to 1 */
+    bool has_before;          /* `before` is filled */
     bool has_ended, is_empty; /* that video; the chunk that was asked for has no frame of it */
     carry_stream *stream;     /* of the codec on a GPU, beside the generator's; NULL: the context's */
     carry_prompts *prompts;   /* NULL: words are fixed vectors */
@@ -97,6 +100,7 @@ typedef struct carry_stage {
     float *latents; /* a latent frame of all channels, f32; pinned where the codec is on a GPU, as is the next */
     float *pixels;  /* the frames of one latent frame */
     float *input;   /* the frames of a chunk of video in */
+    float *before;  /* the last frame of the chunk before */
     float *encoded; /* and its latents */
     float *first;   /* the first frame of a chunk, to be encoded again */
 
@@ -137,7 +141,11 @@ carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOO
    the mesh would miss stage 0. */
 carry_status carry_stage_remind(carry_stage *stage);
 carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /* past the answers to those */
-/* stage_input.c: the next chunk's latents from video in, noised to `level`; or noise alone without video. */
+/* stage_input.c: the next chunk's latents from video in, noised to `level`; or noise alone without video. Its frames
+   are read first: their motion decides on the levels. */
+carry_status carry_stage_read(carry_stage *stage);
+/* 0 to 1: how much `count` frames of `each` values differ from the ones before them; before: NULL, or one frame. */
+double carry_stage_motion(const float *before, const float *frames, int64_t count, int64_t each);
 carry_status carry_stage_open_input(carry_stage *stage, const char *codec);
 void carry_stage_close_input(carry_stage *stage);
 bool carry_stage_input_is_ready(const carry_stage *stage);

@@ -137,6 +137,7 @@ static int steps_of(carry_stage *s) {
 
 static carry_status fill(carry_stage *s, carry_envelope *e) {
     const carry_pipeline_options *o = s->options;
+    CARRY_TRY(carry_stage_read(s));
     const int steps = steps_of(s);
     const bool has_clean = o->clean_pass && s->chunk_of >= o->batch;
     const bool does_recompute = o->recompute != CARRY_RECOMPUTE_OFF && s->chunk_of > 0;
@@ -175,6 +176,17 @@ static carry_status fill(carry_stage *s, carry_envelope *e) {
     return CARRY_OK;
 }
 
+/* Before the first envelope that it is for. */
+static carry_status choose_lora(carry_stage *s) {
+    const int64_t which = s->state.lora;
+    if (which == s->lora_sent) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_link_tell(s->link, CARRY_MESSAGE_LORA, &which, sizeof which));
+    s->lora_sent = which;
+    return CARRY_OK;
+}
+
 carry_status carry_stage_send(carry_stage *s) {
     CARRY_SPAN(s->ctx, "stream", "build");
     const double start = carry_seconds();
@@ -187,6 +199,7 @@ carry_status carry_stage_send(carry_stage *s) {
     if (s->is_empty) {
         return CARRY_OK; /* the video ended with the chunk before */
     }
+    CARRY_TRY(choose_lora(s));
     CARRY_TRY(post(s, &e));
     s->flight[(s->oldest + s->under_way) % CARRY_STAGE_DEPTH] = (carry_flight){
         .call_id = e.call_id,

@@ -3,7 +3,12 @@
        x = (1 - s) z + s noise,  s the sampler's sigma of that level,
 
    so that what is denoised keeps of the video what the noise left (strength 1: nothing). The sigmas of the steps are
-   those of the model's levels, times the strength. */
+   those of the model's levels, times the strength.
+
+   Motion. A latent chunk that moves fast is hard to invent anew: with as much noise as a still one gets, the motion is
+   lost or smeared. With --motion c the strength of a chunk is strength (1 - c m), where m in [0, 1] is the root mean
+   square difference of successive frames over FAST, averaged with the chunks before, so that it does not jump. */
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,6 +17,9 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "stream/stage.h"
+
+#define FAST 0.25 /* a difference of frames, of values in [-1, 1], that counts as all motion */
+#define KEPT 0.5  /* of the motion of the chunks before */
 
 /* Frames of the next chunk. An autoencoder whose first latent frame is one frame takes fewer then. */
 static int64_t frames_of(const carry_stage *s) {
@@ -35,8 +43,9 @@ carry_status carry_stage_open_input(carry_stage *s, const char *codec) {
         carry_size_product(&pixels, (const int64_t[]){frames, 3, o->height, o->width}, 4, sizeof(float)) &&
         carry_size_product(&latents, (const int64_t[]){s->config.in_dim, o->chunk, s->frame}, 3, sizeof(float));
     s->input = fits ? carry_aligned_new(pixels) : NULL;
+    s->before = fits ? carry_aligned_new(pixels / (size_t)frames) : NULL;
     s->encoded = fits ? carry_aligned_new(latents) : NULL;
-    return s->input != NULL && s->encoded != NULL
+    return s->input != NULL && s->before != NULL && s->encoded != NULL
                ? CARRY_OK
                : carry_fail(s->ctx, CARRY_EMEMORY, "out of memory: %lld frames of video", (long long)frames);
 }
@@ -44,6 +53,7 @@ carry_status carry_stage_open_input(carry_stage *s, const char *codec) {
 void carry_stage_close_input(carry_stage *s) {
     carry_codec_free(s->input_codec);
     free(s->input);
+    free(s->before);
     free(s->encoded);
 }
 
@@ -53,9 +63,10 @@ bool carry_stage_input_is_ready(const carry_stage *s) {
 
 int carry_stage_weaken(carry_stage *s, int steps) {
     const double shift = s->options->shift;
+    const double strength = s->options->strength * (1.0 - s->options->motion * s->motion);
     int kept = 0;
     for (int i = 0; i < steps; i++) {
-        const double sigma = s->options->strength * carry_flow_sigma((double)s->step[i], shift);
+        const double sigma = strength * carry_flow_sigma((double)s->step[i], shift);
         int64_t level = (int64_t)(1000.0 * sigma / (shift - (shift - 1.0) * sigma) + 0.5); /* of that sigma */
         level = level > 1 ? level : 1;
         if (kept == 0 || level < s->step[kept - 1]) { /* levels fall */
@@ -74,6 +85,47 @@ static carry_status read_frames(carry_stage *s, int64_t count, int64_t *got) {
         memcpy(s->input + i * each, s->input + (*got - 1) * each, (size_t)each * sizeof *s->input);
     }
     s->has_ended = s->has_ended || *got < count;
+    return CARRY_OK;
+}
+
+double carry_stage_motion(const float *before, const float *frames, int64_t count, int64_t each) {
+    double sum = 0.0;
+    int64_t pairs = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const float *a = i > 0 ? frames + (i - 1) * each : before;
+        const float *b = frames + i * each;
+        double squares = 0.0;
+        for (int64_t k = 0; a != NULL && k < each; k++) {
+            squares += (double)((b[k] - a[k]) * (b[k] - a[k]));
+        }
+        sum += squares / (double)each;
+        pairs += a != NULL;
+    }
+    const double share = pairs > 0 ? sqrt(sum / (double)pairs) / FAST : 0.0;
+    return share < 1.0 ? share : 1.0; /* NaN: 1 */
+}
+
+/* The motion of a chunk whose frames are read, with that of the ones before. */
+static void follow_motion(carry_stage *s, int64_t count) {
+    const int64_t each = 3 * s->options->height * s->options->width;
+    const bool goes_on = s->has_before && s->chunk_of > 0;
+    const double now = carry_stage_motion(goes_on ? s->before : NULL, s->input, count, each);
+    s->motion = goes_on ? KEPT * s->motion + (1.0 - KEPT) * now : now;
+    memcpy(s->before, s->input + (count - 1) * each, (size_t)each * sizeof *s->before);
+    s->has_before = true;
+}
+
+carry_status carry_stage_read(carry_stage *s) {
+    const int64_t count = s->input_codec != NULL ? frames_of(s) : 0;
+    int64_t got = 0;
+    if (s->input_codec == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(read_frames(s, count, &got));
+    s->is_empty = got == 0;
+    if (!s->is_empty && s->options->motion > 0.0) {
+        follow_motion(s, count);
+    }
     return CARRY_OK;
 }
 
@@ -100,9 +152,6 @@ carry_status carry_stage_start(carry_stage *s, carry_tensor latents, double leve
     }
     CARRY_SPAN(s->ctx, "stream", "encode");
     const int64_t count = frames_of(s);
-    int64_t got = 0;
-    CARRY_TRY(read_frames(s, count, &got));
-    s->is_empty = got == 0;
     if (s->is_empty) {
         return CARRY_OK;
     }

@@ -4,6 +4,7 @@
 
 #include "core/file.h"
 #include "core/memory.h"
+#include "tokenizer/constraint/constraint.h"
 #include "tokenizer/tokenizer_internal.h"
 #include "tokenizer/utf8.h"
 
@@ -88,7 +89,8 @@ carry_tokenizer *carry_tokenizer_new(void) {
     made->room = FIRST_TOKENS;
     made->text = malloc(FIRST_TOKENS);
     made->text_room = FIRST_TOKENS;
-    if (made->name == NULL || made->token == NULL || made->text == NULL) {
+    made->constraints = carry_constraint_cache_new();
+    if (made->name == NULL || made->token == NULL || made->text == NULL || made->constraints == NULL) {
         carry_tokenizer_close(made);
         return NULL;
     }
@@ -100,6 +102,7 @@ void carry_tokenizer_close(carry_tokenizer *tokenizer) {
         return;
     }
     carry_parts_free(&tokenizer->parts);
+    carry_constraint_cache_free(tokenizer->constraints);
     free(tokenizer->source);
     free(tokenizer->settings);
     free(tokenizer->chat);

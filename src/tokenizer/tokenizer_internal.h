@@ -108,6 +108,7 @@ struct carry_tokenizer {
     char *chat;  /* the chat template, of chat_template.jinja or tokenizer_config.json; or NULL */
     size_t chat_length;
     bool has_chat_file;
+    struct carry_constraint_cache *constraints; /* of sampling; locks itself (constraint/constraint.h) */
 };
 
 /* Reads normalizer, pre_tokenizer, post_processor and decoder into made->parts; *is_plain: they are those that

@@ -110,6 +110,60 @@ static void test_states_are_forked_rolled_back_and_continued(void **state) {
     }
 }
 
+/* In host memory a state takes no slot and no page; its next use, here or in another engine, goes on where it was. */
+static void test_states_move_to_host_memory_and_other_engines(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 5;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    for (int variant = 0; variant < 2; variant++) {
+        bench b;
+        bench other;
+        const carry_prefix_options none = {0};
+        open_bench(&b, variant == 1, false, &none);
+        open_bench(&other, variant == 1, false, &none);
+        const carry_scheduler_stats before = carry_scheduler_statistics(b.scheduler);
+        engine_text text = run(&b, ids, 200, 30, 0, true);
+        uint64_t fork;
+        uint64_t made;
+        assert_ok(b.ctx, carry_scheduler_state_fork(b.scheduler, text.state, &fork)); /* shares its pages */
+        assert_ok(b.ctx, carry_scheduler_state_to_host(b.scheduler, text.state));
+        assert_ok(b.ctx, carry_scheduler_state_to_host(b.scheduler, fork));
+        assert_ok(b.ctx, carry_scheduler_state_to_host(b.scheduler, fork)); /* it is there */
+        carry_scheduler_stats stats = carry_scheduler_statistics(b.scheduler);
+        assert_int_equal(stats.states, 2);
+        assert_int_equal(stats.free_slots, before.free_slots);
+        assert_int_equal(stats.free_pages, before.free_pages);
+        int32_t whole[235];
+        memcpy(whole, ids, 200 * sizeof *ids);
+        memcpy(whole + 200, text.ids, 30 * sizeof *ids);
+        memcpy(whole + 230, ids + 900, 5 * sizeof *ids);
+        engine_text more = run(&b, ids + 900, 5, 30, text.state, false);
+        assert_text(&b, &more, whole, 235);
+        engine_text_free(&more);
+        assert_ok(b.ctx, carry_scheduler_state_roll_back(b.scheduler, fork, 7));
+        memcpy(whole + 223, ids + 900, 5 * sizeof *ids);
+        more = run(&b, ids + 900, 5, 30, fork, false);
+        assert_text(&b, &more, whole, 228);
+        engine_text_free(&more);
+        assert_ok(b.ctx, carry_scheduler_state_move(b.scheduler, fork, other.scheduler, &made));
+        assert_refused(b.ctx, CARRY_ENOTFOUND, "there is no state", carry_scheduler_state_drop(b.scheduler, fork));
+        more = run(&other, ids + 900, 5, 30, made, false);
+        assert_text(&other, &more, whole, 228);
+        engine_text_free(&more);
+        other.runner->model = 43;
+        assert_refused(b.ctx, CARRY_EARGUMENT, "another model",
+                       carry_scheduler_state_move(b.scheduler, text.state, other.scheduler, &made));
+        assert_ok(b.ctx, carry_scheduler_state_drop(b.scheduler, text.state));
+        stats = carry_scheduler_statistics(b.scheduler);
+        assert_int_equal(stats.free_slots, before.free_slots);
+        assert_int_equal(stats.free_pages, before.free_pages);
+        engine_text_free(&text);
+        close_bench(&other);
+        close_bench(&b);
+    }
+}
+
 static void test_a_state_with_no_text_is_kept(void **state) {
     (void)state;
     bench b;
@@ -336,6 +390,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_states_are_forked_rolled_back_and_continued),
         cmocka_unit_test(test_a_state_with_no_text_is_kept),
+        cmocka_unit_test(test_states_move_to_host_memory_and_other_engines),
         cmocka_unit_test(test_states_that_cannot_be_used_are_refused),
         cmocka_unit_test(test_a_failed_roll_back_leaves_the_state),
         cmocka_unit_test(test_a_state_is_saved_by_a_killed_process),

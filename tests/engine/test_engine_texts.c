@@ -132,6 +132,52 @@ static void a_text_is_the_same_beside_others_as_alone(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* What the mixers add becomes a tenth, so that the last token decides most and greedy texts repeat themselves. */
+static void make_repetitive(carry_lm *lm) {
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        const carry_parameter *p = &lm->own.parameter[i];
+        for (int64_t j = 0; j < p->count && strstr(p->name, "o_proj") != NULL; j++) {
+            lm->own.weights[p->offset + j] *= 0.1f;
+        }
+    }
+}
+
+/* Greedy and sampled, alone and beside others: the same tokens, whatever is guessed. */
+static void a_text_with_guesses_is_the_one_without(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    carry_model m = byte_model(ctx, VOCABULARY);
+    carry_prompt prompts[PROMPTS];
+    make_prompts(prompts);
+    make_repetitive(m.lm);
+    static const int64_t guesses[] = {1, 4, 16};
+    int64_t accepted = 0;
+    for (int i = 0; i < 12; i++) {
+        const int64_t count = i % 2 == 0 ? 1 : 5;
+        carry_generate_options options = options_of((const double[]){0.0, 0.05}[i / 2 % 2], 80);
+        carry_continuation plain[5] = {0};
+        carry_continuation guessed[5] = {0};
+        options.engine = &(carry_engine_options){CARRY_INIT(carry_engine_options), .same_bits = true};
+        assert_ok(ctx, carry_generate(ctx, &m, prompts, count, &options, plain));
+        options.engine = &(carry_engine_options){CARRY_INIT(carry_engine_options), .same_bits = true, .draft = "ngram",
+                                                 .draft_tokens = guesses[i / 4]};
+        assert_ok(ctx, carry_generate(ctx, &m, prompts, count, &options, guessed));
+        for (int64_t j = 0; j < count; j++) {
+            assert_int_equal(plain[j].drafted_tokens, 0);
+            assert_true(guessed[j].accepted_tokens <= guessed[j].drafted_tokens);
+            assert_int_equal(guessed[j].ending, plain[j].ending);
+            assert_int_equal(guessed[j].tokens, plain[j].tokens);
+            assert_memory_equal(guessed[j].ids.id, plain[j].ids.id, plain[j].ids.count * sizeof *plain[j].ids.id);
+            accepted += guessed[j].accepted_tokens;
+        }
+        free_all(plain, (int)count);
+        free_all(guessed, (int)count);
+    }
+    assert_true(accepted > 0);
+    carry_model_close(&m);
+    carry_ctx_free(ctx);
+}
+
 /* What a listener was told is settled, and how often. */
 typedef struct listener {
     const carry_continuation *result;
@@ -262,6 +308,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(greedy_text_is_that_of_the_full_forward),
         cmocka_unit_test(a_text_is_the_same_beside_others_as_alone),
+        cmocka_unit_test(a_text_with_guesses_is_the_one_without),
         cmocka_unit_test(a_text_ends_before_the_stop),
         cmocka_unit_test(a_text_ends_at_the_end_token),
         cmocka_unit_test(an_interrupted_text_is_what_there_was),

@@ -285,7 +285,7 @@ static void test_the_table_names_every_key(void **state) {
         refuse(controls, "{\"unknown\": 1}", key);
         count++;
     }
-    assert_int_equal(count, 8);
+    assert_int_equal(count, 9);
     assert_null(carry_control_key(-1, NULL));
     carry_controls_free(controls);
 }

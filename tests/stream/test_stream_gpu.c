@@ -168,6 +168,62 @@ static void test_replayed_graphs_give_the_same_bits(void **state) {
     carry_ctx_free(ctx);
 }
 
+enum { BATCH = 3 };
+
+/* A stream batch, with a cut: envelopes have the steps of the chunks in it, and a clean pass once it is full. */
+static void run_batch(carry_ctx *ctx, int device, carry_dtype dtype, bool no_graphs, uint16_t out[CALLS][COUNT]) {
+    const carry_dit_config config = small_stream().config;
+    fixture *f = made(ctx);
+    carry_dit *dit;
+    carry_generator *g;
+    int64_t steps[BATCH] = {1000, 750, 400};
+    const carry_generator_options options = {.height = H,
+                                             .width = W,
+                                             .chunk = FRAMES,
+                                             .window = 5,
+                                             .sink = 1,
+                                             .batch = BATCH,
+                                             .shift = 3.0,
+                                             .dtype = dtype,
+                                             .no_graphs = no_graphs};
+    assert_ok(ctx, carry_dit_new(ctx, &dit, &config, NULL, device));
+    assert_ok(ctx, carry_dit_init(dit, 3));
+    assert_ok(ctx, carry_generator_new(dit, &g, &options));
+    for (int k = 0; k < CALLS; k++) {
+        const int since_cut = k >= CUT ? k - CUT : k;
+        const int active = since_cut + 1 < BATCH ? since_cut + 1 : BATCH;
+        carry_result result;
+        carry_generator_times times;
+        carry_envelope e = envelope(f, k, steps, active);
+        e.expected_generator_calls = active + (since_cut >= BATCH ? 1 : 0);
+        assert_ok(ctx, carry_generator_run(g, &result, &times, &e));
+        assert_int_equal(result.observed_generator_calls, e.expected_generator_calls);
+        assert_true(times.denoise >= 0.0);
+        memcpy(out[k], result.latents_out.data, sizeof out[k]);
+    }
+    carry_generator_free(g);
+    carry_dit_free(dit);
+    free(f);
+}
+
+static void test_stream_batches_equal_the_cpu_and_their_graphs(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    run_batch(ctx, 0, CARRY_F32, false, here);
+    for (int device = 1; device < carry_device_count(); device++) {
+        run_batch(ctx, device, CARRY_F32, false, there);
+        const double f32 = distance(there, here);
+        run_batch(ctx, device, CARRY_BF16, false, there);
+        const double bf16 = distance(there, here);
+        (void)printf("stream batches on device %d: f32 %.2g, bf16 %.2g\n", device, f32, bf16);
+        assert_true(f32 < 0.01);
+        assert_true(bf16 < 0.08);
+        run_batch(ctx, device, CARRY_BF16, true, again);
+        assert_memory_equal(there, again, sizeof there);
+    }
+    carry_ctx_free(ctx);
+}
+
 /* Two ranks, threads that share the device, or of the CPU. */
 typedef struct pair {
     int device;
@@ -228,6 +284,7 @@ static void test_replayed_graphs_of_a_mesh_give_the_same_bits(void **state) {
 }
 
 int main(void) {
+    cmocka_set_test_filter(getenv("CMOCKA_TEST_FILTER"));
     if (carry_device_count() < 2) {
         (void)printf("skipped: there is no device but the CPU\n");
         return 77;
@@ -237,6 +294,7 @@ int main(void) {
         cmocka_unit_test(test_streams_of_a_short_prompt_in_a_long_text_equal_the_cpu),
         cmocka_unit_test(test_replayed_graphs_give_the_same_bits),
         cmocka_unit_test(test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives),
+        cmocka_unit_test(test_stream_batches_equal_the_cpu_and_their_graphs),
         cmocka_unit_test(test_replayed_graphs_of_a_mesh_give_the_same_bits),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -3,6 +3,10 @@
 
 #include <math.h>
 #include <time.h>
+#include <unistd.h>
+
+#include "file/safetensors.h"
+#include "stream/stage.h"
 
 static void assert_same_frames(const stream *a, const stream *b, const char *what) {
     assert_int_equal(a->frames, b->frames);
@@ -135,6 +139,97 @@ static void test_positions_run_out(void **state) {
         assert_int_equal(s.shown, 12);
         assert_int_equal(s.frames, 12 * 100);
     }
+}
+
+static stream video_stream(double video, double motion) {
+    stream s = {.options = small_stream(), .ranks = 1, .has_video = true, .video = video};
+    s.options.strength = 0.8;
+    s.options.motion = motion;
+    return s;
+}
+
+static bool has_same_frames(const stream *a, const stream *b) {
+    return a->frames == b->frames && memcmp(a->digest, b->digest, (size_t)a->frames * sizeof *a->digest) == 0;
+}
+
+/* A still video gets all of the noise, whatever --motion is; one that moves gets less. */
+static void test_motion_takes_noise_from_video_that_moves(void **state) {
+    (void)state;
+    static stream still, still_adapted, moving, moving_adapted;
+    still = video_stream(0.0, 0.0);
+    still_adapted = video_stream(0.0, 0.5);
+    moving = video_stream(0.3, 0.0);
+    moving_adapted = video_stream(0.3, 0.5);
+    run_or_fail(&still);
+    run_or_fail(&still_adapted);
+    run_or_fail(&moving);
+    run_or_fail(&moving_adapted);
+    assert_true(has_same_frames(&still, &still_adapted));
+    assert_false(has_same_frames(&moving, &moving_adapted));
+}
+
+static void test_motion_is_the_difference_of_frames(void **state) {
+    (void)state;
+    const float frames[] = {0.0f, 0.0f, 0.1f, 0.1f, 0.1f, 0.1f}; /* three of two values */
+    const float before[] = {0.1f, 0.1f};
+    assert_true(carry_stage_motion(NULL, frames, 1, 2) == 0.0);
+    assert_true(fabs(carry_stage_motion(NULL, frames, 3, 2) - sqrt(0.005) / 0.25) < 1e-6);
+    assert_true(fabs(carry_stage_motion(before, frames, 2, 2) - 0.1 / 0.25) < 1e-6);
+    const float wild[] = {-1.0f, 1.0f};
+    assert_true(carry_stage_motion(before, wild, 1, 2) == 1.0);
+}
+
+static void write_lora(const char *path, const carry_dit_config *config) {
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    const int64_t dim = config->dim;
+    float *values = malloc((size_t)(4 * dim) * sizeof *values);
+    assert_non_null(values);
+    for (int64_t i = 0; i < 4 * dim; i++) {
+        values[i] = 0.05f * (float)(i % 13 - 6);
+    }
+    const carry_safetensors_item items[] = {
+        {"blocks.0.self_attn.o.lora_A.weight", carry_view_2d(values, CARRY_F32, 2, dim), CARRY_F32},
+        {"blocks.0.self_attn.o.lora_B.weight", carry_view_2d(values + 2 * dim, CARRY_F32, dim, 2), CARRY_F32},
+        {"blocks.1.cross_attn.k.lora_A.weight", carry_view_2d(values, CARRY_F32, 2, dim), CARRY_F32},
+        {"blocks.1.cross_attn.k.lora_B.weight", carry_view_2d(values + 2 * dim, CARRY_F32, dim, 2), CARRY_F32}};
+    assert_ok(ctx, carry_safetensors_write(ctx, path, items, 4, NULL));
+    free(values);
+    carry_ctx_free(ctx);
+}
+
+/* Chunks before the switch are those without a LoRA, those after it are not, on any topology. */
+static void test_a_lora_is_switched_between_chunks(void **state) {
+    (void)state;
+    static stream plain, alone, apart, mesh;
+    char path[] = "/tmp/carry-test-lora-XXXXXX";
+    const int made = mkstemp(path);
+    assert_true(made >= 0);
+    (void)close(made);
+    plain = (stream){.options = small_stream(), .ranks = 1};
+    plain.options.depth = 1;
+    plain.options.config.num_layers = 2;
+    plain.options.chunks = 5;
+    write_lora(path, &plain.options.config);
+    plain.options.lora[0] = (carry_lora_file){.path = path, .scale = 2.0};
+    plain.options.loras = 1;
+    alone = plain;
+    alone.lora_at = 2;
+    apart = alone;
+    apart.ranks = 2;
+    apart.options.with_stage = true;
+    mesh = alone;
+    mesh.ranks = 3;
+    mesh.options.with_stage = true;
+    run_or_fail(&plain);
+    run_or_fail(&alone);
+    run_or_fail(&apart);
+    run_or_fail(&mesh);
+    assert_same_frames(&alone, &apart, "a LoRA with a stage of its own");
+    assert_int_equal(mesh.frames, alone.frames);
+    for (int i = 0; i < plain.frames; i++) {
+        assert_true((plain.digest[i] == alone.digest[i]) == (plain.chunk_index[i] < 2));
+    }
+    (void)unlink(path);
 }
 
 /* While stage 0 waits for its pace, the mesh waits for stage 0. */
@@ -326,6 +421,9 @@ int main(void) {
         cmocka_unit_test(test_a_cut_drops_what_is_stale),
         cmocka_unit_test(test_the_time_to_show_a_prompt_is_told),
         cmocka_unit_test(test_positions_run_out),
+        cmocka_unit_test(test_a_lora_is_switched_between_chunks),
+        cmocka_unit_test(test_motion_takes_noise_from_video_that_moves),
+        cmocka_unit_test(test_motion_is_the_difference_of_frames),
         cmocka_unit_test(test_a_pace_that_outlasts_the_deadline_is_refused),
         cmocka_unit_test(test_it_stops_between_chunks),
         cmocka_unit_test(test_a_pause_may_be_longer_than_the_deadline),

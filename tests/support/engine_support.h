@@ -84,6 +84,10 @@ static inline uint64_t fake_attend(const fake_runner *f, const int32_t *pages, i
 static inline void fake_run(fake_runner *f, const carry_run *run, carry_run_result *result) {
     fake_slot *slot = &f->slots[run->slot];
     *result = (carry_run_result){.token = -1};
+    if (run->follows) {
+        assert_true(run->count == 1 && run[-1].count == 1 && run[-1].pages == run->pages);
+        *slot = f->slots[run[-1].slot];
+    }
     assert_int_equal(slot->length, run->length);
     for (int64_t i = 0; i < run->count; i++) {
         const int64_t at = run->length + i;

@@ -46,7 +46,11 @@ typedef struct stream {
     carry_stream_figures figures;
     int ranks;
     double deadline;
-    int64_t cut_at, stop_at, fail_at, pause_at, prompt_at; /* chunks that have been shown before it happens; 0: never */
+    int64_t cut_at, stop_at, fail_at, pause_at, prompt_at,
+        lora_at; /* chunks that have been shown before it happens; 0: never */
+    bool has_video;
+    double video; /* by how much all its values change from frame to frame */
+    int64_t read; /* frames of it */
     /* seen */
     int64_t digest[CHUNKS];
     uint64_t chunk_index[CHUNKS], epoch[CHUNKS];
@@ -99,9 +103,28 @@ static inline void see_chunk(void *user, const carry_chunk_times *times) {
     if (s->shown == s->prompt_at) {
         ask(s->controls, "{\"prompt\": \"another\"}");
     }
+    if (s->shown == s->lora_at) {
+        ask(s->controls, "{\"lora\": 1}");
+    }
     if (s->shown == s->pause_at) {
         ask(s->controls, "{\"pause\": true}");
     }
+}
+
+/* A picture whose values go up and down by `video`. */
+static inline carry_status read_video(void *user, carry_ctx *ctx, carry_tensor frames, int64_t *got) {
+    stream *s = user;
+    float *to = frames.data;
+    (void)ctx;
+    for (int64_t i = 0; i < frames.shape[0]; i++) {
+        for (int64_t k = 0; k < frames.stride[0]; k++) {
+            to[i * frames.stride[0] + k] =
+                (float)((double)(k % 7) / 7.0 - 0.5 + (s->read % 2 == 0 ? 0.5 : -0.5) * s->video);
+        }
+        s->read++;
+    }
+    *got = frames.shape[0];
+    return CARRY_OK;
 }
 
 static inline carry_status stream_rank(void *user, carry_comm *comm) {
@@ -110,6 +133,7 @@ static inline carry_status stream_rank(void *user, carry_comm *comm) {
     const carry_pipeline_hooks hooks = {.controls = rank == 0 ? s->controls : NULL,
                                         .stop = should_stop,
                                         .frames = see_frames,
+                                        .source = s->has_video ? read_video : NULL,
                                         .cut = see_cut,
                                         .chunk = see_chunk,
                                         .user = s};
@@ -122,6 +146,7 @@ static inline carry_status run_stream(stream *s) {
     carry_control_state start = carry_control_default();
     const bool makes_controls = s->controls == NULL;
     start.steps = 2;
+    start.loras = s->options.loras;
     start.step[0] = 1000;
     start.step[1] = 500;
     start.kv_bias = 0.7;

@@ -32,6 +32,8 @@ class EngineOptions(Sized):
         ("cache_dir", c_char_p),
         ("cache_dir_bytes", c_size_t),
         ("same_bits", c_bool),
+        ("draft", c_char_p),
+        ("draft_tokens", c_int64),
     ]
 
 
@@ -58,6 +60,8 @@ class EngineEvent(Sized):
         ("first_s", c_double),
         ("seconds", c_double),
         ("state", c_uint64),
+        ("drafted_tokens", c_int64),
+        ("accepted_tokens", c_int64),
     ]
 
 
@@ -100,6 +104,8 @@ class EngineRequest(Sized):
         ("bias_count", c_int64),
         ("constrain", CONSTRAIN),
         ("constraint", c_void_p),
+        ("regex", c_char_p),
+        ("json_schema", c_char_p),
     ]
 
 
@@ -116,6 +122,8 @@ class EngineStats(Sized):
         ("cache_device", c_size_t),
         ("cache_host", c_size_t),
         ("cache_dir", c_size_t),
+        ("drafted_tokens", c_int64),
+        ("accepted_tokens", c_int64),
     ]  # fmt: skip
 
 
@@ -134,6 +142,8 @@ PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_engine_state_roll_back": (c_int, [c_void_p, c_uint64, c_int64]),
     "carry_engine_state_save": (c_int, [c_void_p, c_uint64, c_char_p]),
     "carry_engine_state_load": (c_int, [c_void_p, _U64, c_char_p]),
+    "carry_engine_state_to_host": (c_int, [c_void_p, c_uint64]),
+    "carry_engine_state_move": (c_int, [c_void_p, c_uint64, c_void_p, _U64]),
     "carry_engine_state_drop": (c_int, [c_void_p, c_uint64]),
     "carry_engine_state_cache": (c_int, [c_void_p, c_uint64]),
     "carry_engine_statistics": (None, [c_void_p, POINTER(EngineStats)]),

@@ -8,11 +8,12 @@ with libcarry.Engine("Qwen3.5-0.8B", dtype="bf16") as engine:
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Iterator
-from ctypes import byref, c_bool, c_char_p, c_int64, c_uint64, c_void_p, string_at
+from collections.abc import Iterable, Iterator, Mapping
+from ctypes import byref, c_bool, c_char_p, c_float, c_int64, c_uint64, c_void_p, string_at
 from typing import Any
 
 from . import _context
@@ -53,6 +54,19 @@ class EngineState:
         """To a file, for `Engine.load_state` with the same model."""
         self._call(lib.carry_engine_state_save, os.fsencode(path))
 
+    def to_host(self) -> None:
+        """Move it to host memory, where it takes no memory of the device. The next use moves it back."""
+        self._call(lib.carry_engine_state_to_host)
+
+    def move(self, engine: Engine) -> EngineState:
+        """Move it to another engine of the same model and type, on any device. This one is dropped."""
+        made = c_uint64()
+        with engine._lock:
+            self._call(lib.carry_engine_state_move, engine._opened(), byref(made))
+        self._engine._states.pop(self._handle, None)
+        self._handle = 0
+        return EngineState(engine, made.value)
+
     def drop(self) -> None:
         """Give its memory back."""
         handle, self._handle = self._handle, 0
@@ -73,6 +87,7 @@ class Request:
         self.reason: str | None = None  # "length", "end", "stop", "context", "cancelled" or "failed"
         self.message = ""
         self.prompt_tokens = self.cached_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = 0
         self.first_s = self.seconds = 0.0
         self.state: EngineState | None = None
 
@@ -112,6 +127,7 @@ class Request:
         self.reason, self.message = REASONS[event.reason], (event.message or b"").decode("utf-8", "replace")
         self.prompt_tokens, self.cached_tokens = event.prompt_tokens, event.cached_tokens
         self.first_s, self.seconds = event.first_s, event.seconds
+        self.drafted_tokens, self.accepted_tokens = event.drafted_tokens, event.accepted_tokens
         self.state = EngineState(self._engine, event.state) if event.state != 0 else None
 
 
@@ -140,6 +156,8 @@ class Engine:
         cache_dir: str | os.PathLike[str] | None = None,
         cache_dir_bytes: int = 0,
         same_bits: bool = False,
+        draft: str | None = None,
+        draft_tokens: int = 0,
     ) -> None:
         """Open a model's folder as `libcarry.load` does. 0 means the default of include/carry/engine.h.
 
@@ -150,6 +168,8 @@ class Engine:
             cache: keep states of prompts, so that later ones with the same beginning need not read it again.
             cache_host, cache_dir: bytes of host memory and a folder for states that leave the device.
             same_bits: the same results whatever runs beside a request.
+            draft: "ngram": guess next tokens from the text itself and verify them together; the same text, sooner.
+            draft_tokens: guesses of a text in a step.
         """
         self._context = _context.Context(_context._threads)
         self._lock = threading.RLock()
@@ -169,6 +189,8 @@ class Engine:
             cache_dir=None if cache_dir is None else os.fsencode(cache_dir),
             cache_dir_bytes=cache_dir_bytes,
             same_bits=same_bits,
+            draft=None if draft is None else draft.encode(),
+            draft_tokens=draft_tokens,
         )
         made = c_void_p()
         handle = self._context.handle
@@ -220,6 +242,11 @@ class Engine:
         state: EngineState | None = None,
         keep_state: bool = False,
         cache: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        logit_bias: Mapping[int, float] | None = None,
+        regex: str | None = None,
+        json_schema: Any = None,
     ) -> Request:
         """Queue a prompt: text (the folder's tokenizer is built in), or token numbers.
 
@@ -229,7 +256,14 @@ class Engine:
             stop: texts that end it; they are not part of it.
             state: goes on from it; it remains as it is.
             keep_state: the request has a `state` when it has ended, also with max_new_tokens=0.
+            frequency_penalty, presence_penalty: subtracted from the logit of a token for each time it is in the text,
+                and once.
+            logit_bias: numbers that are added to the logits of tokens.
+            regex: a regular expression that the whole text matches, as far as it goes.
+            json_schema: a JSON schema that the text matches, as text or as the object it stands for.
         """
+        biases = {} if logit_bias is None else logit_bias
+        schema = json_schema if json_schema is None or isinstance(json_schema, str) else json.dumps(json_schema)
         stops = [stop] if isinstance(stop, str) else list(stop)
         request = EngineRequest(
             tokens=max_new_tokens,
@@ -244,6 +278,13 @@ class Engine:
             state=0 if state is None else state._handle,
             keep_state=keep_state,
             no_cache=not cache,
+            frequency=frequency_penalty,
+            presence=presence_penalty,
+            bias_ids=(c_int64 * len(biases))(*biases.keys()),
+            biases=(c_float * len(biases))(*biases.values()),
+            bias_count=len(biases),
+            regex=None if regex is None else regex.encode(),
+            json_schema=None if schema is None else schema.encode(),
         )
         if isinstance(prompt, str):
             request.text = encoded = prompt.encode()

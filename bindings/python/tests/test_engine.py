@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import threading
 from pathlib import Path
 
@@ -41,6 +43,20 @@ def test_texts_are_those_of_the_model(engine, folder):
     assert engine.statistics()["finished"] == 18
 
 
+def test_guesses_change_nothing(folder):
+    options = {"max_new_tokens": 60, "temperature": 0.0, "eos_token_id": ()}
+    prompt = [1, 2, 3, 1, 2, 3, 1, 2]
+    with libcarry.Engine(folder, memory=64 << 20, same_bits=True) as engine:
+        plain = engine.generate(prompt, **options)
+    with libcarry.Engine(folder, memory=64 << 20, same_bits=True, draft="ngram", draft_tokens=3) as engine:
+        request = engine.submit(prompt, **options)
+        assert request.result() == plain
+        assert request.drafted_tokens >= request.accepted_tokens >= 0 and request.drafted_tokens >= 3
+        assert engine.statistics()["drafted_tokens"] == request.drafted_tokens
+    with pytest.raises(ValueError, match="draft 'bigram': expected ngram or none"):
+        libcarry.Engine(folder, draft="bigram")
+
+
 def test_tokens_come_one_by_one_and_can_be_cancelled(engine):
     request = engine.submit([1, 2, 3], 400, eos_token_id=())
     seen = []
@@ -69,6 +85,21 @@ def test_states_are_forked_rolled_back_and_saved(engine, folder, tmp_path):
     state.drop()
     with pytest.raises(ValueError, match="was dropped"):
         len(state)
+
+
+def test_states_move_to_host_memory_and_to_other_engines(engine, folder):
+    first = engine.submit(prompts(5)[4], 20, keep_state=True, eos_token_id=(), temperature=0.0)
+    first.result()
+    fork, free = first.state.fork(), engine.statistics()["free_slots"]
+    expected = engine.submit([5, 6], 10, state=fork, eos_token_id=(), temperature=0.0).result()
+    first.state.to_host()
+    assert engine.statistics()["free_slots"] > free and len(first.state) == len(prompts(5)[4]) + 20
+    assert engine.submit([5, 6], 10, state=first.state, eos_token_id=(), temperature=0.0).result() == expected
+    with libcarry.Engine(folder, sequences=1, context=600, memory=64 << 20) as other:
+        moved = fork.move(other)
+        assert other.submit([5, 6], 10, state=moved, eos_token_id=(), temperature=0.0).result() == expected
+        with pytest.raises(ValueError, match="was dropped"):
+            len(fork)
 
 
 def test_mistakes_are_named(engine, folder):
@@ -101,3 +132,31 @@ def test_other_threads_submit(engine):
         thread.join(120)
     assert len(results) == 30
     assert all(results[i] == results[10 + i] == results[20 + i] for i in range(10))
+
+
+def test_texts_match_a_regex_or_a_schema(tmp_path, rng):
+    write(tmp_path, rng, vocabulary=300)  # a vocabulary of bytes has a tokenizer
+    with libcarry.Engine(tmp_path, sequences=3, context=600, memory=64 << 20) as engine:
+        check_constraints(engine)
+
+
+def check_constraints(engine):
+    schema = {
+        "type": "object",
+        "properties": {"n": {"type": "integer", "minimum": 0, "maximum": 99}, "ok": {"type": "boolean"}},
+        "required": ["n", "ok"],
+    }
+    regex = r"(yes|no)(, (yes|no)){0,2}"
+    options = {"max_new_tokens": 200, "temperature": 1.0, "top_p": 1.0}
+    for seed in range(6):
+        answer = engine.submit("x", regex=regex, seed=seed, **options)
+        value = engine.submit("x", json_schema=schema, seed=seed, eos_token_id=(), **options)
+        assert re.fullmatch(regex, answer.result()) and answer.reason == "end"
+        parsed = json.loads(value.result())
+        assert value.reason == "end" and 0 <= parsed["n"] < 100 and isinstance(parsed["ok"], bool)
+    with pytest.raises(Exception, match="character 1: \\( without"):
+        engine.submit("x", regex="(a")
+    with pytest.raises(Exception, match="uniqueItems"):
+        engine.submit("x", json_schema={"type": "array", "uniqueItems": True})
+    with pytest.raises(Exception, match="expected one of both"):
+        engine.submit("x", regex="a", json_schema="true")

@@ -3,7 +3,10 @@
 
    Prompts are random and differ from the first token on, so that none comes from the cache. The probability of the
    first token is compared with that of one pass of the model over the whole prompt, in the same type on the same
-   device. */
+   device.
+
+   With draft=4:accept=0.75 a step reads four guesses after the last token of each text, and the first three count as
+   right whatever was sampled: the speed that guesses would have if this share of them were right. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -31,6 +34,7 @@ typedef struct instance {
     carry_instance base;
     carry_dtype dtype;
     int64_t batch, prompt, tokens;
+    int64_t draft, forced; /* guesses of a step; of them, those that count as right */
     char config[CARRY_PROBLEM_WORD];
     carry_lm *lm;
     carry_runner *runner;
@@ -47,10 +51,29 @@ typedef struct instance {
 
 static const char takes[] =
     "f32, bf16 or f16; b (texts at once), prompt, tokens; config=NAME or FILE (tiny, qwen3.5-0.8b, "
-    "qwen3.5-4b), device=cpu or cuda";
+    "qwen3.5-4b), draft=N, accept=SHARE (guesses of a step, forced to be right), device=cpu or cuda";
 
 static const char *method(int index) {
     return index == 0 ? "engine" : NULL;
+}
+
+/* draft=4:accept=0.75. */
+static carry_status parse_draft(instance *it, carry_problem *problem) {
+    const char *draft = carry_problem_setting(problem, "draft");
+    const char *accept = carry_problem_setting(problem, "accept");
+    char *end = NULL;
+    char *rest = NULL;
+    const long count = draft != NULL ? strtol(draft, &end, 10) : 0;
+    const double share = accept != NULL ? strtod(accept, &rest) : 1.0;
+    if ((draft != NULL && (end == draft || *end != '\0')) || (accept != NULL && (rest == accept || *rest != '\0')) ||
+        count < 0 || count > CARRY_DRAFT_MOST || !(share >= 0.0 && share <= 1.0) || (accept != NULL && count == 0)) {
+        return carry_fail(it->base.ctx, CARRY_EARGUMENT,
+                          "'%s': expected draft=N with N from 1 to %d, and accept from 0 to 1", problem->text,
+                          CARRY_DRAFT_MOST);
+    }
+    it->draft = count;
+    it->forced = (int64_t)(share * (double)count + 0.5);
+    return CARRY_OK;
 }
 
 static carry_status parse(void *given, carry_problem *problem) {
@@ -61,6 +84,7 @@ static carry_status parse(void *given, carry_problem *problem) {
     it->batch = carry_problem_size(problem, "b", 1);
     it->prompt = carry_problem_size(problem, "prompt", 128);
     it->tokens = carry_problem_size(problem, "tokens", 32);
+    CARRY_TRY(parse_draft(it, problem));
     CARRY_TRY(carry_problem_device(it->base.ctx, &it->base.device, problem));
     CARRY_TRY(carry_problem_finish(it->base.ctx, problem, takes));
     const int64_t sizes[] = {it->batch, it->prompt + it->tokens};
@@ -70,7 +94,11 @@ static carry_status parse(void *given, carry_problem *problem) {
         return carry_fail(it->base.ctx, CARRY_ESIZE, "'%s': expected b from 1 to 4096, prompt and tokens from 1 on",
                           problem->text);
     }
-    (void)snprintf(it->about, sizeof it->about, "engine: steps of the model over pooled states, %s", it->config);
+    int length = snprintf(it->about, sizeof it->about, "engine: steps of the model over pooled states, %s", it->config);
+    if (it->draft > 0 && length > 0 && (size_t)length < sizeof it->about) {
+        (void)snprintf(it->about + length, sizeof it->about - (size_t)length,
+                       "; %" PRId64 " of %" PRId64 " guesses are forced to be right", it->forced, it->draft);
+    }
     return CARRY_OK;
 }
 
@@ -93,14 +121,30 @@ static void on_event(void *user, const carry_sequence_event *event) {
     }
 }
 
+/* Any tokens will do. */
+static int64_t guess(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most) {
+    (void)user;
+    for (int64_t i = 0; i < most; i++) {
+        to[i] = ids[(count - 1 + i) % count];
+    }
+    return most;
+}
+
 static carry_status open_engine(instance *it) {
-    carry_runner_sizes sizes = {.sequences = it->batch, .slots = it->batch, .context = it->prompt + it->tokens};
+    const int64_t runs = it->batch * (1 + it->draft);
+    carry_runner_sizes sizes = {.sequences = runs, .slots = runs, .context = it->prompt + it->tokens};
     const int64_t step = it->base.device == 0 ? STEP_CPU : STEP_GPU;
-    sizes.tokens = step > it->batch + CARRY_PAGE_TOKENS ? step : it->batch + CARRY_PAGE_TOKENS;
+    sizes.tokens = step > runs + CARRY_PAGE_TOKENS ? step : runs + CARRY_PAGE_TOKENS;
     sizes.pages = it->batch * ((sizes.context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS + 1);
     CARRY_TRY(carry_model_runner_new(it->lm, &it->runner, &sizes, it->dtype));
     return carry_scheduler_new(it->base.ctx, &it->scheduler, it->runner,
-                               &(carry_scheduler_options){.queue = it->batch, .on_event = on_event, .user = it});
+                               &(carry_scheduler_options){.queue = it->batch,
+                                                          .texts = it->batch,
+                                                          .draft = it->draft > 0 ? guess : NULL,
+                                                          .draft_tokens = it->draft,
+                                                          .draft_forced = it->forced,
+                                                          .on_event = on_event,
+                                                          .user = it});
 }
 
 /* One set: the weights alone exceed caches. */

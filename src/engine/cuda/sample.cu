@@ -93,15 +93,15 @@ static __device__ void report(const carry_sample_call &call, row_view &v, const 
     mass_t under = ~(mass_t)0;
     for (int n = 0; n < row.logprobs; n++) {
         under = largest(v, under);
-        if (cg::this_cluster().block_rank() == 0 && threadIdx.x == 0) {
+        if (this_cluster().block_rank() == 0 && threadIdx.x == 0) {
             to->top[n] = token_of(under);
             to->top_logprob[n] = (float)((double)value_of((unsigned)(under >> 32)) - rest);
         }
     }
 }
 
-static __global__ __cluster_dims__(BLOCKS, 1, 1)
-    __launch_bounds__(THREADS, 1) void sample(const __grid_constant__ carry_sample_call call) {
+static __global__ SAMPLE_CLUSTER __launch_bounds__(THREADS,
+                                                   1) void sample(const __grid_constant__ carry_sample_call call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(16) unsigned char memory[];
     __shared__ shared_head head; /* static: its size tells whether the kernel is there (works) */
@@ -131,7 +131,7 @@ static __global__ __cluster_dims__(BLOCKS, 1, 1)
             call.last[row.slot] = is_failed ? 0 : token;
         }
     }
-    cg::this_cluster().sync(); /* no block leaves while others read its memory */
+    this_cluster().sync(); /* no block leaves while others read its memory */
 #endif
 }
 
@@ -142,11 +142,11 @@ static __device__ __forceinline__ void consider(mass_t &best, float x, int token
     best = packed > best ? packed : best;
 }
 
-static __global__ __cluster_dims__(BLOCKS, 1, 1)
-    __launch_bounds__(GREEDY) void take_largest(const __grid_constant__ carry_sample_call call) {
+static __global__ SAMPLE_CLUSTER
+__launch_bounds__(GREEDY) void take_largest(const __grid_constant__ carry_sample_call call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     __shared__ mass_t warps[GREEDY / 32], mine;
-    cg::cluster_group cluster = cg::this_cluster();
+    cluster_group cluster = this_cluster();
     const carry_sample_row row = call.row[blockIdx.y];
     const size_t base = (size_t)row.row * (size_t)call.stride;
     const int first = (int)blockIdx.x * GREEDY + (int)threadIdx.x, step = BLOCKS * GREEDY;

@@ -15,7 +15,27 @@
 
 namespace sampling {
 
-namespace cg = cooperative_groups;
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+using cooperative_groups::cluster_group;
+using cooperative_groups::this_cluster;
+#define SAMPLE_CLUSTER __cluster_dims__(BLOCKS, 1, 1)
+#else /* GPUs without clusters: the kernel is compiled for them, and never launched */
+#define SAMPLE_CLUSTER
+struct cluster_group {
+    __device__ void sync() const {
+    }
+    __device__ int block_rank() const {
+        return 0;
+    }
+    template <typename T> __device__ T *map_shared_rank(T *at, int) const {
+        return at;
+    }
+};
+
+static __device__ cluster_group this_cluster() {
+    return {};
+}
+#endif
 
 typedef unsigned long long mass_t; /* in units of 2^-40 of the likeliest token's weight */
 
@@ -92,7 +112,7 @@ struct add_double { /* bits of doubles, added in a fixed order */
 
 /* Over all threads of the cluster; every thread gets it. Ends with blocks that may still read one another's `mine`. */
 template <typename BY> static __device__ mass_t all(row_view &v, mass_t x) {
-    cg::cluster_group cluster = cg::this_cluster();
+    cluster_group cluster = this_cluster();
 #pragma unroll
     for (int d = 16; d > 0; d >>= 1) {
         x = BY::of(x, __shfl_xor_sync(~0u, x, d));
@@ -123,7 +143,7 @@ template <typename BY> static __device__ mass_t all(row_view &v, mass_t x) {
 
 /* The sum over the threads before this one, in this block and in those before it. */
 static __device__ mass_t before(row_view &v, mass_t x) {
-    cg::cluster_group cluster = cg::this_cluster();
+    cluster_group cluster = this_cluster();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     mass_t sum = x;
 #pragma unroll
@@ -207,7 +227,7 @@ static __device__ __forceinline__ int bucket_of(const row_view &v, const level &
 }
 
 static __device__ choice count_level(row_view &v, const level &at, const kept &k, long long tokens, mass_t mass) {
-    cg::cluster_group cluster = cg::this_cluster();
+    cluster_group cluster = this_cluster();
     shared_head *head = v.head, *leader = cluster.map_shared_rank(head, 0);
     for (int i = threadIdx.x; i < BUCKETS; i += THREADS) {
         head->counts[i] = 0;
@@ -241,7 +261,7 @@ static __device__ choice count_level(row_view &v, const level &at, const kept &k
 
 /* The `wanted`-th kept token with this key, counting from 0, in the order of tokens. */
 static __device__ int nth_equal(row_view &v, const kept &k, unsigned key, long long wanted) {
-    cg::cluster_group cluster = cg::this_cluster();
+    cluster_group cluster = this_cluster();
     mass_t own = 0;
     for (int i = v.from; i < v.to; i++) {
         own += key_of(v.x[i]) == key && is_kept(k, v.x[i], v.first + i) ? 1 : 0;
@@ -299,7 +319,7 @@ static __device__ kept narrow(row_view &v, kept k, long long tokens, mass_t mass
 
 /* One of the kept tokens that have at least the mass `least`. */
 static __device__ int draw(row_view &v, const kept &k, mass_t least, double unit) {
-    cg::cluster_group cluster = cg::this_cluster();
+    cluster_group cluster = this_cluster();
     mass_t own = 0;
     for (int i = v.from; i < v.to; i++) {
         const mass_t m = mass_of(v, v.x[i]);

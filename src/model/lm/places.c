@@ -17,6 +17,12 @@ carry_status carry_lm_places_check(const carry_lm_pass *pass, const carry_lm_pla
                           " sequences in a pool of its model and type was called with others",
                           pass->most, o->pooled);
     }
+    for (int64_t i = 1; i < p->waves; i++) {
+        if (p->wave[0] != 0 || p->wave[p->waves] != p->steps || p->wave[i + 1] <= p->wave[i] ||
+            p->wave[i + 1] - p->wave[i] > p->wave[i] - p->wave[i - 1]) {
+            return carry_fail(pass->ctx, CARRY_EARGUMENT, "wave %" PRId64 " of a call has more steps than the last", i);
+        }
+    }
     for (int64_t i = 0; i < p->sequences; i++) {
         const int64_t count = p->starts[i + 1] - p->starts[i];
         if (count < 1 || (i < p->steps && count != 1) || p->starts[0] != 0 || p->slots[i] < 0 ||
@@ -40,11 +46,18 @@ bool carry_lm_group_at(const carry_lm_pass *pass, const carry_lm_args *args, int
         *group = (carry_lm_group){.batch = pass->options.batch, .tokens = pass->options.tokens, .sequence = -1};
         return index == 0;
     }
+    if (index < p->waves) {
+        *group = (carry_lm_group){.first = p->wave[index],
+                                  .batch = p->wave[index + 1] - p->wave[index],
+                                  .tokens = 1,
+                                  .sequence = p->wave[index]};
+        return true;
+    }
     if (p->steps > 0 && index == 0) {
         *group = (carry_lm_group){.batch = p->steps, .tokens = 1};
         return true;
     }
-    const int64_t sequence = index + p->steps - (p->steps > 0 ? 1 : 0);
+    const int64_t sequence = index + p->steps - (p->waves > 0 ? p->waves : p->steps > 0 ? 1 : 0);
     if (sequence >= p->sequences) {
         return false;
     }
@@ -81,7 +94,38 @@ carry_tensor carry_lm_pool_row(const carry_lm_state *pool, int64_t layer, int pa
 }
 
 bool carry_lm_group_is_steps(const carry_lm_args *args, const carry_lm_group *group) {
-    return args->places != NULL && args->places->steps > 0 && group->first == 0;
+    return args->places != NULL && group->first < args->places->steps; /* a step is a row */
+}
+
+int64_t carry_lm_place_before(const carry_lm_places *p, int64_t sequence) {
+    int64_t wave = 0;
+    while (wave + 1 < p->waves && sequence >= p->wave[wave + 1]) {
+        wave++;
+    }
+    return wave > 0 && sequence < p->steps ? p->wave[wave - 1] + sequence - p->wave[wave] : -1;
+}
+
+/* Slots on the device that a group of steps goes on from; NULL: its own. */
+static const int32_t *slots_before(const carry_lm_places *p, const carry_lm_group *group) {
+    const int64_t before = carry_lm_place_before(p, group->sequence);
+    return before >= 0 ? p->there.slots + before : NULL;
+}
+
+carry_status carry_lm_follow(const carry_lm_call *call, const carry_lm_group *group, int part) {
+    const carry_lm_places *p = call->args->places;
+    const int32_t *from = p != NULL ? slots_before(p, group) : NULL;
+    if (from == NULL) {
+        return CARRY_OK;
+    }
+    const carry_tensor *states = &p->pool->part[call->layer][part];
+    const int64_t slots = states->shape[0];
+    const int64_t slices = p->pool->about[call->layer][part].slices > 0 ? p->pool->about[call->layer][part].slices : 1;
+    const carry_tensor rows = carry_reshape_2d(*states, slices * slots, carry_tensor_count(states) / slots / slices);
+    for (int64_t i = 0; i < slices; i++) {
+        CARRY_TRY(carry_copy_slots(call->pass->ctx, carry_slice(rows, i * slots, slots), p->there.slots + group->first,
+                                   from, group->batch));
+    }
+    return CARRY_OK;
 }
 
 carry_lm_pooled_call carry_lm_pooled(const carry_lm_call *call, const carry_lm_group *group, int part) {
@@ -89,14 +133,15 @@ carry_lm_pooled_call carry_lm_pooled(const carry_lm_call *call, const carry_lm_g
     return (carry_lm_pooled_call){.batch = group->batch,
                                   .tokens = group->tokens,
                                   .pool = p->pool->part[call->layer][part],
-                                  .slots = carry_lm_group_is_steps(call->args, group) ? p->there.slots : NULL,
+                                  .slots =
+                                      carry_lm_group_is_steps(call->args, group) ? p->there.slots + group->first : NULL,
                                   .slot = p->slots[group->sequence]};
 }
 
 static carry_status convolve_steps(const carry_lm_call *call, const carry_lm_group *group, const carry_lm_conv *convs,
                                    int count) {
     const carry_lm_places *p = call->args->places;
-    carry_conv_step_args step = {.maps = count, .slots = p->there.slots};
+    carry_conv_step_args step = {.maps = count, .slots = p->there.slots + group->first, .from = slots_before(p, group)};
     for (int i = 0; i < count; i++) {
         step.map[i] = (carry_conv_step_map){.y = carry_lm_group_flat(group, convs[i].y),
                                             .x = carry_lm_group_flat(group, convs[i].x),

@@ -3,7 +3,12 @@
 
    The first `steps` sequences of a call have one token each, rows 0 to steps - 1; the others have pieces of any length,
    one after the other. A mixer does its products for all rows together, and what depends on a state group by group: the
-   steps are one group of `steps` sequences of one token, every piece is a group of one sequence. */
+   steps are one group of `steps` sequences of one token, every piece is a group of one sequence.
+
+   Steps can be several tokens of one text, of which later ones are guesses: each has a slot, so that the state after
+   every token remains. They come in waves: wave 0 has the first token of every text, wave 1 the second one of those
+   that have more, and so on; entry i of a wave goes on from the slot of entry i of the wave before. Each wave is a
+   group. */
 #ifndef CARRY_MODEL_LM_PLACES_H
 #define CARRY_MODEL_LM_PLACES_H
 
@@ -14,6 +19,8 @@
 typedef struct carry_lm_places {
     carry_lm_state *pool;
     int64_t sequences, steps;
+    int64_t waves;          /* of steps; 0 and 1: all steps are of different texts */
+    const int64_t *wave;    /* [waves + 1]: the first sequence of each */
     const int64_t *starts;  /* [sequences + 1]: the first row of each */
     const int32_t *slots;   /* [sequences] */
     const int64_t *lengths; /* [sequences]: tokens that were read before */
@@ -49,7 +56,7 @@ carry_tensor carry_lm_group_rows(const carry_lm_group *group, carry_tensor rows,
 /* The same as [batch * tokens, width]. */
 carry_tensor carry_lm_group_flat(const carry_lm_group *group, carry_tensor rows);
 
-/* True if a group is the single tokens of a call with places. */
+/* True if a group is single tokens of a call with places. */
 bool carry_lm_group_is_steps(const carry_lm_args *args, const carry_lm_group *group);
 /* y = activation(conv(x)) for each of `count` inputs of all groups; input i is continued from and left in part i of the
    layer's state. x and y are rows of the pass. */
@@ -61,6 +68,11 @@ carry_status carry_lm_convolve(const carry_lm_call *call, const carry_lm_conv *c
 
 /* What a recurrence is told of a group whose states are in part `part`. */
 carry_lm_pooled_call carry_lm_pooled(const carry_lm_call *call, const carry_lm_group *group, int part);
+
+/* The sequence whose state a sequence of a later wave goes on from; -1: its own slot has the state. */
+int64_t carry_lm_place_before(const carry_lm_places *places, int64_t sequence);
+/* Before a group of a later wave: copies its states in a part of fixed size from the slots of the wave before. */
+carry_status carry_lm_follow(const carry_lm_call *call, const carry_lm_group *group, int part);
 
 /* Row `slot` of a part of fixed size and one slice: [1, ...]. */
 carry_tensor carry_lm_pool_row(const carry_lm_state *pool, int64_t layer, int part, int64_t slot);

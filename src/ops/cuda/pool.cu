@@ -12,7 +12,7 @@ template <typename T> struct conv_step_map {
 
 template <typename T> struct conv_step_job {
     conv_step_map<T> map[CARRY_CONV_STEP_MAPS];
-    const int32_t *slots;
+    const int32_t *slots, *from;
     int64_t batch;
     int width;
 };
@@ -27,18 +27,19 @@ __global__ void __launch_bounds__(THREADS) conv_step_kernel(const __grid_constan
     }
     const int width = job.width;
     const int64_t b = i / map.channels, c = i % map.channels;
-    float *tail = map.tails + (int64_t)job.slots[b] * (width - 1) * map.channels + c;
+    const float *tail = map.tails + (int64_t)job.from[b] * (width - 1) * map.channels + c;
+    float *moved = map.tails + (int64_t)job.slots[b] * (width - 1) * map.channels + c;
     const float next = map.x.get(b * map.x_row + c);
     float sum = 0.0f;
     for (int k = 0; k < width - 1; k++) {
         const float seen = tail[k * map.channels];
         sum = fmaf(map.w[c * width + k], seen, sum);
         if (k > 0) {
-            tail[(k - 1) * map.channels] = seen;
+            moved[(k - 1) * map.channels] = seen;
         }
     }
     if (width > 1) {
-        tail[(width - 2) * map.channels] = next;
+        moved[(width - 2) * map.channels] = next;
     }
     map.y.put(i, activate_one(fmaf(map.w[c * width + width - 1], next, sum), map.activation));
 }
@@ -52,6 +53,7 @@ extern "C" carry_status carry_cuda_conv_step(carry_ctx *ctx, const carry_conv_st
         conv_step_job<T> job = {};
         int64_t most = 0;
         job.slots = args->slots;
+        job.from = args->from != NULL ? args->from : args->slots;
         job.batch = first.x.shape[0];
         job.width = (int)first.w.shape[first.w.rank - 1];
         for (int i = 0; i < args->maps; i++) {
@@ -98,6 +100,32 @@ template <typename F> static void with_unit(const carry_tensor &a, const carry_t
     } else {
         f((uint16_t)0, (int64_t)(bytes / sizeof(uint16_t)));
     }
+}
+
+/* blockIdx.y is the row. */
+template <typename U>
+__global__ void __launch_bounds__(THREADS)
+    copy_slots_kernel(U *pool, const int32_t *to, const int32_t *from, int64_t units) {
+    const int64_t step = (int64_t)gridDim.x * THREADS;
+    U *into = pool + to[blockIdx.y] * units;
+    const U *source = pool + from[blockIdx.y] * units;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < units; i += step) {
+        into[i] = source[i];
+    }
+}
+
+extern "C" carry_status carry_cuda_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32_t *to, const int32_t *from,
+                                              int64_t count) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, pool.device));
+    if (count * pool.shape[1] > 0) {
+        with_unit(pool, pool, [&](auto unit, int64_t units) {
+            using U = decltype(unit);
+            const dim3 grid((unsigned)blocks_for(units, THREADS), (unsigned)count);
+            copy_slots_kernel<U><<<grid, THREADS, 0, at.stream>>>((U *)pool.data, to, from, units);
+        });
+    }
+    return launched(ctx, at, "copy_slots cannot be launched");
 }
 
 extern "C" carry_status carry_cuda_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows) {

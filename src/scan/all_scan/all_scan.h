@@ -18,7 +18,7 @@
 #include "core/span.h"
 #include "ops/kernels/kernels.h"
 
-/* What a prediction is made of. */
+/* The parts of a prediction. */
 typedef struct carry_all_scan_machine {
     double latency;        /* seconds of a message without bytes, one way, where that takes longest */
     double overhead;       /* seconds that one more of them takes, passed on behind another */
@@ -157,11 +157,11 @@ struct carry_all_scan_plan {
     carry_all_scan_counts counts;
 };
 
-/* all_scan_table.c; NULL past the end, and where there is none of that name. */
+/* all_scan_table.c; NULL past the end, and for an unknown name. */
 const carry_all_scan_algorithm *carry_all_scan_at(int index);
 const carry_all_scan_algorithm *carry_all_scan_find(const char *name);
 
-/* Work of so many seconds on one thread, by all threads where that pays. */
+/* Runs work that takes `seconds` on one thread, on all threads where that is faster. */
 static inline bool carry_all_scan_spreads(const carry_all_scan_machine *m, double seconds) {
     return m->speed > 1 && seconds / m->speed + m->fork < seconds;
 }
@@ -192,7 +192,7 @@ void carry_all_scan_put_far(carry_all_scan_machine *machine, const carry_comm_ra
 /* Collective: the slowest of the ranks counts. */
 carry_status carry_all_scan_measure(carry_all_scan_plan *plan);
 
-/* all_scan.c: a plan for a machine that is told instead of measured, NULL: measured; and another arithmetic. */
+/* all_scan.c: a plan for a given machine (NULL: this one, measured) and another arithmetic. */
 carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **plan,
                                         const carry_all_scan_problem *problem, const carry_all_scan_options *options,
                                         const carry_all_scan_machine *machine);
@@ -260,7 +260,7 @@ void carry_all_scan_compose(carry_all_scan_plan *plan, float *out, const float *
                             int64_t heads);
 /* By arith's own walk where it has one. */
 void carry_all_scan_walk_run(carry_all_scan_plan *plan, const carry_all_scan_walk *walk);
-/* What leaves this rank by its role, for a state S that enters it: into out. */
+/* Writes to out the state that leaves this rank, by its role, if S enters it. */
 void carry_all_scan_leave(carry_all_scan_plan *plan, carry_all_scan_view out, carry_all_scan_view S,
                           carry_all_scan_block block);
 /* state of the first position: initial, or zero. */

@@ -103,7 +103,7 @@ static void apply_range(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* On all threads, where work of so many seconds is worth it. */
+/* Runs work of this many seconds on all threads if that is faster. */
 static void spread(carry_all_scan_plan *plan, double seconds, int64_t items, carry_task task, job *j) {
     const bool spreads = carry_all_scan_spreads(&plan->machine, seconds);
     carry_parallel(plan->ctx, items, spreads ? 1 : items, task, j);

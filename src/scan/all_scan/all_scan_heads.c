@@ -1,5 +1,5 @@
 /* Heads: every position takes the scan of some heads over all positions. Each sends to each its pair (M, L) of that
-   one's heads, and gets back the states of its own position: two exchanges of everybody with everybody, whatever the
+   one's heads, and gets back the states of its own position: two exchanges between all ranks, whatever the
    number of ranks, and each rank receives (P-1)/P of one pair and of one state. The walk over positions is one launch
    on a GPU.
 
@@ -35,7 +35,7 @@ static size_t padded(size_t bytes) {
     return (bytes + CARRY_ALIGN - 1) / CARRY_ALIGN * CARRY_ALIGN;
 }
 
-/* Of so many heads, from a position: the first one's has no map. */
+/* The message of `heads` heads from a position; the first position's has no map. */
 static size_t pair_bytes(const carry_all_scan_problem *p, int64_t heads, int position) {
     carry_all_scan_problem some = *p;
     some.heads = heads;
@@ -171,7 +171,7 @@ static carry_status begin(carry_all_scan_plan *plan) {
     const int64_t own = heads_of(plan, self);
     for (int step = 1; step < ranks; step++) {
         const int from = (self + ranks - step) % ranks;
-        if (own > 0 && from < ranks - 1) { /* what leaves the last position is nobody's */
+        if (own > 0 && from < ranks - 1) { /* no rank needs the state that leaves the last position */
             CARRY_TRY(carry_all_scan_receive_pair(plan, from, l.in + (size_t)from * pair_room(plan),
                                                   pair_bytes(p, own, from), from));
         }

@@ -88,7 +88,7 @@ void carry_all_scan_put_role(carry_all_scan_plan *plan, void *message, size_t by
     }
 }
 
-/* What is none of them is a map: then only numbers can be wrong. */
+/* Any other message is a map, in which only numbers can be wrong. */
 carry_all_scan_role carry_all_scan_get_role(const carry_all_scan_plan *plan, int64_t request, const void *message) {
     const unsigned char role = plan->device > 0 ? plan->roles_got[request] : *(const unsigned char *)message;
     return role <= CARRY_ALL_SCAN_PASS ? (carry_all_scan_role)role : CARRY_ALL_SCAN_MAP;

@@ -22,7 +22,7 @@ static double cost_of(const carry_all_scan_algorithm *algorithm, const carry_all
     return algorithm->applies(shape, blocks, why, sizeof why) ? algorithm->cost(shape, machine, blocks) : INFINITY;
 }
 
-/* The next number of blocks to try: up to a block a head all or many, then so many to each head. */
+/* The next number of blocks to try: up to one block a head every divisor, then several blocks for each head. */
 static int64_t next_blocks(const carry_all_scan_problem *p, int64_t blocks) {
     const int64_t step = blocks < EVERY ? 1 : blocks / 4;
     if (blocks < p->heads) {

@@ -161,7 +161,7 @@ static double run(world *w) {
     }
     for (int r = 0; r < w->ranks; r++) {
         if (w->rank[r].next < w->traces[r].count) {
-            return -1.0; /* it waits for what nobody sends */
+            return -1.0; /* it waits for a message that no rank sends */
         }
         last = larger(last, w->rank[r].clock);
     }

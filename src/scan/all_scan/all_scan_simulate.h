@@ -1,4 +1,4 @@
-/* All-Scan on a cluster that is not here: what every rank would do is recorded from the algorithms themselves, rank
+/* All-Scan on a simulated cluster: the work of every rank is recorded from the algorithms themselves, rank
    after rank, and replayed by an event loop with the costs of a network and of products that were measured or stated.
 
    Recording. A plan over a communicator that moves nothing: its requests are posted and waited for, and that is all
@@ -14,7 +14,7 @@
 
 #define CARRY_ALL_SCAN_SIMULATED 4096 /* ranks */
 
-/* Nodes of so many ranks; index 0: inside one, 1: between two. */
+/* Ranks of a node; index 0: links inside a node, 1: between two. */
 typedef struct carry_all_scan_network {
     int node;
     double latency[2], bandwidth[2]; /* seconds, bytes a second */
@@ -60,7 +60,7 @@ typedef struct carry_all_scan_trace {
     bool no_memory;
 } carry_all_scan_trace;
 
-/* all_scan_replay.c: the time when the last rank has done its last step; below 0: out of memory, or nobody can go on.
+/* all_scan_replay.c: the time when the last rank has done its last step; below 0: out of memory, or a deadlock.
  */
 double carry_all_scan_replay(const carry_all_scan_trace *traces, int ranks, const carry_all_scan_network *network);
 

@@ -1,7 +1,7 @@
 /* Gradients of a scan on a GPU, once l is known: dA[t] = l[t] h[t-1]^T, or its diagonal, and dh0 = A[0]^T l[0].
 
    Every kernel walks its results with a grid as large as the GPU holds; results are written once, four neighbours at a
-   time where they lie on such boundaries. Sums over the width are in f32, in a fixed order. */
+   time where they are aligned to such boundaries. Sums over the width are in f32, in a fixed order. */
 #include <cuda_runtime.h>
 
 extern "C" {
@@ -161,7 +161,7 @@ bool starts_in_fours(const carry_scan_array *array, bool has_steps) {
            ((uintptr_t)array->data % bytes == 0 && array->item % 4 == 0 && (!has_steps || array->step % 4 == 0));
 }
 
-/* Blocks for so many tasks: eight a multiprocessor are as many as it holds of 256 threads. */
+/* Blocks for this many tasks: at most eight a multiprocessor, which is what it holds of 256 threads. */
 unsigned blocks_for(int64_t tasks, int units) {
     int64_t most = 8 * (int64_t)units;
     return (unsigned)(tasks < 1 ? 1 : tasks < most ? tasks : most);
@@ -214,7 +214,7 @@ extern "C" carry_status carry_cuda_scan_gradients(carry_ctx *ctx, const carry_cu
         error = cudaGetLastError();
     }
     if (error != cudaSuccess) {
-        (void)cudaGetLastError(); /* an error that is told must not come up again in the next call */
+        (void)cudaGetLastError(); /* an error that was reported must not come up again in the next call */
         return carry_fail(ctx, CARRY_EDEVICE, "gradients of a scan on a CUDA device: %s", cudaGetErrorString(error));
     }
     return CARRY_OK;

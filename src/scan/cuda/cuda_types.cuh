@@ -31,7 +31,7 @@ template <> __device__ __forceinline__ __half carry_from_float<__half>(float x) 
     return __float2half_rn(x);
 }
 
-/* The machine's word of so many bytes. */
+/* The machine's word of this many bytes. */
 template <int BYTES> struct carry_word;
 template <> struct carry_word<2> { using type = unsigned short; };
 template <> struct carry_word<4> { using type = unsigned; };

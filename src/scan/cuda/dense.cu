@@ -53,8 +53,8 @@ static double passes(const layout *l, carry_cuda_method method) {
     }
 }
 
-/* What neither arithmetic nor movement explains: products, barriers and loads that wait for each other, measured on an
-   H200 with batch 1 (n = 32, 64, 128; T = 1024 to 8192). Trees wait by the level, a walk by the step. */
+/* Time that neither arithmetic nor movement explains: products, barriers and loads that wait for each other, measured
+   on an H200 with batch 1 (n = 32, 64, 128; T = 1024 to 8192). Trees wait by the level, a walk by the step. */
 static double latency_of(const carry_scan_shape *shape, carry_cuda_method method) {
     double levels = log2((double)shape->steps + 1.0);
     if (method == CARRY_CUDA_SEQUENTIAL) {
@@ -99,7 +99,7 @@ static double cost(const carry_scan_shape *shape, carry_cuda_method method) {
 }
 
 static carry_status failed(carry_ctx *ctx, cudaError_t error, const char *what) {
-    (void)cudaGetLastError(); /* an error that is told must not come up again in the next call */
+    (void)cudaGetLastError(); /* an error that was reported must not come up again in the next call */
     return carry_fail(ctx, CARRY_EDEVICE, "a dense scan on a CUDA device: %s: %s", what, cudaGetErrorString(error));
 }
 

@@ -1,4 +1,4 @@
-/* The dense scans on GPUs: what a kernel is told, and the five kernels that share it.
+/* The dense scans on GPUs: kernel arguments, and the five kernels that take them.
 
    cyclic: cyclic. tree: blelloch. groups: matmul. doubling: hillis_steele. chunks: chunkwise and sequential. Each is
    one persistent kernel: levels inside a visit in shared memory, a barrier of the grid between levels.
@@ -65,7 +65,7 @@ struct params {
 
 typedef void (*kernel_of_params)(params p, size_t shared_bytes);
 
-/* The kernel for a type and a padded size; NULL when there is none. size is 16, 32, 64 or 128. */
+/* The kernel for a type and a padded size; NULL if it does not exist. size is 16, 32, 64 or 128. */
 kernel_of_params cyclic_kernel(int dtype, int size);
 kernel_of_params tree_kernel(int dtype, int size);
 kernel_of_params groups_kernel(int dtype, int size);

@@ -1,4 +1,5 @@
-/* What one block does with matrices in shared memory: fetch, multiply, apply, store, and a ring of those to come. */
+/* Operations of one block on matrices in shared memory: fetch, multiply, apply, store, and a ring of prefetched ones.
+ */
 #ifndef CARRY_SCAN_DENSE_BLOCK_CUH
 #define CARRY_SCAN_DENSE_BLOCK_CUH
 
@@ -51,7 +52,7 @@ __device__ inline void copy_wait(int pending) {
     }
 }
 
-/* Where a thread stands in rows of `size`, when the block goes through them THREADS at a time. */
+/* The position of a thread in rows of `size`, when the block visits them THREADS at a time. */
 struct place_of_thread {
     int member, at, size, more_members, more;
 
@@ -376,7 +377,7 @@ template <typename E, int SIZE, typename Cursor> struct ring {
         copy_wait(size - k);
         __syncthreads();
     }
-    /* Nobody reads the first k any more, since a barrier of the block. */
+    /* No thread reads the first k any more, since a barrier of the block. */
     __device__ void release(int k) {
 #pragma unroll 1
         for (int i = 0; i < k; i++) {
@@ -384,7 +385,7 @@ template <typename E, int SIZE, typename Cursor> struct ring {
             head = head + 1 < size ? head + 1 : 0;
         }
     }
-    /* Nobody reads the first `used` any more after the barrier, and the one after them has arrived. */
+    /* No thread reads the first `used` after the barrier, and the one after them has arrived. */
     __device__ void advance(int used) {
         if (size > used) {
             copy_wait(size - used - 1);
@@ -445,7 +446,7 @@ __device__ inline void store_tile(const float *tile, int64_t apart, const array 
     }
 }
 
-/* One state, or zeros where there is none. */
+/* One state, or zeros without an initial state. */
 __device__ inline void load_state(float *state, const array &from, int64_t item, int64_t step, int size) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < size; i += THREADS) {
@@ -455,7 +456,7 @@ __device__ inline void load_state(float *state, const array &from, int64_t item,
     }
 }
 
-/* What is beyond n stays zero from here on: fetches and stores never touch it. Products do: there zeros meet what a
+/* Elements beyond n stay zero from here on: fetches and stores never touch it. Products do: there zeros meet what a
    factor has, which a NaN or an infinity does not leave zero (clear_products). */
 template <typename E, int SIZE> __device__ void clear_shared(void *shared, size_t bytes, int n) {
     if (n == SIZE) {

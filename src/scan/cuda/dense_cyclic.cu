@@ -65,7 +65,7 @@ template <typename E, int SIZE> struct reduction {
         return slots + (p.kept == 2 ? e & 1 : 0) * ELEMENTS;
     }
 
-    /* Elements done..done+some-1 of a visit, which stand in values. */
+    /* Elements done..done+some-1 of a visit, which are in values. */
     template <bool UP, typename Ring> __device__ void walk(Ring &coming, int done, int some) const {
         for (int j = UP && done == 0 ? 1 : 0; j < some; j++) {
             int e = done + j;
@@ -89,7 +89,7 @@ template <typename E, int SIZE> struct reduction {
         }
     }
 
-    /* What a visit has become goes to the level above. */
+    /* The result of a visit goes to the level above. */
     __device__ void store_fold(const level_data &here, int64_t item, int64_t visit, int last) const {
         int64_t end = carry_dense_step(&here.at, (visit + 1) * here.at.radix - 1);
         store<E, SIZE>(matrix<E>(here.made, item, visit), product_to((int)here.at.radix - 1), p.n);

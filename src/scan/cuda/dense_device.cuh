@@ -1,4 +1,4 @@
-/* What only the GPU can do: asynchronous copies, fragments of tensor-core products, the barrier of a grid. */
+/* Device-only operations: asynchronous copies, fragments of tensor-core products, the barrier of a grid. */
 #ifndef CARRY_SCAN_DENSE_DEVICE_CUH
 #define CARRY_SCAN_DENSE_DEVICE_CUH
 

@@ -10,7 +10,7 @@ namespace dense {
 
 /* One pass: rounds 2^from .. 2^(from + rounds - 1). */
 struct pass {
-    matrices A, to; /* to.data NULL: nobody reads them any more */
+    matrices A, to; /* to.data NULL: they are not read again */
     array b, h;
     int from, rounds;
 };

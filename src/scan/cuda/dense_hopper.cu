@@ -3,7 +3,7 @@
 
    The product so far stays in registers. Its transpose is what a warpgroup's product leaves behind as sums, 64 columns
    of P each for two warpgroups, and, rounded to 16 bits, what the next product takes as its left side from registers:
-   P'^T = P^T A^T. The right side is A as it lies in memory, rows along k, in a ring of shared memory. A third warpgroup
+   P'^T = P^T A^T. The right side is A in its memory layout, rows along k, in a ring of shared memory. A third warpgroup
    fills the ring and walks the values. So a transition is read from shared memory once by the products and once by the
    walk, nothing of P is written before the end, and the chain of a visit is products alone.
 
@@ -126,7 +126,7 @@ template <typename E> struct folding {
     __device__ __forceinline__ void store(E *to, uint16_t *out) const {
         int row = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
         int column = (int)threadIdx.x % 4 * 2;
-        hopper::group_sync(OUT_BARRIER, 2 * GROUP); /* what stood there has left */
+        hopper::group_sync(OUT_BARRIER, 2 * GROUP); /* the previous contents have been read */
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             int r = row + i % 2 * 8;
@@ -174,7 +174,7 @@ struct elements {
     }
 };
 
-/* Starts to bring a transition into a stage; nothing when there is none left. One group of copies either way. */
+/* Starts to bring a transition into a stage, if any is left. One group of copies either way. */
 __device__ __forceinline__ void bring(unsigned char *stage, elements &from) {
     if (!from.done()) {
         const unsigned char *matrix =

@@ -11,7 +11,7 @@ namespace dense {
 constexpr size_t SHARED_BYTES = 227 * 1024;
 constexpr int MAX_HEIGHT = 5;
 constexpr int MAX_VISIT_HEIGHT = 6;
-/* What a level costs up and down beside its barriers of the grid: the first transitions and values must come. */
+/* Cost of a level, up and down, besides its grid barriers: the first transitions and values must come. */
 constexpr double LEVEL_SECONDS = 2.5e-6;
 /* More matrices under way bring nothing: waiting for copies knows 8 of them apart. */
 constexpr int MAX_SLOTS = 14;
@@ -64,7 +64,7 @@ static int slots_beside(size_t budget, size_t slot, size_t values, int least) {
     return (int)slots >= least ? (int)slots : 0;
 }
 
-/* Values of so many elements and one state more; the size of one value is bounded by lay_out. */
+/* Values of this many elements, and one state more; the size of one value is bounded by lay_out. */
 static size_t value_bytes(const layout *l, int64_t elements) {
     return (size_t)(elements + 1) * (size_t)l->size * (size_t)l->p.columns * sizeof(float);
 }
@@ -205,7 +205,7 @@ static bool lay_out_cyclic(layout *l, const carry_scan_shape *shape, size_t budg
     for (int k = 0; k <= folds; k++) {
         level_data *here = &l->p.level[k];
         int64_t count = (shape->steps + stride - 1) / stride;
-        /* All that is left at the top is a single visit that never fills. */
+        /* The top level is a single visit that never fills. */
         int64_t radix = k < folds ? (int64_t)1 << heights[k] : count + 1;
         here->at = carry_dense_level_of(shape->steps, stride, k < folds ? heights[k] : 0, radix);
         here->A = k == 0 ? matrices{shape->A.data, shape->A.item, shape->A.step} : l->p.level[k - 1].made;
@@ -278,7 +278,7 @@ static bool lay_out_groups(layout *l, const carry_scan_shape *shape, size_t budg
     return true;
 }
 
-/* Steps a chunk: all of them when the batch fills the GPU; otherwise so many that walking the chunks' ends one after
+/* Steps a chunk: all of them when the batch fills the GPU; otherwise enough that walking the chunks' ends one after
    the other costs no more than a chunk does. */
 static int64_t choose_chunk(const layout *l, const carry_scan_shape *shape) {
     if (shape->chunk > 0) {

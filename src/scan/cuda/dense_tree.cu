@@ -163,7 +163,7 @@ template <typename E, int SIZE> struct tree {
         }
     }
 
-    /* What enters the right half of every node of a visit, from the highest nodes to the lowest. */
+    /* The states that enter the right half of every node of a visit, from the highest nodes to the lowest. */
     template <typename Ring> __device__ void spread(Ring &coming, const level_data &here, int entered) const {
         for (int height = here.at.height - 1; height >= 0; height--) {
             int nodes = (int)carry_dense_even_nodes(entered - 1, height);

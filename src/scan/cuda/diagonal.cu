@@ -11,7 +11,7 @@ namespace {
 
 constexpr int LANES = 32;
 
-/* Threads carry four or eight channels when all of them lie in one row, stand 16 bytes apart, and there are enough of
+/* Threads carry four or eight channels when all of them are in one row, 16 bytes apart, and there are enough of
    them to keep the GPU busy; else one. */
 bool can_be_wide(const carry_scan_shape *s, int channels) {
     const carry_scan_array *arrays[] = {&s->b, &s->h};
@@ -152,7 +152,7 @@ carry_status run(carry_scan_work *w, carry_cuda_method method) {
     for (const carry_scan_array *a : {&w->A, &w->b, &w->h}) {
         if (a->step > CARRY_MOST_STEP || a->step < -CARRY_MOST_STEP) {
             return carry_fail(w->ctx, CARRY_ESTRIDE,
-                              "steps of a diagonal scan on CUDA lie at most 2^26 elements apart");
+                              "steps of a diagonal scan on CUDA must be at most 2^26 elements apart");
         }
     }
     cudaError_t error = cudaSetDevice(w->gpu->ordinal);

@@ -1,4 +1,4 @@
-/* What the kernels for diagonal transitions share.
+/* Shared by the kernels for diagonal transitions.
 
    A channel is one of the n*w recurrences h = a h + b of a sequence; a row's w channels share their decays. A thread
    carries V neighbouring channels of one row, or one where w does not divide. Blocks lie along channels (x) and

@@ -27,13 +27,13 @@ __device__ __forceinline__ void write_flag(unsigned *flag, unsigned value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(flag), "r"(value) : "memory");
 }
 
-/* What the segments of a tile exchange: elements, then states that leave them. */
+/* Values exchanged by the segments of a tile: elements, then final states. */
 template <int V> struct segment_elements {
     float a[SEGMENTS][LANES];
     float b[SEGMENTS][V][LANES];
 };
 
-/* What a tile publishes: decay, value and state of every lane. */
+/* A tile's published result: decay, value and state of every lane. */
 template <int V> struct tile_record {
     static constexpr int WORDS = (1 + 2 * V) * LANES;
     float *words;

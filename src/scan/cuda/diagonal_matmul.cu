@@ -15,7 +15,7 @@ namespace {
 
 using namespace triangles;
 
-/* What a block has in shared memory, per 16 channels: twice, since the next steps' ends come while others still read.
+/* Shared memory of a block, per 16 channels: twice, since the next steps' ends come while others still read.
  */
 struct room {
     float ends[2][16 * ROW];
@@ -179,7 +179,7 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
         return zero != 0.0f;
     }
     /* The lane's states again, by the recurrence itself: from the ends of the units before, which are right, and from
-       b, which nobody has overwritten yet, since this warp alone stores these steps. a, b: as for load. */
+       b, which is not overwritten yet, since this warp alone stores these steps. a, b: as for load. */
     __device__ __forceinline__ void redo(const room *rooms, int side, int turn, const float (&state)[TILES][2],
                                          const TA *a, int a_step, const TB *b, int b_step, int left) {
         auto [g, q] = place();
@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
             if (spread && inside) {
                 w.redo(rooms, (int)side, turn, state, a, d.A.step, b, d.b.step, left);
             }
-            __syncwarp(); /* h may be b: nobody stores before all have read */
+            __syncwarp(); /* h may be b: all threads read before any stores */
         }
         if (!is_last && turn == along - 1) {
             w.put_state(rooms, (int)side ^ 1);

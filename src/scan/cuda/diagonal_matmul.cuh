@@ -2,9 +2,9 @@
    warp.
 
    16 steps of one row are a product with a decayed triangle, Y = X L^T, L[i][j] = a[j+1] ... a[i]: X has 16 channels of
-   the row down and the 16 steps across. Which step stands at which k of a product is free. Steps 2q and 2q + 1 are at k
-   = q and q + 4, which is where lane q of four finds its results too: a lane loads and stores the same channels and
-   steps, and nothing is exchanged between lanes but decays. Lane 4g + q has steps 2q, 2q + 1, 2q + 8 and 2q + 9.
+   the row down and the 16 steps across. The assignment of steps to the k of a product is free. Steps 2q and 2q + 1 are
+   at k = q and q + 4, which is where lane q of four finds its results too: a lane loads and stores the same channels
+   and steps, and nothing is exchanged between lanes but decays. Lane 4g + q has steps 2q, 2q + 1, 2q + 8 and 2q + 9.
 
    Entries of the triangle are products of neighbouring decays, by doubling over the lanes: no division, so decays may
    be zero. Products are m16n8k8 of tf32 with f32 sums. A factor is split in two, x = high + low: high is x cut off
@@ -94,7 +94,7 @@ __device__ __forceinline__ float product_up_to(float x, int g) {
     return x;
 }
 
-/* What 16 decays become: the triangle's three blocks that are not zero, and for this lane's steps 2q, 2q + 1, 2q + 8,
+/* Derived from 16 decays: the triangle's three blocks that are not zero, and for this lane's steps 2q, 2q + 1, 2q + 8,
    2q + 9 the product of the decays from the unit's start. */
 template <int RADIX> struct triangle {
     block early, late, across;                /* of the unit, radix 16; smaller ones: of the unit's groups */
@@ -133,10 +133,10 @@ template <int RADIX> struct triangle {
     }
 };
 
-/* What enters each of a warp's units, from the ends of all: 16 channels' ends at `ends`, the units' decays at `decays`,
-   `units` of them, this warp's from `own` on, all in one four of them. state: what enters the block. Columns of the
-   product are the own units, each of them several times, so that every lane has all it needs: before[u][0] for the
-   channel at g, [1] for the one at g + 8. Lane q has the ends of units 4q to 4q + 3. */
+/* The states that enter each of a warp's units, from the ends of all: 16 channels' ends at `ends`, the units' decays at
+   `decays`, `units` of them, this warp's from `own` on, all in one four of them. state: what enters the block. Columns
+   of the product are the own units, each of them several times, so that every lane has all it needs: before[u][0] for
+   the channel at g, [1] for the one at g + 8. Lane q has the ends of units 4q to 4q + 3. */
 template <int UNITS>
 __device__ __forceinline__ void enter_units(float (&before)[UNITS][2], const float *ends, const float *decays,
                                             int units, int own, const float (&state)[2], bool has_state) {

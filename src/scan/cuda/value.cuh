@@ -40,7 +40,7 @@ __device__ inline void store(void *data, int dtype, int64_t i, float x) {
     }
 }
 
-/* Four neighbours in one access; element i must lie at a multiple of four elements. */
+/* Four neighbours in one access; element i must be at a multiple of four elements. */
 __device__ inline float4 load_four(const void *data, int dtype, int64_t i) {
     if (dtype == F32) {
         return *(const float4 *)((const float *)data + i);

@@ -47,6 +47,7 @@ carry_status carry_lm_deltaproduct_pooled(const carry_lm_call *call) {
     carry_lm_group group;
     for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
         const bool singles = carry_lm_group_is_steps(call->args, &group);
+        CARRY_TRY(carry_lm_follow(call, &group, 3));
         for (int64_t step = singles ? 0 : -1; step < (singles ? steps : 0); step++) {
             CARRY_TRY(mix_pooled(call, &group, step));
         }

@@ -237,12 +237,16 @@ static carry_status run_pooled(const carry_lm_call *call) {
     for (int64_t i = 0; i < p->sequences; i++) {
         const int64_t count = p->starts[i + 1] - p->starts[i];
         const int64_t each = pass->options.same_bits ? 1 : count;
+        const int64_t before = carry_lm_place_before(p, i);
         for (int64_t t = p->starts[i]; t < p->starts[i + 1]; t += each) {
             carry_ssm_args ssm = carry_lm_mamba_ssm(call);
             ssm.y = one_sequence(r->y, t, each);
             ssm.xbc = one_sequence(r->xbc, t, each);
             ssm.dt = one_sequence(r->dt, t, each);
             ssm.initial = ssm.final = carry_lm_pool_row(p->pool, call->layer, 1, p->slots[i]);
+            if (before >= 0) { /* a step */
+                ssm.initial = carry_lm_pool_row(p->pool, call->layer, 1, p->slots[before]);
+            }
             CARRY_TRY(carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes));
         }
     }

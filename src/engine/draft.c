@@ -1,0 +1,60 @@
+/* Guesses by lookup in the text itself. */
+#include "engine/draft.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/error.h"
+
+#define SHORTEST 2
+#define LONGEST 8
+#define LOOK_BACK 32768
+
+/* Tokens before `end` that equal those before `count`, LONGEST at most. */
+static int64_t same_before(const int32_t *ids, int64_t end, int64_t count) {
+    int64_t n = 0;
+    while (n < LONGEST && n < end && ids[end - 1 - n] == ids[count - 1 - n]) {
+        n++;
+    }
+    return n;
+}
+
+int64_t carry_draft_ngram(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most) {
+    (void)user;
+    int64_t best = 0;
+    int64_t longest = SHORTEST - 1;
+    const int64_t first = count > LOOK_BACK ? count - LOOK_BACK : 1;
+    for (int64_t end = count - 1; end >= first && longest < LONGEST; end--) {
+        const int64_t n = same_before(ids, end, count);
+        if (n > longest) {
+            longest = n;
+            best = end;
+        }
+    }
+    if (best == 0) {
+        return 0;
+    }
+    for (int64_t i = 0; i < most; i++) { /* a text that repeats itself goes on so */
+        to[i] = best + i < count ? ids[best + i] : to[best + i - count];
+    }
+    return most;
+}
+
+carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const char *draft, int64_t draft_tokens,
+                                int64_t texts) {
+    *plan = (carry_draft_plan){0};
+    if (draft_tokens < 0 || draft_tokens > CARRY_DRAFT_MOST) {
+        return carry_fail(ctx, CARRY_ERANGE, "draft_tokens is %" PRId64 ": expected 1 to %d, or 0 for the default",
+                          draft_tokens, CARRY_DRAFT_MOST);
+    }
+    if (draft == NULL || strcmp(draft, "none") == 0) {
+        return CARRY_OK;
+    }
+    if (strcmp(draft, "ngram") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "draft '%.60s': expected ngram or none", draft);
+    }
+    plan->function = carry_draft_ngram;
+    plan->tokens = draft_tokens > 0 ? draft_tokens : CARRY_DRAFT_DEFAULT;
+    plan->runs = plan->tokens * (texts < CARRY_DRAFT_TEXTS ? texts : CARRY_DRAFT_TEXTS);
+    return CARRY_OK;
+}

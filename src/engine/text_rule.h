@@ -1,0 +1,26 @@
+/* A regular expression or a JSON schema that a text must match: the constraint of a sequence. */
+#ifndef CARRY_ENGINE_TEXT_RULE_H
+#define CARRY_ENGINE_TEXT_RULE_H
+
+#include "tokenizer/constraint/constraint.h"
+
+typedef struct carry_text_rule {
+    carry_cursor *cursor; /* NULL: no rule */
+    int32_t *ends;        /* tokens that end the text */
+    int64_t end_count;
+    int64_t words; /* of masks */
+} carry_text_rule;
+
+/* At most one of both texts is given. tokenizer may be NULL, which a rule does not accept. Without a rule the cursor is
+   NULL. The rule is closed after a failure too. */
+carry_status carry_text_rule_open(carry_ctx *ctx, carry_text_rule *rule, const carry_tokenizer *tokenizer,
+                                  const char *regex, const char *json_schema, int64_t vocabulary);
+/* Copies the tokens that end the text. */
+carry_status carry_text_rule_set_ends(carry_ctx *ctx, carry_text_rule *rule, const int32_t *ends, int64_t count);
+void carry_text_rule_close(carry_text_rule *rule);
+/* As `constrain` of carry_sequence_options. The tokens before were given to carry_text_rule_take. */
+bool carry_text_rule_allow(void *rule, int64_t last, uint32_t *allowed);
+/* A token of the text. True if the text is complete: nothing may follow. */
+bool carry_text_rule_take(carry_text_rule *rule, int64_t token);
+
+#endif

@@ -1,0 +1,27 @@
+/* LoRA files for a video transformer: W' = W + scale (alpha / r) B A for the matrices that a file names.
+
+   A file is a .safetensors with NAME.lora_A.weight [r, in] and NAME.lora_B.weight [out, r], or lora_down and lora_up in
+   their place, and optionally NAME.alpha (r without it); NAME is a matrix of the model by any of its names
+   (dit_names.h). The weights without a LoRA are kept in host memory, in the type of the model's, so that switching is
+   exact: the weights of a file do not depend on those that were used before it. */
+#ifndef CARRY_MODEL_DIT_LORA_H
+#define CARRY_MODEL_DIT_LORA_H
+
+#include "model/dit/dit.h"
+
+#define CARRY_LORAS 8
+
+typedef struct carry_lora_file {
+    const char *path;
+    double scale;
+} carry_lora_file;
+
+typedef struct carry_dit_loras carry_dit_loras;
+/* Opens and checks `count` files against the model, whose weights have been loaded; none is used yet. A tensor that is
+   no part of a LoRA, names no matrix of the model, or does not fit its shape is refused by name. */
+carry_status carry_dit_loras_new(carry_dit *dit, carry_dit_loras **made, const carry_lora_file *files, int count);
+void carry_dit_loras_free(carry_dit_loras *loras); /* the weights stay as they are; NULL is accepted */
+/* File `which` from 1 on; 0: the weights as they were. Waits for work on the device before, and for the copies. */
+carry_status carry_dit_loras_use(carry_dit_loras *loras, int which);
+
+#endif

@@ -1,0 +1,24 @@
+/* Regular expressions, as ECMA-262 has them and Python's re with re.ASCII: literals, `.`, classes, \d \w \s and their
+   complements, groups, alternatives, * + ? {m,n}. ^ and $ may stand at the ends of alternatives. References to groups,
+   looking around, word boundaries, flags and properties of Unicode are refused by name. */
+#ifndef CARRY_TOKENIZER_CONSTRAINT_REGEX_H
+#define CARRY_TOKENIZER_CONSTRAINT_REGEX_H
+
+#include "tokenizer/constraint/characters.h"
+
+#define CARRY_REGEX_BYTES ((size_t)1 << 16)
+#define CARRY_REGEX_DEPTH 100    /* groups in groups */
+#define CARRY_REGEX_COUNT 100000 /* {m,n} */
+
+typedef struct carry_regex_target {
+    bool in_json;   /* a text inside a JSON string */
+    bool is_found;  /* the expression matches a part of the text, unless anchored; else the whole of it */
+    uint32_t other; /* with is_found: a rule that reads any one character */
+} carry_regex_target;
+
+/* The start of texts that match, followed by next. CARRY_EARGUMENT and CARRY_EUNSUPPORTED name the character; what: the
+   name of the expression in messages. Failures of the grammar are left to carry_grammar_finish. */
+carry_status carry_regex_build(carry_ctx *ctx, carry_grammar *g, const char *text, size_t length, const char *what,
+                               const carry_regex_target *target, uint32_t next, uint32_t *entry);
+
+#endif

@@ -1,0 +1,23 @@
+/* JSON schemas as grammars.
+
+   Texts are JSON values that the schema allows, written as models write them: members in the order of `properties`,
+   between tokens nothing, a space, or one or two line ends and an indentation. Every text that is made is valid; not
+   every valid text can be made. Where `properties` is given and `additionalProperties` is not, no other members are
+   made. Integers have at most 16 digits unless the schema has limits with more, fractions at most 16 and exponents at
+   most 2.
+
+   Supported: type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems, maxItems,
+   minLength, maxLength, pattern, format (a list of names), minimum, maximum, exclusiveMinimum, exclusiveMaximum, anyOf,
+   oneOf of alternatives that exclude each other by their types, allOf of one schema, $ref inside the document, $defs,
+   definitions, and annotations. Other keywords are refused by name. */
+#ifndef CARRY_TOKENIZER_CONSTRAINT_SCHEMA_H
+#define CARRY_TOKENIZER_CONSTRAINT_SCHEMA_H
+
+#include "tokenizer/constraint/grammar.h"
+
+#define CARRY_SCHEMA_BYTES ((size_t)1 << 20)
+
+/* Defines rule 0 of a new grammar. Messages name the place as a JSON pointer. */
+carry_status carry_schema_build(carry_ctx *ctx, carry_grammar *g, const char *text, size_t length);
+
+#endif

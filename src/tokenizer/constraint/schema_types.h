@@ -1,0 +1,30 @@
+/* Questions about one schema: keywords, types, references. */
+#ifndef CARRY_TOKENIZER_CONSTRAINT_SCHEMA_TYPES_H
+#define CARRY_TOKENIZER_CONSTRAINT_SCHEMA_TYPES_H
+
+#include "tokenizer/constraint/schema_inside.h"
+
+typedef enum carry_schema_form {
+    CARRY_FORM_TYPE, /* by its types */
+    CARRY_FORM_REFERENCE,
+    CARRY_FORM_ANY,
+    CARRY_FORM_ONE,
+    CARRY_FORM_ALL,
+    CARRY_FORM_ENUM,
+    CARRY_FORM_CONST,
+} carry_schema_form;
+
+/* Refuses unknown keywords, and keywords that are not supported beside the one that decides the form, *found. */
+carry_status carry_schema_check(const carry_schema *s, const carry_json *schema, carry_schema_form *form,
+                                const carry_json **found);
+unsigned carry_schema_type_of(const carry_json *value);
+/* The bits of `type`; all of them if it is absent. */
+carry_status carry_schema_types(const carry_schema *s, const carry_json *schema, unsigned *types);
+/* Types of a schema without `type`, by its other keywords. */
+unsigned carry_schema_implied(const carry_json *schema);
+/* The schema that a $ref names. */
+carry_status carry_schema_find(const carry_schema *s, const carry_json *reference, const carry_json **schema);
+/* True if no value can match both. */
+bool carry_schema_excludes(const carry_schema *s, const carry_json *one, const carry_json *other);
+
+#endif

@@ -1,0 +1,28 @@
+/* The tokens of a tokenizer as a tree of bytes, in the order in which it is walked. */
+#ifndef CARRY_TOKENIZER_CONSTRAINT_VOCABULARY_H
+#define CARRY_TOKENIZER_CONSTRAINT_VOCABULARY_H
+
+#include "tokenizer/tokenizer.h"
+
+#define CARRY_VOCABULARY_DEPTH 512 /* bytes; longer tokens are left out */
+
+typedef struct carry_vocabulary_node {
+    uint32_t after;  /* the node after all that are below this one */
+    uint32_t tokens; /* its tokens are from here to those of the next node */
+    uint16_t depth;  /* bytes up to it, from 1 */
+    unsigned char byte;
+} carry_vocabulary_node;
+
+typedef struct carry_vocabulary {
+    carry_vocabulary_node *node; /* and one more, which ends the last list of tokens */
+    uint32_t count;
+    int32_t *token;
+    uint32_t token_count;
+    int64_t size; /* of the tokenizer */
+} carry_vocabulary;
+
+/* Special tokens and tokens without bytes are left out. */
+carry_status carry_vocabulary_new(carry_ctx *ctx, carry_vocabulary *made, const carry_tokenizer *tokenizer);
+void carry_vocabulary_free(carry_vocabulary *vocabulary);
+
+#endif
