@@ -1,103 +1,19 @@
 /* Not a test: tokens a second of a model of Qwen3.5-0.8B's shape with random weights through its runner, on a device.
-   bench_runner DEVICE bf16|f32 [CHECKPOINT | CONFIG.json [LONG [profile]]]: prompts of 8192 tokens in steps of several
-   sizes, then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. A CHECKPOINT is opened instead; with a
-   CONFIG.json, weights are random. Sizes are smaller on the CPU. */
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+   bench_runner DEVICE bf16|f32 [CHECKPOINT | SHAPE | CONFIG.json [LONG [profile]]]: prompts of 8192 tokens in steps of
+   several sizes, then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. A CHECKPOINT is a folder;
+   SHAPE (qwen3.5-0.8b, qwen3.5-4b) and CONFIG.json have random weights. Sizes are smaller on the CPU. */
 
-#include "carry/carry.h"
-#include "carry/device.h"
-#include "core/clock.h"
-#include "core/tensor.h"
+#include "bench_runner_support.h"
+
 #include "device/activity.h"
-#include "engine/model_runner.h"
-#include "model/lm/families/hybrid.h"
-#include "ops/sampler.h"
 
-#define MOST 256
 #define CONTEXT 9216
 #define STEP_TOKENS 8192
 
-static void check(carry_ctx *ctx, carry_status status) {
-    if (status != CARRY_OK) {
-        (void)fprintf(stderr, "bench_runner: %s\n", carry_ctx_error(ctx));
-        exit(1);
-    }
-}
-
-static carry_lm_config shape(void) {
-    carry_lm_config c = carry_lm_config_default(&carry_lm_family_qwen3_5);
-    carry_lm_hybrid_of(&c)->layers_listed = 24;
-    c.vocab_size = 248320;
-    c.hidden_size = 1024;
-    c.num_hidden_layers = 24;
-    for (int i = 3; i < 24; i += 4) {
-        c.mixer[i] = CARRY_LM_MIXER_ATTENTION;
-    }
-    memset(c.feedforward, CARRY_LM_FEEDFORWARD_SWIGLU, sizeof c.feedforward);
-    c.swiglu.width = 3584;
-    c.delta.heads = c.delta.value_heads = 16;
-    c.delta.key = c.delta.value = 128;
-    c.attention.heads = 8;
-    c.attention.kv_heads = 2;
-    c.attention.head_dim = 256;
-    c.attention.rope_theta = 1e7;
-    c.attention.rotary_factor = 0.25;
-    c.tie_word_embeddings = true;
-    c.pad_token_id = c.eos_token_id = -1;
-    return c;
-}
-
-static carry_lm *make(carry_ctx *ctx, int device, const char *folder) {
-    carry_lm *lm;
-    const size_t length = folder != NULL ? strlen(folder) : 0;
-    const bool is_config = length > 5 && strcmp(folder + length - 5, ".json") == 0;
-    if (folder != NULL && !is_config) {
-        check(ctx, carry_lm_open(ctx, &lm, folder, device));
-        return lm;
-    }
-    carry_lm_config config = shape();
-    if (is_config) {
-        check(ctx, carry_lm_config_read(ctx, &config, folder));
-    }
-    check(ctx, carry_lm_new(ctx, &lm, &config, device));
-    const int64_t count = lm->own.count;
-    check(ctx, carry_random_fill(ctx, carry_view_on(device, lm->own.weights, CARRY_F32, 1, &count), 1, 2, 0.0f, 0.02f));
-    return lm;
-}
-
-static carry_run run_of(int32_t slot, const int32_t *pages, int64_t length, const int32_t *ids, int64_t count) {
-    static const carry_sampling greedy = {.top_p = 1.0};
-    return (carry_run){.slot = slot,
-                       .pages = pages,
-                       .length = length,
-                       .ids = ids,
-                       .count = count,
-                       .wants_token = true,
-                       .sampling = &greedy,
-                       .logprobs = -1};
-}
-
-static void read_results(carry_runner *r, int64_t count) {
-    static carry_run_result results[MOST];
-    check(r->ctx, r->ops->results(r, results, count));
-    for (int64_t i = 0; i < count; i++) {
-        if (results[i].is_failed) {
-            (void)fprintf(stderr, "bench_runner: run %d failed\n", (int)i);
-            exit(1);
-        }
-    }
-}
-
-static void step(carry_runner *r, const carry_run *runs, int64_t count) {
-    check(r->ctx, r->ops->step(r, runs, count));
-    read_results(r, count);
-}
-
 static void read_prompt(carry_runner *r, const int32_t *pages, const int32_t *ids, int64_t tokens, int64_t piece) {
     double best = 1e30;
-    for (int turn = 0; turn < 4; turn++) {
+    const int turns = tokens > CONTEXT ? 2 : 4;
+    for (int turn = 0; turn < turns; turn++) {
         const double begin = carry_seconds();
         check(r->ctx, r->ops->clear_slot(r, 0));
         for (int64_t at = 0; at < tokens; at += piece) {
@@ -121,22 +37,7 @@ static void decode(carry_runner *r, const int32_t *pages, const int32_t *ids, in
         step(r, &run, 1);
         runs[i] = run_of((int32_t)i, pages + i * own, 64, NULL, 1);
     }
-    double begin = 0.0;
-    for (int64_t s = 0; s < steps + 4; s++) {
-        if (s == 4) {
-            read_results(r, sequences);
-            begin = carry_seconds();
-        }
-        check(r->ctx, r->ops->step(r, runs, sequences));
-        if (s > 0 && s != 4) {
-            read_results(r, sequences); /* of the step before */
-        }
-        for (int64_t i = 0; i < sequences; i++) {
-            runs[i].length++;
-        }
-    }
-    read_results(r, sequences);
-    const double took = carry_seconds() - begin;
+    const double took = time_steps(r, runs, sequences, steps);
     (void)printf("%d sequences: %.1f tokens/s together, %.3f ms a step\n", (int)sequences,
                  (double)(sequences * steps) / took, 1e3 * took / (double)steps);
 }
@@ -197,7 +98,8 @@ int main(int argc, char **argv) {
     }
     if (device != 0 && argc > 5) {
         profile(r, pages, ids, 16);
-        profile(r, pages, ids, 128);
+        profile(r, pages, ids, 64);
+        profile(r, pages, ids, 256);
     }
     if (longest > 0) {
         read_prompt(r, pages, ids, longest, STEP_TOKENS);

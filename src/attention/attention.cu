@@ -1,7 +1,7 @@
 /* Attention on CUDA devices: the entry of the table. In bf16, with D of 64 or 128, a call's arguments become a job
    (kernels.cuh), which one of two ways takes: hopper.cu where that is what the GPU is, ampere.cu on all others. Causal
-   calls, grouped heads and D of 256 go to grouped.cu. What none of them takes, and the backward pass, goes through
-   plain.cu. */
+   calls, grouped heads and D of 256 go to grouped.cu, those of many queries with D of 256 to hopper.cu. What none of
+   them takes, and the backward pass, goes through plain.cu. */
 #include <limits.h>
 #include <math.h>
 
@@ -140,6 +140,10 @@ carry_status forward(carry_ctx *ctx, const carry_attention_args *args, int ordin
         return attention_plain_forward(ctx, args);
     }
     int blocks = blocks_of(ordinal);
+    if (grouped && attention_causal_takes(args, ordinal, blocks)) {
+        make_job(&job, args);
+        return attention_causal_forward(ctx, &job, (int)args->k.shape[1], ordinal, blocks, (cudaStream_t)stream);
+    }
     if (grouped) {
         return attention_grouped_forward(ctx, args, ordinal, blocks, stream, memory);
     }

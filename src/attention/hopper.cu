@@ -1,7 +1,7 @@
 /* Attention on Hopper GPUs: which kernel, and its launch. Tensor maps tell the copy engine how q, k and v lie. */
 #include "device/tensor_map.cuh"
 
-#include "attention/hopper_kernel.cuh"
+#include "attention/hopper_causal.cuh"
 
 namespace {
 
@@ -91,5 +91,37 @@ carry_status launch(carry_ctx *ctx, const attention_job *job, int D, int blocks,
 }
 
 } // namespace
+
+/* Tiles of keys fill the shared memory beside the queries. */
+using causal_shape = hopper_shape<256, 80, 2, true>;
+
+bool attention_causal_takes(const carry_attention_args *args, int ordinal, int blocks) {
+    const int64_t tiles = (args->q.shape[0] + causal_shape::ROWS - 1) / causal_shape::ROWS * args->q.shape[1];
+    return args->causal && args->runs == 0 && args->q.shape[2] == causal_shape::D && args->scale >= 0.0f &&
+           (args->window == 0 || args->window >= args->k.shape[0]) && tiles >= blocks &&
+           args->k.shape[0] >= args->q.shape[0] && works(ordinal);
+}
+
+carry_status attention_causal_forward(carry_ctx *ctx, const attention_job *job, int key_heads, int ordinal, int blocks,
+                                      cudaStream_t stream) {
+    causal_job c = {};
+    carry_map_encoder encode = NULL;
+    auto *kernel = attention_causal<causal_shape>;
+    constexpr int D = causal_shape::D;
+    CARRY_TRY(carry_map_find_encoder(ctx, &encode, ordinal));
+    c.job = *job;
+    c.group = job->heads / key_heads;
+    c.past = job->keys - job->queries;
+    c.row_tiles = (job->queries + causal_shape::ROWS - 1) / causal_shape::ROWS;
+    c.items = c.row_tiles * job->heads;
+    CARRY_TRY(make_map(ctx, encode, &c.q, "q", &job->q, job->queries, job->heads, D, causal_shape::ROWS, ordinal));
+    CARRY_TRY(make_map(ctx, encode, &c.k, "k", &job->k, job->keys, key_heads, D, causal_shape::N, ordinal));
+    CARRY_TRY(make_map(ctx, encode, &c.v, "v", &job->v, job->keys, key_heads, D, causal_shape::N, ordinal));
+    CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, causal_shape::SHARED),
+                   "no shared memory for attention");
+    kernel<<<(unsigned)min(c.items, blocks), causal_shape::THREADS, causal_shape::SHARED, stream>>>(c);
+    CARRY_CUDA_TRY(cudaGetLastError(), "attention could not be launched");
+    return CARRY_OK;
+}
 
 const attention_way carry_attention_hopper = {"hopper", works, columns, launch};

@@ -62,6 +62,36 @@ template <typename Shape> struct places {
     }
 };
 
+/* Where everything lies, with its barriers set up: by all threads of a block. */
+template <typename Shape>
+static __device__ __forceinline__ places<Shape> open_places(const char *memory, const barriers<Shape::STAGES> &b) {
+    constexpr int STAGES = Shape::STAGES;
+    places<Shape> p;
+    p.q = (shared_address(memory) + 1023u) & ~1023u;
+    p.k = p.q + Shape::Q_BYTES;
+    p.v = p.k + STAGES * Shape::KEY_BYTES;
+    p.q_full = shared_address(&b.q_full);
+    p.q_empty = shared_address(&b.q_empty);
+    p.k_full = shared_address(b.k_full);
+    p.k_empty = shared_address(b.k_empty);
+    p.v_full = shared_address(b.v_full);
+    p.v_empty = shared_address(b.v_empty);
+    if (threadIdx.x == 0) {
+        constexpr int WARPS = 4 * Shape::GROUPS;
+        barrier_init(p.q_full, 1);
+        barrier_init(p.q_empty, WARPS);
+        for (int i = 0; i < STAGES; i++) {
+            barrier_init(p.k_full + 8 * i, 1);
+            barrier_init(p.v_full + 8 * i, 1);
+            barrier_init(p.k_empty + 8 * i, WARPS);
+            barrier_init(p.v_empty + 8 * i, WARPS);
+        }
+        fence_async();
+    }
+    __syncthreads();
+    return p;
+}
+
 /* Keys run one tile ahead of values, as they are wanted. */
 template <typename Shape>
 static __device__ __forceinline__ void copy_items(const hopper_job &h, const places<Shape> &p, int items) {
@@ -274,32 +304,9 @@ template <typename Shape>
 __global__ void __launch_bounds__(Shape::THREADS, 1) attention_hopper(const __grid_constant__ hopper_job h) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace hopper;
-    constexpr int STAGES = Shape::STAGES;
     extern __shared__ char memory[];
-    __shared__ barriers<STAGES> b; /* hopper.cu tells by this static memory that the kernel is not empty */
-    places<Shape> p;
-    p.q = (shared_address(memory) + 1023u) & ~1023u;
-    p.k = p.q + Shape::Q_BYTES;
-    p.v = p.k + STAGES * Shape::KEY_BYTES;
-    p.q_full = shared_address(&b.q_full);
-    p.q_empty = shared_address(&b.q_empty);
-    p.k_full = shared_address(b.k_full);
-    p.k_empty = shared_address(b.k_empty);
-    p.v_full = shared_address(b.v_full);
-    p.v_empty = shared_address(b.v_empty);
-    if (threadIdx.x == 0) {
-        constexpr int WARPS = 4 * Shape::GROUPS;
-        barrier_init(p.q_full, 1);
-        barrier_init(p.q_empty, WARPS);
-        for (int i = 0; i < STAGES; i++) {
-            barrier_init(p.k_full + 8 * i, 1);
-            barrier_init(p.v_full + 8 * i, 1);
-            barrier_init(p.k_empty + 8 * i, WARPS);
-            barrier_init(p.v_empty + 8 * i, WARPS);
-        }
-        fence_async();
-    }
-    __syncthreads();
+    __shared__ barriers<Shape::STAGES> b; /* hopper.cu tells by this static memory that the kernel is not empty */
+    const places<Shape> p = open_places<Shape>(memory, b);
     int items = h.job.cut.whole + h.job.cut.rest * h.job.cut.pieces;
     int group = (int)threadIdx.x / 128;
     if (group == 0) {

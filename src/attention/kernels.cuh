@@ -163,4 +163,9 @@ struct attention_way {
 
 extern const attention_way carry_attention_hopper, carry_attention_ampere;
 
+/* Causal calls with D of 256 whose tiles of queries keep all `blocks` multiprocessors busy (hopper.cu). */
+bool attention_causal_takes(const carry_attention_args *args, int ordinal, int blocks);
+carry_status attention_causal_forward(carry_ctx *ctx, const attention_job *job, int key_heads, int ordinal, int blocks,
+                                      cudaStream_t stream);
+
 #endif

@@ -9,13 +9,14 @@
 #include "core/context.h"
 #include "core/memory.h"
 #include "core/tensor.h"
+#include "engine/decode_model.h"
 #include "engine/decode_ops.h"
 #include "engine/decode_turn.h"
 #include "model/lm/feedforward/feedforward.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/mixers/delta.h"
 
-#define KEY 128        /* of a head of the delta rule */
+#define KEY CARRY_DECODE_KEY
 #define OPS_OF_LAYER 6 /* at most */
 #define ALIGNMENT ((size_t)256)
 #define LAST_TAG 0xf0000000u /* tags begin again before they overflow */
@@ -47,21 +48,6 @@ struct carry_decode {
     uint32_t tag;   /* of the next step's first operation */
     carry_decode_turns turns;
 };
-
-static carry_tensor rows_of(carry_tensor whole, const carry_lm_slot *slot) {
-    return slot->rows > 0 ? carry_slice(whole, slot->first, slot->rows) : whole;
-}
-
-/* A parameter in f32, and a matrix in bf16. */
-static const float *wide(const carry_decode *d, const carry_lm_sublayer *own, int slot) {
-    const carry_lm_slot *at = &own->slot[slot];
-    return at->parameter >= 0 ? rows_of(carry_lm_weight(d->lm, at->parameter), at).data : NULL;
-}
-
-static carry_tensor matrix(const carry_decode *d, const carry_lm_sublayer *own, int slot) {
-    const carry_lm_slot *at = &own->slot[slot];
-    return at->parameter >= 0 ? rows_of(carry_parameters_product(&d->lm->own, at->parameter), at) : (carry_tensor){0};
-}
 
 /* The next operation of the list. Its first piece of work goes to the block after the last of the one before, so that
    all blocks copy the same share of the weights. */
@@ -99,14 +85,14 @@ static void add_segment(carry_decode_product *p, carry_tensor W, carry_decode_wo
 static void add_maps(carry_decode *d, const carry_lm_sublayer *own, const int *slots, int *starts) {
     int64_t rows = 0;
     for (int i = 0; slots[i] >= 0; i++) {
-        const carry_tensor W = matrix(d, own, slots[i]);
+        const carry_tensor W = carry_decode_matrix(d->lm, own, slots[i]);
         rows += W.data != NULL ? W.shape[0] : 0;
     }
     carry_decode_product *p = add_product(d, d->lm->config.hidden_size, rows, CARRY_DECODE_STORE);
     add_norm(d, p, own->norm);
     int at = 0;
     for (int i = 0; slots[i] >= 0; i++) {
-        const carry_tensor W = matrix(d, own, slots[i]);
+        const carry_tensor W = carry_decode_matrix(d->lm, own, slots[i]);
         starts[i] = W.data != NULL ? at : -1;
         if (W.data != NULL) {
             add_segment(p, W, d->maps + at / 2, d->maps_width);
@@ -149,20 +135,21 @@ static int add_delta(carry_decode *d, const carry_lm_sublayer *own, const carry_
         .heads = (int)c->delta.heads,
         .value_heads = (int)c->delta.value_heads,
         .taps = (int)c->delta.conv_size,
-        .wq = wide(d, own, CARRY_LM_Q_CONV),
-        .wk = wide(d, own, CARRY_LM_K_CONV),
-        .wv = wide(d, own, CARRY_LM_V_CONV),
+        .wq = carry_decode_wide(d->lm, own, CARRY_LM_Q_CONV),
+        .wk = carry_decode_wide(d->lm, own, CARRY_LM_K_CONV),
+        .wv = carry_decode_wide(d->lm, own, CARRY_LM_V_CONV),
         .tail = {state[0].data, state[1].data, state[2].data},
         .state = state[3].data,
-        .A_log = wide(d, own, CARRY_LM_A_LOG),
-        .dt_bias = wide(d, own, CARRY_LM_DT_BIAS),
+        .A_log = carry_decode_wide(d->lm, own, CARRY_LM_A_LOG),
+        .dt_bias = carry_decode_wide(d->lm, own, CARRY_LM_DT_BIAS),
         .beta_factor = c->delta.allow_neg_eigval ? 2.0f : 1.0f,
         .scale = 1.0f / sqrtf((float)KEY),
         .o = d->mixed,
     };
     const int delta = d->count - 1;
-    carry_decode_product *p = add_out(d, matrix(d, own, CARRY_LM_O_PROJ), d->mixed, CARRY_DECODE_GATED_NORM);
-    p->w = wide(d, own, CARRY_LM_O_NORM);
+    carry_decode_product *p =
+        add_out(d, carry_decode_matrix(d->lm, own, CARRY_LM_O_PROJ), d->mixed, CARRY_DECODE_GATED_NORM);
+    p->w = carry_decode_wide(d->lm, own, CARRY_LM_O_NORM);
     p->eps = (float)c->delta.norm_eps;
     p->gate = d->maps + at[3] / 2;
     p->gate_stride = d->maps_width;
@@ -191,8 +178,8 @@ static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const c
         .width = width,
         .rotary = (int)c->attention.rotary,
         .rates = d->rates,
-        .q_norm = wide(d, own, CARRY_LM_ATTENTION_Q_NORM),
-        .k_norm = wide(d, own, CARRY_LM_ATTENTION_K_NORM),
+        .q_norm = carry_decode_wide(d->lm, own, CARRY_LM_ATTENTION_Q_NORM),
+        .k_norm = carry_decode_wide(d->lm, own, CARRY_LM_ATTENTION_K_NORM),
         .plus = c->norm_plus_one ? 1.0f : 0.0f,
         .eps = (float)c->norm_eps,
         .scale = 1.0f / sqrtf((float)width),
@@ -206,7 +193,7 @@ static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const c
     carry_decode_op *second = add(d, CARRY_DECODE_COMBINE, d->sequences * c->attention.heads);
     second->as.attend = op->as.attend;
     second->as.attend.from = maps + 1;
-    carry_decode_product *p = add_out(d, matrix(d, own, CARRY_LM_ATTENTION_O), d->mixed,
+    carry_decode_product *p = add_out(d, carry_decode_matrix(d->lm, own, CARRY_LM_ATTENTION_O), d->mixed,
                                       c->attention.gate ? CARRY_DECODE_GATED : CARRY_DECODE_PAIRS);
     p->gate = d->maps + width / 2;
     p->gate_from = maps;
@@ -221,9 +208,9 @@ static void add_swiglu(carry_decode *d, const carry_lm_sublayer *own, int shift)
     carry_decode_product *p = add_product(d, c->hidden_size, c->swiglu.width, CARRY_DECODE_SWIGLU);
     add_norm(d, p, own->norm);
     p->shift = shift;
-    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_GATE), d->activated, (int)(c->swiglu.width / 2));
-    add_segment(p, matrix(d, own, CARRY_LM_SWIGLU_UP), d->activated, (int)(c->swiglu.width / 2));
-    add_out(d, matrix(d, own, CARRY_LM_SWIGLU_DOWN), d->activated, CARRY_DECODE_PAIRS);
+    add_segment(p, carry_decode_matrix(d->lm, own, CARRY_LM_SWIGLU_GATE), d->activated, (int)(c->swiglu.width / 2));
+    add_segment(p, carry_decode_matrix(d->lm, own, CARRY_LM_SWIGLU_UP), d->activated, (int)(c->swiglu.width / 2));
+    add_out(d, carry_decode_matrix(d->lm, own, CARRY_LM_SWIGLU_DOWN), d->activated, CARRY_DECODE_PAIRS);
 }
 
 /* The whole list for a number of sequences, for the caches as they are. */
@@ -267,50 +254,10 @@ static carry_status make_list(carry_decode *d, int sequences) {
     return carry_stream_wait(lm->ctx, device, stream);
 }
 
-static bool is_low(carry_tensor W, int64_t columns) {
-    return W.data != NULL && W.dtype == CARRY_BF16 && W.rank == 2 && W.shape[1] == columns &&
-           W.shape[0] % CARRY_DECODE_ROWS == 0 && columns % KEY == 0;
-}
-
-static bool fits_delta(const carry_decode *d, const carry_lm_sublayer *own) {
-    const carry_lm_config *c = &d->lm->config;
-    return c->delta.use_delta_rule && c->delta.gated && c->delta.use_gate && c->delta.use_short_conv &&
-           c->delta.key == KEY && c->delta.value == KEY && c->delta.conv_size >= 2 && c->delta.conv_size <= 4 &&
-           c->delta.value_heads % CARRY_DECODE_ROWS == 0 && is_low(matrix(d, own, CARRY_LM_Q_PROJ), c->hidden_size) &&
-           is_low(matrix(d, own, CARRY_LM_O_PROJ), c->delta.value_width);
-}
-
-static bool fits_attention(const carry_decode *d, const carry_lm_sublayer *own) {
-    const carry_lm_config *c = &d->lm->config;
-    const int64_t width = c->attention.head_dim;
-    return c->attention.window == 0 && c->attention.scale == 0.0 && c->attention.qk_norm != CARRY_LM_NORM_WIDTH &&
-           (width == 128 || width == 256) && c->attention.heads <= CARRY_DECODE_GROUP * c->attention.kv_heads &&
-           c->attention.rotary % (width / 16) == 0 && is_low(matrix(d, own, CARRY_LM_ATTENTION_Q), c->hidden_size) &&
-           is_low(matrix(d, own, CARRY_LM_ATTENTION_O), c->attention.heads * width);
-}
-
 static bool fits(carry_decode *d) {
-    const carry_lm *lm = d->lm;
-    const carry_lm_config *c = &lm->config;
-    int64_t columns = c->swiglu.width > c->hidden_size ? c->swiglu.width : c->hidden_size;
-    columns = c->delta.value_width > columns ? c->delta.value_width : columns;
-    columns =
-        c->attention.heads * c->attention.head_dim > columns ? c->attention.heads * c->attention.head_dim : columns;
-    if (c->embedding_factor != 0.0 || c->residual_factor != 0.0 || c->logits_divisor != 0.0 || columns > 16384 ||
-        c->hidden_size > 64 * KEY || !is_low(carry_parameters_product(&lm->own, lm->head), c->hidden_size) ||
-        !is_low(carry_parameters_product(&lm->own, lm->embeddings), c->hidden_size)) {
+    int64_t columns;
+    if (!carry_decode_supports(d->lm, CARRY_DECODE_GROUP, CARRY_DECODE_ROWS, &columns)) {
         return false;
-    }
-    for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        const carry_lm_layer *layer = &lm->layer[i];
-        const bool mixer = layer->mixer.part == &carry_lm_mixer_delta       ? fits_delta(d, &layer->mixer)
-                           : layer->mixer.part == &carry_lm_mixer_attention ? fits_attention(d, &layer->mixer)
-                                                                            : false;
-        if (!mixer || layer->norms_after || layer->feedforward.part != &carry_lm_feedforward_swiglu ||
-            !is_low(matrix(d, &layer->feedforward, CARRY_LM_SWIGLU_GATE), c->hidden_size) ||
-            !is_low(matrix(d, &layer->feedforward, CARRY_LM_SWIGLU_DOWN), c->swiglu.width)) {
-            return false;
-        }
     }
     d->columns = (int)columns;
     while (d->options.sequences > 0 && d->device->slots((int)d->options.sequences, d->columns) < 2) {
@@ -325,8 +272,8 @@ static void *take(unsigned char **at, size_t bytes) {
     return taken;
 }
 
-static int most_ops(const carry_decode *d) {
-    return (int)(2 + d->lm->config.num_hidden_layers * OPS_OF_LAYER);
+static size_t most_ops(const carry_decode *d) {
+    return (size_t)(2 + d->lm->config.num_hidden_layers * OPS_OF_LAYER);
 }
 
 /* All of the steps' own memory on the device; over NULL it counts. */
@@ -341,7 +288,7 @@ static size_t place(carry_decode *d, void *memory) {
     unsigned char *at = memory;
     d->maps_width = (int)((delta_maps > attention_maps ? delta_maps : attention_maps) + 3) / 4 * 2;
     for (int i = 1; i <= (int)d->options.sequences; i++) {
-        d->list[i].ops = take(&at, (size_t)most_ops(d) * sizeof(carry_decode_op));
+        d->list[i].ops = take(&at, most_ops(d) * sizeof(carry_decode_op));
     }
     d->rates = take(&at, (size_t)(c->attention.rotary / 2 + 1) * sizeof(float));
     d->h = take(&at, batch * (size_t)c->hidden_size * word);
@@ -354,29 +301,11 @@ static size_t place(carry_decode *d, void *memory) {
     return (size_t)(at - (unsigned char *)memory);
 }
 
-/* Radians a position, as the passes of model/lm round them. */
-static carry_status put_rates(carry_decode *d) {
-    const carry_lm_config *c = &d->lm->config;
-    const int64_t half = c->attention.rotary / 2;
-    float *rates = half > 0 ? malloc((size_t)half * sizeof *rates) : NULL;
-    if (half == 0) {
-        return CARRY_OK;
-    }
-    if (rates == NULL) {
-        return carry_fail(d->lm->ctx, CARRY_EMEMORY, "out of memory: the rates of %lld angles", (long long)half);
-    }
-    carry_lm_attention_rates(c, rates);
-    const carry_status status =
-        carry_device_copy(d->lm->ctx, d->rates, d->lm->own.device, rates, 0, (size_t)half * sizeof *rates, NULL);
-    free(rates);
-    return status;
-}
-
 static carry_status open_memory(carry_decode *d) {
     carry_ctx *ctx = d->lm->ctx;
     const int device = d->lm->own.device;
     const size_t bytes = place(d, NULL);
-    d->op = calloc((size_t)most_ops(d), sizeof *d->op);
+    d->op = calloc(most_ops(d), sizeof *d->op);
     if (d->op == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the operations of a step");
     }
@@ -385,7 +314,7 @@ static carry_status open_memory(carry_decode *d) {
     d->capacity = d->state->room;
     d->tag = 1;
     CARRY_TRY(carry_device_fill(ctx, d->memory, device, 0, bytes, NULL));
-    CARRY_TRY(put_rates(d));
+    CARRY_TRY(carry_decode_put_rates(d->lm, d->rates));
     CARRY_TRY(carry_stream_wait(ctx, device, NULL));
     return carry_decode_turns_open(&d->turns, ctx, device, d->state->batch);
 }
@@ -434,13 +363,6 @@ int64_t carry_decode_sequences(const carry_decode *d) {
     return d->options.sequences;
 }
 
-/* Tags begin again: none of an earlier round may be left. */
-static carry_status clear_words(carry_decode *d) {
-    const int device = d->lm->own.device;
-    d->tag = 1;
-    return carry_device_fill(d->lm->ctx, d->h, device, 0, d->word_bytes, carry_ctx_stream(d->lm->ctx, device));
-}
-
 carry_status carry_decode_step(carry_decode *d, const carry_run *runs, int64_t count) {
     carry_lm *lm = d->lm;
     if (count < 1 || count > d->options.sequences) {
@@ -457,7 +379,9 @@ carry_status carry_decode_step(carry_decode *d, const carry_run *runs, int64_t c
         CARRY_TRY(make_list(d, (int)count));
     }
     if (d->tag > LAST_TAG) {
-        CARRY_TRY(clear_words(d));
+        d->tag = 1; /* none of an earlier round may be left */
+        CARRY_TRY(carry_device_fill(lm->ctx, d->h, lm->own.device, 0, d->word_bytes,
+                                    carry_ctx_stream(lm->ctx, lm->own.device)));
     }
     carry_decode_call call = {.ops = d->list[count].ops,
                               .count = d->list[count].count,

@@ -21,6 +21,7 @@ static void close_runner(carry_runner *runner) {
         carry_model_runner_close_device(r);
         carry_host_free(ctx, r->host_logits);
         carry_host_free(ctx, r->host);
+        free(r->single);
     } else {
         free(r->host);
     }
@@ -148,7 +149,7 @@ static carry_status open_runner(carry_model_runner *r) {
                                            .tokens = sizes->tokens,
                                            .pooled = sizes->sequences,
                                            .context = sizes->context,
-                                           .same_bits = r->same_bits,
+                                           .same_bits = r->same_bits && r->device == 0,
                                            .dtype = r->dtype,
                                            .forward_only = true};
     CARRY_TRY(open_host(r));
@@ -177,6 +178,10 @@ carry_status carry_model_runner_enqueue(carry_model_runner *r) {
                           .places = &r->places};
     if (wanted > 0) {
         args.logits = carry_slice(r->logits, 0, wanted);
+    }
+    if (r->chain != NULL && r->places.waves == 0 && r->places.steps == r->places.sequences && wanted == rows &&
+        wanted <= carry_chain_sequences(r->chain)) {
+        return carry_chain_run(r->chain, args.logits, wanted);
     }
     if (r->sampling != NULL && r->places.steps > 0) {
         CARRY_TRY(
@@ -271,7 +276,7 @@ static const carry_runner_ops operations = {
     .hash = hash,
 };
 
-static carry_status check_sizes(const carry_lm *lm, const carry_runner_sizes *w, bool has_pages, bool same_bits) {
+static carry_status check_sizes(const carry_lm *lm, const carry_runner_sizes *w, bool has_pages) {
     const int64_t most = INT32_MAX / 2;
     if (w->slots < 1 || w->slots > most || w->pages < 0 || w->pages > most / CARRY_PAGE_TOKENS || w->sequences < 1 ||
         w->sequences > w->slots || w->tokens < w->sequences || w->tokens > most || w->context < 1 ||
@@ -281,9 +286,6 @@ static carry_status check_sizes(const carry_lm *lm, const carry_runner_sizes *w,
             "a runner of %" PRId64 " slots, %" PRId64 " pages, steps of %" PRId64 " sequences and %" PRId64
             " tokens, a context of %" PRId64 ": expected 1 or more%s, sequences up to slots and tokens",
             w->slots, w->pages, w->sequences, w->tokens, w->context, has_pages ? "" : " (pages may be 0)");
-    }
-    if (same_bits && lm->own.device != 0) {
-        return carry_fail(lm->ctx, CARRY_EUNSUPPORTED, "the same bits beside any sequences: only on the CPU");
     }
     return CARRY_OK;
 }
@@ -295,7 +297,7 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
     size_t slot;
     size_t page;
     carry_model_runner_measure(lm, dtype, &slot, &page);
-    CARRY_TRY(check_sizes(lm, wanted, page > 0, same_bits));
+    CARRY_TRY(check_sizes(lm, wanted, page > 0));
     carry_model_runner *r = calloc(1, sizeof *r);
     if (r == NULL) {
         return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: a runner");

@@ -5,8 +5,10 @@
 #include "core/tensor.h"
 #include "engine/model_runner_inside.h"
 
-/* Sequences up to which the decoding kernel is faster than recorded passes (docs/attempts/decode.md). */
-#define DECODE_MOST 8
+/* Sequences up to which the decoding kernel is faster than the chain of kernels, and the chain faster than recorded
+   passes (docs/attempts/decode.md). */
+#define DECODE_MOST 2
+#define CHAIN_MOST 16
 
 /* The parts of a slot, then those of a page; to NULL it counts. -1: one of them is not whole words. */
 static int list_parts(carry_model_runner *r, carry_slot_part *to) {
@@ -52,13 +54,30 @@ static carry_status open_parts(carry_model_runner *r) {
     return status;
 }
 
-carry_status carry_model_runner_open_device(carry_model_runner *r) {
+/* The kernels of decoding steps, in bf16. With same_bits the chain takes all steps. */
+static carry_status open_kernels(carry_model_runner *r) {
+    const carry_runner_sizes *sizes = &r->head.sizes;
+    const carry_decode_options options = {.sequences = sizes->sequences < DECODE_MOST ? sizes->sequences : DECODE_MOST,
+                                          .last = r->last_there};
+    const int64_t most = r->same_bits ? CARRY_CHAIN_SEQUENCES : CHAIN_MOST;
+    const carry_chain_options chain = {.lists = {.slots = r->listed.slots,
+                                                 .offsets = r->listed.offsets,
+                                                 .pages = r->listed.pages,
+                                                 .lengths = r->listed.lengths,
+                                                 .ids = r->listed.ids,
+                                                 .last = r->last_there,
+                                                 .sequences = (int)(sizes->sequences < most ? sizes->sequences : most)},
+                                       .same_bits = r->same_bits};
+    if (!r->same_bits) {
+        CARRY_TRY(carry_decode_open(&r->decode, r->lm, r->pool, r->wide, &options));
+    }
+    return carry_chain_open(&r->chain, r->lm, r->pool, &chain);
+}
+
+static carry_status open_sampling(carry_model_runner *r) {
     carry_ctx *ctx = r->head.ctx;
     const carry_runner_sizes *sizes = &r->head.sizes;
     void *there;
-    if (r->device == 0) {
-        return CARRY_OK;
-    }
     r->copies = carry_slot_kernel_of(r->device, &r->ordinal);
     if (r->copies != NULL) {
         CARRY_TRY(open_parts(r));
@@ -67,21 +86,37 @@ carry_status carry_model_runner_open_device(carry_model_runner *r) {
     if (r->sampling == NULL) {
         return CARRY_OK;
     }
+    r->head.overlaps = true;
     const size_t bytes = (size_t)(sizes->slots + 1) * sizeof *r->last_there;
     CARRY_TRY(carry_device_alloc(ctx, &there, r->device, bytes));
     r->last_there = there;
     CARRY_TRY(carry_device_fill(ctx, there, r->device, 0, bytes, NULL));
     CARRY_TRY(carry_stream_wait(ctx, r->device, NULL));
-    if (r->dtype != CARRY_BF16) {
+    return r->dtype == CARRY_BF16 ? open_kernels(r) : CARRY_OK;
+}
+
+carry_status carry_model_runner_open_device(carry_model_runner *r) {
+    if (r->device == 0) {
         return CARRY_OK;
     }
-    const carry_decode_options options = {.sequences = sizes->sequences < DECODE_MOST ? sizes->sequences : DECODE_MOST,
-                                          .last = r->last_there};
-    return carry_decode_open(&r->decode, r->lm, r->pool, r->wide, &options);
+    CARRY_TRY(open_sampling(r));
+    if (!r->same_bits) {
+        return CARRY_OK;
+    }
+    if (r->chain == NULL || carry_chain_sequences(r->chain) < r->head.sizes.sequences || !r->records) {
+        return carry_fail(
+            r->head.ctx, CARRY_EUNSUPPORTED,
+            "the same bits beside any sequences, on a GPU: expected bf16, at most %d sequences and a model "
+            "that the decoding kernels support; use the CPU for others",
+            CARRY_CHAIN_SEQUENCES);
+    }
+    r->single = calloc((size_t)r->head.sizes.sequences, sizeof *r->single);
+    return r->single != NULL ? CARRY_OK : carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: the runs of a step");
 }
 
 void carry_model_runner_close_device(carry_model_runner *r) {
     carry_decode_close(r->decode);
+    carry_chain_close(r->chain);
     carry_device_sampler_close(r->sampling);
     carry_device_free(r->head.ctx, r->device, r->last_there);
     carry_device_free(r->head.ctx, r->device, r->parts);
@@ -92,11 +127,44 @@ static bool is_decoding(const carry_model_runner *r, int64_t count) {
     return r->places.steps == count && r->places.wanted_count == count;
 }
 
+/* Token by token: run i takes part in the last runs[i].count rounds, so that the last round has the last token of all
+   runs, and its logits are theirs. The lists of a round are overwritten by the next. */
+static carry_status run_singly(carry_model_runner *r, const carry_run *runs, int64_t count) {
+    carry_stream *stream = carry_ctx_stream(r->head.ctx, r->device);
+    int64_t rounds = 0;
+    for (int64_t i = 0; i < count; i++) {
+        rounds = runs[i].count > rounds ? runs[i].count : rounds;
+        if (runs[i].follows) {
+            return carry_fail(r->head.ctx, CARRY_EUNSUPPORTED,
+                              "guessed tokens with the same bits beside any sequences: only on the CPU");
+        }
+    }
+    for (int64_t round = 0; round < rounds; round++) {
+        int64_t n = 0;
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t at = round - (rounds - runs[i].count);
+            if (at >= 0) {
+                r->single[n] = runs[i];
+                r->single[n].length += at;
+                r->single[n].ids = runs[i].ids != NULL ? runs[i].ids + at : NULL;
+                r->single[n].count = 1;
+                r->single[n++].wants_token = true;
+            }
+        }
+        CARRY_TRY(round > 0 ? carry_stream_wait(r->head.ctx, r->device, stream) : CARRY_OK);
+        CARRY_TRY(carry_model_runner_list(r, r->single, n));
+        CARRY_TRY(carry_model_runner_replay(r));
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run *runs, int64_t count) {
     carry_ctx *ctx = r->head.ctx;
     carry_tensor logits = r->dtype == CARRY_BF16 ? r->logits : r->wide;
-    if (is_decoding(r, count) && r->places.waves == 0 && r->decode != NULL &&
-        count <= carry_decode_sequences(r->decode)) {
+    if (r->same_bits) {
+        CARRY_TRY(run_singly(r, runs, count));
+    } else if (is_decoding(r, count) && r->places.waves == 0 && r->decode != NULL &&
+               count <= carry_decode_sequences(r->decode)) {
         CARRY_TRY(carry_decode_step(r->decode, runs, count));
         logits = r->wide;
     } else if (is_decoding(r, count) && r->records) {

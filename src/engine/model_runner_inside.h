@@ -4,6 +4,7 @@
 
 #include "carry/device.h"
 #include "core/memory.h"
+#include "engine/chain.h"
 #include "engine/decode.h"
 #include "engine/model_runner.h"
 #include "engine/sample_device.h"
@@ -72,10 +73,12 @@ typedef struct carry_model_runner {
     carry_device_sampler *sampling;
     int32_t *last_there;  /* [slots + 1], on the device */
     carry_decode *decode; /* steps of a few sequences in one kernel; NULL: the model or device has none */
+    carry_chain *chain;   /* steps of more sequences in a few kernels a layer; NULL likewise */
     const carry_slot_kernel *copies;
     carry_slot_part *parts; /* on the device: of a slot, then of a page */
     int slot_parts, page_parts, ordinal;
-    bool records; /* steps of single tokens can be recorded */
+    carry_run *single; /* [sequences], with same_bits on a GPU: the runs of one token */
+    bool records;      /* steps of single tokens can be recorded */
     carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
     carry_model_runner_waves guessed[CARRY_MODEL_RUNNER_WAVES];
     carry_stream *stream; /* made for the context; NULL: it had one, or the device is the CPU */

@@ -239,10 +239,20 @@ static void check_bf16(carry_ctx *ctx, const int64_t size[6], int device) {
 static void bf16_on_a_gpu_equals_the_reference(void **unused) {
     (void)unused;
     static const int64_t sizes[][6] = {/* T, S, H, HK, D, window */
-                                       {1, 1, 8, 2, 256, 0},      {1, 65, 8, 2, 256, 0},    {1, 700, 4, 1, 256, 0},
-                                       {33, 33, 4, 1, 256, 0},    {70, 129, 8, 2, 256, 0},  {64, 64, 2, 2, 128, 0},
-                                       {130, 131, 6, 2, 128, 64}, {200, 520, 3, 1, 64, 70}, {129, 129, 4, 4, 64, 0},
-                                       {17, 300, 12, 4, 128, 1}};
+                                       {1, 1, 8, 2, 256, 0},
+                                       {1, 65, 8, 2, 256, 0},
+                                       {1, 700, 4, 1, 256, 0},
+                                       {33, 33, 4, 1, 256, 0},
+                                       {70, 129, 8, 2, 256, 0},
+                                       {64, 64, 2, 2, 128, 0},
+                                       {130, 131, 6, 2, 128, 64},
+                                       {200, 520, 3, 1, 64, 70},
+                                       {129, 129, 4, 4, 64, 0},
+                                       {17, 300, 12, 4, 128, 1},
+                                       /* tiles for all multiprocessors of a large GPU */
+                                       {100, 230, 136, 4, 256, 0},
+                                       {150, 150, 72, 9, 256, 0},
+                                       {257, 300, 48, 48, 256, 0}};
     int ordinal;
     if (carry_device_count() < 2 || carry_attention_device_of(1, &ordinal) == NULL) {
         (void)printf("skipped: there is no GPU here, or this build has no attention for it\n");

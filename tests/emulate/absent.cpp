@@ -2,6 +2,7 @@
 #include "attention/kernels.cuh"
 #include "delta/cuda/chunk/chunk.h"
 #include "device/cuda.h"
+#include "engine/chain_ops.h"
 #include "engine/decode_ops.h"
 #include "engine/sample_device.h"
 #include "engine/slot_device.h"
@@ -61,6 +62,8 @@ static int no_blocks(int) {
 
 extern "C" const carry_decode_device carry_decode_cuda = {"cuda", no_blocks, NULL, NULL, NULL};
 
+extern "C" const carry_chain_device carry_chain_cuda = {"cuda", never, NULL};
+
 static bool never_samples(int, int64_t) {
     return false;
 }
@@ -69,6 +72,14 @@ extern "C" const carry_sample_kernel carry_sample_cuda = {"cuda", never_samples,
 extern "C" const carry_slot_kernel carry_slot_cuda = {"none", NULL}; /* parts are copied one by one */
 
 extern const attention_way carry_attention_hopper = {"hopper", never, NULL, NULL};
+
+bool attention_causal_takes(const carry_attention_args *, int, int) {
+    return false;
+}
+
+carry_status attention_causal_forward(carry_ctx *ctx, const attention_job *, int, int, int, cudaStream_t) {
+    return refuse(ctx);
+}
 
 static size_t no_bytes(const carry_delta_job *, int) {
     return 0;

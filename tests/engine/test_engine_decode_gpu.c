@@ -1,8 +1,7 @@
 /* Steps by the decoding kernel against the same model in f32 on the CPU, and in batches of different sizes. */
 /* labels: gpu */
-#include "hybrid_support.h"
+#include "gpu_model_support.h"
 
-#include "carry/device.h"
 #include "engine/decode.h"
 #include "engine/decode_ops.h"
 #include "engine/generator.h"
@@ -11,49 +10,9 @@
 #define PROMPT 5
 #define STEPS 300 /* beyond the first capacity of a cache, which then moves */
 
-/* Heads of 128 and 256, and a product of more columns than a slot of the ring has. */
+/* A product of more columns than a slot of the ring has. */
 static carry_lm_config wide_config(void) {
-    carry_lm_config c = carry_lm_config_default(&carry_lm_family_qwen3_5);
-    carry_lm_hybrid_of(&c)->layers_listed = 3;
-    c.vocab_size = VOCABULARY;
-    c.hidden_size = 256;
-    c.num_hidden_layers = 3;
-    c.mixer[1] = CARRY_LM_MIXER_ATTENTION;
-    memset(c.feedforward, CARRY_LM_FEEDFORWARD_SWIGLU, sizeof c.feedforward);
-    c.swiglu.width = 1152;
-    c.delta.heads = 4;
-    c.delta.value_heads = 8;
-    c.delta.key = c.delta.value = 128;
-    c.attention.heads = 4;
-    c.attention.kv_heads = 2;
-    c.attention.head_dim = 256;
-    c.attention.rope_theta = 10000.0;
-    c.attention.rotary_factor = 0.25;
-    c.pad_token_id = c.eos_token_id = -1;
-    return c;
-}
-
-/* A model whose weights are numbers of bf16, so that devices differ by the rounding of activations alone. */
-static carry_lm *rounded_model(carry_ctx *ctx) {
-    carry_lm *lm = model_scaled(ctx, wide_config(), 3.0f);
-    for (int64_t i = 0; i < lm->own.count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &lm->own.weights[i], sizeof bits);
-        bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
-        memcpy(&lm->own.weights[i], &bits, sizeof bits);
-    }
-    return lm;
-}
-
-static carry_lm *moved_to(carry_ctx *ctx, const carry_lm *lm, int device) {
-    carry_lm *there;
-    assert_ok(ctx, carry_lm_new(ctx, &there, &lm->config, device));
-    for (int64_t i = 0; i < lm->own.parameters; i++) {
-        const carry_parameter *from = &lm->own.parameter[i];
-        assert_ok(ctx, carry_parameters_upload(&there->own, there->own.weights, there->own.parameter[i].offset,
-                                               lm->own.weights + from->offset, from->count));
-    }
-    return there;
+    return gpu_config(VOCABULARY, 1152);
 }
 
 static int64_t token_of(int64_t sequence, int64_t at) {
@@ -103,8 +62,8 @@ static void steps_match_the_cpu(void **unused) {
         skip();
     }
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    carry_lm *here = rounded_model(ctx);
-    carry_lm *there = moved_to(ctx, here, device);
+    carry_lm *here = gpu_rounded_model(ctx, wide_config());
+    carry_lm *there = gpu_moved_to(ctx, here, device);
     static float want[2 * VOCABULARY], got[2 * VOCABULARY];
     for (int64_t steps = 1; steps <= STEPS; steps = steps == STEPS ? STEPS + 1 : steps < 8 ? 2 * steps : STEPS) {
         generate(ctx, here, CARRY_F32, 0, 2, steps, want);
@@ -130,8 +89,8 @@ static void a_sequence_has_the_same_bits_in_every_batch(void **unused) {
         skip();
     }
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    carry_lm *here = rounded_model(ctx);
-    carry_lm *there = moved_to(ctx, here, device);
+    carry_lm *here = gpu_rounded_model(ctx, wide_config());
+    carry_lm *there = gpu_moved_to(ctx, here, device);
     static float alone[8][VOCABULARY], together[8 * VOCABULARY];
     for (int64_t b = 0; b < 8; b++) {
         generate(ctx, there, CARRY_BF16, b, 1, 40, alone[b]);

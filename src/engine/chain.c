@@ -1,0 +1,312 @@
+/* The list of kernels that make a decoding step. */
+#include "engine/chain.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "carry/device.h"
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/memory.h"
+#include "core/tensor.h"
+#include "engine/decode_model.h"
+#include "model/lm/feedforward/feedforward.h"
+#include "model/lm/mixers/attention.h"
+#include "model/lm/mixers/delta.h"
+
+#define OPS_OF_LAYER 6 /* at most */
+
+struct carry_chain {
+    carry_lm *lm;
+    carry_lm_state *pool;
+    const carry_chain_device *device;
+    int ordinal;
+    carry_chain_lists lists;
+    bool same_bits;
+    carry_chain_op *ops;
+    int count;
+    bool head;    /* the last operation makes the logits */
+    void *memory; /* on the device: all that follows, for CARRY_CHAIN_SEQUENCES sequences */
+    float *h, *part, *rates;
+    carry_tensor low, maps, mixed, activated, x; /* [CARRY_CHAIN_SEQUENCES, width], bf16 */
+};
+
+static carry_chain_op *add(carry_chain *c, carry_chain_kind kind) {
+    carry_chain_op *op = &c->ops[c->count++];
+    *op = (carry_chain_op){.kind = kind};
+    return op;
+}
+
+static carry_chain_product *add_product(carry_chain *c, carry_tensor W, int64_t rows, const carry_tensor *x,
+                                        const carry_tensor *y, carry_chain_output output) {
+    carry_chain_product *p = &add(c, CARRY_CHAIN_PRODUCT)->as.product;
+    *p = (carry_chain_product){.W = W.data,
+                               .x = x->data,
+                               .y = y->data,
+                               .h = c->h,
+                               .rows = (int)rows,
+                               .columns = (int)W.shape[1],
+                               .x_stride = (int)W.shape[1],
+                               .y_stride = (int)y->shape[1],
+                               .output = output};
+    return p;
+}
+
+static void add_norm(const carry_chain *c, carry_chain_product *p, int64_t norm) {
+    const carry_lm_config *config = &c->lm->config;
+    p->norm = carry_lm_weight(c->lm, norm).data;
+    p->plus = config->norm_plus_one ? 1.0f : 0.0f;
+    p->eps = (float)config->norm_eps;
+}
+
+/* The matrices of these slots as one: they follow each other in memory. starts: the first row of each. False: they do
+   not, or one is absent. */
+static bool join(const carry_chain *c, const carry_lm_sublayer *own, const int *slots, carry_tensor *W, int64_t *rows,
+                 int *starts) {
+    *rows = 0;
+    for (int i = 0; slots[i] >= 0; i++) {
+        const carry_tensor next = carry_decode_matrix(c->lm, own, slots[i]);
+        if (next.data == NULL || (i > 0 && next.data != (unsigned char *)W->data + (size_t)(*rows * next.shape[1]) *
+                                                                                       carry_dtype_size(next.dtype))) {
+            return false;
+        }
+        *W = i == 0 ? next : *W;
+        starts[i] = (int)*rows;
+        *rows += next.shape[0];
+    }
+    return true;
+}
+
+static bool add_maps(carry_chain *c, const carry_lm_sublayer *own, const int *slots, int *starts) {
+    carry_tensor W = {0};
+    int64_t rows;
+    if (!join(c, own, slots, &W, &rows, starts)) {
+        return false;
+    }
+    add_norm(c, add_product(c, W, rows, &c->low, &c->maps, CARRY_CHAIN_STORE), own->norm);
+    return true;
+}
+
+static void add_out(carry_chain *c, const carry_lm_sublayer *own, int slot, const carry_tensor *x) {
+    const carry_tensor W = carry_decode_matrix(c->lm, own, slot);
+    (void)add_product(c, W, W.shape[0], x, &c->low, CARRY_CHAIN_ADD);
+}
+
+static bool add_delta(carry_chain *c, const carry_lm_sublayer *own, const carry_tensor *state) {
+    static const int slots[] = {
+        CARRY_LM_Q_PROJ, CARRY_LM_K_PROJ, CARRY_LM_V_PROJ, CARRY_LM_G_PROJ, CARRY_LM_A_PROJ, CARRY_LM_B_PROJ, -1};
+    const carry_lm *lm = c->lm;
+    const carry_lm_config *config = &lm->config;
+    int at[6];
+    if (!add_maps(c, own, slots, at)) {
+        return false;
+    }
+    add(c, CARRY_CHAIN_DELTA)->as.delta = (carry_chain_delta){
+        .in = c->maps.data,
+        .in_stride = (int)c->maps.shape[1],
+        .q = at[0],
+        .k = at[1],
+        .v = at[2],
+        .z = at[3],
+        .a = at[4],
+        .b = at[5],
+        .heads = (int)config->delta.heads,
+        .value_heads = (int)config->delta.value_heads,
+        .taps = (int)config->delta.conv_size,
+        .wq = carry_decode_wide(lm, own, CARRY_LM_Q_CONV),
+        .wk = carry_decode_wide(lm, own, CARRY_LM_K_CONV),
+        .wv = carry_decode_wide(lm, own, CARRY_LM_V_CONV),
+        .tail = {state[0].data, state[1].data, state[2].data},
+        .state = state[3].data,
+        .A_log = carry_decode_wide(lm, own, CARRY_LM_A_LOG),
+        .dt_bias = carry_decode_wide(lm, own, CARRY_LM_DT_BIAS),
+        .norm = carry_decode_wide(lm, own, CARRY_LM_O_NORM),
+        .beta_factor = config->delta.allow_neg_eigval ? 2.0f : 1.0f,
+        .scale = 1.0f / sqrtf((float)CARRY_CHAIN_KEY),
+        .eps = (float)config->delta.norm_eps,
+        .y = c->mixed.data,
+    };
+    add_out(c, own, CARRY_LM_O_PROJ, &c->mixed);
+    return true;
+}
+
+static bool add_attention(carry_chain *c, const carry_lm_sublayer *own, const carry_tensor *state) {
+    static const int slots[] = {CARRY_LM_ATTENTION_Q, CARRY_LM_ATTENTION_K, CARRY_LM_ATTENTION_V, -1};
+    const carry_lm *lm = c->lm;
+    const carry_lm_config *config = &lm->config;
+    const int width = (int)config->attention.head_dim;
+    int at[3];
+    if (!add_maps(c, own, slots, at)) {
+        return false;
+    }
+    carry_chain_op *op = add(c, CARRY_CHAIN_ATTEND);
+    op->as.attend = (carry_chain_attend){
+        .in = c->maps.data,
+        .in_stride = (int)c->maps.shape[1],
+        .q = at[0],
+        .q_head = config->attention.gate ? 2 * width : width,
+        .k = at[1],
+        .v = at[2],
+        .gate = config->attention.gate ? at[0] + width : -1,
+        .heads = (int)config->attention.heads,
+        .key_heads = (int)config->attention.kv_heads,
+        .width = width,
+        .rotary = (int)config->attention.rotary,
+        .rates = c->rates,
+        .q_norm = carry_decode_wide(lm, own, CARRY_LM_ATTENTION_Q_NORM),
+        .k_norm = carry_decode_wide(lm, own, CARRY_LM_ATTENTION_K_NORM),
+        .plus = config->norm_plus_one ? 1.0f : 0.0f,
+        .eps = (float)config->norm_eps,
+        .scale = 1.0f / sqrtf((float)width),
+        .keys = state[0].data,
+        .values = state[1].data,
+        .part = c->part,
+        .y = c->mixed.data,
+    };
+    add(c, CARRY_CHAIN_COMBINE)->as.attend = op->as.attend;
+    add_out(c, own, CARRY_LM_ATTENTION_O, &c->mixed);
+    return true;
+}
+
+static void add_swiglu(carry_chain *c, const carry_lm_sublayer *own) {
+    const carry_tensor gate = carry_decode_matrix(c->lm, own, CARRY_LM_SWIGLU_GATE);
+    carry_chain_product *p = add_product(c, gate, gate.shape[0], &c->low, &c->activated, CARRY_CHAIN_SWIGLU);
+    p->up = carry_decode_matrix(c->lm, own, CARRY_LM_SWIGLU_UP).data;
+    add_norm(c, p, own->norm);
+    add_out(c, own, CARRY_LM_SWIGLU_DOWN, &c->activated);
+}
+
+/* False: the kernels do not take the matrices as they lie. */
+static bool make_list(carry_chain *c) {
+    const carry_lm *lm = c->lm;
+    const carry_lm_config *config = &lm->config;
+    const int width = (int)config->hidden_size;
+    bool fits = true;
+    c->count = 0;
+    add(c, CARRY_CHAIN_EMBED)->as.embed =
+        (carry_chain_embed){.table = carry_parameters_product(&lm->own, lm->embeddings).data,
+                            .h = c->h,
+                            .low = c->low.data,
+                            .width = width};
+    for (int64_t i = 0; fits && i < config->num_hidden_layers; i++) {
+        const carry_lm_layer *layer = &lm->layer[i];
+        fits = layer->mixer.part == &carry_lm_mixer_delta ? add_delta(c, &layer->mixer, c->pool->part[i])
+                                                          : add_attention(c, &layer->mixer, c->pool->part[i]);
+        add_swiglu(c, &layer->feedforward);
+    }
+    c->head = c->same_bits;
+    if (c->head) {
+        const carry_tensor W = carry_parameters_product(&lm->own, lm->head);
+        const carry_tensor logits = {.shape = {0, W.shape[0]}}; /* given with each step */
+        add_norm(c, add_product(c, W, W.shape[0], &c->low, &logits, CARRY_CHAIN_STORE), lm->norm);
+        return fits;
+    }
+    add(c, CARRY_CHAIN_NORM)->as.norm = (carry_chain_norm){.h = c->h,
+                                                           .norm = carry_lm_weight(lm, lm->norm).data,
+                                                           .plus = config->norm_plus_one ? 1.0f : 0.0f,
+                                                           .eps = (float)config->norm_eps,
+                                                           .x = c->x.data,
+                                                           .width = width};
+    return fits;
+}
+
+static carry_tensor take(const carry_chain *c, carry_arena *arena, int64_t width) {
+    const int64_t shape[] = {CARRY_CHAIN_SEQUENCES, (width + 7) / 8 * 8};
+    return carry_arena_tensor(arena, c->lm->own.device, CARRY_BF16, 2, shape);
+}
+
+static void place(carry_chain *c, carry_arena *arena) {
+    const carry_lm_config *o = &c->lm->config;
+    const int64_t delta = 2 * o->delta.key_width + 2 * o->delta.value_width + 2 * o->delta.value_heads;
+    const int64_t heads = o->attention.heads * o->attention.head_dim;
+    const int64_t attention = 2 * heads + 2 * o->attention.kv_heads * o->attention.head_dim;
+    const size_t rows = CARRY_CHAIN_SEQUENCES;
+    c->low = take(c, arena, o->hidden_size);
+    c->x = take(c, arena, o->hidden_size);
+    c->maps = take(c, arena, delta > attention ? delta : attention);
+    c->mixed = take(c, arena, heads > o->delta.value_width ? heads : o->delta.value_width);
+    c->activated = take(c, arena, o->swiglu.width);
+    c->h = carry_arena_take(arena, rows * (size_t)o->hidden_size, sizeof *c->h);
+    c->part = carry_arena_take(
+        arena, rows * (size_t)(o->attention.heads * CARRY_CHAIN_SPLITS * (o->attention.head_dim + 2)), sizeof *c->part);
+    c->rates = carry_arena_take(arena, (size_t)o->attention.rotary / 2 + 1, sizeof *c->rates);
+}
+
+static carry_status open_memory(carry_chain *c) {
+    carry_ctx *ctx = c->lm->ctx;
+    const int device = c->lm->own.device;
+    carry_arena count = carry_arena_over(NULL, 0);
+    size_t bytes;
+    place(c, &count);
+    c->ops = calloc((size_t)c->lm->config.num_hidden_layers * OPS_OF_LAYER + 2, sizeof *c->ops);
+    if (c->ops == NULL || !carry_arena_total(&count, &bytes)) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the kernels of a step");
+    }
+    CARRY_TRY(carry_device_alloc(ctx, &c->memory, device, bytes));
+    carry_arena arena = carry_arena_over(c->memory, bytes);
+    place(c, &arena);
+    CARRY_TRY(carry_device_fill(ctx, c->memory, device, 0, bytes, NULL));
+    CARRY_TRY(carry_decode_put_rates(c->lm, c->rates));
+    return carry_stream_wait(ctx, device, NULL);
+}
+
+void carry_chain_close(carry_chain *c) {
+    if (c != NULL) {
+        carry_device_free(c->lm->ctx, c->lm->own.device, c->memory);
+        free(c->ops);
+        free(c);
+    }
+}
+
+carry_status carry_chain_open(carry_chain **made, carry_lm *lm, carry_lm_state *pool,
+                              const carry_chain_options *options) {
+    int ordinal = 0;
+    int64_t columns;
+    *made = NULL;
+    const carry_chain_device *device = carry_chain_device_of(lm->own.device, &ordinal);
+    if (device == NULL || !carry_decode_supports(lm, CARRY_CHAIN_GROUP, 1, &columns)) {
+        return CARRY_OK;
+    }
+    carry_chain *c = calloc(1, sizeof *c);
+    if (c == NULL) {
+        return carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: the kernels of a step");
+    }
+    *c = (carry_chain){.lm = lm, .pool = pool, .device = device, .ordinal = ordinal};
+    c->lists = options->lists;
+    c->same_bits = options->same_bits;
+    if (c->lists.sequences > CARRY_CHAIN_SEQUENCES) {
+        c->lists.sequences = CARRY_CHAIN_SEQUENCES;
+    }
+    const carry_status status = open_memory(c);
+    if (status != CARRY_OK || !make_list(c)) {
+        carry_chain_close(c);
+        return status;
+    }
+    *made = c;
+    return CARRY_OK;
+}
+
+int64_t carry_chain_sequences(const carry_chain *c) {
+    return c->lists.sequences;
+}
+
+carry_status carry_chain_run(carry_chain *c, carry_tensor logits, int64_t sequences) {
+    carry_lm *lm = c->lm;
+    carry_stream *stream = carry_ctx_stream(lm->ctx, lm->own.device);
+    carry_chain_lists lists = c->lists;
+    if (sequences < 1 || sequences > c->lists.sequences) {
+        return carry_fail(lm->ctx, CARRY_EARGUMENT, "a step of %lld sequences: at most %d are possible",
+                          (long long)sequences, c->lists.sequences);
+    }
+    lists.sequences = (int)sequences;
+    if (c->head) {
+        c->ops[c->count - 1].as.product.y = logits.data;
+        c->ops[c->count - 1].as.product.y_stride = (int)logits.stride[0];
+    }
+    for (int i = 0; i < c->count; i++) {
+        CARRY_TRY(c->device->launch(lm->ctx, c->ordinal, stream, &c->ops[i], &lists, i > 0));
+    }
+    return c->head ? CARRY_OK
+                   : carry_linear(lm->ctx, logits, carry_slice(c->x, 0, sequences),
+                                  carry_parameters_product(&lm->own, lm->head), false);
+}

@@ -1,0 +1,28 @@
+/* Steps of one token of up to CARRY_CHAIN_SEQUENCES sequences by a chain of kernels (chain_ops.h).
+
+   For the models that carry_decode_supports names, in bf16, on a Hopper GPU; their states are slots and pages of a
+   pool. Other models and devices take the passes of model/lm. */
+#ifndef CARRY_ENGINE_CHAIN_H
+#define CARRY_ENGINE_CHAIN_H
+
+#include "engine/chain_ops.h"
+#include "model/lm/lm.h"
+
+typedef struct carry_chain carry_chain;
+
+typedef struct carry_chain_options {
+    carry_chain_lists lists;
+    bool same_bits; /* the logits too have the same bits for any number of sequences */
+} carry_chain_options;
+
+/* lists: where the sequences of every step are listed; its `sequences` are those of a step, at most. *made is NULL
+   where the kernels do not support the model. */
+carry_status carry_chain_open(carry_chain **made, carry_lm *lm, carry_lm_state *pool,
+                              const carry_chain_options *options);
+void carry_chain_close(carry_chain *chain);
+/* Sequences of a step, at most. */
+int64_t carry_chain_sequences(const carry_chain *chain);
+/* Puts a step of the first `sequences` of the lists into the stream. logits: bf16 [sequences, vocabulary]. */
+carry_status carry_chain_run(carry_chain *chain, carry_tensor logits, int64_t sequences);
+
+#endif

@@ -1,0 +1,140 @@
+/* The launcher of the kernels of a decoding step, and its smallest ones. */
+#include "engine/cuda/chain_attend.cuh"
+#include "engine/cuda/chain_delta.cuh"
+#include "engine/cuda/chain_product.cuh"
+
+#include "device/cuda.h"
+
+namespace chain {
+
+/* A block has a sequence. */
+static __global__ __launch_bounds__(THREADS) void embed(const __grid_constant__ carry_chain_embed e,
+                                                        const __grid_constant__ carry_chain_lists lists) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    let_next_begin();
+    await_previous();
+    const int b = blockIdx.x;
+    const int64_t given = lists.ids[b], id = given >= 0 ? given : lists.last[lists.slots[b]];
+    for (int i = threadIdx.x; i < e.width / 2; i += THREADS) {
+        const unsigned pair = ((const unsigned *)e.table)[(size_t)id * (e.width / 2) + i];
+        ((unsigned *)e.low)[(size_t)b * (e.width / 2) + i] = pair;
+        ((float2 *)e.h)[(size_t)b * (e.width / 2) + i] = make_float2(low_of(pair), high_of(pair));
+    }
+#endif
+}
+
+static __global__ __launch_bounds__(THREADS) void norm(const __grid_constant__ carry_chain_norm n) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    __shared__ float squares[WARPS];
+    const float *h = n.h + (size_t)blockIdx.x * n.width;
+    float sum = 0.0f;
+    let_next_begin();
+    await_previous();
+    for (int i = threadIdx.x; i < n.width; i += THREADS) {
+        const float x = __ldcg(h + i);
+        sum += x * x;
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 == 0) {
+        squares[threadIdx.x / 32] = sum;
+    }
+    __syncthreads();
+    sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        sum += squares[w];
+    }
+    const float rate = rsqrtf(sum / (float)n.width + n.eps);
+    for (int i = threadIdx.x; i < n.width; i += THREADS) {
+        ((__nv_bfloat16 *)n.x)[(size_t)blockIdx.x * n.width + i] =
+            __float2bfloat16_rn(__ldcg(h + i) * rate * (n.plus + __ldg(n.norm + i)));
+    }
+#endif
+}
+
+/* Kernels are empty but in code for Hopper, which a build may be without: the memory of one of them tells. */
+static bool works(int ordinal) {
+    int major = 0;
+    cudaFuncAttributes attributes;
+    const bool is_there = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
+                          major >= 9 && cudaFuncGetAttributes(&attributes, delta) == cudaSuccess &&
+                          attributes.sharedSizeBytes > 0;
+    (void)cudaGetLastError();
+    return is_there;
+}
+
+typedef struct launch_place {
+    carry_ctx *ctx;
+    int ordinal;
+    carry_stream *stream;
+    bool overlaps;
+} launch_place;
+
+template <typename... Parameters, typename... Arguments>
+static carry_status put(const launch_place &place, void (*kernel)(Parameters...), int blocks, size_t memory,
+                        const Arguments &...arguments) {
+    carry_ctx *ctx = place.ctx;
+    const int ordinal = place.ordinal;
+    cudaLaunchAttribute attribute;
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = memory;
+    config.stream = (cudaStream_t)place.stream;
+    config.attrs = &attribute;
+    config.numAttrs = place.overlaps ? 1 : 0;
+    if (memory > 48 * 1024) {
+        CARRY_CUDA_TRY(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)memory),
+                       "shared memory of a decoding kernel");
+    }
+    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, kernel, arguments...), "a decoding kernel could not be launched");
+    return CARRY_OK;
+}
+
+/* Few tiles leave multiprocessors without work: clusters share the columns then. Norms need all columns in a block. */
+template <int TILES>
+static carry_status put_product(const launch_place &place, const carry_chain_product &p, int sequences) {
+    const int each = p.output == CARRY_CHAIN_SWIGLU ? ROWS / 2 : ROWS, tiles = (p.rows + each - 1) / each;
+    const bool together = p.norm == nullptr && p.output != CARRY_CHAIN_SWIGLU;
+    return together ? put(place, product_together<TILES>, tiles * CLUSTER, sizeof(product_memory<TILES>), p, sequences)
+                    : put(place, product<TILES>, tiles, sizeof(product_memory<TILES>), p, sequences);
+}
+
+static carry_status put_attend(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists) {
+    constexpr int FEW = CARRY_CHAIN_GROUP / 2; /* query heads: half of the registers */
+    const int blocks = lists.sequences * a.key_heads * SPLITS;
+    const bool few = a.heads <= FEW * a.key_heads;
+    return a.width == 256 ? few ? put(place, attend<8, FEW>, blocks, 0, a, lists)
+                                : put(place, attend<8, CARRY_CHAIN_GROUP>, blocks, 0, a, lists)
+           : few ? put(place, attend<4, FEW>, blocks, 0, a, lists)
+                          : put(place, attend<4, CARRY_CHAIN_GROUP>, blocks, 0, a, lists);
+}
+
+static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_chain_op *op,
+                           const carry_chain_lists *lists, bool overlaps) {
+    const launch_place place = {ctx, ordinal, stream, overlaps};
+    const int sequences = lists->sequences;
+    const carry_chain_attend &a = op->as.attend;
+    switch (op->kind) {
+    case CARRY_CHAIN_EMBED:
+        return put(place, embed, sequences, 0, op->as.embed, *lists);
+    case CARRY_CHAIN_NORM:
+        return put(place, norm, sequences, 0, op->as.norm);
+    case CARRY_CHAIN_DELTA:
+        return put(place, delta, sequences * op->as.delta.heads, 0, op->as.delta, *lists);
+    case CARRY_CHAIN_ATTEND:
+        return put_attend(place, a, *lists);
+    case CARRY_CHAIN_COMBINE:
+        return put(place, combine, sequences * a.heads, 0, a, *lists);
+    default:
+        return sequences <= TILE       ? put_product<1>(place, op->as.product, sequences)
+               : sequences <= 2 * TILE ? put_product<2>(place, op->as.product, sequences)
+                                       : put_product<4>(place, op->as.product, sequences);
+    }
+}
+
+} // namespace chain
+
+extern "C" const carry_chain_device carry_chain_cuda = {"cuda", chain::works, chain::launch};

@@ -1,0 +1,92 @@
+/* For programs that measure a runner: a model by name, runs, and steps whose results must be good. */
+#ifndef CARRY_TESTS_BENCH_RUNNER_SUPPORT_H
+#define CARRY_TESTS_BENCH_RUNNER_SUPPORT_H
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#include "carry/carry.h"
+#include "carry/device.h"
+#include "core/clock.h"
+#include "core/tensor.h"
+#include "engine/model_random.h"
+#include "engine/model_runner.h"
+#include "ops/sampler.h"
+
+#define MOST 256
+
+static inline void check(carry_ctx *ctx, carry_status status) {
+    if (status != CARRY_OK) {
+        (void)fprintf(stderr, "bench: %s\n", carry_ctx_error(ctx));
+        exit(1);
+    }
+}
+
+/* A folder with a checkpoint, or a shape or config.json with random weights. */
+static inline carry_lm *make(carry_ctx *ctx, int device, const char *folder) {
+    carry_lm *lm;
+    struct stat about;
+    const bool is_folder = folder != NULL && stat(folder, &about) == 0 && S_ISDIR(about.st_mode);
+    if (is_folder) {
+        check(ctx, carry_lm_open(ctx, &lm, folder, device));
+        return lm;
+    }
+    carry_lm_config config;
+    check(ctx, carry_model_random_config(ctx, &config, folder != NULL ? folder : "qwen3.5-0.8b"));
+    check(ctx, carry_lm_new(ctx, &lm, &config, device));
+    const int64_t count = lm->own.count;
+    check(ctx, carry_random_fill(ctx, carry_view_on(device, lm->own.weights, CARRY_F32, 1, &count), 1, 2, 0.0f, 0.02f));
+    return lm;
+}
+
+static inline carry_run run_of(int32_t slot, const int32_t *pages, int64_t length, const int32_t *ids, int64_t count) {
+    static const carry_sampling greedy = {.top_p = 1.0};
+    return (carry_run){.slot = slot,
+                       .pages = pages,
+                       .length = length,
+                       .ids = ids,
+                       .count = count,
+                       .wants_token = true,
+                       .sampling = &greedy,
+                       .logprobs = -1};
+}
+
+static inline void read_results(carry_runner *r, int64_t count) {
+    static carry_run_result results[MOST];
+    check(r->ctx, r->ops->results(r, results, count));
+    for (int64_t i = 0; i < count; i++) {
+        if (results[i].is_failed) {
+            (void)fprintf(stderr, "bench: run %d failed\n", (int)i);
+            exit(1);
+        }
+    }
+}
+
+static inline void step(carry_runner *r, const carry_run *runs, int64_t count) {
+    check(r->ctx, r->ops->step(r, runs, count));
+    read_results(r, count);
+}
+
+/* Seconds of `steps` steps of single tokens, each enqueued before the results of the one before it are read. */
+static inline double time_steps(carry_runner *r, carry_run *runs, int64_t sequences, int64_t steps) {
+    double begin = 0.0;
+    for (int64_t s = 0; s < steps + 4; s++) {
+        if (s == 4) {
+            read_results(r, sequences);
+            begin = carry_seconds();
+        }
+        check(r->ctx, r->ops->step(r, runs, sequences));
+        if (s > 0 && s != 4) {
+            read_results(r, sequences); /* of the step before */
+        }
+        for (int64_t i = 0; i < sequences; i++) {
+            runs[i].length++;
+        }
+    }
+    read_results(r, sequences);
+    return carry_seconds() - begin;
+}
+
+#endif
