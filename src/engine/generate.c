@@ -78,7 +78,7 @@ carry_status carry_generation_encode(const carry_generation *g, int64_t number, 
     }
     if (ids->count == 0 && g->model->start < 0) {
         return carry_fail(g->ctx, CARRY_EARGUMENT,
-                          "an empty prompt needs a token to start from, and the tokenizer of %s has none",
+                          "an empty prompt needs a start token, which the tokenizer of %s does not have",
                           g->model->folder);
     }
     g->results[number].prompt_tokens = (int64_t)ids->count;
