@@ -88,6 +88,20 @@ def sampling_options_take_effect():
         assert seen == [t["token"] for t in logs["content"]]
 
 
+def defaults_of_sampling_are_those_of_the_model():
+    folder = tempfile.mkdtemp()
+    try:
+        model = shutil.copytree(MODEL, os.path.join(folder, "model"))
+        with open(os.path.join(model, "generation_config.json"), "w", encoding="ascii") as file:
+            json.dump({"temperature": 0.7, "top_k": 1, "top_p": 0.9}, file)
+        with Server(CARRY, model, "--device", "cpu") as s:
+            texts = {content_of(s.complete("ab", max_tokens=12)) for _ in range(4)}
+            assert texts == {content_of(s.complete("ab", max_tokens=12, temperature=0))}
+            assert len({content_of(s.complete("ab", max_tokens=12, temperature=1, top_k=0)) for _ in range(4)}) > 1
+    finally:
+        shutil.rmtree(folder)
+
+
 def texts_are_tokenized_and_back():
     with serve() as s:
         t = s.post("/tokenize", {"prompt": "Hé <|im_end|>"})
@@ -175,6 +189,32 @@ def conversations_reuse_their_prefix_and_texts_do_not_change():
         assert none == 0 and without == answers
         metrics = s.metrics()
         assert metrics["carry_cached_tokens_total"] >= cached
+
+
+def random_conversations_have_the_same_tokens_with_and_without_the_cache():
+    chance = random.Random(11)
+    talks = []
+    for _ in range(40):
+        opening = f"opening {chance.randrange(4)} " * chance.randrange(1, 60)
+        turns = ["turn %d " % chance.randrange(1000) * chance.randrange(1, 20) for _ in range(chance.randrange(1, 4))]
+        talks.append((opening, turns, chance.randrange(1 << 30)))
+
+    def talk(s, one):
+        opening, turns, seed = one
+        messages, found = [{"role": "system", "content": opening}], []
+        for turn in turns:
+            messages.append({"role": "user", "content": turn})
+            a = s.chat(messages, max_tokens=12, seed=seed, logprobs=True, temperature=0.8)
+            logs = a["choices"][0]["logprobs"]["content"]
+            found.append([(t["bytes"], t["logprob"]) for t in logs])
+            messages.append({"role": "assistant", "content": f"answer {len(found)}"})
+        return found
+
+    with serve("--same-bits") as s, serve("--same-bits", "--no-cache") as plain:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            cached, without = list(pool.map(lambda t: talk(s, t), talks)), list(pool.map(lambda t: talk(plain, t), talks))
+        assert cached == without
+        assert s.metrics()["carry_cached_tokens_total"] > 0 and plain.metrics()["carry_cached_tokens_total"] == 0
 
 
 def prefixes_survive_a_restart():
@@ -397,8 +437,9 @@ def long_prompts_do_not_starve_others():
 if __name__ == "__main__":
     sys.exit(run([
         answers_have_the_form_of_the_interface, streams_have_the_text_of_whole_answers, sampling_options_take_effect,
-        texts_are_tokenized_and_back, bad_requests_are_refused_and_harm_nothing, other_sites_are_refused,
-        keys_are_required, conversations_reuse_their_prefix_and_texts_do_not_change, prefixes_survive_a_restart,
+        defaults_of_sampling_are_those_of_the_model, texts_are_tokenized_and_back, bad_requests_are_refused_and_harm_nothing, other_sites_are_refused,
+        keys_are_required, conversations_reuse_their_prefix_and_texts_do_not_change,
+        random_conversations_have_the_same_tokens_with_and_without_the_cache, prefixes_survive_a_restart,
         requests_with_one_cancelled_in_three_leave_the_others_unchanged, clients_that_go_away_cancel_their_request,
         streams_that_are_never_read_end, full_queues_get_429, sigterm_drains, states_survive_a_kill,
         slow_and_half_open_clients_do_not_hold_up_others, long_prompts_do_not_starve_others, curl_works,

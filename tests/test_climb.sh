@@ -121,7 +121,8 @@ refused "no entry 'x'" show x
 # An improvement is committed; a new file comes along, an ignored one does not.
 echo 120 > speed
 echo new > new.txt
-echo '*.o' > .gitignore
+printf '*.o\n.carry/\n' > .gitignore
+mkdir -p .carry && touch .carry/store.db
 echo object > some.o
 expect 0 "kept" try --hypothesis "a larger number is
     faster" --title "speed: 120" --next "larger still"
@@ -134,7 +135,7 @@ same "the log's commit" "$(git show --format= --name-only HEAD)" "climb.md"
 grep -q "^- commit: $(git rev-parse HEAD~1)$" climb.md || complain "the entry does not name its commit"
 for line in "## 1. speed: 120" "- hypothesis: a larger number is faster" "- next: larger still" "- hotspots: walk 61 %" \
     "- tests: \`sh tests.sh\`" "- profile: \`sh profile.sh\`" "- job: none" "- trace: none" "- mfu: 0.25" \
-    "- change: 3 files, +3 -1: .gitignore, new.txt, speed" "- decision: kept"; do
+    "- change: 3 files, +4 -1: .gitignore, new.txt, speed" "- decision: kept"; do
     grep -qxF -e "$line" climb.md || complain "the log does not have the line '$line'"
 done
 

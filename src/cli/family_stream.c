@@ -70,10 +70,11 @@ typedef struct session {
     double apart, largest;
 } session;
 
-static const char takes[] = "meshN (ranks that share the generator; pipeline has one more), chunksN, depthN, contextN "
-                            "(frames of a recompute); recompute=off, anchor or latent; slow0=MS or match, slow1=MS; "
-                            "size=WxH, windowN; model=FOLDER or config=NAME, codec=FOLDER, algo=TOPOLOGY, "
-                            "device=cpu or cuda";
+static const char takes[] =
+    "meshN (ranks that share the generator; pipeline has one more), chunksN, depthN, contextN "
+    "(frames of a recompute); recompute=off, anchor or latent; slow0=MS or match, slow1=MS; "
+    "size=WxH, windowN, clean0 (no pass at t = 0); model=FOLDER or config=NAME, codec=FOLDER, algo=TOPOLOGY, "
+    "device=cpu or cuda";
 
 static const char *method(int index) {
     return index >= 0 && index < TOPOLOGIES ? topologies[index] : NULL;
@@ -163,6 +164,7 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     (void)snprintf(it->only, sizeof it->only, "%s", only != NULL ? only : "");
     (void)snprintf(it->codec, sizeof it->codec, "%s", codec != NULL ? codec : "");
     o->codec = codec != NULL ? it->codec : o->codec;
+    o->clean_pass = o->clean_pass && carry_problem_size(problem, "clean", 1) != 0;
     o->window = carry_problem_size(problem, "window", o->window);
     CARRY_TRY(carry_problem_finish(it->ctx, problem, takes));
     o->device = device;

@@ -41,7 +41,6 @@ struct carry_scheduler {
     int flight_first, flight_count;
     carry_run *runs;
     carry_run_result *results;
-    int64_t turn; /* the prompt that is served first in the next step */
     /* Rates, in seconds: of a step without prompts, and of a token of a prompt. debt: time that prompts took from texts
        beyond their half. */
     double write_s, token_s, debt, last_result;

@@ -12,6 +12,7 @@
 #define BLOCK CARRY_PAGE_TOKENS
 #define PAUSE 4.0           /* steps of texts that a piece beside them may take, */
 #define PAUSE_SECONDS 0.02  /* or this long: short pieces do not fill a GPU, and a reader does not notice the pause */
+#define OLDEST_SHARE 4      /* the oldest prompt gets one part in this many of a step */
 #define NEW_SHARE 0.25      /* of a new measurement in a mean */
 #define CACHED_PROMPT 128   /* tokens; shorter prompts leave no snapshot at their end */
 #define FINE_SNAPSHOTS 8192 /* tokens of a prompt in which pieces end at every multiple of snapshot_every */
@@ -271,22 +272,41 @@ static void add_piece(carry_scheduler *s, carry_sequence *q, carry_flight *f, in
     }
 }
 
-/* Pieces of prompts: an equal share for each, at least a block, as long as tokens are left. */
-static void add_prompts(carry_scheduler *s, carry_flight *f, int64_t left) {
-    int64_t readers = 0;
+static bool is_reader(const carry_sequence *q) {
+    return q->phase == CARRY_PHASE_READS && q->in_flight < CARRY_FLIGHTS;
+}
+
+/* Of the prompts that have no piece in this step yet, the one with the fewest tokens left, of equal ones the oldest. */
+static carry_sequence *shortest(const carry_scheduler *s) {
+    carry_sequence *found = NULL;
     for (int64_t i = 0; i < s->active_count; i++) {
-        readers += s->active[i]->phase == CARRY_PHASE_READS;
-    }
-    int64_t share = readers > 0 ? block_floor(left / readers) : 0;
-    share = share < BLOCK ? BLOCK : share;
-    const int64_t count = s->active_count;
-    for (int64_t i = 0; i < count && readers > 0 && left > 0 && f->count < s->runner->sizes.sequences; i++) {
-        carry_sequence *q = s->active[(s->turn + i) % count];
-        if (q->phase == CARRY_PHASE_READS && q->in_flight < CARRY_FLIGHTS) {
-            add_piece(s, q, f, &left, readers == 1 ? left : share);
+        carry_sequence *q = s->active[i];
+        if (is_reader(q) && !q->is_planned &&
+            (found == NULL || q->prompt_end - q->track.length < found->prompt_end - found->track.length)) {
+            found = q;
         }
     }
-    s->turn = count > 0 ? (s->turn + 1) % count : 0;
+    return found;
+}
+
+/* Pieces of prompts, the shortest first: first tokens come as early as possible on average, and prompts that came
+   together are not all late. The oldest prompt gets a quarter of each step, so that it ends whatever comes after it. */
+static void add_prompts(carry_scheduler *s, carry_flight *f, int64_t left) {
+    carry_sequence *oldest = NULL;
+    for (int64_t i = 0; i < s->active_count; i++) {
+        s->active[i]->is_planned = false;
+        oldest = oldest == NULL && is_reader(s->active[i]) ? s->active[i] : oldest;
+    }
+    carry_sequence *q = shortest(s);
+    if (oldest != NULL && oldest != q && left > BLOCK && f->count < s->runner->sizes.sequences) {
+        const int64_t quarter = block_floor(left / OLDEST_SHARE);
+        oldest->is_planned = true;
+        add_piece(s, oldest, f, &left, quarter < BLOCK ? BLOCK : quarter);
+    }
+    for (; q != NULL && left > 0 && f->count < s->runner->sizes.sequences; q = shortest(s)) {
+        q->is_planned = true;
+        add_piece(s, q, f, &left, left);
+    }
 }
 
 /* Tokens of prompts in a step beside texts. */

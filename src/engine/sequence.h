@@ -97,6 +97,7 @@ typedef struct carry_sequence {
     int64_t branch;     /* tokens shared with another prompt, where a snapshot is taken; 0: none */
     int64_t page_limit; /* pages that it can need, at most */
     int64_t written;    /* tokens of the text */
+    bool is_planned;    /* the step that is being planned has considered its prompt */
     int in_flight;      /* steps whose results were not read */
     int pending;        /* of them, those that sample a token of this sequence */
     /* Guesses of the step under way, and the slots that they leave their states in. */

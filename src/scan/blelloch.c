@@ -1,8 +1,8 @@
 /* Tree scan: sweep up, sweep down. About 4T products in 2 log2 T rounds; T need not be a power of two.
 
    Up: pairs are combined level by level. Down: S is the state that enters an element's first step; the left child's is
-   its parent's, the right child's is the left child applied to it. At the leaves h = A S + b: the exclusive scan of the
-   textbook, then the element itself. An odd last element of a level goes up unchanged. */
+   its parent's, and in the same memory; the right child's is the left child applied to it. At the leaves h = A S + b:
+   the exclusive scan of the textbook, then the element itself. An odd last element of a level goes up unchanged. */
 #include <string.h>
 
 #include "core/span.h"
@@ -40,10 +40,6 @@ static void sweep_up(carry_scan_item *item, const level *here, level *above) {
 
 static void sweep_down(carry_scan_item *item, const level *here, const level *above) {
     CARRY_SPAN(item->work->ctx, "scan", "blelloch down");
-    int64_t size = carry_scan_b_size(item->work);
-    for (int64_t i = 0; i < above->count; i++) {
-        copy_element(here->S, 2 * i, above->S, i, size);
-    }
     carry_scan_apply(item, here->count / 2, every_other(here->S, 1), every_other(here->b, 0), every_other(here->A, 0),
                      above->S);
 }
@@ -62,7 +58,7 @@ static void solve(carry_scan_item *item) {
         levels[top + 1] = (level){.count = count,
                                   .A = take(item, count, A_size),
                                   .b = take(item, count, b_size),
-                                  .S = take(item, count, b_size)};
+                                  .S = every_other(levels[top].S, 0)};
         sweep_up(item, &levels[top], &levels[top + 1]);
     }
     memcpy(levels[top].S.data, item->h0, (size_t)b_size * sizeof(float));
@@ -89,7 +85,6 @@ static size_t item_bytes(const carry_scan_shape *shape) {
     for (int64_t count = shape->steps; count > 1;) {
         count = (count + 1) / 2;
         (void)carry_arena_take(&arena, (size_t)count * A_size, sizeof(float));
-        (void)carry_arena_take(&arena, (size_t)count * b_size, sizeof(float));
         (void)carry_arena_take(&arena, (size_t)count * b_size, sizeof(float));
     }
     return arena.used;

@@ -198,6 +198,7 @@ void carry_serve_generate(carry_serve_preparer *p, carry_serve_job *job) {
     carry_serve_answer *answer = NULL;
     carry_serve_request request;
     carry_serve_request_init(&request, job->dialect);
+    carry_serve_use_defaults(p->server, &request);
     const bool is_ready = prepare(p, job, &request, &answer, &refusal);
     carry_serve_message *submitted = is_ready ? calloc(1, sizeof *submitted) : NULL;
     if (is_ready && submitted == NULL) {

@@ -144,6 +144,7 @@ carry_status carry_lm_server_run(carry_lm_server *s, carry_engine *engine, bool 
     s->engine = engine;
     open_chat(s);
     find_ends(s);
+    carry_serve_read_defaults(s);
     keep_statistics(s);
     atomic_store(&s->phase, CARRY_SERVE_READY);
     if (s->options.on_ready != NULL) {

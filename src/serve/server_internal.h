@@ -89,6 +89,11 @@ typedef struct carry_serve_counters {
     carry_serve_histogram first, between, whole; /* seconds */
 } carry_serve_counters;
 
+typedef struct carry_serve_defaults {
+    double temperature, top_p, min_p, repetition;
+    int64_t top_k;
+} carry_serve_defaults;
+
 struct carry_lm_server {
     carry_lm_server_options options;
     char *model, *states;
@@ -102,6 +107,7 @@ struct carry_lm_server {
     bool has_chat;
     char no_chat[256]; /* why there is no chat template */
     int64_t ends[CARRY_MODEL_ENDS + 3];
+    carry_serve_defaults defaults;
     int64_t end_count, chat_end_count; /* of texts; of answers in chats: those and the template's */
     carry_serve_counters counters;
     atomic_llong answers; /* responses that are not ended */
@@ -183,6 +189,10 @@ void carry_serve_state_delete(carry_serve_preparer *preparer, carry_serve_job *j
 void carry_serve_state_list(carry_serve_preparer *preparer, carry_serve_job *job);
 /* A name of 1 to 64 letters, digits, '.', '_' and '-' that begins with a letter or digit. */
 bool carry_serve_is_name(const char *name);
+
+/* defaults.c */
+void carry_serve_read_defaults(carry_lm_server *server);
+void carry_serve_use_defaults(const carry_lm_server *server, carry_serve_request *request);
 
 /* metrics.c */
 void carry_serve_observe(carry_serve_histogram *histogram, double seconds);

@@ -340,6 +340,65 @@ static void test_short_prompts_pass_long_ones(void **state) {
     close_bench(&b);
 }
 
+/* Prompts that come together end one after the other, not all at the end. */
+static void test_equal_prompts_end_in_turn(void **state) {
+    enum { EQUALS = 8, EACH = 2000 };
+    (void)state;
+    bench b = open_bench(true, false, 0);
+    int32_t ids[CONTEXT];
+    engine_text texts[EQUALS] = {0};
+    int64_t ended_at[EQUALS] = {0};
+    uint64_t random = 53;
+    for (int i = 0; i < EQUALS; i++) {
+        engine_random_ids(&random, ids, EACH, FAKE_VOCABULARY);
+        const carry_sequence_options o = options_of(ids, EACH, 1, &texts[i]);
+        submit(&b, &o, (uint64_t)i + 1);
+    }
+    int64_t steps = 0;
+    for (bool is_busy = true; is_busy; steps++) {
+        assert_ok(b.ctx, carry_scheduler_step(b.scheduler, &is_busy));
+        for (int i = 0; i < EQUALS; i++) {
+            ended_at[i] = ended_at[i] == 0 && texts[i].has_ended ? steps : ended_at[i];
+        }
+    }
+    assert_true(ended_at[0] < steps / 4);
+    assert_true(ended_at[EQUALS / 2 - 1] < 2 * steps / 3);
+    for (int i = 0; i < EQUALS; i++) {
+        engine_text_free(&texts[i]);
+    }
+    close_bench(&b);
+}
+
+/* A long prompt comes to its end while short ones keep coming. */
+static void test_long_prompts_end_beside_short_ones(void **state) {
+    enum { LONG_ONE = 4000, SHORT_ONES = 600 };
+    (void)state;
+    bench b = open_bench(true, false, 0);
+    int32_t ids[CONTEXT];
+    static engine_text texts[SHORT_ONES + 1];
+    memset(texts, 0, sizeof texts);
+    uint64_t random = 59;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    carry_sequence_options o = options_of(ids, LONG_ONE, 1, &texts[SHORT_ONES]);
+    submit(&b, &o, SHORT_ONES + 1);
+    int sent = 0;
+    while (sent < SHORT_ONES && !texts[SHORT_ONES].has_ended) {
+        bool is_busy;
+        for (int i = 0; i < 3 && sent < SHORT_ONES; i++, sent++) {
+            engine_random_ids(&random, ids, 300, FAKE_VOCABULARY);
+            o = options_of(ids, 300, 1, &texts[sent]);
+            submit(&b, &o, (uint64_t)sent + 1);
+        }
+        assert_ok(b.ctx, carry_scheduler_step(b.scheduler, &is_busy));
+    }
+    assert_true(texts[SHORT_ONES].has_ended);
+    engine_run(b.scheduler);
+    for (int i = 0; i <= SHORT_ONES; i++) {
+        engine_text_free(&texts[i]);
+    }
+    close_bench(&b);
+}
+
 static void test_requests_wait_for_pages_and_slots(void **state) {
     (void)state;
     bench b = {.ctx = support_ctx(1, NULL, NULL)};
@@ -457,6 +516,8 @@ int main(void) {
         cmocka_unit_test(test_memory_does_not_grow),
         cmocka_unit_test(test_a_long_prompt_leaves_texts_half_their_rate),
         cmocka_unit_test(test_short_prompts_pass_long_ones),
+        cmocka_unit_test(test_equal_prompts_end_in_turn),
+        cmocka_unit_test(test_long_prompts_end_beside_short_ones),
         cmocka_unit_test(test_requests_wait_for_pages_and_slots),
         cmocka_unit_test(test_failed_steps_end_only_their_requests),
         cmocka_unit_test(test_bad_requests_are_refused_by_name),

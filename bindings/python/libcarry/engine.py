@@ -16,10 +16,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from ctypes import byref, c_bool, c_char_p, c_float, c_int64, c_uint64, c_void_p, string_at
 from typing import Any
 
+import numpy as np
+
 from . import _context
 from ._engine import REASONS, EngineEvent, EngineOptions, EngineRequest, EngineStats
 from ._library import lib
+<<<<<<< HEAD
 from ._values import device_number, dtype_number, id_list, token_array
+=======
+from .chat import render_chat
+from .model import _device, _dtype, _ids, _tokens
+>>>>>>> main
 
 
 class EngineState:
@@ -173,6 +180,7 @@ class Engine:
         """
         self._context = _context.Context(_context._threads)
         self._lock = threading.RLock()
+        self.folder = os.fspath(folder)
         self._requests: dict[int, Request] = {}
         self._states: weakref.WeakValueDictionary[int, EngineState] = weakref.WeakValueDictionary()
         options = EngineOptions(
@@ -247,6 +255,7 @@ class Engine:
         logit_bias: Mapping[int, float] | None = None,
         regex: str | None = None,
         json_schema: Any = None,
+        is_rendered: bool = False,
     ) -> Request:
         """Queue a prompt: text (the folder's tokenizer is built in), or token numbers.
 
@@ -261,6 +270,7 @@ class Engine:
             logit_bias: numbers that are added to the logits of tokens.
             regex: a regular expression that the whole text matches, as far as it goes.
             json_schema: a JSON schema that the text matches, as text or as the object it stands for.
+            is_rendered: the prompt is a rendered chat, before which the tokenizer puts no tokens.
         """
         biases = {} if logit_bias is None else logit_bias
         schema = json_schema if json_schema is None or isinstance(json_schema, str) else json.dumps(json_schema)
@@ -278,6 +288,7 @@ class Engine:
             state=0 if state is None else state._handle,
             keep_state=keep_state,
             no_cache=not cache,
+            is_rendered=is_rendered,
             frequency=frequency_penalty,
             presence=presence_penalty,
             bias_ids=(c_int64 * len(biases))(*biases.keys()),
@@ -322,11 +333,29 @@ class Engine:
             pass
 
     def generate(self, prompts: Any, max_new_tokens: int = 128, **options: Any) -> Any:
-        """The text after a prompt, or the texts after a list of texts; options as in `submit`."""
-        if isinstance(prompts, (list, tuple)) and prompts and isinstance(prompts[0], str):
+        """The text after a prompt, or those after a list of prompts, together; options as in `submit`."""
+        if isinstance(prompts, (list, tuple)) and prompts and not isinstance(prompts[0], (int, np.integer)):
             requests = [self.submit(prompt, max_new_tokens, **options) for prompt in prompts]
             return [request.result() for request in requests]
         return self.submit(prompts, max_new_tokens, **options).result()
+
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        max_new_tokens: int = 1024,
+        *,
+        variables: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        """The answer to a conversation, a list of {"role": ..., "content": ...}; messages that were read before come from
+        the cache.
+
+        Args:
+            variables: of the chat template, such as tools and enable_thinking.
+            options: as in `submit`, which also takes what `render_chat` makes, with is_rendered=True.
+        """
+        text = render_chat(self.folder, messages, **(variables or {}))
+        return str(self.submit(text, max_new_tokens, is_rendered=True, **options).result())
 
     def load_state(self, path: str | os.PathLike[str]) -> EngineState:
         """A state that was saved with the same model."""

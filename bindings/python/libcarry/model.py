@@ -184,6 +184,26 @@ class Model:
         tokens without further special tokens: model.tokenizer.encode(text, add_special_tokens=False).ids."""
         return render_chat(self.folder, messages, **variables)
 
+    def chat(
+        self,
+        messages: list[dict[str, Any]],
+        max_new_tokens: int = 1024,
+        *,
+        variables: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> str:
+        """The answer to a conversation, a list of {"role": ..., "content": ...}.
+
+        Args:
+            variables: of the chat template, such as tools and enable_thinking.
+            options: as in `generate`.
+
+        `Engine.chat` is the same without reading earlier messages again.
+        """
+        text = self.render_chat(messages, **(variables or {}))
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return self.tokenizer.decode(self.generate(ids, max_new_tokens, **options))
+
     def state(self) -> State:
         """A state that has read nothing."""
         self._opened()

@@ -160,3 +160,19 @@ def check_constraints(engine):
         engine.submit("x", json_schema={"type": "array", "uniqueItems": True})
     with pytest.raises(Exception, match="expected one of both"):
         engine.submit("x", regex="a", json_schema="true")
+
+
+def test_chats_are_rendered_and_answered(tmp_path, rng):
+    write(tmp_path, rng, vocabulary=300)
+    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{{ style }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    messages = [{"role": "user", "content": "Hello " * 30}]
+    options = {"temperature": 0.0, "eos_token_id": ()}
+    with libcarry.Engine(tmp_path, context=600, memory=64 << 20) as engine:
+        answer = engine.chat(messages, 8, variables={"style": "plain"}, **options)
+        rendered = libcarry.render_chat(tmp_path, messages, style="plain")
+        assert answer == engine.submit(rendered, 8, is_rendered=True, **options).result()
+        assert engine.statistics()["cached_tokens"] > 0
+        texts = engine.generate(["ab", "c"], 4, **options)
+        assert texts == [engine.generate(text, 4, **options) for text in ("ab", "c")]
+        assert engine.generate([[1, 2], [3]], 4, **options) == [engine.generate(row, 4, **options) for row in ([1, 2], [3])]

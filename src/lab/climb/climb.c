@@ -124,13 +124,27 @@ static carry_status refuse_ignored(carry_climb *climb) {
                                   climb->relative);
 }
 
-static void note_store(carry_climb *climb) {
+/* An excluded path that git ignores lets `git add` fail: such a one need not be excluded. */
+static carry_status is_ignored(carry_climb *climb, const char *path, bool *ignored) {
+    int code;
+    climb_git_call call = {.folder = climb->root, .words = {"check-ignore", "-q", "--", path}};
+    CARRY_TRY(climb_git_asks(climb, &code, &call));
+    *ignored = code == 0;
+    return CARRY_OK;
+}
+
+static carry_status note_store(carry_climb *climb) {
     size_t root = strlen(climb->root);
+    bool ignored = false;
+    CARRY_TRY(is_ignored(climb, ".carry", &climb->ignores_carry));
     char *real = realpath(carry_store_path(climb->store), NULL);
-    if (real != NULL && strncmp(real, climb->root, root) == 0 && real[root] == '/') {
+    const bool inside = real != NULL && strncmp(real, climb->root, root) == 0 && real[root] == '/';
+    const carry_status status = inside ? is_ignored(climb, real + root + 1, &ignored) : CARRY_OK;
+    if (inside && !ignored) {
         (void)snprintf(climb->store_spec, sizeof climb->store_spec, ":(exclude,glob)%s*", real + root + 1);
     }
     free(real);
+    return status;
 }
 
 carry_status climb_reload(carry_climb *climb) {
@@ -171,7 +185,7 @@ static carry_status open_parts(carry_climb *climb) {
         CARRY_TRY(refuse_ignored(climb));
         CARRY_TRY(climb_identity(climb));
         CARRY_TRY(carry_store_open(climb->ctx, &climb->store, NULL));
-        note_store(climb);
+        CARRY_TRY(note_store(climb));
     }
     return climb_reload(climb);
 }

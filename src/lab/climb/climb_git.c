@@ -131,7 +131,9 @@ static void leave_out(const carry_climb *climb, climb_git_call *call, char log_s
     call->words[count++] = "--";
     call->words[count++] = ".";
     call->words[count++] = log_spec;
-    call->words[count++] = ":(exclude).carry";
+    if (!climb->ignores_carry) {
+        call->words[count++] = ":(exclude).carry";
+    }
     if (climb->store_spec[0] != '\0') {
         call->words[count++] = climb->store_spec;
     }

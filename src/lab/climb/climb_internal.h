@@ -18,6 +18,7 @@ struct carry_climb {
     char path[CLIMB_PATH];            /* of the log, */
     char relative[CLIMB_PATH];        /* seen from the root */
     char store_spec[CLIMB_PATH + 32]; /* keeps a store inside the tree out of commits; "" when it is elsewhere */
+    bool ignores_carry;               /* git ignores .carry */
     char index[CLIMB_PATH + 32];      /* an index of our own, so that the person's stays as it is */
     int lock;
     carry_climb_log *log; /* NULL when there is none */

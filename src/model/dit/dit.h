@@ -174,7 +174,7 @@ typedef struct carry_dit_cache_options {
     int64_t chunks;        /* a forward has up to chunk * chunks frames, cut in any way; 0: 1 */
     int64_t window, sink;  /* frames that a chunk sees, its own among them; window >= sink + chunk */
     carry_dtype dtype;     /* of activations, keys and values: f32, or bf16 or f16, with copies of the weights in it */
-    bool no_graphs;        /* on a GPU, for measurements: forwards are launched kernel by kernel */
+    bool no_graphs;        /* on a GPU: forwards are launched kernel by kernel, and a mesh adds through host memory */
 } carry_dit_cache_options;
 
 typedef struct carry_dit_cache carry_dit_cache;

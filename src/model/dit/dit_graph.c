@@ -132,7 +132,7 @@ carry_status carry_dit_run(const carry_dit_chunks *call, carry_status (*work)(co
     carry_dit *dit = cache->dit;
     const int device = dit->own.device;
     carry_stream *stream = carry_ctx_stream(dit->ctx, device);
-    const bool by_host = dit->mesh != NULL && cache->reductions == NULL;
+    const bool by_host = dit->mesh != NULL && (cache->reductions == NULL || cache->options.no_graphs);
     if (device == 0 || stream == NULL || by_host || call->chunk[0].latents.device != device) {
         return work(call);
     }
