@@ -21,12 +21,8 @@ import numpy as np
 from . import _context
 from ._engine import REASONS, EngineEvent, EngineOptions, EngineRequest, EngineStats
 from ._library import lib
-<<<<<<< HEAD
 from ._values import device_number, dtype_number, id_list, token_array
-=======
 from .chat import render_chat
-from .model import _device, _dtype, _ids, _tokens
->>>>>>> main
 
 
 class EngineState:
