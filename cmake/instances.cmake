@@ -8,9 +8,11 @@ set(carry_instances
   "delta/cuda/keys/values.cu      bf16,f16 -"
   "delta/cuda/keys/gradients.cu   bf16,f16 -"
   "delta/cuda/chunk/forward.cu    bf16,f16 -"
+  "delta/cuda/chunk/keys.cu       bf16,f16 -"
   "delta/cuda/chunk/backward.cu   bf16,f16 -"
   "delta/cuda/chunk/gradients.cu  bf16,f16 -"
   "delta/cuda/chunk/scan.cu       bf16,f16 forward,forward_wide,forward_keys,forward_pairs"
+  "delta/cuda/chunk/scan.cu       bf16,f16 keyed,keyed_wide,keyed_pairs"
   "delta/cuda/chunk/scan.cu       bf16,f16 backward,backward_wide,backward_keys,backward_pairs"
   "ops/cuda/conv2d_hopper_tiles.cu bf16    flat_192,flat_128,wide_96,wide_96_of_96,flat_64,flat_64_of_32,wide_8"
   "ops/cuda/conv2d_hopper_tiles.cu bf16    flat_8_of_96,wide_8_of_32")

@@ -333,6 +333,8 @@ def states_survive_a_kill():
             a = s.chat(following, max_tokens=30, seed=4)
             assert a["usage"]["prompt_tokens_details"]["cached_tokens"] == saved["tokens"], a["usage"]
             assert content_of(a) == expected
+            long_one = [{"role": "user", "content": "x" * 3000}]
+            assert s.ask("POST", "/v1/states", {"name": "long", "messages": long_one})[0] == 400
             for name in ("../talk", "", "a/b", ".x", "x" * 65):
                 assert s.ask("POST", "/v1/states", {"name": name, "messages": HI})[0] == 400
                 assert s.ask("DELETE", f"/v1/states/{name}")[0] in (400, 404)

@@ -104,5 +104,75 @@ def reasoning_is_apart():
         assert message.get("reasoning_content"), a
 
 
+def blocks_of(events):
+    """Content blocks of Anthropic's events, which must come in order."""
+    blocks, is_open = [], False
+    for event in events:
+        kind = event["type"]
+        if kind == "content_block_start":
+            assert not is_open and event["index"] == len(blocks)
+            blocks.append({**event["content_block"], "json": ""})
+            is_open = True
+        elif kind == "content_block_delta":
+            assert is_open and event["index"] == len(blocks) - 1
+            delta = event["delta"]
+            key = {"text_delta": "text", "thinking_delta": "thinking", "input_json_delta": "json"}[delta["type"]]
+            blocks[-1][key] += delta["partial_json" if key == "json" else key]
+        elif kind == "content_block_stop":
+            is_open = False
+    assert not is_open
+    return blocks
+
+
+def the_messages_interface_works():
+    path, tools = "/v1/messages", [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in TOOLS]
+    with serve() as s:
+        body = {"model": "tiny", "max_tokens": 12, "messages": HI, "system": [{"type": "text", "text": "Be brief."}]}
+        a = s.post(path, body)
+        assert a["type"] == "message" and a["role"] == "assistant" and a["id"].startswith("msg_")
+        assert a["content"][0]["type"] == "text" and a["stop_reason"] in ("max_tokens", "end_turn")
+        usage = a["usage"]
+        assert usage["output_tokens"] <= 12 and usage["input_tokens"] + usage["cache_read_input_tokens"] > 21
+        # A call and its result, in the form of the interface.
+        messages = [{"role": "user", "content": "Weather?"},
+                    {"role": "assistant", "content": [{"type": "thinking", "thinking": "hm", "signature": ""},
+                                                      {"type": "text", "text": "I look."},
+                                                      {"type": "tool_use", "id": "t1", "name": "weather", "input": {"city": "x"}}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "sunny"},
+                                                 {"type": "text", "text": "Well?"}]}]
+        call = {**body, "messages": messages, "tools": tools, "max_tokens": 150, "tool_choice": {"type": "tool", "name": "weather"}}
+        a = s.post(path, call)
+        assert a["content"][-1]["type"] == "tool_use" and a["content"][-1]["name"] == "weather", a
+        assert isinstance(a["content"][-1]["input"], dict)
+        events = [json.loads(data) for data in s.events(path, {**call, "stream": True})]
+        kinds = [event["type"] for event in events]
+        assert kinds[0] == "message_start" and kinds[-2:] == ["message_delta", "message_stop"]
+        blocks = blocks_of(events)
+        assert blocks[-1]["type"] == "tool_use" and blocks[-1]["id"].startswith("call_") and blocks[-1]["json"].startswith("{")
+        text = blocks_of(json.loads(data) for data in s.events(path, {**body, "stream": True}))
+        assert [b["type"] for b in text] == ["text"]
+        for wrong, part in (({"max_tokens": None}, "max_tokens"), ({"messages": 3}, "messages"),
+                            ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content"),
+                            ({"tool_choice": {"type": "all"}}, "tool_choice"), ({"temperature": "x"}, "temperature")):
+            error = s.post(path, {**body, **wrong}, 400)
+            assert error["type"] == "error" and error["error"]["type"] == "invalid_request_error", error
+            assert part in error["error"]["message"], error
+        assert s.post(path, {**body, "model": "none"}, 404)["error"]["type"] == "not_found_error"
+
+
+def the_anthropic_package_works():
+    try:
+        import anthropic
+    except ImportError:
+        return "the package anthropic is not here"
+    with serve() as s:
+        client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{s.port}", api_key="none", max_retries=0)
+        body = {"model": "tiny", "max_tokens": 20, "messages": HI}
+        assert client.messages.create(**body).content[0].type == "text"
+        with client.messages.stream(**body) as stream:
+            assert isinstance("".join(stream.text_stream), str)
+    return None
+
+
 if __name__ == "__main__":
-    sys.exit(run([formats_are_kept, tool_calls_are_parsed, a_tool_can_be_required, reasoning_is_apart]))
+    sys.exit(run([the_messages_interface_works, the_anthropic_package_works, formats_are_kept, tool_calls_are_parsed, a_tool_can_be_required, reasoning_is_apart]))

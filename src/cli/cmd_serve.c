@@ -201,7 +201,7 @@ static int run(int count, char **arguments) {
 const cli_verb cli_serve = {
     .name = "serve",
     .arguments = "MODEL",
-    .summary = "serve a language model over HTTP, with OpenAI's interface",
+    .summary = "serve a language model over HTTP, with OpenAI's and Anthropic's interfaces",
     .details =
         "MODEL is a folder as carry generate takes it, or hf:OWNER/NAME after carry pull. One line is printed once\n"
         "requests are accepted. /v1/chat/completions, /v1/completions and /v1/models are OpenAI's interface, whole "

@@ -24,7 +24,7 @@
         {"draft-tokens", 0, CLI_NUMBER, &(to)->draft_tokens, "N", "guesses of a text in a step, up to 16 (4)"},          \
         {"no-cache", 0, CLI_FLAG, &(to)->no_cache, NULL, "read every prompt from its beginning"}, {                      \
         "same-bits", 0, CLI_FLAG, &(to)->same_bits, NULL,                                                                \
-            "the same bits whatever runs beside a text and whatever is cached; slower, on the CPU"                       \
+            "the same bits whatever runs beside a text and whatever is cached; slower"                                   \
     }
 
 /* Options that exclude each other, and a cache folder that is not a folder; false after a message. A folder that cannot

@@ -6,7 +6,8 @@
 
    same_bits: the results of a sequence do not depend on the sequences beside it, nor on how its tokens were cut into
    steps: products then have one order of sums for any number of rows, attention and the delta rule go token by token.
-   On the CPU only. */
+   On a GPU all tokens, those of prompts too, go one by one through the chain of kernels (engine/chain.h), for the
+   models that it supports; guessed tokens are refused there. */
 #ifndef CARRY_ENGINE_MODEL_RUNNER_H
 #define CARRY_ENGINE_MODEL_RUNNER_H
 

@@ -251,11 +251,15 @@ static void take_event(carry_serve_answer *a, const carry_serve_message *m) {
     }
 }
 
+int carry_serve_status_of(carry_status status, const char *message) {
+    const bool is_full = status == CARRY_ESIZE && strstr(message, "the queue is full") != NULL;
+    return is_full ? 429 : status == CARRY_EMEMORY ? 500 : 400;
+}
+
 static void take_submitted(carry_serve_answer *a, const carry_serve_message *m) {
     a->unfinished -= 1 + a->request.choices - m->tokens; /* those that the engine has not taken */
     if (m->status != CARRY_OK && !a->is_over) {
-        const bool is_full = m->status == CARRY_ESIZE && strstr(m->failure, "queue") != NULL;
-        fail(a, is_full ? 429 : m->status == CARRY_EMEMORY ? 500 : 400, m->failure);
+        fail(a, carry_serve_status_of(m->status, m->failure), m->failure);
     } else if (atomic_load(&a->is_gone)) {
         a->is_over = true;
     }

@@ -148,7 +148,8 @@ typedef struct carry_serve_choice {
     int call_count;
     carry_serve_token *tokens;
     size_t token_count, token_capacity;
-    size_t text_offset; /* bytes of text that earlier tokens had */
+    size_t text_offset;    /* bytes of text that earlier tokens had */
+    int block, block_kind; /* of Anthropic's streams: the content block under way */
     bool is_ended;
     carry_engine_reason reason;
     int64_t completion_tokens, cached_tokens;

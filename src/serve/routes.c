@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "serve/anthropic.h"
 #include "serve/openai.h"
 #include "serve/server_internal.h"
 
@@ -15,6 +16,7 @@ static const struct {
 } dialects[] = {
     {"/v1/chat/completions", &carry_serve_openai_chat},
     {"/v1/completions", &carry_serve_openai_text},
+    {"/v1/messages", &carry_serve_anthropic},
 };
 
 const carry_serve_dialect *carry_serve_dialect_of(const char *path) {

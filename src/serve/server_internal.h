@@ -174,6 +174,8 @@ carry_serve_answer *carry_serve_answer_new(carry_lm_server *server, carry_http_r
                                            carry_serve_request *request);
 void carry_serve_answer_free(carry_serve_answer *answer);
 void carry_serve_answer_take(carry_serve_answer *answer, carry_serve_message *message);
+/* The HTTP status of a request that carry_engine_submit refused. */
+int carry_serve_status_of(carry_status status, const char *message);
 
 /* run.c */
 void carry_serve_command_post(carry_lm_server *server, carry_serve_command *command);

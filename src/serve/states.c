@@ -198,7 +198,8 @@ void carry_serve_state_save(carry_serve_preparer *p, carry_serve_job *job) {
                                           .user = w};
     const carry_status status = carry_engine_submit(p->ctx, p->server->engine, &request, &id);
     if (status != CARRY_OK) { /* the request has copied the ids otherwise, and w belongs to its end */
-        (void)carry_serve_refuse(&refusal, status == CARRY_ESIZE ? 429 : 400, "", "%s", carry_ctx_error(p->ctx));
+        (void)carry_serve_refuse(&refusal, carry_serve_status_of(status, carry_ctx_error(p->ctx)), "", "%s",
+                                 carry_ctx_error(p->ctx));
         refuse_work(w, &refusal);
     }
 }

@@ -19,7 +19,8 @@ static carry_delta_problem problem_of(int64_t tokens, int64_t heads, int64_t val
 /* With one value head a head, and with two; x in a page (V up to twice the keys) and beside it. */
 static void sizes_and_options(void **unused) {
     (void)unused;
-    static const int64_t sizes[][2] = {{128, 128}, {64, 64}, {16, 16}, {100, 200}, {128, 64}, {64, 256}, {33, 31}};
+    static const int64_t sizes[][2] = {{128, 128}, {64, 64},  {16, 16}, {100, 200},
+                                       {128, 64},  {64, 256}, {33, 31}, {128, 256}};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
         carry_delta_problem p = problem_of(i == 0 ? 200 : 70, 2, i % 2 == 0 ? 2 : 4, sizes[i][0], sizes[i][1]);
@@ -208,12 +209,41 @@ static void workspace_is_bounded(void **unused) {
     carry_ctx_free(ctx);
 }
 
+/* Long enough for the walks of a Hopper GPU to go on in segments. Forward alone, with what it keeps and without. */
+static void a_long_sequence_in_segments(void **unused) {
+    (void)unused;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    data d = make(ctx, problem_of(2600, 1, 1, 128, 64), NULL);
+    device_plan on;
+    double *o;
+    double *final;
+    if (open_plan(&d, &on, "keys64")) {
+        expected(&d, &o, &final);
+        for (int kept = 0; kept < 2; kept++) {
+            carry_delta_forward_args args = forward_args(&d, d.there);
+            args.kept = kept == 1 ? on.kept : NULL;
+            poison(&d);
+            assert_ok(ctx, carry_delta_forward(on.plan, &args, on.workspace, on.forward));
+            fetch(&d, O);
+            fetch(&d, FINAL);
+            compare(&d, "keys64", O, o, 2e-5);
+            compare(&d, "keys64", FINAL, final, 2e-5);
+        }
+        free(o);
+        free(final);
+        close_plan(&d, &on);
+    }
+    discard(&d);
+    carry_ctx_free(ctx);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(sizes_and_options),     cmocka_unit_test(deep_gates_and_betas),
-        cmocka_unit_test(packed_sequences),      cmocka_unit_test(what_is_not_given),
-        cmocka_unit_test(strides_do_not_matter), cmocka_unit_test(workspace_is_bounded),
-        cmocka_unit_test(short_keys_of_128),     cmocka_unit_test(short_keys_of_64),
+        cmocka_unit_test(sizes_and_options),    cmocka_unit_test(deep_gates_and_betas),
+        cmocka_unit_test(packed_sequences),     cmocka_unit_test(a_long_sequence_in_segments),
+        cmocka_unit_test(what_is_not_given),    cmocka_unit_test(strides_do_not_matter),
+        cmocka_unit_test(workspace_is_bounded), cmocka_unit_test(short_keys_of_128),
+        cmocka_unit_test(short_keys_of_64),
     };
     if (no_gpu()) {
         return 77;

@@ -26,6 +26,11 @@ typedef struct carry_delta_chunk_kernels {
     size_t (*bytes)(const carry_delta_job *job, int units);
     size_t (*back_bytes)(const carry_delta_job *job, int units);
     carry_status (*forward)(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream);
+    /* Forward with gates by key channel, K = 128 and V of 64, 128 or 256; job->kept, unless NULL, gets the states that
+       enter chunks. keys_apply: the job's tensors are aligned as it needs them. */
+    bool (*keys_apply)(const carry_delta_job *job);
+    size_t (*keys_bytes)(const carry_delta_job *job, int units);
+    carry_status (*keys)(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream);
     carry_status (*pair)(carry_ctx *ctx, const carry_delta_job *job, float *M, float *L, int ordinal,
                          cudaStream_t stream);
     carry_status (*rest)(carry_ctx *ctx, const carry_delta_job *job, const float *arrived, int ordinal,

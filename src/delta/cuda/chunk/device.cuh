@@ -42,6 +42,11 @@ constexpr int NUMBERS_AT = 2 * KEPT;
 constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, HIGH = 256, LOW = 320, NORM_K = 384, NORM_Q = 448;
 constexpr int NUMBERS_BYTES = 2048;
 constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
+/* With gates by key channel (keys_prepare.cuh) the numbers are BETA and, in the place of HIGH and LOW, the decay of
+   each channel over the chunk; three tiles of 64 tokens follow: k e^G, scale q e^G and k e^(G[C] - G), bands of 64
+   channels in the swizzle of the copy engine. */
+constexpr int END = 256, KEYED_NUMBERS_BYTES = (END + D - BETA) * 4;
+constexpr int KEYS_AT = CHUNK_BYTES, KEYS_BYTES = CHUNK_BYTES + 3 * TILE;
 
 /* How many lanes of a warp say that it has read or written its part: the first. racecheck does not follow what the
    other lanes did to that arrival, so that builds for it (-DCARRY_DELTA_EVERY_LANE) let all of them arrive. */

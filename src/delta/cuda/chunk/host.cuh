@@ -45,6 +45,10 @@ carry_status run_forward(carry_ctx *ctx, const carry_delta_job *job, int ordinal
 carry_status run_pair(carry_ctx *ctx, const carry_delta_job *job, float *M, float *L, int ordinal, cudaStream_t stream);
 carry_status run_rest(carry_ctx *ctx, const carry_delta_job *job, const float *arrived, int ordinal,
                       cudaStream_t stream);
+/* keys.cu. */
+bool keys_apply(const carry_delta_job *job);
+size_t keys_bytes(const carry_delta_job *job, int units);
+carry_status run_keys(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream);
 carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const prepare_args &a, int ordinal,
                             cudaStream_t stream);
 

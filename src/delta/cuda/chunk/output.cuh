@@ -97,7 +97,7 @@ template <typename Shape> struct scan_output {
                 barrier_arrive(p.state_read);
             }
 #pragma unroll
-            for (int i = 0; i < N / 8; i++) {
+            for (int i = 0; i < N / 8 && !Shape::BY_KEY; i++) { /* with gates by key channel q has it */
                 O[4 * i] *= above;
                 O[4 * i + 1] *= above;
                 O[4 * i + 2] *= below;

@@ -21,6 +21,7 @@ struct scan_args {
     float *final_state;
     bool state_transposed;
     char *states, *values; /* of every chunk: KEEP and BACK, KEEP */
+    float *kept;           /* gates by key channel: states that enter chunks, as keys/ has them; NULL: not wanted */
     ring r;
     float *between; /* [segments of all sequences, value heads, values, keys]: from one part of a ring to the next */
     float *pairs;   /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
@@ -40,6 +41,17 @@ struct block_of_128 {
 struct block_of_256_keys {
     static constexpr int VALUES = 64, KEYS = 256, STAGES = 2;
 };
+/* Gates by key channel. */
+struct keyed_block_of_64 {
+    static constexpr int VALUES = 64, KEYS = 128, STAGES = 2;
+    static constexpr bool BY_KEY = true;
+};
+struct keyed_block_of_128 {
+    static constexpr int VALUES = 128, KEYS = 128, STAGES = 2;
+    static constexpr bool BY_KEY = true;
+};
+template <typename Block, typename = void> struct is_keyed { static constexpr bool value = false; };
+template <typename Block> struct is_keyed<Block, decltype((void)Block::BY_KEY)> { static constexpr bool value = true; };
 
 /* A stage in shared memory: k, q, v by bands (which becomes R, V' or dv), the prepared tiles. Kinds that read neither q
    nor W have smaller stages, and more of them. GROUPS: of 64 values; HALVES: of 128 keys. */
@@ -48,13 +60,20 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr int KEYS = Block::KEYS, HALVES = KEYS / D;
     static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
     static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and W are asked for */
+    static constexpr bool BY_KEY = is_keyed<Block>::value;
     static constexpr int GROUPS = Block::VALUES / 64, STAGES = OUTPUTS      ? Block::STAGES
                                                                : HALVES > 1 ? 3
+                                                               : BY_KEY     ? 4
                                                                             : 5 - GROUPS / 2;
     static constexpr int THREADS = 128 * (GROUPS + 2);
-    static constexpr int Q = HALVES * TILE, V = OUTPUTS ? 2 * Q : Q, T = V + GROUPS * BAND, W = T + BAND;
+    static constexpr int Q = HALVES * TILE, ROWS = OUTPUTS ? 2 * Q : Q;
+    static constexpr int LEFT = BY_KEY ? ROWS : 0; /* the keys that the state's update multiplies */
+    static constexpr int V = BY_KEY ? ROWS + TILE : ROWS, T = V + GROUPS * BAND, W = T + BAND;
+    static constexpr int PREPARED = BY_KEY ? KEYS_BYTES : CHUNK_BYTES; /* of a chunk and a value head */
     static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
-    static constexpr int COPIED = STAGE - (OUTPUTS ? 2 : 1) * QUARTER;       /* but the zeros of T and W */
+    /* But the zeros of T and W; of the numbers, with gates by key channel, BETA and END. */
+    static constexpr int COPIED =
+        STAGE - (OUTPUTS ? 2 : 1) * QUARTER - (BY_KEY ? NUMBERS_BYTES - KEYED_NUMBERS_BYTES : 0);
     static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
     static constexpr int OUT = STATE + 2 * HALVES * STATE_BAND;
     static constexpr int SHARED = 1024 + OUT + (KIND == FORWARD ? GROUPS * BAND : 0);
@@ -73,6 +92,9 @@ using forward = scan_kernel<block_of_64, FORWARD>;
 using forward_wide = scan_kernel<block_of_128, FORWARD>;
 using forward_keys = scan_kernel<block_of_256_keys, FORWARD>;
 using forward_pairs = scan_kernel<block_of_64, PAIR>;
+using keyed = scan_kernel<keyed_block_of_64, FORWARD>;
+using keyed_wide = scan_kernel<keyed_block_of_128, FORWARD>;
+using keyed_pairs = scan_kernel<keyed_block_of_64, PAIR>;
 using backward = scan_kernel<block_of_64, KEEP, BACK>;
 using backward_wide = scan_kernel<block_of_128, KEEP, BACK>;
 using backward_keys = scan_kernel<block_of_256_keys, KEEP, BACK>;
@@ -172,27 +194,42 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         int chunk = item.chunk<Shape>(n), row = item.at.first + chunk * C;
         barrier_wait(p.barrier(p.empty, n), p.parity(n) ^ 1);
         barrier_expect(barrier, Shape::COPIED);
-        for (int i = 0; i < Shape::HALVES; i++) {
-            copy_tile(to + i * TILE, &a.k, row, 2 * i, item.head, item.at.batch, barrier);
+        int64_t tile = tile_of(a.s, item.at.slot + chunk, item.value_head);
+        const char *from = a.tiles + tile * Shape::PREPARED;
+        if constexpr (Shape::BY_KEY) {
+            copy_bytes(to, from + KEYS_AT, TILE, barrier);
+            copy_bytes(to + Shape::LEFT, from + KEYS_AT + 2 * TILE, TILE, barrier);
+        } else {
+            for (int i = 0; i < Shape::HALVES; i++) {
+                copy_tile(to + i * TILE, &a.k, row, 2 * i, item.head, item.at.batch, barrier);
+            }
         }
         for (int band = 0; band < Shape::GROUPS; band++) {
             copy_tile(to + Shape::V + band * BAND, &a.v, row, item.band + band, item.value_head, item.at.batch,
                       barrier);
         }
-        int64_t tile = tile_of(a.s, item.at.slot + chunk, item.value_head);
-        const char *from = a.tiles + tile * CHUNK_BYTES;
         copy_bytes(to + Shape::T, from, HALF, barrier);
         if (Shape::OUTPUTS) {
             /* Apart, though they lie together: initcheck of CUDA 13.0 takes 6 KiB at once for not written. */
             copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER, barrier);
             copy_bytes(to + Shape::W, from + KEPT, HALF, barrier);
-            copy_bytes(to + Shape::W + BAND - QUARTER, from + KEPT + HALF, QUARTER + NUMBERS_BYTES, barrier);
-            for (int i = 0; i < Shape::HALVES; i++) {
-                copy_tile(to + Shape::Q + i * TILE, &a.q, row, 2 * i, item.head, item.at.batch, barrier);
+            copy_bytes(to + Shape::W + BAND - QUARTER, from + KEPT + HALF,
+                       Shape::BY_KEY ? QUARTER : QUARTER + NUMBERS_BYTES, barrier);
+            if constexpr (Shape::BY_KEY) {
+                copy_bytes(to + Shape::Q, from + KEYS_AT + TILE, TILE, barrier);
+            } else {
+                for (int i = 0; i < Shape::HALVES; i++) {
+                    copy_tile(to + Shape::Q + i * TILE, &a.q, row, 2 * i, item.head, item.at.batch, barrier);
+                }
             }
         } else {
             copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER, barrier);
-            copy_bytes(to + Shape::NUMBERS, from + NUMBERS_AT, NUMBERS_BYTES, barrier);
+            if (!Shape::BY_KEY) {
+                copy_bytes(to + Shape::NUMBERS, from + NUMBERS_AT, NUMBERS_BYTES, barrier);
+            }
+        }
+        if (Shape::BY_KEY) {
+            copy_bytes(to + Shape::NUMBERS + BETA * 4, from + NUMBERS_AT + BETA * 4, KEYED_NUMBERS_BYTES, barrier);
         }
     }
 }

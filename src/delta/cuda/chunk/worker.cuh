@@ -84,7 +84,9 @@ template <typename Shape> struct scan_worker {
     }
     /* What others wrote behind a sequence may be no number. */
     __device__ __forceinline__ void clear(uint32_t k, uint32_t v, int left) {
-        clear_rows(k, 2 * HALVES, left, 32 * warp + lane);
+        if (!Shape::BY_KEY) { /* prepare has zeros there */
+            clear_rows(k, 2 * HALVES, left, 32 * warp + lane);
+        }
         clear_rows(v, 1, left, 32 * warp + lane);
         if (Shape::REVERSE) {
             clear_rows(k + Shape::Q, 2 * HALVES, left, 32 * warp + lane);
@@ -213,6 +215,17 @@ template <typename Shape> struct scan_worker {
             S[i / 64][i % 64] *= by;
         }
     }
+    /* Gates by key channel: each key by its own. */
+    __device__ __forceinline__ void fade_keys(const float *numbers) {
+#pragma unroll
+        for (int i = 0; i < 16; i++) {
+            float2 by = *(const float2 *)(numbers + END + 8 * i);
+            S[0][4 * i] *= by.x;
+            S[0][4 * i + 1] *= by.y;
+            S[0][4 * i + 2] *= by.x;
+            S[0][4 * i + 3] *= by.y;
+        }
+    }
     /* One chunk; S on return is what enters the next one. */
     __device__ __forceinline__ void step(int n) {
         using namespace hopper;
@@ -232,13 +245,15 @@ template <typename Shape> struct scan_worker {
         if (HALVES > 1) {
             second_half(X, k, n);
         } else {
-            load_eight(fade, numbers + FADE_K);
+            if (!Shape::BY_KEY) {
+                load_eight(fade, numbers + FADE_K);
+            }
             load_eight(beta, numbers + BETA);
         }
         if (!Shape::LOCAL) {
             show_state(n, HALVES - 1);
         }
-        float end = fade_of(p.numbers(n), C - 1);
+        float end = Shape::BY_KEY ? 1.0f : fade_of(p.numbers(n), C - 1);
         products_wait<0>();
         keep_below(X);
         if (HALVES > 1) { /* not before: there is no room for them */
@@ -248,6 +263,13 @@ template <typename Shape> struct scan_worker {
 #pragma unroll
         for (int i = 0; i < 8; i++) { /* beta (V - fade X) */
             const uint32_t *v2 = &w[i / 2][i % 2 * 2];
+            if constexpr (Shape::BY_KEY) {
+                r[2 * i] =
+                    pack(beta[i].x * (low_half(v2[0]) - X[4 * i]), beta[i].y * (high_half(v2[0]) - X[4 * i + 1]));
+                r[2 * i + 1] =
+                    pack(beta[i].x * (low_half(v2[1]) - X[4 * i + 2]), beta[i].y * (high_half(v2[1]) - X[4 * i + 3]));
+                continue;
+            }
             r[2 * i] = pack(beta[i].x * low_half(v2[0]) - fade[i].x * X[4 * i],
                             beta[i].y * high_half(v2[0]) - fade[i].y * X[4 * i + 1]);
             r[2 * i + 1] = pack(beta[i].x * low_half(v2[1]) - fade[i].x * X[4 * i + 2],
@@ -259,15 +281,25 @@ template <typename Shape> struct scan_worker {
             product_along(X, r + 4 * i, describe_half(t + i / 2 * HALF + i % 2 * 32, 0), i > 0);
         }
         products_commit();
-        load_eight(fade, numbers + LEFT_K); /* before the stores, which they would wait for */
+        if (!Shape::BY_KEY) {
+            load_eight(fade, numbers + LEFT_K); /* before the stores, which they would wait for */
+        }
         if (Shape::KIND == FORWARD) {
             put_rest(v, r);
         }
-        fade_state(end);
+        if constexpr (Shape::BY_KEY) {
+            fade_keys(numbers);
+        } else {
+            fade_state(end);
+        }
         products_wait<0>();
         keep_below(X);
-        pack_by(r, X, fade);
-        add_tokens(r, k);
+        if constexpr (Shape::BY_KEY) {
+            pack_all(r, X);
+        } else {
+            pack_by(r, X, fade);
+        }
+        add_tokens(r, k + Shape::LEFT);
         if (Shape::KIND == FORWARD) {
             int first = C;
             if (__any_sync(0xffffffffu, (X[0] + X[2]) * 0.0f != 0.0f)) {
@@ -383,9 +415,24 @@ template <typename Shape> struct scan_worker {
             barrier_arrive(p.barrier(p.empty, n));
         }
     }
+    /* The state that enters chunk n, in f32, for the backward pass. */
+    __device__ __forceinline__ void keep_entering(int n) {
+        int64_t sequence = item.sequence / a.s.segments, chunk = (int64_t)item.segment * a.s.segment_chunks + n;
+        int64_t slot = a.s.cu_seqlens != nullptr ? item.at.slot + n : sequence * a.s.tokens / C + sequence + chunk;
+        int values = 64 * a.s.bands << a.s.shift, first = item.value_head & ((1 << a.s.shift) - 1);
+        int64_t unit = slot * (a.s.value_heads >> a.s.shift) + (item.value_head >> a.s.shift);
+        state_place to = begin(a.kept + unit * D * values + first * D, 1, values);
+#pragma unroll
+        for (int i = 0; i < 64; i++) {
+            *to.at(i) = S[0][i];
+        }
+    }
     __device__ __forceinline__ void run() {
         load_state();
         for (int n = 0; n < item.chunks; n++) {
+            if (Shape::BY_KEY && Shape::KIND == FORWARD && a.kept != nullptr) {
+                keep_entering(n);
+            }
             if (Shape::REVERSE) {
                 step_back(n);
             } else {

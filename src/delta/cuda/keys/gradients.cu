@@ -73,9 +73,18 @@ template <int D> struct gradient_chunk {
         for (int a = 1; a < BLOCKS; a++) {
             far[a] = a > b + 1 ? far[a - 1] + m.whole[a - 1][c] : 0.0f;
         }
-        for (int i = BLOCK * b; i < BLOCK * (b + 1); i++) {
-            const float G = m.G[i * LG + c], on = exp2f(G), after = m.whole[b][c] - G;
-            const float k = low_of(m.two.k[i * LD + c]) * m.k_norm[i], q = low_of(m.two.q[i * LD + c]) * m.q_norm[i];
+        float all_G[BLOCK], all_k[BLOCK], all_q[BLOCK]; /* loaded first: the stores below would hold up the loads */
+#pragma unroll
+        for (int i = 0; i < BLOCK; i++) {
+            const int at = BLOCK * b + i;
+            all_G[i] = m.G[at * LG + c];
+            all_k[i] = low_of(m.two.k[at * LD + c]) * m.k_norm[at];
+            all_q[i] = low_of(m.two.q[at * LD + c]) * m.q_norm[at];
+        }
+#pragma unroll
+        for (int row = 0; row < BLOCK; row++) {
+            const int i = BLOCK * b + row;
+            const float G = all_G[row], on = exp2f(G), after = m.whole[b][c] - G, k = all_k[row], q = all_q[row];
             m.two.k[i * LD + c] = to_16(k * on);
             m.two.q[i * LD + c] = to_16(q * on);
 #pragma unroll
@@ -101,12 +110,21 @@ template <int D> struct gradient_chunk {
         __syncthreads();
     }
 
-    __device__ void load_block(float (&x)[BLOCK], const carry_delta_array &from, const float *norms, int b) const {
-        const auto *rows = static_cast<const uint16_t *>(from.data) + c;
+    /* The bits of a channel of q or k, and their values times norms. Separate functions, since values wait for the
+       loads. */
+    __device__ __forceinline__ void load_block(uint16_t (&x)[BLOCK], const carry_delta_array &from, int b) const {
+        const auto *rows = static_cast<const uint16_t *>(from.data) + place(from, BLOCK * b, p.head / job.group) + c;
+        const int count = c < job.key ? p.at.count - BLOCK * b : 0;
 #pragma unroll
         for (int i = 0; i < BLOCK; i++) {
-            const int at = BLOCK * b + i;
-            x[i] = is_there(at) ? low_of(rows[place(from, at, p.head / job.group)]) * norms[at] : 0.0f;
+            x[i] = i < count ? rows[i * from.token] : (uint16_t)0;
+        }
+    }
+    static __device__ __forceinline__ void to_values(float (&x)[BLOCK], const uint16_t (&bits)[BLOCK],
+                                                     const float *norms) {
+#pragma unroll
+        for (int i = 0; i < BLOCK; i++) {
+            x[i] = low_of(bits[i]) * norms[i];
         }
     }
 
@@ -117,19 +135,22 @@ template <int D> struct gradient_chunk {
         float G[BLOCK], k[BLOCK], q[BLOCK], behind[BLOCK], on_G[BLOCK];
         float *dq = m.three.dq + BLOCK * b * LG + c, *dk = m.three.dk + BLOCK * b * LG + c;
         float *dG = m.G + BLOCK * b * LG + c, *dkl = m.dkl + BLOCK * b * LG + c;
+        uint16_t of_k[BLOCK], of_q[BLOCK];
+        load_block(of_k, job.k, b);
+        load_block(of_q, job.q, b);
         sum_gates(G, b);
-        load_block(k, job.k, m.k_norm, b);
-        load_block(q, job.q, m.q_norm, b);
+        to_values(k, of_k, m.k_norm + BLOCK * b);
+        to_values(q, of_q, m.q_norm + BLOCK * b);
 #pragma unroll
         for (int i = 0; i < BLOCK; i++) {
             const float2 *pairs = m.diagonal[b] + i * BLOCK;
             float on_q = 0.0f, on_k = 0.0f;
 #pragma unroll
             for (int j = 0; j < i; j++) {
-                const float fade = exp2f(G[i] - G[j]), of_k = k[j] * fade;
+                const float fade = exp2f(G[i] - G[j]), faded = k[j] * fade;
                 const float2 pair = pairs[j];
-                on_q = fmaf(pair.x, of_k, on_q);
-                on_k = fmaf(pair.y, of_k, on_k);
+                on_q = fmaf(pair.x, faded, on_q);
+                on_k = fmaf(pair.y, faded, on_k);
                 behind[j] = fmaf(fmaf(pair.x, q[i], pair.y * k[i]), fade, behind[j]);
             }
             const float own = pairs[i].x;

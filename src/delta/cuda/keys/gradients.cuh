@@ -67,12 +67,29 @@ template <int D> struct gradient_products {
             return;
         }
         const carry_delta_job &job = back.job;
-        const float *from = job.kept + (slot * job.value_heads + head) * job.key * job.value;
-        for (int i = (int)threadIdx.x; i < COLUMNS * D; i += WIDE) {
-            const int k = i / COLUMNS, v = i % COLUMNS;
-            const bool there = k < job.key && first + v < job.value;
-            m.one.S[v * LD + k] = there ? to_16(from[(int64_t)k * job.value + first + v]) : (uint16_t)0;
+        const float *from = job.kept + (slot * job.value_heads + head) * job.key * job.value + first;
+        /* Two keys a thread, and a warp 8 keys of 8 values, against bank conflicts. All are loaded before the first is
+           stored. */
+        constexpr int EACH = COLUMNS * D / 2 / WIDE;
+        float low[EACH], high[EACH];
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            const int v = value_at(i), k = key_at(i);
+            const bool there = first + v < job.value;
+            low[i] = there && k < job.key ? from[(int64_t)k * job.value + v] : 0.0f;
+            high[i] = there && k + 1 < job.key ? from[(int64_t)(k + 1) * job.value + v] : 0.0f;
         }
+#pragma unroll
+        for (int i = 0; i < EACH; i++) {
+            *reinterpret_cast<unsigned *>(m.one.S + value_at(i) * LD + key_at(i)) = pack(low[i], high[i]);
+        }
+    }
+    /* Of load_state: 8 values and 8 keys a warp at a time. */
+    static __device__ __forceinline__ int value_at(int i) {
+        return (WIDE / 32 * i + warp_of()) % (COLUMNS / 8) * 8 + lane_of() / 4;
+    }
+    static __device__ __forceinline__ int key_at(int i) {
+        return (WIDE / 32 * i + warp_of()) / (COLUMNS / 8) * 8 + lane_of() % 4 * 2;
     }
     __device__ void load_columns(int first) {
         const carry_delta_job &job = back.job;

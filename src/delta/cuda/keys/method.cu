@@ -1,6 +1,8 @@
-/* The method "keys64" on a GPU: forward by the kernels of keys.cuh, backward by those of back.cuh where a block has
-   enough shared memory (sm_80 and sm_90, for example). Single tokens, ranges and other backward passes are those of
-   "recurrent". */
+/* The method "keys64" on a GPU: forward by the kernels of keys.cuh, or on Hopper GPUs those of chunk/ for K = 128 and V
+   of 64, 128 or 256 (chunk/keys_prepare.cuh) if tensors start and step by multiples of 16 bytes; backward by those of
+   back.cuh where a block has enough shared memory (sm_80 and sm_90, for example). Single tokens, ranges and other
+   backward passes are those of "recurrent". */
+#include "delta/cuda/chunk/chunk.h"
 #include "delta/cuda/keys/keys.cuh"
 #include "device/cuda.h"
 
@@ -42,11 +44,33 @@ struct layout {
     void *pages;
 };
 
+/* The kernels of Hopper GPUs; NULL: they do not apply to the problem. */
+const carry_delta_chunk_kernels *hopper_kernels(const carry_delta_plan *plan) {
+    const carry_delta_problem *p = &plan->problem;
+    const carry_delta_chunk_kernels *kernels = carry_delta_chunk_kernels_of(plan);
+    const double bands = (double)carry_delta_kept_slots(plan) * (double)(p->value_heads * p->value / 64);
+    return p->key == 128 && (p->value == 64 || p->value == 128 || p->value == 256) && bands <= 2147483647.0 &&
+                   kernels->works(plan->ordinal)
+               ? kernels
+               : NULL;
+}
+
+/* Pages of either kernels: which ones run also depends on the tensors of a call. */
 layout take(const carry_delta_plan *plan, carry_arena *arena) {
+    static const int64_t packed = 0;
+    const carry_delta_chunk_kernels *hopper = hopper_kernels(plan);
+    const size_t page = plan->problem.key <= 64 ? sizeof(delta_keys::page<64>) : sizeof(delta_keys::page<128>);
+    const size_t pages = (size_t)(carry_delta_kept_slots(plan) * plan->problem.value_heads);
+    size_t units = pages;
+    if (hopper != NULL) {
+        carry_delta_job job = carry_delta_job_of(plan, NULL);
+        job.borders = plan->problem.sequences > 0 ? &packed : NULL; /* only whether it is NULL matters here */
+        const size_t needed = (hopper->keys_bytes(&job, plan->gpu.units) + page - 1) / page;
+        units = needed > pages ? needed : pages;
+    }
     layout l;
     l.borders = carry_delta_take_borders(plan, arena);
-    l.pages = carry_arena_take(arena, (size_t)(carry_delta_kept_slots(plan) * plan->problem.value_heads),
-                               plan->problem.key <= 64 ? sizeof(delta_keys::page<64>) : sizeof(delta_keys::page<128>));
+    l.pages = carry_arena_take(arena, units, page);
     return l;
 }
 
@@ -72,6 +96,12 @@ carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *arg
     job.o = carry_delta_array_of(&args->o);
     job.final_state = (float *)args->final_state.data;
     job.kept = (float *)args->kept;
+    carry_delta_count_work(plan, 10.0);
+    const carry_delta_chunk_kernels *hopper = hopper_kernels(plan);
+    if (hopper != NULL && hopper->keys_apply(&job)) {
+        job.workspace = l.pages;
+        return hopper->keys(ctx, &job, ordinal, stream);
+    }
     carry_delta_keys_part all = {};
     all.heads = plan->problem.value_heads;
     all.sequences = plan->sequences;
@@ -80,7 +110,6 @@ carry_status forward(carry_delta_plan *plan, const carry_delta_forward_args *arg
     CARRY_CUDA_TRY(kernels->prepare(&job, &all, false, stream), "the delta rule could not be started");
     CARRY_CUDA_TRY(kernels->walk(&job, &all, false, ordinal, plan->gpu.units, stream),
                    "the delta rule could not be started");
-    carry_delta_count_work(plan, 10.0);
     return CARRY_OK;
 }
 

@@ -1,0 +1,241 @@
+/* Bodies of Anthropic's messages, rewritten as bodies of OpenAI's chat completions. */
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "serve/anthropic.h"
+
+/* The text of a string or of a list of text blocks, as one JSON string. */
+static bool put_text(carry_json_text *to, const char *key, const carry_json *content, const char *field,
+                     carry_serve_refusal *refusal) {
+    carry_json_text joined = {0};
+    bool is_text = content == NULL || content->kind == CARRY_JSON_STRING || content->kind == CARRY_JSON_ARRAY;
+    if (content != NULL && content->kind == CARRY_JSON_STRING) {
+        carry_json_add_node(to, key, content);
+        return true;
+    }
+    for (const carry_json *block = carry_json_first(content); block != NULL && is_text; block = block->next) {
+        const carry_json *text = carry_json_find(block, "text");
+        is_text = carry_json_is_text(carry_json_find(block, "type"), "text") && carry_json_string(text) != NULL;
+        if (is_text) {
+            carry_json_put_raw(&joined, "%s", text->as.text.bytes);
+        }
+    }
+    carry_json_add_text(to, key, joined.bytes != NULL ? joined.bytes : "");
+    to->failed = to->failed || joined.failed;
+    carry_json_text_free(&joined);
+    return is_text || carry_serve_refuse(refusal, 400, field, "%s: expected a text or a list of text blocks", field);
+}
+
+static void put_call(carry_json_text *to, const carry_json *block) {
+    carry_json_begin(to, NULL, '{');
+    carry_json_add_node(to, "id", carry_json_find(block, "id"));
+    carry_json_add_text(to, "type", "function");
+    carry_json_begin(to, "function", '{');
+    carry_json_add_node(to, "name", carry_json_find(block, "name"));
+    carry_json_add_node(to, "arguments", carry_json_find(block, "input"));
+    carry_json_end(to, '}');
+    carry_json_end(to, '}');
+}
+
+static bool is_block(const carry_json *block, const char *type) {
+    return carry_json_is_text(carry_json_find(block, "type"), type);
+}
+
+/* Results of tools are messages of their own, before the rest of the user's message. */
+static bool put_results(carry_json_text *to, const carry_json *content, const char *field,
+                        carry_serve_refusal *refusal) {
+    for (const carry_json *block = carry_json_first(content); block != NULL; block = block->next) {
+        if (is_block(block, "tool_result")) {
+            carry_json_begin(to, NULL, '{');
+            carry_json_add_text(to, "role", "tool");
+            carry_json_add_node(to, "tool_call_id", carry_json_find(block, "tool_use_id"));
+            if (!put_text(to, "content", carry_serve_member(block, "content"), field, refusal)) {
+                return false;
+            }
+            carry_json_end(to, '}');
+        }
+    }
+    return true;
+}
+
+/* Text, reasoning and calls of a list of blocks, inside an open message. *has_text: it has a content. */
+static bool put_blocks(carry_json_text *to, const carry_json *content, const char *field,
+                       carry_serve_refusal *refusal) {
+    carry_json_text text = {0};
+    carry_json_text thinking = {0};
+    int64_t calls = 0;
+    bool is_known = true;
+    for (const carry_json *block = carry_json_first(content); block != NULL && is_known; block = block->next) {
+        const char *shown =
+            carry_json_string(carry_json_find(block, is_block(block, "thinking") ? "thinking" : "text"));
+        calls += is_block(block, "tool_use");
+        is_known = is_block(block, "tool_use") || is_block(block, "tool_result") || is_block(block, "thinking") ||
+                   is_block(block, "redacted_thinking") || (is_block(block, "text") && shown != NULL);
+        if (shown != NULL && is_known) {
+            carry_json_put_raw(is_block(block, "thinking") ? &thinking : &text, "%s", shown);
+        }
+    }
+    carry_json_add_text(to, "content", text.bytes != NULL ? text.bytes : "");
+    if (thinking.bytes != NULL) {
+        carry_json_add_text(to, "reasoning_content", thinking.bytes);
+    }
+    if (calls > 0) {
+        carry_json_begin(to, "tool_calls", '[');
+        for (const carry_json *block = carry_json_first(content); block != NULL; block = block->next) {
+            if (is_block(block, "tool_use")) {
+                put_call(to, block);
+            }
+        }
+        carry_json_end(to, ']');
+    }
+    to->failed = to->failed || text.failed || thinking.failed;
+    carry_json_text_free(&text);
+    carry_json_text_free(&thinking);
+    return is_known ||
+           carry_serve_refuse(refusal, 400, field,
+                              "%s: expected blocks of the types text, tool_use, tool_result and thinking", field);
+}
+
+static bool has_other_blocks(const carry_json *content) {
+    for (const carry_json *block = carry_json_first(content); block != NULL; block = block->next) {
+        if (!is_block(block, "tool_result")) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool put_message(carry_json_text *to, const carry_json *message, int64_t index, carry_serve_refusal *refusal) {
+    char field[CARRY_SERVE_FIELD];
+    const carry_json *content = carry_serve_member(message, "content");
+    const bool is_list = content != NULL && content->kind == CARRY_JSON_ARRAY;
+    (void)snprintf(field, sizeof field, "messages[%" PRId64 "].content", index);
+    if (is_list && !put_results(to, content, field, refusal)) {
+        return false;
+    }
+    if (is_list && !has_other_blocks(content) && carry_json_count(content) > 0) {
+        return true;
+    }
+    carry_json_begin(to, NULL, '{');
+    carry_json_add_node(to, "role", carry_json_find(message, "role"));
+    if (is_list ? !put_blocks(to, content, field, refusal) : !put_text(to, "content", content, field, refusal)) {
+        return false;
+    }
+    carry_json_end(to, '}');
+    return true;
+}
+
+static bool put_messages(carry_json_text *to, const carry_json *body, carry_serve_refusal *refusal) {
+    const carry_json *messages = carry_serve_member(body, "messages");
+    const carry_json *system = carry_serve_member(body, "system");
+    int64_t index = 0;
+    if (messages == NULL || messages->kind != CARRY_JSON_ARRAY) {
+        return carry_serve_refuse(refusal, 400, "messages", "messages: expected a list");
+    }
+    carry_json_begin(to, "messages", '[');
+    if (system != NULL) {
+        carry_json_begin(to, NULL, '{');
+        carry_json_add_text(to, "role", "system");
+        if (!put_text(to, "content", system, "system", refusal)) {
+            return false;
+        }
+        carry_json_end(to, '}');
+    }
+    for (const carry_json *one = carry_json_first(messages); one != NULL; one = one->next) {
+        if (!put_message(to, one, index++, refusal)) {
+            return false;
+        }
+    }
+    carry_json_end(to, ']');
+    return true;
+}
+
+static void put_tools(carry_json_text *to, const carry_json *tools) {
+    carry_json_begin(to, "tools", '[');
+    for (const carry_json *tool = carry_json_first(tools); tool != NULL; tool = tool->next) {
+        carry_json_begin(to, NULL, '{');
+        carry_json_add_text(to, "type", "function");
+        carry_json_begin(to, "function", '{');
+        carry_json_add_node(to, "name", carry_json_find(tool, "name"));
+        if (carry_serve_member(tool, "description") != NULL) {
+            carry_json_add_node(to, "description", carry_json_find(tool, "description"));
+        }
+        carry_json_add_node(to, "parameters", carry_json_find(tool, "input_schema"));
+        carry_json_end(to, '}');
+        carry_json_end(to, '}');
+    }
+    carry_json_end(to, ']');
+}
+
+static bool put_choice(carry_json_text *to, const carry_json *choice, carry_serve_refusal *refusal) {
+    const carry_json *single = carry_json_find(choice, "disable_parallel_tool_use");
+    if (single != NULL && single->kind == CARRY_JSON_BOOL) {
+        carry_json_add_bool(to, "parallel_tool_calls", !single->truth);
+    }
+    if (is_block(choice, "tool")) {
+        carry_json_begin(to, "tool_choice", '{');
+        carry_json_add_text(to, "type", "function");
+        carry_json_begin(to, "function", '{');
+        carry_json_add_node(to, "name", carry_json_find(choice, "name"));
+        carry_json_end(to, '}');
+        carry_json_end(to, '}');
+        return true;
+    }
+    const char *name = is_block(choice, "any")    ? "required"
+                       : is_block(choice, "none") ? "none"
+                       : is_block(choice, "auto") ? "auto"
+                                                  : NULL;
+    carry_json_add_text(to, "tool_choice", name);
+    return name != NULL ||
+           carry_serve_refuse(refusal, 400, "tool_choice", "tool_choice.type: expected auto, any, tool or none");
+}
+
+static bool put_body(carry_json_text *to, const carry_json *body, carry_serve_refusal *refusal) {
+    static const char *const same[] = {"model", "max_tokens", "temperature", "top_p", "top_k", "stream"};
+    const carry_json *tools = carry_serve_member(body, "tools");
+    const carry_json *choice = carry_serve_member(body, "tool_choice");
+    const carry_json *thinking = carry_serve_member(body, "thinking");
+    if (carry_serve_member(body, "max_tokens") == NULL) {
+        return carry_serve_refuse(refusal, 400, "max_tokens", "max_tokens: Field required");
+    }
+    carry_json_begin(to, NULL, '{');
+    for (size_t i = 0; i < sizeof same / sizeof *same; i++) {
+        if (carry_serve_member(body, same[i]) != NULL) {
+            carry_json_add_node(to, same[i], carry_serve_member(body, same[i]));
+        }
+    }
+    if (carry_serve_member(body, "stop_sequences") != NULL) {
+        carry_json_add_node(to, "stop", carry_serve_member(body, "stop_sequences"));
+    }
+    if (thinking != NULL) {
+        carry_json_begin(to, "chat_template_kwargs", '{');
+        carry_json_add_bool(to, "enable_thinking", is_block(thinking, "enabled"));
+        carry_json_end(to, '}');
+    }
+    if (carry_json_count(tools) > 0) {
+        put_tools(to, tools);
+    }
+    const bool is_put = (choice == NULL || put_choice(to, choice, refusal)) && put_messages(to, body, refusal);
+    carry_json_end(to, '}');
+    return is_put;
+}
+
+bool carry_serve_anthropic_parse(carry_ctx *ctx, carry_serve_request *r, carry_serve_refusal *refusal) {
+    carry_json_text text = {0};
+    carry_json *body = NULL;
+    if (r->body->kind != CARRY_JSON_OBJECT) {
+        return carry_serve_refuse(refusal, 400, "", "the body: expected an object");
+    }
+    bool is_read = put_body(&text, r->body, refusal);
+    if (is_read && (text.failed || carry_json_parse(ctx, &body, text.bytes, text.length, "the body") != CARRY_OK)) {
+        is_read = carry_serve_refuse(refusal, 400, "", "%s", text.failed ? "out of memory" : carry_ctx_error(ctx));
+    }
+    carry_json_text_free(&text);
+    if (!is_read) {
+        return false;
+    }
+    carry_json_free(r->body);
+    r->body = body;
+    return carry_serve_openai_parse_chat(ctx, r, refusal);
+}
