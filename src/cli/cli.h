@@ -67,7 +67,7 @@ typedef struct cli_verb {
 extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
 extern const cli_verb cli_run, cli_runs, cli_report, cli_profile, cli_climb, cli_job, cli_cards; /* with the lab */
 extern const cli_verb cli_train, cli_train_dit, cli_generate, cli_eval, cli_tokenizer;           /* with training */
-extern const cli_verb cli_stream, cli_pull, cli_serve, cli_chat;
+extern const cli_verb cli_stream, cli_pull, cli_serve, cli_chat, cli_quantise;
 extern const cli_verb *const cli_verbs[]; /* main.c, the only list; NULL at its end */
 
 /* Parses options before, between and after the words that remain, which are left in arguments; their number, or -1

@@ -73,7 +73,7 @@ typedef struct session {
 static const char takes[] =
     "meshN (ranks that share the generator; pipeline has one more), chunksN, depthN, contextN "
     "(frames of a recompute); recompute=off, anchor or latent; slow0=MS or match, slow1=MS; "
-    "size=WxH, windowN, clean0 (no pass at t = 0); model=FOLDER or config=NAME, codec=FOLDER, algo=TOPOLOGY, "
+    "size=WxH, windowN, clean=off (no pass at t = 0); model=FOLDER or config=NAME, codec=FOLDER, algo=TOPOLOGY, "
     "device=cpu or cuda";
 
 static const char *method(int index) {
@@ -92,6 +92,15 @@ static carry_status read_wait(carry_ctx *ctx, double *seconds, carry_problem *pr
                ? CARRY_OK
                : carry_fail(ctx, CARRY_EARGUMENT, "%s=%s in '%s': expected milliseconds%s", key, text, problem->text,
                             strcmp(key, "slow0") == 0 ? ", or match" : "");
+}
+
+static carry_status read_clean(carry_ctx *ctx, carry_pipeline_options *o, carry_problem *problem) {
+    const char *text = carry_problem_setting(problem, "clean");
+    if (text != NULL && strcmp(text, "off") != 0 && strcmp(text, "on") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "clean=%s in '%s': expected on or off", text, problem->text);
+    }
+    o->clean_pass = o->clean_pass && (text == NULL || strcmp(text, "on") == 0);
+    return CARRY_OK;
 }
 
 static carry_status read_recompute(carry_ctx *ctx, carry_pipeline_options *o, carry_problem *problem) {
@@ -164,7 +173,7 @@ static carry_status read_problem(instance *it, carry_problem *problem) {
     (void)snprintf(it->only, sizeof it->only, "%s", only != NULL ? only : "");
     (void)snprintf(it->codec, sizeof it->codec, "%s", codec != NULL ? codec : "");
     o->codec = codec != NULL ? it->codec : o->codec;
-    o->clean_pass = o->clean_pass && carry_problem_size(problem, "clean", 1) != 0;
+    CARRY_TRY(read_clean(it->ctx, o, problem));
     o->window = carry_problem_size(problem, "window", o->window);
     CARRY_TRY(carry_problem_finish(it->ctx, problem, takes));
     o->device = device;

@@ -5,7 +5,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "carry/device.h"
 #include "carry/ops.h"
@@ -14,6 +13,7 @@
 #include "core/memory.h"
 #include "core/sized.h"
 #include "core/tensor.h"
+#include "file/gguf_model.h"
 #include "file/hub_cache.h"
 #include "engine/generator.h"
 #include "engine/sample.h"
@@ -95,11 +95,10 @@ int64_t carry_llm_parameters(const carry_llm *model) {
 /* A tokenizer that cannot be read does not prevent generation from ids: then its tokens are not among the ends. */
 static void find_ends(carry_llm *llm) {
     carry_model model = {.lm = llm->lm, .start = -1, .end = -1, .other_end = -1};
-    char path[CARRY_FILE_PATH];
     llm->end_count = 0;
     (void)snprintf(model.folder, sizeof model.folder, "%s", llm->lm->folder); /* it was opened, so it fits */
-    if (carry_file_in(llm->ctx, path, model.folder, "tokenizer.json") == CARRY_OK && access(path, F_OK) == 0 &&
-        carry_tokenizer_open(llm->ctx, &model.tokenizer, path) != CARRY_OK) {
+    if (carry_model_has(llm->ctx, model.folder, "tokenizer.json") &&
+        carry_tokenizer_open(llm->ctx, &model.tokenizer, model.folder) != CARRY_OK) {
         model.tokenizer = NULL;
         carry_log(llm->ctx, CARRY_LOG_WARNING, "the tokens of this tokenizer do not end texts: %s",
                   carry_ctx_error(llm->ctx));

@@ -5,22 +5,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 #include "core/context.h"
 #include "core/json.h"
+#include "file/gguf_model.h"
 #include "file/hub_cache.h"
 #include "ops/product/bf16.h"
 
 #define PADDING 128
 #define BYTES 256
 #define GENERATION_BYTES ((size_t)1 << 20)
-
-static bool has_file(carry_ctx *ctx, const char *folder, const char *name) {
-    char path[CARRY_FILE_PATH];
-    struct stat about;
-    return carry_file_in(ctx, path, folder, name) == CARRY_OK && stat(path, &about) == 0;
-}
 
 static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char *folder) {
     CARRY_TRY(carry_lm_open(ctx, &model->lm, folder, model->device));
@@ -30,10 +24,10 @@ static carry_status load_weights(carry_ctx *ctx, carry_model *model, const char 
 
 static carry_status open_tokenizer(carry_ctx *ctx, carry_model *model, const char *folder) {
     int64_t vocabulary = model->lm->config.vocab_size;
-    if (has_file(ctx, model->folder, "tokenizer.json")) {
+    if (carry_model_has(ctx, model->folder, "tokenizer.json")) {
         return carry_tokenizer_open(ctx, &model->tokenizer, model->folder);
     }
-    if (has_file(ctx, folder, "tokenizer.json")) {
+    if (carry_model_has(ctx, folder, "tokenizer.json")) {
         return carry_tokenizer_open(ctx, &model->tokenizer, folder);
     }
     if (vocabulary < BYTES || vocabulary > BYTES + PADDING) {
@@ -84,7 +78,7 @@ void carry_model_add_end(carry_model *model, int64_t token) {
 static void read_generation(carry_ctx *ctx, carry_model *model) {
     char path[CARRY_FILE_PATH];
     carry_json *root;
-    if (!has_file(ctx, model->folder, "generation_config.json") ||
+    if (!carry_model_has(ctx, model->folder, "generation_config.json") ||
         carry_file_in(ctx, path, model->folder, "generation_config.json") != CARRY_OK) {
         return;
     }
@@ -188,7 +182,12 @@ carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why
     const carry_dtype stored = carry_parameters_stored(&model->lm->own);
     const carry_bf16 *by = model->device == 0 ? carry_bf16_of(ctx) : NULL;
     const char *name = carry_dtype_name(stored);
-    if (stored == CARRY_F32) {
+    if (model->lm->own.quantised > 0) {
+        (void)snprintf(why, CARRY_MODEL_WHY, "the weights are quantised%s",
+                       model->device != 0 ? ", and were decoded"
+                       : by != NULL       ? ""
+                                          : ", without bf16 products here");
+    } else if (stored == CARRY_F32) {
         (void)snprintf(why, CARRY_MODEL_WHY, "the weights are f32");
     } else if (stored == CARRY_BF16 && model->device != 0) {
         (void)snprintf(why, CARRY_MODEL_WHY, "the weights are bf16, and the GPU has fast products in it");

@@ -9,6 +9,7 @@
 #include <sys/stat.h>
 
 #include "core/context.h"
+#include "file/gguf.h"
 #include "file/weights.h"
 
 static bool has_file(carry_ctx *ctx, const char *folder, const char *name) {
@@ -72,8 +73,15 @@ carry_status carry_checkpoint_resolve(carry_ctx *ctx, char folder[CARRY_FILE_PAT
                                 "there is no folder %s: a model is a folder with config.json and weights", path)
                    : carry_fail(ctx, CARRY_EIO, "the model %s cannot be read: %s", path, strerror(error));
     }
+    if (carry_gguf_is_file(path)) {
+        return snprintf(folder, CARRY_FILE_PATH, "%s", path) < CARRY_FILE_PATH
+                   ? CARRY_OK
+                   : carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is too long", path);
+    }
     if (!S_ISDIR(about.st_mode)) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "%s is not a folder: a model is a folder with config.json and weights",
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "%s is not a folder: a model is a folder with config.json and weights, or a "
+                          ".gguf file",
                           path);
     }
     if (has_file(ctx, path, "config.json")) {

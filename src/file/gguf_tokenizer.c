@@ -115,12 +115,14 @@ static void put_splitting(carry_json_text *text, const char *pattern) {
 
 carry_status carry_gguf_put_tokenizer(carry_ctx *ctx, const carry_gguf *file, carry_json_text *text) {
     const carry_gguf_item *tokens;
-    const carry_gguf_item *merges;
+    const carry_gguf_item *merges = NULL;
     const carry_gguf_item *types = carry_gguf_find(file, "tokenizer.ggml.token_type");
     const char *pattern;
     CARRY_TRY(find_pattern(ctx, file, &pattern));
     CARRY_TRY(find_texts(ctx, file, "tokenizer.ggml.tokens", &tokens));
-    CARRY_TRY(find_texts(ctx, file, "tokenizer.ggml.merges", &merges));
+    if (carry_gguf_find(file, "tokenizer.ggml.merges") != NULL) { /* tokens that are all bytes have none */
+        CARRY_TRY(find_texts(ctx, file, "tokenizer.ggml.merges", &merges));
+    }
     if (types != NULL && (!types->is_array || types->count != tokens->count)) {
         return carry_fail(ctx, CARRY_EFORMAT, "the GGUF file has %" PRIu64 " tokens and types of %" PRIu64,
                           tokens->count, types->count);
@@ -137,8 +139,8 @@ carry_status carry_gguf_put_tokenizer(carry_ctx *ctx, const carry_gguf *file, ca
     put_tokens(text, tokens, types, false);
     carry_json_end(text, '}');
     carry_json_begin(text, "merges", '[');
-    const unsigned char *at = merges->at;
-    for (uint64_t i = 0; i < merges->count; i++) {
+    const unsigned char *at = merges != NULL ? merges->at : NULL;
+    for (uint64_t i = 0; merges != NULL && i < merges->count; i++) {
         const carry_gguf_text merge = carry_gguf_next_text(&at);
         put_key(text, NULL);
         carry_json_put_bytes(text, merge.bytes, merge.length);

@@ -224,7 +224,7 @@ static void convert_ordered(const carry_quant_source *s, int64_t row, unsigned c
         memcpy(to, rows + (size_t)carry_head_place(&s->order, row) * row_bytes, row_bytes);
         return;
     }
-    if (s->format == format) {
+    if (blocks_are_in_heads(format, &s->order)) {
         for (int64_t at = 0; at < s->columns; at += format->block, to += format->bytes) {
             const int64_t block = carry_head_place(&s->order, at) / format->block;
             memcpy(to, rows + (size_t)row * row_bytes + (size_t)block * format->bytes, format->bytes);

@@ -1,5 +1,6 @@
 /* The list, the buffers and start values. */
 #include "model/parameters.h"
+#include "model/parameters_quantised.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -142,6 +143,9 @@ carry_status carry_parameters_round(carry_parameters *own) {
 }
 
 void carry_parameters_free(carry_parameters *own) {
+    for (int64_t i = 0; i < own->parameters; i++) {
+        free(own->parameter[i].blocks);
+    }
     carry_device_free(own->ctx, own->device, own->weights);
     carry_device_free(own->ctx, own->device, own->gradients);
     carry_device_free(own->ctx, own->device, own->low);
@@ -152,6 +156,9 @@ void carry_parameters_free(carry_parameters *own) {
 
 carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index) {
     const carry_parameter *p = &own->parameter[index];
+    if (p->mapped != NULL && buffer == own->weights && p->mapped_dtype == CARRY_QUANTISED) {
+        return carry_quant_view(p->mapped, p->format, p->shape[0], p->shape[1]);
+    }
     if (p->mapped != NULL && buffer == own->weights) {
         return carry_view((void *)(uintptr_t)p->mapped, p->mapped_dtype, p->rank, p->shape); /* only read */
     }
@@ -254,6 +261,9 @@ static carry_status sample_low(const carry_parameters *own, float *to, const car
 
 carry_status carry_parameters_sample(const carry_parameters *own, float *to, int64_t index, int64_t count) {
     const carry_parameter *p = &own->parameter[index];
+    if (p->mapped != NULL && p->mapped_dtype == CARRY_QUANTISED) {
+        return carry_parameters_sample_quantised(own, to, index, count);
+    }
     if (p->mapped != NULL) {
         return carry_convert(own->ctx, carry_view_1d(to, CARRY_F32, count),
                              carry_view_1d((void *)(uintptr_t)p->mapped, p->mapped_dtype, count));

@@ -36,6 +36,8 @@ typedef struct carry_parameter {
     int64_t wide;          /* its place in the f32 buffers: offset, but for carry_parameters_narrow; -1: none */
     const void *mapped; /* its elements in a file that is mapped, for models that are only read; NULL: in the buffers */
     carry_dtype mapped_dtype;
+    const carry_quant_format *format; /* where mapped_dtype is CARRY_QUANTISED */
+    void *blocks;                     /* that were made from the file's layout; mapped points to them, or NULL */
 } carry_parameter;
 
 typedef struct carry_parameters {
@@ -52,6 +54,7 @@ typedef struct carry_parameters {
     carry_dtype low_dtype;
     carry_weights files; /* stay open while parameters are mapped */
     int64_t stored[3];   /* elements that the files have in f32, bf16 and f16 */
+    int64_t quantised;   /* elements that the files have in quantised blocks; counted in bf16, too */
     bool is_narrow;      /* carry_parameters_narrow was called */
     int64_t wide_count;  /* elements of the f32 buffer then */
     bool reads_only;     /* carry_parameters_map was called: the weights do not change after loading */
@@ -70,7 +73,9 @@ int64_t carry_parameters_room(int64_t count); /* elements of a buffer that a par
 /* Weights, all zero. Refused with what is needed and free when the device has too little memory. */
 carry_status carry_parameters_allocate(carry_parameters *own);
 /* Before memory is allocated, for a model on the CPU that is only read: matrices (rank 2) that a folder has in bf16 or
-   f16 are used where the file is mapped, and have no room in the buffers. On another device nothing is mapped. */
+   f16, or in quantised blocks, are used where the file is mapped, and have no room in the buffers. Those that are
+   quantised in another layout are converted to blocks. On another device nothing is mapped: there, and for training,
+   quantised matrices are decoded. */
 carry_status carry_parameters_map(carry_parameters *own, const char *folder);
 /* Before memory is allocated, for a model that is only read: parameters that may be narrow have no f32 master, only
    their elements in bf16 or f16; the others have both. */

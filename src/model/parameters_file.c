@@ -11,6 +11,7 @@
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "model/parameters.h"
+#include "model/parameters_quantised.h"
 
 #define LARGEST 1e8f /* of a weight; those of models that work are below 1e3 */
 
@@ -127,11 +128,15 @@ static bool find_piece(const carry_parameters *own, const carry_weights *weights
     return true;
 }
 
+/* f32, bf16, f16, or quantised. */
+static bool is_weight(carry_dtype dtype) {
+    return carry_dtype_is_real(dtype) || dtype == CARRY_QUANTISED;
+}
+
 /* Has a piece the type and, but for its first index, the shape that it needs? The pieces of matrices are all equal. */
 static bool piece_fits(const carry_parameter *p, const carry_tensor *piece, const carry_tensor *first) {
     const int less = p->rank - piece->rank; /* 1: rows of matrices */
-    const bool real = piece->dtype == CARRY_F32 || piece->dtype == CARRY_BF16 || piece->dtype == CARRY_F16;
-    return real && piece->rank >= 1 &&
+    return is_weight(piece->dtype) && piece->rank >= 1 &&
            (less == 0 || (less == 1 && p->rank == 3 && piece->shape[0] == first->shape[0])) &&
            memcmp(piece->shape + 1, p->shape + 1 + less, (size_t)(piece->rank - 1) * sizeof *p->shape) == 0;
 }
@@ -201,7 +206,7 @@ static carry_status find_one(const carry_parameters *own, const carry_weights *w
                           p->name, carry_shape_text(has, from->rank, from->shape),
                           carry_shape_text(needs, p->rank, shape));
     }
-    if (from->dtype != CARRY_F32 && from->dtype != CARRY_BF16 && from->dtype != CARRY_F16) {
+    if (!is_weight(from->dtype)) {
         return carry_fail(own->ctx, CARRY_EDTYPE, "%s: %s is %s: f32, bf16 or f16 is needed", folder, p->name,
                           carry_dtype_name(from->dtype));
     }
@@ -221,6 +226,13 @@ static carry_status load_pieces(carry_parameters *own, const carry_weights *weig
     int64_t at = 0;
     for (int i = 0; status == CARRY_OK && at < p->count && find_piece(own, weights, p->name, i, &piece, other); i++) {
         const int64_t count = carry_tensor_count(piece);
+        if (piece->dtype == CARRY_QUANTISED) {
+            own->stored[CARRY_BF16] += count;
+            own->quantised += count;
+            status = carry_parameters_decode(own, piece, other, folder, whole + at);
+            at += count;
+            continue;
+        }
         own->stored[piece->dtype] += count; /* f32, bf16 or f16: checked before */
         status = check_values(own, piece, other, folder);
         status = status == CARRY_OK ? carry_convert(own->ctx, carry_view_1d(whole + at, CARRY_F32, count),
@@ -269,6 +281,11 @@ static carry_status load_one(carry_parameters *own, const carry_weights *weights
     if (from == NULL) {
         return load_pieces(own, weights, index, folder);
     }
+    if (from->dtype == CARRY_QUANTISED) {
+        own->stored[CARRY_BF16] += carry_tensor_count(from);
+        own->quantised += carry_tensor_count(from);
+        return carry_parameters_load_quantised(own, index, from, folder);
+    }
     CARRY_TRY(check_values(own, from, own->parameter[index].name, folder));
     own->stored[from->dtype] += carry_tensor_count(from);
     if (own->parameter[index].mapped != NULL) {
@@ -303,8 +320,10 @@ carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
         carry_parameter *p = &own->parameter[i];
         const carry_tensor *found;
         CARRY_TRY(find_one(own, &own->files, i, folder, &found));
-        if ((p->rank == 2 || (p->rank == 3 && p->may_be_narrow)) && p->order.groups == 0 && found != NULL &&
-            found->dtype != CARRY_F32 && (uintptr_t)found->data % 2 == 0) {
+        if (found != NULL && found->dtype == CARRY_QUANTISED) {
+            CARRY_TRY(carry_parameters_map_quantised(own, i, found));
+        } else if ((p->rank == 2 || (p->rank == 3 && p->may_be_narrow)) && p->order.groups == 0 && found != NULL &&
+                   found->dtype != CARRY_F32 && (uintptr_t)found->data % 2 == 0) {
             p->mapped = found->data;
             p->mapped_dtype = found->dtype;
         }
@@ -337,6 +356,7 @@ carry_status carry_parameters_load(carry_parameters *own, const char *folder,
     CARRY_TRY(open_files(own, &weights, folder));
     carry_status status = CARRY_OK;
     memset(own->stored, 0, sizeof own->stored);
+    own->quantised = 0;
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         status = load_one(own, &weights, i, folder);
     }

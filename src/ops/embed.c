@@ -5,7 +5,9 @@
 #include "core/threads.h"
 #include "ops/convert.h"
 #include "ops/cpu.h"
+#include "ops/linear.h"
 #include "ops/nn.h"
+#include "ops/quantised/quantised.h"
 
 #define GRAIN_ELEMENTS 16384
 #define COLUMNS 64
@@ -26,6 +28,21 @@ static void prefetch(const job *j, int64_t t, int64_t at, int64_t count) {
     const char *row = (const char *)j->table.data + (size_t)(j->ids[t + AHEAD] * j->n + at) * size;
     for (size_t line = 0; line < (size_t)count * size && line < 4096; line += 64) {
         __builtin_prefetch(row + line);
+    }
+}
+
+/* Of a quantised table: in pieces of 1024 columns, which are whole blocks of every format. */
+static void gather_quantised(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const job *j = argument;
+    float beside[CARRY_PIECE];
+    const size_t size = carry_dtype_size(j->y.dtype);
+    for (int64_t t = begin; t < end; t++) {
+        for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
+            const int64_t count = carry_piece(at, j->n);
+            carry_quant_decode(&j->table, j->ids[t], at, count, beside);
+            carry_narrow(j->kernels, (char *)j->y.data + (size_t)(t * j->n + at) * size, beside, j->y.dtype, count);
+        }
     }
 }
 
@@ -72,7 +89,7 @@ carry_status carry_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, car
     CARRY_TRY(carry_expect_rank(ctx, "y", &y, 2));
     CARRY_TRY(carry_expect_rank(ctx, "table", &table, 2));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &y));
-    CARRY_TRY(carry_expect_weight(ctx, "table", &table, 2, (const int64_t[]){table.shape[0], y.shape[1]}, &y));
+    CARRY_TRY(carry_expect_matrix(ctx, "table", &table, table.shape[0], &y));
     CARRY_TRY(expect_ids(ctx, &y, &table, &ids));
     return operators->embed(ctx, y, table, ids);
 }
@@ -90,7 +107,8 @@ carry_status carry_embed_backward(carry_ctx *ctx, carry_tensor dtable, carry_ten
 carry_status carry_cpu_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, carry_tensor ids) {
     job j = {.y = y, .table = table, .ids = ids.data, .tokens = y.shape[0], .n = y.shape[1]};
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
-    carry_parallel(ctx, j.tokens, GRAIN_ELEMENTS / (j.n + 1) + 1, gather_range, &j);
+    carry_parallel(ctx, j.tokens, GRAIN_ELEMENTS / (j.n + 1) + 1,
+                   table.dtype == CARRY_QUANTISED ? gather_quantised : gather_range, &j);
     return CARRY_OK;
 }
 

@@ -19,6 +19,8 @@
 #include "ops/product/matmul.h"
 #include "ops/nn.h"
 #include "ops/product/packed.h"
+#include "ops/quantised/products.h"
+#include "ops/quantised/quantised.h"
 #include "ops/product/widened.h"
 
 /* The largest and the smallest tile of what is not packed. Large ones are packed less often inside BLAS; a result of
@@ -177,6 +179,10 @@ static void cut_into_tiles(job *j) {
 }
 
 void carry_mixed_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *product) {
+    if (product->b.dtype == CARRY_QUANTISED) {
+        carry_quantised_products(ctx, kernels, product);
+        return;
+    }
     const carry_bf16 *bf16 = carry_bf16_of(ctx);
     carry_mixed_products_by(ctx, kernels, carry_bf16_pays(bf16, product) ? bf16 : NULL, product);
 }
@@ -220,9 +226,31 @@ void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const
     }
 }
 
+carry_matrix carry_weight_transposed(const carry_tensor *W) {
+    const bool is_quantised = W->dtype == CARRY_QUANTISED;
+    return (carry_matrix){.data = W->data,
+                          .dtype = W->dtype,
+                          .row = is_quantised ? W->stride[0] : W->shape[1],
+                          .transposed = true,
+                          .format = is_quantised ? W->stride[1] : 0};
+}
+
 static carry_matrix matrix_of(const carry_tensor *tensor, bool transposed) {
     return (carry_matrix){
         .data = tensor->data, .dtype = tensor->dtype, .row = tensor->shape[1], .transposed = transposed};
+}
+
+carry_status carry_expect_matrix(carry_ctx *ctx, const char *name, const carry_tensor *W, int64_t rows,
+                                 const carry_tensor *x) {
+    const int64_t shape[] = {rows, x->shape[1]};
+    if (W->dtype != CARRY_QUANTISED || x->device != 0) {
+        return carry_expect_weight(ctx, name, W, 2, shape, x);
+    }
+    const carry_quant_format *format = carry_quant_format_of(W);
+    if (format == NULL || W->stride[0] != (int64_t)carry_quant_row_bytes(format, shape[1])) {
+        return carry_fail(ctx, CARRY_ESTRIDE, "%s is quantised in rows that no format has", name);
+    }
+    return carry_tensor_expect(ctx, name, W, 2, shape);
 }
 
 carry_status carry_expect_linear(carry_ctx *ctx, const char *y_name, const carry_tensor *y, const carry_tensor *x,
@@ -230,7 +258,7 @@ carry_status carry_expect_linear(carry_ctx *ctx, const char *y_name, const carry
     CARRY_TRY(carry_expect_rank(ctx, "x", x, 2));
     CARRY_TRY(carry_expect_rank(ctx, y_name, y, 2));
     CARRY_TRY(carry_expect_like(ctx, "x", x, x));
-    CARRY_TRY(carry_expect_weight(ctx, "W", W, 2, (const int64_t[]){y->shape[1], x->shape[1]}, x));
+    CARRY_TRY(carry_expect_matrix(ctx, "W", W, y->shape[1], x));
     carry_tensor like = *x;
     like.shape[1] = y->shape[1];
     return carry_expect_like(ctx, y_name, y, &like);
@@ -311,6 +339,9 @@ carry_status carry_linear_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, ca
     if (exact_linear(ctx, kernels, y, x, W, accumulate)) {
         return CARRY_OK;
     }
+    if (W.dtype == CARRY_QUANTISED && carry_quantised_few(ctx, kernels, y, x, W, accumulate)) {
+        return CARRY_OK;
+    }
     if (half && carry_few_tokens(ctx, kernels, y, x, W, accumulate)) {
         return CARRY_OK;
     }
@@ -318,13 +349,14 @@ carry_status carry_linear_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, ca
                              .n = y.shape[1],
                              .k = x.shape[1],
                              .a = matrix_of(&x, false),
-                             .b = matrix_of(&W, true),
+                             .b = carry_weight_transposed(&W),
                              .c = y.data,
                              .c_dtype = y.dtype,
                              .c_row = y.shape[1],
                              .accumulate = accumulate,
                              .a_packed = &packed};
-    if (p.m == 1) { /* one token: W times a vector, read once, with rows of W over threads */
+    if (p.m == 1 &&
+        W.dtype != CARRY_QUANTISED) { /* one token: W times a vector, read once, with rows of W over threads */
         p = (carry_mixed_product){.m = p.n,
                                   .n = 1,
                                   .k = p.k,

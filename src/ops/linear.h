@@ -10,7 +10,12 @@ typedef struct carry_matrix {
     carry_dtype dtype;
     int64_t row;
     bool transposed;
+    int64_t
+        format; /* of b with dtype CARRY_QUANTISED, which is transposed: stride[1] of its tensor; row counts bytes */
 } carry_matrix;
+
+/* A weight [out, in] as the second operand of x W^T. */
+carry_matrix carry_weight_transposed(const carry_tensor *W);
 
 /* c = a b, or added to c: m x n, sums over k in f32, rounded to c's type once. Where a and b are bf16 and the processor
    has instructions for such products, those are used (kernels/bf16.h says how they round). */
@@ -43,6 +48,9 @@ size_t carry_fixed_rows_bytes(int64_t in, int64_t out);
 void carry_fixed_rows_set(carry_ctx *ctx, void *memory, size_t bytes);
 carry_status carry_fixed_rows_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, bool accumulate);
 
+/* W [rows, in] as carry_expect_weight, or on the CPU quantised. */
+carry_status carry_expect_matrix(carry_ctx *ctx, const char *name, const carry_tensor *W, int64_t rows,
+                                 const carry_tensor *x);
 /* x [T, in], W [out, in] and y [T, out], which is called y_name, as carry_linear wants them. */
 carry_status carry_expect_linear(carry_ctx *ctx, const char *y_name, const carry_tensor *y, const carry_tensor *x,
                                  const carry_tensor *W);

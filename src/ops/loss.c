@@ -174,7 +174,7 @@ static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const c
     const int64_t n = x->shape[1];
     const size_t offset = (size_t)(first * n) * carry_dtype_size(x->dtype);
     carry_matrix rows = {.data = (const char *)x->data + offset, .dtype = x->dtype, .row = n};
-    carry_matrix weight = {.data = W->data, .dtype = W->dtype, .row = n, .transposed = true};
+    carry_matrix weight = carry_weight_transposed(W);
     carry_matrix logits = {.data = j->logits.data, .dtype = CARRY_F32, .row = j->vocabulary};
     carry_mixed_products(ctx, j->kernels,
                          &(carry_mixed_product){.m = count,
@@ -225,7 +225,10 @@ carry_status carry_linear_cross_entropy(carry_ctx *ctx, const carry_linear_cross
     CARRY_TRY(carry_expect_rank(ctx, "x", &x, 2));
     CARRY_TRY(carry_expect_rank(ctx, "W", &W, 2));
     CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
-    CARRY_TRY(carry_expect_weight(ctx, "W", &W, 2, (const int64_t[]){W.shape[0], x.shape[1]}, &x));
+    CARRY_TRY(carry_expect_matrix(ctx, "W", &W, W.shape[0], &x));
+    if (W.dtype == CARRY_QUANTISED && (carry_is_here(&dx) || carry_is_here(&dW))) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "W is quantised: there are no gradients");
+    }
     if (carry_is_here(&dx)) {
         CARRY_TRY(carry_expect_like(ctx, "dx", &dx, &x));
     }

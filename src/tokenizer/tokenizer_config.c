@@ -8,6 +8,7 @@
 #include "core/file.h"
 #include "core/json.h"
 #include "core/json_write.h"
+#include "file/gguf_model.h"
 #include "tokenizer/tokenizer_internal.h"
 
 #define SETTINGS "tokenizer_config.json"
@@ -16,9 +17,7 @@
 
 /* A file that need not be there. */
 static carry_status read_beside(carry_ctx *ctx, const char *folder, const char *name, char **text, size_t *length) {
-    char path[CARRY_FILE_PATH];
-    CARRY_TRY(carry_file_in(ctx, path, folder, name));
-    carry_status status = carry_file_read(ctx, text, length, path, SETTINGS_BYTES);
+    carry_status status = carry_model_text(ctx, folder, name, SETTINGS_BYTES, text, length);
     if (status != CARRY_OK) {
         *text = NULL;
         *length = 0;

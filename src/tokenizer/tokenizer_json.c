@@ -7,6 +7,7 @@
 
 #include "core/file.h"
 #include "core/json.h"
+#include "file/gguf_model.h"
 #include "file/hub_cache.h"
 #include "tokenizer/tokenizer_internal.h"
 
@@ -341,7 +342,10 @@ carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **tokenizer, c
     struct stat about;
     CARRY_TRY(carry_hub_resolve(ctx, found, path)); /* hf:OWNER/NAME */
     path = found;
-    if (stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
+    const bool is_gguf = carry_gguf_is_file(path);
+    if (is_gguf) {
+        (void)snprintf(folder, sizeof folder, "%s", path);
+    } else if (stat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
         CARRY_TRY(carry_file_in(ctx, inside, path, "tokenizer.json"));
         (void)snprintf(folder, sizeof folder, "%s", path);
         path = inside;
@@ -356,7 +360,11 @@ carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **tokenizer, c
     }
     char *text;
     size_t length;
-    CARRY_TRY(carry_file_read(ctx, &text, &length, path, CARRY_TOKENIZER_BYTES));
+    if (is_gguf) {
+        CARRY_TRY(carry_gguf_text_of(ctx, path, "tokenizer.json", &text, &length));
+    } else {
+        CARRY_TRY(carry_file_read(ctx, &text, &length, path, CARRY_TOKENIZER_BYTES));
+    }
     carry_status status = carry_tokenizer_parse(ctx, tokenizer, text, length, path);
     free(text);
     if (status == CARRY_OK) {

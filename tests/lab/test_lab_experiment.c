@@ -424,7 +424,8 @@ static void test_the_shipped_experiments_load(void **state) {
                    {"026-training-gpu", "026-training-gpu", 1, 6},
                    {"044-matmulscan", "044-matmulscan", 27, 29},
                    {"055-allscan", "055-allscan", 59, 32},
-                   {"stream-overlap", "stream-overlap", 8, 16}};
+                   {"stream-overlap", "stream-overlap", 8, 16},
+                   {"stream-overlap-wan", "stream-overlap-wan", 2, 4}};
     for (size_t i = 0; i < sizeof shipped / sizeof shipped[0]; i++) {
         char file[512];
         (void)snprintf(file, sizeof file, "%s/experiments/%s.yaml", CARRY_SOURCE, shipped[i].file);

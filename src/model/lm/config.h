@@ -96,6 +96,8 @@ typedef struct carry_lm_key {
 
 /* CARRY_EUNSUPPORTED with the file, the line, the key and its value; why says what is accepted. */
 carry_status carry_lm_config_refuse(const carry_lm_source *s, const carry_json *node, const char *why);
+/* quantization_config: a method that is not supported is refused (file/quantised.h); null: none. */
+carry_status carry_lm_config_read_quantised(const carry_lm_source *s, const carry_json *node);
 /* One key, as its form says; and each key of an object, by a list of those accepted. */
 carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_key *f, const carry_json *node);
 carry_status carry_lm_config_read_object(const carry_lm_source *s, const carry_lm_key *keys, const carry_json *node);
@@ -112,6 +114,8 @@ carry_status carry_lm_config_finish(carry_ctx *ctx, carry_lm_config *config);
 /* name is for messages; both finish the config. */
 carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, const carry_json *root, const char *name);
 carry_status carry_lm_config_read(carry_ctx *ctx, carry_lm_config *config, const char *path);
+/* The config.json of a folder, or that of a .gguf file. */
+carry_status carry_lm_config_read_model(carry_ctx *ctx, carry_lm_config *config, const char *model);
 
 /* The text of a config.json, with the keys that the family's origin writes; dtype is the type of the weights beside it.
    carry_lm_config_write replaces path with it. */

@@ -3,10 +3,12 @@
 #include <math.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "core/context.h"
 #include "core/file.h"
+#include "file/gguf_model.h"
 #include "model/lm/config.h"
 #include "model/lm/families/family.h"
 
@@ -157,17 +159,22 @@ carry_status carry_lm_config_read_object(const carry_lm_source *s, const carry_l
     return CARRY_OK;
 }
 
+carry_status carry_lm_config_read_quantised(const carry_lm_source *s, const carry_json *node) {
+    carry_quant_config config;
+    return node->kind == CARRY_JSON_NULL ? CARRY_OK : carry_quant_config_parse(s->ctx, &config, node, s->name);
+}
+
 /* The language part of a multimodal configuration is inside text_config, but for two keys. */
 static carry_status enter_wrapper(const carry_lm_source *s, const carry_json *root, const carry_json **keys) {
     const carry_json *text = carry_json_find(root, "text_config");
     const carry_json *tied = carry_json_find(root, "tie_word_embeddings");
-    const carry_json *quantized = carry_json_find(root, "quantization_config");
+    const carry_json *quantised = carry_json_find(root, "quantization_config");
     if (text == NULL || text->kind != CARRY_JSON_OBJECT) {
         return carry_fail(s->ctx, CARRY_EFORMAT, "%s has no \"text_config\", which a %s model has", s->name,
                           s->config->family->wrapper);
     }
-    if (quantized != NULL && quantized->kind != CARRY_JSON_NULL) {
-        return refuse_on(s, quantized);
+    if (quantised != NULL) {
+        CARRY_TRY(carry_lm_config_read_quantised(s, quantised));
     }
     s->config->tie_word_embeddings = tied != NULL && tied->kind == CARRY_JSON_BOOL && tied->truth;
     *keys = text;
@@ -236,6 +243,25 @@ carry_status carry_lm_config_read(carry_ctx *ctx, carry_lm_config *config, const
     CARRY_TRY(carry_json_read(ctx, &root, path, FILE_LIMIT));
     carry_status status = carry_lm_config_parse(ctx, config, root, path);
     carry_json_free(root);
+    return status;
+}
+
+carry_status carry_lm_config_read_model(carry_ctx *ctx, carry_lm_config *config, const char *model) {
+    carry_json *root;
+    char *text;
+    size_t length;
+    char path[CARRY_FILE_PATH];
+    if (!carry_gguf_is_file(model)) {
+        CARRY_TRY(carry_file_in(ctx, path, model, "config.json"));
+        return carry_lm_config_read(ctx, config, path);
+    }
+    CARRY_TRY(carry_gguf_text_of(ctx, model, "config.json", &text, &length));
+    carry_status status = carry_json_parse(ctx, &root, text, length, model);
+    free(text);
+    if (status == CARRY_OK) {
+        status = carry_lm_config_parse(ctx, config, root, model);
+        carry_json_free(root);
+    }
     return status;
 }
 

@@ -16,7 +16,8 @@ static bool is_tied_head(const void *model, const carry_weights *weights, const 
     table = table != NULL ? table : carry_weights_find(weights, "model.language_model.embed_tokens.weight");
     return lm->config.tie_word_embeddings &&
            (strcmp(name, "lm_head.weight") == 0 || strcmp(name, "model.lm_head.weight") == 0) && head != NULL &&
-           table != NULL && head->dtype == table->dtype && head->rank == table->rank &&
+           table != NULL && head->dtype == table->dtype && head->dtype != CARRY_QUANTISED &&
+           head->rank == table->rank &&
            memcmp(head->shape, table->shape, (size_t)head->rank * sizeof *head->shape) == 0 &&
            memcmp(head->data, table->data, (size_t)carry_tensor_count(head) * carry_dtype_size(head->dtype)) == 0;
 }
@@ -69,12 +70,10 @@ carry_status carry_lm_load_weights(carry_lm *lm, const char *folder) {
 
 static carry_status load(carry_ctx *ctx, carry_lm **lm, const char *from, int device, bool maps) {
     char folder[CARRY_FILE_PATH];
-    char path[CARRY_FILE_PATH];
     carry_lm_config config;
     *lm = NULL;
     CARRY_TRY(carry_checkpoint_resolve(ctx, folder, from));
-    CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
-    CARRY_TRY(carry_lm_config_read(ctx, &config, path));
+    CARRY_TRY(carry_lm_config_read_model(ctx, &config, folder));
     CARRY_TRY((maps ? carry_lm_new_mapped : carry_lm_new_for)(ctx, lm, &config, device, folder));
     carry_status status = carry_lm_load_weights(*lm, folder);
     (*lm)->folder = strdup(folder);

@@ -42,6 +42,8 @@ typedef struct buffers {
     int threads;
     double blas_from;
     carry_kept *kept;
+    void *decoded; /* carry_packed_decoded */
+    size_t decoded_bytes;
     float *of[]; /* by worker; worker 0 has the shared one */
 } buffers;
 
@@ -184,6 +186,7 @@ static void free_buffers(void *given) {
         free(b->of[i]);
     }
     carry_kept_free(b->kept);
+    free(b->decoded);
     free(b);
 }
 
@@ -234,6 +237,20 @@ double *carry_packed_blas_from(carry_ctx *ctx) {
 carry_kept **carry_packed_kept(carry_ctx *ctx) {
     buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
     return all != NULL ? &all->kept : NULL;
+}
+
+void *carry_packed_decoded(carry_ctx *ctx, size_t bytes) {
+    buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
+    if (all == NULL || carry_worker(ctx) != 0) {
+        return NULL;
+    }
+    if (bytes > all->decoded_bytes) {
+        const size_t whole = (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE;
+        free(all->decoded);
+        all->decoded = aligned_alloc(LARGE_PAGE, whole);
+        all->decoded_bytes = all->decoded != NULL ? whole : 0;
+    }
+    return all->decoded;
 }
 
 static float *buffer_of(buffers *all, int worker) {

@@ -33,6 +33,10 @@ carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels, 
 const carry_kernels *carry_packed_kernels(const carry_ctx *ctx);
 const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx); /* whatever it measured; carry_bf16_of is what is used */
 
+/* Bytes for decoded rows of a quantised weight, of the thread that uses the context; NULL: out of memory, or another
+   thread asks. They stay until more are asked for. */
+void *carry_packed_decoded(carry_ctx *ctx, size_t bytes);
+
 /* The weights whose panels are kept (kept.h); NULL when not prepared. */
 struct carry_kept;
 struct carry_kept **carry_packed_kept(carry_ctx *ctx);

@@ -27,7 +27,7 @@ constexpr int INSIDE = OF_Q + C * KEYS_ROW;                        /* k e^(G0-G)
 constexpr int EARLIER = INSIDE + C * KEYS_ROW;                     /* k before blocks 1, 2 and 3: 16, 32 and 48 rows */
 constexpr int WHOLE = EARLIER + 6 * KEYS_BLOCK;                    /* sums of gates: of each block, 128 channels */
 constexpr int KEYS_NUMBERS = WHOLE + 4 * D * 4;                    /* beta, 1 / |k|, 1 / |q|, bad */
-constexpr int KEYS_SHARED = KEYS_NUMBERS + 4 * C * 4;              /* two blocks, and three if registers were fewer */
+constexpr int KEYS_SHARED = KEYS_NUMBERS + 4 * C * 4;              /* three blocks fit into a multiprocessor */
 constexpr int KEYS_REST = 16384, KEYS_TRIANGLE = KEYS_REST + 6144; /* T is at 0 */
 static_assert(KEYS_SHARED <= 76800 && KEYS_TRIANGLE + TRIANGLE * 4 <= WHOLE, "the shared memory of a block");
 

@@ -116,7 +116,7 @@ static __device__ __forceinline__ void round_inverse(const float *triangle, uint
     }
 }
 
-__global__ void __launch_bounds__(128, 2) prepare_keys(const __grid_constant__ keys_args a) {
+__global__ void __launch_bounds__(128, 3) prepare_keys(const __grid_constant__ keys_args a) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char memory[];
     const shape &s = a.p.s;

@@ -13,7 +13,7 @@
 /* clang-format off */
 #define CARRY_LM_FAMILY_LIST(X) \
     X(gated_deltanet) X(delta_net) X(qwen3_5) X(qwen3_next) X(olmo_hybrid) X(gated_deltaproduct) \
-    X(qwen3_5_moe) X(mamba2) X(granitemoehybrid) X(nemotron_h)
+    X(qwen3_5_moe) X(mamba2) X(granitemoehybrid) X(nemotron_h) X(kimi_linear)
 /* clang-format on */
 
 /* Other names of tensors in files, and tensors that are ignored. Lists end with NULL. */
@@ -84,15 +84,16 @@ carry_lm_family_row carry_lm_family_describe(const carry_lm_family *family);
         CARRY_LM_KEY("max_position_embeddings", max_position_embeddings, SIZE),                               \
         CARRY_LM_KEY("bos_token_id", bos_token_id, TOKEN), CARRY_LM_KEY("eos_token_id", eos_token_id, TOKEN), \
         CARRY_LM_KEY("pad_token_id", pad_token_id, TOKEN)
-#define CARRY_LM_IGNORED_KEYS                                                                            \
-    CARRY_LM_WORD("is_encoder_decoder", MUST_BE_OFF), CARRY_LM_WORD("quantization_config", MUST_BE_OFF), \
-        CARRY_LM_WORD("model_type", READ_OVER), CARRY_LM_WORD("architectures", READ_OVER),               \
-        CARRY_LM_WORD("auto_map", READ_OVER), CARRY_LM_WORD("use_cache", READ_OVER),                     \
-        CARRY_LM_WORD("transformers_version", READ_OVER), CARRY_LM_WORD("dtype", READ_OVER),             \
-        CARRY_LM_WORD("torch_dtype", READ_OVER), CARRY_LM_WORD("output_hidden_states", READ_OVER),       \
-        CARRY_LM_WORD("output_attentions", READ_OVER), CARRY_LM_WORD("return_dict", READ_OVER),          \
-        CARRY_LM_WORD("chunk_size_feed_forward", READ_OVER), CARRY_LM_WORD("id2label", READ_OVER),       \
-        CARRY_LM_WORD("label2id", READ_OVER), CARRY_LM_WORD("problem_type", READ_OVER),                  \
+#define CARRY_LM_IGNORED_KEYS                                                                      \
+    CARRY_LM_WORD("is_encoder_decoder", MUST_BE_OFF),                                              \
+        {"quantization_config", CARRY_LM_OTHER, 0, carry_lm_config_read_quantised, NULL, NULL},    \
+        CARRY_LM_WORD("model_type", READ_OVER), CARRY_LM_WORD("architectures", READ_OVER),         \
+        CARRY_LM_WORD("auto_map", READ_OVER), CARRY_LM_WORD("use_cache", READ_OVER),               \
+        CARRY_LM_WORD("transformers_version", READ_OVER), CARRY_LM_WORD("dtype", READ_OVER),       \
+        CARRY_LM_WORD("torch_dtype", READ_OVER), CARRY_LM_WORD("output_hidden_states", READ_OVER), \
+        CARRY_LM_WORD("output_attentions", READ_OVER), CARRY_LM_WORD("return_dict", READ_OVER),    \
+        CARRY_LM_WORD("chunk_size_feed_forward", READ_OVER), CARRY_LM_WORD("id2label", READ_OVER), \
+        CARRY_LM_WORD("label2id", READ_OVER), CARRY_LM_WORD("problem_type", READ_OVER),            \
         CARRY_LM_WORD("_name_or_path", READ_OVER)
 
 #endif

@@ -1,0 +1,239 @@
+/* Dot products of quantised rows with AVX2: the products of unsigned with signed bytes are taken of magnitudes, with
+   the sign moved to x, so that pairs of them fit in 16 bits: 2 * 127 * 127. */
+#include <immintrin.h>
+#include <string.h>
+
+#include "ops/kernels/quant.h"
+#include "ops/quantised/blocks.h"
+
+#define INLINE static inline __attribute__((always_inline))
+
+extern const carry_quant_kernels carry_quant_kernels_plain;
+
+static bool usable(void) {
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+}
+
+static void round_token(const carry_quant_x *to, int64_t token, const float *x, int64_t count) {
+    carry_quant_kernels_plain.round(to, token, x, count);
+}
+
+INLINE float half_at(const unsigned char *at) {
+    uint16_t bits;
+    memcpy(&bits, at, sizeof bits);
+    return _cvtsh_ss(bits);
+}
+
+INLINE __m256i bytes_at(const void *at) {
+    return _mm256_loadu_si256((const __m256i *)at);
+}
+
+/* Eight sums in f32 of 32 products. w is above -128, but for blocks of GGUF that have it: its magnitude is 128, still
+   within 16 bits. */
+INLINE __m256 dot_32(__m256i w, const int8_t *x) {
+    const __m256i pairs = _mm256_maddubs_epi16(_mm256_sign_epi8(w, w), _mm256_sign_epi8(bytes_at(x), w));
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+/* The same for w from 0 on. */
+INLINE __m256 dot_32_unsigned(__m256i w, const int8_t *x) {
+    const __m256i pairs = _mm256_maddubs_epi16(w, bytes_at(x));
+    return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+
+/* 32 nibbles of 16 bytes: the low ones, then the high ones. */
+INLINE __m256i nibbles_at(const unsigned char *at) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
+    const __m256i both = _mm256_set_m128i(_mm_srli_epi16(bytes, 4), bytes);
+    return _mm256_and_si256(both, _mm256_set1_epi8(15));
+}
+
+INLINE float total_of(__m256 sums) {
+    const __m128 four = _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+    const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+}
+
+INLINE float row_q8_0(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
+    __m256 total = _mm256_setzero_ps();
+    (void)sum;
+    for (int64_t b = 0; b < blocks; b++, w += 34, x += 32) {
+        total = _mm256_fmadd_ps(_mm256_set1_ps(half_at(w) * scale[b]), dot_32(bytes_at(w + 2), x), total);
+    }
+    return total_of(total);
+}
+
+INLINE float row_int8(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
+    __m256 total = _mm256_setzero_ps();
+    (void)sum;
+    for (int64_t b = 0; b < blocks; b++, w += 132, x += 128, scale += 4) {
+        const float by = carry_block_f32(w);
+        for (int i = 0; i < 4; i++) {
+            total = _mm256_fmadd_ps(_mm256_set1_ps(by * scale[i]), dot_32(bytes_at(w + 4 + 32 * i), x + 32 * i), total);
+        }
+    }
+    return total_of(total);
+}
+
+INLINE float row_q4_0(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
+    __m256 total = _mm256_setzero_ps();
+    (void)sum;
+    for (int64_t b = 0; b < blocks; b++, w += 18, x += 32) {
+        const __m256i q = _mm256_sub_epi8(nibbles_at(w + 2), _mm256_set1_epi8(8));
+        total = _mm256_fmadd_ps(_mm256_set1_ps(half_at(w) * scale[b]), dot_32(q, x), total);
+    }
+    return total_of(total);
+}
+
+INLINE float row_groups(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const int pieces) {
+    __m256 total = _mm256_setzero_ps();
+    for (int64_t b = 0; b < blocks; b++, w += 8 + 16 * pieces, x += 32 * pieces, scale += pieces) {
+        const float by = carry_block_f32(w);
+        const __m256i zero = _mm256_set1_epi8((char)w[4]);
+        for (int i = 0; i < pieces; i++) {
+            const __m256i q = _mm256_sub_epi8(nibbles_at(w + 8 + 16 * i), zero);
+            total = _mm256_fmadd_ps(_mm256_set1_ps(by * scale[i]), dot_32(q, x + 32 * i), total);
+        }
+    }
+    return total_of(total);
+}
+
+INLINE float row_int4_g32(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale,
+                          const float *sum) {
+    (void)sum;
+    return row_groups(w, blocks, x, scale, 1);
+}
+
+INLINE float row_int4_g64(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale,
+                          const float *sum) {
+    (void)sum;
+    return row_groups(w, blocks, x, scale, 2);
+}
+
+INLINE float row_int4_g128(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale,
+                           const float *sum) {
+    (void)sum;
+    return row_groups(w, blocks, x, scale, 4);
+}
+
+INLINE float row_q4_k(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
+    __m256 total = _mm256_setzero_ps();
+    __m256 less = _mm256_setzero_ps();
+    const __m256i mask = _mm256_set1_epi8(15);
+    for (int64_t b = 0; b < blocks; b++, w += 144, x += 256, scale += 8, sum += 8) {
+        uint32_t u[3];
+        float s[8];
+        memcpy(u, w + 4, sizeof u);
+        const uint32_t high_scales = (u[2] & 0x0f0f0f0fu) | (u[0] >> 2 & 0x30303030u);
+        const uint32_t high_minima = (u[2] >> 4 & 0x0f0f0f0fu) | (u[1] >> 2 & 0x30303030u);
+        const __m128i both =
+            _mm_set_epi32((int)high_minima, (int)(u[1] & 0x3f3f3f3fu), (int)high_scales, (int)(u[0] & 0x3f3f3f3fu));
+        const __m256 scales = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(both));
+        const __m256 minima = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(both, 8)));
+        _mm256_storeu_ps(s, _mm256_mul_ps(_mm256_mul_ps(scales, _mm256_loadu_ps(scale)), _mm256_set1_ps(half_at(w))));
+        less = _mm256_fmadd_ps(_mm256_mul_ps(minima, _mm256_set1_ps(half_at(w + 2))), _mm256_loadu_ps(sum), less);
+        for (int j = 0; j < 4; j++) {
+            const __m256i bytes = bytes_at(w + 16 + 32 * j);
+            const __m256i low = _mm256_and_si256(bytes, mask);
+            const __m256i high = _mm256_and_si256(_mm256_srli_epi16(bytes, 4), mask);
+            total = _mm256_fmadd_ps(_mm256_set1_ps(s[2 * j]), dot_32_unsigned(low, x + 64 * j), total);
+            total = _mm256_fmadd_ps(_mm256_set1_ps(s[2 * j + 1]), dot_32_unsigned(high, x + 64 * j + 32), total);
+        }
+    }
+    return total_of(_mm256_sub_ps(total, less));
+}
+
+/* The quarters of a half of a block of Q6_K: 32 integers each, with a scale for each 16. */
+INLINE __m256 quarter_q6_k(__m256i nibbles, __m256i bits, const int8_t *x, const unsigned char *scales) {
+    const __m256i q =
+        _mm256_sub_epi8(_mm256_or_si256(nibbles, _mm256_and_si256(bits, _mm256_set1_epi8(0x30))), _mm256_set1_epi8(32));
+    const __m256 sums = dot_32(q, x);
+    const __m256 by = _mm256_set_m128(_mm_set1_ps((float)(int8_t)scales[1]), _mm_set1_ps((float)(int8_t)scales[0]));
+    return _mm256_mul_ps(sums, by);
+}
+
+INLINE float row_q6_k(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
+    __m256 total = _mm256_setzero_ps();
+    const __m256i mask = _mm256_set1_epi8(15);
+    (void)sum;
+    for (int64_t b = 0; b < blocks; b++, w += 210, x += 256, scale += 8) {
+        __m256 block = _mm256_setzero_ps();
+        for (int half = 0; half < 2; half++) {
+            const __m256i l0 = bytes_at(w + 64 * half);
+            const __m256i l1 = bytes_at(w + 64 * half + 32);
+            const __m256i h = bytes_at(w + 128 + 32 * half);
+            const __m256i nibbles[4] = {_mm256_and_si256(l0, mask), _mm256_and_si256(l1, mask),
+                                        _mm256_and_si256(_mm256_srli_epi16(l0, 4), mask),
+                                        _mm256_and_si256(_mm256_srli_epi16(l1, 4), mask)};
+            const __m256i bits[4] = {_mm256_slli_epi16(h, 4), _mm256_slli_epi16(h, 2), h, _mm256_srli_epi16(h, 2)};
+            for (int k = 0; k < 4; k++) {
+                const __m256 part =
+                    quarter_q6_k(nibbles[k], bits[k], x + 128 * half + 32 * k, w + 192 + 8 * half + 2 * k);
+                block = _mm256_fmadd_ps(_mm256_set1_ps(scale[4 * half + k]), part, block);
+            }
+        }
+        total = _mm256_fmadd_ps(_mm256_set1_ps(half_at(w + 208)), block, total);
+    }
+    return total_of(total);
+}
+
+typedef float (*row_function)(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale,
+                              const float *sum);
+
+/* Every row with every token. */
+INLINE void each_row(const carry_quant_dots *d, row_function row) {
+    for (int64_t r = 0; r < d->rows; r++) {
+        for (int64_t t = 0; t < d->tokens; t++) {
+            const int64_t at = t * d->x.columns;
+            d->y[t * d->y_row + r] = row(d->w + (size_t)r * d->row_bytes, d->blocks, d->x.q + at,
+                                         d->x.scale + at / CARRY_QUANT_BLOCK, d->x.sum + at / CARRY_QUANT_BLOCK);
+        }
+    }
+}
+
+static void dots_q8_0(const carry_quant_dots *d) {
+    each_row(d, row_q8_0);
+}
+
+static void dots_int8(const carry_quant_dots *d) {
+    each_row(d, row_int8);
+}
+
+static void dots_q4_0(const carry_quant_dots *d) {
+    each_row(d, row_q4_0);
+}
+
+static void dots_int4_g32(const carry_quant_dots *d) {
+    each_row(d, row_int4_g32);
+}
+
+static void dots_int4_g64(const carry_quant_dots *d) {
+    each_row(d, row_int4_g64);
+}
+
+static void dots_int4_g128(const carry_quant_dots *d) {
+    each_row(d, row_int4_g128);
+}
+
+static void dots_q4_k(const carry_quant_dots *d) {
+    each_row(d, row_q4_k);
+}
+
+static void dots_q6_k(const carry_quant_dots *d) {
+    each_row(d, row_q6_k);
+}
+
+static carry_quant_dots_function dots(const carry_quant_format *format) {
+    return format == &carry_quant_int8        ? dots_int8
+           : format == &carry_quant_q8_0      ? dots_q8_0
+           : format == &carry_quant_q4_0      ? dots_q4_0
+           : format == &carry_quant_int4_g32  ? dots_int4_g32
+           : format == &carry_quant_int4_g64  ? dots_int4_g64
+           : format == &carry_quant_int4_g128 ? dots_int4_g128
+           : format == &carry_quant_q4_k      ? dots_q4_k
+           : format == &carry_quant_q6_k      ? dots_q6_k
+                                              : carry_quant_kernels_plain.dots(format);
+}
+
+const carry_quant_kernels carry_quant_kernels_avx2 = {
+    .name = "avx2", .usable = usable, .round = round_token, .dots = dots};

@@ -1,0 +1,34 @@
+/* The only list of kernels for quantised rows. */
+#include <string.h>
+
+#include "ops/kernels/quant.h"
+
+extern const carry_quant_kernels carry_quant_kernels_plain;
+#if defined(__aarch64__)
+extern const carry_quant_kernels carry_quant_kernels_neon;
+#elif defined(__x86_64__)
+extern const carry_quant_kernels carry_quant_kernels_avx2;
+#endif
+
+static const carry_quant_kernels *const table[] = {
+    &carry_quant_kernels_plain,
+#if defined(__aarch64__)
+    &carry_quant_kernels_neon,
+#elif defined(__x86_64__)
+    &carry_quant_kernels_avx2,
+#endif
+};
+
+#define TABLE_COUNT ((int)(sizeof table / sizeof table[0]))
+
+const carry_quant_kernels *carry_quant_kernels_at(int index) {
+    return index >= 0 && index < TABLE_COUNT ? table[index] : NULL;
+}
+
+const carry_quant_kernels *carry_quant_kernels_for(const char *kernels) {
+    int i = kernels != NULL && strcmp(kernels, "plain") == 0 ? 0 : TABLE_COUNT - 1;
+    while (!table[i]->usable()) {
+        i--;
+    }
+    return table[i];
+}

@@ -1,0 +1,201 @@
+/* Products with quantised weights: every kernel set equals the sum of decoded weights times rounded activations, and
+   linear maps of few and of many tokens are near those of the decoded weights in f32. */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "carry/nn.h"
+#include "ops/kernels/quant.h"
+#include "support.h"
+
+/* Random blocks whose values are normal. */
+static unsigned char *make_blocks(carry_ctx *ctx, const carry_quant_format *format, int64_t rows, int64_t columns,
+                                  uint64_t stream) {
+    const int64_t blocks = (columns + format->block - 1) / format->block;
+    unsigned char *made = malloc((size_t)(rows * blocks) * format->bytes);
+    float *row = malloc((size_t)(blocks * format->block) * sizeof *row);
+    assert_non_null(made);
+    assert_non_null(row);
+    for (int64_t r = 0; r < rows; r++) {
+        assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(row, CARRY_F32, blocks * format->block), stream,
+                                           (uint64_t)r, 0.1f, 1.0f));
+        format->encode(made + (size_t)(r * blocks) * format->bytes, row, blocks);
+    }
+    free(row);
+    return made;
+}
+
+static void test_kernels_equal_their_formats(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(1, NULL, NULL);
+    static const int64_t widths[] = {1, 31, 32, 33, 255, 256, 257, 512, 1000};
+    for (int set = 0; carry_quant_kernels_at(set) != NULL; set++) {
+        const carry_quant_kernels *by = carry_quant_kernels_at(set);
+        for (int f = 0; by->usable() && carry_quant_format_at(f) != NULL; f++) {
+            const carry_quant_format *format = carry_quant_format_at(f);
+            const carry_quant_dots_function dots = by->dots(format);
+            for (size_t w = 0; dots != NULL && w < sizeof widths / sizeof widths[0]; w++) {
+                const int64_t k = widths[w];
+                enum { ROWS = 3, TOKENS = 2, MOST = 1024 };
+                static int8_t q[TOKENS * MOST];
+                static float scale[TOKENS * MOST / 32], sum[TOKENS * MOST / 32], x[TOKENS * MOST], y[TOKENS * 4];
+                unsigned char *blocks = make_blocks(ctx, format, ROWS, k, 3);
+                const carry_tensor W = carry_quant_view(blocks, format, ROWS, k);
+                carry_quant_x rounded = {.columns = (k + CARRY_QUANT_PAD - 1) / CARRY_QUANT_PAD * CARRY_QUANT_PAD,
+                                         .q = q,
+                                         .scale = scale,
+                                         .sum = sum};
+                assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(x, CARRY_F32, TOKENS * MOST), 9, 0, 0.0f, 3.0f));
+                memset(q, 0x55, sizeof q);
+                for (int t = 0; t < TOKENS; t++) {
+                    by->round(&rounded, t, x + t * MOST, k);
+                }
+                memset(y, 0xff, sizeof y);
+                dots(&(carry_quant_dots){.rows = ROWS,
+                                         .tokens = TOKENS,
+                                         .blocks = W.stride[0] / (int64_t)format->bytes,
+                                         .w = blocks,
+                                         .row_bytes = (size_t)W.stride[0],
+                                         .x = rounded,
+                                         .y = y,
+                                         .y_row = 4});
+                for (int t = 0; t < TOKENS; t++) {
+                    for (int r = 0; r < ROWS; r++) {
+                        float row[MOST];
+                        double total = 0.0;
+                        double size = 0.0;
+                        carry_quant_decode(&W, r, 0, k, row);
+                        for (int64_t i = 0; i < k; i++) {
+                            const int64_t at = t * rounded.columns + i;
+                            const double value = (double)q[at] * (double)scale[at / 32];
+                            assert_true(fabs(value - (double)x[t * MOST + i]) <= 0.501 * (double)scale[at / 32]);
+                            total += (double)row[i] * value;
+                            size += 8.0 * (fabs((double)row[i]) + 0.5) * fabs(value); /* minima are subtracted last */
+                        }
+                        assert_true(fabs((double)y[t * 4 + r] - total) <= 1e-6 * size);
+                    }
+                }
+                free(blocks);
+            }
+        }
+    }
+    carry_ctx_free(ctx);
+}
+
+/* y by carry_linear with W quantised, against W decoded, in f32. Activations rounded to 8 bits change a sum of k terms
+   by about 1/127 / sqrt(12) of the norm of its terms; bf16 by 2^-9 of each. */
+static void expect_linear(carry_ctx *ctx, const carry_quant_format *format, carry_dtype dtype, int64_t tokens,
+                          int64_t k, bool accumulate) {
+    const int64_t rows = 37;
+    unsigned char *blocks = make_blocks(ctx, format, rows, k, 5);
+    const carry_tensor W = carry_quant_view(blocks, format, rows, k);
+    float *decoded = malloc((size_t)(rows * k) * sizeof *decoded);
+    float *x = malloc((size_t)(tokens * k) * sizeof *x);
+    uint16_t *half = malloc((size_t)(tokens * k) * sizeof *half);
+    float *y = malloc((size_t)(tokens * rows) * sizeof *y);
+    uint16_t *y_half = malloc((size_t)(tokens * rows) * sizeof *y_half);
+    assert_true(decoded != NULL && x != NULL && half != NULL && y != NULL && y_half != NULL);
+    assert_ok(ctx, carry_random_normal(ctx, carry_view_1d(x, CARRY_F32, tokens * k), 6, 0, 0.0f, 1.0f));
+    for (int64_t i = 0; i < tokens * k; i++) {
+        half[i] = carry_bf16_from_f32(x[i]);
+        x[i] = dtype == CARRY_BF16 ? carry_f32_from_bf16(half[i]) : x[i];
+    }
+    for (int64_t i = 0; i < tokens * rows; i++) {
+        y[i] = 1.0f;
+        y_half[i] = carry_bf16_from_f32(1.0f);
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        carry_quant_decode(&W, r, 0, k, decoded + r * k);
+    }
+    const bool is_half = dtype == CARRY_BF16;
+    assert_ok(ctx, carry_linear(ctx, carry_view_2d(is_half ? (void *)y_half : (void *)y, dtype, tokens, rows),
+                                carry_view_2d(is_half ? (void *)half : (void *)x, dtype, tokens, k), W, accumulate));
+    for (int64_t t = 0; t < tokens; t++) {
+        for (int64_t r = 0; r < rows; r++) {
+            double total = accumulate ? 1.0 : 0.0;
+            double square = 1.0;
+            for (int64_t i = 0; i < k; i++) {
+                const double term = (double)x[t * k + i] * (double)decoded[r * k + i];
+                total += term;
+                square += (double)decoded[r * k + i] * (double)decoded[r * k + i] + term * term;
+            }
+            const float has = is_half ? carry_f32_from_bf16(y_half[t * rows + r]) : y[t * rows + r];
+            assert_true(fabs((double)has - total) <= 0.05 * sqrt(square) + fabs(total) / 200.0);
+        }
+    }
+    free(decoded);
+    free(x);
+    free(half);
+    free(y);
+    free(y_half);
+    free(blocks);
+}
+
+static void test_linear_maps_are_near_those_of_the_decoded_weight(void **state) {
+    (void)state;
+    static const char *const kernels[] = {NULL, "plain"};
+    for (int i = 0; i < 2; i++) {
+        carry_ctx *ctx = support_ctx(2, kernels[i], NULL);
+        for (int f = 0; carry_quant_format_at(f) != NULL; f++) {
+            static const int64_t tokens[] = {1, 2, 8, 9, 40};
+            for (int t = 0; t < 5; t++) {
+                expect_linear(ctx, carry_quant_format_at(f), CARRY_F32, tokens[t], 300, t % 2 == 0);
+                expect_linear(ctx, carry_quant_format_at(f), CARRY_BF16, tokens[t], 256, t % 2 == 1);
+            }
+        }
+        carry_ctx_free(ctx);
+    }
+}
+
+static void test_embeddings_and_losses(void **state) {
+    (void)state;
+    carry_ctx *ctx = support_ctx(2, NULL, NULL);
+    for (int f = 0; carry_quant_format_at(f) != NULL; f++) {
+        const carry_quant_format *format = carry_quant_format_at(f);
+        enum { VOCABULARY = 50, K = 1300, TOKENS = 9 };
+        unsigned char *blocks = make_blocks(ctx, format, VOCABULARY, K, 8);
+        const carry_tensor W = carry_quant_view(blocks, format, VOCABULARY, K);
+        static float y[TOKENS * K], row[K], decoded[VOCABULARY * K], losses[2][TOKENS];
+        int64_t ids[TOKENS];
+        for (int t = 0; t < TOKENS; t++) {
+            ids[t] = (t * 7) % VOCABULARY;
+        }
+        for (int r = 0; r < VOCABULARY; r++) {
+            carry_quant_decode(&W, r, 0, K, decoded + r * K);
+        }
+        const carry_tensor to = carry_view_2d(y, CARRY_F32, TOKENS, K);
+        const carry_tensor tokens = carry_view_1d(ids, CARRY_I64, TOKENS);
+        assert_ok(ctx, carry_embed(ctx, to, W, tokens));
+        for (int t = 0; t < TOKENS; t++) {
+            carry_quant_decode(&W, ids[t], 0, K, row);
+            assert_memory_equal(y + t * K, row, sizeof row);
+        }
+        const size_t bytes = carry_linear_cross_entropy_workspace(TOKENS, K, VOCABULARY);
+        void *workspace = malloc(bytes);
+        assert_non_null(workspace);
+        for (int i = 0; i < 2; i++) {
+            const carry_linear_cross_entropy_args args = {
+                .losses = carry_view_1d(losses[i], CARRY_F32, TOKENS),
+                .x = to,
+                .W = i == 0 ? W : carry_view_2d(decoded, CARRY_F32, VOCABULARY, K),
+                .targets = tokens,
+                .scale = 1.0f};
+            assert_ok(ctx, carry_linear_cross_entropy(ctx, &args, workspace, bytes));
+        }
+        for (int t = 0; t < TOKENS; t++) {
+            assert_true(fabsf(losses[0][t] - losses[1][t]) <= 1e-3f * (1.0f + fabsf(losses[1][t])));
+        }
+        free(workspace);
+        free(blocks);
+    }
+    carry_ctx_free(ctx);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_kernels_equal_their_formats),
+        cmocka_unit_test(test_linear_maps_are_near_those_of_the_decoded_weight),
+        cmocka_unit_test(test_embeddings_and_losses),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
