@@ -9,10 +9,10 @@
    In a causal call the queries are the last T of the S tokens: query t sees rows up to S - T + t; with a window it sees
    only the last `window` of these.
 
-   q, o: [T, H, D]; k, v: [S, HK, D], where HK divides H and query head h reads key head h HK / H; D from 1 to 256. The
-   last index is contiguous; rows and heads may have any strides, so heads may be slices of a wider row. All are f32,
-   bf16 or f16, of one type; scores and sums are f32. o does not overlap the inputs. lse [H, T], f32, is
-   log(sum of exp(score)) minus the largest bias among the runs, so that a bias common to all keys does not cost
+   q, o: [T, H, D]; k, v: [S, HK, D], where HK divides H and query head h reads key head h HK / H; D from 1 to 256, or
+   to 640 on the CPU. The last index is contiguous; rows and heads may have any strides, so heads may be slices of a
+   wider row. All are f32, bf16 or f16, of one type; scores and sums are f32. o does not overlap the inputs. lse [H, T],
+   f32, is log(sum of exp(score)) minus the largest bias among the runs, so that a bias common to all keys does not cost
    precision. Backward needs lse; otherwise it may be absent (data NULL).
 
    All tensors are on the CPU or on one GPU. A GPU has fast forward kernels for bf16 with D = 64 or 128, or D = 256

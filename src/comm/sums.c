@@ -110,10 +110,22 @@ static carry_status join_group(carry_sums *sums, carry_comm *over, size_t bytes)
     return CARRY_OK;
 }
 
+static void free_group(carry_ctx *ctx, group *shared) {
+    if (shared != NULL) {
+        carry_host_free(ctx, shared->over);
+        free(shared);
+    }
+}
+
 static carry_status open_shared(carry_comm *over, carry_sums **made, int device, int ordinal, size_t bytes) {
-    group *shared;
+    group *shared = NULL;
     const double deadline = carry_comm_deadline(over);
-    CARRY_TRY(agree(over, make_group(over, &shared)));
+    carry_status status = agree(over, make_group(over, &shared));
+    if (status != CARRY_OK) {
+        free_group(over->ctx, shared);
+        return status;
+    }
+    // NOLINTNEXTLINE(bugprone-sizeof-expression,clang-analyzer-unix.Malloc): the pointer itself is sent to the others
     CARRY_TRY(carry_broadcast(over, &shared, sizeof(shared), 0));
     carry_sums *sums = calloc(1, sizeof *sums);
     if (sums == NULL) { /* the others find it out by agree */
@@ -127,7 +139,7 @@ static carry_status open_shared(carry_comm *over, carry_sums **made, int device,
                                .ranks = carry_comm_size(over),
                                .ordinal = ordinal,
                                .patience = (unsigned long long)(1e9 * deadline)}};
-    carry_status status = agree(over, CARRY_OK);
+    status = agree(over, CARRY_OK);
     status = status == CARRY_OK ? join_group(sums, over, bytes) : status;
     if (status != CARRY_OK) {
         carry_sums_close(sums);
@@ -159,8 +171,7 @@ void carry_sums_close(carry_sums *sums) {
         for (int r = 0; r < sums->d.ranks; r++) {
             carry_sums_free(shared->ordinal[r], shared->memory[r]);
         }
-        carry_host_free(sums->ctx, shared->over);
-        free(shared);
+        free_group(sums->ctx, shared);
     }
     free(sums);
 }

@@ -26,7 +26,7 @@ bool carry_model_has(carry_ctx *ctx, const char *model, const char *name);
 typedef struct carry_gguf_sizes {
     int64_t layers, hidden, key_heads, value_heads, key, value;
 } carry_gguf_sizes;
-carry_status carry_gguf_take_sizes(carry_ctx *ctx, const carry_gguf *file, carry_gguf_sizes *sizes);
+carry_status carry_gguf_take_sizes(carry_ctx *ctx, const carry_gguf *file, carry_gguf_sizes *z);
 carry_status carry_gguf_put_config(carry_ctx *ctx, const carry_gguf *file, carry_json_text *text);
 carry_status carry_gguf_put_tokenizer(carry_ctx *ctx, const carry_gguf *file, carry_json_text *text);
 carry_status carry_gguf_put_settings(carry_ctx *ctx, const carry_gguf *file, carry_json_text *text);

@@ -11,12 +11,14 @@
 #include "ops/convert.h"
 #include "ops/cpu.h"
 #include "ops/ssm_chunk.h"
+#include "ops/ssm_device.h"
 
 #define L CARRY_SSM_CHUNK
 
 static carry_status expect_states(carry_ctx *ctx, const char *name, const carry_tensor *state,
                                   const carry_ssm_args *args, int64_t P) {
-    const int64_t shape[] = {args->xbc.shape[0], args->heads, P, args->state};
+    const int64_t rows = args->slots != NULL && carry_is_here(state) ? state->shape[0] : args->xbc.shape[0];
+    const int64_t shape[] = {rows, args->heads, P, args->state};
     return carry_is_here(state) ? carry_expect_f32(ctx, name, state, 4, shape, args->xbc.device) : CARRY_OK;
 }
 
@@ -26,11 +28,13 @@ static carry_status check_sequences(carry_ctx *ctx, const carry_ssm_args *args) 
         return CARRY_OK;
     }
     CARRY_TRY(carry_expect_rank(ctx, "cu_seqlens", cuts, 1));
-    CARRY_TRY(carry_expect_i64(ctx, "cu_seqlens", cuts, cuts->shape[0], 0));
+    CARRY_TRY(carry_expect_i64(ctx, "cu_seqlens", cuts, cuts->shape[0], args->xbc.device));
     const int64_t *at = cuts->data;
-    bool fits = args->xbc.shape[0] == 1 && cuts->shape[0] > 1 && at[0] == 0 && !carry_is_here(&args->initial) &&
-                !carry_is_here(&args->final) && at[cuts->shape[0] - 1] == args->xbc.shape[1];
-    for (int64_t i = 1; fits && i < cuts->shape[0]; i++) {
+    const bool is_here = args->xbc.device == 0;
+    bool fits = args->xbc.shape[0] == 1 && cuts->shape[0] > 1 && !carry_is_here(&args->initial) &&
+                !carry_is_here(&args->final) &&
+                (!is_here || (at[0] == 0 && at[cuts->shape[0] - 1] == args->xbc.shape[1]));
+    for (int64_t i = 1; fits && is_here && i < cuts->shape[0]; i++) {
         fits = at[i] >= at[i - 1];
     }
     return fits ? CARRY_OK
@@ -60,6 +64,11 @@ carry_status carry_ssm_check(carry_ctx *ctx, const carry_ssm_args *args) {
     CARRY_TRY(carry_expect_f32(ctx, "D", &args->D, 1, &n, args->xbc.device));
     CARRY_TRY(expect_states(ctx, "initial", &args->initial, args, width / n));
     CARRY_TRY(expect_states(ctx, "final", &args->final, args, width / n));
+    if (args->slots != NULL && (args->xbc.shape[1] != 1 || args->initial.data == NULL ||
+                                args->initial.data != args->final.data || carry_is_here(&args->cu_seqlens))) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "ssm: with slots there is one token, without cu_seqlens, and initial is final");
+    }
     return check_sequences(ctx, args);
 }
 
@@ -203,9 +212,10 @@ static void run_heads(void *argument, int64_t begin, int64_t end, int worker) {
         k.row = item / j->n;
         k.head = item % j->n;
         for (int64_t s = 0; carry_ssm_sequence(j, s, &first, &count); s++) {
+            const int64_t own = args->slots != NULL ? args->slots[k.row] * j->n + k.head : item;
             memset(S, 0, (size_t)size * sizeof *S);
             if (carry_is_here(&args->initial)) {
-                memcpy(S, (const float *)args->initial.data + item * size, (size_t)size * sizeof *S);
+                memcpy(S, (const float *)args->initial.data + own * size, (size_t)size * sizeof *S);
             }
             for (int64_t t = 0; t < count; t += L) {
                 k.first = first + t;
@@ -213,7 +223,7 @@ static void run_heads(void *argument, int64_t begin, int64_t end, int worker) {
                 run_chunk(j, &k, S, M, y);
             }
             if (carry_is_here(&args->final)) {
-                memcpy((float *)args->final.data + item * size, S, (size_t)size * sizeof *S);
+                memcpy((float *)args->final.data + own * size, S, (size_t)size * sizeof *S);
             }
         }
     }
@@ -226,6 +236,9 @@ static int64_t floats_each(const carry_ssm_args *args) {
 }
 
 size_t carry_ssm_workspace(const carry_ctx *ctx, const carry_ssm_args *args) {
+    if (args->xbc.device != 0) {
+        return carry_ssm_layout_of(args, NULL, false).bytes;
+    }
     return (size_t)floats_each(args) * sizeof(float) * (size_t)carry_ctx_threads(ctx);
 }
 

@@ -5,8 +5,9 @@
 
    x, B and C are columns of xbc [B, T, n P + 2 G N]: n heads of P, then G groups of N for B and as many for C; head h
    has group h G / n. dt [B, T, n], before the bias; A_log, dt_bias, D [n], f32. y [B, T, n P]. States are [B, n, P, N],
-   f32; `initial` absent: zeros; `final` may be absent, or be `initial`. With cu_seqlens ([sequences + 1], i64, in host
-   memory; B is then 1) every sequence starts from zeros.
+   f32; `initial` absent: zeros; `final` may be absent, or be `initial`. With cu_seqlens ([sequences + 1], i64, on the
+   device of xbc, checked on the CPU; B is then 1) every sequence starts from zeros. With `slots` ([B], on that device;
+   T is then 1) `initial` and `final` are one tensor [slots, n, P, N], and row i of the batch has state slots[i].
 
    Tokens are computed in chunks by products of matrices: decays enter as e^(G[i] - G[j]) of sums G of a A, which never
    overflow, so any A and dt are exact to rounding. */
@@ -26,6 +27,7 @@ typedef struct carry_ssm_args {
     carry_tensor xbc, dt, A_log, dt_bias, D, initial, cu_seqlens;
     int64_t heads, groups, state; /* n, G, N */
     float least, most;            /* limits of a; an a at a limit passes no gradient to dt */
+    const int32_t *slots;         /* NULL: states are in the order of the batch */
 } carry_ssm_args;
 
 size_t carry_ssm_workspace(const carry_ctx *ctx, const carry_ssm_args *args);

@@ -18,6 +18,7 @@
 #include "ops/convert.h"
 #include "ops/cpu.h"
 #include "ops/ssm_chunk.h"
+#include "ops/ssm_device.h"
 
 #define L CARRY_SSM_CHUNK
 
@@ -238,6 +239,9 @@ static size_t sums_bytes(const carry_ssm_args *args) {
 }
 
 size_t carry_ssm_backward_workspace(const carry_ctx *ctx, const carry_ssm_args *args) {
+    if (args->xbc.device != 0) {
+        return carry_ssm_layout_of(args, NULL, true).bytes;
+    }
     return sizeof(double) + sums_bytes(args) +
            (size_t)floats_each(args) * sizeof(float) * (size_t)carry_ctx_threads(ctx);
 }

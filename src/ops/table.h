@@ -21,6 +21,7 @@
 #include "ops/picture.h"
 #include "ops/pool.h"
 #include "ops/sampler.h"
+#include "ops/decay.h"
 #include "ops/ssm.h"
 
 #ifdef __cplusplus
@@ -145,7 +146,10 @@ extern "C" {
       (carry_ctx * ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy, carry_tensor x, carry_tensor W,             \
        carry_tensor offsets, bool accumulate))                                                                         \
     X(ssm, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_args *args, void *workspace))                                 \
-    X(ssm_backward, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_backward_args *args, void *workspace))
+    X(ssm_backward, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_backward_args *args, void *workspace))               \
+    X(decay_gate, CARRY_REAL,                                                                                          \
+      (carry_ctx * ctx, carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tensor dt_bias))                     \
+    X(decay_gate_backward, CARRY_REAL, (carry_ctx * ctx, const carry_decay_gate_backward_args *args))
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */

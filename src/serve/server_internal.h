@@ -198,6 +198,6 @@ void carry_serve_use_defaults(const carry_lm_server *server, carry_serve_request
 
 /* metrics.c */
 void carry_serve_observe(carry_serve_histogram *histogram, double seconds);
-void carry_serve_write_metrics(carry_lm_server *server, carry_json_text *to);
+void carry_serve_write_metrics(carry_lm_server *s, carry_json_text *to);
 
 #endif

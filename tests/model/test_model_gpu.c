@@ -69,6 +69,16 @@ static carry_lm *moved(carry_ctx *ctx, const carry_lm *lm, int device) {
     return there;
 }
 
+/* True if a parameter, such as a bias of the router that only the choice sees, has gradients of zero on both sides. */
+static bool has_no_gradient(const float *here, const float *there, const carry_lm *other, int64_t index) {
+    const carry_parameter *p = &other->own.parameter[index];
+    bool zero = true;
+    for (int64_t i = 0; i < p->count; i++) {
+        zero = zero && here[i] == 0.0f && there[p->offset + i] == 0.0f;
+    }
+    return zero;
+}
+
 /* f32 sums in another order: some hundred roundings of 6e-8 in the loss; gradients pass through two layers more. */
 static void compare(carry_ctx *ctx, carry_lm_config config, carry_lm_pass_options options, bool packed) {
     static outcome here, there;
@@ -89,7 +99,7 @@ static void compare(carry_ctx *ctx, carry_lm_config config, carry_lm_pass_option
             const carry_parameter *p = &lm->own.parameter[i];
             const double off =
                 apart_f32(there.gradients + other->own.parameter[i].offset, here.gradients + p->offset, p->count);
-            if (!(off <= 2e-3)) {
+            if (!(off <= 2e-3) && !has_no_gradient(here.gradients + p->offset, there.gradients, other, i)) {
                 fail_msg("the gradient of %s is off by %g", p->name, off);
             }
         }
@@ -123,12 +133,18 @@ static void a_model_on_a_gpu_equals_the_one_on_the_cpu(void **unused) {
         c.mixer[1] = CARRY_LM_MIXER_DELTA;
         compare(ctx, c, (carry_lm_pass_options){0}, false);
     }
-    for (int i = 8; i < 10; i++) { /* experts; a near choice may fall another way after sums in another order */
+    for (int i = 8; i < HYBRIDS;
+         i++) { /* experts, Mamba-2; a near choice may fall another way after sums in another order */
         c = hybrid(i);
+        if (!carry_lm_family_describe(c.family).on_cuda) {
+            continue;
+        }
         c.experts.chosen = c.experts.count - 1;
+        c.experts.router.groups = 0;
         compare(ctx, c, (carry_lm_pass_options){0}, false);
         compare(ctx, c, (carry_lm_pass_options){.recompute = true}, false);
         compare(ctx, c, (carry_lm_pass_options){.dtype = CARRY_BF16}, false);
+        compare(ctx, c, (carry_lm_pass_options){0}, i >= 10); /* packed */
     }
     carry_ctx_free(ctx);
 }

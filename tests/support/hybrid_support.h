@@ -6,7 +6,7 @@
 
 #include "model/lm/families/hybrid.h"
 
-#define HYBRIDS 13
+#define HYBRIDS 14
 
 /* With layers of Mamba-2: mamba2 (10), granitemoehybrid (11) with experts in two groups of B and C, and nemotron_h
    (12), whose layers have one part each. */
@@ -50,11 +50,31 @@ static inline carry_lm_config mamba_hybrid(int index) {
     return c;
 }
 
+/* kimi_linear (13): KDA and latent attention, with a latent of queries; the CPU's alone. */
+static inline carry_lm_config kimi_hybrid(void) {
+    carry_lm_config c = carry_lm_config_default(&carry_lm_family_kimi_linear);
+    c.vocab_size = SUPPORT_VOCABULARY;
+    c.hidden_size = 16;
+    c.norm_eps = 1e-2;
+    c.num_hidden_layers = 5; /* latent attention in the last */
+    c.swiglu.width = 20;
+    c.kda.heads = 2;
+    c.kda.head_dim = 6;
+    c.latent = (carry_lm_latent_options){.heads = 3, .plain = 5, .shared = 4, .value = 7, .rank = 8, .query_rank = 9};
+    c.experts.count = 6;
+    c.experts.chosen = 2;
+    c.experts.width = 10;
+    return c;
+}
+
 /* Qwen3.5's (tied), OLMo's with and without rotary positions, and flash-linear-attention's: without a window, and with
    one that is shorter than the rows; products of delta rules, of two steps a token and, without gates, of three; and
    Qwen3-Next's, with two heads of values for each head of keys; and, with experts in all layers and in two of three,
    Qwen3.5's and Qwen3-Next's. */
 static inline carry_lm_config hybrid(int index) {
+    if (index == 13) {
+        return kimi_hybrid();
+    }
     if (index >= 10) {
         return mamba_hybrid(index);
     }

@@ -161,8 +161,23 @@ static void list_parameters(carry_lm *lm) {
     lm->head = c->tie_word_embeddings ? lm->embeddings : add_named(lm, "lm_head.weight", table);
 }
 
+static carry_status check_device(const carry_lm *lm, int device) {
+    const carry_lm_config *c = &lm->config;
+    for (int64_t i = 0; device != 0 && i < c->num_hidden_layers; i++) {
+        const carry_lm_part *parts[] = {carry_lm_mixer_at(c->mixer[i]), carry_lm_feedforward_at(c->feedforward[i])};
+        for (int j = 0; j < 2; j++) {
+            if (parts[j]->cpu_only) {
+                return carry_fail(lm->ctx, CARRY_EUNSUPPORTED, "layers of %s run on the CPU only: use --device cpu",
+                                  parts[j]->name);
+            }
+        }
+    }
+    return CARRY_OK;
+}
+
 static carry_status make(carry_lm *lm, int device, const char *folder, bool maps) {
     CARRY_TRY(carry_lm_config_finish(lm->ctx, &lm->config));
+    CARRY_TRY(check_device(lm, device));
     const int64_t layers = lm->config.num_hidden_layers;
     lm->layer = calloc((size_t)layers, sizeof *lm->layer);
     if (lm->layer == NULL) {

@@ -55,6 +55,24 @@ typedef struct carry_lm_mamba_options {
     int64_t width, channels; /* derived: of all heads; of the convolution */
 } carry_lm_mamba_options;
 
+/* mixers/kda.c */
+typedef struct carry_lm_kda_options {
+    int64_t heads, head_dim; /* of q, k and v alike */
+    int64_t conv_size;
+    double norm_eps;
+    int64_t width; /* derived: of all heads */
+} carry_lm_kda_options;
+
+/* mixers/latent.c; the options of attention are derived */
+typedef struct carry_lm_latent_options {
+    int64_t heads;
+    int64_t plain, shared; /* of a key: elements of its own, and those that all heads share */
+    int64_t value;         /* of a head */
+    int64_t rank;          /* of the latent of keys and values */
+    int64_t query_rank;    /* of that of queries; 0: none */
+    int64_t width;         /* derived: of what is cached for a token, rank + shared */
+} carry_lm_latent_options;
+
 /* feedforward/squared.c */
 typedef struct carry_lm_squared_options {
     int64_t width;
@@ -80,6 +98,8 @@ typedef struct carry_lm_experts_options {
     carry_lm_swiglu_options swiglu;       \
     carry_lm_experts_options experts;     \
     carry_lm_mamba_options mamba;         \
+    carry_lm_kda_options kda;             \
+    carry_lm_latent_options latent;       \
     carry_lm_squared_options squared
 
 #endif

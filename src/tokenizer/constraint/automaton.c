@@ -119,7 +119,7 @@ carry_status carry_automaton_new(carry_ctx *ctx, carry_automaton **made, carry_g
     find_classes(a);
     a->state_count = 2;
     a->state_room = 256;
-    a->state = calloc(a->state_room, sizeof *a->state);
+    a->state = calloc(a->state_room, sizeof *a->state); // NOLINT(bugprone-sizeof-expression)
     a->frame_room = 256;
     a->frame = calloc(a->frame_room, sizeof *a->frame);
     a->frame_count = 1;
@@ -208,7 +208,7 @@ static bool push(carry_automaton *a, uint32_t next, uint32_t parent, uint32_t *m
 /* Closure. */
 
 static bool grow_seen(carry_automaton *a) {
-    const uint32_t size = 2 * a->seen_size;
+    const uint32_t size = a->seen_size > 0 ? 2 * a->seen_size : 64;
     position *seen = calloc(size, sizeof *seen);
     uint32_t *stamp = calloc(size, sizeof *stamp);
     if (seen == NULL || stamp == NULL) {
@@ -308,6 +308,7 @@ static uint64_t hash_state(const position *p, size_t count, bool accepts) {
 
 static bool grow_states(carry_automaton *a) {
     size_t room = a->state_room;
+    // NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers
     if (!grow(&a->state, &room, a->state_count, sizeof *a->state)) {
         return false;
     }

@@ -25,9 +25,9 @@ typedef enum carry_automaton_result {
 } carry_automaton_result;
 
 /* The state before the first byte. */
-carry_automaton_result carry_automaton_start(carry_automaton *automaton, int64_t *work, uint32_t *state);
-carry_automaton_result carry_automaton_step(carry_automaton *automaton, uint32_t state, unsigned char byte,
-                                            int64_t *work, uint32_t *next);
+carry_automaton_result carry_automaton_start(carry_automaton *a, int64_t *work, uint32_t *made);
+carry_automaton_result carry_automaton_step(carry_automaton *a, uint32_t from, unsigned char byte, int64_t *work,
+                                            uint32_t *next);
 uint32_t carry_automaton_epoch(const carry_automaton *automaton);
 bool carry_automaton_accepts(const carry_automaton *automaton, uint32_t state); /* the text may end here */
 bool carry_automaton_goes_on(const carry_automaton *automaton, uint32_t state); /* some byte may follow */

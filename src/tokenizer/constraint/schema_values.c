@@ -123,7 +123,7 @@ static carry_status read_limit(const carry_schema *s, const carry_json *node, bo
 static carry_status read_exclusive(const carry_schema *s, const carry_json *schema, bool is_integer, limits *l) {
     const carry_json *low = carry_json_find(schema, "exclusiveMinimum");
     const carry_json *high = carry_json_find(schema, "exclusiveMaximum");
-    int64_t value;
+    int64_t value = 0;
     if (!is_integer && (low != NULL || high != NULL)) {
         return carry_schema_refuse(s, CARRY_EUNSUPPORTED, low != NULL ? low : high, "supported for integers only");
     }
@@ -208,7 +208,8 @@ static uint32_t literal_list(carry_schema *s, const carry_json *value, uint32_t 
     const bool is_object = value->kind == CARRY_JSON_OBJECT;
     const int64_t count = carry_json_count(value);
     uint32_t entry = carry_grammar_literal(s->g, is_object ? "}" : "]", 1, next);
-    const carry_json **items = malloc(((size_t)count + 1) * sizeof *items); /* lists lead forward only */
+    /* Lists lead forward only. NOLINTNEXTLINE(bugprone-sizeof-expression): an array of pointers */
+    const carry_json **items = malloc(((size_t)count + 1) * sizeof *items);
     if (items == NULL) {
         s->g->status = s->g->status == CARRY_OK ? CARRY_EMEMORY : s->g->status;
         return entry;

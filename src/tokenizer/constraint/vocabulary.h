@@ -22,7 +22,7 @@ typedef struct carry_vocabulary {
 } carry_vocabulary;
 
 /* Special tokens and tokens without bytes are left out. */
-carry_status carry_vocabulary_new(carry_ctx *ctx, carry_vocabulary *made, const carry_tokenizer *tokenizer);
+carry_status carry_vocabulary_new(carry_ctx *ctx, carry_vocabulary *v, const carry_tokenizer *tokenizer);
 void carry_vocabulary_free(carry_vocabulary *vocabulary);
 
 #endif

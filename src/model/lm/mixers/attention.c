@@ -72,7 +72,7 @@ bool carry_lm_attention_records(const carry_lm *lm, int64_t batch, carry_dtype d
     return lm->config.attention.scale == 0.0 && carry_attention_steps(&step);
 }
 
-static void close_attention(void *opened) {
+void carry_lm_attention_close(void *opened) {
     carry_lm_attention *o = opened;
     if (o != NULL) {
         if (o->rates_there != NULL && o->rates_there != o->rates) {
@@ -139,7 +139,7 @@ static carry_status bring_rates(const carry_lm_pass *pass, carry_lm_attention *o
     return carry_stream_wait(o->ctx, o->device, stream);
 }
 
-static carry_status open_attention(carry_lm_pass *pass, void **opened) {
+carry_status carry_lm_attention_open(carry_lm_pass *pass, void **opened) {
     const carry_lm_config *c = &pass->lm->config;
     *opened = NULL;
     if (pass->options.recurrence == &carry_lm_recurrence_ranks) {
@@ -156,7 +156,7 @@ static carry_status open_attention(carry_lm_pass *pass, void **opened) {
         o->rates = malloc((size_t)c->attention.rotary / 2 * sizeof *o->rates);
     }
     if (o == NULL || (c->attention.rotary > 0 && (o->turns == NULL || o->rates == NULL))) {
-        close_attention(o);
+        carry_lm_attention_close(o);
         return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: the positions of %lld tokens",
                           (long long)pass->tokens);
     }
@@ -165,7 +165,7 @@ static carry_status open_attention(carry_lm_pass *pass, void **opened) {
     }
     const carry_status status = o->rates != NULL && pass->options.pooled > 0 ? bring_rates(pass, o) : CARRY_OK;
     if (status != CARRY_OK) {
-        close_attention(o);
+        carry_lm_attention_close(o);
         return status;
     }
     o->scratch = workspace_of(pass);
@@ -305,7 +305,7 @@ static carry_status extend(const carry_lm_call *call, int64_t sequence, carry_at
     const int64_t count = attention->k.shape[0];
     carry_tensor *given[] = {&attention->k, &attention->v};
     for (int i = 0; i < 2; i++) {
-        const carry_tensor *part = &state->part[call->layer][i];
+        const carry_tensor *part = &state->part[call->layer][state->part[call->layer][1].data != NULL ? i : 0];
         const int64_t room = part->shape[1];
         const carry_tensor all = carry_reshape_3d(*part, part->shape[0] * room, part->shape[2], part->shape[3]);
         CARRY_TRY(carry_copy(call->pass->ctx, carry_slice(all, sequence * room + past, count), *given[i]));
@@ -328,7 +328,7 @@ static carry_status attend_step(const carry_lm_call *call) {
     return carry_attention_step(pass->ctx, &step, pass->scratch, pass->scratch_bytes);
 }
 
-static carry_status attend(const carry_lm_call *call) {
+carry_status carry_lm_attend(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention_rows *r = call->rows;
     int64_t first;
@@ -369,7 +369,7 @@ static carry_status forward(const carry_lm_call *call) {
     }
     CARRY_TRY(prepare(call, CARRY_LM_ATTENTION_Q_NORM, r->q, r->q_in));
     CARRY_TRY(prepare(call, CARRY_LM_ATTENTION_K_NORM, r->k, r->k_in));
-    CARRY_TRY(attend(call));
+    CARRY_TRY(carry_lm_attend(call));
     if (gate) {
         CARRY_TRY(carry_activate(ctx, r->open, r->gate, CARRY_SIGMOID));
         CARRY_TRY(carry_elementwise(ctx, r->y, r->o, r->open, CARRY_MULTIPLY));
@@ -385,8 +385,8 @@ const carry_lm_part carry_lm_mixer_attention = {
     .names = carry_lm_attention_names,
     .describe = carry_lm_attention_describe,
     .state = carry_lm_attention_state,
-    .open = open_attention,
-    .close = close_attention,
+    .open = carry_lm_attention_open,
+    .close = carry_lm_attention_close,
     .plan = plan_line,
     .scratch = scratch,
     .rows_size = sizeof(carry_lm_attention_rows),

@@ -60,6 +60,14 @@ carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const ca
 /* Radians a position, of each pair of elements that is turned: [rotary / 2]. */
 void carry_lm_attention_rates(const carry_lm_config *config, float *rates);
 
+/* For mixers whose rows and gradients begin with those of attention: open and close what it needs; attention over all
+   documents, states and pools, from q, k and v to o; and back, from d_o. Where the state has no second part, the first
+   has the values too. */
+carry_status carry_lm_attention_open(carry_lm_pass *pass, void **opened);
+void carry_lm_attention_close(void *opened);
+carry_status carry_lm_attend(const carry_lm_call *call);
+carry_status carry_lm_attend_backward(const carry_lm_call *call);
+
 carry_status carry_lm_attention_check(carry_ctx *ctx, carry_lm_config *config);
 extern const char *const carry_lm_attention_names[];
 carry_lm_parameter carry_lm_attention_describe(const carry_lm_config *config, int slot);

@@ -5,7 +5,7 @@
 #include "core/tensor.h"
 #include "model/lm/mixers/attention.h"
 
-static carry_status attend_backward(const carry_lm_call *call) {
+carry_status carry_lm_attend_backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention_rows *r = call->rows;
     carry_lm_attention_back *back = call->back;
@@ -63,7 +63,7 @@ carry_status carry_lm_attention_backward(const carry_lm_call *call) {
         CARRY_TRY(carry_elementwise(ctx, back->dy, back->dy, r->o, CARRY_MULTIPLY));
         CARRY_TRY(carry_activate_backward(ctx, back->dgate, back->dy, r->gate, CARRY_SIGMOID));
     }
-    CARRY_TRY(attend_backward(call));
+    CARRY_TRY(carry_lm_attend_backward(call));
     CARRY_TRY(prepare_backward(call, CARRY_LM_ATTENTION_Q_NORM, &dq_in, back->dq, r->q_in));
     CARRY_TRY(prepare_backward(call, CARRY_LM_ATTENTION_K_NORM, &dk_in, back->dk, r->k_in));
     if (gate) {

@@ -63,6 +63,11 @@ size_t carry_lm_attention_pooled_workspace(const carry_lm_pass *pass) {
     return steps > most ? steps : most;
 }
 
+/* The part that has the values: a latent is both key and value. */
+static int values_of(const carry_lm_call *call) {
+    return call->args->places->pool->part[call->layer][1].data != NULL ? 1 : 0;
+}
+
 /* The pages of a part as rows: [pages * CARRY_POOL_PAGE, heads, D]. */
 static carry_tensor rows_of(const carry_lm_call *call, int part) {
     const carry_tensor *pages = &call->args->places->pool->part[call->layer][part];
@@ -79,7 +84,7 @@ static carry_status attend_piece(const carry_lm_call *call, int64_t sequence, in
     piece.o = carry_slice(carry_lm_attention_heads(pass, r->o), first, count);
     piece.q = carry_slice(carry_lm_attention_heads(pass, r->q), first, count);
     piece.k = carry_slice(rows_of(call, 0), 0, past + count);
-    piece.v = carry_slice(rows_of(call, 1), 0, past + count);
+    piece.v = carry_slice(rows_of(call, values_of(call)), 0, past + count);
     return carry_attention_paged(pass->ctx, &piece, p->there.pages + p->offsets[sequence], pass->scratch,
                                  pass->scratch_bytes);
 }
@@ -104,7 +109,7 @@ carry_status carry_lm_attend_pooled(const carry_lm_call *call) {
     const carry_lm_attention_rows *r = call->rows;
     int64_t sequence = 0;
     CARRY_TRY(carry_lm_pages_put(call, 0, r->k));
-    CARRY_TRY(carry_lm_pages_put(call, 1, r->v));
+    CARRY_TRY(values_of(call) == 1 ? carry_lm_pages_put(call, 1, r->v) : CARRY_OK);
     if (p->steps > 0) {
         const carry_attention_step_args step = step_of(call->pass, p->steps);
         if (has_steps(call->pass, &step)) {

@@ -134,7 +134,7 @@ carry_ssm_args carry_lm_mamba_ssm(const carry_lm_call *call) {
     ssm.A_log = carry_lm_w(call, CARRY_LM_MAMBA_A_LOG);
     ssm.dt_bias = carry_lm_w(call, CARRY_LM_MAMBA_DT_BIAS);
     ssm.D = carry_lm_w(call, CARRY_LM_MAMBA_D);
-    ssm.cu_seqlens = call->args->cu_seqlens.data != NULL ? call->args->cu_seqlens : (carry_tensor){0};
+    ssm.cu_seqlens = call->args->cu_seqlens.data != NULL ? pass->cuts : (carry_tensor){0};
     if (call->args->state != NULL) {
         ssm.initial = ssm.final = call->args->state->part[call->layer][1];
     }
@@ -228,13 +228,32 @@ static carry_tensor one_sequence(carry_tensor rows, int64_t first, int64_t count
     return carry_reshape_3d(carry_slice(rows, first, count), 1, count, rows.shape[1]);
 }
 
-/* The sequences of a call whose states lie in a pool, one after the other. With same_bits token by token: sums depend
-   on where chunks begin. */
+/* Single tokens of all sequences, whose states lie in a pool. */
+static carry_status run_steps(const carry_lm_call *call) {
+    carry_lm_pass *pass = call->pass;
+    const carry_lm_mamba_rows *r = call->rows;
+    const carry_lm_places *p = call->args->places;
+    carry_ssm_args ssm = carry_lm_mamba_ssm(call);
+    const carry_tensor from[] = {r->y, r->xbc, r->dt};
+    carry_tensor *to[] = {&ssm.y, &ssm.xbc, &ssm.dt};
+    for (int i = 0; i < 3; i++) {
+        *to[i] = carry_reshape_3d(carry_slice(from[i], 0, p->steps), p->steps, 1, from[i].shape[1]);
+    }
+    ssm.initial = ssm.final = p->pool->part[call->layer][1];
+    ssm.slots = p->there.slots;
+    return carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes);
+}
+
+/* The sequences of a call whose states lie in a pool: steps at once, pieces one after the other. With same_bits token
+   by token: sums depend on where chunks begin. */
 static carry_status run_pooled(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;
     const carry_lm_places *p = call->args->places;
-    for (int64_t i = 0; i < p->sequences; i++) {
+    if (p->steps > 0) {
+        CARRY_TRY(run_steps(call));
+    }
+    for (int64_t i = p->steps; i < p->sequences; i++) {
         const int64_t count = p->starts[i + 1] - p->starts[i];
         const int64_t each = pass->options.same_bits ? 1 : count;
         const int64_t before = carry_lm_place_before(p, i);
@@ -290,7 +309,6 @@ static carry_status forward(const carry_lm_call *call) {
 const carry_lm_part carry_lm_mixer_mamba = {
     .name = "mamba",
     .about = "the state space layer of Mamba-2",
-    .cpu_only = true,
     .check = check,
     .slots = CARRY_LM_MAMBA_SLOTS,
     .names = names,

@@ -6,7 +6,8 @@
 
 /* X(NAME, name): CARRY_LM_MIXER_NAME in a configuration, carry_lm_mixer_name here. */
 #define CARRY_LM_MIXER_LIST(X) \
-    X(DELTA, delta) X(ATTENTION, attention) X(DELTAPRODUCT, deltaproduct) X(MAMBA, mamba) X(NONE, none)
+    X(DELTA, delta)            \
+    X(ATTENTION, attention) X(DELTAPRODUCT, deltaproduct) X(MAMBA, mamba) X(KDA, kda) X(LATENT, latent) X(NONE, none)
 
 #define X(NAME, name) extern const carry_lm_part carry_lm_mixer_##name;
 CARRY_LM_MIXER_LIST(X)

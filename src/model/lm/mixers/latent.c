@@ -1,0 +1,211 @@
+/* Latent attention: parameters, memory and forward. */
+#include "model/lm/mixers/latent.h"
+
+#include <math.h>
+
+#include "attention/attention.h"
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/tensor.h"
+#include "model/lm/mixers/mixer.h"
+
+static const char *const names[CARRY_LM_LATENT_SLOTS] = {"self_attn.q_proj.weight",
+                                                         "self_attn.q_a_proj.weight",
+                                                         "self_attn.q_a_layernorm.weight",
+                                                         "self_attn.q_b_proj.weight",
+                                                         "self_attn.kv_a_proj_with_mqa.weight",
+                                                         "self_attn.kv_a_layernorm.weight",
+                                                         "self_attn.kv_b_proj.weight",
+                                                         "self_attn.o_proj.weight"};
+
+static carry_status check(carry_ctx *ctx, carry_lm_config *c) {
+    carry_lm_latent_options *l = &c->latent;
+    CARRY_TRY(carry_lm_check_size(ctx, "the number of attention heads", l->heads, CARRY_LM_MAX_WIDTH));
+    CARRY_TRY(carry_lm_check_size(ctx, "qk_nope_head_dim", l->plain, CARRY_LM_MAX_WIDTH));
+    CARRY_TRY(carry_lm_check_size(ctx, "qk_rope_head_dim", l->shared, CARRY_LM_MAX_WIDTH));
+    CARRY_TRY(carry_lm_check_size(ctx, "v_head_dim", l->value, CARRY_LM_MAX_WIDTH));
+    CARRY_TRY(carry_lm_check_size(ctx, "kv_lora_rank", l->rank, CARRY_LM_MAX_WIDTH));
+    CARRY_TRY(carry_lm_check_size(ctx, "q_lora_rank", l->query_rank + 1, CARRY_LM_MAX_WIDTH));
+    l->width = l->rank + l->shared;
+    CARRY_TRY(carry_lm_check_size(ctx, "kv_lora_rank + qk_rope_head_dim", l->width, CARRY_ATTENTION_CPU_DIM));
+    CARRY_TRY(carry_lm_check_size(ctx, "the width of all attention heads", l->heads * (l->plain + l->value + l->width),
+                                  CARRY_LM_MAX_WIDTH));
+    c->attention = (carry_lm_attention_options){
+        .heads = l->heads, .kv_heads = 1, .head_dim = l->width, .scale = 1.0 / sqrt((double)(l->plain + l->shared))};
+    return CARRY_OK;
+}
+
+static carry_lm_parameter norm_of(int64_t width) {
+    return (carry_lm_parameter){.rank = 1, .shape = {width}, .decays = true, .start = CARRY_LM_ONES};
+}
+
+static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
+    const carry_lm_latent_options *l = &c->latent;
+    const carry_lm_parameter none = {0};
+    const int64_t q_width = l->heads * (l->plain + l->shared);
+    const bool low = l->query_rank > 0;
+    switch ((carry_lm_latent_slot)slot) {
+    case CARRY_LM_LATENT_Q:
+        return low ? none : carry_lm_matrix(q_width, c->hidden_size);
+    case CARRY_LM_LATENT_Q_A:
+        return low ? carry_lm_matrix(l->query_rank, c->hidden_size) : none;
+    case CARRY_LM_LATENT_Q_NORM:
+        return low ? norm_of(l->query_rank) : none;
+    case CARRY_LM_LATENT_Q_B:
+        return low ? carry_lm_matrix(q_width, l->query_rank) : none;
+    case CARRY_LM_LATENT_KV_A:
+        return carry_lm_matrix(l->rank + l->shared, c->hidden_size);
+    case CARRY_LM_LATENT_KV_NORM:
+        return norm_of(l->rank);
+    case CARRY_LM_LATENT_KV_B:
+        return carry_lm_matrix(l->heads * (l->plain + l->value), l->rank);
+    case CARRY_LM_LATENT_O:
+        return carry_lm_matrix(c->hidden_size, l->heads * l->value);
+    case CARRY_LM_LATENT_SLOTS:
+        break;
+    }
+    return none;
+}
+
+static int state(const carry_lm_config *c, carry_lm_state_part *parts) {
+    const int64_t width = c->latent.rank + c->latent.shared;
+    parts[0] = (carry_lm_state_part){.rank = 3, .shape = {0, 1, width}, .slices = 1, .grows = true};
+    return 1;
+}
+
+static const char *plan_line(const void *opened) {
+    (void)opened;
+    return "latent attention: one head of keys, which are the values too";
+}
+
+static size_t scratch(const carry_lm_pass *pass, const void *opened) {
+    const carry_lm_latent_options *l = &pass->lm->config.latent;
+    const int64_t widest = l->rank > l->query_rank ? l->rank : l->query_rank;
+    const size_t attention = ((const carry_lm_attention *)opened)->scratch;
+    const size_t norm = pass->options.forward_only ? 0 : carry_rms_norm_backward_workspace(pass->tokens, widest);
+    return attention > norm ? attention : norm;
+}
+
+static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *rows) {
+    const carry_lm_latent_options *l = &pass->lm->config.latent;
+    const carry_dtype dtype = pass->options.dtype;
+    const carry_tensor absent = {0};
+    carry_lm_latent_rows *r = rows;
+    carry_lm_attention_rows *a = &r->attention;
+    const bool low = l->query_rank > 0;
+    (void)opened;
+    *a = (carry_lm_attention_rows){0};
+    a->q = carry_lm_take(pass, arena, dtype, l->heads * l->width);
+    a->k = a->v = carry_lm_take(pass, arena, dtype, l->width);
+    a->o = carry_lm_take(pass, arena, dtype, l->heads * l->width);
+    a->lse = pass->options.forward_only ? absent : carry_lm_take(pass, arena, CARRY_F32, l->heads);
+    r->q_low_in = low ? carry_lm_take(pass, arena, dtype, l->query_rank) : absent;
+    r->q_low = low ? carry_lm_take(pass, arena, dtype, l->query_rank) : absent;
+    r->q = carry_lm_take(pass, arena, dtype, l->heads * (l->plain + l->shared));
+    r->both = carry_lm_take(pass, arena, dtype, l->width);
+    r->c_in = carry_lm_take(pass, arena, dtype, l->rank);
+    r->c = carry_lm_take(pass, arena, dtype, l->rank);
+    r->y = carry_lm_take(pass, arena, dtype, l->heads * l->value);
+    r->part = carry_lm_take(pass, arena, dtype, l->plain);
+    r->wide = carry_lm_take(pass, arena, dtype, l->rank);
+    r->value = carry_lm_take(pass, arena, dtype, l->value);
+}
+
+static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *given) {
+    const carry_lm_latent_options *l = &pass->lm->config.latent;
+    const carry_dtype dtype = pass->options.dtype;
+    const carry_tensor absent = {0};
+    carry_lm_latent_back *back = given;
+    const bool low = l->query_rank > 0;
+    (void)opened;
+    back->attention = (carry_lm_attention_back){0};
+    back->attention.d_o = carry_lm_take(pass, arena, dtype, l->heads * l->width);
+    back->attention.dq = carry_lm_take(pass, arena, dtype, l->heads * l->width);
+    back->attention.dk = carry_lm_take(pass, arena, dtype, l->width);
+    back->attention.dv = carry_lm_take(pass, arena, dtype, l->width);
+    back->dy = carry_lm_take(pass, arena, dtype, l->heads * l->value);
+    back->dq = carry_lm_take(pass, arena, dtype, l->heads * (l->plain + l->shared));
+    back->dq_low = low ? carry_lm_take(pass, arena, dtype, l->query_rank) : absent;
+    back->dq_low_in = low ? carry_lm_take(pass, arena, dtype, l->query_rank) : absent;
+    back->dboth = carry_lm_take(pass, arena, dtype, l->width);
+    back->dc = carry_lm_take(pass, arena, dtype, l->rank);
+    back->dc_in = carry_lm_take(pass, arena, dtype, l->rank);
+    back->wide = carry_lm_take(pass, arena, dtype, l->rank);
+}
+
+carry_tensor carry_lm_latent_keys(const carry_lm_call *call, carry_tensor kv_b, int64_t head) {
+    const carry_lm_latent_options *l = &call->pass->lm->config.latent;
+    return kv_b.data != NULL ? carry_slice(kv_b, head * (l->plain + l->value), l->plain) : kv_b;
+}
+
+carry_tensor carry_lm_latent_values(const carry_lm_call *call, carry_tensor kv_b, int64_t head) {
+    const carry_lm_latent_options *l = &call->pass->lm->config.latent;
+    return kv_b.data != NULL ? carry_slice(kv_b, head * (l->plain + l->value) + l->plain, l->value) : kv_b;
+}
+
+/* q of all heads, and what is cached. */
+static carry_status project(const carry_lm_call *call) {
+    carry_ctx *ctx = call->pass->ctx;
+    const carry_lm_latent_options *l = &call->pass->lm->config.latent;
+    const carry_lm_latent_rows *r = call->rows;
+    const carry_tensor absent = {0};
+    if (l->query_rank > 0) {
+        CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_Q_A, r->q_low_in, call->x));
+        CARRY_TRY(carry_rms_norm(ctx, r->q_low, r->q_low_in, carry_lm_w(call, CARRY_LM_LATENT_Q_NORM), absent,
+                                 CARRY_LM_LATENT_EPS));
+        CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_Q_B, r->q, r->q_low));
+    } else {
+        CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_Q, r->q, call->x));
+    }
+    CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_KV_A, r->both, call->x));
+    CARRY_TRY(carry_copy_columns(ctx, r->c_in, 0, r->both, 0, l->rank));
+    CARRY_TRY(
+        carry_rms_norm(ctx, r->c, r->c_in, carry_lm_w(call, CARRY_LM_LATENT_KV_NORM), absent, CARRY_LM_LATENT_EPS));
+    CARRY_TRY(carry_copy_columns(ctx, r->attention.k, 0, r->c, 0, l->rank));
+    return carry_copy_columns(ctx, r->attention.k, l->rank, r->both, l->rank, l->shared);
+}
+
+static carry_status forward(const carry_lm_call *call) {
+    carry_ctx *ctx = call->pass->ctx;
+    const carry_lm_latent_options *l = &call->pass->lm->config.latent;
+    const carry_lm_latent_rows *r = call->rows;
+    const carry_tensor kv_b = carry_lm_product(call, CARRY_LM_LATENT_KV_B);
+    const carry_tensor absent = {0};
+    const int64_t d = l->plain + l->shared;
+    CARRY_TRY(project(call));
+    for (int64_t h = 0; h < l->heads; h++) { /* q K: the gradient of a product is the product with K, not K^T */
+        CARRY_TRY(carry_copy_columns(ctx, r->part, 0, r->q, h * d, l->plain));
+        CARRY_TRY(
+            carry_linear_backward(ctx, r->wide, absent, r->part, r->c, carry_lm_latent_keys(call, kv_b, h), false));
+        CARRY_TRY(carry_copy_columns(ctx, r->attention.q, h * l->width, r->wide, 0, l->rank));
+        CARRY_TRY(carry_copy_columns(ctx, r->attention.q, h * l->width + l->rank, r->q, h * d + l->plain, l->shared));
+    }
+    CARRY_TRY(carry_lm_attend(call));
+    for (int64_t h = 0; h < l->heads; h++) {
+        CARRY_TRY(carry_copy_columns(ctx, r->wide, 0, r->attention.o, h * l->width, l->rank));
+        CARRY_TRY(carry_linear(ctx, r->value, r->wide, carry_lm_latent_values(call, kv_b, h), false));
+        CARRY_TRY(carry_copy_columns(ctx, r->y, h * l->value, r->value, 0, l->value));
+    }
+    return carry_lm_project_out(call, CARRY_LM_LATENT_O, r->y);
+}
+
+const carry_lm_part carry_lm_mixer_latent = {
+    .name = "latent",
+    .about = "attention to latents of keys and values (MLA)",
+    .cpu_only = true,
+    .check = check,
+    .slots = CARRY_LM_LATENT_SLOTS,
+    .names = names,
+    .describe = describe,
+    .state = state,
+    .open = carry_lm_attention_open,
+    .close = carry_lm_attention_close,
+    .plan = plan_line,
+    .scratch = scratch,
+    .rows_size = sizeof(carry_lm_latent_rows),
+    .back_size = sizeof(carry_lm_latent_back),
+    .take = take,
+    .take_back = take_back,
+    .forward = forward,
+    .backward = carry_lm_latent_backward,
+};

@@ -1,0 +1,46 @@
+/* Layers with latent attention (MLA), without positions:
+
+       c, shared = kv_a x, c normalised;  q = q_proj x, or q_b(norm(q_a x))
+       the key of head h is (K[h] c, shared), its value V[h] c;  out = o_proj of attention
+
+   K[h] and V[h] are rows of kv_b. They are applied to queries and outputs instead of to keys: q[h] K[h] and the rest of
+   q[h] are multiplied with (c, shared), which is all that is cached of a token, and V[h] maps the weighted sum of c. So
+   attention has one head of keys, which are the values too. */
+#ifndef CARRY_MODEL_LM_LATENT_H
+#define CARRY_MODEL_LM_LATENT_H
+
+#include "model/lm/mixers/attention.h"
+
+#define CARRY_LM_LATENT_EPS 1e-6f /* of both norms */
+
+typedef enum carry_lm_latent_slot {
+    CARRY_LM_LATENT_Q,
+    CARRY_LM_LATENT_Q_A,
+    CARRY_LM_LATENT_Q_NORM,
+    CARRY_LM_LATENT_Q_B,
+    CARRY_LM_LATENT_KV_A,
+    CARRY_LM_LATENT_KV_NORM,
+    CARRY_LM_LATENT_KV_B,
+    CARRY_LM_LATENT_O,
+    CARRY_LM_LATENT_SLOTS
+} carry_lm_latent_slot;
+
+typedef struct carry_lm_latent_rows {
+    carry_lm_attention_rows attention; /* q [n (rank + shared)], k and v: what is cached, o */
+    carry_tensor q_low_in, q_low, q;   /* q: of all heads, before K */
+    carry_tensor both, c_in, c;        /* of kv_a: latent and shared; the latent before and after its norm */
+    carry_tensor y;                    /* what enters o_proj */
+    carry_tensor part, wide, value;    /* of one head: plain, rank and value columns */
+} carry_lm_latent_rows;
+
+typedef struct carry_lm_latent_back {
+    carry_lm_attention_back attention;
+    carry_tensor dy, dq, dq_low, dq_low_in, dboth, dc, dc_in, wide;
+} carry_lm_latent_back;
+
+/* K[h] or V[h]: rows of kv_b, or of its gradient. */
+carry_tensor carry_lm_latent_keys(const carry_lm_call *call, carry_tensor kv_b, int64_t head);
+carry_tensor carry_lm_latent_values(const carry_lm_call *call, carry_tensor kv_b, int64_t head);
+carry_status carry_lm_latent_backward(const carry_lm_call *call);
+
+#endif

@@ -1,0 +1,91 @@
+/* Latent attention backward: forward's lines in mirror order. */
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/tensor.h"
+#include "model/lm/mixers/latent.h"
+
+static carry_status norm_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor dy,
+                                  carry_tensor x) {
+    carry_lm_pass *pass = call->pass;
+    return carry_rms_norm_backward(pass->ctx,
+                                   &(carry_rms_norm_backward_args){.dx = dx,
+                                                                   .dw = carry_lm_dw(call, slot),
+                                                                   .dy = dy,
+                                                                   .x = x,
+                                                                   .w = carry_lm_w(call, slot),
+                                                                   .eps = CARRY_LM_LATENT_EPS},
+                                   pass->scratch, pass->scratch_bytes);
+}
+
+/* From dy: gradients of V and of what attention gave. */
+static carry_status values_backward(const carry_lm_call *call) {
+    carry_ctx *ctx = call->pass->ctx;
+    const carry_lm_latent_options *l = &call->pass->lm->config.latent;
+    const carry_lm_latent_rows *r = call->rows;
+    const carry_lm_latent_back *back = call->back;
+    const carry_tensor W = carry_lm_product(call, CARRY_LM_LATENT_KV_B);
+    const carry_tensor dW = carry_lm_dw(call, CARRY_LM_LATENT_KV_B);
+    CARRY_TRY(carry_zero(ctx, back->attention.d_o)); /* nothing reads its shared columns */
+    for (int64_t h = 0; h < l->heads; h++) {
+        CARRY_TRY(carry_copy_columns(ctx, r->value, 0, back->dy, h * l->value, l->value));
+        CARRY_TRY(carry_copy_columns(ctx, r->wide, 0, r->attention.o, h * l->width, l->rank));
+        CARRY_TRY(carry_linear_backward(ctx, back->wide, carry_lm_latent_values(call, dW, h), r->value, r->wide,
+                                        carry_lm_latent_values(call, W, h), false));
+        CARRY_TRY(carry_copy_columns(ctx, back->attention.d_o, h * l->width, back->wide, 0, l->rank));
+    }
+    return CARRY_OK;
+}
+
+/* From the gradient of q K: those of K and of q. */
+static carry_status keys_backward(const carry_lm_call *call) {
+    carry_ctx *ctx = call->pass->ctx;
+    const carry_lm_latent_options *l = &call->pass->lm->config.latent;
+    const carry_lm_latent_rows *r = call->rows;
+    const carry_lm_latent_back *back = call->back;
+    const carry_tensor W = carry_lm_product(call, CARRY_LM_LATENT_KV_B);
+    const carry_tensor dW = carry_lm_dw(call, CARRY_LM_LATENT_KV_B);
+    const carry_tensor absent = {0};
+    const int64_t d = l->plain + l->shared;
+    for (int64_t h = 0; h < l->heads; h++) {
+        const carry_tensor K = carry_lm_latent_keys(call, W, h);
+        CARRY_TRY(carry_copy_columns(ctx, r->part, 0, r->q, h * d, l->plain));
+        CARRY_TRY(carry_copy_columns(ctx, r->wide, 0, back->attention.dq, h * l->width, l->rank));
+        CARRY_TRY(carry_linear_backward(ctx, absent, carry_lm_latent_keys(call, dW, h), r->part, r->wide, K, false));
+        CARRY_TRY(carry_linear(ctx, r->part, r->wide, K, false));
+        CARRY_TRY(carry_copy_columns(ctx, back->dq, h * d, r->part, 0, l->plain));
+        CARRY_TRY(
+            carry_copy_columns(ctx, back->dq, h * d + l->plain, back->attention.dq, h * l->width + l->rank, l->shared));
+    }
+    return CARRY_OK;
+}
+
+/* Into dx, which is written. */
+static carry_status queries_backward(const carry_lm_call *call) {
+    const carry_lm_latent_rows *r = call->rows;
+    const carry_lm_latent_back *back = call->back;
+    if (call->pass->lm->config.latent.query_rank == 0) {
+        return carry_lm_project_backward(call, CARRY_LM_LATENT_Q, call->dx, back->dq, call->x, false);
+    }
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_LATENT_Q_B, back->dq_low, back->dq, r->q_low, false));
+    CARRY_TRY(norm_backward(call, CARRY_LM_LATENT_Q_NORM, back->dq_low_in, back->dq_low, r->q_low_in));
+    return carry_lm_project_backward(call, CARRY_LM_LATENT_Q_A, call->dx, back->dq_low_in, call->x, false);
+}
+
+carry_status carry_lm_latent_backward(const carry_lm_call *call) {
+    carry_ctx *ctx = call->pass->ctx;
+    const carry_lm_latent_options *l = &call->pass->lm->config.latent;
+    const carry_lm_latent_rows *r = call->rows;
+    const carry_lm_latent_back *back = call->back;
+    const carry_lm_attention_back *a = &back->attention;
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_LATENT_O, back->dy, call->dout, r->y, false));
+    CARRY_TRY(values_backward(call));
+    CARRY_TRY(carry_lm_attend_backward(call));
+    CARRY_TRY(keys_backward(call));
+    CARRY_TRY(carry_elementwise(ctx, a->dk, a->dk, a->dv, CARRY_ADD));
+    CARRY_TRY(carry_copy_columns(ctx, back->dc, 0, a->dk, 0, l->rank));
+    CARRY_TRY(norm_backward(call, CARRY_LM_LATENT_KV_NORM, back->dc_in, back->dc, r->c_in));
+    CARRY_TRY(carry_copy_columns(ctx, back->dboth, 0, back->dc_in, 0, l->rank));
+    CARRY_TRY(carry_copy_columns(ctx, back->dboth, l->rank, a->dk, l->rank, l->shared));
+    CARRY_TRY(queries_backward(call));
+    return carry_lm_project_backward(call, CARRY_LM_LATENT_KV_A, call->dx, back->dboth, call->x, true);
+}

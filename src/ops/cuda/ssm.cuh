@@ -1,0 +1,63 @@
+/* State space layers on NVIDIA GPUs: what the kernels share.
+
+   Decays enter as 2^(G[i] - G[j]) of sums G that are made in double and kept as two floats, so that small decays after
+   a deep one lose nothing and no exponent is above 0. Tokens of different sequences do not see each other: token i sees
+   token j <= i, and the state before the chunk, only from the first token of its own sequence on. */
+#ifndef CARRY_OPS_SSM_CUH
+#define CARRY_OPS_SSM_CUH
+
+extern "C" {
+#include "ops/ssm_chunk.h"
+#include "ops/ssm_device.h"
+}
+
+#include "ops/cuda/nn.cuh"
+
+constexpr int SSM_L = CARRY_SSM_CHUNK;
+
+/* Kernel arguments: the problem and its workspace. */
+struct ssm_job {
+    carry_ssm_layout at;
+    int64_t B, T, n, G, N, P, channels;
+    const void *xbc, *dt, *dy;
+    const float *A_log, *dt_bias, *D;
+    const float *initial;
+    float *final_state;
+    void *y;
+    const int64_t *cuts;
+    int64_t sequences;
+    const int32_t *slots;
+    float least, most;
+    /* Gradients. */
+    void *dxbc, *ddt;
+    float *dA_log, *ddt_bias, *dD;
+};
+
+ssm_job ssm_job_of(const carry_ssm_args *args, void *workspace, bool backward);
+
+/* ssm_steps.cu: steps, sums and first tokens of sequences into the workspace; and, backward, gradients of dt and of the
+   heads' own parameters from da, dG and sums[2]. */
+carry_status ssm_prepare(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
+carry_status ssm_finish(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
+/* ssm_tiles.cu, ssm_tiles_backward.cu */
+carry_status ssm_tiles(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
+carry_status ssm_tiles_backward(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
+
+/* The first token that a token sees, from the start of its chunk on; below 0 if it sees the state before the chunk. */
+static __device__ __forceinline__ int ssm_first_seen(const ssm_job &job, int64_t token, int64_t chunk_first) {
+    if (job.at.starts == NULL) {
+        return -1;
+    }
+    const int64_t start = job.at.starts[token < job.T ? token : job.T - 1];
+    return start < chunk_first ? -1 : (int)(start - chunk_first);
+}
+
+/* 2^(sum i - sum j). */
+static __device__ __forceinline__ float ssm_decay(float2 i, float2 j) {
+    return exp2f((i.x - j.x) + (i.y - j.y));
+}
+static __device__ __forceinline__ float ssm_decay(float2 i) {
+    return exp2f(i.x + i.y);
+}
+
+#endif
