@@ -101,7 +101,7 @@ python "len(lines[0]['ids']) == lines[0]['tokens'] and lines[0]['prompt_tokens']
 expect 0 '' generate other -p '1 2 999' --ids -n 5 --temperature 0
 grep -Eq '^[0-9]+( [0-9]+)*$' out || fail "no numbers: $(cat out)"
 refused 'is not part of a token id' generate other --ids -p '1 x'
-refused 'token 0 of the prompt is 1000' generate other --ids -p 1000
+refused 'token 0 of the prompt is 1000: the model has ids from 0 to 999' generate other --ids -p 1000
 refused 'do not go with it' generate other --ids -p 1 --stop x
 
 # A prompt that is read once: what goes on from its state is what follows the whole.

@@ -11,28 +11,29 @@
 
 #include <stdint.h>
 
-#include "carry/context.h"
+#include "carry/engine.h"
 
 #define CARRY_DRAFT_MOST 16 /* guesses of a step */
 
 /* Writes at most `most` guesses of the tokens after ids[0..count-1] to `to`; returns their number. */
 typedef int64_t (*carry_draft_function)(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most);
 
-/* What a scheduler and its runner need for guesses. */
+/* Guesses as a scheduler and its runner are set up for them. */
 typedef struct carry_draft_plan {
     carry_draft_function function; /* NULL: none */
     int64_t tokens;                /* of a text in a step */
     int64_t runs;                  /* of a step, for guesses: as many slots serve them */
 } carry_draft_plan;
-/* draft and draft_tokens as in carry_engine_options; texts: at once. */
-carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const char *draft, int64_t draft_tokens,
-                                int64_t texts);
+/* draft, draft_tokens and same_bits as in carry_engine_options; texts: at once. CARRY_EUNSUPPORTED: guesses with
+   same_bits on a GPU. */
+carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const carry_engine_options *options,
+                                int64_t texts, int device);
 
 #define CARRY_DRAFT_DEFAULT 4 /* guesses of a step */
 #define CARRY_DRAFT_TEXTS 8   /* texts with guesses in a step, at most: more texts fill a step without them */
 
 /* The tokens that came after the last occurrence of the longest end of the text that occurred before, of 2 to 8 tokens;
-   none if there is none. Looks back 32,768 tokens. user is not used. */
+   0 if no such end occurred. Looks back 32,768 tokens. user is not used. */
 int64_t carry_draft_ngram(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most);
 
 #endif

@@ -132,7 +132,7 @@ static carry_status predict_all(work *w, bool rest) {
     return CARRY_OK;
 }
 
-/* Nothing was read but what stands before the text: the tokenizer's tokens, or the start token if it is wanted. */
+/* Only the tokens before the text were read: the tokenizer's tokens, or the start token if it is wanted. */
 static carry_status begin_file(work *w) {
     w->ids.count = 0;
     w->counted_before = w->result->bytes;

@@ -45,8 +45,9 @@ carry_status carry_generation_keep_id(carry_ctx *ctx, carry_ids *ids, uint32_t i
 static carry_status copy_prompt(const carry_generation *g, const carry_prompt *prompt, carry_ids *ids) {
     for (size_t i = 0; i < prompt->id_count; i++) {
         if (prompt->ids[i] >= g->model->lm->config.vocab_size) {
-            return carry_fail(g->ctx, CARRY_ERANGE, "token %zu of the prompt is %u: the model has %" PRId64, i,
-                              prompt->ids[i], g->model->lm->config.vocab_size);
+            return carry_fail(g->ctx, CARRY_ERANGE,
+                              "token %zu of the prompt is %u: the model has ids from 0 to %" PRId64, i, prompt->ids[i],
+                              g->model->lm->config.vocab_size - 1);
         }
         CARRY_TRY(carry_generation_keep_id(g->ctx, ids, prompt->ids[i]));
     }
@@ -77,7 +78,7 @@ carry_status carry_generation_encode(const carry_generation *g, int64_t number, 
     }
     if (ids->count == 0 && g->model->start < 0) {
         return carry_fail(g->ctx, CARRY_EARGUMENT,
-                          "an empty prompt needs a token to start from, and the tokenizer of %s has none",
+                          "an empty prompt needs a start token, which the tokenizer of %s does not have",
                           g->model->folder);
     }
     g->results[number].prompt_tokens = (int64_t)ids->count;

@@ -29,7 +29,7 @@ typedef enum carry_ending {
 const char *carry_ending_name(carry_ending ending); /* "length" */
 
 typedef struct carry_continuation {
-    char *text; /* UTF-8, what is none being U+FFFD; without prompt, end token and stop text */
+    char *text; /* UTF-8, with U+FFFD for other bytes; without prompt, end token and stop text */
     size_t length, room;
     size_t settled; /* of them, those that can no longer turn out to be the stop text */
     carry_ids ids;  /* the tokens, without the one that ended it */
@@ -44,7 +44,7 @@ typedef struct carry_generate_options {
     carry_sampling sampling;
     int64_t tokens;           /* at most, for each prompt */
     carry_dtype dtype;        /* of activations, and of the weights that they are multiplied with; 0 is f32 */
-    const char *const *stops; /* a text ends before any of these; empty ones are none */
+    const char *const *stops; /* a text ends before any of these; empty ones are ignored */
     int stop_count;
     const char *regex, *json_schema; /* as in carry/engine.h; NULL: none */
     const char *state_load; /* a file of a state that every prompt goes on from; NULL: none, prompts start texts */

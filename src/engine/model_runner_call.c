@@ -63,6 +63,10 @@ static carry_status check_run(const carry_model_runner *r, const carry_run *run,
 /* A run that follows another. */
 static carry_status check_follower(const carry_model_runner *r, const carry_run *runs, int64_t index) {
     const carry_run *run = &runs[index];
+    if (r->same_bits && r->device != 0) {
+        return carry_fail(r->head.ctx, CARRY_EUNSUPPORTED,
+                          "run %" PRId64 " follows another one: on a GPU not with same_bits", index);
+    }
     return index > 0 && run->count == 1 && run[-1].count == 1 && run->ids != NULL && run->length == run[-1].length + 1
                ? CARRY_OK
                : carry_fail(r->head.ctx, CARRY_EARGUMENT,

@@ -43,7 +43,7 @@ carry_status carry_track_reserve(carry_ctx *ctx, carry_track *t, const carry_run
     return CARRY_OK;
 }
 
-/* The page that `length` lies in, copied if others have it too. */
+/* The page of token `length`, copied if others have it too. */
 static carry_status own_last_page(carry_prefix *prefix, carry_track *t) {
     const int64_t last = t->length / BLOCK;
     if (t->length % BLOCK == 0 || last >= t->page_count || !carry_state_pool_is_shared(prefix->pool, t->pages[last])) {

@@ -1,18 +1,21 @@
 /* Guessed tokens on a GPU against the full forward pass of the same model in f32 on the CPU, launched and recorded. */
 /* labels: gpu */
 #include "draft_support.h"
+#include "gpu_model_support.h"
 
-#include "carry/device.h"
-
-static carry_lm *moved_to(carry_ctx *ctx, const carry_lm *lm, int device) {
-    carry_lm *there;
-    assert_ok(ctx, carry_lm_new(ctx, &there, &lm->config, device));
-    for (int64_t i = 0; i < lm->own.parameters; i++) {
-        const carry_parameter *from = &lm->own.parameter[i];
-        assert_ok(ctx, carry_parameters_upload(&there->own, there->own.weights, there->own.parameter[i].offset,
-                                               lm->own.weights + from->offset, from->count));
+/* False: some operator of the model is for the CPU only. */
+static bool is_on_device(runner_case *c) {
+    const carry_run run = runner_run(c, 0, 2);
+    carry_run_result result;
+    const carry_status status = c->runner->ops->step(c->runner, &run, 1);
+    if (status == CARRY_EUNSUPPORTED) {
+        print_message("left out: %s\n", carry_ctx_error(c->ctx));
+        return false;
     }
-    return there;
+    assert_ok(c->ctx, status);
+    assert_ok(c->ctx, c->runner->ops->results(c->runner, &result, 1));
+    assert_ok(c->ctx, c->runner->ops->clear_slot(c->runner, run.slot));
+    return true;
 }
 
 /* Devices differ by the order of sums: 2e-4 is twenty times what is seen. */
@@ -22,52 +25,20 @@ static void guesses_in_f32_equal_the_cpu(void **unused) {
     static runner_case c;
     for (int i = 0; i < RUNNER_MODELS - 1; i++) { /* the last is for the CPU only */
         carry_lm *lm = model(ctx, runner_model(i));
-        carry_lm *there = moved_to(ctx, lm, 1);
+        carry_lm *there = gpu_moved_to(ctx, lm, 1);
         draft_open(&c, there, CARRY_F32, false);
-        runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){61, 30, 2, 9});
-        draft_step(&c, 20);
-        draft_step(&c, 1);
-        runner_finish(&c, false);
-        runner_compare(&c, lm, 2e-4);
+        if (is_on_device(&c)) {
+            runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){61, 30, 2, 9});
+            draft_step(&c, 20);
+            draft_step(&c, 1);
+            runner_finish(&c, false);
+            runner_compare(&c, lm, 2e-4);
+        }
         c.runner->ops->close(c.runner);
         carry_lm_free(there);
         carry_lm_free(lm);
     }
     carry_ctx_free(ctx);
-}
-
-/* Heads that the kernels for bf16 take, so that steps are recorded. */
-static carry_lm_config wide_config(void) {
-    carry_lm_config c = carry_lm_config_default(&carry_lm_family_qwen3_5);
-    carry_lm_hybrid_of(&c)->layers_listed = 3;
-    c.vocab_size = RUNNER_VOCABULARY;
-    c.hidden_size = 256;
-    c.num_hidden_layers = 3;
-    c.mixer[1] = CARRY_LM_MIXER_ATTENTION;
-    memset(c.feedforward, CARRY_LM_FEEDFORWARD_SWIGLU, sizeof c.feedforward);
-    c.swiglu.width = 640;
-    c.delta.heads = 4;
-    c.delta.value_heads = 8;
-    c.delta.key = c.delta.value = 128;
-    c.attention.heads = 4;
-    c.attention.kv_heads = 2;
-    c.attention.head_dim = 256;
-    c.attention.rope_theta = 10000.0;
-    c.attention.rotary_factor = 0.25;
-    c.pad_token_id = c.eos_token_id = -1;
-    return c;
-}
-
-/* A model whose weights are numbers of bf16: activations alone are rounded, to 4e-3 each. */
-static carry_lm *rounded_model(carry_ctx *ctx) {
-    carry_lm *lm = model_scaled(ctx, wide_config(), 3.0f);
-    for (int64_t i = 0; i < lm->own.count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &lm->own.weights[i], sizeof bits);
-        bits = (bits + 0x7fffu + (bits >> 16 & 1u)) & 0xffff0000u;
-        memcpy(&lm->own.weights[i], &bits, sizeof bits);
-    }
-    return lm;
 }
 
 /* Four guesses after one token of sequence 0, of which three are right. */
@@ -88,8 +59,8 @@ static void guess_alone(runner_case *c) {
 static void guesses_in_bf16_are_recorded_and_equal_the_cpu(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
-    carry_lm *lm = rounded_model(ctx);
-    carry_lm *there = moved_to(ctx, lm, 1);
+    carry_lm *lm = gpu_rounded_model(ctx, gpu_config(RUNNER_VOCABULARY, 640));
+    carry_lm *there = gpu_moved_to(ctx, lm, 1);
     static runner_case c;
     draft_open(&c, there, CARRY_BF16, false);
     runner_step(&c, (const int64_t[RUNNER_SEQUENCES]){30, 3, 20, 5});

@@ -132,7 +132,7 @@ static void a_text_is_the_same_beside_others_as_alone(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* What the mixers add becomes a tenth, so that the last token decides most and greedy texts repeat themselves. */
+/* Makes the outputs of mixers a tenth, so that the last token decides most and greedy texts repeat themselves. */
 static void make_repetitive(carry_lm *lm) {
     for (int64_t i = 0; i < lm->own.parameters; i++) {
         const carry_parameter *p = &lm->own.parameter[i];
@@ -178,7 +178,7 @@ static void a_text_with_guesses_is_the_one_without(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* What a listener was told is settled, and how often. */
+/* The settled text as a listener got it, and the number of calls. */
 typedef struct listener {
     const carry_continuation *result;
     char settled[4096];

@@ -29,7 +29,7 @@ typedef struct bytes {
 
 static void put(bytes *b, uint64_t value, int count) {
     for (int i = 0; i < count; i++) {
-        b->at[b->length++] = (unsigned char)(value >> (8 * i));
+        b->at[b->length++] = (unsigned char)(i < 8 ? value >> (8 * i) : 0);
     }
 }
 

@@ -21,8 +21,8 @@ import numpy as np
 from . import _context
 from ._engine import REASONS, EngineEvent, EngineOptions, EngineRequest, EngineStats
 from ._library import lib
+from ._values import device_number, dtype_number, id_list, token_array
 from .chat import render_chat
-from .model import _device, _dtype, _ids, _tokens
 
 
 class EngineState:
@@ -180,8 +180,8 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._states: weakref.WeakValueDictionary[int, EngineState] = weakref.WeakValueDictionary()
         options = EngineOptions(
-            device=_device(device),
-            dtype=_dtype(dtype),
+            device=device_number(device),
+            dtype=dtype_number(dtype),
             sequences=sequences,
             context=context,
             step_tokens=step_tokens,
@@ -297,10 +297,10 @@ class Engine:
             request.text = encoded = prompt.encode()
             request.text_bytes = len(encoded)
         else:
-            row = _tokens(prompt, "prompt", 1)
+            row = token_array(prompt, "prompt", 1)
             request.ids, request.id_count = (c_int64 * row.size)(*row.tolist()), row.size
         if eos_token_id is not None:
-            ends = _ids(eos_token_id)
+            ends = id_list(eos_token_id)
             request.ends, request.end_count = (c_int64 * len(ends))(*ends), len(ends)
             request.ignore_ends = len(ends) == 0
         number = c_uint64()

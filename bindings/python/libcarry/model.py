@@ -18,14 +18,11 @@ from typing import Any
 import numpy as np
 
 from . import _context
-from . import _structs as s
 from .chat import render_chat
 from ._library import lib
 from ._llm import ON_TOKEN, PROCEED, Batch, Generation, Interrupts, Options, Owner
+from ._values import device_number, dtype_number, id_list, token_array
 from .tokenizer import Tokenizer
-
-
-_DTYPES = {"f32": s.F32, "float32": s.F32, "bf16": s.BF16, "bfloat16": s.BF16, "f16": s.F16, "float16": s.F16}
 
 
 # What a folder of transformers has beside its weights and configuration.
@@ -33,40 +30,6 @@ _BESIDE = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json",
 )  # fmt: skip
-
-
-def _dtype(name: str) -> int:
-    found = _DTYPES.get(str(name).removeprefix("torch."))
-    if found is None:
-        raise ValueError(f"dtype {name!r}: give f32, bf16 or f16")
-    return found
-
-
-def _device(device: str | int) -> int:
-    if device in ("cpu", 0):
-        return 0
-    if device == "cuda":
-        return 1
-    if isinstance(device, str) and device.startswith("cuda:") and device[5:].isdigit():
-        return 1 + int(device[5:])
-    if isinstance(device, int) and device > 0:
-        return device
-    raise ValueError(f"device {device!r}: give cpu, cuda or cuda:N")
-
-
-def _tokens(ids: Any, what: str, rank: int) -> np.ndarray:
-    """Token numbers as a packed int64 array: from a list, a numpy array or a PyTorch tensor."""
-    array = np.asarray(ids.cpu() if hasattr(ids, "cpu") else ids)
-    if array.dtype.kind not in "iu" or array.ndim != rank or array.size == 0:
-        raise ValueError(
-            f"{what} must be {'a row' if rank == 1 else 'rows of equal length'} of one token or more, whole numbers; "
-            f"got {array.dtype} of shape {array.shape}"
-        )
-    return np.ascontiguousarray(array, np.int64)
-
-
-def _ids(given: int | Iterable[int]) -> list[int]:
-    return [int(given)] if isinstance(given, (int, np.integer)) else [int(token) for token in given]
 
 
 def _copy(path: str, to: str) -> None:
@@ -156,7 +119,7 @@ class Model:
         self._owner = Owner(_context.Context(_context._threads))
         self._tokenizer: Tokenizer | None = None
         self._ends: list[int] | None = None
-        options = Options(device=_device(device), dtype=_dtype(dtype), trains=trains)
+        options = Options(device=device_number(device), dtype=dtype_number(dtype), trains=trains)
         context, made = self._owner.context, c_void_p()
         self._owner.call(lib.carry_llm_open, context.handle, byref(made), os.fsencode(folder), byref(options))
         self._owner.model = made.value
@@ -196,7 +159,7 @@ class Model:
         if isinstance(prompt, str):
             is_continuation = state is not None and len(state) > 0
             prompt = self.tokenizer.encode(prompt, is_continuation=is_continuation, is_unfinished=True)
-        return _tokens(prompt, what, 1)
+        return token_array(prompt, what, 1)
 
     @property
     def end_token_ids(self) -> list[int]:
@@ -278,7 +241,7 @@ class Model:
         if state is not None and state._model is not self:
             raise ValueError(f"the state is of the model {state._model.folder!r}, and this model is {self.folder!r}")
         row = self._row(prompt, "prompt", state)
-        ends = self.end_token_ids if eos_token_id is None else _ids(eos_token_id)
+        ends = self.end_token_ids if eos_token_id is None else id_list(eos_token_id)
         made: list[int] = []
         interrupts = Interrupts()
 
@@ -332,12 +295,12 @@ class Model:
 
         labels: what each token should be followed by, -100 where nothing counts. None: the next token of the row.
         """
-        rows = _tokens(ids, "ids", 2)
+        rows = token_array(ids, "ids", 2)
         if labels is None:
             wanted = np.full_like(rows, -100)
             wanted[:, :-1] = rows[:, 1:]
         else:
-            wanted = _tokens(labels, "labels", 2)
+            wanted = token_array(labels, "labels", 2)
             if wanted.shape != rows.shape:
                 raise ValueError(f"labels have shape {wanted.shape} and ids {rows.shape}: they must be equal")
         batch = Batch(
@@ -362,7 +325,7 @@ class Model:
         os.makedirs(folder, exist_ok=True)
         for name in _BESIDE:
             _copy(os.path.join(self.folder, name), os.path.join(folder, name))
-        self._call(lib.carry_llm_save, os.fsencode(folder), _dtype(dtype))
+        self._call(lib.carry_llm_save, os.fsencode(folder), dtype_number(dtype))
 
 
 def load(

@@ -287,7 +287,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     void *there = NULL;
     *count = 0;
     CARRY_TRY(run(it));
-    float *logits = malloc((size_t)vocabulary * sizeof *logits);
+    float *logits = calloc((size_t)vocabulary, sizeof *logits);
     if (logits == NULL) {
         return carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: logits");
     }
