@@ -20,7 +20,7 @@ carry_status carry_track_append(carry_ctx *ctx, carry_track *t, const int32_t *i
         t->ids = grown;
         t->room = room;
     }
-    if (count == 0) {
+    if (count == 0 || t->ids == NULL) {
         return CARRY_OK;
     }
     memcpy(t->ids + t->count, ids, (size_t)count * sizeof *ids);

@@ -317,6 +317,7 @@ static void round_token(const carry_quant_x *to, int64_t token, const float *x, 
 }
 
 static carry_quant_dots_function dots(const carry_quant_format *format) {
+    // cppcheck-suppress CastIntegerToAddressAtReturn
     return carry_quant_kernels_plain.dots(format);
 }
 

@@ -25,7 +25,7 @@ typedef struct carry_cursor carry_cursor; /* of one text */
    it exceeds a bound. Any thread; a cursor is used by one thread at a time. The tokenizer must outlive it. */
 carry_status carry_cursor_new(carry_ctx *ctx, carry_cursor **made, const carry_tokenizer *tokenizer,
                               carry_constraint_kind kind, const char *text, size_t length);
-void carry_cursor_free(carry_cursor *u);
+void carry_cursor_free(carry_cursor *cursor);
 
 /* Clears the bits of tokens that may not follow: bit i % 32 of word i / 32 is token i. False: it took more work than
    CARRY_CONSTRAINT_WORK, or memory was lacking. */
