@@ -38,7 +38,7 @@ real=${CARRY_NCCL:-}
 CARRY_NCCL=$folder/none.so
 export CARRY_NCCL
 if ! ldconfig -p 2> /dev/null | grep -q libnccl.so.2; then
-    two 'NCCL is gone around: "nccl" needs libnccl.so.2, which is not here'
+    two 'NCCL is gone around: "nccl" needs libnccl.so.2, which was not found'
 fi
 CARRY_NCCL=${real:-$(find / -xdev -name libnccl.so.2 2> /dev/null | head -1)}
 if [ -n "$CARRY_NCCL" ]; then

@@ -53,6 +53,10 @@ static void encode(unsigned char bits[8], carry_dtype dtype, double value) {
 carry_status carry_fill(carry_ctx *ctx, carry_tensor to, double value) {
     CARRY_OPERATOR(ctx, operators, fill, &to)
     CARRY_TRY(expect_packed(ctx, "to", &to, &to));
+    if (to.dtype > CARRY_F64) {
+        return carry_fail(ctx, CARRY_EDTYPE, "to is %s: expected f32, bf16, f16, i64 or f64",
+                          carry_dtype_name(to.dtype));
+    }
     if (to.dtype == CARRY_I64 && !(fabs(value) <= 9007199254740992.0)) {
         return carry_fail(ctx, CARRY_ERANGE, "%g cannot be the value of an i64 tensor: -2^53 to 2^53 can", value);
     }

@@ -370,8 +370,8 @@ static void test_wrong_calls_are_refused(void **state) {
     REFUSED(CARRY_ESHAPE, "v has shape [19, 2, 8]", bad.v.shape[0] = 19);
     REFUSED(CARRY_ESHAPE, "o has shape [6, 2, 7]", bad.o.shape[2] = 7);
     REFUSED(CARRY_ESHAPE, "lse has shape [6, 2]", (bad.lse.shape[0] = 6, bad.lse.shape[1] = 2));
-    REFUSED(CARRY_ESHAPE, "1 to 256", bad.q.shape[2] = 257);
-    REFUSED(CARRY_ESHAPE, "1 to 256", bad.q.shape[2] = 0);
+    REFUSED(CARRY_ESHAPE, "1 to 640", bad.q.shape[2] = 641);
+    REFUSED(CARRY_ESHAPE, "1 to 640", bad.q.shape[2] = 0);
     REFUSED(CARRY_EDTYPE, "k is bf16 and q is f32", bad.k.dtype = CARRY_BF16);
     REFUSED(CARRY_EDTYPE, "q is i64", bad.q.dtype = CARRY_I64);
     REFUSED(CARRY_EDTYPE, "lse is bf16", bad.lse.dtype = CARRY_BF16);

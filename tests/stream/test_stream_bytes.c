@@ -106,7 +106,9 @@ static void test_letters_that_are_no_envelope_stop_at_the_leader(void **state) {
     const size_t noop = message_of(encoded, NOOP);
     for (int kind = CARRY_MESSAGE_RESULT; kind <= CARRY_MESSAGE_CLOSE; kind++) { /* CLOSE before SHUTDOWN as well */
         assert_leader_refuses(encoded, noop, (carry_message_kind)kind,
-                              kind == CARRY_MESSAGE_TEXT ? "a late prompt of" : "message of kind");
+                              kind == CARRY_MESSAGE_TEXT   ? "a late prompt of"
+                              : kind == CARRY_MESSAGE_LORA ? "LoRA"
+                                                           : "message of kind");
     }
 }
 

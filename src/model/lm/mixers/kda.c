@@ -237,6 +237,7 @@ static carry_status mix_group(const carry_lm_call *call, const carry_lm_group *g
     };
     if (args->places != NULL) {
         const carry_lm_pooled_call pooled = carry_lm_pooled(call, group, 3);
+        CARRY_TRY(carry_lm_follow(call, group, 3));
         return carry_lm_recurrence_chunk.pooled(o->recurrence, &pooled, &delta, pass->scratch, pass->scratch_bytes);
     }
     return carry_lm_recurrence_chunk.forward(o->recurrence, &delta, pass->scratch, pass->scratch_bytes);

@@ -228,8 +228,8 @@ static carry_tensor one_sequence(carry_tensor rows, int64_t first, int64_t count
     return carry_reshape_3d(carry_slice(rows, first, count), 1, count, rows.shape[1]);
 }
 
-/* Single tokens of all sequences, whose states lie in a pool. */
-static carry_status run_steps(const carry_lm_call *call) {
+/* The first `count` steps, single tokens of different texts, whose states are in a pool. */
+static carry_status run_steps(const carry_lm_call *call, int64_t count) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;
     const carry_lm_places *p = call->args->places;
@@ -237,23 +237,24 @@ static carry_status run_steps(const carry_lm_call *call) {
     const carry_tensor from[] = {r->y, r->xbc, r->dt};
     carry_tensor *to[] = {&ssm.y, &ssm.xbc, &ssm.dt};
     for (int i = 0; i < 3; i++) {
-        *to[i] = carry_reshape_3d(carry_slice(from[i], 0, p->steps), p->steps, 1, from[i].shape[1]);
+        *to[i] = carry_reshape_3d(carry_slice(from[i], 0, count), count, 1, from[i].shape[1]);
     }
     ssm.initial = ssm.final = p->pool->part[call->layer][1];
     ssm.slots = p->there.slots;
     return carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes);
 }
 
-/* The sequences of a call whose states lie in a pool: steps at once, pieces one after the other. With same_bits token
-   by token: sums depend on where chunks begin. */
+/* The sequences of a call whose states are in a pool: steps at once, guesses and pieces one after the other. With
+   same_bits token by token: sums depend on where chunks begin. */
 static carry_status run_pooled(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;
     const carry_lm_places *p = call->args->places;
-    if (p->steps > 0) {
-        CARRY_TRY(run_steps(call));
+    const int64_t together = p->waves > 1 ? p->wave[1] : p->steps;
+    if (together > 0) {
+        CARRY_TRY(run_steps(call, together));
     }
-    for (int64_t i = p->steps; i < p->sequences; i++) {
+    for (int64_t i = together; i < p->sequences; i++) {
         const int64_t count = p->starts[i + 1] - p->starts[i];
         const int64_t each = pass->options.same_bits ? 1 : count;
         const int64_t before = carry_lm_place_before(p, i);
