@@ -17,7 +17,7 @@ static bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
    16 rows run at about 0.8 of the rate of 64. The factors are measured (docs/results/delta.md).
 
    By terms (terms.h) there are three times the products at 12 times the rate, but the state is split once a chunk, and
-   the solves stay in f32: an estimate (docs/results/bf16-cpu.md). */
+   the solves stay in f32: an estimate (docs/attempts/bf16-cpu.md). */
 static double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double K = (double)p->key;

@@ -1,7 +1,7 @@
 /* The forward pass. A unit of work is one head of one sequence and some columns of V: columns of the state are
    independent of each other, so where sequences and heads are fewer than threads V is cut instead of time. (Cutting
    time by the scan of (M, L) pairs does the work three times over, cutting V repeats only k k^T and q k^T:
-   docs/results/delta.md.)
+   docs/attempts/delta.md.)
 
    Chunk by chunk, S the state that enters and V' = (I + A)^-1 R:
 

@@ -160,7 +160,7 @@ INLINE void scan_span(const int b_type, const int h_type, const bool same_factor
 
 /* Each span of columns runs through a block of steps with its state in registers, then the next span through the same
    block: at least 8 steps, since eight streams in and eight out keep more of memory busy than one
-   (docs/results/scan.md: 41 % of the copy rate step by step, 73 % by eights), and as many as stay in the first cache
+   (docs/attempts/scan.md: 41 % of the copy rate step by step, 73 % by eights), and as many as stay in the first cache
    between two spans. */
 #define BLOCK_FLOATS 4096
 #define LEAST_STEPS 8

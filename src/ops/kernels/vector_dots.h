@@ -2,7 +2,7 @@
    several rows at a time hide the latency of the sums; their vectors of partial sums are then added across lanes
    together, since one vector alone would take LANES additions that wait for each other: 622 us a walk of 1024 steps at
    n = 32 with AVX-512, where this takes 277. DOT_AHEAD is how many floats ahead a is fetched, since the prefetchers of
-   x86 processors stop at pages (317 us without); those of ARM do not, and are only disturbed (docs/results/x86.md).
+   x86 processors stop at pages (317 us without); those of ARM do not, and are only disturbed (docs/attempts/x86.md).
    Part of kernels_vector.h. */
 #ifndef CARRY_OPS_VECTOR_DOTS_H
 #define CARRY_OPS_VECTOR_DOTS_H
