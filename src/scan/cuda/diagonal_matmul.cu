@@ -347,7 +347,7 @@ cudaError_t launch(const carry_diagonal &d, int most, int beside, cudaStream_t s
 }
 
 /* Few channels: four or eight warps along time. Many: a warp walks through time, with others beside it that read the
-   same decays. What was tried is in docs/results/cuda.md. */
+   same decays. What was tried is in docs/attempts/cuda.md. */
 template <typename TA, typename TB, typename TH, int RADIX>
 cudaError_t launch_form(const carry_diagonal &d, bool wide, cudaStream_t stream) {
     if (!wide) {

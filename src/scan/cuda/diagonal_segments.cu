@@ -198,7 +198,7 @@ template <int V, typename TA, typename TB, typename TH, carry_cuda_method METHOD
 __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segments_kernel(const carry_diagonal d) {
     constexpr int LONG = LONG_OF<V>;
     constexpr bool TREE = METHOD != CARRY_CUDA_CHUNKWISE;
-    /* Each warp climbs the tree alone: 7 barriers less (docs/results/cuda.md). */
+    /* Each warp climbs the tree alone: 7 barriers less (docs/attempts/cuda.md). */
     constexpr bool ALONE = V == 1 && (METHOD == CARRY_CUDA_BLELLOCH || METHOD == CARRY_CUDA_CYCLIC);
     extern __shared__ float shared[];
     int segments = (int)blockDim.y;
