@@ -187,7 +187,7 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
 
    dG is double. Every pair of tokens i > j adds to dG[i] and subtracts the same number from dG[j], and dg[t] is the sum
    of dG from t on: pairs behind t cancel. In f32 their rounding would stay, of terms that are up to 100 times larger
-   than dg and grow with the chunk (docs/results/hardening.md); in double it is 1e-16 of them. */
+   than dg and grow with the chunk (docs/attempts/hardening.md); in double it is 1e-16 of them. */
 static void through_states(const unit *u, int64_t tokens, const float *S, const float *dS) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;

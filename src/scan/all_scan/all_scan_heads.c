@@ -86,7 +86,7 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
 }
 
 /* Messages of all to all meet at ports, and those behind one that waits wait too: by how much longer they take, as it
-   was simulated (docs/results/ranks.md). The more nodes the longer where all ranks have heads, and longer still where
+   was simulated (docs/attempts/ranks.md). The more nodes the longer where all ranks have heads, and longer still where
    some have one more than others. */
 static double crowding(const carry_all_scan_shape *shape, double nodes) {
     const int64_t heads = shape->problem.heads;
