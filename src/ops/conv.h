@@ -1,4 +1,4 @@
-/* What the convolution and its gradient share: checks, borders of sequences, and rows of channels as f32. */
+/* Shared by the convolution and its gradient: checks, borders of sequences, and rows of channels as f32. */
 #ifndef CARRY_OPS_CONV_H
 #define CARRY_OPS_CONV_H
 

@@ -9,12 +9,12 @@
 #include "ops/cpu.h"
 #include "ops/nn.h"
 
-/* What a piece of rows reads and writes should stay in the second cache beside a panel of weights. */
+/* The inputs and outputs of a piece of rows, which should stay in the second-level cache with a panel of weights. */
 #define STRIP_BYTES (256 << 10)
 
 #define INPUTS 3
 
-/* How the windows of a form lie: rows and columns of pixels, and the step from one to the next. */
+/* The windows of a form: rows and columns of pixels, and the step from one window to the next. */
 typedef struct window {
     int rows, columns, step;
 } window;

@@ -1,4 +1,4 @@
-/* What the operators of carry/nn.h share: checks that name the tensor, and pieces of rows in f32. */
+/* Shared by the operators of carry/nn.h: checks that name the tensor, and pieces of rows in f32. */
 #ifndef CARRY_OPS_NN_H
 #define CARRY_OPS_NN_H
 

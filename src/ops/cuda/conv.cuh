@@ -1,4 +1,4 @@
-/* What the two ways of the convolution on NVIDIA GPUs share: their arguments and borders of sequences. */
+/* Shared by the two implementations of the convolution on NVIDIA GPUs: arguments and borders of sequences. */
 #ifndef CARRY_OPS_CONV_CUH
 #define CARRY_OPS_CONV_CUH
 

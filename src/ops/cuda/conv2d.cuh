@@ -1,4 +1,4 @@
-/* What the ways of a convolution of pictures on NVIDIA GPUs share: how the windows of a form lie. */
+/* Shared by the implementations of the 2D convolution on NVIDIA GPUs: the windows of each form. */
 #ifndef CARRY_OPS_CONV2D_CUH
 #define CARRY_OPS_CONV2D_CUH
 
