@@ -9,12 +9,12 @@
 #include "carry/comm.h"
 #include "bench/family/family.h"
 
-/* How many ranks the problem is for; 0: every rank has one for itself, or it is no problem. */
+/* How many ranks the problem is for; 0: every rank runs its own, or the problem is not valid. */
 int carry_collective_ranks(carry_ctx *ctx, const char *problem);
 
-/* Runs work in every one of so many ranks. comm NULL or of one rank: on threads, which share ctx's; ctx gets the
+/* Runs work on every one of `ranks` ranks. comm NULL or of one rank: on threads, which share those of ctx; ctx gets the
    error message. Else a collective over comm, whose ranks all get the same status; CARRY_EUNSUPPORTED when it has too
-   few. user is every thread's. */
+   few. user is passed to every rank. */
 carry_status carry_collective_run(carry_ctx *ctx, carry_comm *comm, int ranks, carry_comm_function work, void *user);
 
 /* A status for all ranks: one that none of them alone goes on with. comm NULL: own. */

@@ -133,7 +133,7 @@ static carry_status upload(instance *it, int index) {
     return carry_stream_wait(it->base.ctx, it->device, NULL);
 }
 
-/* What is read goes there (the poison of results too), or what is written comes back. */
+/* Copies the inputs to the device (the poisoned results too), or the results back. */
 static carry_status copy_set(instance *it, bool back) {
     carry_tensor *here[TENSORS], *there[TENSORS];
     carry_ctx *ctx = it->base.ctx;
@@ -378,7 +378,7 @@ static carry_deviation deviation_of(const instance *it, int which) {
     return d;
 }
 
-/* Every rank's state, of which the worst is told to all. */
+/* Compares every rank's state; all ranks get the worst deviation. */
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
     const carry_all_scan_args *args = &it->sets[0].args;

@@ -223,7 +223,7 @@ static carry_status prepare_here(instance *it) {
     return status;
 }
 
-/* What the CPU made of the chosen tokens: x, and the rows of k and v. */
+/* Compares the chosen tokens with the CPU's: x, and the rows of k and v. */
 static carry_status compare_tokens(instance *it, carry_deviation *deviations) {
     const int64_t D = it->sizes.heads * it->sizes.head;
     const int64_t tokens = it->here.rows;
