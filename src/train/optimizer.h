@@ -60,9 +60,8 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
 carry_status carry_optimizer_collect(carry_optimizer *optimizer, carry_tensor squares);
 /* The parameter whose gradient was not finite first, in the order of backward; -1: all are finite. A collective. */
 carry_status carry_optimizer_bad(carry_optimizer *optimizer, int64_t *parameter);
-/* What the next step multiplies by: step counts from 1. On a GPU it is uploaded, in the order of the stream, so that a
-   recorded step reads it when it is replayed; at most CARRY_OPTIMIZER_AHEAD of them before the stream was waited for.
- */
+/* Sets the factors of the next step; step counts from 1. On a GPU they are uploaded in stream order, so that a recorded
+   step reads them when it is replayed; at most CARRY_OPTIMIZER_AHEAD calls between waits for the stream. */
 #define CARRY_OPTIMIZER_AHEAD 64
 carry_status carry_optimizer_set(carry_optimizer *optimizer, int64_t step, double rate);
 /* squares is of all gradients, over all ranks. Where it is not finite nothing is changed. A collective: afterwards all

@@ -18,7 +18,7 @@
 
 /* 0, "" and false are what was not said; carry_train_options_default and the text's or task's own sizes fill in. */
 typedef struct carry_train_options {
-    /* What to learn: either of the two. */
+    /* The data: either of the two. */
     char data[CARRY_TRAIN_PATHS];
     char task[32];
     int64_t pairs, fewest_pairs;      /* of associative recall */
@@ -49,7 +49,7 @@ typedef struct carry_train_options {
     int64_t warmup; /* -1: a twentieth of the steps, 100 at most */
     char schedule[16];
     int64_t seed;
-    /* What is kept and said. */
+    /* Checkpoints, evaluation and the log. */
     char out[CARRY_TRAIN_PATH];
     int64_t save_every, keep, eval_every, eval_batches, log_every;
 } carry_train_options;

@@ -46,11 +46,11 @@ typedef struct carry_trainee {
        device of the parameters). ready is for the pass, or NULL. */
     carry_status (*gradients)(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user);
-    /* What stays the same while two recordings of `gradients` would be the same; 0: not to be recorded now. It is asked
-       after next, and data lie at the same addresses in every step. NULL: never recorded. */
+    /* A key of the recording of `gradients`: steps with the same key can replay the same recording; 0: not to be
+       recorded now. Called after next; data are at the same addresses in every step. NULL: never recorded. */
     uint64_t (*key)(void *self);
-    /* The step is on its way: the data of the next may be made ready meanwhile; a failure is told by next. NULL: none
-     */
+    /* Called when the step is enqueued, to prepare the data of the next one meanwhile; a failure is reported by next.
+       NULL: nothing to do. */
     void (*ahead)(void *self);
     carry_status (*stepped)(void *self);                          /* the weights changed. NULL: nothing to do */
     void (*report)(void *self, const carry_steps_report *report); /* on rank 0 */
@@ -60,7 +60,7 @@ typedef struct carry_trainee {
     carry_status (*describe)(const void *self, carry_checkpoint *checkpoint);
 } carry_trainee;
 
-/* Where a run stood before a step. */
+/* The position of a run before a step. */
 typedef struct carry_steps_place {
     int64_t step, seen;
     carry_position position;
@@ -115,7 +115,7 @@ carry_status carry_steps_find(carry_steps *s, bool resume);
 /* Then, with a model that has gradients and with everything that is not the loop's own set: the optimizer, and as the
    last thing, since what is refused leaves no folder, the folder. */
 carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry_optimizer_options *adam);
-/* All that are left. A collective. CARRY_EINTERRUPTED after a stop, with everything saved. */
+/* Runs the remaining steps. A collective. CARRY_EINTERRUPTED after a stop, with everything saved. */
 carry_status carry_steps_run(carry_steps *s);
 void carry_steps_close(carry_steps *s); /* before the model is freed */
 
