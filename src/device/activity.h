@@ -55,7 +55,7 @@ typedef struct carry_activity_log {
     int64_t count, limit;
     int64_t dropped;        /* not kept; the sums have them */
     double dropped_seconds; /* their time */
-    int64_t lost;           /* known to nobody: the recorder of the device had no room, or no time for them */
+    int64_t lost;           /* lost: the recorder of the device had no space, or no time for them */
     double from;            /* carry_seconds: what began earlier is left out */
     int64_t waits;          /* of the host for a stream, an event or a whole GPU */
     int gpus;               /* that did anything */
@@ -72,7 +72,7 @@ void carry_activity_free(carry_activity_log *log);
 /* *log stays NULL where there is no GPU, or none whose work can be recorded; it does too after a failure, whose
    message says why kernels are not on the trace. One log at a time in a process. */
 carry_status carry_activity_start(carry_ctx *ctx, carry_activity_log **log, int64_t records);
-/* All that was launched since the start is in the log when this returns, provided that it has been waited for. */
+/* When this returns the log has all work that was launched since the start and has been waited for. */
 carry_status carry_activity_stop(carry_ctx *ctx, carry_activity_log *log);
 
 /* For backends: keeps and sums up one thing; its .name is set here. One thread at a time. */

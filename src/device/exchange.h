@@ -8,7 +8,7 @@
 
 #include "carry/device.h"
 
-/* What a region is called in other processes. */
+/* The name of a region for other processes. */
 typedef struct carry_exchange_name {
     unsigned char bytes[64];
 } carry_exchange_name;
