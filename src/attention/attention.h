@@ -55,7 +55,7 @@ bool carry_attention_steps(const carry_attention_step_args *args);
 size_t carry_attention_step_workspace(const carry_attention_step_args *args); /* whatever the room */
 carry_status carry_attention_step(carry_ctx *ctx, const carry_attention_step_args *args, void *workspace, size_t bytes);
 
-/* carry_attention, causal and without runs, for one sequence whose keys and values lie in the pages of a pool
+/* carry_attention, causal and without runs, for one sequence whose keys and values are in the pages of a pool
    (ops/pool.h). args->k and args->v are the first S rows of the pool; token t is where `pages`, on the tensors' device,
    says. On a device they are copied into the workspace first. */
 size_t carry_attention_paged_workspace(const carry_attention_args *args);
