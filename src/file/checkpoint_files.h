@@ -27,9 +27,9 @@ carry_status carry_checkpoint_sum(carry_ctx *ctx, const char *path, int64_t *byt
 carry_status carry_checkpoint_sync(carry_ctx *ctx, const char *folder);
 /* A folder and the files in it; what cannot be removed stays. */
 void carry_checkpoint_remove(const char *folder);
-/* What a killed run left: hidden step folders. */
+/* Removes the hidden step folders that a killed run left. */
 void carry_checkpoint_sweep(const char *folder);
-/* All but the keep newest up to `newest`; those behind it are of another run, and go first. */
+/* All but the keep newest up to `newest`; later ones are of another run, and are removed first. */
 carry_status carry_checkpoint_prune(carry_ctx *ctx, const char *folder, int64_t newest, int64_t keep);
 
 /* train.json; its last member is a checksum of the text before it, which older files lack. The caller frees *document.

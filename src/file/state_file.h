@@ -10,7 +10,7 @@
    header or of the data, is refused. Numbers and hashes are accepted only as they are written. Hashes are XXH64
    (core/hash.h), in 16 hexadecimal digits. A file is replaced as a whole (core/file.h).
 
-   Version 1 had no hashes of tensors, and told models apart by a few of their weights. */
+   Version 1 had no hashes of tensors, and identified models by a few of their weights. */
 #ifndef CARRY_FILE_STATE_FILE_H
 #define CARRY_FILE_STATE_FILE_H
 
