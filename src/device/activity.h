@@ -55,7 +55,7 @@ typedef struct carry_activity_log {
     int64_t count, limit;
     int64_t dropped;        /* not kept; the sums have them */
     double dropped_seconds; /* their time */
-    int64_t lost;           /* lost: the recorder of the device had no space, or no time for them */
+    int64_t lost;           /* not recorded: the device's recorder had no space, or no time for them */
     double from;            /* carry_seconds: what began earlier is left out */
     int64_t waits;          /* of the host for a stream, an event or a whole GPU */
     int gpus;               /* that did anything */

@@ -29,7 +29,7 @@ carry_status carry_checkpoint_sync(carry_ctx *ctx, const char *folder);
 void carry_checkpoint_remove(const char *folder);
 /* Removes the hidden step folders that a killed run left. */
 void carry_checkpoint_sweep(const char *folder);
-/* All but the keep newest up to `newest`; later ones are of another run, and are removed first. */
+/* Removes all but the `keep` newest up to `newest`; later ones are of another run, and are removed too. */
 carry_status carry_checkpoint_prune(carry_ctx *ctx, const char *folder, int64_t newest, int64_t keep);
 
 /* train.json; its last member is a checksum of the text before it, which older files lack. The caller frees *document.
