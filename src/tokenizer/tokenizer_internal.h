@@ -62,7 +62,7 @@ typedef struct carry_metaspace {
 #define CARRY_STAGES 4    /* patterns, each cutting the pieces of the one before */
 #define CARRY_TEMPLATE 16 /* tokens before a text, and after it */
 
-/* What tokenizer.json has around its model. */
+/* The parts of tokenizer.json other than its model. */
 typedef struct carry_parts {
     bool was_read; /* from a file; else carry_tokenizer_finish gives it those of GPT-2 */
     carry_normal normal[CARRY_NORMALS];
@@ -139,8 +139,8 @@ bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length); /
 
 /* Whether this build has NFC. */
 bool carry_normal_has_nfc(void);
-/* text after the steps; *to may be text itself where nothing changes, or lies in one of two buffers. first: the text's
-   start, before which prepend puts what it has. false when out of memory. */
+/* text after the steps; *to may be text itself where nothing changes, or is in one of two buffers. first: the start of
+   a text, where Prepend adds its content. false: out of memory. */
 bool carry_normalize(const carry_parts *parts, bool first, const unsigned char *text, size_t length,
                      carry_buffer buffer[2], const unsigned char **to, size_t *to_length);
 /* The marks of Metaspace, likewise into one buffer. */
@@ -148,7 +148,7 @@ bool carry_metaspace_put(const carry_metaspace *metaspace, bool first, const uns
                          carry_buffer *buffer);
 /* How many bytes of the piece that starts a text by character belong to it: up to the next mark. */
 size_t carry_metaspace_piece(const carry_parts *parts, const unsigned char *text, size_t length);
-/* What a token's name is decoded to; false when out of memory. */
+/* The decoded text of a token's name; false: out of memory. */
 bool carry_shown(const carry_parts *parts, const char *name, size_t length, carry_buffer buffer[2], const char **to,
                  size_t *to_length);
 
