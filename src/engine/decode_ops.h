@@ -173,7 +173,7 @@ typedef struct carry_decode_device {
                            int columns, int new_pages);
 } carry_decode_device;
 
-/* NULL when there is no such device or it has no kernel. */
+/* NULL if the device does not exist or has no kernel. */
 const carry_decode_device *carry_decode_device_of(int device, int *ordinal);
 
 #ifdef __cplusplus

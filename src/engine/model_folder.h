@@ -31,7 +31,7 @@ typedef struct carry_model {
 carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device);
 /* The same without looking for a tokenizer: prompts and texts are tokens' numbers. */
 carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device);
-/* The same with a tokenizer if there is one that this build can read; a warning tells why there is none. */
+/* The same with a tokenizer if there is one that this build can read; a warning says why it is missing. */
 carry_status carry_model_open_with_text(carry_ctx *ctx, carry_model *model, const char *folder, int device);
 /* Over weights that are loaded already and stay the caller's: set lm to NULL before carry_model_close. */
 void carry_model_borrow(carry_ctx *ctx, carry_model *model, carry_lm *lm);

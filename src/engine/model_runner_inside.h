@@ -72,7 +72,7 @@ typedef struct carry_model_runner {
     /* On a GPU that samples: tokens stay there, and a step returns once it is enqueued. */
     carry_device_sampler *sampling;
     int32_t *last_there;  /* [slots + 1], on the device */
-    carry_decode *decode; /* steps of a few sequences in one kernel; NULL: the model or device has none */
+    carry_decode *decode; /* steps of a few sequences in one kernel; NULL: the model or device does not support it */
     carry_chain *chain;   /* steps of more sequences in a few kernels a layer; NULL likewise */
     const carry_slot_kernel *copies;
     carry_slot_part *parts; /* on the device: of a slot, then of a page */
