@@ -21,7 +21,7 @@ static inline bool carry_utf8_continues(unsigned char lead, int at, unsigned cha
     return byte >= low && byte <= high;
 }
 
-/* Bytes of the character at text, which has at least one of `left` bytes; 0 if it is not valid or cut off. */
+/* Bytes of the character at the start of text, which has `left` bytes, at least one; 0: not valid, or cut off. */
 static inline int carry_utf8_at(const unsigned char *text, size_t left) {
     int length = carry_utf8_length(text[0]);
     if (length == 0 || (size_t)length > left) {
