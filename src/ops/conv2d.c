@@ -160,7 +160,7 @@ static void add_products(const job *j, carry_product *p, const input *in, int64_
     p->a_row = j->window.step * in->channels;
     p->a_next = in->pitch;
     p->b_next = p->k * p->n;
-    p->count = 1; /* the first with its base, the others with what is there by then */
+    p->count = 1; /* the first adds to its base, the others to c */
     j->kernels->product(p);
     p->base = p->c;
     p->base_row = p->c_row;

@@ -46,7 +46,7 @@ const float *carry_piece_in(const carry_kernels *kernels, float *beside, const c
                             int64_t count);
 /* Where to write those elements: the tensor's own memory, or beside; then carry_piece_done stores what is beside. */
 float *carry_piece_out(float *beside, const carry_tensor *tensor, int64_t at);
-/* The same with what is there, for adding to it. */
+/* The same with the current values, for adding to them. */
 float *carry_piece_open(const carry_kernels *kernels, float *beside, const carry_tensor *tensor, int64_t at,
                         int64_t count);
 void carry_piece_done(const carry_kernels *kernels, const float *beside, const carry_tensor *tensor, int64_t at,

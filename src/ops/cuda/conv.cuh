@@ -19,8 +19,8 @@ template <typename T> struct conv_of {
     int activation;
 };
 
-/* The sequence of a token, as carry_conv_borders finds it; what is there may not be what was checked on the host, so
-   no index is taken from it. */
+/* The sequence of a token, as carry_conv_borders finds it. The borders in the GPU's memory may differ from those that
+   the host checked, so they are never used as an index. */
 struct sequence {
     int64_t begin, end;
     bool first;

@@ -50,7 +50,7 @@ typedef struct carry_bf16_tile {
     ptrdiff_t out_row;
     uint16_t *half; /* of an entry with `halves`: c in bf16, where sums are rounded to nearest; c and base are unused */
     ptrdiff_t half_row;
-    bool half_adds; /* sums begin with what is there */
+    bool half_adds; /* sums start from the values in half */
 } carry_bf16_tile;
 
 /* Fills one panel from `lines` lines, at most as many as it holds, of k elements. Lines follow each other `row` apart

@@ -135,8 +135,8 @@ extern const carry_product_function carry_blas_product;
 const char *carry_blas_name(void);
 /* The processor that OpenBLAS takes this one for; NULL when it does not say, or was not built in. */
 const char *carry_blas_core(void);
-/* Whether that core type uses less than the processor has, of which `kernels` is the best set; if so, a warning text.
- */
+/* True if that core type uses narrower instructions than the processor has, whose best set is `kernels`; line gets a
+   warning. */
 bool carry_blas_misfit(char *line, size_t size, const char *core, const char *kernels);
 
 #endif

@@ -31,10 +31,11 @@ float *carry_packed_sums(carry_ctx *ctx);
    carry_packed_kernels is NULL before. */
 carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *bf16);
 const carry_kernels *carry_packed_kernels(const carry_ctx *ctx);
-const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx); /* whatever it measured; carry_bf16_of is what is used */
+/* Even if measured slower; carry_bf16_of returns the one in use. */
+const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx);
 
-/* Bytes for decoded rows of a quantised weight, of the thread that uses the context; NULL: out of memory, or another
-   thread asks. They stay until more are asked for. */
+/* Bytes for decoded rows of a quantised weight, of the thread that uses the context; NULL: out of memory, or called by
+   another thread. They stay valid until more bytes are requested. */
 void *carry_packed_decoded(carry_ctx *ctx, size_t bytes);
 
 /* The weights whose panels are kept (kept.h); NULL when not prepared. */
