@@ -37,7 +37,7 @@ typedef struct session {
     double *waited, *exposed; /* likewise */
     double *sorted;           /* MOST_RUNS */
     /* Measured in turns with the methods, on the CPU: a turn's share of the ceiling that binds, and that ceiling. */
-    carry_yardstick *yardstick; /* NULL: none, or none yet */
+    carry_yardstick *yardstick; /* NULL: not used, or not made yet */
     const carry_ceilings *given;
     double *shares, *rates;         /* MOST_RUNS a method */
     int turns[CARRY_BENCH_METHODS]; /* of them */
@@ -297,7 +297,7 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     if (s->family->is_simulated) {
         result->ceilings = (carry_ceilings){.gemm_gflops = NAN, .copy_gbytes_s = NAN};
         result->share = NAN;
-    } else if (ceilings != NULL && s->comm != NULL) { /* ranks share cores as it happens: none of them has a ceiling */
+    } else if (ceilings != NULL && s->comm != NULL) { /* ranks share cores in an unknown way: no rank has a ceiling */
         result->ceilings = *ceilings;
         result->share = NAN;
     } else if (ceilings != NULL) {

@@ -17,7 +17,7 @@ int carry_collective_ranks(carry_ctx *ctx, const char *problem);
    few. user is passed to every rank. */
 carry_status carry_collective_run(carry_ctx *ctx, carry_comm *comm, int ranks, carry_comm_function work, void *user);
 
-/* A status for all ranks: one that none of them alone goes on with. comm NULL: own. */
+/* A common status for all ranks: a failure of one rank stops all of them. comm NULL: own. */
 carry_status carry_collective_agree(carry_comm *comm, carry_status own);
 
 /* Cores of the machines that the ranks are on; ranks of this rank's machine, itself included. */

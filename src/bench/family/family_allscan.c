@@ -254,7 +254,7 @@ static const char *about_plan(const void *given) {
     return carry_all_scan_plan_about(((const instance *)given)->plan);
 }
 
-/* Without the state that leaves: who carries a state into a part of a sequence has no use for it. */
+/* Without the leaving state: callers that carry a state into a part of a sequence do not use it. */
 static carry_status run(void *given) {
     instance *it = given;
     it->current = (it->current + 1) % it->copies;
@@ -292,7 +292,7 @@ static carry_status allocate_reference(instance *it) {
     return CARRY_OK;
 }
 
-/* Not by fmax: gcc 12 for ARM dies of it at -O3. A NaN counts for nothing. */
+/* Without fmax: gcc 12 for ARM crashes on it at -O3. A NaN is ignored. */
 static double larger_of(double so_far, double number) {
     return fabs(number) > so_far ? fabs(number) : so_far;
 }
