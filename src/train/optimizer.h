@@ -18,8 +18,8 @@ typedef struct carry_optimizer_options {
     double b1, b2, eps;
     double decay;  /* only where the parameter list says so */
     double clip;   /* the largest norm of all gradients together; 0: any */
-    int64_t skips; /* steps in a row whose gradients are not finite that may be skipped; one more, and nothing changes
-                      any longer */
+    int64_t skips; /* consecutive steps with gradients that are not finite that may be skipped; after one more, weights
+                      no longer change */
 } carry_optimizer_options;
 
 typedef struct carry_optimizer {

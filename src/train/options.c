@@ -183,7 +183,7 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
     return CARRY_OK;
 }
 
-/* Which of the names, by spaces, has another value than its default; NULL: none. */
+/* The first of the names, separated by spaces, whose value is not the default; or NULL. */
 static const char *find_said(const carry_train_options *o, const char *names, char *word, size_t size) {
     const carry_train_options none = carry_train_options_default();
     for (const char *at = names; *at != '\0'; at += strspn(at, " ")) {
