@@ -42,8 +42,8 @@ typedef struct carry_activity_sum {
     carry_activity_kind kind;
     int64_t calls;
     double seconds;
-    /* Who launched it (core/launching.h), of all launches since the start, recordings of graphs among them; the first
-       few operators that did. */
+    /* The operators that launched it (core/launching.h), over all launches since the start, including recordings of
+       graphs; only the first few operators. */
     const char *operator_name[CARRY_ACTIVITY_OPERATORS], *operator_place[CARRY_ACTIVITY_OPERATORS];
     int64_t launches[CARRY_ACTIVITY_OPERATORS];
 } carry_activity_sum;

@@ -16,10 +16,10 @@ typedef enum carry_copy_way { CARRY_COPY_TO_DEVICE, CARRY_COPY_TO_HOST, CARRY_CO
 
 /* Where memory is, as a backend sees it. */
 typedef enum carry_memory_place {
-    CARRY_PLACE_UNKNOWN, /* memory of the process that this backend does not know */
+    CARRY_PLACE_UNKNOWN, /* host memory that this backend did not allocate or register */
     CARRY_PLACE_HOST,
     CARRY_PLACE_DEVICE,
-    CARRY_PLACE_EVERYWHERE, /* moves to who reads it */
+    CARRY_PLACE_EVERYWHERE, /* managed memory: moves to the processor that reads it */
 } carry_memory_place;
 
 typedef struct carry_backend {

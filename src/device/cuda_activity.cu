@@ -226,7 +226,7 @@ static void add_dropped(void) {
     }
 }
 
-/* CUPTI asks on the threads that launch: nothing here waits for those who read a buffer. */
+/* CUPTI requests buffers on the threads that launch: nothing here waits for the thread that reads them. */
 static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *size, size_t *most_records) {
     bool room = buffers.fetch_add(1) < MOST_BUFFERS;
     *buffer = room ? (uint8_t *)aligned_alloc(ACTIVITY_RECORD_ALIGNMENT, BUFFER_BYTES) : NULL;
