@@ -10,15 +10,15 @@
 typedef struct carry_token {
     size_t start; /* of its bytes in text */
     uint32_t length;
-    bool known;         /* has been given */
-    bool literal;       /* its characters are no byte alphabet: written and read as they stand */
+    bool known;         /* its number is in use */
+    bool literal;       /* not in the byte alphabet: its characters are written and read unchanged */
     bool in_vocabulary; /* of the model: merges may name it */
     bool added, special, normalized;
-    size_t content; /* of an added token, as it is in texts: its bytes are what it is decoded to */
+    size_t content; /* of an added token: its text; it is decoded to its bytes */
     uint32_t content_length;
-    size_t match; /* and as it is looked for, by its pass */
+    size_t match; /* and the text that its pass searches for */
     uint32_t match_length;
-    size_t decoded; /* what it is decoded to */
+    size_t decoded; /* its decoded text */
     uint32_t decoded_length;
 } carry_token;
 
