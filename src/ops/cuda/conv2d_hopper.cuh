@@ -110,7 +110,7 @@ template <typename S> static __device__ __forceinline__ int patches_of(const con
     return patches;
 }
 
-/* One thread: all that the products of this block need. */
+/* Run by one thread: copies all operands of this block's products. */
 template <typename S>
 static __device__ __forceinline__ void bring(const maps &m, const layout<S> &l, int x, int y, int row) {
     const conv2d_job &job = m.job;
@@ -291,7 +291,7 @@ carry_status encode_map(carry_ctx *ctx, CUtensorMap *map, const void *data, int 
 /* conv2d_hopper_tiles.cu, in the shapes below. */
 template <typename S> carry_status launch(carry_ctx *ctx, const conv2d_job &job, const place &at);
 
-/* The time of a job in this shape: as many blocks as a multiprocessor gets, times what one computes. */
+/* The time of a job in this shape: blocks of a multiprocessor times the work of one block. */
 template <typename S> double cost(const conv2d_job &job, int units, double rate) {
     const double patches = ceil((double)job.width / PATCH_WIDTH) * ceil((double)job.height / S::HEIGHT);
     const double blocks = patches * ceil((double)job.out / S::COLUMNS) * job.window.phases;

@@ -7,7 +7,7 @@
    that the state comes from further away once: the second cache's bandwidth bounds this otherwise
    (docs/results/delta.md). */
 INLINE void token_see(const int vectors, const carry_delta_token *t, int64_t at, float *u) {
-    /* Copies, since the compiler must think that stores of vectors may change what t points to. */
+    /* Copies, since the compiler must assume that stores of vectors may change *t. */
     const ptrdiff_t stride = t->stride;
     const int64_t rows = t->rows;
     const float *S = t->S + at;

@@ -23,7 +23,7 @@ typedef struct carry_rates_table {
     double fork;                                         /* seconds to hand work to all threads and wait for it */
     double memory;      /* bytes a second, read and written, beyond the caches, all threads */
     double memory_one;  /* the same, one thread alone */
-    double cache_bytes; /* what all threads can keep in their caches */
+    double cache_bytes; /* of the caches of all threads together */
     double large_own;   /* flop/s of Carry's own product of 512 x 512 x 512, one thread */
     double large_bf16;  /* the same of bf16, by the processor's instructions for it; 0: not supported */
     double large_blas;  /* the same of OpenBLAS; 0: not built in */
