@@ -1,4 +1,4 @@
-/* Problems that several ranks solve together: what bench, check, plan and run need for them.
+/* Problems that several ranks solve together: functions for bench, check, plan and run.
 
    The ranks are the existing ones (carry --ranks N, mpirun), of which the first p work and the others wait; or, in a
    single process, p threads, each with a context. All of them make the same calls in the same order, so they first

@@ -35,7 +35,7 @@ typedef struct carry_problem {
 
 carry_status carry_problem_parse(carry_ctx *ctx, carry_problem *problem, const char *text);
 
-/* Each marks what it finds as asked for. */
+/* Each marks the item that it finds as asked for. */
 bool carry_problem_has(carry_problem *problem, const char *word);
 int64_t carry_problem_size(carry_problem *problem, const char *letters, int64_t otherwise);
 const char *carry_problem_setting(carry_problem *problem, const char *key); /* NULL when absent */

@@ -1,4 +1,4 @@
-/* The delta rule over ranks in float64: what a rank's part of a sequence should give.
+/* The delta rule over ranks in float64: the expected results of a rank's part of a sequence.
 
    Each rank waits for the state that enters its tokens, runs the recurrence, and hands its own state on. It goes on
    from that state rounded to f32, as the reference takes it. */

@@ -1,6 +1,6 @@
-/* A problem family: what bench, check and plan need to know about it. There is one const struct per family;
-   family_table.c is the only list, and a new family appears in every verb by adding one file and one line. Families
-   that use folders beside or above this one are registered by the program when it starts. */
+/* A problem family, as bench, check and plan use it. There is one const struct per family; family_table.c is the only
+   list, and a new family appears in every verb by adding one file and one line. Families that use folders beside or
+   above this one are registered by the program when it starts. */
 #ifndef CARRY_LAB_FAMILY_H
 #define CARRY_LAB_FAMILY_H
 
@@ -63,7 +63,7 @@ typedef struct carry_family {
        choose, run and compare are collectives over problem->comm that end alike on all of them. plan without ranks
        (comm NULL) looks at the problem alone. NULL: every problem is one rank's. */
     int (*ranks)(carry_problem *problem);
-    const struct carry_family *over_ranks; /* what a problem of this name with a size p is; NULL: the same */
+    const struct carry_family *over_ranks; /* the family of problems of this name with a size p; NULL: the same */
     /* For carry_family_open and the like. An instance has instance_bytes, zeroed, and begins with carry_instance. parse
        refuses a problem before memory is allocated for it. make_set makes inputs; NULL: no inputs. make_plan makes the
        plan for the planner's choice or base.only; NULL: choose does. unmeasured: why planning measures nothing, or
