@@ -37,7 +37,7 @@ typedef struct carry_optimizer {
     carry_tensor factors;     /* [CARRY_ADAMW_FACTORS], on a GPU; else absent */
     carry_tensor spared;      /* elements of the slice that do not decay (carry_adamw); absent where all do */
     float *uploaded;          /* factors in pinned memory, CARRY_OPTIMIZER_AHEAD times; NULL on the CPU */
-    void *memory, *workspace; /* of all that is on the device; of sums */
+    void *memory, *workspace; /* for all tensors on the device; for sums */
     size_t workspace_bytes;
     carry_request *request;
     int64_t requests, room;

@@ -23,7 +23,7 @@
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
-#define CARRY_STEPS_SUMS 3 /* of a step: the loss, what it is a mean over, the squares of gradients */
+#define CARRY_STEPS_SUMS 3 /* of a step: the loss's sum and count, the squares of gradients */
 #define CARRY_STEPS_LAG 64
 
 typedef struct carry_steps_report {
@@ -42,8 +42,8 @@ typedef struct carry_trainee {
     void (*before)(void *self, bool is_end); /* before each step, and after the last. NULL: nothing to do */
     /* The data of the next step; *after: where the one after it begins. */
     carry_status (*next)(void *self, carry_position *after);
-    /* The gradients, which are zero, and the loss: its sum and what it is a mean over go to total ([2], f64, on the
-       device of the parameters). ready is for the pass, or NULL. */
+    /* The gradients, which are zero, and the loss: its sum and the count that it is divided by go to total ([2], f64,
+       on the device of the parameters). ready is for the pass, or NULL. */
     carry_status (*gradients)(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user);
     /* A key of the recording of `gradients`: steps with the same key can replay the same recording; 0: not to be
@@ -82,7 +82,7 @@ typedef struct carry_steps {
     bool (*stop)(void); /* may be NULL */
     const carry_sink *sink;
     carry_schedule schedule;
-    int64_t seen_each;        /* tokens, or whatever is seen, of a step */
+    int64_t seen_each;        /* tokens, or other units, of a step */
     double flops, items_each; /* of this rank's part of a step, for spans; 0: unknown */
     /* The loop's own. */
     bool speaks; /* rank 0 */

@@ -1,4 +1,4 @@
-/* Videos of moving coloured shapes, drawn here: what the demo's model learns.
+/* Videos of moving coloured shapes, the training data of the demo's model.
 
    One shape on a dark ground, moving by a fixed number of pixels a frame, or standing still. The picture is a torus: a
    shape that leaves on one side comes in at the other, so that a stream may go on for ever. A video may change on the

@@ -25,7 +25,7 @@ typedef struct carry_shapes_batch_options {
     int64_t videos, chunks, chunk; /* of this rank; of a video; frames */
     int64_t side;                  /* pixels */
     double speed;                  /* pixels a frame */
-    double past_noise;             /* the largest deviation of what is added to the past */
+    double past_noise;             /* the largest deviation of the noise that is added to the past */
     double changes, unnamed;       /* of carry_shapes_options */
     uint64_t seed;
 } carry_shapes_batch_options;
