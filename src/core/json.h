@@ -52,8 +52,8 @@ typedef struct carry_json {
     struct carry_json *next; /* in the same array or object, in the order of the text */
 } carry_json;
 
-/* *document is the root, to be freed with carry_json_free. name is what messages call the text. CARRY_EFORMAT tells
-   line and column. */
+/* *document is the root, to be freed with carry_json_free. name is used in messages. CARRY_EFORMAT tells line and
+   column. */
 carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char *text, size_t length, const char *name);
 /* The same from a file of at most limit bytes. */
 carry_status carry_json_read(carry_ctx *ctx, carry_json **document, const char *path, size_t limit);
