@@ -1,4 +1,4 @@
-/* Device activity: what the GPUs did while a profile ran, kernel by kernel and copy by copy.
+/* Device activity: the kernels and copies of the GPUs while a profile ran.
 
    carry_activity_start asks the first backend that supports it (device/backend.h) to fill a log until
    carry_activity_stop. Outside these two calls nothing is recorded and there is no cost. Times are those of
@@ -56,7 +56,7 @@ typedef struct carry_activity_log {
     int64_t dropped;        /* not kept; the sums have them */
     double dropped_seconds; /* their time */
     int64_t lost;           /* not recorded: the device's recorder had no space, or no time for them */
-    double from;            /* carry_seconds: what began earlier is left out */
+    double from;            /* carry_seconds: activities that began earlier are left out */
     int64_t waits;          /* of the host for a stream, an event or a whole GPU */
     int gpus;               /* that did anything */
     double first, last;     /* when the first began and the last ended, of those that are kept */

@@ -24,7 +24,7 @@ typedef enum carry_memory_place {
 
 typedef struct carry_backend {
     const char *name, *about;
-    int (*count)(void); /* devices here and now; 0 when there is no driver */
+    int (*count)(void); /* devices found; 0 without a driver */
     /* Why no device was found: an error message without the backend's name. NULL: always found. */
     void (*absence)(char *line, size_t size);
     carry_status (*describe)(carry_ctx *ctx, int ordinal, carry_device_properties *properties);
