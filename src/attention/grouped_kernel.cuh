@@ -59,7 +59,7 @@ template <bool STEP> __device__ __forceinline__ grouped_job job_here(const group
         job.k.data += b * job.k_next;
         job.v.data += b * job.v_next;
         job.o += b * job.o_next;
-        job.past = (int)min(job.lengths[b], (int64_t)job.keys - 1); /* keys: all that there is room for */
+        job.past = (int)min(job.lengths[b], (int64_t)job.keys - 1); /* keys: the capacity */
         job.keys = job.past + 1;
         job.pages += job.pages != NULL ? job.offsets[b] : 0;
     }
