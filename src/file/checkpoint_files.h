@@ -25,7 +25,7 @@ extern const char *const carry_checkpoint_files[];
 carry_status carry_checkpoint_steps(carry_ctx *ctx, int64_t **steps, int64_t *count, const char *folder);
 carry_status carry_checkpoint_sum(carry_ctx *ctx, const char *path, int64_t *bytes, uint32_t *crc);
 carry_status carry_checkpoint_sync(carry_ctx *ctx, const char *folder);
-/* A folder and the files in it; what cannot be removed stays. */
+/* Removes a folder and the files in it; errors are ignored. */
 void carry_checkpoint_remove(const char *folder);
 /* Removes the hidden step folders that a killed run left. */
 void carry_checkpoint_sweep(const char *folder);

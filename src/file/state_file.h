@@ -1,4 +1,4 @@
-/* Files of states: what a model has read of a text, as tensors by name, in a safetensors file. Its metadata:
+/* Files of states: the state of a model after a text, as tensors by name, in a safetensors file. Its metadata:
 
        carry_state     the version of the format, "2"
        model           hash of the model's configuration and weights
