@@ -99,7 +99,7 @@ typedef struct carry_unfold {
 #define CARRY_UNFOLD_GROWTH 3 /* bytes that one byte may become, and for those that were held */
 /* to has room for CARRY_UNFOLD_GROWTH (length + 4) bytes; how many were written. */
 size_t carry_unfold_bytes(carry_unfold *unfold, char *to, const void *bytes, size_t length);
-/* The end of the text: what is held will not be completed. */
+/* The end of the text: bytes held so far will not be completed. */
 size_t carry_unfold_end(carry_unfold *unfold, char *to);
 
 /* Training, as `tokenizers` trains its ByteLevelBPETokenizer: the most frequent pair is merged, of equally frequent

@@ -70,7 +70,7 @@ typedef struct carry_parts {
     carry_pattern *stage[CARRY_STAGES];
     int stages;
     carry_metaspace metaspace;
-    bool by_character;    /* pieces start as characters, those that are no tokens as bytes <0x00>; else as bytes */
+    bool by_character;    /* pieces start as characters, as bytes <0x00> where these are not tokens; else as bytes */
     bool words_are_apart; /* by character: no merge reaches across the start of a run of marks of spaces */
     carry_normal shown[CARRY_NORMALS]; /* decoding, by character: replacements in each token */
     int shows;
@@ -180,7 +180,7 @@ bool carry_alphabet_bytes(const char *characters, size_t length, char *to, size_
 int64_t carry_tokenizer_named(const carry_tokenizer *tokenizer, const char *bytes, size_t length);
 carry_status carry_tokenizer_merge(carry_ctx *ctx, carry_tokenizer *tokenizer, uint32_t left, uint32_t right,
                                    uint32_t result);
-/* Checks and completes; name is what messages call it. */
+/* Checks and completes the tokenizer; name is used in messages. */
 carry_status carry_tokenizer_finish(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *name);
 
 /* The hash table of merges, made anew. A pair that is listed twice counts where it stands last, as in `tokenizers`. */

@@ -45,7 +45,7 @@ static inline uint32_t carry_utf8_code(const unsigned char *text, int length) {
     return code;
 }
 
-/* Writes a code below U+0800, which is all that the byte alphabet needs; how many bytes. */
+/* Writes a code below U+0800, enough for the byte alphabet; returns the number of bytes. */
 static inline int carry_utf8_put(char *to, uint32_t code) {
     if (code < 0x80) {
         to[0] = (char)code;
