@@ -26,7 +26,8 @@ bool is_typical(const carry_attention_args *args) {
     return args->q.dtype == CARRY_BF16 && (D == 64 || D == 128 || D == 256);
 }
 
-/* What a kernel of the video transformer does not do. A causal call of one query without a window masks nothing. */
+/* True for calls that the kernels of the video transformer do not support. A causal call of one query without a window
+   masks nothing. */
 bool is_grouped(const carry_attention_args *args) {
     const bool masks = args->causal && (args->q.shape[0] > 1 || args->window > 0);
     return masks || args->k.shape[1] != args->q.shape[1] || args->q.shape[2] == 256;

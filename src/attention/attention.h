@@ -1,4 +1,4 @@
-/* Attention, inside: checks, the runs of a call, the float64 reference, and what forward and backward share. */
+/* Attention, inside: checks, the runs of a call, the float64 reference, and code shared by forward and backward. */
 #ifndef CARRY_ATTENTION_ATTENTION_H
 #define CARRY_ATTENTION_ATTENTION_H
 
@@ -52,10 +52,10 @@ typedef struct carry_attention_step_args {
 } carry_attention_step_args;
 /* Whether the device has a kernel for it: data need not be there yet. */
 bool carry_attention_steps(const carry_attention_step_args *args);
-size_t carry_attention_step_workspace(const carry_attention_step_args *args); /* whatever the room */
+size_t carry_attention_step_workspace(const carry_attention_step_args *args); /* does not depend on the capacity */
 carry_status carry_attention_step(carry_ctx *ctx, const carry_attention_step_args *args, void *workspace, size_t bytes);
 
-/* carry_attention, causal and without runs, for one sequence whose keys and values lie in the pages of a pool
+/* carry_attention, causal and without runs, for one sequence whose keys and values are in the pages of a pool
    (ops/pool.h). args->k and args->v are the first S rows of the pool; token t is where `pages`, on the tensors' device,
    says. On a device they are copied into the workspace first. */
 size_t carry_attention_paged_workspace(const carry_attention_args *args);

@@ -32,7 +32,7 @@ static carry_status check_rows(carry_ctx *ctx, const char *name, const carry_ten
     return carry_device_expect(ctx, name, tensor, q->device);
 }
 
-/* What is written must be written once. */
+/* Checks a tensor that is written: its elements must not overlap. */
 static carry_status check_written(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *q,
                                   int64_t rows, int64_t heads) {
     CARRY_TRY(check_rows(ctx, name, tensor, q, rows, heads));

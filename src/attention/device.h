@@ -27,7 +27,7 @@ typedef struct carry_attention_device {
                          void *workspace);
 } carry_attention_device;
 
-/* NULL when there is no such device or attention has no entry for it. */
+/* NULL if the device does not exist or attention has no entry for it. */
 const carry_attention_device *carry_attention_device_of(int device, int *ordinal);
 
 #ifdef __cplusplus

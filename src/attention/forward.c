@@ -19,8 +19,8 @@
 /* With fewer queries or narrower heads than this, a tile would be half empty. */
 #define TILED_QUERIES 32
 
-/* Whatever the processor has: a workspace is asked for without a context. By q alone, whose type all have: who asks for
-   a workspace need not have v yet. */
+/* Does not depend on the processor, since the workspace is queried without a context. Depends on q alone, whose type
+   all tensors have: a caller that queries the workspace need not have v yet. */
 static bool may_be_tiled(const carry_attention_call *c) {
     return c->args->q.dtype == CARRY_BF16 && c->queries >= TILED_QUERIES && c->D >= CARRY_ATTENTION_UNIT;
 }

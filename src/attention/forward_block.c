@@ -9,7 +9,7 @@
 #include "ops/pool.h"
 #include "ops/product/triangle.h"
 
-#define FEW 4 /* queries: for so few k is not worth transposing, each is k times a vector */
+#define FEW 4 /* queries: with at most this many, transposing k does not pay; each is k times a vector */
 
 void carry_attention_pack(carry_bf16_pack pack, uint16_t *to, const carry_tensor *from, int64_t head, int64_t first,
                           int64_t count, bool across) {

@@ -6,7 +6,7 @@ extern "C" {
 #include "attention/attention.h"
 }
 
-/* Of bf16 with D of 64, 128 or 256, whatever the rest: for the pieces that there can be of so many queries or fewer. */
+/* For bf16 with D of 64, 128 or 256, whatever the other arguments: enough for this many queries or fewer. */
 size_t attention_grouped_workspace(const carry_attention_args *args, int blocks);
 /* Callers have checked that rows can be read 16 bytes at a time and that sizes fit an int. */
 bool attention_grouped_takes(const carry_attention_args *args, int ordinal);

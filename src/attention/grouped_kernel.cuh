@@ -1,10 +1,10 @@
 /* Attention of language models on tensor cores since Ampere: causal, with or without a window, grouped heads, D of 64,
    128 or 256, over all rows of k and v.
 
-   The queries of the heads that read one head of keys are rows of one matrix: row r is token r / group of head
-   r % group of the group. So keys and values are read once for a group, and a step of generation, one token, fills as
-   many rows of a tile as the group has. A block has a tile of 128 rows, a warp 16 of them; queries lie in shared memory
-   as keys and values do (piece c of 16 bytes of row r at c ^ (r % 8)), of which the next tile is copied while one is
+   The queries of the heads that read one head of keys are rows of one matrix: row r is token r / group of head r %
+   group of the group. So keys and values are read once for a group, and a step of generation, one token, fills as many
+   rows of a tile as the group has. A block has a tile of 128 rows, a warp 16 of them; queries are in shared memory as
+   keys and values are (piece c of 16 bytes of row r at c ^ (r % 8)), of which the next tile is copied while one is
    computed. Tiles of keys that no row of a block sees are not visited, and blocks with the most keys come first.
 
    Fewer tiles than multiprocessors are cut into pieces along the keys, which leave unfinished sums in the workspace;
@@ -50,7 +50,7 @@ struct grouped_job {
     const int32_t *pages, *offsets; /* of tiles of keys in a pool, and where those of each sequence begin; NULL: none */
 };
 
-/* What a block of a step has to do. */
+/* The job of a block; of a step, that of its sequence. */
 template <bool STEP> __device__ __forceinline__ grouped_job job_here(const grouped_job &given) {
     grouped_job job = given;
     if (STEP) {
@@ -59,7 +59,7 @@ template <bool STEP> __device__ __forceinline__ grouped_job job_here(const group
         job.k.data += b * job.k_next;
         job.v.data += b * job.v_next;
         job.o += b * job.o_next;
-        job.past = (int)min(job.lengths[b], (int64_t)job.keys - 1); /* keys: all that there is room for */
+        job.past = (int)min(job.lengths[b], (int64_t)job.keys - 1); /* keys: the capacity */
         job.keys = job.past + 1;
         job.pages += job.pages != NULL ? job.offsets[b] : 0;
     }

@@ -52,8 +52,8 @@ bool works(int ordinal) {
     return is;
 }
 
-/* [heads, D / 64, rows, 64], of which a tile is one head's `box` rows, all bands. A stride over one element is
-   nobody's, but must look like one. */
+/* [heads, D / 64, rows, 64], of which a tile is one head's `box` rows, all bands. The stride of a dimension of one
+   element is not used, but must be valid. */
 carry_status make_map(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
                       const attention_rows *of, int rows, int heads, int D, int box, int ordinal) {
     const cuuint64_t shape[] = {64, (cuuint64_t)rows, (cuuint64_t)D / 64, (cuuint64_t)heads};

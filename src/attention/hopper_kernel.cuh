@@ -32,7 +32,7 @@ template <int D_, int N_, int STAGES_, bool TURNS_> struct hopper_shape {
 
 namespace hopper {
 
-constexpr int COPY_REGISTERS = 24, COMPUTE_REGISTERS = 240; /* 128 * 24 + 256 * 240 is what a multiprocessor has */
+constexpr int COPY_REGISTERS = 24, COMPUTE_REGISTERS = 240; /* 128 * 24 + 256 * 240 fit a multiprocessor */
 
 /* Barriers: a tile is full, a tile is empty. */
 template <int STAGES> struct barriers {

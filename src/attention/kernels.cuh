@@ -1,9 +1,9 @@
-/* What the kernels of attention share: a job, made from a call's arguments by attention.cu, and how it is cut.
+/* Shared by the kernels of attention: a job, made from a call's arguments by attention.cu, and how it is cut.
 
-   Queries are cut into tiles of so many rows of one head, keys into tiles that never cross the end of a run: so a bias
-   is one number per tile of keys. A block takes items one after the other: first whole tiles of queries, over all keys;
-   then the tiles that would not fill the last round of blocks, each cut into pieces along the keys. Pieces leave
-   unfinished sums in the workspace, and combine (combine.cu) adds those of a tile in their order. */
+   Queries are cut into tiles of rows of one head, keys into tiles that never cross the end of a run: so a bias is one
+   number per tile of keys. A block takes items one after the other: first whole tiles of queries, over all keys; then
+   the tiles that would not fill the last round of blocks, each cut into pieces along the keys. Pieces leave unfinished
+   sums in the workspace, and combine (combine.cu) adds those of a tile in their order. */
 #ifndef CARRY_ATTENTION_KERNELS_CUH
 #define CARRY_ATTENTION_KERNELS_CUH
 

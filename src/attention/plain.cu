@@ -185,7 +185,7 @@ template <typename T> __global__ void __launch_bounds__(32 * SHARERS) few_kernel
     finish(j, w, t, h);
 }
 
-/* What forward made of a score, again; a query that saw nothing has a lse of -infinity. */
+/* The probability of a score, as in forward; a query that saw no key has a lse of -infinity. */
 __device__ __forceinline__ float probability(float score, float lse) {
     return lse > -INFINITY || isnan(lse) ? expf(score - lse) : 0.0f;
 }
@@ -218,7 +218,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) queries_kernel(
     }
 }
 
-/* What a key of run r gets from the queries of one head. */
+/* Adds the gradients of a key of run r from the queries of one head. */
 template <typename T>
 __device__ __forceinline__ void walk_queries(const job<T> &j, int r, int64_t s, int64_t h, const float (&k)[EACH],
                                              const float (&v)[EACH], float (&sum_k)[EACH], float (&sum_v)[EACH]) {

@@ -39,7 +39,7 @@ int64_t carry_attention_places(int64_t units) {
 
 typedef struct taken {
     const carry_attention_job *job;
-    _Atomic int64_t next; /* first unit that nobody has taken */
+    _Atomic int64_t next; /* first unit not yet taken */
 } taken;
 
 /* A place works until no unit is left; where all places are one piece, the first does everything. */

@@ -37,7 +37,7 @@ typedef struct session {
     double *waited, *exposed; /* likewise */
     double *sorted;           /* MOST_RUNS */
     /* Measured in turns with the methods, on the CPU: a turn's share of the ceiling that binds, and that ceiling. */
-    carry_yardstick *yardstick; /* NULL: none, or none yet */
+    carry_yardstick *yardstick; /* NULL: not used, or not made yet */
     const carry_ceilings *given;
     double *shares, *rates;         /* MOST_RUNS a method */
     int turns[CARRY_BENCH_METHODS]; /* of them */
@@ -104,16 +104,17 @@ static bool wants_more(const session *s, int i) {
     return result->repeats < least || (s->options->repeats == 0 && s->spent[i] < seconds);
 }
 
-/* What one run gave. */
+/* Times of one run. */
 typedef struct sample {
     double seconds;
-    double spent;           /* with what is around it: a sample on a GPU is a graph of many runs */
+    double spent;           /* with its overhead: a sample on a GPU is a graph of many runs */
     double waited, exposed; /* as in carry_counts */
     bool stop;
 } sample;
 
-/* All ranks get the same sample: the longest, and a stop that one of them was asked for. A rank that waits and is still
-   done before the slowest costs nothing: exposed is what all would be done earlier by if nobody waited. */
+/* All ranks get the same sample: the longest, and a stop that one of them was asked for. A rank that waits and still
+   finishes before the slowest costs nothing: exposed is the time by which all would finish earlier if no rank
+   waited. */
 static carry_status time_together(session *s, sample *one) {
     CARRY_TRY(carry_barrier(s->comm));
     double before = carry_seconds();
@@ -296,7 +297,7 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     if (s->family->is_simulated) {
         result->ceilings = (carry_ceilings){.gemm_gflops = NAN, .copy_gbytes_s = NAN};
         result->share = NAN;
-    } else if (ceilings != NULL && s->comm != NULL) { /* ranks share cores as it happens: none of them has a ceiling */
+    } else if (ceilings != NULL && s->comm != NULL) { /* ranks share cores in an unknown way: no rank has a ceiling */
         result->ceilings = *ceilings;
         result->share = NAN;
     } else if (ceilings != NULL) {
@@ -441,7 +442,7 @@ static carry_status bench_on(carry_ctx *ctx, carry_comm *comm, const char *probl
     return status;
 }
 
-/* What the ranks of a problem share. */
+/* Shared by the ranks of a problem. */
 typedef struct together {
     const char *problem;
     const carry_ceilings *ceilings;

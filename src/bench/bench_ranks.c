@@ -8,7 +8,7 @@
 
 #include "core/context.h"
 
-/* What one rank has, and in the end what all have. */
+/* The results of one rank; after agree(), the worst over all ranks. */
 typedef struct tally {
     carry_status status;
     int rank; /* whose status it is */
@@ -43,8 +43,8 @@ static void keep_slowest(tally *all, const tally *other, int rank) {
     }
 }
 
-/* One rank's at a time, so that rank 0 needs memory for one however many there are. Returns what this rank has to
-   say. */
+/* Rank 0 receives one rank's at a time, so that it needs memory for only one. Returns this rank's status, or
+   CARRY_EPEER if another rank failed. */
 static carry_status agree(carry_comm *comm, tally *mine) {
     const carry_status own = mine->status;
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);

@@ -9,7 +9,7 @@
 #include "carry/comm.h"
 #include "bench/bench.h"
 
-/* Measured by all ranks at the same time: what the least of them gets. */
+/* Measured by all ranks at the same time: the lowest figures over ranks. */
 carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceilings);
 
 /* As carry_bench_problem. On several ranks, progress is rank 0's and nothing is given to options->keep. A problem of

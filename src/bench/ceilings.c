@@ -1,4 +1,4 @@
-/* What a device can do at most, as a bench states it: a product and a copy (ops/product/ceiling.h). */
+/* The ceilings of a device that a bench prints: a product and a copy (ops/product/ceiling.h). */
 #include "bench/bench.h"
 #include "core/context.h"
 #include "core/span.h"

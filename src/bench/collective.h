@@ -1,4 +1,4 @@
-/* Problems that several ranks solve together: what bench, check, plan and run need for them.
+/* Problems that several ranks solve together: functions for bench, check, plan and run.
 
    The ranks are the existing ones (carry --ranks N, mpirun), of which the first p work and the others wait; or, in a
    single process, p threads, each with a context. All of them make the same calls in the same order, so they first
@@ -9,15 +9,15 @@
 #include "carry/comm.h"
 #include "bench/family/family.h"
 
-/* How many ranks the problem is for; 0: every rank has one for itself, or it is no problem. */
+/* How many ranks the problem is for; 0: every rank runs its own, or the problem is not valid. */
 int carry_collective_ranks(carry_ctx *ctx, const char *problem);
 
-/* Runs work in every one of so many ranks. comm NULL or of one rank: on threads, which share ctx's; ctx gets the
+/* Runs work on every one of `ranks` ranks. comm NULL or of one rank: on threads, which share those of ctx; ctx gets the
    error message. Else a collective over comm, whose ranks all get the same status; CARRY_EUNSUPPORTED when it has too
-   few. user is every thread's. */
+   few. user is passed to every rank. */
 carry_status carry_collective_run(carry_ctx *ctx, carry_comm *comm, int ranks, carry_comm_function work, void *user);
 
-/* A status for all ranks: one that none of them alone goes on with. comm NULL: own. */
+/* A common status for all ranks: a failure of one rank stops all of them. comm NULL: own. */
 carry_status carry_collective_agree(carry_comm *comm, carry_status own);
 
 /* Cores of the machines that the ranks are on; ranks of this rank's machine, itself included. */

@@ -7,7 +7,7 @@
 
 /* A packed tensor against as many doubles. */
 carry_deviation carry_deviation_of(const char *name, const carry_tensor *result, const double *reference, double bound);
-/* Fills a packed tensor with NaN, so that what a run leaves out shows. */
+/* Fills a packed tensor with NaN, so that elements that a run does not write are noticed. */
 void carry_poison(const carry_tensor *tensor);
 /* The relative spacing of a type's numbers: half a unit in the last place. */
 double carry_unit_roundoff(carry_dtype dtype);

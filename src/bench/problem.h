@@ -4,8 +4,8 @@
        scan:dense:f16:t4096:n64:w1:algo=cyclic
        allreduce:bf16:2160x5120:p2              2160x5120 is shape=2160x5120
 
-   One parser serves check, bench, plan and experiments. It knows the form only; a family says which words, sizes and
-   keys it has by asking for them, and carry_problem_finish refuses what nobody asked for. */
+   One parser serves check, bench, plan and experiments. It knows the syntax only; a family asks for each word, size and
+   key that it has, and carry_problem_finish refuses items that were not asked for. */
 #ifndef CARRY_LAB_PROBLEM_H
 #define CARRY_LAB_PROBLEM_H
 
@@ -19,8 +19,8 @@
 #define CARRY_PROBLEM_WORD 40
 
 typedef struct carry_problem_item {
-    char key[CARRY_PROBLEM_WORD];   /* the word, the letters of a size, or what stands before = */
-    char value[CARRY_PROBLEM_WORD]; /* what stands after =, else "" */
+    char key[CARRY_PROBLEM_WORD];   /* the word, the letters of a size, or the text before = */
+    char value[CARRY_PROBLEM_WORD]; /* the text after =, else "" */
     int64_t number;                 /* of a size, else -1 */
     bool asked;
 } carry_problem_item;
@@ -35,7 +35,7 @@ typedef struct carry_problem {
 
 carry_status carry_problem_parse(carry_ctx *ctx, carry_problem *problem, const char *text);
 
-/* Each marks what it finds as asked for. */
+/* Each marks the item that it finds as asked for. */
 bool carry_problem_has(carry_problem *problem, const char *word);
 int64_t carry_problem_size(carry_problem *problem, const char *letters, int64_t otherwise);
 const char *carry_problem_setting(carry_problem *problem, const char *key); /* NULL when absent */
@@ -51,11 +51,11 @@ carry_status carry_problem_dtype(carry_ctx *ctx, carry_dtype *dtype, carry_probl
    none of that kind here. */
 carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *problem);
 
-/* Refuses an item that is near to one that takes names and is none of them ("dens"): before a family parses it, whose
-   message would be about what is missing. */
+/* Refuses an item that looks like a misspelling of one in takes ("dens"): called before a family parses the problem,
+   whose message would name a missing item instead. */
 carry_status carry_problem_check(carry_ctx *ctx, const carry_problem *problem, const char *takes);
 
-/* Fails for the first item nobody asked for; takes names what the family does take. */
+/* Fails for the first item that was not asked for; takes lists the items of the family, for the message. */
 carry_status carry_problem_finish(carry_ctx *ctx, const carry_problem *problem, const char *takes);
 
 #endif

@@ -19,7 +19,7 @@ carry_summary carry_summarise(double *samples, int count);
    the verdict, not the interval. */
 typedef struct carry_ratio {
     double ratio, low, high;
-    bool within_noise; /* 1 lies in [low / (1 + slack), high * (1 + slack)] */
+    bool within_noise; /* 1 is in [low / (1 + slack), high * (1 + slack)] */
 } carry_ratio;
 
 carry_ratio carry_ratio_of(const double *a, int a_count, const double *b, int b_count, double slack, uint64_t seed);

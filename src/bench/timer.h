@@ -10,7 +10,7 @@ typedef struct carry_timer carry_timer;
 /* Makes a stream and sets it as the context's for this device, until the timer is freed. */
 carry_status carry_timer_new(carry_ctx *ctx, carry_timer **timer, int device);
 void carry_timer_free(carry_timer *timer);
-/* What run does has changed: it is recorded anew next time. NULL is allowed. */
+/* Call when the work of run has changed: it is recorded again next time. NULL is allowed. */
 void carry_timer_reset(carry_timer *timer);
 /* Seconds of one run: the mean over a graph of as many as take about two milliseconds, 500 at most. A timer of NULL is
    the CPU's: the clock before and after one run. */

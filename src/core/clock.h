@@ -4,11 +4,12 @@
 
 double carry_seconds(void); /* since an arbitrary start; never goes back */
 
-/* That this thread had a processor: other programs do not add to it. */
+/* Processor time of this thread: other programs do not add to it. */
 double carry_thread_seconds(void);
 
-/* Sizes and times of measurements of the machine. Under gcc's sanitizers their results say nothing, and those of a
-   whole machine took a second of processor time and more in every context and program: the same code, with less. */
+/* Sizes and times of measurements of the machine. Under gcc's sanitizers the results are meaningless, and measuring a
+   whole machine took a second of processor time and more in every context and program: the same code runs on smaller
+   sizes. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CARRY_MEASURED(usual, sanitized) (sanitized)
 #else

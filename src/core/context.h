@@ -43,7 +43,7 @@ struct carry_ctx {
     carry_status error_status;
     char error[512];
     char error_place[96];
-    char line[128]; /* what a function that returns a line of text points to */
+    char line[128]; /* the buffer of functions that return a line of text */
 };
 
 /* Formats one line and hands it to the sink when its level is wanted. */

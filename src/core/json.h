@@ -1,7 +1,7 @@
 /* JSON as RFC 8259 has it, read whole: config.json, model.safetensors.index.json, tokenizer.json, the header of a
    safetensors file.
 
-   The text is borrowed while it is read and not needed afterwards. Nodes and strings lie in one block, so a document is
+   The text is borrowed while it is read and not needed afterwards. Nodes and strings are in one block, so a document is
    freed at once. Strings are UTF-8 with escapes undone (surrogates joined) and a 0 after their end; they may hold zeros
    inside, so their length counts. Depth, number of nodes and size are bounded: a hostile text costs about a hundred
    bytes of memory for each of its own. */
@@ -52,14 +52,14 @@ typedef struct carry_json {
     struct carry_json *next; /* in the same array or object, in the order of the text */
 } carry_json;
 
-/* *document is the root, to be freed with carry_json_free. name is what messages call the text. CARRY_EFORMAT tells
-   line and column. */
+/* *document is the root, to be freed with carry_json_free. name is used in messages. CARRY_EFORMAT tells line and
+   column. */
 carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char *text, size_t length, const char *name);
 /* The same from a file of at most limit bytes. */
 carry_status carry_json_read(carry_ctx *ctx, carry_json **document, const char *path, size_t limit);
 void carry_json_free(carry_json *document);
 
-/* The first member of an object with this key; NULL when there is none, or the node is NULL or no object. */
+/* The first member of an object with this key; NULL if the key is missing, or the node is NULL or not an object. */
 const carry_json *carry_json_find(const carry_json *object, const char *key);
 /* Is it this string, all of it? */
 bool carry_json_is_text(const carry_json *node, const char *text);
@@ -69,9 +69,9 @@ const char *carry_json_string(const carry_json *node);
 double carry_json_number(const carry_json *node);
 /* Elements or members; 0 for another node, and for NULL. */
 int64_t carry_json_count(const carry_json *node);
-const carry_json *carry_json_first(const carry_json *node); /* NULL where there is none */
+const carry_json *carry_json_first(const carry_json *node); /* NULL if empty */
 
-/* Bytes of the UTF-8 sequence at `at`, 0 when there is none: no overlong forms, no surrogates, nothing above 10FFFF. */
+/* Bytes of the UTF-8 sequence at `at`, 0 if it is not valid: no overlong forms, no surrogates, nothing above 10FFFF. */
 int carry_json_utf8_length(const char *at, const char *end);
 /* Is a text UTF-8, as JSON must be? */
 bool carry_json_is_utf8(const char *text);

@@ -36,7 +36,7 @@ void carry_json_add_node(carry_json_text *text, const char *key, const carry_jso
 /* As it stands. */
 void carry_json_put_raw(carry_json_text *text, const char *format, ...) CARRY_PRINTF(2, 3);
 void carry_json_text_append(carry_json_text *text, const char *bytes, size_t length);
-/* In quotes, with what needs it escaped. Bytes that are not UTF-8 become U+FFFD, each. */
+/* In quotes, escaped where needed. Bytes that are not UTF-8 become U+FFFD, each. */
 void carry_json_put_string(carry_json_text *text, const char *string);
 void carry_json_put_bytes(carry_json_text *text, const char *bytes, size_t length); /* zeros among them */
 /* The same with a colon after it. */

@@ -4,8 +4,8 @@
 
 #include "carry/context.h"
 
-/* From now on tasks have so many of the pool's threads, and carry_ctx_threads says so; not from inside a task. Returns
-   how many it was, for giving them back. */
+/* Limits tasks to `threads` of the pool's threads, which carry_ctx_threads then returns. Not from inside a task.
+   Returns the limit before, to restore it. */
 int carry_limit_threads(carry_ctx *ctx, int threads);
 
 #endif

@@ -33,7 +33,7 @@ typedef struct carry_arena {
 carry_arena carry_arena_over(void *block, size_t size);
 /* count items of item bytes, aligned to CARRY_ALIGN; NULL when counting or overflowed. */
 void *carry_arena_take(carry_arena *arena, size_t count, size_t item);
-/* Bytes to ask for so that a block of any alignment holds what was taken; false on overflow. */
+/* Bytes to allocate so that a block of any alignment holds everything taken so far; false on overflow. */
 bool carry_arena_total(const carry_arena *arena, size_t *bytes);
 
 /* Bytes of memory that the process holds now; below 0 when that cannot be known. */

@@ -10,7 +10,7 @@
 typedef struct carry_sink {
     void *user;
     void (*metric)(void *user, int64_t step, const char *name, double value);
-    void (*note)(void *user, int64_t step, const char *line); /* what a person should know, without a newline */
+    void (*note)(void *user, int64_t step, const char *line); /* a message for the user, without a newline */
 } carry_sink;
 
 static inline void carry_sink_metric(const carry_sink *sink, int64_t step, const char *name, double value) {

@@ -37,7 +37,7 @@ typedef struct carry_span {
     bool piece;    /* of a task that another thread gave out: it adds no call and no wall time */
 } carry_span;
 
-/* What happened on a track: a span, or a counter's value from here on. */
+/* An event on a track: a span, or a counter's value from its start on. */
 typedef struct carry_event {
     const carry_span_site *site; /* NULL for a counter */
     const char *counter;
@@ -82,7 +82,7 @@ void carry_recorder_free(carry_recorder *recorder);
    on. Any thread may attach its own context. */
 carry_status carry_recorder_attach(carry_recorder *recorder, carry_ctx *ctx, int rank);
 
-/* What the context records to, or NULL. */
+/* The recorder of the context, or NULL. */
 carry_recorder *carry_recorder_of(const carry_ctx *ctx);
 
 /* Tracks in the order in which they were made; NULL past the end. The contexts are at rest or freed. */
@@ -121,7 +121,7 @@ static inline void carry_span_end_work(carry_track *const *track, double flops, 
     }
 }
 
-/* What the innermost span of this thread has done. */
+/* Adds to the work of the innermost span of this thread. */
 static inline void carry_span_work(carry_ctx *ctx, double flops, double tokens) {
     if (__builtin_expect(ctx->recording != NULL, 0)) {
         carry_span_add(carry_span_track(ctx), flops, tokens);

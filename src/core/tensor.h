@@ -16,7 +16,7 @@ int64_t carry_tensor_count(const carry_tensor *tensor); /* elements */
 /* Element `index`, counted in memory from data on, of an f32, bf16 or f16 tensor. */
 double carry_tensor_at(const carry_tensor *tensor, int64_t index);
 
-/* f32, bf16 or f16: what activations and weights can be. */
+/* f32, bf16 or f16: the types of activations and weights. */
 bool carry_dtype_is_real(carry_dtype dtype);
 
 /* A packed tensor of an arena over memory of `device`. */

@@ -30,14 +30,14 @@ struct carry_pool {
     carry_task task;
     void *argument;
     int64_t count, grain;
-    _Atomic int64_t next;    /* first item nobody has taken */
+    _Atomic int64_t next;    /* first item not yet taken */
     _Atomic uint64_t serial; /* grows with every task; idle threads watch it */
     atomic_bool open;        /* may threads join the task? */
     atomic_int joined;       /* threads that look at the task now */
     atomic_bool stop;
     bool inside;                 /* a task is running: nested calls run in place */
     carry_ctx *recorded;         /* the task's context where spans are recorded, else NULL */
-    const carry_span_site *site; /* the span that gave the task out, whose name its pieces bear */
+    const carry_span_site *site; /* the span that started the task, which gives its pieces their name */
 
     pthread_mutex_t lock; /* guards sleeping only */
     pthread_cond_t wake;
@@ -49,7 +49,7 @@ typedef struct worker {
     int index;
 } worker;
 
-/* What a worker thread is: known to itself alone, so that a task need not be told. */
+/* The worker of this thread. Thread-local, so that it need not be passed to a task. */
 static _Thread_local const worker *this_worker;
 
 static void relax(void) {

@@ -1,4 +1,4 @@
-/* Device activity: what the GPUs did while a profile ran, kernel by kernel and copy by copy.
+/* Device activity: the kernels and copies of the GPUs while a profile ran.
 
    carry_activity_start asks the first backend that supports it (device/backend.h) to fill a log until
    carry_activity_stop. Outside these two calls nothing is recorded and there is no cost. Times are those of
@@ -42,8 +42,8 @@ typedef struct carry_activity_sum {
     carry_activity_kind kind;
     int64_t calls;
     double seconds;
-    /* Who launched it (core/launching.h), of all launches since the start, recordings of graphs among them; the first
-       few operators that did. */
+    /* The operators that launched it (core/launching.h), over all launches since the start, including recordings of
+       graphs; only the first few operators. */
     const char *operator_name[CARRY_ACTIVITY_OPERATORS], *operator_place[CARRY_ACTIVITY_OPERATORS];
     int64_t launches[CARRY_ACTIVITY_OPERATORS];
 } carry_activity_sum;
@@ -55,8 +55,8 @@ typedef struct carry_activity_log {
     int64_t count, limit;
     int64_t dropped;        /* not kept; the sums have them */
     double dropped_seconds; /* their time */
-    int64_t lost;           /* known to nobody: the recorder of the device had no room, or no time for them */
-    double from;            /* carry_seconds: what began earlier is left out */
+    int64_t lost;           /* not recorded: the device's recorder had no space, or no time for them */
+    double from;            /* carry_seconds: activities that began earlier are left out */
     int64_t waits;          /* of the host for a stream, an event or a whole GPU */
     int gpus;               /* that did anything */
     double first, last;     /* when the first began and the last ended, of those that are kept */
@@ -72,7 +72,7 @@ void carry_activity_free(carry_activity_log *log);
 /* *log stays NULL where there is no GPU, or none whose work can be recorded; it does too after a failure, whose
    message says why kernels are not on the trace. One log at a time in a process. */
 carry_status carry_activity_start(carry_ctx *ctx, carry_activity_log **log, int64_t records);
-/* All that was launched since the start is in the log when this returns, provided that it has been waited for. */
+/* When this returns the log has all work that was launched since the start and has been waited for. */
 carry_status carry_activity_stop(carry_ctx *ctx, carry_activity_log *log);
 
 /* For backends: keeps and sums up one thing; its .name is set here. One thread at a time. */

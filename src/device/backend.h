@@ -16,16 +16,16 @@ typedef enum carry_copy_way { CARRY_COPY_TO_DEVICE, CARRY_COPY_TO_HOST, CARRY_CO
 
 /* Where memory is, as a backend sees it. */
 typedef enum carry_memory_place {
-    CARRY_PLACE_UNKNOWN, /* memory of the process that this backend does not know */
+    CARRY_PLACE_UNKNOWN, /* host memory that this backend did not allocate or register */
     CARRY_PLACE_HOST,
     CARRY_PLACE_DEVICE,
-    CARRY_PLACE_EVERYWHERE, /* moves to who reads it */
+    CARRY_PLACE_EVERYWHERE, /* managed memory: moves to the processor that reads it */
 } carry_memory_place;
 
 typedef struct carry_backend {
     const char *name, *about;
-    int (*count)(void); /* devices here and now; 0 when there is no driver */
-    /* Why there are none: an error message without the backend's name. NULL: there always are. */
+    int (*count)(void); /* devices found; 0 without a driver */
+    /* Why no device was found: an error message without the backend's name. NULL: always found. */
     void (*absence)(char *line, size_t size);
     carry_status (*describe)(carry_ctx *ctx, int ordinal, carry_device_properties *properties);
     carry_status (*measure)(carry_ctx *ctx, int ordinal, carry_gpu *gpu); /* NULL: no GPU */
@@ -59,19 +59,20 @@ typedef struct carry_backend {
     carry_status (*graph_end)(carry_ctx *ctx, carry_graph **graph, int ordinal, carry_stream *stream);
     carry_status (*graph_launch)(carry_ctx *ctx, int ordinal, carry_graph *graph, carry_stream *stream);
     void (*graph_free)(carry_ctx *ctx, int ordinal, carry_graph *graph);
-    /* What all devices of this backend do, from start to stop (device/activity.h). Both NULL: it cannot be told. */
+    /* Records the work of all devices of this backend from start to stop (device/activity.h). Both NULL: not
+       supported. */
     carry_status (*activity_start)(carry_ctx *ctx, struct carry_activity_log *log);
     carry_status (*activity_stop)(carry_ctx *ctx, struct carry_activity_log *log);
-    /* Memory that other processes read from (device/exchange.h), kept until the process ends. All three NULL: none can.
-     */
+    /* Memory that other processes read from (device/exchange.h), kept until the process ends. All three NULL: not
+       supported. */
     carry_status (*give_name)(carry_ctx *ctx, void **data, struct carry_exchange_name *name, int ordinal, size_t bytes);
     carry_status (*open_name)(carry_ctx *ctx, void **data, int ordinal, const struct carry_exchange_name *name);
     void (*close_name)(carry_ctx *ctx, int ordinal, void *data);
-    /* Which one it is, for all processes of the machine: CARRY_DEVICE_IDENTITY bytes. NULL: its number. */
+    /* Identifies the device to all processes of the machine: CARRY_DEVICE_IDENTITY bytes. NULL: its number. */
     carry_status (*identity)(carry_ctx *ctx, char *identity, int ordinal);
 } carry_backend;
 
-/* The backend of a device and the device's ordinal in it; NULL when there is no such device. */
+/* The backend of a device and the device's ordinal in it; NULL: not a device. */
 const carry_backend *carry_backend_of(int device, int *ordinal);
 
 #endif

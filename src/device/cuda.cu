@@ -1,5 +1,5 @@
 /* NVIDIA GPUs as devices: properties, copies, streams, events; memory is in cuda_memory.cu, graphs in cuda_graph.cu,
-   what profiles are told in cuda_activity.cu.
+   profiling in cuda_activity.cu.
 
    The runtime is linked statically and asks for a driver when the first device is counted: without one there are no
    CUDA devices and nothing else changes, so one binary serves machines with and without a GPU. */
@@ -56,7 +56,8 @@ static int count(void) {
     return devices;
 }
 
-/* Asked of the driver itself, since the runtime does not tell the version of one that it refuses; 0: there is none. */
+/* The version of the driver, by the driver itself: the runtime does not report that of a driver it refuses; 0: no
+   driver. */
 static int driver_version(void) {
     int version = 0;
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);

@@ -1,4 +1,4 @@
-/* What CUDA source files share: error reporting, and the parts of the CUDA backend that have their own files.
+/* Shared by the CUDA source files: error reporting, and the parts of the CUDA backend that have their own files.
 
    It is a C header that needs the headers of CUDA, so only *.cu files include it. */
 #ifndef CARRY_DEVICE_CUDA_H

@@ -1,9 +1,9 @@
-/* Kernels, copies and fills of NVIDIA GPUs as CUPTI tells them, for profiles.
+/* Kernels, copies and fills of NVIDIA GPUs as reported by CUPTI, for profiles.
 
-   CUPTI is opened when a profile starts and only then: a binary needs it neither to run nor to be linked. It fills
-   buffers of ours and gives them back on a thread of its own, which adds what is in them to the log at once, so that
-   few buffers do for any number of kernels. Kernels of graphs come one by one, like others. Its clock is not
-   carry_seconds: both are read at the start and at the stop, and times in between are placed on that line. */
+   CUPTI is opened when a profile starts and only then: a binary needs it neither to run nor to be linked. It fills our
+   buffers and returns them on its own thread, which adds their records to the log at once, so that a few buffers
+   suffice for any number of kernels. Kernels of graphs come one by one, like others. Its clock is not carry_seconds:
+   both are read at the start and at the stop, and times in between are placed on that line. */
 #include "device/cuda.h"
 
 #include <atomic>
@@ -226,7 +226,7 @@ static void add_dropped(void) {
     }
 }
 
-/* CUPTI asks on the threads that launch: nothing here waits for those who read a buffer. */
+/* CUPTI requests buffers on the threads that launch: nothing here waits for the thread that reads them. */
 static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *size, size_t *most_records) {
     bool room = buffers.fetch_add(1) < MOST_BUFFERS;
     *buffer = room ? (uint8_t *)aligned_alloc(ACTIVITY_RECORD_ALIGNMENT, BUFFER_BYTES) : NULL;

@@ -78,7 +78,7 @@ static cudaError_t take(void **data, cudaMemPool_t pool, size_t bytes, cudaStrea
     return pool != NULL ? cudaMallocFromPoolAsync(data, bytes, pool, stream) : cudaMalloc(data, bytes);
 }
 
-/* Everything that the pool keeps and nobody uses goes back; frees that are still queued must have happened for it. */
+/* Returns the unused memory of the pool to the driver; waits first for frees that are still queued. */
 static void give_back(cudaMemPool_t pool) {
     (void)cudaGetLastError();
     if (pool != NULL) {
@@ -155,7 +155,7 @@ extern "C" size_t carry_cuda_held(carry_ctx *ctx, int ordinal) {
     return (size_t)reserved;
 }
 
-/* On the thread's own stream, which nobody queues work on: waiting for it waits for the memory alone. */
+/* On the thread's own stream, which has no other work: waiting for it waits for the memory alone. */
 extern "C" carry_status carry_cuda_alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes) {
     CARRY_TRY(alloc(ctx, data, ordinal, bytes, cudaStreamPerThread));
     cudaError_t error = cudaStreamSynchronize(cudaStreamPerThread);

@@ -1,4 +1,4 @@
-/* Pieces of regions, of sizes that are powers of two, kept for the next who asks. */
+/* Pieces of regions, of sizes that are powers of two, kept for the next request. */
 #include "device/exchange.h"
 
 #include <pthread.h>

@@ -8,7 +8,7 @@
 
 #include "carry/device.h"
 
-/* What a region is called in other processes. */
+/* The name of a region for other processes. */
 typedef struct carry_exchange_name {
     unsigned char bytes[64];
 } carry_exchange_name;
@@ -16,7 +16,7 @@ typedef struct carry_exchange_name {
 typedef struct carry_exchange {
     struct carry_exchange *next; /* exchange.c's */
     void *data;
-    size_t bytes; /* at least what was asked for */
+    size_t bytes; /* at least the requested size */
     int device;
     carry_exchange_name name; /* of its region */
     uint64_t offset;          /* in it */
@@ -33,7 +33,7 @@ void carry_exchange_give(carry_exchange *piece);
 carry_status carry_exchange_open(carry_ctx *ctx, void **data, int device, const carry_exchange_name *name);
 void carry_exchange_close(carry_ctx *ctx, int device, void *data);
 
-/* Which GPU it is, whatever number it has in this process: "0000:65:00.0". */
+/* Identifies the GPU, whatever its number in this process: "0000:65:00.0". */
 #define CARRY_DEVICE_IDENTITY 32
 carry_status carry_device_identity(carry_ctx *ctx, char identity[CARRY_DEVICE_IDENTITY], int device);
 

@@ -1,4 +1,4 @@
-/* What the cost models need to know about a GPU: its properties, and rates that are measured once per context. */
+/* Inputs of the cost models of a GPU: its properties, and rates that are measured once per context. */
 #ifndef CARRY_DEVICE_GPU_H
 #define CARRY_DEVICE_GPU_H
 

@@ -1,7 +1,7 @@
-/* Instructions of Hopper GPUs that C++ has no words for: barriers in shared memory that count bytes, copies of tiles by
-   the tensor copy engine, and products of a warpgroup (four warps) with operands in shared memory.
+/* Instructions of Hopper GPUs that need assembly: barriers in shared memory that count bytes, copies of tiles by the
+   tensor copy engine, and products of a warpgroup (four warps) with operands in shared memory.
 
-   Tiles lie in shared memory as the copy engine leaves them with its 128-byte swizzle: columns in bands of 64 elements,
+   Tiles are in shared memory as the copy engine writes them with its 128-byte swizzle: columns in bands of 64 elements,
    each band a column of rows of 128 bytes; eight rows are one atom of 1024 bytes. */
 #ifndef CARRY_DEVICE_HOPPER_CUH
 #define CARRY_DEVICE_HOPPER_CUH
@@ -9,7 +9,7 @@
 #include <cuda.h>
 #include <stdint.h>
 
-/* What products multiply: a file may say "f16" before it includes this. */
+/* Element type of products: a file may define it as "f16" before it includes this. */
 #ifndef HOPPER_ELEMENT
 #define HOPPER_ELEMENT "bf16"
 #endif
@@ -120,8 +120,8 @@ static __device__ __forceinline__ void stores_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* What a product is told of an operand: where it starts, bytes from one band to the next (of operands whose rows run
-   along k: not asked), and from eight rows to the next eight. */
+/* The descriptor of an operand of a product: its start, bytes from one band to the next (ignored for operands whose
+   rows run along k), and from eight rows to the next eight. */
 static __device__ __forceinline__ uint64_t describe(uint32_t address, int band) {
     return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(band >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
            (uint64_t)1 << 62;

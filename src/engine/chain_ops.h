@@ -126,7 +126,7 @@ typedef struct carry_chain_device {
                            const carry_chain_lists *lists, bool overlaps);
 } carry_chain_device;
 
-/* NULL when there is no such device or it has no kernels. */
+/* NULL if the device does not exist or has no kernels. */
 const carry_chain_device *carry_chain_device_of(int device, int *ordinal);
 
 #ifdef __cplusplus

@@ -379,7 +379,7 @@ carry_status carry_decode_step(carry_decode *d, const carry_run *runs, int64_t c
         CARRY_TRY(make_list(d, (int)count));
     }
     if (d->tag > LAST_TAG) {
-        d->tag = 1; /* none of an earlier round may be left */
+        d->tag = 1; /* no tag of an earlier round may remain */
         CARRY_TRY(carry_device_fill(lm->ctx, d->h, lm->own.device, 0, d->word_bytes,
                                     carry_ctx_stream(lm->ctx, lm->own.device)));
     }

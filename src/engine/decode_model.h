@@ -6,7 +6,7 @@
 
 #define CARRY_DECODE_KEY 128 /* of a head of the delta rule */
 
-/* A parameter in f32, and a matrix in bf16; NULL, and a tensor without data: the part has none. */
+/* A parameter in f32, and a matrix in bf16; NULL, and a tensor without data, if the part lacks it. */
 const float *carry_decode_wide(const carry_lm *lm, const carry_lm_sublayer *own, int slot);
 carry_tensor carry_decode_matrix(const carry_lm *lm, const carry_lm_sublayer *own, int slot);
 

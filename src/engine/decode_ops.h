@@ -34,7 +34,7 @@ typedef enum carry_decode_kind {
     CARRY_DECODE_COMBINE,
 } carry_decode_kind;
 
-/* How the input of a product is made from what earlier operations left. */
+/* How the input of a product is made from the results of earlier operations. */
 typedef enum carry_decode_input {
     CARRY_DECODE_NORM,       /* x / rms(x) times w or 1 + w */
     CARRY_DECODE_GATED_NORM, /* the same for each head of 128 columns, times silu(gate) */
@@ -173,7 +173,7 @@ typedef struct carry_decode_device {
                            int columns, int new_pages);
 } carry_decode_device;
 
-/* NULL when there is no such device or it has no kernel. */
+/* NULL if the device does not exist or has no kernel. */
 const carry_decode_device *carry_decode_device_of(int device, int *ordinal);
 
 #ifdef __cplusplus

@@ -161,7 +161,8 @@ static carry_status make_job(carry_ctx *ctx, const carry_engine *e, const carry_
         return carry_fail(ctx, CARRY_EARGUMENT, "a request needs ids or text, and not both");
     }
     if (r->stop_count > 0 && e->model.tokenizer == NULL) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "stop texts need a tokenizer, and %s has none", e->model.folder);
+        return carry_fail(ctx, CARRY_EARGUMENT, "stop texts need a tokenizer, but %s does not have one",
+                          e->model.folder);
     }
     if (r->constrain != NULL && (r->regex != NULL || r->json_schema != NULL)) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a request has either `constrain` or a regex or JSON schema");

@@ -16,7 +16,7 @@
 #include "engine/model_folder.h"
 
 typedef struct carry_evaluation {
-    double nll;            /* the sum of -ln p over what was predicted */
+    double nll;            /* the sum of -ln p over predicted tokens */
     int64_t tokens, bytes; /* that were predicted */
     int64_t files;         /* that were read to their end */
     int64_t words;         /* where all files are WikiText's (train/wikitext.h); else 0 */

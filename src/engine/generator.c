@@ -226,7 +226,7 @@ static carry_status enqueue_step(carry_lm_generator *g, bool begun) {
     return g->dtype != CARRY_F32 ? carry_convert(g->lm->ctx, g->wide, g->logits) : CARRY_OK;
 }
 
-/* What cannot be recorded is launched as it is, then and from then on. */
+/* Records a step. One that cannot be recorded is enqueued directly; a later step tries again. */
 static carry_status record_step(carry_lm_generator *g) {
     carry_ctx *ctx = g->lm->ctx;
     const int device = g->lm->own.device;

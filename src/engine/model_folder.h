@@ -19,9 +19,9 @@
 typedef struct carry_model {
     int device; /* that it is on */
     carry_lm *lm;
-    carry_tokenizer *tokenizer; /* NULL: opened without */
-    int64_t start;              /* what an empty text is continued from: bos_token_id or the end of text; -1: none */
-    int64_t end, other_end;     /* tokens that end a text: end-of-text and eos_token_id; -1: none */
+    carry_tokenizer *tokenizer;     /* NULL: opened without */
+    int64_t start;                  /* the first token of an empty text: bos_token_id or the end of text; -1: none */
+    int64_t end, other_end;         /* tokens that end a text: end-of-text and eos_token_id; -1: none */
     int64_t ends[CARRY_MODEL_ENDS]; /* more of them: generation_config.json's, and tokenizer_config.json's eos_token */
     int end_count;
     char folder[CARRY_FILE_PATH]; /* that it was read from */
@@ -31,7 +31,7 @@ typedef struct carry_model {
 carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device);
 /* The same without looking for a tokenizer: prompts and texts are tokens' numbers. */
 carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device);
-/* The same with a tokenizer if there is one that this build can read; a warning tells why there is none. */
+/* The same with a tokenizer if there is one that this build can read; a warning says why it is missing. */
 carry_status carry_model_open_with_text(carry_ctx *ctx, carry_model *model, const char *folder, int device);
 /* Over weights that are loaded already and stay the caller's: set lm to NULL before carry_model_close. */
 void carry_model_borrow(carry_ctx *ctx, carry_model *model, carry_lm *lm);

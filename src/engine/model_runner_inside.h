@@ -72,7 +72,7 @@ typedef struct carry_model_runner {
     /* On a GPU that samples: tokens stay there, and a step returns once it is enqueued. */
     carry_device_sampler *sampling;
     int32_t *last_there;  /* [slots + 1], on the device */
-    carry_decode *decode; /* steps of a few sequences in one kernel; NULL: the model or device has none */
+    carry_decode *decode; /* steps of a few sequences in one kernel; NULL: the model or device does not support it */
     carry_chain *chain;   /* steps of more sequences in a few kernels a layer; NULL likewise */
     const carry_slot_kernel *copies;
     carry_slot_part *parts; /* on the device: of a slot, then of a page */
@@ -84,7 +84,7 @@ typedef struct carry_model_runner {
     carry_stream *stream; /* made for the context; NULL: it had one, or the device is the CPU */
 } carry_model_runner;
 
-/* model_runner_call.c: refuses what cannot be run, before anything is changed; fills in the lists of a call. */
+/* model_runner_call.c: refuses an invalid call before anything is changed; fills in the lists of a call. */
 carry_status carry_model_runner_check(const carry_model_runner *r, const carry_run *runs, int64_t count);
 carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *runs, int64_t count);
 /* Places the lists in an arena; over NULL it counts. */
@@ -104,7 +104,7 @@ void carry_model_runner_sample(carry_model_runner *r, const carry_run *runs, int
 carry_status carry_model_runner_open_samplers(carry_model_runner *r);
 void carry_model_runner_close_samplers(carry_model_runner *r);
 
-/* model_runner_device.c: what a GPU does without the host: sampling, decoding steps, copies of states. */
+/* model_runner_device.c: work of a GPU without the host: sampling, decoding steps, copies of states. */
 carry_status carry_model_runner_open_device(carry_model_runner *r);
 void carry_model_runner_close_device(carry_model_runner *r);
 /* The call whose lists are filled in: enqueued, with its tokens. */

@@ -108,7 +108,7 @@ carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages
     const size_t slot_bytes = demand->slot_bytes > 0 ? demand->slot_bytes : 1;
     *slots = demand->sequences;
     while (*slots > sequences && (size_t)*slots * demand->slot_bytes > memory / 2) {
-        (*slots)--; /* short contexts share what is there */
+        (*slots)--; /* short contexts share the memory */
     }
     size_t left = memory - (size_t)*slots * demand->slot_bytes;
     const int64_t wanted = demand->page_bytes == 0 ? 0 : each * (demand->sequences + demand->spare);

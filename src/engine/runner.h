@@ -1,9 +1,9 @@
-/* Steps of a model for sequences whose states lie in a pool.
+/* Steps of a model for sequences whose states are in a pool.
 
    A pool has slots and pages, both made once, when the runner is opened. A slot holds the recurrent part of one
    sequence's state: convolution tails and states of the delta rule. A page holds the keys and values of
-   CARRY_PAGE_TOKENS tokens in all attention layers. A sequence names its slot and its pages in every step; who owns
-   which is the caller's business (engine/pool.h). Snapshots and cached prefixes are slots and pages too.
+   CARRY_PAGE_TOKENS tokens in all attention layers. A sequence names its slot and its pages in every step; the caller
+   manages their ownership (engine/pool.h). Snapshots and cached prefixes are slots and pages too.
 
    A step reads some tokens of each of its sequences: pieces of prompts and single tokens side by side. A sequence whose
    next token is wanted gets it by its own sampling. Steps are put into the device's stream in order; results are read

@@ -205,7 +205,7 @@ static threshold find_threshold(carry_sampler *s, int64_t tokens, double mass) {
     return (threshold){.key = prefix, .equal = equal};
 }
 
-/* Takes away what lies below; the sum of what stays. */
+/* Sets weights below the threshold to zero; returns the sum of the others. */
 static double keep_above(carry_sampler *s, threshold at) {
     double sum = 0.0;
     int64_t equal = 0;

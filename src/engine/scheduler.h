@@ -18,7 +18,7 @@
 typedef struct carry_scheduler carry_scheduler;
 
 /* A token of a text (result is not NULL), or the end of a request: the sequence has outcome, status, message and
-   counts. state: the handle of the kept state, 0 if there is none. */
+   counts. state: the handle of the kept state, or 0. */
 typedef struct carry_sequence_event {
     const carry_sequence *sequence;
     const carry_run_result *result;
@@ -49,7 +49,7 @@ void carry_scheduler_free(carry_scheduler *scheduler);
 
 /* Takes the sequence over, on success. CARRY_ESIZE: the queue is full, or it would never fit. */
 carry_status carry_scheduler_add(carry_scheduler *s, carry_sequence *q, uint64_t request);
-/* False: there is no such request, or it has ended. Its end is reported by a later step at the latest. */
+/* False: the request is unknown or has ended. Its end is reported by a later step at the latest. */
 bool carry_scheduler_cancel(carry_scheduler *scheduler, uint64_t request);
 void carry_scheduler_cancel_all(carry_scheduler *scheduler);
 
@@ -68,7 +68,7 @@ typedef struct carry_scheduler_stats {
 } carry_scheduler_stats;
 carry_scheduler_stats carry_scheduler_statistics(const carry_scheduler *scheduler);
 
-/* Kept states, by handle. CARRY_ENOTFOUND: there is no such state. */
+/* Kept states, by handle. CARRY_ENOTFOUND: unknown handle. */
 carry_status carry_scheduler_state_length(carry_scheduler *scheduler, uint64_t state, int64_t *tokens);
 carry_status carry_scheduler_state_fork(carry_scheduler *scheduler, uint64_t state, uint64_t *made);
 /* Forgets the last `tokens` tokens, CARRY_ROLL_BACK at most. Replays tokens from a snapshot: exact. */

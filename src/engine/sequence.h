@@ -124,7 +124,7 @@ void carry_sequence_close_rules(carry_sequence *sequence);
 void carry_sequence_note(carry_sequence *sequence, int32_t id);
 /* The tokens that may be sampled next, as `allowed` of carry_run; asks the constraint. False: it failed. */
 bool carry_sequence_allow(carry_sequence *sequence, const uint32_t **allowed);
-/* True if what is sampled next depends on the last token by more than the logits. */
+/* True if sampling depends on the last token other than through the logits. */
 bool carry_sequence_needs_last(const carry_sequence *sequence);
 bool carry_sequence_ends_with(const carry_sequence *sequence, int32_t id);
 

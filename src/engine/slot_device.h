@@ -25,7 +25,7 @@ typedef struct carry_slot_kernel {
                          int32_t *last, int64_t to, int64_t from);
 } carry_slot_kernel;
 
-/* NULL: the device has none. */
+/* NULL: not implemented for the device. */
 const carry_slot_kernel *carry_slot_kernel_of(int device, int *ordinal);
 
 #ifdef __cplusplus

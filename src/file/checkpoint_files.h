@@ -25,11 +25,11 @@ extern const char *const carry_checkpoint_files[];
 carry_status carry_checkpoint_steps(carry_ctx *ctx, int64_t **steps, int64_t *count, const char *folder);
 carry_status carry_checkpoint_sum(carry_ctx *ctx, const char *path, int64_t *bytes, uint32_t *crc);
 carry_status carry_checkpoint_sync(carry_ctx *ctx, const char *folder);
-/* A folder and the files in it; what cannot be removed stays. */
+/* Removes a folder and the files in it; errors are ignored. */
 void carry_checkpoint_remove(const char *folder);
-/* What a killed run left: hidden step folders. */
+/* Removes the hidden step folders that a killed run left. */
 void carry_checkpoint_sweep(const char *folder);
-/* All but the keep newest up to `newest`; those behind it are of another run, and go first. */
+/* Removes all but the `keep` newest up to `newest`; later ones are of another run, and are removed too. */
 carry_status carry_checkpoint_prune(carry_ctx *ctx, const char *folder, int64_t newest, int64_t keep);
 
 /* train.json; its last member is a checksum of the text before it, which older files lack. The caller frees *document.

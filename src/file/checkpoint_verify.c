@@ -55,7 +55,7 @@ carry_status carry_checkpoint_check(carry_ctx *ctx, const carry_json *entry, con
                                     : carry_fail(ctx, CARRY_EFORMAT, "%s has other bytes than were written", path);
 }
 
-/* The note, whose last member is the sum of what stands before it; older ones have none. */
+/* Reads the note, whose last member is a checksum of the text before it; older notes lack it. */
 carry_status carry_checkpoint_note(carry_ctx *ctx, carry_json **document, const char *path) {
     char *text;
     size_t length;

@@ -54,7 +54,7 @@ carry_status carry_gguf_open(carry_ctx *ctx, carry_gguf *file, const char *path)
 carry_status carry_gguf_parse(carry_ctx *ctx, carry_gguf *file, const void *data, size_t bytes);
 void carry_gguf_close(carry_gguf *file);
 
-/* NULL: there is no such key. */
+/* NULL: unknown key. */
 const carry_gguf_item *carry_gguf_find(const carry_gguf *file, const char *key);
 /* Values of one element; false if the key is missing or of another kind. An integer must fit an int64_t. */
 bool carry_gguf_integer(const carry_gguf *file, const char *key, int64_t *value);

@@ -10,7 +10,7 @@
 #include "core/tensor.h"
 #include "file/gguf_model.h"
 
-/* What the file has in place of the values. */
+/* How the file stores the values. */
 typedef enum tensor_form {
     SAME,
     NORM,        /* 1 was added */

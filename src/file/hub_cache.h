@@ -27,6 +27,6 @@ carry_status carry_hub_model_folder(carry_ctx *ctx, char path[CARRY_FILE_PATH], 
 /* folder as it is, or for hf:OWNER/NAME the snapshot in the cache. CARRY_ENOTFOUND names the command that fetches it.
  */
 carry_status carry_hub_resolve(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder);
-bool carry_hub_is_hash(const char *text, size_t digits); /* exactly so many lowercase hexadecimal digits */
+bool carry_hub_is_hash(const char *text, size_t digits); /* exactly `digits` lowercase hexadecimal digits */
 
 #endif

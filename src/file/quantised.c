@@ -199,7 +199,7 @@ int64_t carry_head_place(const carry_head_order *order, int64_t at) {
     return order->first + there * order->size + (at - order->first) % order->size;
 }
 
-/* Do blocks of a format lie in one head each? */
+/* Is every block of a format inside one head? */
 static bool blocks_are_in_heads(const carry_quant_format *format, const carry_head_order *order) {
     return order->size % format->block == 0 && order->first % format->block == 0;
 }

@@ -34,7 +34,7 @@ carry_status carry_safetensors_open(carry_ctx *ctx, carry_safetensors *file, con
 carry_status carry_safetensors_parse(carry_ctx *ctx, carry_safetensors *file, const void *data, size_t bytes);
 void carry_safetensors_close(carry_safetensors *file);
 
-/* NULL when there is none. */
+/* NULL if not found. */
 const carry_tensor *carry_safetensors_find(const carry_safetensors *file, const char *name);
 const char *carry_safetensors_metadata(const carry_safetensors *file, const char *key);
 

@@ -1,4 +1,4 @@
-/* Files of states: what a model has read of a text, as tensors by name, in a safetensors file. Its metadata:
+/* Files of states: the state of a model after a text, as tensors by name, in a safetensors file. Its metadata:
 
        carry_state     the version of the format, "2"
        model           hash of the model's configuration and weights
@@ -10,7 +10,7 @@
    header or of the data, is refused. Numbers and hashes are accepted only as they are written. Hashes are XXH64
    (core/hash.h), in 16 hexadecimal digits. A file is replaced as a whole (core/file.h).
 
-   Version 1 had no hashes of tensors, and told models apart by a few of their weights. */
+   Version 1 had no hashes of tensors, and identified models by a few of their weights. */
 #ifndef CARRY_FILE_STATE_FILE_H
 #define CARRY_FILE_STATE_FILE_H
 

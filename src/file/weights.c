@@ -109,7 +109,7 @@ bool carry_weights_is_file(const char *folder) {
 }
 
 carry_status carry_weights_open(carry_ctx *ctx, carry_weights *w, const char *folder) {
-    /* What transformers and what diffusers call it; the first where there is neither. */
+    /* The names that transformers and diffusers use; an error names the first if both are missing. */
     static const char *const names[] = {"model.safetensors", "diffusion_pytorch_model.safetensors"};
     char path[CARRY_FILE_PATH];
     *w = (carry_weights){0};

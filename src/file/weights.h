@@ -18,7 +18,7 @@ typedef struct carry_weights {
 
 /* Names in the index stand for files of the same folder: a path is refused, and so is a tensor that is not in the file
    the index names, or in one it does not. */
-bool carry_weights_is_file(const char *folder); /* does it end in .safetensors, and is no folder? */
+bool carry_weights_is_file(const char *folder); /* does it end in .safetensors, and is it a file? */
 carry_status carry_weights_open(carry_ctx *ctx, carry_weights *weights, const char *folder);
 void carry_weights_close(carry_weights *weights);
 

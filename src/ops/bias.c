@@ -1,4 +1,4 @@
-/* What is added to every row: a bias, or another tensor's rows through a gate. */
+/* Additions to every row: a bias, or another tensor's rows through a gate. */
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"

@@ -1,4 +1,4 @@
-/* What the convolution and its gradient share: checks, borders of sequences, and rows of channels as f32. */
+/* Shared by the convolution and its gradient: checks, borders of sequences, and rows of channels as f32. */
 #ifndef CARRY_OPS_CONV_H
 #define CARRY_OPS_CONV_H
 
@@ -21,7 +21,7 @@ carry_conv_problem carry_conv_problem_of(carry_tensor x, carry_tensor w, carry_t
                                          carry_activation activation);
 carry_status carry_conv_expect(carry_ctx *ctx, const carry_conv_problem *p, const carry_tensor *cu_seqlens);
 
-/* First token of t's sequence and the one after its last; *first_sequence: may it see what is before the tokens? */
+/* First token of t's sequence and the one after its last; *first_sequence: may it see inputs before the first token? */
 void carry_conv_borders(const carry_conv_problem *p, int64_t t, int64_t *begin, int64_t *end, bool *first_sequence);
 
 /* taps[i * CARRY_CONV_CHANNELS + c] = w[at + c][i], or w[at + c][width - 1 - i]. */

@@ -9,12 +9,12 @@
 #include "ops/cpu.h"
 #include "ops/nn.h"
 
-/* What a piece of rows reads and writes should stay in the second cache beside a panel of weights. */
+/* The inputs and outputs of a piece of rows, which should stay in the second-level cache with a panel of weights. */
 #define STRIP_BYTES (256 << 10)
 
 #define INPUTS 3
 
-/* How the windows of a form lie: rows and columns of pixels, and the step from one to the next. */
+/* The windows of a form: rows and columns of pixels, and the step from one window to the next. */
 typedef struct window {
     int rows, columns, step;
 } window;
@@ -160,7 +160,7 @@ static void add_products(const job *j, carry_product *p, const input *in, int64_
     p->a_row = j->window.step * in->channels;
     p->a_next = in->pitch;
     p->b_next = p->k * p->n;
-    p->count = 1; /* the first with its base, the others with what is there by then */
+    p->count = 1; /* the first adds to its base, the others to c */
     j->kernels->product(p);
     p->base = p->c;
     p->base_row = p->c_row;

@@ -20,7 +20,7 @@ typedef struct job {
     float *partial; /* [batch, token blocks, width, channels] */
 } job;
 
-/* What a thread keeps beside for a block of channels. */
+/* Buffers of a thread for a block of channels. */
 typedef struct beside {
     float taps[CARRY_CONV_WIDTHS * CARRY_CONV_CHANNELS];
     float reversed[CARRY_CONV_WIDTHS * CARRY_CONV_CHANNELS];

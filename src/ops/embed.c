@@ -11,7 +11,7 @@
 
 #define GRAIN_ELEMENTS 16384
 #define COLUMNS 64
-#define AHEAD 4 /* tokens: rows lie anywhere in the table, so their addresses are told early */
+#define AHEAD 4 /* tokens: rows are anywhere in the table, so they are prefetched */
 
 typedef struct job {
     const carry_kernels *kernels;

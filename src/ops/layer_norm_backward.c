@@ -23,10 +23,10 @@ typedef struct job {
     float *partial; /* [blocks, 2, n]: dw, db */
 } job;
 
-/* What a thread keeps beside while it walks rows. */
+/* Buffers of a thread. */
 typedef struct beside {
     float x[CARRY_PIECE], w[CARRY_PIECE], dy[CARRY_PIECE], dx[CARRY_PIECE];
-    float nobody[2][CARRY_PIECE]; /* sums that are not asked for */
+    float nobody[2][CARRY_PIECE]; /* sums that were not requested */
 } beside;
 
 static void open_piece(const job *j, beside *k, carry_layer_backward *row, int64_t t, int64_t at, int64_t count) {

@@ -270,8 +270,8 @@ carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_
     return operators->linear(ctx, y, x, W, accumulate);
 }
 
-/* A weight of at most so many elements, in f32, is multiplied in float64. It costs little there, and what follows
-   scales the rounding of such sums up: a norm does so for a head whose output is small. With sums of squares in float64
+/* An f32 weight of at most this many elements is multiplied in float64. It costs little there, and later operators
+   amplify the rounding of such sums: a norm does so for a head whose output is small. With sums of squares in float64
    too, 4 of 57 golden values of a hybrid with hidden size 64 miss their bound, 15 with sums of f32. By the weight's
    shape alone: the number of tokens changes no bit. */
 #define EXACT_WEIGHT ((int64_t)1 << 15)

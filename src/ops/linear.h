@@ -32,7 +32,7 @@ typedef struct carry_mixed_product {
 struct carry_bf16;
 
 void carry_mixed_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *product);
-/* The same with this entry of kernels/bf16.h; NULL: widened to f32, whatever the processor has. */
+/* The same with this entry of kernels/bf16.h; NULL: always widened to f32. */
 void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const struct carry_bf16 *bf16,
                              const carry_mixed_product *product);
 

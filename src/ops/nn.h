@@ -1,4 +1,4 @@
-/* What the operators of carry/nn.h share: checks that name the tensor, and pieces of rows in f32. */
+/* Shared by the operators of carry/nn.h: checks that name the tensor, and pieces of rows in f32. */
 #ifndef CARRY_OPS_NN_H
 #define CARRY_OPS_NN_H
 
@@ -44,9 +44,10 @@ static inline const carry_half_rows *carry_half_rows_for(const carry_kernels *ke
 /* Elements at..at+count-1 as f32: the tensor's own memory, or widened into beside; NULL of an absent tensor. */
 const float *carry_piece_in(const carry_kernels *kernels, float *beside, const carry_tensor *tensor, int64_t at,
                             int64_t count);
-/* Where to write those elements: the tensor's own memory, or beside; then carry_piece_done stores what is beside. */
+/* Where to write those elements: the tensor's own memory, or beside; then carry_piece_done stores the elements of
+   beside. */
 float *carry_piece_out(float *beside, const carry_tensor *tensor, int64_t at);
-/* The same with what is there, for adding to it. */
+/* The same with the current values, for adding to them. */
 float *carry_piece_open(const carry_kernels *kernels, float *beside, const carry_tensor *tensor, int64_t at,
                         int64_t count);
 void carry_piece_done(const carry_kernels *kernels, const float *beside, const carry_tensor *tensor, int64_t at,

@@ -70,11 +70,11 @@ static void norm_range(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* What a thread keeps beside while it walks rows backward. */
+/* Buffers of a thread in backward. */
 typedef struct beside {
     float x[CARRY_PIECE], w[CARRY_PIECE], z[CARRY_PIECE], dy[CARRY_PIECE], dx[CARRY_PIECE], dz[CARRY_PIECE];
     float sigmoid[CARRY_PIECE];
-    float nobody[CARRY_PIECE]; /* dw that is not asked for */
+    float nobody[CARRY_PIECE]; /* dw that was not requested */
 } beside;
 
 static carry_norm_backward open_piece(const job *j, beside *k, int64_t t, int64_t at, int64_t count) {

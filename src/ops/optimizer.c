@@ -12,7 +12,7 @@
 #include "ops/optimizer.h"
 
 #define GRAIN 16384
-/* What a GPU sums in one block, at least, and how many it has at most. */
+/* Sums of squares on a GPU: least elements of a block, and most blocks. */
 #define CARRY_SQUARES_BLOCK 16384
 #define CARRY_SQUARES_BLOCKS 1024
 #define SKIPS 16777216 /* a count that f32 has exactly */

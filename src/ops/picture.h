@@ -7,8 +7,8 @@
 
 #include "carry/tensor.h"
 
-/* What happens to a number on its way: v = scale v + shift, or 3 tanh(v / 3). Clamped: to 0..1 then, and NaN becomes
-   0, so that a frame is one whatever the latents are. */
+/* The map of every value: v = scale v + shift, or 3 tanh(v / 3). Clamped: then to 0..1, and NaN becomes 0, so that
+   every frame is valid, whatever the latents are. */
 typedef struct carry_picture_map {
     float scale, shift;
     bool tanh3, clamped;

@@ -28,7 +28,7 @@ typedef struct back_job {
     double *sums; /* [B, n, 3]: dA_log, ddt_bias, dD */
 } back_job;
 
-/* What a thread has of memory. */
+/* Memory of a thread. */
 typedef struct room {
     carry_ssm_chunk k;
     float *states;      /* [chunks, P, N], before each chunk of a sequence */

@@ -29,7 +29,7 @@ typedef struct carry_ssm_chunk {
 carry_status carry_ssm_open(carry_ctx *ctx, carry_ssm_job *job, const carry_ssm_args *args);
 /* Reads a chunk into its arrays. */
 void carry_ssm_read(const carry_ssm_job *job, carry_ssm_chunk *chunk);
-/* S = e^(G of the chunk) S + the sum of what its tokens add. b is overwritten. */
+/* S = e^(G of the chunk) S + the sum of its tokens' contributions. b is overwritten. */
 void carry_ssm_advance(const carry_ssm_job *job, const carry_ssm_chunk *chunk, float *S);
 /* c [m, n] (+)= a b over k; rows are packed. */
 void carry_ssm_product(const carry_ssm_job *job, int64_t m, int64_t n, int64_t k, const float *a, bool a_transposed,

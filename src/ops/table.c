@@ -53,7 +53,7 @@ carry_status carry_operators_at(carry_ctx *ctx, const carry_operators **operator
         }
     }
     return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                      "%s: device %d is not here or has no operators (carry list devices shows what there is)", name,
+                      "%s: device %d does not exist or has no operators (carry list devices shows the devices)", name,
                       device);
 }
 

@@ -166,7 +166,7 @@ typedef struct carry_operators {
 } carry_operators;
 
 /* The table of a device; *ordinal, unless NULL, gets the device's number in its backend. CARRY_EUNSUPPORTED, with the
-   operator's name, when there is no such device or it has no operators. */
+   operator's name, if the device does not exist or has no operators. */
 carry_status carry_operators_at(carry_ctx *ctx, const carry_operators **operators, const char *name, const char *place,
                                 int device, int *ordinal);
 #define carry_operators_of(ctx, operators, name, device, ordinal) \
@@ -185,8 +185,8 @@ carry_status carry_operator_missing(carry_ctx *ctx, const carry_operators *opera
 
 /* For `carry list ops`: the operators by number; NULL past the end. */
 const char *carry_operator_name(int index);
-/* Types that operator `index` takes on backend number `backend`, "" where it has no entry; NULL when there is no such
-   operator or backend. *name gets the backend's name. */
+/* Types that operator `index` takes on backend number `backend`, "" where it has no entry; NULL past the last operator
+   or backend. *name gets the backend's name. */
 const char *carry_operator_types(int index, int backend, const char **name);
 
 /* Names of the ways to a product over all backends; NULL past the end. */

@@ -251,7 +251,7 @@ static bool queue_touched(carry_trainer *t) {
     return true;
 }
 
-/* Merges the pair in one word; what stands beside it changes partners. */
+/* Merges the pair in one word, and updates the pairs with its neighbours. */
 static bool merge_word(carry_trainer *t, uint32_t at, uint32_t left, uint32_t right, uint32_t result) {
     word *w = &t->words[at];
     uint32_t *symbol = t->symbols + w->start;

@@ -12,7 +12,7 @@ struct carry_encoder {
     carry_buffer normal[2], marked;
 };
 
-/* The first added token of a pass in text[at..length): its number and place; -1 when there is none. */
+/* The first added token of a pass in text[at..length): its number and position; -1 if not found. */
 static int64_t find_added(const carry_tokenizer *t, int pass, const unsigned char *text, size_t length, size_t *at,
                           carry_specials specials) {
     const carry_added *added = &t->added[pass];
@@ -81,7 +81,7 @@ typedef struct asked {
     bool continues;
 } asked;
 
-/* What is between the added tokens of passes before this one. first: it is the start of the whole text. */
+/* Encodes the text between the added tokens of earlier passes. first: it is the start of the whole text. */
 static carry_status encode_between(carry_encoder *e, carry_ids *ids, int pass, bool first, const unsigned char *text,
                                    size_t length, const asked *how) {
     const carry_parts *p = &e->tokenizer->parts;
@@ -176,7 +176,7 @@ static bool is_inside_added(const carry_tokenizer *t, const unsigned char *text,
     return false;
 }
 
-/* A mark that stands in the text itself is one of a run of spaces. */
+/* A mark in the text itself counts as one of a run of spaces. */
 static bool follows_mark(const carry_tokenizer *t, const unsigned char *text, size_t place) {
     const carry_metaspace *m = &t->parts.metaspace;
     return m->length > 0 && place >= m->length && memcmp(text + place - m->length, m->mark, m->length) == 0;

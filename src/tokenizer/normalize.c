@@ -159,7 +159,7 @@ size_t carry_metaspace_piece(const carry_parts *parts, const unsigned char *text
         return length;
     }
     size_t at = 0;
-    while (is_mark(m, text + at, length - at)) { /* its own: one, or all that stand here */
+    while (is_mark(m, text + at, length - at)) { /* its own marks: one, or all at its start */
         at += m->length;
         if (m->used && m->splits) {
             break;

@@ -192,8 +192,8 @@ size_t carry_cutter_next(carry_cutter *cutter, const unsigned char **piece) {
             ? pcre2_jit_match(pattern->code, cutter->at, left, 0, PCRE2_NOTEMPTY, cutter->match, NULL)
             : pcre2_match(pattern->code, cutter->at, left, 0, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, cutter->match, NULL);
     const PCRE2_SIZE *place = pcre2_get_ovector_pointer(cutter->match);
-    /* What no match covers is one piece, or none; and one piece is the rest of a run on which PCRE2 meets a limit,
-       which is encoded and decoded as well as any. */
+    /* Text that no match covers is one piece, or is dropped. Where PCRE2 meets a limit, the rest of the run is one
+       piece, which is encoded and decoded like any other. */
     size_t gap = found > 0 ? place[0] : left;
     if (gap > 0 && pattern->drops_gaps && (found > 0 || found == PCRE2_ERROR_NOMATCH)) {
         cutter->at += gap;

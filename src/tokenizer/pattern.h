@@ -38,8 +38,8 @@ void carry_cutter_start(carry_cutter *cutter, const void *text, size_t length);
 /* The next piece's bytes, 0 at the end; *piece points into the text. */
 size_t carry_cutter_next(carry_cutter *cutter, const unsigned char **piece);
 
-/* Where a text can be cut so that the pieces of both parts are those of the whole: before one of these that follows
-   something that is no white space. */
+/* Where a text can be cut so that the pieces of both parts are those of the whole: before one of these characters if it
+   follows a character that is not white space. */
 typedef enum carry_cut_rule {
     CARRY_CUT_NOWHERE,
     CARRY_CUT_SPACES, /* U+0020 alone */
@@ -47,7 +47,7 @@ typedef enum carry_cut_rule {
     CARRY_CUT_BLANKS_AND_LINES,
 } carry_cut_rule;
 carry_cut_rule carry_pattern_rule(const carry_pattern *pattern);
-/* The largest such place in text[0..length]; 0 when there is none. */
+/* The last such position in text[0..length]; 0 if not found. */
 size_t carry_cut_last(carry_cut_rule rule, const void *text, size_t length);
 /* For the GPT-2 pattern. */
 size_t carry_pattern_last_cut(const void *text, size_t length);

@@ -188,7 +188,7 @@ static void take_group(walk *w) {
         w->refused = "a group other than (, (?:, (?i:, (?=, (?! and (?>";
         return;
     }
-    put_text(w, "(?:"); /* nobody asks for what it captured */
+    put_text(w, "(?:"); /* captures are not used */
     w->at++;
 }
 

@@ -19,7 +19,7 @@
 #define BLOCK_LEAST 4096
 #define SEARCHED ((int64_t)64 << 10) /* bytes before a block's nominal end in which a place to cut is looked for */
 #define HEAD_BYTES 4096              /* of each file, looked at when a text is opened */
-#define INVALID_SHARE 32             /* one byte in so many that is no UTF-8 makes a file binary */
+#define INVALID_SHARE 32             /* one byte in this many that is not UTF-8 makes a file binary */
 #define INVALID_LEAST 8
 
 struct carry_text {
@@ -99,7 +99,7 @@ static carry_status find_boundary(carry_ctx *ctx, const carry_text *text, int64_
         size_t length = (size_t)(searched + beyond);
         size_t cut = text->options.tokenizer != NULL ? carry_tokenizer_last_cut(text->options.tokenizer, bytes, length)
                                                      : carry_pattern_last_cut(bytes, length);
-        if (cut <= CARRY_UTF8_LONGEST) { /* none: what stands before the first few bytes cannot be told */
+        if (cut <= CARRY_UTF8_LONGEST) { /* no cut found: the text before the first few bytes is not known */
             for (cut = (size_t)searched;
                  cut > (size_t)searched - 3 && ((unsigned char)bytes[cut - 1] & 0xC0) == 0x80;) {
                 cut--;

@@ -18,7 +18,7 @@ typedef struct carry_file_list {
     size_t room;
 } carry_file_list;
 
-/* On failure *list holds what was found so far, and is freed as well. */
+/* After a failure *list holds the files found so far, and must be freed too. */
 carry_status carry_file_list_find(carry_ctx *ctx, carry_file_list *list, const char *const *paths, int count);
 void carry_file_list_free(carry_file_list *list);
 

@@ -1,4 +1,4 @@
-/* What a tokenizer is made of: tokens, their names, merges and added tokens. */
+/* The parts of a tokenizer: tokens, their names, merges and added tokens. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -39,16 +39,16 @@ carry_status carry_tokenizer_parse(carry_ctx *ctx, carry_tokenizer **tokenizer, 
 /* As tokenizer.json; the caller frees *text. Saving replaces the file as a whole. */
 carry_status carry_tokenizer_write(carry_ctx *ctx, const carry_tokenizer *tokenizer, char **text, size_t *length);
 carry_status carry_tokenizer_save(carry_ctx *ctx, const carry_tokenizer *tokenizer, const char *path);
-/* tokenizer.json, tokenizer_config.json (that which lay beside it, or one made for it), and chat_template.jinja where
-   it had one. */
+/* Writes tokenizer.json, tokenizer_config.json (a copy of the original, or a new one), and chat_template.jinja if it
+   had one. */
 carry_status carry_tokenizer_save_folder(carry_ctx *ctx, const carry_tokenizer *tokenizer, const char *folder);
 
 int64_t carry_tokenizer_merges(const carry_tokenizer *tokenizer);
-/* What stands between documents: <|endoftext|>, </s>, <eos> or <|end_of_text|>, the first that there is; or -1. */
+/* The token between documents: <|endoftext|>, </s>, <eos> or <|end_of_text|>, the first that exists; or -1. */
 int64_t carry_tokenizer_end(const carry_tokenizer *tokenizer);
-/* The bytes of a token, not ended by 0; NULL when the number is none. */
+/* The bytes of a token, not ended by 0; NULL: not a token. */
 const char *carry_tokenizer_token(const carry_tokenizer *tokenizer, int64_t id, size_t *length);
-/* A number that tells tokenizers apart, for checkpoints. */
+/* A checksum that identifies the tokenizer, for checkpoints. */
 uint32_t carry_tokenizer_crc(const carry_tokenizer *tokenizer);
 
 /* Numbers that grow at their end; all zero is empty. */
@@ -64,12 +64,12 @@ carry_status carry_encoder_new(carry_ctx *ctx, carry_encoder **encoder, const ca
 void carry_encoder_free(carry_encoder *encoder);
 
 typedef enum carry_specials {
-    CARRY_SPECIALS_FOUND,   /* <|endoftext|> in a text is the token: as `tokenizers` does unless told otherwise */
-    CARRY_SPECIALS_AS_TEXT, /* it is text like any other */
+    CARRY_SPECIALS_FOUND,   /* <|endoftext|> in a text is the token: the default of `tokenizers` */
+    CARRY_SPECIALS_AS_TEXT, /* it is ordinary text */
     CARRY_TEXT_GOES_ON      /* or-ed: not the start of a text, so that nothing is put before it */
 } carry_specials;
 
-/* Appends the numbers of a text. The first form needs no context, for threads: CARRY_EMEMORY is all that can happen. */
+/* Appends the numbers of a text. The first form needs no context, for threads: CARRY_EMEMORY is its only error. */
 carry_status carry_encode_text(carry_encoder *encoder, carry_ids *ids, const void *text, size_t length,
                                carry_specials specials);
 carry_status carry_encode(carry_ctx *ctx, carry_encoder *encoder, carry_ids *ids, const void *text, size_t length,
@@ -99,7 +99,7 @@ typedef struct carry_unfold {
 #define CARRY_UNFOLD_GROWTH 3 /* bytes that one byte may become, and for those that were held */
 /* to has room for CARRY_UNFOLD_GROWTH (length + 4) bytes; how many were written. */
 size_t carry_unfold_bytes(carry_unfold *unfold, char *to, const void *bytes, size_t length);
-/* The end of the text: what is held will not be completed. */
+/* The end of the text: bytes held so far will not be completed. */
 size_t carry_unfold_end(carry_unfold *unfold, char *to);
 
 /* Training, as `tokenizers` trains its ByteLevelBPETokenizer: the most frequent pair is merged, of equally frequent

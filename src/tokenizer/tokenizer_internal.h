@@ -10,15 +10,15 @@
 typedef struct carry_token {
     size_t start; /* of its bytes in text */
     uint32_t length;
-    bool known;         /* has been given */
-    bool literal;       /* its characters are no byte alphabet: written and read as they stand */
+    bool known;         /* its number is in use */
+    bool literal;       /* not in the byte alphabet: its characters are written and read unchanged */
     bool in_vocabulary; /* of the model: merges may name it */
     bool added, special, normalized;
-    size_t content; /* of an added token, as it is in texts: its bytes are what it is decoded to */
+    size_t content; /* of an added token: its text; it is decoded to its bytes */
     uint32_t content_length;
-    size_t match; /* and as it is looked for, by its pass */
+    size_t match; /* and the text that its pass searches for */
     uint32_t match_length;
-    size_t decoded; /* what it is decoded to */
+    size_t decoded; /* its decoded text */
     uint32_t decoded_length;
 } carry_token;
 
@@ -62,7 +62,7 @@ typedef struct carry_metaspace {
 #define CARRY_STAGES 4    /* patterns, each cutting the pieces of the one before */
 #define CARRY_TEMPLATE 16 /* tokens before a text, and after it */
 
-/* What tokenizer.json has around its model. */
+/* The parts of tokenizer.json other than its model. */
 typedef struct carry_parts {
     bool was_read; /* from a file; else carry_tokenizer_finish gives it those of GPT-2 */
     carry_normal normal[CARRY_NORMALS];
@@ -70,7 +70,7 @@ typedef struct carry_parts {
     carry_pattern *stage[CARRY_STAGES];
     int stages;
     carry_metaspace metaspace;
-    bool by_character;    /* pieces start as characters, those that are no tokens as bytes <0x00>; else as bytes */
+    bool by_character;    /* pieces start as characters, as bytes <0x00> where these are not tokens; else as bytes */
     bool words_are_apart; /* by character: no merge reaches across the start of a run of marks of spaces */
     carry_normal shown[CARRY_NORMALS]; /* decoding, by character: replacements in each token */
     int shows;
@@ -139,8 +139,8 @@ bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length); /
 
 /* Whether this build has NFC. */
 bool carry_normal_has_nfc(void);
-/* text after the steps; *to may be text itself where nothing changes, or lies in one of two buffers. first: the text's
-   start, before which prepend puts what it has. false when out of memory. */
+/* text after the steps; *to may be text itself where nothing changes, or is in one of two buffers. first: the start of
+   a text, where Prepend adds its content. false: out of memory. */
 bool carry_normalize(const carry_parts *parts, bool first, const unsigned char *text, size_t length,
                      carry_buffer buffer[2], const unsigned char **to, size_t *to_length);
 /* The marks of Metaspace, likewise into one buffer. */
@@ -148,7 +148,7 @@ bool carry_metaspace_put(const carry_metaspace *metaspace, bool first, const uns
                          carry_buffer *buffer);
 /* How many bytes of the piece that starts a text by character belong to it: up to the next mark. */
 size_t carry_metaspace_piece(const carry_parts *parts, const unsigned char *text, size_t length);
-/* What a token's name is decoded to; false when out of memory. */
+/* The decoded text of a token's name; false: out of memory. */
 bool carry_shown(const carry_parts *parts, const char *name, size_t length, carry_buffer buffer[2], const char **to,
                  size_t *to_length);
 
@@ -180,7 +180,7 @@ bool carry_alphabet_bytes(const char *characters, size_t length, char *to, size_
 int64_t carry_tokenizer_named(const carry_tokenizer *tokenizer, const char *bytes, size_t length);
 carry_status carry_tokenizer_merge(carry_ctx *ctx, carry_tokenizer *tokenizer, uint32_t left, uint32_t right,
                                    uint32_t result);
-/* Checks and completes; name is what messages call it. */
+/* Checks and completes the tokenizer; name is used in messages. */
 carry_status carry_tokenizer_finish(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *name);
 
 /* The hash table of merges, made anew. A pair that is listed twice counts where it stands last, as in `tokenizers`. */

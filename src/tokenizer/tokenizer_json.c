@@ -16,7 +16,7 @@ typedef struct reader {
     const char *name; /* of the file */
     carry_tokenizer *made;
     char *left, *right; /* room for the bytes of two tokens, as long as the text */
-    int64_t most;       /* numbers are below: so many tokens there can be */
+    int64_t most;       /* numbers are below: the most tokens that the file can have */
 } reader;
 
 #define SHOWN 64
@@ -45,7 +45,7 @@ static carry_status refuse(const reader *r, const carry_json *node, const char *
                       what, carry_json_show(shown, node));
 }
 
-/* An object's "type", for a message that names it; the node itself where it has none. */
+/* An object's "type", for a message that names it; the node itself if the key is missing. */
 static const carry_json *type_of(const carry_json *node) {
     const carry_json *type = carry_json_find(node, "type");
     return type != NULL ? type : node;
@@ -252,7 +252,7 @@ static carry_status take_merge(const reader *r, const carry_json *node, int64_t 
                               r->name, node->line, (long long)place, show(token[i], side[i], length[i]));
         }
     }
-    memcpy(r->left + bytes[0], r->right, bytes[1]); /* both stand in the text apart, so there is room */
+    memcpy(r->left + bytes[0], r->right, bytes[1]); /* fits: left is as long as the text, which contains both */
     int64_t result = carry_tokenizer_named(r->made, r->left, bytes[0] + bytes[1]);
     if (result < 0) {
         return carry_fail(r->ctx, CARRY_EFORMAT,

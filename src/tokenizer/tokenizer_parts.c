@@ -40,7 +40,7 @@ static carry_status take_bool(const reader *r, const carry_json *object, const c
     return is_absent(node) || node->kind == CARRY_JSON_BOOL ? CARRY_OK : refuse(r, node, key);
 }
 
-/* A text of few bytes; *length 0 when it is none. */
+/* A text of `least` to CARRY_NORMAL_BYTES bytes. */
 static carry_status take_short(carry_ctx *ctx, const carry_json *node, const char *what, const char *name, size_t least,
                                char to[CARRY_NORMAL_BYTES], unsigned char *length) {
     if (node == NULL || node->kind != CARRY_JSON_STRING || node->as.text.length < least ||

@@ -32,7 +32,7 @@ struct carry_unigram {
     unsigned char *map; /* the character map: bytes of a double array of units of 4 bytes, then texts; NULL: none */
     size_t map_bytes, units;
     int64_t unknown, end; /* <unk> and </s> */
-    int64_t byte[256];    /* pieces of single bytes; -1 in all of them: there are none */
+    int64_t byte[256];    /* pieces of single bytes; -1 in all of them: no such pieces */
     bool has_bytes;
     /* Made by carry_unigram_finish. */
     int64_t *slot; /* a hash table of pieces that a text is cut into; -1: free */

@@ -35,21 +35,21 @@ carry_status carry_run_folder_open(carry_ctx *ctx, carry_run_folder *folder, con
 void carry_run_folder_close(carry_run_folder *folder);
 /* Does it hold checkpoints, whole or not? */
 bool carry_run_folder_is_used(const char *path);
-/* Is there nothing that a new run could write over or be mixed with? True where there is no such folder. A killed run's
+/* True if the folder does not exist, or holds no file that a new run could overwrite or be mixed with. A killed run's
    lock and half-written step do not count; a symbolic link is not free, wherever it leads. */
 bool carry_run_folder_is_free(const char *path);
 
 typedef struct carry_checkpoint {
     int64_t step, seen; /* steps done, tokens seen */
     carry_position position;
-    uint32_t source;     /* tells what it was trained on apart; 0: a task */
+    uint32_t source;     /* identifies the training data; 0: a task */
     const char *options; /* a JSON object */
     const carry_parameters *parameters;
     carry_status (*save)(const void *model, const char *folder); /* config.json and model.safetensors in f32 */
     const void *model;
     const carry_tokenizer *tokenizer; /* NULL: none */
     const float *m, *v;               /* [parameters->count] */
-    const float *weights; /* what is being trained, where the model that is saved is an average of it; else NULL */
+    const float *weights; /* the weights in training, where the model that is saved is an average of them; else NULL */
     int64_t keep;
 } carry_checkpoint;
 
@@ -65,7 +65,7 @@ typedef struct carry_found {
 } carry_found;
 
 /* The newest whole checkpoint of a run's folder (or path is a checkpoint itself); damaged ones are noted, with what is
-   wrong. CARRY_ENOTFOUND when there is none. */
+   wrong. CARRY_ENOTFOUND if no checkpoint is whole. */
 carry_status carry_checkpoint_find(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink);
 void carry_found_free(carry_found *found);
 /* The slice's m and v, from the checkpoint. */

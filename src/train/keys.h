@@ -27,7 +27,7 @@ typedef struct carry_train_key {
     const char *argument, *help;
 } carry_train_key;
 
-/* Tables end with a NULL name. NULL: there is none of this name. */
+/* Tables end with a NULL name. NULL: unknown name. */
 const carry_train_key *carry_keys_find(const carry_train_key *keys, const char *name);
 /* CARRY_EARGUMENT or CARRY_ERANGE name the key, the value and what it may be. A flag takes true or false. */
 carry_status carry_keys_set(carry_ctx *ctx, const carry_train_key *keys, void *options, const char *name,

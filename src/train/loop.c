@@ -92,7 +92,7 @@ static carry_status gradients(void *training, carry_tensor total, carry_status (
     return CARRY_OK;
 }
 
-/* What this process holds, or what this rank holds of the GPU that it trains on; where that is not known, all that is
+/* Memory of this process, or on a GPU, of this rank on the GPU that it trains on; where that is not known, all memory
    in use there. */
 static double held_bytes(const carry_training *t) {
     size_t available;

@@ -10,10 +10,10 @@
 #include "model/lm/lm.h"
 #include "train/options.h"
 
-/* What is about to be trained. */
+/* The run that is about to start. */
 typedef struct carry_train_start {
     const carry_lm *lm;
-    const carry_train_options *options; /* with all that was filled in */
+    const carry_train_options *options; /* with all defaults filled in */
     const char *plan;                   /* of the recurrence */
     const char *resumed;                /* the checkpoint's folder; NULL: from the start */
     int64_t step, steps;                /* done, and to be done in all */
@@ -43,7 +43,7 @@ typedef struct carry_train_evaluation {
 typedef struct carry_train_hooks {
     carry_sink sink;
     bool (*stop)(void);
-    /* On every rank, before each step, after so many are done, and after the last (is_end). */
+    /* On every rank, before each step and after the last (is_end); done: steps completed. */
     void (*step)(carry_ctx *ctx, int rank, int device, int64_t done, bool is_end);
     void (*started)(void *user, const carry_train_start *start);
     void (*report)(void *user, const carry_train_report *report);

@@ -38,7 +38,7 @@ static void count(const carry_training *t, carry_train_memory *m) {
     m->total = m->weights + m->copies + m->gradients + m->moments + m->activations + m->other;
 }
 
-/* The activations of other passes over the same model; SIZE_MAX where there is none. */
+/* Bytes of activations with other rows or recompute; SIZE_MAX if such a pass cannot be made. */
 static size_t activations_of(const carry_training *t, int64_t rows, bool recompute) {
     carry_lm_pass_options options = t->pass_options;
     carry_lm_pass *pass;
@@ -52,7 +52,7 @@ static size_t activations_of(const carry_training *t, int64_t rows, bool recompu
     return bytes;
 }
 
-/* The most rows that fit into so many bytes: memory grows with rows, so halves are tried. */
+/* The most rows that fit into `bytes`: memory grows with rows, so a binary search. */
 static int64_t rows_that_fit(const carry_training *t, size_t bytes, bool recompute) {
     int64_t fits = 0;
     int64_t too_many = t->rows + 1;

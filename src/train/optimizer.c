@@ -124,7 +124,7 @@ void carry_optimizer_free(carry_optimizer *o) {
     free(o);
 }
 
-/* What [first, first + count) and a rank's slice share. */
+/* The overlap of [first, first + count) and a rank's slice: its length, and *from, its start. */
 static int64_t overlap(const carry_optimizer *o, int rank, int64_t first, int64_t count, int64_t *from) {
     int64_t begin;
     int64_t length;

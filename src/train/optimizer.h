@@ -18,8 +18,8 @@ typedef struct carry_optimizer_options {
     double b1, b2, eps;
     double decay;  /* only where the parameter list says so */
     double clip;   /* the largest norm of all gradients together; 0: any */
-    int64_t skips; /* steps in a row whose gradients are not finite that may be skipped; one more, and nothing changes
-                      any longer */
+    int64_t skips; /* consecutive steps with gradients that are not finite that may be skipped; after one more, weights
+                      no longer change */
 } carry_optimizer_options;
 
 typedef struct carry_optimizer {
@@ -37,7 +37,7 @@ typedef struct carry_optimizer {
     carry_tensor factors;     /* [CARRY_ADAMW_FACTORS], on a GPU; else absent */
     carry_tensor spared;      /* elements of the slice that do not decay (carry_adamw); absent where all do */
     float *uploaded;          /* factors in pinned memory, CARRY_OPTIMIZER_AHEAD times; NULL on the CPU */
-    void *memory, *workspace; /* of all that is on the device; of sums */
+    void *memory, *workspace; /* for all tensors on the device; for sums */
     size_t workspace_bytes;
     carry_request *request;
     int64_t requests, room;
@@ -60,9 +60,8 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
 carry_status carry_optimizer_collect(carry_optimizer *optimizer, carry_tensor squares);
 /* The parameter whose gradient was not finite first, in the order of backward; -1: all are finite. A collective. */
 carry_status carry_optimizer_bad(carry_optimizer *optimizer, int64_t *parameter);
-/* What the next step multiplies by: step counts from 1. On a GPU it is uploaded, in the order of the stream, so that a
-   recorded step reads it when it is replayed; at most CARRY_OPTIMIZER_AHEAD of them before the stream was waited for.
- */
+/* Sets the factors of the next step; step counts from 1. On a GPU they are uploaded in stream order, so that a recorded
+   step reads them when it is replayed; at most CARRY_OPTIMIZER_AHEAD calls between waits for the stream. */
 #define CARRY_OPTIMIZER_AHEAD 64
 carry_status carry_optimizer_set(carry_optimizer *optimizer, int64_t step, double rate);
 /* squares is of all gradients, over all ranks. Where it is not finite nothing is changed. A collective: afterwards all

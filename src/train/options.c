@@ -1,4 +1,4 @@
-/* The table of what a run may be told. */
+/* The table of options of a run. */
 #include "train/options.h"
 
 #include <stdio.h>
@@ -183,7 +183,7 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
     return CARRY_OK;
 }
 
-/* Which of the names, by spaces, has another value than its default; NULL: none. */
+/* The first of the names, separated by spaces, whose value is not the default; or NULL. */
 static const char *find_said(const carry_train_options *o, const char *names, char *word, size_t size) {
     const carry_train_options none = carry_train_options_default();
     for (const char *at = names; *at != '\0'; at += strspn(at, " ")) {
@@ -211,7 +211,7 @@ carry_status carry_train_options_used(carry_ctx *ctx, const carry_train_options 
         {has_model, "forget", "applies to new weights, but --model names existing ones"},
         {strcmp(o->type, "delta_net") == 0, "forget", "applies to gates, which delta_net does not have"},
         {strcmp(o->task, "mqar") != 0, "pairs fewest-pairs", "applies only to the task mqar"},
-        {is_task, "eval-data tokenizer binary", "applies to texts, but a task has none"},
+        {is_task, "eval-data tokenizer binary", "applies to texts, but --task uses no text"},
         {!is_task && (has_model || o->tokenizer[0] != '\0'), "vocab",
          "applies to a tokenizer that is to be trained, but there is one already"},
     };

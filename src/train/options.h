@@ -16,9 +16,9 @@
 #define CARRY_TRAIN_PATH 4096
 #define CARRY_TRAIN_PATHS 16384 /* of the data: paths with a newline between them */
 
-/* 0, "" and false are what was not said; carry_train_options_default and the text's or task's own sizes fill in. */
+/* 0, "" and false: not given; defaults come from carry_train_options_default and from the text or task. */
 typedef struct carry_train_options {
-    /* What to learn: either of the two. */
+    /* The data: either of the two. */
     char data[CARRY_TRAIN_PATHS];
     char task[32];
     int64_t pairs, fewest_pairs;      /* of associative recall */
@@ -49,7 +49,7 @@ typedef struct carry_train_options {
     int64_t warmup; /* -1: a twentieth of the steps, 100 at most */
     char schedule[16];
     int64_t seed;
-    /* What is kept and said. */
+    /* Checkpoints, evaluation and the log. */
     char out[CARRY_TRAIN_PATH];
     int64_t save_every, keep, eval_every, eval_batches, log_every;
 } carry_train_options;
@@ -68,11 +68,11 @@ carry_status carry_train_options_read(carry_ctx *ctx, carry_train_options *optio
 /* Is a part of the text kept back to be evaluated with, where the text has enough? */
 bool carry_train_holds_back(const carry_train_options *options);
 
-/* Refuses what would have no effect beside the others, such as sizes of a model that is there already. Of a new run:
-   checkpoints hold what such options came to. */
+/* Refuses options that have no effect beside the others, such as sizes of an existing model. For new runs only:
+   checkpoints hold the resulting values of such options. */
 carry_status carry_train_options_used(carry_ctx *ctx, const carry_train_options *options);
 
-/* Refuses what no run could do, whatever the data: before ranks, files and folders are touched. */
+/* Refuses options that no run supports, whatever the data: before ranks, files and folders are touched. */
 carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options *options, int ranks);
 
 #endif

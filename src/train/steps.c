@@ -66,7 +66,7 @@ static carry_status refuse_step(carry_steps *s, double loss, double norm) {
                       s->step + 1, others, loss, norm, culprit, s->out, s->step);
 }
 
-/* A step that is not finite: counted, and told; one too many ends the run. */
+/* A step that is not finite: counted and reported; more than skip_limit in a row end the run. */
 static carry_status skip(carry_steps *s, carry_steps_report *report, const carry_steps_place *at, double loss,
                          double norm) {
     char line[192];
@@ -140,7 +140,7 @@ static carry_status enqueue(carry_steps *s) {
     return CARRY_OK;
 }
 
-/* What ranks add up once a step, one message for all of it; where the sums are on a GPU they come and go. */
+/* Adds up the sums over ranks once a step, in one message; sums on a GPU are copied to the host and back. */
 static carry_status add_sums(carry_steps *s, double *stops) {
     double all[CARRY_STEPS_SUMS + 1] = {0};
     const carry_tensor sums = sums_of(s, 0, 0, CARRY_STEPS_SUMS);

@@ -23,7 +23,7 @@
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
-#define CARRY_STEPS_SUMS 3 /* of a step: the loss, what it is a mean over, the squares of gradients */
+#define CARRY_STEPS_SUMS 3 /* of a step: the loss's sum and count, the squares of gradients */
 #define CARRY_STEPS_LAG 64
 
 typedef struct carry_steps_report {
@@ -42,15 +42,15 @@ typedef struct carry_trainee {
     void (*before)(void *self, bool is_end); /* before each step, and after the last. NULL: nothing to do */
     /* The data of the next step; *after: where the one after it begins. */
     carry_status (*next)(void *self, carry_position *after);
-    /* The gradients, which are zero, and the loss: its sum and what it is a mean over go to total ([2], f64, on the
-       device of the parameters). ready is for the pass, or NULL. */
+    /* The gradients, which are zero, and the loss: its sum and the count that it is divided by go to total ([2], f64,
+       on the device of the parameters). ready is for the pass, or NULL. */
     carry_status (*gradients)(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user);
-    /* What stays the same while two recordings of `gradients` would be the same; 0: not to be recorded now. It is asked
-       after next, and data lie at the same addresses in every step. NULL: never recorded. */
+    /* A key of the recording of `gradients`: steps with the same key can replay the same recording; 0: not to be
+       recorded now. Called after next; data are at the same addresses in every step. NULL: never recorded. */
     uint64_t (*key)(void *self);
-    /* The step is on its way: the data of the next may be made ready meanwhile; a failure is told by next. NULL: none
-     */
+    /* Called when the step is enqueued, to prepare the data of the next one meanwhile; a failure is reported by next.
+       NULL: nothing to do. */
     void (*ahead)(void *self);
     carry_status (*stepped)(void *self);                          /* the weights changed. NULL: nothing to do */
     void (*report)(void *self, const carry_steps_report *report); /* on rank 0 */
@@ -60,7 +60,7 @@ typedef struct carry_trainee {
     carry_status (*describe)(const void *self, carry_checkpoint *checkpoint);
 } carry_trainee;
 
-/* Where a run stood before a step. */
+/* The position of a run before a step. */
 typedef struct carry_steps_place {
     int64_t step, seen;
     carry_position position;
@@ -82,7 +82,7 @@ typedef struct carry_steps {
     bool (*stop)(void); /* may be NULL */
     const carry_sink *sink;
     carry_schedule schedule;
-    int64_t seen_each;        /* tokens, or whatever is seen, of a step */
+    int64_t seen_each;        /* tokens, or other units, of a step */
     double flops, items_each; /* of this rank's part of a step, for spans; 0: unknown */
     /* The loop's own. */
     bool speaks; /* rank 0 */
@@ -115,7 +115,7 @@ carry_status carry_steps_find(carry_steps *s, bool resume);
 /* Then, with a model that has gradients and with everything that is not the loop's own set: the optimizer, and as the
    last thing, since what is refused leaves no folder, the folder. */
 carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry_optimizer_options *adam);
-/* All that are left. A collective. CARRY_EINTERRUPTED after a stop, with everything saved. */
+/* Runs the remaining steps. A collective. CARRY_EINTERRUPTED after a stop, with everything saved. */
 carry_status carry_steps_run(carry_steps *s);
 void carry_steps_close(carry_steps *s); /* before the model is freed */
 

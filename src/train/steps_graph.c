@@ -1,7 +1,7 @@
-/* Recording a step. The first step runs as it is, so that libraries and plans are set up; the second, when nothing that
-   a recording holds has changed since (carry_trainee.key), is recorded and replayed from then on. A step that differs,
-   such as one with fewer labels, runs as it is; two alike in a row are recorded anew. What cannot be recorded runs as
-   it is for the rest of the run, with a note. */
+/* Recording a step. The first step runs directly, so that libraries and plans are set up; the second is recorded if the
+   key (carry_trainee.key) has not changed, and replayed from then on. A step with another key, such as one with fewer
+   labels, runs directly; two equal keys in a row are recorded again. If recording fails, steps run directly for the
+   rest of the run, with a note. */
 #include "train/steps_graph.h"
 
 #include <stdio.h>

@@ -15,7 +15,7 @@ typedef struct carry_all_scan_set {
     carry_all_scan_args args; /* owned */
 } carry_all_scan_set;
 
-/* What was made so far is freed by carry_all_scan_set_free after a failure too. */
+/* After a failure too, carry_all_scan_set_free frees the tensors made so far. */
 carry_status carry_all_scan_set_new(carry_ctx *ctx, carry_all_scan_set *set, const carry_all_scan_problem *problem,
                                     bool initial, uint64_t seed, int rank);
 void carry_all_scan_set_free(carry_all_scan_set *set);

@@ -13,7 +13,7 @@ typedef struct carry_block_sizes {
     carry_key_run run[CARRY_BLOCK_RUNS];
 } carry_block_sizes;
 
-/* What a block works on beside its weights. */
+/* Tensors of a block other than its weights. */
 enum {
     CARRY_BLOCK_X,
     CARRY_BLOCK_MODULATION,

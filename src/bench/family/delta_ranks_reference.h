@@ -1,4 +1,4 @@
-/* The delta rule over ranks in float64: what a rank's part of a sequence should give.
+/* The delta rule over ranks in float64: the expected results of a rank's part of a sequence.
 
    Each rank waits for the state that enters its tokens, runs the recurrence, and hands its own state on. It goes on
    from that state rounded to f32, as the reference takes it. */
@@ -16,10 +16,10 @@ typedef struct carry_delta_ranks_reference {
     bool is_made;
 } carry_delta_ranks_reference;
 
-/* v[i] is moved by this number of grad_o: any direction will do but the one that outputs are weighed with. */
+/* v[i] is moved by this element of grad_o: any direction will do except the one that weights the outputs. */
 #define CARRY_DELTA_RANKS_ALONG(i, size) (((i)*7 + 3) % (size))
 
-/* Memory, where there is none yet. */
+/* Allocates the memory, unless the reference is already computed. */
 carry_status carry_delta_ranks_reference_new(carry_ctx *ctx, carry_delta_ranks_reference *reference,
                                              const carry_delta_set *set, bool backward);
 /* A collective, the first time. */

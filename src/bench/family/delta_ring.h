@@ -7,13 +7,13 @@
 #include "bench/problem.h"
 
 typedef struct carry_bench_ring {
-    int64_t length; /* 0: there is none */
+    int64_t length; /* 0: no ring */
     void *memory;
 } carry_bench_ring;
 
 /* The setting ring=, or none. */
 carry_status carry_bench_ring_parse(carry_ctx *ctx, carry_bench_ring *ring, carry_problem *problem, bool step);
-/* Memory on the plan's device, empty; frees what there was. */
+/* Allocates an empty ring on the plan's device; frees the one before. */
 carry_status carry_bench_ring_open(carry_ctx *ctx, carry_bench_ring *ring, const carry_delta_plan *plan, int device);
 carry_status carry_bench_ring_run(const carry_bench_ring *ring, carry_delta_plan *plan, carry_delta_set *set,
                                   const carry_delta_forward_args *args, void *workspace, size_t bytes);

@@ -1,19 +1,19 @@
-/* A problem family: what bench, check and plan need to know about it. There is one const struct per family;
-   family_table.c is the only list, and a new family appears in every verb by adding one file and one line. Families
-   that use folders beside or above this one are registered by the program when it starts. */
+/* A problem family, as bench, check and plan use it. There is one const struct per family; family_table.c is the only
+   list, and a new family appears in every verb by adding one file and one line. Families that use folders beside or
+   above this one are registered by the program when it starts. */
 #ifndef CARRY_LAB_FAMILY_H
 #define CARRY_LAB_FAMILY_H
 
 #include "bench/problem.h"
 #include "bench/support.h"
 
-/* What one run of the chosen method does. */
+/* Work, traffic and times of one run of the chosen method. */
 typedef struct carry_counts {
     double flops;     /* done by this method */
     double bytes;     /* the least that must be read and written: inputs and outputs once */
-    int64_t products; /* matrix products done, 0 where that says nothing */
+    int64_t products; /* matrix products done, 0 where not meaningful */
     double workspace; /* bytes that this method asks for beside inputs and outputs */
-    double tokens;    /* 0 where there are none */
+    double tokens;    /* 0: the problem has no tokens */
     /* Of a model that was trained to its end, else 0: */
     double perplexity;
     double busy; /* share of some of its steps in which its device worked, 0 to 1; 0: not known */
@@ -22,8 +22,8 @@ typedef struct carry_counts {
     double first, prompt_rate, text_rate;
     /* Of a stream, whose runs' time is the period of its chunks: */
     double overlap;                           /* the overlap score, or NaN */
-    double slower_stage;                      /* seconds of the slower stage a chunk; 0: it is no stream */
-    double denoise, recompute, clean, decode; /* seconds of its blocks a chunk; 0: it has none */
+    double slower_stage;                      /* seconds of the slower stage a chunk; 0: not a stream */
+    double denoise, recompute, clean, decode; /* seconds of its blocks a chunk; 0: no such block */
     /* Of problems of several ranks: */
     double received;  /* bytes that a rank got from others, of the rank that got most */
     double waited;    /* share of a rank's time in which it could only wait, where that is most; below 0: unknown */
@@ -63,11 +63,11 @@ typedef struct carry_family {
        choose, run and compare are collectives over problem->comm that end alike on all of them. plan without ranks
        (comm NULL) looks at the problem alone. NULL: every problem is one rank's. */
     int (*ranks)(carry_problem *problem);
-    const struct carry_family *over_ranks; /* what a problem of this name with a size p is; NULL: the same */
+    const struct carry_family *over_ranks; /* the family of problems of this name with a size p; NULL: the same */
     /* For carry_family_open and the like. An instance has instance_bytes, zeroed, and begins with carry_instance. parse
-       refuses a problem before memory is allocated for it. make_set makes inputs; NULL: there are none. make_plan makes
-       the plan for the planner's choice or base.only; NULL: choose does. unmeasured: why planning measures nothing, or
-       NULL. release frees the members; NULL: there are none to free. */
+       refuses a problem before memory is allocated for it. make_set makes inputs; NULL: no inputs. make_plan makes the
+       plan for the planner's choice or base.only; NULL: choose does. unmeasured: why planning measures nothing, or
+       NULL. release frees the members; NULL: nothing to free. */
     size_t instance_bytes;
     carry_status (*parse)(void *instance, carry_problem *problem);
     carry_status (*make_set)(void *instance, int index, uint64_t seed);
@@ -94,15 +94,15 @@ typedef struct carry_family {
     carry_counts (*counts)(const void *instance);
     /* Runs once on poisoned outputs and compares. */
     carry_status (*compare)(void *instance, carry_deviation deviations[CARRY_DEVIATIONS], int *count);
-    /* What the chosen method's last run gave step by step: the losses of a training. NULL: families that have none. */
+    /* Values of the chosen method's last run, one a step: the losses of a training. NULL: the family has no curve. */
     const double *(*curve)(const void *instance, int *count);
     /* Puts the chosen method into the wisdom as this problem's plan, with the problem's chunk and the threads that it
        is to use (0: all of the context's). NULL: the family's planner does not ask there. */
     carry_status (*remember)(void *instance, double seconds, int threads);
 } carry_family;
 
-/* family_table.c; NULL past the end, which is where those that are registered stand. Before any thread is started; at
-   most CARRY_FAMILIES of them. */
+/* family_table.c; NULL past the end. Registered families follow those of the table. Register before any thread is
+   started; at most CARRY_FAMILIES of them. */
 #define CARRY_FAMILIES 8
 void carry_family_register(const carry_family *family);
 const carry_family *carry_family_at(int index);

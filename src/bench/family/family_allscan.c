@@ -133,7 +133,7 @@ static carry_status upload(instance *it, int index) {
     return carry_stream_wait(it->base.ctx, it->device, NULL);
 }
 
-/* What is read goes there (the poison of results too), or what is written comes back. */
+/* Copies the inputs to the device (the poisoned results too), or the results back. */
 static carry_status copy_set(instance *it, bool back) {
     carry_tensor *here[TENSORS], *there[TENSORS];
     carry_ctx *ctx = it->base.ctx;
@@ -254,7 +254,7 @@ static const char *about_plan(const void *given) {
     return carry_all_scan_plan_about(((const instance *)given)->plan);
 }
 
-/* Without the state that leaves: who carries a state into a part of a sequence has no use for it. */
+/* Without the leaving state: callers that carry a state into a part of a sequence do not use it. */
 static carry_status run(void *given) {
     instance *it = given;
     it->current = (it->current + 1) % it->copies;
@@ -292,7 +292,7 @@ static carry_status allocate_reference(instance *it) {
     return CARRY_OK;
 }
 
-/* Not by fmax: gcc 12 for ARM dies of it at -O3. A NaN counts for nothing. */
+/* Without fmax: gcc 12 for ARM crashes on it at -O3. A NaN is ignored. */
 static double larger_of(double so_far, double number) {
     return fabs(number) > so_far ? fabs(number) : so_far;
 }
@@ -378,7 +378,7 @@ static carry_deviation deviation_of(const instance *it, int which) {
     return d;
 }
 
-/* Every rank's state, of which the worst is told to all. */
+/* Compares every rank's state; all ranks get the worst deviation. */
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
     const carry_all_scan_args *args = &it->sets[0].args;

@@ -102,7 +102,7 @@ static carry_status fill_rows(const instance *it, carry_tensor t, int tensor) {
     return CARRY_OK;
 }
 
-/* A tensor of the GPU as it is made, in host memory, which the caller frees; uploaded where `sends` says so. */
+/* The initial values of a tensor of the GPU, in host memory, which the caller frees; uploaded if `sends`. */
 static carry_status made(const instance *it, int tensor, carry_tensor *host, bool sends) {
     *host = it->there.t[tensor];
     host->device = 0;
@@ -223,7 +223,7 @@ static carry_status prepare_here(instance *it) {
     return status;
 }
 
-/* What the CPU made of the chosen tokens: x, and the rows of k and v. */
+/* Compares the chosen tokens with the CPU's: x, and the rows of k and v. */
 static carry_status compare_tokens(instance *it, carry_deviation *deviations) {
     const int64_t D = it->sizes.heads * it->sizes.head;
     const int64_t tokens = it->here.rows;

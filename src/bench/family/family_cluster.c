@@ -1,6 +1,6 @@
-/* The scan across ranks on a cluster that is not here: cluster:wy:bf16:h16:k128:v128:p1024. The library's own
-   algorithms are recorded and replayed (scan/all_scan/all_scan_simulate.h) in nodes of `node` GPUs; a run's time is the
-   simulated one, and nothing is computed that could be compared.
+/* The scan across ranks on a simulated cluster: cluster:wy:bf16:h16:k128:v128:p1024. The library's own algorithms are
+   recorded and replayed (scan/all_scan/all_scan_simulate.h) in nodes of `node` GPUs; a run's time is the simulated one,
+   and nothing is computed that could be compared.
 
    near, far: GB/s of a GPU inside a node and to others; nearlatency, farlatency: ns. The costs of products and memory
    are an H200's (docs/results/ranks.md). */

@@ -3,8 +3,8 @@
    rank has it afterwards: allgather's pieces and reducescatter's results are 1/p of it.
 
    Methods are communicators: the one that the ranks have, for the CPU's memory; with device=cuda those over it that
-   move memory of GPUs. The plan has what the same collective took at a few sizes (comm/times.h) predicts for this one,
-   beside which bench puts what it takes. */
+   move memory of GPUs. The plan has the time predicted from the same collective at a few sizes (comm/times.h); bench
+   prints the measured time beside it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,7 +63,7 @@ static carry_comm *comm_of(const instance *it) {
     return it->moving != NULL ? it->moving : it->base.comm;
 }
 
-/* Elements of a shape such as 2160x5120; 0 when it is none that memory can hold. */
+/* Elements of a shape such as 2160x5120; 0 if it is not a shape or too large for memory. */
 static int64_t elements_of(const char *shape) {
     int64_t count = 1;
     while (*shape != '\0') {
@@ -174,7 +174,7 @@ static double received(const instance *it) {
     }
 }
 
-/* What this collective took at a few sizes: measured once for every kind of communicator that is tried. */
+/* Predicts the time from a few sizes of this collective, measured once for every kind of communicator. */
 static carry_status predict(instance *it) {
     const char *name = carry_comm_name(comm_of(it));
     int kind = 0;

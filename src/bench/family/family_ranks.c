@@ -1,4 +1,4 @@
-/* What families of problems for several ranks share: opening and planning an instance. */
+/* Shared by the families of problems for several ranks: opening and planning an instance. */
 #include "bench/family/family_ranks.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* What families of problems for several ranks share: opening and planning an instance, on ranks or only to describe
+/* Shared by the families of problems for several ranks: opening and planning an instance, on ranks or only to describe
    the problem. */
 #ifndef CARRY_LAB_FAMILY_RANKS_H
 #define CARRY_LAB_FAMILY_RANKS_H
@@ -43,7 +43,7 @@ carry_status carry_ranks_family_device(carry_ctx *ctx, int *device, carry_proble
 carry_status carry_ranks_family_own_stream(carry_ranks_instance *it, int device);
 void carry_ranks_family_end_stream(carry_ranks_instance *it);
 
-/* Of every deviation the worst that any rank has, told to all. */
+/* All ranks get the worst value of each deviation over ranks. */
 carry_status carry_ranks_family_worst(carry_comm *comm, carry_deviation *deviations, int count);
 
 #endif

@@ -29,7 +29,7 @@ const char *carry_product_way_name(int index) {
     return carry_device_way(index);
 }
 
-/* What an operator of the device would be given. */
+/* The product as arguments of the device's operator. */
 static carry_device_product device_product(const carry_product_way *it, const void *a, const void *b, void *c,
                                            int ordinal) {
     const carry_product *s = &it->shape;
@@ -80,7 +80,7 @@ static carry_status choose_there(carry_product_way *it, const char *wanted) {
     return carry_fail(it->ctx, CARRY_EUNSUPPORTED, "%s is for the CPU", wanted);
 }
 
-/* What a linear layer of this type would take: the processor's instructions for bf16, or else the operands widened. */
+/* Chooses as a linear layer of this type does: the processor's instructions for bf16, or else widened operands. */
 static carry_status choose_half(carry_product_way *it, const carry_kernels *kernels) {
     const carry_rates_table *rates;
     char over[160];

@@ -23,7 +23,7 @@ typedef struct carry_product_way {
 
 /* Every way that this build knows; NULL past the end. */
 const char *carry_product_way_name(int index);
-/* NULL: what a linear layer of this type would take. CARRY_EUNSUPPORTED where the way does not apply. */
+/* NULL: as a linear layer of this type chooses. CARRY_EUNSUPPORTED where the way does not apply. */
 carry_status carry_product_way_choose(carry_product_way *it, const char *wanted);
 /* a, b and c as shape says, on the device. */
 carry_status carry_product_way_run(const carry_product_way *it, const void *a, const void *b, void *c);

@@ -27,7 +27,7 @@ carry_status carry_golden_delta(carry_ctx *ctx, const char *path, int device,
 carry_status carry_golden(carry_ctx *ctx, const char *path, int device,
                           void (*report)(void *user, const carry_golden_line *line), void *user);
 
-/* What carry_golden calls for a folder; name is what the case is called. */
+/* The function that carry_golden calls for a folder; name is the name of the case. */
 typedef carry_status (*carry_golden_folder)(carry_ctx *ctx, const char *folder, const char *name, int device,
                                             void (*report)(void *user, const carry_golden_line *line), void *user);
 
@@ -51,7 +51,7 @@ carry_status carry_golden_dit(carry_ctx *ctx, const char *folder, const char *na
 carry_status carry_golden_umt5(carry_ctx *ctx, const char *folder, const char *name, int device,
                                void (*report)(void *user, const carry_golden_line *line), void *user);
 
-/* Relative RMS, or the RMS of what should be zeros; both have the same number of elements. */
+/* Relative RMS error, or the RMS if the expected values are all zero; both have the same number of elements. */
 double carry_golden_error(const carry_tensor *wanted, const carry_tensor *got);
 
 #endif

@@ -1,4 +1,4 @@
-/* Folders with a model and what it should give: which kind one is, by its config.json. */
+/* Folders with a model and its expected results: their kind, by config.json. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -26,7 +26,7 @@ static const struct {
     {"_class_name", "TAEHV", carry_golden_tae, true},
     {"_class_name", "AutoencoderKLWan", carry_golden_wan_vae, true},
     {"_class_name", "WanModel", carry_golden_dit, true},
-    {"model_type", "t2v", carry_golden_dit, true}, /* Wan's, where nobody wrote the class */
+    {"model_type", "t2v", carry_golden_dit, true}, /* Wan's, without a class name */
 };
 #define KINDS (sizeof kinds / sizeof kinds[0])
 
@@ -42,7 +42,7 @@ double carry_golden_error(const carry_tensor *wanted, const carry_tensor *got) {
     return magnitude > 0.0 ? sqrt(difference / magnitude) : sqrt(difference);
 }
 
-/* What a folder of no kind, or of another one, is said to be. */
+/* The error message for a folder of an unknown or unsupported kind. */
 static carry_status refuse(carry_ctx *ctx, const carry_json *root, const char *path) {
     static const char *const keys[] = {"model_type", "_class_name"};
     char shown[CARRY_JSON_SHOWN];

@@ -117,7 +117,7 @@ static carry_status find_part(const golden_tae *g, const carry_tensor **part, ch
     return find(g, part, name);
 }
 
-/* A stream of one video; its parts lie in made one after the other. */
+/* Decodes one video as a stream; its parts are in `made` one after the other. */
 static carry_status stream(golden_tae *g, const carry_tensor *latents, int64_t b) {
     const carry_tensor *part;
     char name[32];

@@ -1,4 +1,4 @@
-/* What is added to every row on NVIDIA GPUs: a bias, or another tensor's rows through a gate; and their gradients.
+/* Additions to every row on NVIDIA GPUs: a bias, or another tensor's rows through a gate; and their gradients.
 
    A gradient is a sum over tokens. A block has 32 columns and 32 lanes of tokens: each lane adds every 32nd token of
    its column in order, and the lanes are added in order, so the sum is the same in every run and needs no memory. */

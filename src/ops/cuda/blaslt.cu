@@ -157,7 +157,7 @@ static carry_status blaslt_of(carry_ctx *ctx, blaslt **found) {
         if (!find_functions(lt)) {
             lt->library = NULL;
             carry_log(ctx, CARRY_LOG_WARNING,
-                      "cuBLASLt (" LIBRARY ") is not here: large products on the GPU go through Carry's own kernels");
+                      "cuBLASLt (" LIBRARY ") was not found: large products on the GPU go through Carry's own kernels");
         }
         ctx->slots[CARRY_SLOT_BLASLT].data = lt;
         ctx->slots[CARRY_SLOT_BLASLT].free = blaslt_free;

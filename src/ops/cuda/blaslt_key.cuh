@@ -1,4 +1,4 @@
-/* What a plan of cuBLASLt is a function of. */
+/* The key of a cuBLASLt plan: all properties of a product that the plan depends on. */
 #ifndef CARRY_OPS_BLASLT_KEY_CUH
 #define CARRY_OPS_BLASLT_KEY_CUH
 
@@ -16,7 +16,7 @@ static uint32_t alignment(const void *pointer) {
     return of;
 }
 
-/* What c and what it is added to have in common. */
+/* The smaller alignment of c and of its base. */
 static uint32_t alignment_of_c(const carry_device_product *p) {
     const uint32_t of = alignment(p->c), base = p->base != NULL ? alignment(p->base) : of;
     return base < of ? base : of;

@@ -1,7 +1,7 @@
-/* Which tile of c suits a product on a Hopper GPU: the one whose rounds of tiles over the multiprocessors compute least
-   for nothing. cuBLASLt's heuristics leave up to 9 % of it: 2160 x 5120 in tiles of 240 x 128 is 360 of them, three
-   rounds of 132 of which the last is 73 % full; in tiles of 168 x 256 it is 260, two rounds and 98 % full. Measured:
-   176 and 162 us (docs/attempts/stream-gpu.md). Counted and not timed, so that a shape always gives the same bits. */
+/* The tile of c for a product on a Hopper GPU: the one that wastes least work in the last round of tiles over the
+   multiprocessors. cuBLASLt's heuristics lose up to 9 %: 2160 x 5120 in tiles of 240 x 128 is 360 of them, three rounds
+   of 132 of which the last is 73 % full; in tiles of 168 x 256 it is 260, two rounds and 98 % full. Measured: 176 and
+   162 us (docs/attempts/stream-gpu.md). Counted and not timed, so that a shape always gives the same bits. */
 #ifndef CARRY_OPS_BLASLT_TILES_CUH
 #define CARRY_OPS_BLASLT_TILES_CUH
 

@@ -19,7 +19,8 @@ static __device__ __forceinline__ float seen(const conv_of<T> &a, const sequence
     return known ? a.before[(b * (a.width - 1) + s + a.width - 1) * a.channels + c] : 0.0f;
 }
 
-/* What token t sees, in registers: window[i] is of token t - (width - 1) + i; WIDTH is at least the width. */
+/* Loads the inputs of token t into registers: window[i] is of token t - (width - 1) + i; WIDTH is at least the
+   width. */
 template <typename T, int WIDTH>
 static __device__ __forceinline__ void load_window(const conv_of<T> &a, float (&window)[WIDTH], const sequence &in,
                                                    int64_t b, int64_t t, int64_t c) {
@@ -83,7 +84,7 @@ template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) con
         const int64_t first = block % token_blocks * TOKENS;
         sequence in = sequence_of(a, first);
 #pragma unroll
-        for (int i = 0; i < TOKENS; i++) { /* all before the first is needed, so that nobody waits for each */
+        for (int i = 0; i < TOKENS; i++) { /* all loads before the first use, so that their latencies overlap */
             x[i] = first + i < a.tokens ? a.x.get((b * a.tokens + first + i) * a.x_row + c) : 0.0f;
         }
         load_window<T, WIDTH>(a, window, in, b, first, c);

@@ -1,4 +1,4 @@
-/* What the two ways of the convolution on NVIDIA GPUs share: their arguments and borders of sequences. */
+/* Shared by the two implementations of the convolution on NVIDIA GPUs: arguments and borders of sequences. */
 #ifndef CARRY_OPS_CONV_CUH
 #define CARRY_OPS_CONV_CUH
 
@@ -19,8 +19,8 @@ template <typename T> struct conv_of {
     int activation;
 };
 
-/* The sequence of a token, as carry_conv_borders finds it; what is there may not be what was checked on the host, so
-   no index is taken from it. */
+/* The sequence of a token, as carry_conv_borders finds it. The borders in the GPU's memory may differ from those that
+   the host checked, so they are never used as an index. */
 struct sequence {
     int64_t begin, end;
     bool first;

@@ -1,4 +1,4 @@
-/* What the ways of a convolution of pictures on NVIDIA GPUs share: how the windows of a form lie. */
+/* Shared by the implementations of the 2D convolution on NVIDIA GPUs: the windows of each form. */
 #ifndef CARRY_OPS_CONV2D_CUH
 #define CARRY_OPS_CONV2D_CUH
 
@@ -27,7 +27,8 @@ static inline conv2d_window window_of(carry_conv2d_form form) {
     }
 }
 
-/* A convolution in bf16: what both ways need. Weights lie as [phase][out][input][pixel of the window][channel]. */
+/* Arguments of both implementations in bf16. Weights are laid out as [phase][out][input][pixel of the
+   window][channel]. */
 struct conv2d_job {
     const uint16_t *from[CONV2D_INPUTS]; /* NULL: absent, and so are those after it */
     int channels[CONV2D_INPUTS];
@@ -44,7 +45,7 @@ struct conv2d_job {
 
 /* conv2d_bf16.cu: any shape, by the instructions of Ampere. */
 carry_status carry_conv2d_bf16(carry_ctx *ctx, const conv2d_job &job, const place &at);
-/* conv2d_hopper.cu: *done is false for what it does not do: then nothing happened. */
+/* conv2d_hopper.cu: *done is false if the call is not supported; then nothing was enqueued. */
 carry_status carry_conv2d_hopper(carry_ctx *ctx, const conv2d_job &job, const place &at, bool *done);
 
 #endif

@@ -13,7 +13,7 @@ static __device__ __forceinline__ unsigned shared_address(const void *pointer) {
     return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
-/* Where piece `piece` of a row is: eight rows that are read together lie in different banks. */
+/* The offset of piece `piece` of a row: eight rows that are read together are in different banks. */
 static __device__ __forceinline__ int swizzled(int row, int piece) {
     return row * DEPTH + ((piece ^ (row >> 1)) & (PIECES - 1)) * 8;
 }

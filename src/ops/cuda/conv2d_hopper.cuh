@@ -1,11 +1,11 @@
 /* Convolutions of bf16 pictures by the instructions of Hopper GPUs.
 
-   A block makes a patch of output pixels, 16 wide and 8 or 16 high, by COLUMNS output channels. One thread tells the
-   copy engine what to bring, as it lies in memory: for an input, a column of the window and some of the channels, the
-   patch of the picture that is shifted by that column, with the rows above and below that the window sees; and for each
-   row of the window, its weights. Two warpgroups multiply, half of the patch each, from shared memory, and keep their
-   sums in registers; a row of the window is a shift by 16 pixels there. So a picture is brought three times and not
-   nine. Its frame of zeros is the padding, and what a patch has outside of it comes as zeros and is not written.
+   A block makes a patch of output pixels, 16 wide and 8 or 16 high, by COLUMNS output channels. One thread issues the
+   copies of the copy engine: for an input, a column of the window and some of the channels, the patch of the picture
+   that is shifted by that column, with the rows above and below that the window covers; and for each row of the window,
+   its weights. Two warpgroups multiply, half of the patch each, from shared memory, and keep their sums in registers; a
+   row of the window is a shift by 16 pixels there. So a picture is copied three times and not nine. Its frame of zeros
+   is the padding; pixels of a patch outside the frame are read as zeros and not written.
 
    Channels come in bands of 64 or 32 (rows of 128 or 64 bytes in shared memory, swizzled by the copy engine), BANDS of
    them at a time. */
@@ -110,7 +110,7 @@ template <typename S> static __device__ __forceinline__ int patches_of(const con
     return patches;
 }
 
-/* One thread: all that the products of this block need. */
+/* Run by one thread: copies all operands of this block's products. */
 template <typename S>
 static __device__ __forceinline__ void bring(const maps &m, const layout<S> &l, int x, int y, int row) {
     const conv2d_job &job = m.job;
@@ -291,7 +291,7 @@ carry_status encode_map(carry_ctx *ctx, CUtensorMap *map, const void *data, int 
 /* conv2d_hopper_tiles.cu, in the shapes below. */
 template <typename S> carry_status launch(carry_ctx *ctx, const conv2d_job &job, const place &at);
 
-/* The time of a job in this shape: as many blocks as a multiprocessor gets, times what one computes. */
+/* The time of a job in this shape: blocks of a multiprocessor times the work of one block. */
 template <typename S> double cost(const conv2d_job &job, int units, double rate) {
     const double patches = ceil((double)job.width / PATCH_WIDTH) * ceil((double)job.height / S::HEIGHT);
     const double blocks = patches * ceil((double)job.out / S::COLUMNS) * job.window.phases;

@@ -114,7 +114,7 @@ static __device__ __forceinline__ void add_row(const entry *list, unsigned *done
             for (int k = 0; k < AHEAD; k++) {
                 const int from = left != 0 ? __ffs((int)left) - 1 : 0;
                 const int token = __shfl_sync(0xffffffffu, e.token, from);
-                left &= left - 1; /* nothing is left of nothing */
+                left &= left - 1; /* 0 stays 0 */
                 if (k < count && there) {
                     d[k] = *(const several<T, V> *)(dy + token * n);
                 }

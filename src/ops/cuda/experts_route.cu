@@ -21,7 +21,7 @@ template <typename T> struct route_args {
     int experts, k;
 };
 
-/* What a warp has in shared memory: scores and what is chosen by, and which are taken. */
+/* Shared memory of a warp: probabilities, the scores that experts are chosen by, and which experts are taken. */
 struct route_room {
     float *p, *score;
     unsigned char *taken;

@@ -23,8 +23,8 @@ struct grouped_args {
     bool a_by_16, b_by_16, c_by_pair;
 };
 
-/* The expert of tile `tile` of all experts' rows, and its number among that expert's tiles. False: there is none. All
-   warps of a block find the same. */
+/* The expert of tile `tile` of all experts' rows, and its number among that expert's tiles. False: past the last tile.
+   All warps of a block find the same. */
 template <int TILE>
 __device__ __forceinline__ bool find_tile(const grouped_args &g, int64_t tile, int64_t *expert, int64_t *own) {
     const int lane = (int)threadIdx.x % 32;

@@ -94,9 +94,9 @@ template <typename T> __global__ void __launch_bounds__(THREADS) layer_backward_
     }
 }
 
-/* A row of up to GROUP EACH elements lies in the registers of a warp, or of the block: everything is loaded before
-   anything is waited for. Sums over the group's rows are in registers too; of warps they are added in order through
-   shared memory, [WARPS, 2, n]. */
+/* A row of up to GROUP EACH elements is held in the registers of a warp, or of the block: all loads are issued before
+   the first one is waited for. Sums over the group's rows are in registers too; of warps they are added in order
+   through shared memory, [WARPS, 2, n]. */
 template <typename T, int GROUP, int EACH>
 __global__ void __launch_bounds__(THREADS) layer_backward_held_kernel(layer_args<T> a) {
     extern __shared__ float shared[];

@@ -1,10 +1,10 @@
 /* Cross entropy on NVIDIA GPUs, of logits and of a linear layer whose logits are never whole in memory.
 
-   A block has a row of logits. Up to WIDE elements lie in its registers, and the next row is loaded where this one's
-   gradient has been written: every logit is read once. Longer and odd rows are read twice: for the largest with the sum
-   of exponentials relative to that, and for the gradient. The linear layer goes on in blocks of as many tokens as the
-   workspace holds logits of, in f32. Their gradient is written over them, in the weights' type, from the first element
-   on: a gradient of 16 bits never reaches logits that are still to be read. */
+   A block has a row of logits. Up to WIDE elements are held in its registers, and the next row is loaded where this
+   one's gradient has been written: every logit is read once. Longer and odd rows are read twice: for the largest with
+   the sum of exponentials relative to that, and for the gradient. The linear layer goes on in blocks of as many tokens
+   as the workspace holds logits of, in f32. Their gradient is written over them, in the weights' type, from the first
+   element on: a gradient of 16 bits never reaches logits that are still to be read. */
 #include <math.h>
 
 #include "ops/cuda/linear.cuh"

@@ -128,12 +128,12 @@ extern "C" carry_status carry_cuda_product(carry_ctx *ctx, const carry_device_pr
         CARRY_TRY(carry_cuda_blaslt(ctx, p, &done));
     }
     if (!done && way != NULL && strcmp(way, carry_cuda_ways[0]) != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s is not here, or not for this product", way);
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s is not available, or does not support this product", way);
     }
     if (!done && (p->bias != NULL || p->gelu)) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "a product with a bias or GELU in it goes through cuBLASLt, which is not here or does not "
-                          "take [%lld, %lld] by [%lld, %lld]",
+                          "a product with a bias or GELU needs cuBLASLt, which is not available or does not support "
+                          "[%lld, %lld] by [%lld, %lld]",
                           (long long)p->m, (long long)p->k, (long long)p->k, (long long)p->n);
     }
     if (!done && p->base != NULL && p->base != p->c) { /* Carry's own kernels add to c */

@@ -1,5 +1,5 @@
-/* What the CUDA operators of carry/nn.h share: where a call works, numbers of any type, sums over threads in one order,
-   and cutting a count into blocks. */
+/* Shared by the CUDA operators of carry/nn.h: the device and stream of a call, numbers of any type, sums over threads
+   in one order, and cutting a count into blocks. */
 #ifndef CARRY_OPS_NN_CUH
 #define CARRY_OPS_NN_CUH
 

@@ -99,9 +99,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS) norm_backward_k
     }
 }
 
-/* A row of up to 32 EACH elements is a warp's, and lies in its registers: everything is loaded before anything is
-   waited for. dw of the warp's rows is summed in registers, then over warps in order through shared memory, [warps, n].
- */
+/* A warp holds a row of up to 32 EACH elements in its registers: all loads are issued before the first one is waited
+   for. dw of the warp's rows is summed in registers, then over warps in order through shared memory, [warps, n]. */
 template <typename T, int EACH, int MOST>
 __global__ void __launch_bounds__(MOST) norm_backward_warp_kernel(norm_args<T> a) {
     extern __shared__ float sums[];

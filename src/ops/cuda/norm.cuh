@@ -1,4 +1,4 @@
-/* What the two ways of the root-mean-square norm on NVIDIA GPUs share: their arguments. */
+/* Shared by the two implementations of the root-mean-square norm on NVIDIA GPUs: their arguments. */
 #ifndef CARRY_OPS_NORM_CUH
 #define CARRY_OPS_NORM_CUH
 

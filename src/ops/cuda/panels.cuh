@@ -14,8 +14,8 @@
 
 static const int PANEL_THREADS = 128;
 
-/* What differs between types: elements of a panel over k, k of one instruction, and padding that keeps the eight rows
-   or the four by eight elements that are read together in different banks. */
+/* Constants that differ between types: elements of a panel over k, k of one instruction, and padding that keeps the
+   eight rows or the four by eight elements that are read together in different banks. */
 template <typename T> struct depth { static const int PANEL = 64, STEP = 16, PAD_ALONG = 8, PAD_ACROSS = 8; };
 template <> struct depth<type_f32> { static const int PANEL = 32, STEP = 8, PAD_ALONG = 4, PAD_ACROSS = 8; };
 

@@ -1,4 +1,4 @@
-/* State space layers on NVIDIA GPUs: what the kernels share.
+/* State space layers on NVIDIA GPUs: shared by the kernels.
 
    Decays enter as 2^(G[i] - G[j]) of sums G that are made in double and kept as two floats, so that small decays after
    a deep one lose nothing and no exponent is above 0. Tokens of different sequences do not see each other: token i sees

@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(THREADS) pairs_kernel(ssm_job job) {
     }
 }
 
-/* What the states give: dx in y, dB and dC, da and dG. A warp has tokens of the chunk. */
+/* Adds the contribution of the states: dx in y, dB and dC, da and dG. Each warp has some tokens of the chunk. */
 __global__ void __launch_bounds__(THREADS) states_back_kernel(ssm_job job) {
     __shared__ double parts[THREADS / 32];
     __shared__ double added[SSM_L];

@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(128 * HEADS, 4 / HEADS)
     }
 }
 
-/* What each segment but the last adds to the state, and its decay. */
+/* The contribution of each segment but the last to the state, and its decay. */
 template <typename T, int N>
 __global__ void __launch_bounds__(128) segments_kernel(const __grid_constant__ ssm_job job, bool aligned) {
     extern __shared__ uint4 shared_memory[];

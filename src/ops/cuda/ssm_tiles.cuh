@@ -180,7 +180,7 @@ __device__ __forceinline__ void advance(T type, float (&S)[N / 8][4], const uint
     }
 }
 
-/* What a token has as a factor: 2^G, zero if it does not see the state before the chunk; or a 2^(G[last] - G). */
+/* Factors of a token. fade_of: 2^G, zero if it does not see the state before the chunk; left_of: 2^(G[last] - G). */
 __device__ __forceinline__ float fade_of(const ssm_job &job, int64_t item, int64_t first, int i) {
     return ssm_first_seen(job, first + i, first) < 0 ? ssm_decay(((const float2 *)job.at.sum)[item * L + i]) : 0.0f;
 }

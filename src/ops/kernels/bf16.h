@@ -50,7 +50,7 @@ typedef struct carry_bf16_tile {
     ptrdiff_t out_row;
     uint16_t *half; /* of an entry with `halves`: c in bf16, where sums are rounded to nearest; c and base are unused */
     ptrdiff_t half_row;
-    bool half_adds; /* sums begin with what is there */
+    bool half_adds; /* sums start from the values in half */
 } carry_bf16_tile;
 
 /* Fills one panel from `lines` lines, at most as many as it holds, of k elements. Lines follow each other `row` apart
@@ -125,9 +125,10 @@ typedef struct carry_bf16 {
 const carry_bf16 *carry_bf16_at(int index);
 /* The entry of this name, or NULL. */
 const carry_bf16 *carry_bf16_named(const char *name);
-/* The last entry that can run here, or NULL: there is none, and bf16 is widened to f32. */
+/* The last entry that this processor can run; NULL if none can: bf16 is widened to f32. */
 const carry_bf16 *carry_bf16_best(void);
-/* Why an entry faster than `used` (NULL: all of them) is not used, "NAME: REASON" into line; "" when there is none. */
+/* Why an entry faster than `used` (NULL: all of them) is not used, "NAME: REASON" into line; "" if `used` is the
+   fastest. */
 const char *carry_bf16_passed_over(char *line, size_t size, const carry_bf16 *used);
 
 #endif

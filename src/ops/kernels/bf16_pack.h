@@ -98,7 +98,8 @@ BF16_INLINE void bf16_transpose(bf16_pairs rows[16]){
                 BF16_TURN(1, (0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
                           (1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))}
 
-/* A tile at the edge of c is computed beside it, where whole panels fit: what of base and c there is, copied. */
+/* A tile at the edge of c is computed in a buffer that holds whole panels; the existing part of base and c is
+   copied. */
 BF16_INLINE void bf16_copy_rows(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row, int64_t rows,
                                 int64_t columns) {
     for (int64_t r = 0; r < rows; r++) {

@@ -144,7 +144,7 @@ SQUARE_PUT(b2_across, square_to_b, 2, true)
 SQUARE_PUT(b3_along, square_to_b, 3, false)
 SQUARE_PUT(b3_across, square_to_b, 3, true)
 
-/* What there is of lines line.. and k l.. of the operand, in a square of its own. */
+/* Copies lines line.. and k l.. of the operand into a square, filled up with zeros. */
 static void square_beside(const carry_bf16_split *p, int64_t line, int64_t l, float beside[TERM_LANES][TERM_LANES]) {
     memset(beside, 0, TERM_LANES * sizeof *beside);
     for (int64_t i = line; i < line + TERM_LANES && i < p->lines; i++) {

@@ -279,7 +279,7 @@ static void amx_upper(amx_tiles *tiles, const amx_pair *p) {
     TILE_STORE(1, p->c + AMX_HALF, bytes);
 }
 
-/* What c has of a pair of panels, in bf16: read into `beside`, or rounded from it. */
+/* Widens the bf16 elements of c at a pair of panels into `beside`; zeros beyond the edges of c. */
 static void amx_take_halves(const carry_bf16_tile *t, int64_t r, int64_t q, float *beside) {
     const int64_t rows = t->m - r * AMX_LINES;
     const int64_t columns = t->n - q * AMX_LINES;

@@ -31,7 +31,7 @@ static inline float carry_exp(float x) {
     float bounded = carry_from_bits(magnitude | sign);
     float shifted = bounded * 1.44269504f + to_integer;
     float n = shifted - to_integer;
-    /* ln 2 in two parts: the first has so few bits that n times it is exact. */
+    /* ln 2 in two parts: the first is short enough that n times it is exact. */
     float r = bounded - n * 0.693359375f;
     r = r - n * -2.12194440e-4f;
     float p = 1.9875691e-4f;

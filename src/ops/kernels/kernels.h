@@ -105,8 +105,8 @@ typedef struct carry_kernels {
     const char *name, *about;
     bool (*usable)(void);
     carry_product_function product;
-    const carry_packed *packed; /* for large products; NULL: there are none */
-    int columns; /* of a tile of product: b that lies in panels of so many columns is read without gaps */
+    const carry_packed *packed; /* for large products; NULL: not implemented */
+    int columns;                /* of a tile of product: b in panels of this many columns is read without gaps */
     void (*diagonal_scan)(const carry_diagonal_scan *scan);
     void (*diagonal_apply)(const carry_diagonal_apply *apply);
     void (*delta_token)(const carry_delta_token *token);
@@ -131,12 +131,12 @@ carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels);
 
 /* A product through OpenBLAS, single-threaded; NULL when it was not built in. Same meaning as carry_kernels.product. */
 extern const carry_product_function carry_blas_product;
-/* What the library calls itself, or NULL. Also tells it to keep to the calling thread: Carry splits the work. */
+/* The library's description of itself, or NULL. Also sets it to use only the calling thread: Carry splits the work. */
 const char *carry_blas_name(void);
-/* The processor that OpenBLAS takes this one for; NULL when it does not tell, or is not there. */
+/* The processor that OpenBLAS takes this one for; NULL when it does not say, or was not built in. */
 const char *carry_blas_core(void);
-/* Whether that core type uses less than the processor has, of which `kernels` is the best set; if so, a warning text.
- */
+/* True if that core type uses narrower instructions than the processor has, whose best set is `kernels`; line gets a
+   warning. */
 bool carry_blas_misfit(char *line, size_t size, const char *core, const char *kernels);
 
 #endif

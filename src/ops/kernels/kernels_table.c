@@ -60,7 +60,7 @@ carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "the kernels '%s' (%s) cannot be used: %s", bf16->name, bf16->about,
                           bf16->missing());
     }
-    (void)carry_blas_name(); /* settles OpenBLAS on the calling thread before anybody uses it */
+    (void)carry_blas_name(); /* limits OpenBLAS to the calling thread before its first use */
     return carry_packed_prepare(ctx, *kernels, bf16);
 }
 

@@ -3,7 +3,7 @@
        LANES            floats in a vector
        TILE_VECTORS     widest tile, in vectors
        TILE_ROWS        rows of the widest tile: its sums, a row of b and one of a fit the registers
-       THREE_ROWS       rows of tiles of three vectors; 0: there are none
+       THREE_ROWS       rows of tiles of three vectors; 0: not used
        PAIR_ROWS        rows of tiles of two vectors
        ONE_ROWS         rows of tiles of one
        DOT_AHEAD        floats that a matrix times a vector is fetched ahead; 0: not

@@ -1,5 +1,5 @@
-/* What a set of kernels offers for packed products: how panels are laid out, how they are filled, and the loop over
-   them. ops/product/packed.c cuts matrices into blocks of panels and hands them to threads. */
+/* The interface of a set of kernels for packed products: how panels are laid out, how they are filled, and the loop
+   over them. ops/product/packed.c cuts matrices into blocks of panels and hands them to threads. */
 #ifndef CARRY_OPS_KERNELS_PACKED_H
 #define CARRY_OPS_KERNELS_PACKED_H
 

@@ -14,7 +14,7 @@
 #include "ops/quantised/quantised.h"
 
 #define CARRY_QUANT_BLOCK 32
-#define CARRY_QUANT_PAD 256 /* tokens are completed with zeros to so many columns: whole blocks of every format */
+#define CARRY_QUANT_PAD 256 /* tokens are padded with zeros to a multiple of this: whole blocks of every format */
 
 /* Rounded tokens, `columns` apart (a multiple of CARRY_QUANT_PAD); scales and sums are columns / 32 apart. */
 typedef struct carry_quant_x {
@@ -40,7 +40,7 @@ typedef struct carry_quant_kernels {
     const char *name;
     bool (*usable)(void);
     void (*round)(const carry_quant_x *to, int64_t token, const float *x, int64_t count);
-    /* NULL: this set has none for the format. */
+    /* NULL: this set does not support the format. */
     carry_quant_dots_function (*dots)(const carry_quant_format *format);
 } carry_quant_kernels;
 

@@ -32,7 +32,7 @@ typedef struct carry_layer_backward {
     float mean, scale, plus, level, back;
 } carry_layer_backward;
 
-/* What layer norm knows of a row: y = (x - mean) scale (w + plus) + b. */
+/* Statistics of a row in layer norm: y = (x - mean) scale (w + plus) + b. */
 typedef struct carry_layer_row {
     float mean, scale, plus;
 } carry_layer_row;

@@ -132,8 +132,8 @@ INLINE_ROWS void corner_sums(float *to, const double *G, int64_t size) {
     }
 }
 
-/* Columns of the diagonal block of its rows, all 16 of them: what is right of the diagonal is zero whatever lies in G,
-   kk and qk. */
+/* Columns of the diagonal block of its rows, all 16 of them: elements right of the diagonal are zero, whatever the
+   values in G, kk and qk. */
 INLINE_ROWS void triangle_corner(const carry_triangles *t, int64_t block, int64_t size) {
     typedef int32_t mask __attribute__((vector_size(CARRY_UNIT_ROWS * 4)));
     const mask column = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

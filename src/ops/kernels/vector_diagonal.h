@@ -32,7 +32,7 @@ INLINE void scan_in_registers(const int b_type, const int h_type, const int vect
     for (int v = 0; v < vectors; v++) {
         state[v] = load(s->state + at + v * LANES);
     }
-    /* Copies, since the compiler must think that stores of vectors may change what s points to. */
+    /* Copies, since the compiler must assume that stores of vectors may change *s. */
     const int64_t steps = s->steps;
     const ptrdiff_t a_step = s->a_step;
     const ptrdiff_t b_step = s->b_step;

@@ -115,7 +115,7 @@ INLINE vec dot_sums(const int rows, int64_t k, const float *a, ptrdiff_t a_row, 
 INLINE void dots(const int rows, const bool packed, int64_t k, const float *a, ptrdiff_t a_row, const float *b,
                  const float *base, ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
     vec sum = dot_sums(rows, k, a, a_row, b);
-    if (packed) { /* one store: what comes next may read c as a vector, and would wait for many small ones */
+    if (packed) { /* one store: the next operation may read c as a vector, and would wait for many small stores */
         keep(c, base != NULL ? load(base) + sum : sum);
         return;
     }

@@ -55,7 +55,7 @@ INLINE void transpose_square(float *to, ptrdiff_t to_row, const float *const fro
 #endif
 }
 
-/* Lines that lie along k. Where fewer than a square are left the last one is repeated: nobody reads those lanes. */
+/* Packs lines along k. Where fewer than a square are left the last one is repeated: those lanes are not read. */
 static void pack_along(float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t lines, int64_t k) {
     for (int64_t x = 0; x < lines; x += SQUARE) {
         const float *line[SQUARE];

@@ -10,10 +10,10 @@
 #define CARRY_OPS_VECTOR_PACKED_H
 
 #define PACK_COLUMNS (PACK_VECTORS * LANES)
-/* Rows of a lie this far apart in a panel: whole squares of transposition. */
+/* Distance between rows of a in a panel: whole squares of transposition. */
 #define PACK_STRIDE ((PACK_ROWS + SQUARE - 1) / SQUARE * SQUARE)
 
-/* Lines that lie across k, so many vectors wide. */
+/* Packs lines across k; `vectors` is their width. */
 INLINE void pack_vectors(const int vectors, float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t k) {
     for (int64_t l = 0; l < k; l++) {
         UNROLL
@@ -159,9 +159,9 @@ typedef struct packed_place {
     ptrdiff_t next_row;
 } packed_place;
 
-/* The sums begin with what is in base: the next tile's is brought into the second cache while this one is computed. Not
-   into the first, where rows 4 KiB apart displace each other; and a row at a time, every so many k: all of them at once
-   would occupy the buffers through which a and b come. */
+/* The sums start from base: that of the next tile is fetched into the second-level cache while this one is computed.
+   Not into the first level, where rows 4 KiB apart displace each other; and one row at a time, spread over k: all of
+   them at once would occupy the buffers through which a and b are loaded. */
 INLINE void fetch_row(const float *from) {
     for (int64_t j = 0; j < PACK_COLUMNS; j += 16) {
         __builtin_prefetch(from + j, 0, 2);

@@ -57,7 +57,7 @@ INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
 #define UNROLL_TILE UNROLL
 #endif
 
-/* What the loops below need of one item and one block of k. */
+/* Arguments of the loops below for one item and one block of k. */
 typedef struct block {
     int64_t m, k;
     const float *a, *base;

@@ -7,7 +7,7 @@
    that the state comes from further away once: the second cache's bandwidth bounds this otherwise
    (docs/results/delta.md). */
 INLINE void token_see(const int vectors, const carry_delta_token *t, int64_t at, float *u) {
-    /* Copies, since the compiler must think that stores of vectors may change what t points to. */
+    /* Copies, since the compiler must assume that stores of vectors may change *t. */
     const ptrdiff_t stride = t->stride;
     const int64_t rows = t->rows;
     const float *S = t->S + at;
@@ -96,7 +96,7 @@ static void delta_token(const carry_delta_token *t) {
     int64_t at = 0;
     for (; at + 2 * half <= t->columns; at += 2 * half) {
         /* While a block is written the next one is fetched: the columns beside it, or the first ones of the next state,
-           which lies behind this one when many are decoded. A hint costs nothing where nothing is. */
+           which follows this one when many are decoded. A prefetch beyond the last state is harmless. */
         ptrdiff_t ahead = at + 4 * half <= t->columns ? 2 * half : t->rows * t->stride - at;
         float *u = t->u != NULL ? t->u + at : &beside[0];
         token_see(2 * TOKEN_VECTORS, t, at, u);

@@ -19,8 +19,9 @@ bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf
 bool carry_bf16_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
                           const carry_mixed_product *product);
 
-/* What this context multiplies bf16 matrices with; NULL: they are widened to f32, since the processor has nothing for
-   them, kernels without it were asked for, or this machine remembers that widening is faster. */
+/* The kernels with which this context multiplies bf16 matrices; NULL: they are widened to f32, since the processor has
+   no instructions for bf16, kernels without them were chosen, or the wisdom of this machine says that widening is
+   faster. */
 const carry_bf16 *carry_bf16_of(carry_ctx *ctx);
 
 #endif

@@ -1,5 +1,5 @@
-/* Products through OpenBLAS, when the build found it. Of its own functions only cblas_sgemm is needed: another BLAS may
-   stand behind the library's name. */
+/* Products through OpenBLAS, when the build found it. Only cblas_sgemm is required; functions specific to OpenBLAS are
+   optional, since the library of this name may be another BLAS. */
 #include <stdio.h>
 #include <string.h>
 
@@ -54,7 +54,8 @@ const char *carry_blas_core(void) {
 
 #endif
 
-/* What the kernels of OpenBLAS's x86 core types use at most. A name that is not here says nothing. */
+/* The widest instructions that the kernels of OpenBLAS's x86 core types use. Nothing is concluded from a name that is
+   not in the table. */
 static const struct {
     const char *name, *uses;
 } cores[] = {

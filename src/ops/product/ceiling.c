@@ -17,7 +17,8 @@
 #include "ops/linear.h"
 #include "ops/product/matmul.h"
 
-/* Of all ranks of a machine, of which 40 that copied so much took 20 GB and 14 s; and of one rank at least. */
+/* Bytes copied by all ranks of a machine together (40 ranks that copied this much each took 20 GB and 14 s), and the
+   least of one rank. */
 #define COPY_BYTES ((size_t)CARRY_MEASURED(256, 16) << 20)
 #define COPY_BYTES_RANK ((size_t)CARRY_MEASURED(16, 1) << 20)
 #define COPY_RUNS 7
@@ -92,7 +93,7 @@ typedef struct fastest {
     int64_t side;
 } fastest;
 
-/* What a context's slot of ceilings holds. */
+/* The data of a context's slot of ceilings. */
 typedef struct remembered {
     double of_gpu[CARRY_MAX_DEVICES][2];
     fastest of_cpu[2]; /* f32, 16 bits */
@@ -211,7 +212,7 @@ static carry_status cpu_product(carry_ctx *ctx, carry_dtype type, double *flops_
     return status;
 }
 
-/* What a measurement on a GPU holds. */
+/* Resources of a measurement on a GPU. */
 typedef struct rig {
     carry_stream *stream;
     carry_event *from, *to;

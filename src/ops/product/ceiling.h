@@ -1,5 +1,5 @@
-/* What a device does at most, measured: the fastest large product that there is on it, and a copy. Shares of a bench
-   and the MFU of training are of these, so that a way that was not tried cannot push them beyond 100 %. */
+/* Measured ceilings of a device: its fastest large product, and a copy. The shares that a bench prints and the MFU of
+   training are relative to these. Every implementation of a product is tried: none can push a share beyond 100 %. */
 #ifndef CARRY_OPS_CEILING_H
 #define CARRY_OPS_CEILING_H
 
@@ -32,7 +32,8 @@ typedef struct carry_yardstick carry_yardstick;
 carry_status carry_yardstick_new(carry_ctx *ctx, carry_yardstick **made, carry_dtype type);
 void carry_yardstick_free(carry_yardstick *yardstick);
 
-/* Flop/s, or bytes/s of copies, by a clock: the mean over about so many seconds of it, one product or copy at least. */
+/* Flop/s, or bytes/s of copies, by a clock: the mean over about `seconds` of that clock, at least one product or
+   copy. */
 carry_status carry_yardstick_measure(carry_yardstick *yardstick, bool copies, double (*clock)(void), double seconds,
                                      double *rate);
 

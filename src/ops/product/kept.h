@@ -15,7 +15,7 @@ typedef struct carry_kept carry_kept;
 size_t carry_kept_bytes(const carry_bf16 *by, carry_tensor W);
 /* Packs W into `panels`, carry_kept_bytes of it. Neither may change or move until carry_kept_forget. */
 carry_status carry_kept_add(carry_ctx *ctx, const carry_bf16 *by, carry_tensor W, void *panels);
-/* Forgets the panels that lie in these bytes. */
+/* Forgets the panels that are inside these bytes. */
 void carry_kept_forget(carry_ctx *ctx, const void *panels, size_t bytes);
 
 /* The panels of b, which is W^T of n columns; NULL: not kept. */

@@ -7,8 +7,8 @@
 /* Like kernels->product, but the items are independent of each other and are spread over threads. */
 void carry_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product);
 
-/* Which function carry_products would use: kernels->product, by which packed products are meant too where they pay, or
-   OpenBLAS's for sides from the size on that this machine's wisdom names. */
+/* The function that carry_products would use: kernels->product, with packed panels where they pay, or OpenBLAS's if all
+   sides have at least the size that this machine's wisdom names. */
 carry_product_function carry_products_choice(carry_ctx *ctx, const carry_kernels *kernels,
                                              const carry_product *product);
 /* The same with a given function, whatever the size. */

@@ -34,7 +34,7 @@
 /* Whether bf16 is multiplied by the processor's instructions for it, or widened since that measured faster. */
 enum { FASTER = 1, SLOWER };
 
-/* What a context's slot of ops holds. */
+/* The data of a context's slot of ops. */
 typedef struct buffers {
     const carry_kernels *kernels;
     const carry_bf16 *bf16;

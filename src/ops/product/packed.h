@@ -19,22 +19,23 @@ void carry_packed_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const 
 /* The size from which this context's products go through OpenBLAS: 0 until it is settled; NULL when not prepared. */
 double *carry_packed_blas_from(carry_ctx *ctx);
 
-/* This thread's buffer for panels, of so many elements of 16 bits; NULL: out of memory. Of the thread that uses the
-   context it is the large one, which all threads fill together. */
+/* This thread's buffer for panels, of *elements elements of 16 bits; NULL: out of memory. The thread that uses the
+   context gets the large one, which all threads fill together. */
 uint16_t *carry_packed_buffer(carry_ctx *ctx, int64_t *elements);
 
-/* Sums of a tile of bf16 products, of this thread alone; NULL: no memory. */
+/* Sums of a tile of bf16 products, of this thread alone; NULL: out of memory. */
 #define CARRY_PACKED_SUMS (256 * (256 + 16))
 float *carry_packed_sums(carry_ctx *ctx);
 
-/* Keeps the kernels chosen for the context, with a table of its buffers; those themselves are made by who first needs
-   them. carry_packed_kernels is NULL before. */
+/* Keeps the kernels chosen for the context, with a table of its buffers; each buffer is allocated at its first use.
+   carry_packed_kernels is NULL before. */
 carry_status carry_packed_prepare(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *bf16);
 const carry_kernels *carry_packed_kernels(const carry_ctx *ctx);
-const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx); /* whatever it measured; carry_bf16_of is what is used */
+/* Even if measured slower; carry_bf16_of returns the one in use. */
+const carry_bf16 *carry_packed_bf16(const carry_ctx *ctx);
 
-/* Bytes for decoded rows of a quantised weight, of the thread that uses the context; NULL: out of memory, or another
-   thread asks. They stay until more are asked for. */
+/* Bytes for decoded rows of a quantised weight, of the thread that uses the context; NULL: out of memory, or called by
+   another thread. They stay valid until more bytes are requested. */
 void *carry_packed_decoded(carry_ctx *ctx, size_t bytes);
 
 /* The weights whose panels are kept (kept.h); NULL when not prepared. */

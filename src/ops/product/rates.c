@@ -30,7 +30,7 @@ static const int64_t widths[CARRY_RATE_WIDTHS] = {1, 8, 32, 128};
 static const int64_t steps[CARRY_RATE_STEPS] = {4, 32, 256, 2048, 16384};
 static const int64_t blas_sizes[BLAS_SIZES] = {CARRY_MEASURED(128, 32), CARRY_MEASURED(256, 64),
                                                CARRY_MEASURED(512, 128)};
-/* OpenBLAS must be so much faster to be chosen: products then do not change with the noise of a measurement. */
+/* OpenBLAS is chosen only if it is faster by this factor: noise in a measurement then does not change products. */
 #define BLAS_MARGIN 1.1
 #define BLAS_ROUNDS 4 /* at most, while the library seems to be faster */
 
@@ -265,7 +265,8 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     return CARRY_OK;
 }
 
-/* Where x lies in a growing list: the index below, and how far towards the next in logarithms. Ends are extended. */
+/* The position of x in an increasing list: the index below it, and the share of the way to the next one in logarithms.
+   Extrapolates beyond both ends. */
 static int locate(const int64_t *list, int count, int64_t x, double *share) {
     int i = 0;
     while (i + 2 < count && x >= list[i + 1]) {

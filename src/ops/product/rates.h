@@ -1,4 +1,4 @@
-/* What this machine does per second, measured with the kernels of a context: the numbers a cost model is fed with.
+/* Speeds of this machine, measured with the kernels of a context: the inputs of the cost models.
 
    Measuring takes a fraction of a second, once per context; scan/wisdom keeps the result in a file. */
 #ifndef CARRY_OPS_RATES_H
@@ -23,12 +23,12 @@ typedef struct carry_rates_table {
     double fork;                                         /* seconds to hand work to all threads and wait for it */
     double memory;      /* bytes a second, read and written, beyond the caches, all threads */
     double memory_one;  /* the same, one thread alone */
-    double cache_bytes; /* what all threads can keep in their caches */
+    double cache_bytes; /* of the caches of all threads together */
     double large_own;   /* flop/s of Carry's own product of 512 x 512 x 512, one thread */
-    double large_bf16;  /* the same of bf16, by the processor's instructions for it; 0: it has none */
-    double large_blas;  /* the same of OpenBLAS; 0: there is none */
+    double large_bf16;  /* the same of bf16, by the processor's instructions for it; 0: not supported */
+    double large_blas;  /* the same of OpenBLAS; 0: not built in */
     double blas_from;   /* products from this size on go through OpenBLAS, which is faster by a tenth; 0: never */
-    bool remembered;    /* these come from a file, and are no measurement of this process */
+    bool remembered;    /* these come from a file, and were not measured by this process */
 } carry_rates_table;
 
 /* The table as a list of named numbers, for printing and for the wisdom file; NULL past the end. */
@@ -40,8 +40,8 @@ carry_status carry_rates_of(carry_ctx *ctx, const carry_rates_table **rates, boo
 bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates);
 bool carry_rates_known(const carry_ctx *ctx);
 
-/* Bytes a second that this many busy threads move from and to memory. Inputs are taken to come from there: a plan is
-   made before anybody knows what the caches will hold. */
+/* Bytes a second that this many busy threads move from and to memory. Inputs are assumed to be in memory: the contents
+   of the caches are not known when a plan is made. */
 double carry_rates_bandwidth(const carry_rates_table *rates, double busy);
 
 /* bf16 is faster widened to f32 than by the processor's instructions for it. */

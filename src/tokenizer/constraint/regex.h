@@ -1,6 +1,6 @@
 /* Regular expressions, as ECMA-262 has them and Python's re with re.ASCII: literals, `.`, classes, \d \w \s and their
-   complements, groups, alternatives, * + ? {m,n}. ^ and $ may stand at the ends of alternatives. References to groups,
-   looking around, word boundaries, flags and properties of Unicode are refused by name. */
+   complements, groups, alternatives, * + ? {m,n}. ^ and $ are allowed at the ends of alternatives. Backreferences,
+   lookaround, word boundaries, flags and Unicode properties are refused by name. */
 #ifndef CARRY_TOKENIZER_CONSTRAINT_REGEX_H
 #define CARRY_TOKENIZER_CONSTRAINT_REGEX_H
 

@@ -107,8 +107,8 @@ static int by_name(const void *a, const void *b) {
     return order != 0 ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* The rest of a name, after `at` bytes that it shares with members first to last: none of these. Characters that need
-   an escape are left out, so that a name has one form only. */
+/* The rest of a name that is not a member, after `at` bytes that it shares with members first to last. Characters that
+   need an escape are left out, so that a name has one form only. */
 static uint32_t other_name(carry_schema *s, const member *m, size_t first, size_t last, size_t at, uint32_t free_text,
                            uint32_t close) {
     carry_characters set = {0};

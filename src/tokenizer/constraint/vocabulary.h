@@ -7,7 +7,7 @@
 #define CARRY_VOCABULARY_DEPTH 512 /* bytes; longer tokens are left out */
 
 typedef struct carry_vocabulary_node {
-    uint32_t after;  /* the node after all that are below this one */
+    uint32_t after;  /* the node after the descendants of this one */
     uint32_t tokens; /* its tokens are from here to those of the next node */
     uint16_t depth;  /* bytes up to it, from 1 */
     unsigned char byte;

@@ -74,7 +74,7 @@ static jinja_value apply_filters(jinja_run *run, const jinja_node *filter, jinja
     return jinja_call_function(run, found, value, jinja_evaluate_arguments(run, filter->call, NULL));
 }
 
-/* What a body writes, in a scope of its own. */
+/* The output of a body, which runs in a new scope. */
 static jinja_value capture_body(jinja_run *run, const jinja_node *body) {
     jinja_scope *before = run->scope;
     (void)open_scope(run, before);

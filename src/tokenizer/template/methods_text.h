@@ -1,4 +1,4 @@
-/* What the two files of string methods share. */
+/* Shared by the two files of string methods. */
 #ifndef CARRY_TEMPLATE_METHODS_TEXT_H
 #define CARRY_TEMPLATE_METHODS_TEXT_H
 

@@ -132,7 +132,7 @@ struct carry_template {
     char *title; /* for messages */
 };
 
-/* What the parser and the lexer share. Errors leave by arena.leave with the message in the context. */
+/* Shared by the parser and the lexer. Errors leave by arena.leave with the message in the context. */
 typedef struct jinja_parser {
     carry_ctx *ctx;
     struct carry_template *made;

@@ -83,7 +83,7 @@ void jinja_spend(jinja_run *run, size_t steps);
 void jinja_deeper(jinja_run *run);              /* pairs with run->depth-- */
 const char *jinja_kind_name(jinja_value value); /* as Python calls the type */
 
-/* output.c: text that grows, and printing. A capture is what was written since its start. */
+/* output.c: text that grows, and printing. A capture is the text written since its start. */
 void jinja_write(jinja_run *run, const char *bytes, size_t length);
 void jinja_write_string(jinja_run *run, const char *text);
 void jinja_write_code(jinja_run *run, uint32_t code);

@@ -70,7 +70,7 @@ static jinja_list *dict_items(jinja_run *run, const jinja_dict *dict, jinja_part
     return list;
 }
 
-/* What an iterator still has; it is at its end afterwards. */
+/* The remaining items of an iterator, which is at its end afterwards. */
 static jinja_list *rest(jinja_run *run, jinja_iterator *iterator) {
     if (iterator->items == NULL) {
         iterator->items = jinja_list_new(&run->arena, 0);

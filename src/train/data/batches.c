@@ -27,8 +27,10 @@ static carry_status check_options(carry_ctx *ctx, const carry_source *source, co
                           (long long)o->rows, (long long)o->length);
     }
     if (o->rank < 0 || o->rank >= o->ranks || o->part < 0 || o->part >= o->parts) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "data rank %d of %d and sequence rank %d of %d: there is no such rank",
-                          o->rank, o->ranks, o->part, o->parts);
+        return carry_fail(
+            ctx, CARRY_EARGUMENT,
+            "data rank %d of %d and sequence rank %d of %d: a rank must be at least 0 and below the count", o->rank,
+            o->ranks, o->part, o->parts);
     }
     if (o->rows % o->ranks != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a batch of %lld rows cannot be split over %d data ranks evenly",
@@ -42,7 +44,7 @@ static carry_status check_options(carry_ctx *ctx, const carry_source *source, co
     if (o->documents && (o->parts > 1 || source->end < 0)) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED, "%s",
                           o->parts > 1 ? "documents are not cut where sequences are split over ranks"
-                                       : "documents cannot be told apart: the tokenizer has no end-of-text token");
+                                       : "documents cannot be separated: the tokenizer has no end-of-text token");
     }
     return CARRY_OK;
 }
@@ -116,7 +118,7 @@ static carry_status open_window(carry_ctx *ctx, carry_batches *b) {
     return CARRY_OK;
 }
 
-/* Moves to a row that there is; *over when there is none (once). */
+/* Moves to the next existing row; *over after the last row of the only epoch (options.once). */
 static carry_status find_row(carry_ctx *ctx, carry_batches *b, bool *over) {
     int64_t empty = 0; /* windows without a row, one after the other */
     *over = false;

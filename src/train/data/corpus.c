@@ -158,7 +158,7 @@ static carry_status keep_tokens(carry_ctx *ctx, carry_corpus *c, const encoding 
     return CARRY_OK;
 }
 
-/* The last token before a window, in order; -1 when there is none. */
+/* The last token before a window, if windows are in order; else, or before the first token, -1. */
 static carry_status find_token_before(carry_ctx *ctx, carry_corpus *c, int64_t window, int64_t *before) {
     *before = -1;
     for (int64_t i = c->start[window] - 1; c->options.in_order && i >= 0 && *before < 0; i--) {

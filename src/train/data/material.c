@@ -15,7 +15,7 @@
 #define TOKENIZER_BYTES ((int64_t)4 << 20) /* of text that a tokenizer is trained on */
 #define WINDOW_BYTES ((int64_t)4 << 20)    /* of text that is tokenized before the first step: a fraction of a second */
 #define PATHS 256
-#define LENGTH 256 /* tokens of a row, where nobody says */
+#define LENGTH 256 /* tokens of a row, by default */
 #define EXAM_SEED 0x6578616D696E65u
 #define HELD_MOST 64
 #define ROWS_LEAST 20 /* of a text, for some to be kept back */

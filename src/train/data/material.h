@@ -1,11 +1,12 @@
-/* What a run learns from: a text through its tokenizer, or a synthetic task; and what it is evaluated with.
+/* The data of a run: a text through its tokenizer, or a synthetic task; and the data of its evaluation.
 
    A text without a tokenizer gets one: byte-level BPE, trained by rank 0 on the first 4 MiB in a fraction of a second,
    with a vocabulary of 512 to 4096 tokens by the size of the text.
 
-   The evaluation is over text that is not trained on: a file of its own, or the last twentieth of a text (at most 64
-   rows) where the text is one window of the corpus. A larger text is cut into rows anew in every epoch, so that no row
-   stays apart: it is evaluated with a file of its own or not at all. A task is evaluated with rows of another seed. */
+   The evaluation is over text that is not trained on: a separate file, or the last twentieth of a text (at most 64
+   rows) where the text is one window of the corpus. A larger text is cut into new rows in every epoch, so that no row
+   can be held out: it is evaluated with a separate file or not at all. A task is evaluated with rows of another
+   seed. */
 #ifndef CARRY_TRAIN_MATERIAL_H
 #define CARRY_TRAIN_MATERIAL_H
 
@@ -39,7 +40,7 @@ carry_status carry_material_open(carry_comm *comm, carry_material *material, car
                                  const char *folder);
 void carry_material_close(carry_material *material);
 
-/* The source to be evaluated with; *is_there false: there is none. */
+/* The source of the evaluation; *is_there is false if the run has no evaluation. */
 carry_status carry_material_held_out(carry_ctx *ctx, carry_material *material, const carry_train_options *options,
                                      carry_source *source, bool *is_there);
 

@@ -13,7 +13,7 @@
 
 typedef struct carry_source {
     int64_t vocabulary; /* inputs and labels are below */
-    int64_t end;        /* the token that stands between documents; -1: there is none */
+    int64_t end;        /* the token between documents; -1: no such token */
     bool is_endless;    /* rows of one window never end, and come in order */
     void *state;
     /* How many rows of this length a window has (it may be 0), and how many windows the epoch has. */

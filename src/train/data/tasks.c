@@ -12,7 +12,7 @@
 #define SWAPS 11     /* the identity and 10 exchanges of two items */
 #define LENGTH_MOST ((int64_t)1 << 24)
 
-/* What is drawn for one row: streams apart for apart purposes. */
+/* Random numbers of one row: a separate stream for each purpose. */
 enum { KEYS, VALUES, PLACES, SYMBOLS, PURPOSES };
 
 static uint64_t stream_of(int64_t index, int purpose) {

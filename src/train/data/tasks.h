@@ -1,7 +1,7 @@
-/* Synthetic tasks: rows that are made rather than read, each a function of seed and number. They ask for what a state
-   that is carried along a sequence must do: recall, keep track, copy.
+/* Synthetic tasks: rows that are made rather than read, each a function of seed and number. They test the abilities of
+   a recurrent state: recall, tracking, copying.
 
-   carry_task_list is the only list of them; a task is a file's worth of nothing but its function. */
+   carry_task_list is the only list of them; a task consists of the functions of carry_task. */
 #ifndef CARRY_TRAIN_TASKS_H
 #define CARRY_TRAIN_TASKS_H
 

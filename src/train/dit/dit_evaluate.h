@@ -20,7 +20,7 @@ typedef struct carry_dit_evaluation {
     double step_error; /* pixels a frame, in the mean */
 } carry_dit_evaluation;
 
-/* What a stream turns to. */
+/* The shape that a stream changes to. */
 carry_shape carry_dit_evaluation_second(carry_shape first);
 
 /* A stream for a prompt. */

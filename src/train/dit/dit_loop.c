@@ -91,7 +91,7 @@ static carry_status evaluate_alone(void *self) {
 
 static carry_status evaluate(void *self) {
     training *t = self;
-    if (t->hooks->evaluated == NULL && t->hooks->sink.metric == NULL) { /* nobody would learn of it */
+    if (t->hooks->evaluated == NULL && t->hooks->sink.metric == NULL) { /* the result would not be reported */
         return CARRY_OK;
     }
     return carry_steps_alone(&t->loop, evaluate_alone, t, "evaluate the model");
@@ -214,7 +214,7 @@ static carry_status make_average(training *t) {
     return CARRY_OK;
 }
 
-/* What ships: the average, in the folder of the run itself. */
+/* Writes the model of the run, the averaged weights, into the run's folder. */
 static carry_status write_model(void *self) {
     const training *t = self;
     carry_dtype dtype;

@@ -1,4 +1,4 @@
-/* The table of what the training of a video transformer may be told. */
+/* The table of options for training a video transformer. */
 #include "train/dit/dit_options.h"
 
 #include <string.h>

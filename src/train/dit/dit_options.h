@@ -8,7 +8,7 @@
 
 #define CARRY_DIT_TRAIN_PATH 4096
 
-/* 0 and "" are what was not said: the configuration's own sizes. */
+/* 0 and "": not given, so the sizes of the configuration. */
 typedef struct carry_dit_train_options {
     char config[32], model[CARRY_DIT_TRAIN_PATH]; /* a name; a folder whose weights are the start */
     int64_t dim, layers, heads, ffn;
@@ -26,7 +26,7 @@ typedef struct carry_dit_train_options {
 extern const carry_train_key carry_dit_train_keys[];
 
 carry_dit_train_options carry_dit_train_default(void);
-/* Refuses what no run could do, before files and folders are touched. */
+/* Refuses options that no run supports, before files and folders are touched. */
 carry_status carry_dit_train_check(carry_ctx *ctx, const carry_dit_train_options *options, int ranks);
 /* The model that is asked for. */
 carry_status carry_dit_train_config(carry_ctx *ctx, carry_dit_config *config, const carry_dit_train_options *options);

@@ -11,7 +11,7 @@
 #define SQUARE 0.89       /* half a side of the square, of that: about the same area */
 #define TRIANGLE 0.80     /* inner radius of the triangle */
 #define START_SPREAD 0.1  /* how far from the middle a stream begins, of the side, each way */
-#define BLANKS 0.2        /* share of starts that come after a chunk of nothing */
+#define BLANKS 0.2        /* share of starts that come after an empty chunk */
 #define STREAM 0x73686170 /* of random numbers */
 
 static const char *const forms[CARRY_SHAPE_FORMS] = {"circle", "square", "triangle"};
@@ -98,7 +98,7 @@ static double around(double from, double side) {
 
 void carry_shape_draw(float *pixels, int64_t side, carry_shape shape, double x, double y) {
     static const float ground[3] = CARRY_SHAPE_GROUND;
-    const float *rgb = colours[shape.colour].rgb; /* of nothing too: it covers no pixel */
+    const float *rgb = colours[shape.colour].rgb; /* also for CARRY_SHAPE_NOTHING, which covers no pixel */
     const double size = SIZE * (double)side;
     const double reach = 2.0 * size + 1.0;
     for (int64_t row = 0; row < side; row++) {

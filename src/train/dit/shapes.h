@@ -1,10 +1,10 @@
-/* Videos of moving coloured shapes, drawn here: what the demo's model learns.
+/* Videos of moving coloured shapes, the training data of the demo's model.
 
    One shape on a dark ground, moving by a fixed number of pixels a frame, or standing still. The picture is a torus: a
    shape that leaves on one side comes in at the other, so that a stream may go on for ever. A video may change on the
-   way, at the start of a chunk, to another form, colour or direction from where the shape is then, since prompts
-   change in a stream. Some that begin in the middle begin after a chunk of nothing, so that a stream which lost its
-   shape finds one again. Edges are smooth: a pixel has the share that the shape covers, to first order. */
+   way, at the start of a chunk, to another form, colour or direction from where the shape is then, since prompts change
+   in a stream. Some that begin in the middle begin after an empty chunk, so that a stream which lost its shape finds
+   one again. Edges are smooth: a pixel has the share that the shape covers, to first order. */
 #ifndef CARRY_TRAIN_SHAPES_H
 #define CARRY_TRAIN_SHAPES_H
 
@@ -67,7 +67,7 @@ typedef struct carry_shapes_options {
 typedef struct carry_shapes_video {
     carry_shape shape[2]; /* before and after the change */
     int64_t change;       /* the first frame of the second; frames when it does not change */
-    int64_t blank;        /* frames of nothing before the first */
+    int64_t blank;        /* empty frames before the first */
     bool is_start, is_unnamed;
     double x, y; /* of the first frame that shows it */
 } carry_shapes_video;

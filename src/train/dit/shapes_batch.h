@@ -1,19 +1,20 @@
 /* Batches of shapes for the training pass of the video transformer (model/dit_pass.h): drawn, encoded, noised.
 
-   With noise e and latents x:  noisy = (1 - s) x + s e,  target = e - x,  t = 1000 s,  s = carry_flow_sigma of a time
-   that is one of the sampler's own steps half the time, so that few steps are what is learnt best, and anything between
-   0 and 1000 otherwise.
+   With noise e and latents x: noisy = (1 - s) x + s e, target = e - x, t = 1000 s, s = carry_flow_sigma of a time that
+   is one of the sampler's own steps half the time, so that sampling in few steps is learnt best, and anything between 0
+   and 1000 otherwise.
 
-   A stream's past is its own work, so that small faults must not grow. What a chunk sees as its past is x with a little
-   noise; or, where the loop asks for it, what the model itself makes of x under the noise of the sampler's last steps:
+   In a stream the past is made by the model, and small errors must not grow. The past of a chunk is therefore x with a
+   little noise; or, where the loop asks for it, the output of the model for x under the noise of the sampler's last
+   steps:
 
        carry_shapes_batch_make(batch, ...);
        carry_shapes_batch_own(batch, &args);   a forward, whose velocities land in the batch
        carry_dit_pass_run(...);
        carry_shapes_batch_past(batch);         and become the past of the batch that was made
 
-   A chunk has a loss unless it shows nothing, or is the first of a video that does not begin as a stream does: where
-   its shape is, nobody could know. Everything is a function of the seed and the video's number. */
+   A chunk has a loss unless it is empty, or is the first of a video that does not begin as a stream does: its shape may
+   be anywhere, and cannot be predicted. Everything is a function of the seed and the video's number. */
 #ifndef CARRY_TRAIN_SHAPES_BATCH_H
 #define CARRY_TRAIN_SHAPES_BATCH_H
 
@@ -24,7 +25,7 @@ typedef struct carry_shapes_batch_options {
     int64_t videos, chunks, chunk; /* of this rank; of a video; frames */
     int64_t side;                  /* pixels */
     double speed;                  /* pixels a frame */
-    double past_noise;             /* the largest deviation of what is added to the past */
+    double past_noise;             /* the largest deviation of the noise that is added to the past */
     double changes, unnamed;       /* of carry_shapes_options */
     uint64_t seed;
 } carry_shapes_batch_options;
