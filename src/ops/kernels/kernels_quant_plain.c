@@ -48,7 +48,7 @@ typedef void (*take_function)(piece *to, const unsigned char *block, int index);
 
 static void take_int8(piece *to, const unsigned char *block, int index) {
     for (int i = 0; i < CARRY_QUANT_BLOCK; i++) {
-        to->q[i] = (int8_t)block[4 + index * CARRY_QUANT_BLOCK + i];
+        to->q[i] = (block[4 + index * CARRY_QUANT_BLOCK + i] ^ 128) - 128; /* as an int8_t */
     }
     to->scale[0] = to->scale[1] = carry_block_f32(block);
     to->less = 0.0f;
@@ -57,7 +57,7 @@ static void take_int8(piece *to, const unsigned char *block, int index) {
 static void take_q8_0(piece *to, const unsigned char *block, int index) {
     (void)index;
     for (int i = 0; i < CARRY_QUANT_BLOCK; i++) {
-        to->q[i] = (int8_t)block[2 + i];
+        to->q[i] = (block[2 + i] ^ 128) - 128; /* as an int8_t */
     }
     to->scale[0] = to->scale[1] = carry_block_f16(block);
     to->less = 0.0f;

@@ -26,9 +26,11 @@ const carry_quant_kernels *carry_quant_kernels_at(int index) {
 }
 
 const carry_quant_kernels *carry_quant_kernels_for(const char *kernels) {
-    int i = kernels != NULL && strcmp(kernels, "plain") == 0 ? 0 : TABLE_COUNT - 1;
-    while (!table[i]->usable()) {
-        i--;
+    const bool is_plain = kernels != NULL && strcmp(kernels, "plain") == 0;
+    for (int i = TABLE_COUNT - 1; i > 0 && !is_plain; i--) {
+        if (table[i]->usable()) {
+            return table[i];
+        }
     }
-    return table[i];
+    return table[0]; /* plain ones run everywhere */
 }
