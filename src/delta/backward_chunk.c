@@ -183,7 +183,7 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
                                   .a_transposed = true});
 }
 
-/* What reaches q, k, beta and G through the states.
+/* The parts of the gradients of q, k, beta and G that come through the states.
 
    dG is double. Every pair of tokens i > j adds to dG[i] and subtracts the same number from dG[j], and dg[t] is the sum
    of dG from t on: pairs behind t cancel. In f32 their rounding would stay, of terms that are up to 100 times larger
@@ -248,7 +248,7 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
     s->dG[tokens - 1] += at_end;
 }
 
-/* What reaches beta, G, kk and qk inside the chunk. */
+/* The parts of the gradients of beta, G, kk and qk that come from inside the chunk. */
 static void through_triangles(const unit *u, int64_t tokens) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -347,7 +347,7 @@ static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_h
     }
 }
 
-/* What reaches q, k, beta and the gate. */
+/* Stores the gradients of q, k, beta and the gate. */
 static void store_gradients(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S,
                             const float *dS) {
     if (u->back->plan->problem.gate == CARRY_DELTA_KEY_GATE) {

@@ -164,7 +164,7 @@ void carry_delta_back_keys_triangles(const unit *u, int64_t tokens) {
     }
 }
 
-/* dG to dg: G[i] holds the gates of all tokens up to i. A gate that lets nothing through has none. */
+/* dG to dg: G[i] holds the gates of all tokens up to i. The gradient of a gate that lets nothing through is 0. */
 void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S,
                                  const float *dS) {
     const carry_delta_plan *plan = u->back->plan;

@@ -188,7 +188,7 @@ bool carry_delta_back_terms_rows(const unit *u, int64_t t, int64_t tokens) {
     if (!rows->exact) {
         return false;
     }
-    /* What held the panels of products with states is free. */
+    /* The memory of the panels for products with states is free now: it is reused here. */
     const carry_tensor *k = u->back->in.k;
     const carry_tensor *q = u->back->in.q;
     uint16_t *k_rows = rows->panels.k_across;

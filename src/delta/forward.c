@@ -141,7 +141,7 @@ static void run_unit(const unit *u) {
     }
 }
 
-/* So many columns, but none alone: it would be summed in another order. */
+/* `width`, or more so that no part has a single column: it would be summed in another order. */
 static int64_t no_column_alone(int64_t width, int64_t columns) {
     while (width < columns && columns % width == 1) {
         width += LEAST_COLUMNS;

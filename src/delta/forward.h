@@ -12,7 +12,7 @@ typedef struct carry_delta_faded {
     const float *by_v;           /* [C]: of V' in the state; NULL: none */
 } carry_delta_faded;
 
-/* What a thread works in. */
+/* Scratch memory of a thread. */
 typedef struct carry_delta_scratch {
     carry_delta_rows rows;
     carry_delta_head heads;

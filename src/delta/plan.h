@@ -82,7 +82,7 @@ typedef struct carry_delta_sequence {
     bool enters, leaves; /* it began before this rank; it goes on after it */
 } carry_delta_sequence;
 
-/* What of a problem a pass does: some sequences, and some heads of q and k with all their value heads. */
+/* The part of a problem that a pass computes: some sequences, and some heads of q and k with all their value heads. */
 typedef struct carry_delta_part {
     const carry_delta_sequence *sequences;
     int64_t count, first_head, heads;
@@ -148,7 +148,7 @@ static inline int64_t carry_delta_chain_at(const carry_delta_plan *plan, const c
     return (sequence->chain * part->heads - part->first_head) * plan->group + value_head;
 }
 
-/* What forward keeps for backward: states that enter chunks, [chunks, HV, K, V]; then corrected values [B T, HV, V]. */
+/* Forward keeps for backward: states that enter chunks, [chunks, HV, K, V]; then corrected values [B T, HV, V]. */
 static inline int64_t carry_delta_most_chunks(const carry_delta_plan *plan) {
     int64_t whole = plan->problem.tokens * plan->problem.batch / plan->chunk;
     return whole + plan->sequences;

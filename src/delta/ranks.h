@@ -101,7 +101,7 @@ int64_t carry_delta_ranks_layout(const carry_delta_ranks_plan *plan, const int64
 carry_status carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const int64_t *borders, const carry_tensor *to,
                                      const carry_tensor *from);
 
-/* Is everybody's cu_seqlens the same? A word from the rank before, under way while the call computes. */
+/* Checks that all ranks have the same cu_seqlens: a message from the previous rank comes in while the call computes. */
 typedef struct carry_delta_borders_check {
     carry_request send, receive;
     uint64_t mine, theirs;

@@ -250,7 +250,7 @@ static void find_crossing(call *c) {
     c->role = p->tokens == 0 ? CARRY_ALL_SCAN_PASS : through ? CARRY_ALL_SCAN_MAP : CARRY_ALL_SCAN_CUT;
 }
 
-/* What arrives: in at.state, for the context's stream. */
+/* The state that arrives is written to at.state, on the context's stream. */
 static carry_status exchange(call *c, float *M) {
     const carry_delta_problem *p = &c->plan->problem;
     carry_all_scan_plan *scan = c->backward != NULL ? c->plan->backward[0] : c->plan->forward[0];
@@ -302,7 +302,7 @@ static carry_status run_forward(call *c, float *M) {
             CARRY_TRY(map_pass(c, M));
         }
     } else if (plan->chained) {
-        CARRY_TRY(put_chain(&(call){.plan = c->plan}, c->at.L, 0, NULL)); /* nobody wants it */
+        CARRY_TRY(put_chain(&(call){.plan = c->plan}, c->at.L, 0, NULL)); /* no rank uses it */
     }
     if (plan->chained) {
         CARRY_TRY(exchange(c, M));

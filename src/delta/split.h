@@ -25,7 +25,7 @@ typedef struct carry_delta_split {
     void *workspace;           /* the same for both */
 } carry_delta_split;
 
-/* Whether the plan's method can; bytes of a workspace for so many heads. */
+/* True if the plan's method supports it; bytes of a workspace for `heads` heads. */
 bool carry_delta_splits(const carry_delta_plan *plan);
 size_t carry_delta_split_bytes(const carry_delta_plan *plan, int64_t heads, int sharing, bool backward);
 carry_status carry_delta_split_pair(carry_delta_plan *plan, const carry_delta_split *split);

@@ -24,7 +24,7 @@ struct cut {
     }
 };
 
-/* What lies in a workspace; the same lines count it and carve it. */
+/* The parts of a workspace; the same code computes its size and divides it. */
 struct layout {
     int64_t *borders;
     float *part_q, *part_k, *part_beta, *part_g, *kept;

@@ -1,4 +1,4 @@
-/* What the chunk kernels share: where a chunk's tokens are, and how its prepared tiles lie in the workspace.
+/* Shared by the chunk kernels: where a chunk's tokens are, and the layout of its prepared tiles in the workspace.
 
    A chunk of a value head takes CHUNK_BYTES of the workspace: T = (I + A)^-1 and W = P T in bf16, then 64
    numbers each of
@@ -134,7 +134,7 @@ static __device__ __forceinline__ sequence_place sequence_of(const shape &s, int
 }
 
 struct chunk_place {
-    int batch, first, length; /* length <= 0: nobody's */
+    int batch, first, length; /* length <= 0: the slot has no chunk */
 };
 
 static __device__ __forceinline__ chunk_place chunk_of(const shape &s, int slot) {
@@ -160,13 +160,12 @@ static inline int64_t slots_of(const carry_delta_job *job) {
     return job->borders == nullptr ? job->batch * ((job->tokens + C - 1) / C) : job->tokens / C + job->sequences;
 }
 
-/* 16 bytes `part` of a row of T or W as they are kept; there are none of parts from 4 in rows above 32. */
+/* 16 bytes `part` of a row of T or W as they are kept; rows 0 to 31 have parts 0 to 3 only. */
 static __device__ __forceinline__ uint32_t kept_part(uint32_t tile, int row, int part) {
     return tile + (uint32_t)((part < 4 ? row * 64 : HALF - QUARTER + row * 64) + ((part % 4 ^ (row >> 1 & 3)) << 4));
 }
 
-/* What a product is told of an operand in bands of 32 columns, rows of 64 bytes with the swizzle that goes with them.
- */
+/* The descriptor of an operand in bands of 32 columns, rows of 64 bytes with the swizzle for that size. */
 static __device__ __forceinline__ uint64_t describe_half(uint32_t address, int band) {
     return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(band >> 4) << 16 | (uint64_t)(512 >> 4) << 32 |
            (uint64_t)2 << 62;
@@ -254,7 +253,7 @@ constexpr float TINY_BETA = 0x1p-20f;
 static __device__ __forceinline__ bool tiny(float beta) {
     return fabsf(beta) < TINY_BETA;
 }
-/* What Y was multiplied with, and what is left to do. */
+/* The factor that Y was already multiplied by, and the factor that is still to be applied. */
 static __device__ __forceinline__ float given_beta(float beta) {
     return tiny(beta) ? 1.0f : beta;
 }
