@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* When it started, in clock ticks since boot; -1 when there is no such process or it has ended (a zombie). */
+/* When it started, in clock ticks since boot; -1 if the process does not exist or has ended (a zombie). */
 int64_t carry_alive_start(int64_t pid);
 /* This boot of this machine, and its name; valid for ever. */
 const char *carry_alive_boot(void);

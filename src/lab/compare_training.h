@@ -12,7 +12,7 @@ typedef struct carry_loss_pair {
     double a, b;                  /* there */
     int averaged;                 /* of the last steps, a tenth of them and ten at least where there are as many */
     double difference, low, high; /* b less a, mean over these, with a 95 % interval by the bootstrap over blocks */
-    bool within_noise;            /* 0 lies in the interval */
+    bool within_noise;            /* the interval contains 0 */
 } carry_loss_pair;
 
 typedef struct carry_training_pair {

@@ -28,7 +28,7 @@ typedef struct carry_process_result {
     size_t output_length;
 } carry_process_result;
 
-/* CARRY_ENOTFOUND when there is no such program; an exit code other than 0 is a result, not a failure. */
+/* CARRY_ENOTFOUND if the program does not exist; an exit code other than 0 is a result, not a failure. */
 carry_status carry_process_run(carry_ctx *ctx, carry_process_result *result, const carry_process *process);
 void carry_process_free(carry_process_result *result);
 

@@ -79,7 +79,7 @@ static const char *last_line(char line[200], const char *text) {
     return line[0] != '\0' ? line : "it says nothing";
 }
 
-/* What a program of ours that used ssh came to; a time that is up is the caller's. */
+/* The status of a program that used ssh. A timeout is left to the caller. */
 static carry_status judge(carry_remote *remote, const carry_process_result *result) {
     char line[200];
     if (result->stopped) {
@@ -111,7 +111,7 @@ static carry_status feed(carry_remote *remote, carry_process_result *result, con
                                                                    .seconds = how->seconds,
                                                                    .stop = how->stop});
     if (status == CARRY_ENOTFOUND) {
-        return carry_fail(remote->ctx, CARRY_ENOTFOUND, "ssh is not here: jobs on %s need it", remote->host);
+        return carry_fail(remote->ctx, CARRY_ENOTFOUND, "ssh was not found: jobs on %s need it", remote->host);
     }
     CARRY_TRY(status);
     const carry_status verdict = judge(remote, result);

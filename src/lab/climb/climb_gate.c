@@ -184,7 +184,7 @@ static carry_status measure(judgement *j) {
             CARRY_TRY(measure_best(j));
         }
     }
-    if (j->refused) { /* half a comparison is none */
+    if (j->refused) { /* an incomplete comparison is dropped */
         j->entry.count = j->entry.best_count = 0;
         return CARRY_OK;
     }

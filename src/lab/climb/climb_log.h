@@ -71,8 +71,8 @@ carry_status carry_climb_log_parse(carry_ctx *ctx, carry_climb_log **log, const 
                                    const char *name);
 void carry_climb_log_free(carry_climb_log *log);
 
-/* What a log must say beside being whole: dates that do not go back, decisions that follow from the figures,
-   differences that are what the samples give. CARRY_ERANGE with the entry's number. */
+/* Checks the content of a log: dates must not go back, decisions must follow from the figures, and differences must
+   match the samples. CARRY_ERANGE with the entry's number. */
 carry_status carry_climb_log_check(carry_ctx *ctx, const carry_climb_log *log, const char *name);
 
 /* The text of a log with one entry more. log NULL: a new log, whose head is given; then the entry is the baseline.

@@ -169,7 +169,7 @@ static carry_status begin(tuning *t, contender **best) {
     return CARRY_OK;
 }
 
-/* For contexts of so many threads, of which the setting may use fewer. */
+/* For contexts of `threads` threads, of which the setting may use fewer. */
 static carry_status save_one(tuning *t, const carry_tune_setting *setting, double seconds, int threads) {
     carry_problem problem;
     carry_ctx *ctx;

@@ -1,4 +1,4 @@
-/* What the climb over parameters (climb_tune.c) and its comparisons (climb_duel.c) share. */
+/* Shared by the climb over parameters (climb_tune.c) and its comparisons (climb_duel.c). */
 #ifndef CARRY_LAB_CLIMB_TUNING_H
 #define CARRY_LAB_CLIMB_TUNING_H
 

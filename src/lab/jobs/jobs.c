@@ -34,8 +34,8 @@ static const carry_job_system *find_system(const char *name) {
     return NULL;
 }
 
-/* What is noted about a job must outlive the power, like the files beside the store; the store's own pace (NORMAL) may
-   lose its last moments, and a job would then be run twice. */
+/* The rows of a job must survive a power failure, like the files beside the store; the store's own setting (NORMAL) may
+   lose the last transactions, and a job would then be run twice. */
 static carry_status open_jobs(carry_store *store) {
     return carry_job_transaction(store, "PRAGMA synchronous=FULL");
 }

@@ -29,7 +29,7 @@ static const word words[] = {
     {"BOOT_FAIL", "failed"},    {"DEADLINE", "failed"},     {"PREEMPTED", "failed"},     {"REVOKED", "failed"},
 };
 
-/* What Slurm has said about a job. */
+/* Slurm's answer about a job. */
 typedef struct answer {
     const char *state; /* ours; NULL: it does not know the job */
     int code;          /* -1: not said */

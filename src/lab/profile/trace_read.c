@@ -128,7 +128,7 @@ static bool read_kernel(const carry_json *from, carry_hotspot *kernel) {
     return ok;
 }
 
-/* What GPUs did, in the trace of a run that used any. */
+/* The GPU activity in the trace of a run that used GPUs. */
 static const char *read_gpus(const carry_json *section, carry_hotspots *h) {
     const carry_json *kernels = carry_json_find(section, "kernels");
     int64_t gpus;

@@ -29,7 +29,7 @@ static void pad(carry_scale *to, double share) {
     to->high = log ? pow(10.0, high + more) : high + more;
 }
 
-/* Figures stand beside each other along x, where fewer fit. */
+/* Along x the figures are side by side, so fewer fit. */
 static void choose_linear_tics(carry_scale *to) {
     double rough = (to->high - to->low) / (to->is_x && to->axis->unit == CARRY_PLOT_SECONDS ? 3.0 : 5.0);
     double decade = pow(10.0, floor(log10(rough)));

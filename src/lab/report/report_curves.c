@@ -133,7 +133,7 @@ static void add_curve(drawing *d, const carry_page *page, int at, const char *me
     d->count++;
 }
 
-/* Metrics lie in the order of their names: those of one name follow each other. */
+/* Metrics are sorted by name: those of one name follow each other. */
 static carry_status draw_metric(carry_page *page, const char *metric, drawing *d) {
     char title[96];
     stretch *stretches = d->stretches;

@@ -1,4 +1,4 @@
-/* What the plots of one run share: the points of each method, and the series made from them. */
+/* Shared by the plots of one run: the points of each method, and the series made from them. */
 #ifndef CARRY_LAB_REPORT_DRAWING_H
 #define CARRY_LAB_REPORT_DRAWING_H
 

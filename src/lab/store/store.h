@@ -34,7 +34,7 @@ typedef struct carry_run_start {
 
 /* Notes commit and dirtiness of the folder, the machine, the process, the time. */
 carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run_start *start);
-/* What a run actually uses, once that is known; stored with the facts about its machine. */
+/* The resources that a run actually uses, once known; stored with the facts about its machine. */
 typedef struct carry_run_used {
     int threads;        /* of a rank; 0: as the store's own context has */
     int ranks;          /* 0: not noted */
@@ -53,7 +53,7 @@ carry_status carry_store_end(carry_store *store, int64_t run, const char *state,
 #define CARRY_STORE_INVOCATIONS "invocations.json"
 carry_status carry_store_resume(carry_store *store, int64_t run, const char *command, int *invocation);
 
-/* What one method gave on one problem. Figures that do not exist are NaN. */
+/* The result of one method on one problem. Figures that do not exist are NaN. */
 typedef struct carry_stored_result {
     const char *problem, *method, *device;
     const char *reason; /* why it was not measured, or "" */

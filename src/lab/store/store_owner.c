@@ -1,6 +1,6 @@
 /* Whose a store is. One that was found by walking upwards is used only when it belongs to the user, as git does with
-   repositories (safe.directory): in a folder below somebody else's .carry their store would be written to, and jobs
-   would be queued beside theirs. A store that is named (--store, CARRY_STORE) is used as named. */
+   repositories (safe.directory): in a folder below another user's .carry, that user's store would be written to, and
+   jobs would be queued beside theirs. A store that is named (--store, CARRY_STORE) is used as named. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
