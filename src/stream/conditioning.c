@@ -100,7 +100,7 @@ static int64_t mixture_rows(const carry_conditioning *c, int64_t step) {
     return step == c->steps || c->target_rows > c->from_rows ? c->target_rows : c->from_rows;
 }
 
-/* What is shown, in full precision, is where the next transition starts. */
+/* The next transition starts from the shown conditioning, in full precision. */
 static void start_from_shown(carry_conditioning *c) {
     const int64_t count = c->text_len * c->text_dim;
     const int64_t rows = mixture_rows(c, c->step);

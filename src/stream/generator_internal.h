@@ -39,7 +39,7 @@ struct carry_generator {
     carry_generator_options options;
     carry_dit_config config;
     float *x, *velocity, *x0, *context, *text; /* f32 */
-    int64_t text_rows;                         /* of text; 0: there was none yet */
+    int64_t text_rows;                         /* of text; 0: no text yet */
     uint16_t *out;                             /* bf16 */
     int64_t *digests;                          /* of every rank of the mesh */
     int calls;

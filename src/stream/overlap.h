@@ -33,7 +33,7 @@ carry_status carry_overlap_new(carry_ctx *ctx, carry_overlap **made, int depth);
 void carry_overlap_free(carry_overlap *overlap);
 void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *times);
 double carry_overlap_hidden(const carry_chunk_times *times); /* seconds; NaN without a period */
-void carry_overlap_restart(carry_overlap *overlap);          /* after a pause or a cut the next period is none */
+void carry_overlap_restart(carry_overlap *overlap); /* after a pause or a cut: the next period is not counted */
 
 typedef struct carry_overlap_summary {
     int64_t chunks, counted;             /* counted: after the warm-up */

@@ -15,7 +15,7 @@
 #define CHANNELS 16      /* of latents: the contract's */
 #define LONGEST 86400.0  /* seconds that a stage may be slowed by */
 
-/* What this rank has of the pipeline. */
+/* This rank's part of the pipeline. */
 typedef struct part {
     carry_ctx *ctx;
     const carry_pipeline_options *options;
@@ -262,7 +262,7 @@ static carry_status shake_hands(part *p) {
             {.height = o->height / 8, .width = o->width / 8, .chunk = o->chunk, .window = o->window, .sink = o->sink},
         .depth = o->depth,
         .build = build,
-        .has_weights = p->is_mesh && p->mesh_ranks > 1, /* alone there is nobody to compare with */
+        .has_weights = p->is_mesh && p->mesh_ranks > 1, /* a single rank has no other to compare with */
         .weights = p->is_mesh && p->mesh_ranks > 1 ? carry_dit_common_fingerprint(p->dit) : 0,
     };
     return carry_handshake_run(p->groups.world, &mine);

@@ -316,7 +316,7 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     return status == CARRY_OK ? CARRY_OK : carry_call_fail(s->ctx, status, &call);
 }
 
-/* Paused: the mesh is told at intervals that stage 0 is there, before it could miss it, and answers. */
+/* Paused: stage 0 sends a NOOP at intervals below the deadline, so that the mesh knows it is alive, and it answers. */
 static carry_status wait_paused(carry_stage *s) {
     if (!s->figures.paused) {
         carry_stage_tell(s, "paused");

@@ -38,7 +38,7 @@ static void drop_oldest(carry_hub *hub) {
     hub->count--;
 }
 
-/* What is forgotten was not missed by a slow viewer, so it is nobody's drop. */
+/* Frames that are removed here were not missed by a slow viewer: they are not counted as dropped. */
 static void cut(carry_hub *hub, uint64_t epoch, double now) {
     hub->epoch = epoch;
     while (hub->count > 0) {

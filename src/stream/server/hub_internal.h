@@ -54,7 +54,7 @@ struct carry_hub {
     double interval, last_release; /* the pace */
     uint64_t chunk, chunk_frames;
     double chunk_started;                        /* 0: none yet */
-    double released[CARRY_HUB_TIMES], first_one; /* release times; of the first frame, below 0 when there is none */
+    double released[CARRY_HUB_TIMES], first_one; /* release times; of the first frame, below 0: none yet */
     uint64_t times;
 };
 

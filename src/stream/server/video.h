@@ -15,8 +15,8 @@
 
 #define CARRY_VIDEO_DAMAGED 30 /* frames in a row that end a video */
 
-/* What a camera is used through: open, close, ioctl and poll as in POSIX; map and unmap a buffer of it, NULL: refused.
-   Tests have a camera of their own. */
+/* The system calls of a camera: open, close, ioctl and poll as in POSIX; map and unmap a buffer of it, NULL: refused.
+   Tests replace them with those of a simulated camera. */
 typedef struct carry_camera_calls {
     int (*open)(const char *path);
     int (*close)(int file);

@@ -112,7 +112,7 @@ static carry_status next_of_avi(carry_ctx *ctx, void *opened, carry_jpeg_bytes *
     return CARRY_OK;
 }
 
-/* The header's rate and number of frames (avih), the codec of its pictures (strh); other parts are passed over. */
+/* The header's rate and number of frames (avih), the codec of its pictures (strh); other parts are skipped. */
 static bool take_header(avi *a, const chunk *c, double *fps) {
     unsigned char b[20] = {0};
     const bool is_main = strcmp(c->name, "avih") == 0;

@@ -1,4 +1,4 @@
-/* JPEG to pictures. libjpeg ends the process on an error unless told otherwise: here it jumps back. */
+/* JPEG to pictures. libjpeg's default is to end the process on an error: here it jumps back. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
