@@ -155,7 +155,7 @@ static void print_golden(void *user, const carry_golden_line *line) {
     }
 }
 
-/* What was asked for, the same for every rank. */
+/* The parsed command line, the same for every rank. */
 typedef struct check_options {
     cli_common common;
     const char *golden, *device;

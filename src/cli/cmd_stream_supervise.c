@@ -224,7 +224,7 @@ static int supervise(carry_ctx *ctx, char **command, const char *state) {
         if (is_clean || cli_interrupted()) {
             return is_clean ? WEXITSTATUS(how) : CLI_DONE;
         }
-        if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE) { /* nor would anybody read the next one's */
+        if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE) { /* the output of a new one would not be read either */
             return cli_refuse("the output of the stream has no reader any more: it is not restarted");
         }
         memory m;

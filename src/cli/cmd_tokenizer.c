@@ -224,7 +224,7 @@ static int run_encode(tokenizer_session *d, int count, char **words) {
     return code;
 }
 
-/* Numbers from words, or from standard input where there are none; -1 after a message. */
+/* Numbers from words, or from standard input without words; -1 after a message. */
 static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     size_t length = 0;
     char *input = count == 0 ? cli_read_all(stdin, "standard input", &length) : NULL;

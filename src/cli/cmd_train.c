@@ -48,7 +48,7 @@ static bool says_how_long(const char *name) {
     return strcmp(name, "steps") == 0 || strcmp(name, "tokens") == 0 || strcmp(name, "epochs") == 0;
 }
 
-/* What was typed wins over the file and the checkpoint. */
+/* Options of the command line override the file and the checkpoint. */
 static int set_typed(train_session *session, const typed *t) {
     for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_train_keys[i];

@@ -1,4 +1,4 @@
-/* What the files of carry train share. */
+/* Shared by the files of carry train. */
 #ifndef CARRY_CLI_CMD_TRAIN_H
 #define CARRY_CLI_CMD_TRAIN_H
 
@@ -27,9 +27,9 @@ typedef struct train_session {
     bool store_failed;
     bool marked;      /* the folder of the run notes that it is not stored */
     bool redraws;     /* lines replace each other, on a terminal */
-    bool has_unended; /* such a line stands there */
+    bool has_unended; /* such a line was printed and not ended */
     double last_loss, last_exam;
-    double started; /* carry_seconds; 0: the first step was told */
+    double started; /* carry_seconds; 0: the first step was printed */
     double peak;    /* flop/s of all ranks */
 } train_session;
 

@@ -219,7 +219,7 @@ static int choose_device(dit_session *session) {
     return code;
 }
 
-/* What only --eval heeds: within its bounds, and not without it. */
+/* Checks options that need --eval: their values, and that --eval was given. */
 static int check_exam(dit_session *session) {
     if (!session->eval &&
         (session->forms >= 0 || session->chunks >= 0 || session->second_prompt || session->show != NULL)) {

@@ -42,7 +42,7 @@ static bool is_late(double since, double worked) {
     return limit > 0.0 && waited > limit && (work < CALM || work > ENOUGH || waited > limit + MOST);
 }
 
-/* What was printed is kept, unless somebody is printing. */
+/* Flushes the output, unless another thread is printing. */
 static void end_process(void) {
     static const char line[] = "carry: interrupted\n";
     if (ftrylockfile(stdout) == 0) {

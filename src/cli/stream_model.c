@@ -101,7 +101,7 @@ carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char
         find_parts(model, folder);
     } else if (!find_demo(model->folder)) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "the demo's model, " DEMO ", is not here: name a folder as the model, or shapes as the "
+                          "the demo's model, " DEMO ", was not found: name a folder as the model, or shapes as the "
                           "config for random weights");
     }
     return carry_dit_config_read(ctx, &model->config, model->folder);

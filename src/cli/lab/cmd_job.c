@@ -32,7 +32,7 @@ typedef struct action {
     int (*run)(const job_options *o, int64_t id);
 } action;
 
-/* What the line about a job that is waited for shows; carry_job_wait knows nothing of terminals. */
+/* The state of the line about a job that is waited for; carry_job_wait knows nothing of terminals. */
 static struct {
     const carry_job *job;
     double started, drawn;

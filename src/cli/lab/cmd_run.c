@@ -16,7 +16,7 @@
 
 #define MOST_COMMAND 2048
 
-/* What was asked for, the same for every rank. */
+/* The parsed command line, the same for every rank. */
 typedef struct run_options {
     cli_common common;
     const char *path, *stage, *store, *name, *resumed, *wikitext;

@@ -1,4 +1,4 @@
-/* What the parts of carry run share. */
+/* Shared by the files of carry run. */
 #ifndef CARRY_CLI_CMD_RUN_H
 #define CARRY_CLI_CMD_RUN_H
 

@@ -1,4 +1,4 @@
-/* What the files of carry runs share. */
+/* Shared by the files of carry runs. */
 #ifndef CARRY_CLI_CMD_RUNS_H
 #define CARRY_CLI_CMD_RUNS_H
 

@@ -176,7 +176,7 @@ void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json
     }
     int left_out = 0;
     for (int i = 0; i < hotspots->count; i++) {
-        if (i >= top && !(hotspots->spot[i].tokens > 0.0)) { /* where there are tokens, their rate is always told */
+        if (i >= top && !(hotspots->spot[i].tokens > 0.0)) { /* spots with tokens are always shown, for their rate */
             left_out++;
         } else if (json) {
             print_json(hotspots, &hotspots->spot[i], true);
