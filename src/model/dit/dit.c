@@ -39,7 +39,7 @@ static carry_parameter modulation(int64_t rows, int64_t dim) {
     return (carry_parameter){.rank = 3, .shape = {1, rows, dim}, .start = CARRY_DIT_START_MODULATION};
 }
 
-/* What a block's parameter is like in the whole model, or rank 0 when the configuration has none. */
+/* A block's parameter in the whole model; rank 0 if the configuration does not have it. */
 static carry_parameter describe(const carry_dit_config *c, carry_dit_slot slot) {
     const int64_t d = c->dim;
     switch (slot) {

@@ -35,7 +35,7 @@ struct carry_dit_cache {
     int64_t table_start, table_rows;                  /* what the table has: the first frame, and tokens; 0: nothing */
     carry_tensor sinusoid, time, projected, m, shift; /* of every chunk, f32; m: of two blocks; shift: of the head */
     carry_tensor text, text_narrow, text_hidden, text_embedded; /* text_narrow: text in the type of activations */
-    /* What is computed in host memory: the same, or copies of it where the device has memory of its own. */
+    /* Inputs that are computed in host memory: the tensors above, or their source if the device has its own memory. */
     carry_tensor host_table, host_patches, host_sinusoid, host_text;
     void *host;
     carry_upload table_upload, time_upload; /* of a device with memory of its own */

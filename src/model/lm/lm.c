@@ -126,7 +126,7 @@ static void list_sublayer(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, int
                           const char *const *names) {
     s->part = carry_lm_part_at(kind);
     s->kind = kind;
-    if (s->part->slots == 0) { /* this layer has none */
+    if (s->part->slots == 0) { /* the layer lacks this part */
         s->norm = -1;
         return;
     }

@@ -30,7 +30,7 @@ void carry_umt5_free(carry_umt5 *model);
 const carry_umt5_config *carry_umt5_config_of(const carry_umt5 *model);
 
 /* hidden [T, d_model], f32, in host memory: the last hidden state of T tokens, of which the first `tokens` are the
-   prompt's and the rest padding, which nobody sees. ids [T], i64, in host memory. */
+   prompt's and the rest padding, which is masked. ids [T], i64, in host memory. */
 carry_status carry_umt5_encode(carry_umt5 *model, carry_tensor hidden, carry_tensor ids, int64_t tokens);
 
 /* The bucket of a key `distance` rows after a query (negative: before). */

@@ -228,7 +228,7 @@ static carry_tensor one_sequence(carry_tensor rows, int64_t first, int64_t count
     return carry_reshape_3d(carry_slice(rows, first, count), 1, count, rows.shape[1]);
 }
 
-/* Single tokens of all sequences, whose states lie in a pool. */
+/* Single tokens of all sequences, whose states are in a pool. */
 static carry_status run_steps(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;
@@ -244,7 +244,7 @@ static carry_status run_steps(const carry_lm_call *call) {
     return carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes);
 }
 
-/* The sequences of a call whose states lie in a pool: steps at once, pieces one after the other. With same_bits token
+/* The sequences of a call whose states are in a pool: steps at once, pieces one after the other. With same_bits token
    by token: sums depend on where chunks begin. */
 static carry_status run_pooled(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
