@@ -30,7 +30,7 @@ static int64_t snapshot_position(const carry_delta_plan *plan, int64_t length, i
     return position > 0 ? position : 0;
 }
 
-/* Where the chunk that starts at token t ends: a full chunk on, or where the next snapshot is due. */
+/* The end of the chunk that starts at token t: after a full chunk, or at the next snapshot. */
 static int64_t chunk_end(const carry_delta_plan *plan, int64_t length, int64_t t, int64_t next_snapshot) {
     int64_t end = t + plan->chunk < length ? t + plan->chunk : length;
     if (next_snapshot < carry_delta_snapshots(plan)) {

@@ -44,7 +44,7 @@ typedef struct carry_delta_run {
     carry_delta_scratch *scratch; /* a thread each */
 } carry_delta_run;
 
-/* Some columns of the state of one head's group in one sequence: what a thread takes at a time. */
+/* The unit of work of a thread: some columns of the state of one head's group in one sequence. */
 typedef struct carry_delta_unit {
     const carry_delta_run *run;
     carry_delta_scratch *scratch;

@@ -49,7 +49,7 @@ struct carry_delta_plan {
     const carry_kernels *kernels; /* of the CPU */
     const carry_bf16 *terms;      /* products of chunks go through it (terms.h); NULL: through kernels */
     int ordinal;                  /* of the device in its backend; */
-    carry_device_properties gpu;  /* and what it is, where it is not the CPU */
+    carry_device_properties gpu;  /* its properties, unless it is the CPU */
     carry_delta_problem problem;
     const carry_delta_method *method;
     int64_t chunk; /* of the chunk form; also what backward uses when the method is token by token */
@@ -106,7 +106,8 @@ carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *a
 carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem *problem);
 carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem *problem,
                                       const carry_delta_inputs *inputs);
-/* Its three parts: what has tokens; A_log, dt_bias and the initial state; cu_seqlens, which ends at `tokens`. */
+/* Its three parts: tensors with a token dimension; A_log, dt_bias and the initial state; cu_seqlens, which ends at
+   `tokens`. */
 carry_status carry_delta_check_rows(carry_ctx *ctx, const carry_delta_problem *problem,
                                     const carry_delta_inputs *inputs);
 carry_status carry_delta_check_parameters(carry_ctx *ctx, const carry_delta_problem *problem,

@@ -27,7 +27,7 @@ typedef struct job {
     carry_all_scan_role role;
     carry_delta_span early, rest, late;
     carry_delta_ranks_memory memory;
-    float *M; /* in what is kept, or in the workspace */
+    float *M; /* in the kept memory, or in the workspace */
     int begun, ended;
     int done[CARRY_DELTA_RANKS_GROUPS];
     carry_status polled;
@@ -191,7 +191,7 @@ static void sort_out(job *j) {
     }
 }
 
-/* After a failure: what is under way is waited for, since its memory goes back to the caller. */
+/* After a failure: waits for the scans under way, since their memory goes back to the caller. */
 static void give_up(job *j) {
     j->plan->is_broken = true;
     while (j->ended < j->begun) {

@@ -50,7 +50,7 @@ typedef struct carry_delta_ranks_memory {
     float *L, *state, *M; /* by groups: [chains, value heads of the group, K, ...] */
     void *scan[CARRY_DELTA_RANKS_GROUPS];
     carry_delta_back back;
-    carry_arena pass; /* what is left, for one pass after the other */
+    carry_arena pass; /* the rest of the memory, for one pass after the other */
 } carry_delta_ranks_memory;
 
 /* Lays the memory of a call out in an arena, or counts it; false on overflow. */
@@ -89,7 +89,7 @@ typedef struct carry_delta_correction {
 
 carry_status carry_delta_correct(carry_ctx *ctx, int device, const carry_delta_correction *correction);
 
-/* ranks_correct.c: the outputs of a pass from zero, with what the state that came adds to them. */
+/* ranks_correct.c: adds the effect of the state that arrived to the outputs of a pass from a zero state. */
 carry_status carry_delta_ranks_correct(const carry_delta_ranks_plan *plan, void *o, const void *response,
                                        const float *state);
 

@@ -34,7 +34,7 @@ typedef struct call {
     int64_t entered, left;  /* the sequence that comes from the rank before, that goes on in the next; -1: none */
     carry_all_scan_role role;
     memory at;
-    float *kept_states; /* that entered; in what is kept */
+    float *kept_states; /* states that entered; in the kept memory */
 } call;
 
 static int64_t sequences_of(const carry_delta_ranks_plan *plan) {
@@ -50,7 +50,7 @@ static size_t lines(size_t bytes) {
     return (bytes + LINE - 1) / LINE * LINE;
 }
 
-/* Behind what the plan of one rank keeps: M, and the states that entered. */
+/* After the data that the plan of one rank keeps: M, and the states that entered. */
 static size_t maps_at(const carry_delta_ranks_plan *plan) {
     return lines(plan->inner != NULL ? plan->inner->kept : 0);
 }

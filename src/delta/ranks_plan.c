@@ -1,4 +1,4 @@
-/* Plans of the delta rule over ranks: what the ranks must agree on, the groups of heads, the bytes. */
+/* Plans of the delta rule over ranks: the agreement of the ranks, the groups of heads, the sizes in bytes. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -18,7 +18,7 @@ typedef struct carry_delta_split {
     int64_t first_head, heads; /* of q and k, with all their value heads */
     int sharing;               /* ranks that share the GPU, this one included */
     const float *entering;     /* known when pair is called (backward a gradient), or NULL */
-    const float *arrived;      /* for rest: what was not, or NULL */
+    const float *arrived;      /* for rest: the state that was not known then, or NULL */
     const float *states;       /* backward: those that entered the tokens */
     float *M, *L;              /* pair writes them; M forward only */
     float *leaving;            /* rest: the final state, backward the gradient of the first one; NULL: not wanted */

@@ -1,4 +1,4 @@
-/* From what a person steers to what the transformer is conditioned on.
+/* From the prompts of the controls to the transformer's conditioning.
 
    The target is the mean of the prompts' vectors (model/text/prompts.h, model/dit/words.h), by weight. When prompts
    change, the next `transition` chunks go from what is shown to the target in equal steps: 1/n of the way, 2/n, ...,

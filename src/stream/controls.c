@@ -197,8 +197,8 @@ static void exchange(carry_controls *controls) {
     (void)pthread_mutex_unlock(&controls->reading);
 }
 
-/* Messages quote what came from outside and are cut to fit, and go into texts that must be UTF-8 on one line: whatever
-   is no whole printable character becomes a question mark. */
+/* Messages quote text from outside and are cut to fit, and go into texts that must be UTF-8 on one line: bytes that are
+   not a whole printable character become question marks. */
 static void make_printable(char *text) {
     unsigned char *at = (unsigned char *)text;
     while (*at != '\0') {

@@ -75,8 +75,8 @@ carry_status carry_generator_device_rebuild(carry_generator *g); /* before a rec
 void carry_generator_device_close(carry_generator *g);
 carry_status carry_generator_device_run(carry_generator *g, const carry_envelope *e, bool with_clean,
                                         carry_generator_times *times);
-/* Parts of it: latents_in become x; x0 is rounded as it is sent, and copied to g->far.host; and what a step made,
-   there, is finite. */
+/* Parts of it: latents_in become x; x0 is rounded as it is sent, and copied to g->far.host; and the results of the
+   steps, there, are checked to be finite. */
 carry_status carry_generator_device_upload(carry_generator *g, const carry_envelope *e, carry_tensor x);
 carry_status carry_generator_device_download(carry_generator *g, carry_tensor x0);
 carry_status carry_generator_device_finite(carry_generator *g, int steps);

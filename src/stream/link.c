@@ -29,7 +29,7 @@ typedef struct slot {
     bool is_full; /* of a pair */
 } slot;
 
-/* Preludes that are waited for, several ahead, so that what is queued can be seen to come. */
+/* Receives of preludes, several ahead, so that queued messages are noticed when they arrive. */
 typedef struct arrival {
     prelude prelude;
     carry_request request;
@@ -62,7 +62,7 @@ static carry_status new_end(carry_ctx *ctx, carry_link **made, const carry_link_
     }
     link->ctx = ctx;
     link->options = *options;
-    link->slots = 2 * options->depth + SPARE; /* a result has what is about it before it */
+    link->slots = 2 * options->depth + SPARE; /* a carry_about is sent before every result */
     if (options->depth < 1 || link->slots > MOST_SLOTS) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a link for %d messages: 1 to %d", options->depth,
                           (MOST_SLOTS - SPARE) / 2);

@@ -69,22 +69,22 @@ carry_status carry_link_pair(carry_ctx *ctx, carry_link **stage, carry_link **le
 /* Cancels pending messages and does not wait. NULL is fine. */
 void carry_link_free(carry_link *link);
 
-/* Of a pair: what is done when this end waits and nothing is there. */
+/* Of a pair: called when this end waits and no message is there. */
 void carry_link_set_turn(carry_link *link, carry_status (*turn)(void *user), void *user);
 
 /* A slot to write the next message into, out_most bytes; waits until there is one. Then: send it. */
 carry_status carry_link_slot(carry_link *link, void **room);
 size_t carry_link_capacity(const carry_link *link); /* out_most */
 carry_status carry_link_send(carry_link *link, carry_message_kind kind, size_t bytes);
-/* Both in one, of bytes that are elsewhere; those too many for a slot are left out. */
+/* Both in one, with bytes from elsewhere; those that do not fit a slot are left out. */
 carry_status carry_link_tell(carry_link *link, carry_message_kind kind, const void *bytes, size_t size);
 /* Waits until everything that was sent has arrived. */
 carry_status carry_link_flush(carry_link *link);
 
-/* From now on this end sends no heartbeats while it waits: what comes next is the last. */
+/* From now on this end sends no heartbeats while it waits: the next message is the last. */
 void carry_link_stop_heartbeats(carry_link *link);
 
-/* Moves along what is on its way; *there: a message can be received without waiting. */
+/* Makes progress on pending messages; *there: a message can be received without waiting. */
 carry_status carry_link_poll(carry_link *link, bool *there);
 /* The same, but waits for it up to `seconds`, with heartbeats. */
 carry_status carry_link_wait(carry_link *link, double seconds, bool *there);

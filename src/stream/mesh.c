@@ -181,7 +181,7 @@ static carry_status check_sizes(const carry_mesh *mesh, const carry_envelope *e)
     return CARRY_OK;
 }
 
-/* The mesh knows where it is: what the flags of the envelope make of that must be where the envelope says. */
+/* The mesh tracks its position: after the flags of the envelope are applied, it must equal the envelope's. */
 static carry_status check_position(carry_mesh *mesh, const carry_envelope *e, bool is_new_epoch) {
     carry_ctx *ctx = mesh->ctx;
     if (mesh->position < 0 && !(e->init_cache && e->reset_cross_cache)) {

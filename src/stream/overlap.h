@@ -20,7 +20,7 @@
 typedef struct carry_chunk_times {
     uint64_t chunk_index, cache_epoch;
     double stage0, stage1;            /* work of each stage */
-    double decode, encode, build;     /* of stage 0: what it consists of */
+    double decode, encode, build;     /* parts of stage0 */
     double denoise, recompute, clean; /* of stage 1 */
     double idle;                      /* of the mesh before this chunk */
     double period;                    /* from the end of the chunk before at stage 0, less waits for a pace */

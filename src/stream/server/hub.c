@@ -276,7 +276,7 @@ void carry_hub_set_figures(carry_hub *hub, const carry_stream_figures *figures) 
     pthread_mutex_lock(&hub->lock);
     hub->figures = *figures;
     if (figures->paused) {
-        hub->chunk_started = 0.0; /* the time until the next chunk is not what a chunk takes */
+        hub->chunk_started = 0.0; /* the time until the next chunk includes the pause */
     }
     pthread_mutex_unlock(&hub->lock);
 }

@@ -1,4 +1,4 @@
-/* Where frames and figures go: stage 0 publishes, viewers and recorders take what they can.
+/* Distributes frames and figures: stage 0 publishes, viewers and recorders take them as fast as they can.
 
    Bounded memory: the hub keeps the newest frames, each once, encoded once (JPEG); a viewer that is slower skips to the
    newest one, and its own count of dropped frames grows. Publishing never waits for a viewer. Frames of an older epoch

@@ -1,5 +1,4 @@
-/* The inside of a hub: the ring (hub.c) and those who look (hub_viewer.c). What is here is called with the lock held.
- */
+/* Shared by the ring (hub.c) and the viewers (hub_viewer.c) of a hub. These functions are called with the lock held. */
 #ifndef CARRY_STREAM_HUB_INTERNAL_H
 #define CARRY_STREAM_HUB_INTERNAL_H
 

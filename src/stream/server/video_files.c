@@ -52,7 +52,7 @@ static bool take_chunk(FILE *file, chunk *c) {
     return true;
 }
 
-/* A position beyond the file's end can be set, but nothing is there. */
+/* fseek accepts a position beyond the end of the file, so the size is compared. */
 static bool skip(const avi *a, uint32_t size) {
     const long to = ftell(a->file) + (long)size;
     return to <= a->size && fseek(a->file, to + (long)(size & 1), SEEK_SET) == 0;

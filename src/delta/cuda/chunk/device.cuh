@@ -48,8 +48,8 @@ constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
 constexpr int END = 256, KEYED_NUMBERS_BYTES = (END + D - BETA) * 4;
 constexpr int KEYS_AT = CHUNK_BYTES, KEYS_BYTES = CHUNK_BYTES + 3 * TILE;
 
-/* How many lanes of a warp say that it has read or written its part: the first. racecheck does not follow what the
-   other lanes did to that arrival, so that builds for it (-DCARRY_DELTA_EVERY_LANE) let all of them arrive. */
+/* The number of lanes of a warp that arrive when it has read or written its part: only the first. racecheck does not
+   connect the accesses of the other lanes with that arrival, so builds for it (-DCARRY_DELTA_EVERY_LANE) use all. */
 #ifdef CARRY_DELTA_EVERY_LANE
 constexpr int ARRIVING = 32;
 #else
@@ -107,7 +107,7 @@ static __device__ __forceinline__ int2 part_of(const ring &r, bool reverse, int 
     return {max(first, 0), min(last, chunks)};
 }
 
-/* Where a walk keeps what it makes of a chunk: in tiles of a value head. */
+/* Where a walk keeps its results for a chunk: in tiles of a value head. */
 static __device__ __forceinline__ int64_t kept_at(const ring &r, bool reverse, int lane, int slot, int chunk) {
     if (r.each == 0) {
         return r.count == 0 ? slot + chunk : (int64_t)lane * r.rooms[reverse] + chunk;

@@ -56,7 +56,7 @@ static inline size_t between_floats(const carry_delta_job *job) {
 static inline size_t shared_floats(const carry_delta_job *job) {
     return job->key > D ? 2 * C : 0;
 }
-/* Of a chunk and value head, whatever the walks keep. */
+/* Of a chunk and value head, without the results that the walks keep. */
 static inline double tile_bytes(const carry_delta_job *job) {
     return CHUNK_BYTES + 8 + 2.0 * (double)shared_floats(job) * sizeof(float);
 }

@@ -96,7 +96,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
         }
     }
 
-    /* Tokens t.. of the sequence; with_q: what the way back needs besides. */
+    /* Tokens t.. of the sequence; with_q: also q and the gradient of o, for backward. */
     __device__ void load(int64_t t, int count, bool with_q) {
         const carry_delta_job &job = back.job;
         int64_t token = place.start + t;
