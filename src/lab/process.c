@@ -173,7 +173,7 @@ static void follow(child *c, carry_process_result *result) {
         }
     }
     if (result->timed_out || result->stopped) {
-        (void)kill(-c->id, SIGKILL); /* what it started and what did not heed the first signal */
+        (void)kill(-c->id, SIGKILL); /* its children, and processes that ignored the first signal */
     }
     result->seconds = carry_seconds() - started;
     int state = 0;

@@ -84,8 +84,8 @@ typedef struct carry_library {
 const char *carry_page_kind_name(carry_page_kind kind);
 const char *carry_page_folder(carry_page_kind kind);
 
-/* folder NULL: library/ in the nearest folder upwards that has one. Pages that cannot be read are left out and said in
-   problem; CARRY_ENOTFOUND when there is not a library. */
+/* folder NULL: library/ in the nearest folder upwards that has one. Pages that cannot be read are left out and named in
+   problem; CARRY_ENOTFOUND if there is no library. */
 carry_status carry_library_open(carry_ctx *ctx, carry_library **library, const char *folder);
 void carry_library_close(carry_library *library);
 /* The page of this id, else the card that has it among its other names (also), else NULL. */
@@ -97,7 +97,7 @@ carry_status carry_page_parse(carry_ctx *ctx, carry_page *page, carry_page_kind 
                               const char *text, size_t length);
 void carry_page_clear(carry_page *page);
 
-/* Every rule on every page; what is wrong is added to problem. The names and meanings of the rules: */
+/* Checks every rule on every page; violations are added to problem. The names and meanings of the rules: */
 typedef struct carry_library_rule {
     const char *name, *about;
 } carry_library_rule;

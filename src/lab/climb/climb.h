@@ -56,7 +56,7 @@ typedef struct carry_climb_attempt {
     int64_t repeats;
     bool trust_baseline; /* do not measure the best again */
     const char *tree;    /* the tree to judge, any other is refused; NULL: the current one */
-    const char *job;     /* what the entry calls the job it runs in; NULL: none, or Slurm's by its environment */
+    const char *job;     /* the name of the job in the entry; NULL: none, or Slurm's from the environment */
     const char *command; /* as typed */
 } carry_climb_attempt;
 
@@ -66,7 +66,7 @@ typedef struct carry_climb_outcome {
     char *output; /* the end of the output of the tests or the build if they failed; else NULL. The caller frees */
 } carry_climb_outcome;
 
-/* Judges the working tree. CARRY_OK when there is an entry, whatever it says. */
+/* Judges the working tree. CARRY_OK if an entry was written, kept or refused. */
 carry_status carry_climb_try(carry_climb *climb, const carry_climb_attempt *attempt, carry_climb_outcome *outcome);
 
 /* From now on builds, tests and profiles of start and try are run on "ssh:HOST" (lab/remote.h), in copies of the trees;

@@ -34,7 +34,7 @@ void climb_tell(const carry_climb *climb, const char *format, ...) __attribute__
 carry_status climb_reload(carry_climb *climb);
 /* This moment, or the last entry's date where the clock went back. */
 const char *climb_date(char date[32], const carry_climb_log *log);
-/* A command must be one line and of a bearable length; what names it in the message. */
+/* A command must be one line and not too long; `what` names it in the message. */
 carry_status climb_check_command(carry_ctx *ctx, const char *what, const char *command);
 /* 0: not given. */
 carry_status climb_check_repeats(carry_ctx *ctx, int64_t repeats);
@@ -89,7 +89,7 @@ typedef struct climb_figure {
     char trace[512], hotspots[512];
 } climb_figure;
 
-/* From what it printed; CARRY_EFORMAT when there is no figure. */
+/* From its output; CARRY_EFORMAT if that has no figure. */
 carry_status climb_figure_parse(carry_ctx *ctx, climb_figure *figure, const char *output, size_t length);
 /* How long a command may take. */
 double climb_seconds(const carry_climb *climb);

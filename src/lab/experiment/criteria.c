@@ -1,4 +1,4 @@
-/* Criteria: checked against the grid before anything runs, judged on what was measured. */
+/* Criteria: checked against the grid before anything runs, judged on the measured figures. */
 #include "lab/experiment/criteria.h"
 
 #include <ctype.h>
@@ -383,7 +383,7 @@ static bool holds(const char *compare, double value, double bound) {
     return compare[1] == '=' ? value >= bound : value > bound;
 }
 
-/* The same whatever figures are still to come. */
+/* True if the figures that are still missing cannot change it. */
 static bool is_certain(const char *compare, range value, range bound) {
     if (compare[0] == '=') {
         return (is_exact(value) && is_exact(bound)) || value.high < bound.low || value.low > bound.high;

@@ -118,7 +118,7 @@ carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, vo
 
 /* Refuses a stage that the experiment does not have; NULL is all of them. */
 carry_status carry_experiment_stage(const carry_experiment *experiment, const char *stage);
-/* Takes what a stored run of this very experiment has measured: those problems are done. For rank 0; the others follow
+/* Takes the results of a stored run of this experiment: those problems are done. For rank 0; the others follow
    it. CARRY_EFORMAT when the results are not in the experiment's order. */
 carry_status carry_experiment_restore(carry_experiment *experiment, const carry_run *run);
 /* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop returned true. On several ranks a

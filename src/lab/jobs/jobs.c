@@ -1,4 +1,4 @@
-/* The table of job systems, and what they have in common: submitting, looking, waiting, cancelling. */
+/* The table of job systems, and their common functions: submitting, looking, waiting, cancelling. */
 #include "lab/jobs/jobs.h"
 
 #include <errno.h>
@@ -331,7 +331,7 @@ carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, doub
             return carry_fail(store->ctx, CARRY_EINTERRUPTED, "interrupted; job %lld goes on", (long long)id);
         }
         if (now - started >= seconds && status != CARRY_OK) {
-            return status; /* why it cannot be known says more than that it is late */
+            return status; /* the reason is more useful than a timeout */
         }
         if (now - started >= seconds) {
             return carry_fail(store->ctx, CARRY_ETIMEOUT, "job %lld has not ended after %.3g s; it goes on",

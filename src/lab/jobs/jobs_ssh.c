@@ -237,7 +237,7 @@ static carry_status bring_files(carry_store *store, carry_remote *remote, const 
     append(&s, "cd ");
     append_word(&s, remote->path);
     append(&s, " || exit 1\n");
-    /* Names are separated by commas; what is not there is left out, and an empty list gives an empty archive. */
+    /* Names are separated by commas; missing files are left out, and an empty list gives an empty archive. */
     append(&s, "IFS=,\nset -f\nset -- $(cat bring)\ncd tree || exit 1\nn=$#\nwhile [ $n -gt 0 ]; do\n"
                "  p=$1; shift; n=$((n - 1)); [ ! -e \"./$p\" ] || set -- \"$@\" \"./$p\"\ndone\n"
                "if [ $# -gt 0 ]; then exec tar -czf - -- \"$@\"; else exec tar -czf - -T /dev/null; fi\n");

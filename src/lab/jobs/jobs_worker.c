@@ -131,7 +131,7 @@ static void keep(const launch *l) {
     while (command > 0 && waitpid(command, &state, 0) < 0 && errno == EINTR) {
     }
     write_verdict(l, command < 0 ? NOT_STARTED : WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state));
-    (void)kill(0, SIGKILL); /* itself and what the command left behind */
+    (void)kill(0, SIGKILL); /* itself and processes that the command left behind */
     _exit(0);
 }
 

@@ -30,7 +30,7 @@ typedef struct writer {
 
 typedef struct lane {
     int process, thread;
-    int64_t end; /* of what is on it */
+    int64_t end; /* of the last activity on it */
 } lane;
 
 static bool grow(writer *w) {

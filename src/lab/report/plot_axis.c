@@ -116,7 +116,7 @@ bool carry_axis_settle(carry_scale *to, const carry_plot *plot) {
         pad(to, 0.06);
     }
     if (!isfinite(to->high - to->low) || !(to->low < to->high) || !carry_axis_shows(axis, to->low)) {
-        return false; /* figures at the ends of what a double holds */
+        return false; /* values at the limits of a double */
     }
     if (axis->tic != NULL) {
         take_tics(to, 6);

@@ -1,4 +1,4 @@
-/* The page as a whole: what was asked, the decision, the parts in their order, how it was measured and on what. */
+/* The whole page: the question, the decision, the parts in their order, the method and the machine. */
 #include "lab/report/report.h"
 
 #include <ctype.h>

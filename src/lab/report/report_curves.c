@@ -20,7 +20,7 @@ typedef struct stretch {
     bool averaged;
 } stretch;
 
-/* Steps may come in any order and repeat; what is not finite is left out. */
+/* Steps may come in any order and repeat; values that are not finite are left out. */
 static void collect(stretch *to, const carry_run *run, const char *metric) {
     double low = INFINITY;
     double high = -INFINITY;

@@ -85,7 +85,8 @@ static carry_status look(carry_store *store, bool *is_store) {
             "%s was written by a newer carry (store version %lld, this one knows %d): nothing was changed", store->path,
             (long long)version, CARRY_STORE_VERSION);
     }
-    if (*is_store && programs > 0) { /* a store that came with a copied folder must not change what is written to it */
+    if (*is_store &&
+        programs > 0) { /* triggers of a store that came with a copied folder could change the rows that are written */
         return carry_fail(store->ctx, CARRY_EFORMAT,
                           "%s holds %lld triggers or views, which no run store has: nothing was changed", store->path,
                           (long long)programs);
@@ -121,7 +122,7 @@ static carry_status use_wal(carry_store *store) {
     return code == SQLITE_OK ? CARRY_OK : carry_store_fail(store, "opening");
 }
 
-/* synchronous=FULL: what was stored survives a power cut too, for a few milliseconds a result. */
+/* synchronous=FULL: stored results survive a power failure too, for a few milliseconds a result. */
 static carry_status settle(carry_store *store) {
     bool is_store;
     (void)sqlite3_busy_timeout(store->db, BUSY_MILLISECONDS);

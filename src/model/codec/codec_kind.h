@@ -44,7 +44,7 @@ carry_status carry_codec_put(carry_ctx *ctx, const carry_codec_output *to, int64
 /* Planes of one of a call's latents or frames. */
 carry_tensor carry_latent_frame(carry_tensor latents, int64_t index);
 carry_tensor carry_codec_frame(carry_tensor frames, int64_t index);
-/* Memory of zeros for a stream's pictures; on the CPU, what is never used is never touched. */
+/* Memory of zeros for a stream's pictures; on the CPU, memory that is never used is never touched. */
 carry_status carry_codec_pictures(carry_ctx *ctx, void **memory, int device, size_t bytes, int64_t height,
                                   int64_t width);
 

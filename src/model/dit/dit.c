@@ -1,4 +1,4 @@
-/* The parameters of a video transformer, or of a rank's shard of it: what they are and how they start. */
+/* The parameters of a video transformer, or of a rank's shard of it: their list and start values. */
 #include "model/dit/dit.h"
 
 #include <inttypes.h>
@@ -213,8 +213,8 @@ static void fill(float *w, float value, int64_t count) {
     }
 }
 
-/* Blocks start as nothing but cross-attention, since both their gates, modulation + projection of the time, are zero;
-   and the velocity as zero, since the head is. */
+/* Blocks start as cross-attention alone, since both their gates, modulation + projection of the time, are zero; the
+   velocity starts as zero, since the head is zero. */
 static void close_gates(const carry_dit *dit, const carry_parameter *p, float *w) {
     const int64_t index = p - dit->own.parameter;
     const bool is_head = index == dit->outer[CARRY_DIT_HEAD];

@@ -51,15 +51,15 @@ typedef struct carry_dit_config {
 /* "1.3B", "14B", "shapes" (a small one, of the demo's kind); CARRY_EARGUMENT lists the names. */
 carry_status carry_dit_config_named(carry_ctx *ctx, carry_dit_config *config, const char *name);
 const char *carry_dit_config_name(int index, const char **about); /* NULL past the end */
-/* Wan's config.json; what is missing is taken from the weights' shapes where they tell. */
+/* Wan's config.json; missing values are taken from the weights' shapes where possible. */
 carry_status carry_dit_config_read(carry_ctx *ctx, carry_dit_config *config, const char *folder);
-/* Refuses what no model can be, and a mesh that does not divide heads and ffn_dim, naming the sizes that would. */
+/* Refuses an invalid configuration, and a mesh that does not divide heads and ffn_dim, naming the sizes that do. */
 carry_status carry_dit_config_check(carry_ctx *ctx, const carry_dit_config *config, int mesh);
-/* Latents of height x width (of the latent, 1/8 of the picture's): refuses what patches do not divide, with the nearest
-   that works, and more than CARRY_DIT_POSITIONS rows or columns of patches. */
+/* Latents of height x width (of the latent, 1/8 of the picture's): refuses sizes that patches do not divide, with the
+   nearest that works, and more than CARRY_DIT_POSITIONS rows or columns of patches. */
 carry_status carry_dit_check_size(carry_ctx *ctx, const carry_dit_config *config, int64_t height, int64_t width);
 
-/* The parameters of a block. X(name, key below blocks.N.) q, k and v lie together, so that they can be one product. */
+/* The parameters of a block. X(name, key below blocks.N.) q, k and v are adjacent, so that they can be one product. */
 #define CARRY_DIT_BLOCK_LIST(X)                 \
     X(MODULATION, "modulation")                 \
     X(Q, "self_attn.q.weight")                  \

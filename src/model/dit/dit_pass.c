@@ -163,7 +163,7 @@ static carry_status enter_unit(const carry_dit_call *call, const void *user, int
     return CARRY_OK;
 }
 
-/* Work on host memory, side by side whatever the device. */
+/* Runs `work` on host memory for every unit; if the model is on a GPU, one unit after the other. */
 static carry_status each_on_host(const carry_dit_pass *pass, carry_dit_work work) {
     for (int64_t unit = 0; pass->dit->own.device != 0 && unit < pass->units; unit++) {
         CARRY_TRY(work(&pass->call, pass, unit, NULL));

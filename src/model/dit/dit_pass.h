@@ -42,7 +42,7 @@ typedef struct carry_dit_pass_args {
     const int64_t *caption; /* [videos, chunks]: 0 to texts - 1 */
     const int64_t *start;   /* [videos]: the place of the first frame, for rotary positions */
     const float *weight;    /* [videos, chunks]: of the chunk's loss */
-    carry_tensor target;    /* what the velocity should be; absent: no loss */
+    carry_tensor target;    /* of the velocity; absent: no loss */
     carry_tensor velocity;  /* gets it; absent: not wanted */
     bool backward;          /* adds to the gradients */
     double scale;           /* of the loss, in the gradients */

@@ -1,4 +1,4 @@
-/* The parameters of a language model: what they are and how they start. */
+/* The parameters of a language model: their list and start values. */
 #include "model/lm/lm.h"
 
 #include <inttypes.h>

@@ -43,7 +43,7 @@ carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config
 /* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder);
-/* The same, for carry_lm_open: mapped where that can be. */
+/* The same, for carry_lm_open: mapped where possible. */
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder);
 void carry_lm_free(carry_lm *lm);

@@ -1,5 +1,6 @@
-/* The encoder of UMT5, which turns prompts into what a video transformer reads: folders as transformers lays them out
-   (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights in them are ignored).
+/* The encoder of UMT5, which turns prompts into the conditioning of a video transformer: folders as transformers lays
+   them out (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights in them are
+   ignored).
 
        x = embed(ids);  per layer  x += Wo attention(norm x),  x += Wo (gelu(Wi0 norm x) * Wi1 norm x);  norm x
 
