@@ -122,7 +122,7 @@ const char *cli_shown(char shown[64], const char *text);
 /* "carry: message" on standard error; returns CLI_IMPOSSIBLE. Of several processes, which all refuse, rank 0 prints.
  */
 int cli_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The context's last message, likewise; of several processes each says its own, with its rank. */
+/* The context's last message, likewise; each of several processes prints its own, with its rank. */
 int cli_failed(carry_ctx *ctx);
 
 /* All of a stream, with a 0 after its end, for the caller to free; NULL after a message. */
@@ -153,7 +153,7 @@ int cli_finish(int code);
 void cli_json_open(void);
 void cli_json_text(const char *key, const char *value);
 void cli_json_bytes(const char *key, const char *value,
-                    size_t length); /* 0 bytes included; what is not UTF-8 is U+FFFD */
+                    size_t length); /* 0 bytes included; invalid UTF-8 becomes U+FFFD */
 void cli_json_number(const char *key, double value);
 void cli_json_integer(const char *key, int64_t value);
 void cli_json_numbers(const char *key, const uint32_t *values, size_t count); /* a list */

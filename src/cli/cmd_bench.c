@@ -286,7 +286,7 @@ static void print_grid_end(const show *s, int within, int sequential_within, boo
 
 static carry_status bench_grid(show *s, int *code) {
     int within = 0;
-    int sequential_within = 0;   /* what a planner that never thinks would score */
+    int sequential_within = 0;   /* the score of always choosing sequential */
     s->options.unchecked = true; /* carry check and the tests do that; here 60 shapes are to be timed */
     if (s->options.seconds == 0.0) {
         s->options.seconds = GRID_SECONDS;

@@ -159,7 +159,7 @@ static void print_golden(void *user, const carry_golden_line *line) {
 typedef struct check_options {
     cli_common common;
     const char *golden, *device;
-    int on; /* a device; -1: the best for what is checked */
+    int on; /* a device; -1: the best for each check */
     int words;
     char **problems;
     tally first; /* rank 0's */

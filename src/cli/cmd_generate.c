@@ -24,7 +24,7 @@ static void show(const generate_session *d, const char *text, size_t length) {
     }
 }
 
-/* A prompt may be no UTF-8, and what is printed is. */
+/* A prompt may be invalid UTF-8; the output is always valid. */
 static char *prompt_text(const carry_prompt *prompt, size_t *length) {
     char *text = malloc(CARRY_UNFOLD_GROWTH * (prompt->length + 4));
     carry_unfold unfold = {0};

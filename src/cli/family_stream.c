@@ -206,7 +206,7 @@ static carry_status choose(void *given, const char *wanted) {
 }
 
 static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    (void)copies; /* what a stream reads is its own work */
+    (void)copies; /* a stream reads data that it makes itself */
     *opened = NULL;
     instance *it = calloc(1, sizeof *it);
     if (it == NULL) {

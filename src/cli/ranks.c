@@ -19,7 +19,7 @@
 
 static const struct {
     const char *launcher, *rank, *size, *here;
-    const char *needs; /* another that is there, or NULL */
+    const char *needs; /* another variable that must be set, or NULL */
 } launchers[] = {
     {"carry --processes", "CARRY_RANK", "CARRY_RANKS", "CARRY_RANKS", "CARRY_MEET"},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},

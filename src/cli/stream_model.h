@@ -18,7 +18,7 @@ typedef struct stream_model {
    both NULL: the model that comes with carry, and CARRY_EUNSUPPORTED if it is not installed. */
 carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char *folder, const char *config);
 
-/* The model, with its chunk, window, sink and shift, or those of a model that says nothing. It is pointed to. */
+/* The model, with its chunk, window, sink and shift, or their defaults. The result points to the model. */
 carry_pipeline_options stream_model_options(const stream_model *model);
 /* The default, with the model's steps and the demo's prompt. */
 carry_control_state stream_model_controls(const stream_model *model);

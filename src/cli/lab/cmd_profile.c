@@ -118,7 +118,7 @@ static int refuse_output(const char *path) {
     return CLI_DONE;
 }
 
-/* The store is opened, and the run begun, before the verb runs: what is wrong with it shows before any work. */
+/* The store is opened, and the run begun, before the verb runs: its errors are reported before any work. */
 static carry_status begin(session *s) {
     CARRY_TRY(carry_recorder_new(s->ctx, &s->recorder, s->asked->events));
     if (s->asked->no_store) {

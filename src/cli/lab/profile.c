@@ -97,7 +97,7 @@ static void print_kernel_json(const carry_hotspots *h, const carry_hotspot *kern
     cli_json_close();
 }
 
-/* Of one step of the window: what the GPU did, and for how much of the time. */
+/* Of one step of the window: the GPU's activity, and its share of the time. */
 static void print_step(const carry_hotspots *h) {
     char text[32];
     if (h->gpu_span > 0.0 && h->gpus == 1) {
