@@ -27,7 +27,7 @@ from setuptools.command.build_py import build_py
 from setuptools.command.sdist import sdist
 
 HERE = Path(__file__).resolve().parent
-# In a source distribution the C sources lie in native/; in a checkout they are two folders up.
+# In a source distribution the C sources are in native/; in a checkout they are two folders up.
 SOURCE = HERE / "native" if (HERE / "native").is_dir() else HERE.parents[1]
 NATIVE = ("CMakeLists.txt", "LICENSE", "cmake", "include", "src", "docs/man")
 LIBRARY = "libcarry.dylib" if sys.platform == "darwin" else "libcarry.so"

@@ -79,7 +79,7 @@ CARRY_API const char *carry_all_scan_plan_algorithm(const carry_all_scan_plan *p
 CARRY_API double carry_all_scan_plan_seconds(const carry_all_scan_plan *plan); /* predicted */
 CARRY_API size_t carry_all_scan_run_workspace(const carry_all_scan_plan *plan);
 
-/* What this rank passes to the next one. */
+/* The state that this rank passes to the next one. */
 typedef enum carry_all_scan_role {
     CARRY_ALL_SCAN_MAP,  /* M S + L */
     CARRY_ALL_SCAN_CUT,  /* L: a sequence starts in this rank, so earlier states do not pass; M is not read */
@@ -108,7 +108,7 @@ CARRY_API carry_status carry_all_scan_end(carry_all_scan_plan *plan);
 CARRY_API carry_status carry_all_scan_run(carry_all_scan_plan *plan, const carry_all_scan_args *args, void *workspace,
                                           size_t workspace_bytes);
 
-/* What this rank did in the last scan. */
+/* Counts of this rank in the last scan. */
 typedef struct carry_all_scan_counts {
     size_t size;                                  /* CARRY_INIT */
     int64_t bytes_sent, bytes_received, messages; /* sent and received */

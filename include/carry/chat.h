@@ -17,8 +17,8 @@
 extern "C" {
 #endif
 
-/* The chat template of a folder. The special tokens of tokenizer_config.json are variables, too; tools and documents
-   are none and add_generation_prompt is true unless they are given. Free *text with carry_render_free. */
+/* The chat template of a folder. The special tokens of tokenizer_config.json are variables, too; unless given, tools
+   and documents are null and add_generation_prompt is true. Free *text with carry_render_free. */
 CARRY_API carry_status carry_render_chat(carry_ctx *ctx, const char *folder, const char *variables, char **text);
 /* Any template, with these variables only. */
 CARRY_API carry_status carry_render_template(carry_ctx *ctx, const char *source, const char *variables, char **text);

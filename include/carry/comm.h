@@ -75,7 +75,7 @@ typedef struct carry_comm_options {
    every rank. The maximum of a number and NaN is NaN. */
 typedef enum carry_reduce { CARRY_REDUCE_SUM, CARRY_REDUCE_MAX } carry_reduce;
 
-/* An operation in progress. A request that is all zero has none, and waiting for it returns at once. The fields are
+/* An operation in progress. A request that is all zero is empty, and waiting for it returns at once. The fields are
    internal. */
 typedef struct carry_request {
     carry_comm *comm;

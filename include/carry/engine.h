@@ -152,7 +152,7 @@ CARRY_API bool carry_engine_wait(carry_engine *engine, double seconds);
 /* Takes the next event. Returns false if no event is waiting. Pointers in it are valid until the next call. */
 CARRY_API bool carry_engine_next(carry_engine *engine, carry_engine_event *event);
 
-/* States, by the number in an end event or of the functions below. CARRY_ENOTFOUND: there is no such state. Failures
+/* States, by the number in an end event or of the functions below. CARRY_ENOTFOUND: no state has this number. Failures
    leave the state as it was. */
 CARRY_API carry_status carry_engine_state_length(carry_engine *engine, uint64_t state, int64_t *tokens);
 CARRY_API carry_status carry_engine_state_fork(carry_engine *engine, uint64_t state, uint64_t *made);

@@ -51,7 +51,7 @@ CARRY_API int64_t carry_llm_parameters(const carry_llm *model); /* the number of
 /* The tokens that end a text of this model, as `carry generate` uses them: eos_token_id of config.json and of
    generation_config.json, and if the folder has a tokenizer.json, its end-of-text token and the eos_token of
    tokenizer_config.json. A tokenizer that this build cannot read is left out with a warning. Writes at most `capacity`
-   ids and returns their total number, 0 if there are none. The first call reads the files. */
+   ids and returns their total number, which may be 0. The first call reads the files. */
 CARRY_API int64_t carry_llm_ends(carry_llm *model, int64_t *ends, int64_t capacity);
 /* Writes config.json and model.safetensors, in f32, bf16 or f16, into an existing folder, which transformers and
    flash-linear-attention can load. */
@@ -60,7 +60,7 @@ CARRY_API carry_status carry_llm_save(const carry_llm *model, const char *folder
 /* logits [count, vocabulary], f32 in host memory: the logits after every token of one sequence, in one pass. */
 CARRY_API carry_status carry_llm_logits(carry_llm *model, const int64_t *ids, int64_t count, float *logits);
 
-/* What a model remembers of the tokens it has read: states of the delta rule, keys and values. A new state has read no
+/* A model's memory of the tokens it has read: states of the delta rule, keys and values. A new state has read no
    tokens. */
 CARRY_API carry_status carry_llm_state_new(carry_llm *model, carry_llm_state **state);
 CARRY_API void carry_llm_state_free(carry_llm_state *state);

@@ -72,7 +72,7 @@ CARRY_API carry_status carry_scan_plan_new(carry_ctx *ctx, carry_scan_plan **pla
                                            const carry_scan_options *options);
 CARRY_API void carry_scan_plan_free(carry_scan_plan *plan);
 
-/* What will run and why: "sequential on 2 threads (neon): 41.2 us predicted; next chunkwise 55 us". */
+/* The chosen algorithm and the reason: "sequential on 2 threads (neon): 41.2 us predicted; next chunkwise 55 us". */
 CARRY_API const char *carry_scan_plan_about(const carry_scan_plan *plan);
 CARRY_API const char *carry_scan_plan_algorithm(const carry_scan_plan *plan);
 CARRY_API double carry_scan_plan_seconds(const carry_scan_plan *plan); /* predicted or measured */

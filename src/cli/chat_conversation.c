@@ -121,7 +121,7 @@ static carry_status keep_state(carry_ctx *ctx, carry_engine *engine, const char 
         }
         *state = event.token < 0 ? event.state : *state;
     }
-    return *state != 0 ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "there is no memory for the state");
+    return *state != 0 ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: the state after the conversation");
 }
 
 static carry_status save_state(carry_ctx *ctx, const chat_conversation *c, carry_engine *engine, const carry_chat *chat,

@@ -17,7 +17,7 @@ typedef struct chat_conversation {
 
 void chat_conversation_free(chat_conversation *c);
 bool chat_conversation_add(chat_conversation *c, const char *role, const char *content); /* false: out of memory */
-/* Removes messages from the end up to and including the last of this role; false if there is none. */
+/* Removes messages from the end up to and including the last of this role; false if no message has this role. */
 bool chat_conversation_remove(chat_conversation *c, const char *role);
 /* Sets, replaces or ("") removes the system message. */
 bool chat_conversation_system(chat_conversation *c, const char *content);

@@ -1,4 +1,4 @@
-/* What the verbs share: options, the context, printing. A verb parses, calls the layers below and prints; nothing else.
+/* Shared by the verbs: options, the context, printing. A verb parses, calls the layers below and prints; nothing else.
  */
 #ifndef CARRY_CLI_CLI_H
 #define CARRY_CLI_CLI_H
@@ -31,7 +31,7 @@ typedef enum cli_kind {
 } cli_kind;
 
 typedef struct cli_texts {
-    const char **text; /* room for as many as there are arguments */
+    const char **text; /* capacity: the number of arguments */
     int count;
 } cli_texts;
 
@@ -86,7 +86,7 @@ const char *cli_command(char *text, size_t size, const char *verb, int count, ch
 carry_ctx *cli_open(const cli_common *common);
 carry_ctx *cli_open_rank(const cli_common *common, int rank);
 
-/* The device of --device: cpu, cuda or cuda:N. NULL: the first GPU, or the CPU where there is none. CLI_DONE, or after
+/* The device of --device: cpu, cuda or cuda:N. NULL: the first GPU, or the CPU without one. CLI_DONE, or after
    a message CLI_IMPOSSIBLE. */
 int cli_device(carry_ctx *ctx, const char *text, int *device);
 /* "cpu", or "cuda:0, NVIDIA H200". */
@@ -106,8 +106,8 @@ void cli_tell_dtype(carry_dtype dtype, char *why, bool is_json);
         "dtype", 0, CLI_TEXT, target, "TYPE",                                                                         \
             "type to compute in: f32, bf16 or f16 (bf16 if the weights are and its products are fast here, else f32)" \
     }
-/* Puts problems that name no device on that of --device, NULL as above: then those that can be planned there. The texts
-   that stand in problems afterwards are in *memory, for the caller to free. CLI_DONE, or after a message
+/* Moves problems that name no device to that of --device. NULL: the default as above, for problems that can be planned
+   there. The new texts of `problems` are in *memory, which the caller frees. CLI_DONE, or after a message
    CLI_IMPOSSIBLE. */
 int cli_device_problems(const cli_common *common, const char *wanted, int words, char **problems, char **memory);
 const char *cli_problem_device(const char *problem); /* "cpu" or "cuda" */
@@ -122,7 +122,7 @@ const char *cli_shown(char shown[64], const char *text);
 /* "carry: message" on standard error; returns CLI_IMPOSSIBLE. Of several processes, which all refuse, rank 0 prints.
  */
 int cli_refuse(const char *format, ...) __attribute__((format(printf, 1, 2)));
-/* The context's last message, likewise; of several processes each says its own, with its rank. */
+/* The context's last message, likewise; each of several processes prints its own, with its rank. */
 int cli_failed(carry_ctx *ctx);
 
 /* All of a stream, with a 0 after its end, for the caller to free; NULL after a message. */
@@ -153,7 +153,7 @@ int cli_finish(int code);
 void cli_json_open(void);
 void cli_json_text(const char *key, const char *value);
 void cli_json_bytes(const char *key, const char *value,
-                    size_t length); /* 0 bytes included; what is not UTF-8 is U+FFFD */
+                    size_t length); /* 0 bytes included; invalid UTF-8 becomes U+FFFD */
 void cli_json_number(const char *key, double value);
 void cli_json_integer(const char *key, int64_t value);
 void cli_json_numbers(const char *key, const uint32_t *values, size_t count); /* a list */
@@ -165,7 +165,7 @@ void cli_json_close(void);
 const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, double exposed, double waited);
 /* "overlap 0.98  slower stage 40.3 ms  ", of a stream (slower_stage > 0), else "". */
 const char *cli_overlapped(char text[CLI_TOGETHER], double overlap, double slower_stage);
-/* "use  80 %  ", or "" where there is none; "error 1.2e-07", or "not compared". */
+/* "use  80 %  ", or "" if it is unknown; "error 1.2e-07", or "not compared". */
 #define CLI_FIGURE 32
 const char *cli_use(char text[CLI_FIGURE], double share);
 const char *cli_error(char text[CLI_FIGURE], double error);

@@ -15,7 +15,7 @@
 #define GRID_SLACK 1.10
 #define GRID_SHARE 0.90
 
-/* What was asked for, the same for every rank. */
+/* The parsed command line, the same for every rank. */
 typedef struct bench_options {
     cli_common common;
     carry_bench_options options;
@@ -114,7 +114,7 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     cli_json_close();
 }
 
-/* "-" where there is none. */
+/* "-" for NaN. */
 static const char *rate_text(char text[32], double rate) {
     (void)snprintf(text, 32, "%.1f", rate);
     return isnan(rate) ? "-" : text;
@@ -286,7 +286,7 @@ static void print_grid_end(const show *s, int within, int sequential_within, boo
 
 static carry_status bench_grid(show *s, int *code) {
     int within = 0;
-    int sequential_within = 0;   /* what a planner that never thinks would score */
+    int sequential_within = 0;   /* the score of always choosing sequential */
     s->options.unchecked = true; /* carry check and the tests do that; here 60 shapes are to be timed */
     if (s->options.seconds == 0.0) {
         s->options.seconds = GRID_SECONDS;
@@ -376,7 +376,7 @@ static carry_status bench_rank(void *user, carry_comm *comm) {
     return status;
 }
 
-/* Every problem is understood before the first is timed, and before ranks are there to be told. */
+/* Checks every problem before the first is timed and before ranks are started. */
 static int refuse_bad_problems(const bench_options *given) {
     carry_ctx *ctx;
     carry_status status = carry_ctx_new(

@@ -155,11 +155,11 @@ static void print_golden(void *user, const carry_golden_line *line) {
     }
 }
 
-/* What was asked for, the same for every rank. */
+/* The parsed command line, the same for every rank. */
 typedef struct check_options {
     cli_common common;
     const char *golden, *device;
-    int on; /* a device; -1: the best for what is checked */
+    int on; /* a device; -1: the best for each check */
     int words;
     char **problems;
     tally first; /* rank 0's */

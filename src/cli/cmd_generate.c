@@ -24,7 +24,7 @@ static void show(const generate_session *d, const char *text, size_t length) {
     }
 }
 
-/* A prompt may be no UTF-8, and what is printed is. */
+/* A prompt may be invalid UTF-8; the output is always valid. */
 static char *prompt_text(const carry_prompt *prompt, size_t *length) {
     char *text = malloc(CARRY_UNFOLD_GROWTH * (prompt->length + 4));
     carry_unfold unfold = {0};
@@ -88,7 +88,7 @@ static void print_object(const generate_session *d, const carry_continuation *c)
     free(prompt);
 }
 
-/* What has come since: tokens' numbers, or the text that is settled. */
+/* Prints the new token ids, or the new text that is settled. */
 static void show_more(generate_session *d, const carry_continuation *c) {
     for (; d->by_ids && d->shown < c->ids.count; d->shown++) {
         (void)printf("%s%u", d->shown > 0 ? " " : "", c->ids.id[d->shown]);
@@ -99,7 +99,7 @@ static void show_more(generate_session *d, const carry_continuation *c) {
     }
 }
 
-/* Prints what has come of the current text, and of those after it once it has ended. */
+/* Prints the new part of the current text, and of the next ones once it has ended. */
 static bool on_token(void *user, int64_t prompt) {
     (void)prompt;
     generate_session *d = user;

@@ -1,4 +1,4 @@
-/* What the files of carry generate share. */
+/* Shared by the files of carry generate. */
 #ifndef CARRY_CLI_CMD_GENERATE_H
 #define CARRY_CLI_CMD_GENERATE_H
 

@@ -177,7 +177,7 @@ static void add_message(carry_json_text *to, const char *role, const char *text,
     carry_json_end(to, '}');
 }
 
-/* In place of the answer that a state ends with: what a template puts after it begins the next turn. */
+/* Stands for the answer that a state ends with: the text that the template puts after it begins the next turn. */
 #define ANSWER "carry-answer-7f3a9c"
 
 /* The variables of a chat whose last message is the prompt; NULL: the messages have it. NULL after a message. */

@@ -147,7 +147,7 @@ static int check_folder(const char *folder) {
 
 int stream_page_check(const stream_options *given) {
     if (given->serve && given->headless) {
-        return cli_refuse("--serve has a page and --headless has none: give one of them");
+        return cli_refuse("--serve and --headless exclude each other: give one of them");
     }
     if (given->port > 65535) {
         return cli_refuse("--port %lld: ports are 0 (any that is free) to 65535", (long long)given->port);
@@ -229,7 +229,7 @@ static carry_status picture_path(const stream_session *session, char path[CARRY_
                                                   : carry_fail(page->ctx, CARRY_ESIZE, "the path of --out is too long");
 }
 
-/* Frames of two streams in one folder could not be told apart. A stream that is started again goes on in its own. */
+/* Frames of two streams in one folder could not be distinguished. A stream that is restarted continues in its own. */
 static carry_status check_empty(const stream_session *session, carry_ctx *ctx) {
     DIR *folder = opendir(session->options->out);
     if (folder == NULL) {
@@ -265,7 +265,7 @@ carry_status stream_page_open(stream_session *session, carry_ctx *ctx) {
         }
         char path[CARRY_FILE_PATH];
         CARRY_TRY(picture_path(session, path));
-        while (session->pipeline.restarts > 0 && access(path, F_OK) == 0) { /* started again: after what is there */
+        while (session->pipeline.restarts > 0 && access(path, F_OK) == 0) { /* restarted: after the existing files */
             page->files++;
             CARRY_TRY(picture_path(session, path));
         }

@@ -81,7 +81,7 @@ int stream_state_read(stream_session *session) {
     return status == CARRY_OK ? CLI_DONE : cli_refuse("%s: %s", path, why);
 }
 
-/* A disk that is full does not end the stream, and is said once. */
+/* A full disk does not end the stream, and is reported once. */
 static void replace_state(stream_session *session, carry_ctx *ctx, const carry_json_text *text, const char *now) {
     if (carry_file_replace(ctx, session->options->state, text->bytes, text->length) == CARRY_OK) {
         (void)snprintf(session->saved_state, sizeof session->saved_state, "%s", now);
@@ -116,7 +116,7 @@ void stream_state_write(stream_session *session, carry_ctx *ctx) {
     carry_json_text_free(&head);
 }
 
-/* The command without what is the supervisor's, and with the file. */
+/* The command without the supervisor's options, and with the file. */
 static char **make_command(const stream_options *given, int count, char **typed, char *state) {
     static char words[][24] = {"mpirun", "-n",      "--oversubscribe",    "--ranks",
                                "stream", "--state", "--allow-run-as-root"};
@@ -198,7 +198,7 @@ static int wait_for(carry_ctx *ctx, pid_t child, const char *state) {
         }
         rest(0.02);
     }
-    (void)kill(-child, SIGKILL); /* what is left of it */
+    (void)kill(-child, SIGKILL); /* its remaining processes */
     return how;
 }
 
@@ -224,12 +224,12 @@ static int supervise(carry_ctx *ctx, char **command, const char *state) {
         if (is_clean || cli_interrupted()) {
             return is_clean ? WEXITSTATUS(how) : CLI_DONE;
         }
-        if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE) { /* nor would anybody read the next one's */
+        if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE) { /* the output of a new one would not be read either */
             return cli_refuse("the output of the stream has no reader any more: it is not restarted");
         }
         memory m;
         if (!has_streamed(ctx, state, &m) && WIFEXITED(how)) {
-            return CLI_IMPOSSIBLE; /* it never worked, and has said why */
+            return CLI_IMPOSSIBLE; /* it never worked, and has printed the reason */
         }
         const double now = carry_seconds();
         double *slot = &recent[restarts % MOST_RESTARTS];

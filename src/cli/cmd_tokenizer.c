@@ -224,7 +224,7 @@ static int run_encode(tokenizer_session *d, int count, char **words) {
     return code;
 }
 
-/* Numbers from words, or from standard input where there are none; -1 after a message. */
+/* Numbers from words, or from standard input without words; -1 after a message. */
 static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     size_t length = 0;
     char *input = count == 0 ? cli_read_all(stdin, "standard input", &length) : NULL;
@@ -379,7 +379,7 @@ static int run(int count, char **arguments) {
                    {"decode", 1, run_decode},
                    {"show", 1, run_show},
                    {"render", 1, run_render}};
-    tokenizer_session d = {.vocabulary = -1, .least = -1}; /* not said */
+    tokenizer_session d = {.vocabulary = -1, .least = -1}; /* not given */
     int words = cli_parse(&cli_tokenizer, count, arguments, options_of(&d), &d.common);
     if (words < 0 || d.common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;

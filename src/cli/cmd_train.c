@@ -48,7 +48,7 @@ static bool says_how_long(const char *name) {
     return strcmp(name, "steps") == 0 || strcmp(name, "tokens") == 0 || strcmp(name, "epochs") == 0;
 }
 
-/* What was typed wins over the file and the checkpoint. */
+/* Options of the command line override the file and the checkpoint. */
 static int set_typed(train_session *session, const typed *t) {
     for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const carry_train_key *key = &carry_train_keys[i];
@@ -84,7 +84,7 @@ static bool is_typed(const typed *t, const char *name) {
     return false;
 }
 
-/* A run goes on with the options in its checkpoint: a file that says others is refused, not ignored. */
+/* A resumed run uses the options in its checkpoint: a file with others is refused, not ignored. */
 static int compare_config(train_session *session, const typed *t) {
     const carry_train_options run = session->options;
     int code = train_read_config(session, session->config);
@@ -128,7 +128,7 @@ void train_run_folder(char *folder) {
     }
 }
 
-/* The folder of the run that goes on, and what it was started with. */
+/* The folder of the resumed run, and the options it was started with. */
 static int take_checkpoint(train_session *session, const char *folder) {
     carry_found found;
     if (folder == NULL) {
@@ -137,7 +137,7 @@ static int take_checkpoint(train_session *session, const char *folder) {
     char out[CARRY_TRAIN_PATH];
     (void)snprintf(out, sizeof out, "%s", folder);
     train_run_folder(out);
-    carry_status status = carry_checkpoint_find(session->ctx, &found, out, NULL); /* what is damaged is said later */
+    carry_status status = carry_checkpoint_find(session->ctx, &found, out, NULL); /* damage is reported later */
     if (status == CARRY_OK && strcmp(found.path, out) == 0) {
         carry_found_free(&found);
         return cli_refuse("%s is one checkpoint: --resume takes the folder of the run, --model starts from weights",
@@ -201,7 +201,7 @@ static carry_status train_rank(void *user, carry_comm *comm) {
     carry_ctx *ctx = carry_comm_ctx(comm);
     double peak;
     carry_dtype type = CARRY_F32;
-    (void)carry_dtype_parse(&type, session->options.dtype); /* what is no type is refused with the other options */
+    (void)carry_dtype_parse(&type, session->options.dtype); /* an unknown type is refused with the other options */
     CARRY_TRY(carry_barrier(comm)); /* ranks that share cores then share them while it is measured too */
     CARRY_TRY(carry_ceiling_product(ctx, session->hooks.device, type, &peak));
     CARRY_TRY(carry_all_reduce(comm, &peak, 1, CARRY_F64, CARRY_REDUCE_SUM));

@@ -1,4 +1,4 @@
-/* What the files of carry train share. */
+/* Shared by the files of carry train. */
 #ifndef CARRY_CLI_CMD_TRAIN_H
 #define CARRY_CLI_CMD_TRAIN_H
 
@@ -27,9 +27,9 @@ typedef struct train_session {
     bool store_failed;
     bool marked;      /* the folder of the run notes that it is not stored */
     bool redraws;     /* lines replace each other, on a terminal */
-    bool has_unended; /* such a line stands there */
+    bool has_unended; /* such a line was printed and not ended */
     double last_loss, last_exam;
-    double started; /* carry_seconds; 0: the first step was told */
+    double started; /* carry_seconds; 0: the first step was printed */
     double peak;    /* flop/s of all ranks */
 } train_session;
 
@@ -37,11 +37,11 @@ typedef struct train_session {
 void train_run_folder(char *folder);
 /* Keys of a YAML file into options. */
 int train_read_config(train_session *session, const char *path);
-/* CLI_DONE, or after an error message CLI_IMPOSSIBLE: the file says where its texts come from, and one is not there. */
+/* CLI_DONE, or after an error message CLI_IMPOSSIBLE: the file says where its texts come from, and one is missing. */
 int train_check_download(const train_session *session);
 /* The run store: begun before the first step. CLI_DONE, or after an error message CLI_IMPOSSIBLE. */
 int train_store_begin(train_session *session);
-/* When the run knows what it uses: threads, ranks, device, and the options with all that was filled in. */
+/* Once the resources of the run are known: threads, ranks, device, and the options with the defaults filled in. */
 void train_store_started(train_session *session, const carry_train_start *start);
 void train_store_metric(train_session *session, int64_t step, const char *name, double value);
 void train_store_end(train_session *session, carry_status status, const char *note);

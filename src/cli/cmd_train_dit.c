@@ -10,7 +10,7 @@
 #include "train/dit/dit_loop.h"
 
 #define KEYS 48
-#define FORMS 3  /* that are asked for, unless said */
+#define FORMS 3  /* by default */
 #define CHUNKS 8 /* of each stream */
 #define OWN 9    /* options that are no keys, and the end */
 
@@ -219,7 +219,7 @@ static int choose_device(dit_session *session) {
     return code;
 }
 
-/* What only --eval heeds: within its bounds, and not without it. */
+/* Checks options that need --eval: their values, and that --eval was given. */
 static int check_exam(dit_session *session) {
     if (!session->eval &&
         (session->forms >= 0 || session->chunks >= 0 || session->second_prompt || session->show != NULL)) {
@@ -400,7 +400,7 @@ int train_dit(int count, char **arguments) {
         return cli_refuse("out of memory");
     }
     session->options = carry_dit_train_default();
-    session->forms = session->chunks = -1; /* not said */
+    session->forms = session->chunks = -1; /* not given */
     session->hooks = (carry_dit_train_hooks){.sink = {.user = session, .note = on_note},
                                              .stop = cli_interrupted_in_training,
                                              .started = on_start,

@@ -112,7 +112,7 @@ int train_store_begin(train_session *session) {
     return CLI_DONE;
 }
 
-/* The options as a file that --config takes; what was neither said nor filled in is left out. */
+/* The options as a file that --config takes; options that were neither given nor filled in are left out. */
 static void write_options(carry_json_text *text, const carry_train_options *options) {
     for (const carry_train_key *key = carry_train_keys; key->name != NULL; key++) {
         const void *field = (const char *)options + key->offset;

@@ -1,4 +1,4 @@
-/* What carry train prints: lines for people, on a terminal one that is redrawn; or JSON. */
+/* The output of carry train: lines for people, on a terminal one that is redrawn; or JSON. */
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ static const char *count_text(char text[32], double count) {
     return text;
 }
 
-/* What is printed next starts on a line of its own. */
+/* The next output starts on a new line. */
 static void end_line(train_session *session) {
     if (session->has_unended) {
         (void)putchar('\n');
@@ -45,7 +45,7 @@ static const char *memory_text(char text[32], double bytes) {
     return text;
 }
 
-/* What the run will hold, before its first step. */
+/* The memory that the run will need, before its first step. */
 static void print_memory(const carry_train_memory *m) {
     char text[6][32];
     (void)printf("memory: weights %s, gradients %s, AdamW %s, activations %s, other %s: %s",

@@ -80,8 +80,8 @@ static carry_status with_device(carry_ctx *ctx, char out[CARRY_PROBLEM_TEXT], co
     return CARRY_OK;
 }
 
-/* One that names no device and is of a family that runs there. A problem of several ranks moves when it is told to:
-   ranks of a GPU share it, and are no faster. */
+/* One that names no device and is of a family that runs there. A problem of several ranks moves only with --device:
+   ranks on one GPU share it, and are no faster. */
 static bool may_move(carry_ctx *ctx, const char *text, bool wanted) {
     carry_problem problem;
     const carry_family *family;

@@ -3,9 +3,9 @@
 
        stream:mesh1:chunks40:depth2:slow0=match
 
-   A sample is the median period of one stream. So many ranks share the generator in either topology: pipeline has one
-   more for stage 0, with mesh rank 0 is stage 0 as well. The pictures must then be the same bit for bit, which is what
-   is checked. */
+   A sample is the median period of one stream. The same number of ranks shares the generator in either topology:
+   pipeline has one more for stage 0, with mesh rank 0 is stage 0 as well. So the pictures must be the same bit for bit,
+   which is checked. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -29,7 +29,7 @@
 enum { PIPELINE, MESH, TOPOLOGIES };
 static const char *const topologies[TOPOLOGIES] = {"pipeline", "mesh"};
 
-/* What the streams of a topology gave. */
+/* The results of the streams of a topology. */
 typedef struct record {
     int streams;
     double score[KEPT], slower[KEPT];
@@ -206,7 +206,7 @@ static carry_status choose(void *given, const char *wanted) {
 }
 
 static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    (void)copies; /* what a stream reads is its own work */
+    (void)copies; /* a stream reads data that it makes itself */
     *opened = NULL;
     instance *it = calloc(1, sizeof *it);
     if (it == NULL) {
@@ -331,7 +331,7 @@ static carry_status stream(session *s, int64_t chunks) {
     return status;
 }
 
-/* What is not timed warms up, and finds out what stage 0 is to be slowed by: it is not slowed itself. */
+/* The warm-up, which is not timed. With slow0=match it runs without a delay, and measures the delay of stage 0. */
 static carry_status run(void *given) {
     instance *it = given;
     session s = {.it = it, .options = it->options};

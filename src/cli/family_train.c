@@ -34,7 +34,7 @@
 #define COMPARED 2
 #define BOUND 1e-4
 
-/* What one training of a method gave. */
+/* The result of one training of a method. */
 typedef struct trained {
     int steps; /* done so far */
     double *loss, *seconds;
@@ -56,7 +56,7 @@ typedef struct session {
     const instance *it;
     trained *to;
     int64_t steps;
-    double evaluation; /* the loss; NaN: there was none */
+    double evaluation; /* the loss; NaN: no evaluation */
     cli_busy busy;
 } session;
 
@@ -221,7 +221,7 @@ static void hear_exam(void *user, const carry_train_evaluation *evaluation) {
     ((session *)user)->evaluation = evaluation->loss;
 }
 
-/* Of the held-out rows, or where there are none of the last tenth of the steps. */
+/* Of the held-out rows, or without any, of the last tenth of the steps. */
 static double perplexity_of(const session *s) {
     double loss = s->evaluation;
     if (isnan(loss)) {
@@ -259,7 +259,7 @@ static int64_t recorded_steps(int64_t steps) {
     return steps >= 8 ? 4 : steps / 2;
 }
 
-/* Trains by the chosen method, from the start; to has room for so many steps. */
+/* Trains by the chosen method, from the start; `to` has the capacity for `steps`. */
 static carry_status train(const instance *it, trained *to, int64_t steps) {
     char folder[CARRY_FILE_PATH];
     session s = {.it = it, .to = to, .steps = steps, .evaluation = NAN};
@@ -305,7 +305,7 @@ static carry_status make_room(const instance *it, trained *to) {
                             (long long)it->options.steps);
 }
 
-/* What is not timed warms up: one step. */
+/* The warm-up, which is not timed: one step. */
 static carry_status run(void *given) {
     double loss, seconds;
     trained one = {.loss = &loss, .seconds = &seconds};

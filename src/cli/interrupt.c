@@ -12,9 +12,9 @@
 #include "cli/ranks.h"
 #include "core/clock.h"
 
-#define CALM 0.01  /* seconds of processor time: less says that it does not work but waits */
-#define ENOUGH 0.5 /* more says that it had the time to look. Between them the machine may be too busy to let it */
-#define MOST 10.0  /* seconds whatever it did */
+#define CALM 0.01  /* seconds of processor time: with less, the process waits and does not work */
+#define ENOUGH 0.5 /* with more, it had the time to check. Between them the machine may be too busy */
+#define MOST 10.0  /* seconds in any case */
 
 static volatile sig_atomic_t interrupted;
 static volatile sig_atomic_t limit_tenths = 12; /* of a second, after which the process ends; 0: it is left alone */
@@ -42,7 +42,7 @@ static bool is_late(double since, double worked) {
     return limit > 0.0 && waited > limit && (work < CALM || work > ENOUGH || waited > limit + MOST);
 }
 
-/* What was printed is kept, unless somebody is printing. */
+/* Flushes the output, unless another thread is printing. */
 static void end_process(void) {
     static const char line[] = "carry: interrupted\n";
     if (ftrylockfile(stdout) == 0) {

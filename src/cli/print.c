@@ -95,7 +95,7 @@ const char *cli_overlapped(char text[CLI_TOGETHER], double overlap, double slowe
     return text;
 }
 
-/* Launchers give a process a terminal of their own and pass on what it prints, to wherever that goes. */
+/* Launchers may give a process their own terminal and pass its output on to a file or a pipe. */
 static const char *colour(const char *sequence) {
     const char *no_color = getenv("NO_COLOR");
     const bool is_plain = (no_color != NULL && *no_color != '\0') || cli_process_rank() >= 0;

@@ -117,7 +117,7 @@ static void kill_rest(int count) {
     }
 }
 
-/* One that was ended by a signal says nothing itself. */
+/* A process that was ended by a signal prints no message itself. */
 static int wait_for(int count, double patience) {
     int worst = CLI_DONE;
     double until = 0.0;

@@ -19,7 +19,7 @@
 
 static const struct {
     const char *launcher, *rank, *size, *here;
-    const char *needs; /* another that is there, or NULL */
+    const char *needs; /* another variable that must be set, or NULL */
 } launchers[] = {
     {"carry --processes", "CARRY_RANK", "CARRY_RANKS", "CARRY_RANKS", "CARRY_MEET"},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", NULL},
@@ -60,7 +60,7 @@ cli_launch cli_launch_find(void) {
     return (cli_launch){.size = 1};
 }
 
-/* What processes of one run must agree on: the command, cut short, and a sum over all of it (FNV-1a). */
+/* The text on which the processes of one run must agree: the command, cut short, and a hash of all of it (FNV-1a). */
 static void set_agreement(int count, char **arguments) {
     uint32_t sum = 2166136261u;
     size_t used = 0;
@@ -127,7 +127,7 @@ int cli_threads_of_rank(const cli_common *common, int rank) {
         return (int)common->threads;
     }
     if (kind == CLI_RANKS_MPI) {
-        /* Launchers tie a process to its cores, or leave all of them to everybody. */
+        /* Launchers bind a process to its cores, or leave all cores to all processes. */
         const int here = launch.here > 0 ? launch.here : launch.size > 0 ? launch.size : 1;
         const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / here;
         return share < 1 ? 1 : share < carry_cores() ? share : carry_cores();

@@ -7,9 +7,9 @@
 
 typedef enum cli_ranks_kind { CLI_RANKS_ALONE, CLI_RANKS_THREADS, CLI_RANKS_MPI } cli_ranks_kind;
 
-/* What a launcher says in the environment. Values that no launcher writes are as none. */
+/* The variables of a launcher in the environment. Values that no launcher writes are ignored. */
 typedef struct cli_launch {
-    const char *launcher; /* "mpirun", "srun", ...; NULL: there is none */
+    const char *launcher; /* "mpirun", "srun", ...; NULL: no launcher */
     int rank, size;       /* of this process and of all; size 0: more are possible, the launcher does not say */
     int here;             /* processes on this machine, or 0 */
     bool meets;           /* they are kind "processes": no MPI */
@@ -27,8 +27,8 @@ int cli_ranks_asked(void);     /* --ranks; 0: not typed */
 int cli_process_rank(void);    /* -1 unless the ranks are processes */
 void cli_set_ranks(int ranks); /* --ranks N */
 
-/* Starts this program again as so many processes, with these arguments and a folder to meet in, and waits for them: the
-   exit code, the worst of theirs. */
+/* Starts this program again as `processes` processes, with these arguments and a folder to meet in, and waits for them.
+   Returns the worst of their exit codes. */
 int cli_processes_run(int processes, char **arguments);
 /* --processes in a process that is a rank: right where it is one of those, refused where another launcher made it. */
 int cli_processes_check(int processes);

@@ -31,7 +31,7 @@ static bool find_demo(char found[CARRY_FILE_PATH]) {
     return carry_file_shared(found, DEMO);
 }
 
-/* FOLDER/name, where it is there; else "". */
+/* FOLDER/name if it exists; else "". */
 static bool find_in(char found[CARRY_FILE_PATH], const char *folder, const char *name) {
     const int length = snprintf(found, CARRY_FILE_PATH, "%s/%s", folder, name);
     const bool is_there = length > 0 && length < CARRY_FILE_PATH && access(found, F_OK) == 0;
@@ -51,7 +51,7 @@ static carry_status find_step(carry_ctx *ctx, stream_model *model) {
     return CARRY_OK;
 }
 
-/* The transformer of a folder, and what is beside it. */
+/* The transformer of a folder, and the parts beside it. */
 static void find_parts(stream_model *model, const char *folder) {
     char root[CARRY_FILE_PATH];
     char found[CARRY_FILE_PATH];
@@ -101,7 +101,7 @@ carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char
         find_parts(model, folder);
     } else if (!find_demo(model->folder)) {
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "the demo's model, " DEMO ", is not here: name a folder as the model, or shapes as the "
+                          "the demo's model, " DEMO ", was not found: name a folder as the model, or shapes as the "
                           "config for random weights");
     }
     return carry_dit_config_read(ctx, &model->config, model->folder);

@@ -1,4 +1,4 @@
-/* What carry stream and the problems stream:... share: the model, and what it contributes to a pipeline. */
+/* Shared by carry stream and the problems stream:...: the model, and its part of a pipeline. */
 #ifndef CARRY_CLI_STREAM_MODEL_H
 #define CARRY_CLI_STREAM_MODEL_H
 
@@ -15,10 +15,10 @@ typedef struct stream_model {
 
 /* A folder with config.json and weights; or as diffusers lays a pipeline out, with transformer, text_encoder, tokenizer
    and vae in it; or a single file of weights, with those beside it; or the name of a known shape for random weights;
-   both NULL: the model that comes with carry, and CARRY_EUNSUPPORTED where it is not here. */
+   both NULL: the model that comes with carry, and CARRY_EUNSUPPORTED if it is not installed. */
 carry_status stream_model_choose(carry_ctx *ctx, stream_model *model, const char *folder, const char *config);
 
-/* The model, with its chunk, window, sink and shift, or those of a model that says nothing. It is pointed to. */
+/* The model, with its chunk, window, sink and shift, or their defaults. The result points to the model. */
 carry_pipeline_options stream_model_options(const stream_model *model);
 /* The default, with the model's steps and the demo's prompt. */
 carry_control_state stream_model_controls(const stream_model *model);

@@ -22,8 +22,8 @@ typedef struct cli_window {
 /* NULL: whole runs are recorded. Borrowed. */
 void cli_set_window(cli_window *window);
 const cli_window *cli_get_window(void);
-/* Before each step, after so many are done, and after the last; on every rank. The device's work is waited for where
-   the window opens and closes. */
+/* Called before each step, when `done` steps are done, and after the last; on every rank. Waits for the device's work
+   when the window opens and closes. */
 void cli_window_step(carry_ctx *ctx, int rank, int device, int64_t done, bool is_end);
 
 #endif

@@ -7,7 +7,7 @@
 
 #define CARRY_DELTA_TRIANGLES 4
 
-/* What a thread works in. Two stacked arrays hold what belongs to R above what belongs to O. */
+/* Scratch memory of a thread. In arrays of 2C rows, the first C rows belong to R and the others to O. */
 typedef struct carry_delta_back_scratch {
     carry_delta_rows rows;
     carry_delta_head heads;

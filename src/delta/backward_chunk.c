@@ -183,7 +183,7 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
                                   .a_transposed = true});
 }
 
-/* What reaches q, k, beta and G through the states.
+/* The parts of the gradients of q, k, beta and G that come through the states.
 
    dG is double. Every pair of tokens i > j adds to dG[i] and subtracts the same number from dG[j], and dg[t] is the sum
    of dG from t on: pairs behind t cancel. In f32 their rounding would stay, of terms that are up to 100 times larger
@@ -235,8 +235,8 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
         float seen = fade * carry_delta_dot(k, on_R, K);
         float kept = left * carry_delta_dot(k, on_end, K);
         s->dbeta[i] = carry_delta_dot(s->gradients + i * V, s->v + i * V, V) - seen;
-        /* The last token's own term leaves G[C] - G[C]: subtracting and adding it again would drown what is left there
-           at deep decay. */
+        /* The last token's own term has the factor e^{G[C] - G[C]}: subtracting and adding it again would lose the rest
+           of the sum to rounding at deep decay. */
         float beyond = i < tokens - 1 ? kept : 0.0f;
         s->dG[i] = (double)(plan->scale * fade * carry_delta_dot(q, on_O, K) - beta * seen) - (double)beyond;
         at_end += (double)beyond;
@@ -248,7 +248,7 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
     s->dG[tokens - 1] += at_end;
 }
 
-/* What reaches beta, G, kk and qk inside the chunk. */
+/* The parts of the gradients of beta, G, kk and qk that come from inside the chunk. */
 static void through_triangles(const unit *u, int64_t tokens) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -302,7 +302,7 @@ static float sigmoid(float x) {
     return x >= 0.0f ? 1.0f / (1.0f + expf(-x)) : expf(x) / (1.0f + expf(x));
 }
 
-/* beta and the gate: from what was used to what was given. */
+/* beta and the gate: from the gradients of the values used to those of the values given. */
 static void store_beta(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
     const carry_delta_problem *p = &u->back->plan->problem;
     carry_delta_back_scratch *s = u->s;
@@ -347,7 +347,7 @@ static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_h
     }
 }
 
-/* What reaches q, k, beta and the gate. */
+/* Stores the gradients of q, k, beta and the gate. */
 static void store_gradients(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S,
                             const float *dS) {
     if (u->back->plan->problem.gate == CARRY_DELTA_KEY_GATE) {

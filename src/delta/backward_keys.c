@@ -49,7 +49,7 @@ void carry_delta_back_keys_states(const unit *u, int64_t tokens, const float *S,
     }
 }
 
-/* Rows of the block from what is before it: by products with k e^{G[b]-G[j]}. */
+/* Rows of the block from the tokens before it: by products with k e^{G[b]-G[j]}. */
 static void rows_of_block(const unit *u, int64_t tokens, int64_t block, int64_t size) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -81,7 +81,7 @@ static void rows_of_block(const unit *u, int64_t tokens, int64_t block, int64_t 
     }
 }
 
-/* And what is before it from the block's rows. */
+/* The tokens before the block from its rows. */
 static void columns_of_block(const unit *u, int64_t tokens, int64_t block, int64_t size) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -164,7 +164,7 @@ void carry_delta_back_keys_triangles(const unit *u, int64_t tokens) {
     }
 }
 
-/* dG to dg: G[i] holds the gates of all tokens up to i. A gate that lets nothing through has none. */
+/* dG to dg: G[i] holds the gates of all tokens up to i. The gradient of a gate that lets nothing through is 0. */
 void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S,
                                  const float *dS) {
     const carry_delta_plan *plan = u->back->plan;

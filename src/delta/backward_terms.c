@@ -1,5 +1,5 @@
-/* Products of a backward chunk by terms (terms.h). dO is exact as q and k are; dR, V', S and dS have terms. What is
-   passed on, dS and dR, is made with the accuracy of f32; what ends in gradients of 16 bits has two terms. */
+/* Products of a backward chunk by terms (terms.h). dO is exact as q and k are; dR, V', S and dS have terms. dS and dR,
+   which further products read, are computed with the accuracy of f32; gradients that end in 16 bits have two terms. */
 #include "core/span.h"
 #include "delta/backward.h"
 #include "ops/product/triangle.h"
@@ -188,7 +188,7 @@ bool carry_delta_back_terms_rows(const unit *u, int64_t t, int64_t tokens) {
     if (!rows->exact) {
         return false;
     }
-    /* What held the panels of products with states is free. */
+    /* The memory of the panels for products with states is free now: it is reused here. */
     const carry_tensor *k = u->back->in.k;
     const carry_tensor *q = u->back->in.q;
     uint16_t *k_rows = rows->panels.k_across;

@@ -267,7 +267,7 @@ void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_input
                                .stride = plan->chunk,
                                .G = plan->problem.gate != CARRY_DELTA_NO_GATE ? head->G : NULL,
                                .kk = rows->kk,
-                               .qk = rows->with_q ? rows->qk : NULL, /* without q nobody reads P */
+                               .qk = rows->with_q ? rows->qk : NULL, /* without q, P is not read */
                                .beta = head->beta,
                                .scale = plan->scale,
                                .D = head->D,

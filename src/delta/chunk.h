@@ -40,7 +40,7 @@ typedef struct carry_delta_rows {
     carry_delta_panels panels;
 } carry_delta_rows;
 
-/* What belongs to one value head. by_key arrays are [C, K] with a key gate, else [C] (one number a token). */
+/* Scratch arrays of one value head. by_key arrays are [C, K] with a key gate, else [C] (one number a token). */
 typedef struct carry_delta_head {
     float *g;           /* the gate */
     double *G;          /* its inclusive sums */
@@ -55,8 +55,8 @@ typedef struct carry_delta_head {
     float *after, *after_k, *after_q; /* [16, K]: e^{G[i]-G[b]} of the block's tokens, and k[i] and q[i] times it */
 } carry_delta_head;
 
-/* Some floats of an arena, and five lines more: arrays whose sizes are powers of two would otherwise lie at the same
-   places of a cache, and a load waits for a store whose last 12 bits are its own. */
+/* `count` floats of an arena and five cache lines of padding: arrays whose sizes are powers of two would otherwise map
+   to the same sets of a cache, and a load waits for an earlier store whose address has the same last 12 bits. */
 static inline float *carry_delta_floats(carry_arena *arena, size_t count) {
     return (float *)carry_arena_take(arena, count + 5 * (CARRY_ALIGN / sizeof(float)), sizeof(float));
 }

@@ -30,7 +30,7 @@ static int64_t snapshot_position(const carry_delta_plan *plan, int64_t length, i
     return position > 0 ? position : 0;
 }
 
-/* Where the chunk that starts at token t ends: a full chunk on, or where the next snapshot is due. */
+/* The end of the chunk that starts at token t: after a full chunk, or at the next snapshot. */
 static int64_t chunk_end(const carry_delta_plan *plan, int64_t length, int64_t t, int64_t next_snapshot) {
     int64_t end = t + plan->chunk < length ? t + plan->chunk : length;
     if (next_snapshot < carry_delta_snapshots(plan)) {
@@ -141,7 +141,7 @@ static void run_unit(const unit *u) {
     }
 }
 
-/* So many columns, but none alone: it would be summed in another order. */
+/* `width`, or more so that no part has a single column: it would be summed in another order. */
 static int64_t no_column_alone(int64_t width, int64_t columns) {
     while (width < columns && columns % width == 1) {
         width += LEAST_COLUMNS;

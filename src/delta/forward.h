@@ -12,7 +12,7 @@ typedef struct carry_delta_faded {
     const float *by_v;           /* [C]: of V' in the state; NULL: none */
 } carry_delta_faded;
 
-/* What a thread works in. */
+/* Scratch memory of a thread. */
 typedef struct carry_delta_scratch {
     carry_delta_rows rows;
     carry_delta_head heads;
@@ -44,7 +44,7 @@ typedef struct carry_delta_run {
     carry_delta_scratch *scratch; /* a thread each */
 } carry_delta_run;
 
-/* Some columns of the state of one head's group in one sequence: what a thread takes at a time. */
+/* The unit of work of a thread: some columns of the state of one head's group in one sequence. */
 typedef struct carry_delta_unit {
     const carry_delta_run *run;
     carry_delta_scratch *scratch;

@@ -72,7 +72,7 @@ static void state_product(const unit *u, int64_t tokens, const float *a, const u
                                                     .ahead = soon});
 }
 
-/* R into X: beta v, less what the state already holds for k. */
+/* R into X: beta times the difference between v and the value that the state already holds for k. */
 static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S) {
     const carry_delta_run *run = u->run;
     const carry_delta_plan *plan = run->plan;

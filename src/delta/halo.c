@@ -1,7 +1,7 @@
 /* The halo of a causal convolution: the last W-1 tokens before a rank's own, of as many ranks as that takes, and the
    way back of their gradients. The ranks tell each other how many tokens they have; then each owner sends straight to
    each rank that wants some of its tokens, which are always its last ones. Messages are [tokens, B, channels] in f32,
-   so that the last tokens of a block lie behind each other. */
+   so that the last tokens of a block are contiguous. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,7 @@
 
 #define CARRY_HALO_TAG (CARRY_MAX_COMM_TAGS - 1)
 
-/* What a rank tells the others. */
+/* The record that every rank sends to the others. */
 typedef struct carry_halo_record {
     int64_t tokens, batch, window, channels;
     int64_t status;

@@ -49,7 +49,7 @@ struct carry_delta_plan {
     const carry_kernels *kernels; /* of the CPU */
     const carry_bf16 *terms;      /* products of chunks go through it (terms.h); NULL: through kernels */
     int ordinal;                  /* of the device in its backend; */
-    carry_device_properties gpu;  /* and what it is, where it is not the CPU */
+    carry_device_properties gpu;  /* its properties, unless it is the CPU */
     carry_delta_problem problem;
     const carry_delta_method *method;
     int64_t chunk; /* of the chunk form; also what backward uses when the method is token by token */
@@ -82,7 +82,7 @@ typedef struct carry_delta_sequence {
     bool enters, leaves; /* it began before this rank; it goes on after it */
 } carry_delta_sequence;
 
-/* What of a problem a pass does: some sequences, and some heads of q and k with all their value heads. */
+/* The part of a problem that a pass computes: some sequences, and some heads of q and k with all their value heads. */
 typedef struct carry_delta_part {
     const carry_delta_sequence *sequences;
     int64_t count, first_head, heads;
@@ -106,7 +106,8 @@ carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *a
 carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem *problem);
 carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem *problem,
                                       const carry_delta_inputs *inputs);
-/* Its three parts: what has tokens; A_log, dt_bias and the initial state; cu_seqlens, which ends at `tokens`. */
+/* Its three parts: tensors with a token dimension; A_log, dt_bias and the initial state; cu_seqlens, which ends at
+   `tokens`. */
 carry_status carry_delta_check_rows(carry_ctx *ctx, const carry_delta_problem *problem,
                                     const carry_delta_inputs *inputs);
 carry_status carry_delta_check_parameters(carry_ctx *ctx, const carry_delta_problem *problem,
@@ -148,7 +149,7 @@ static inline int64_t carry_delta_chain_at(const carry_delta_plan *plan, const c
     return (sequence->chain * part->heads - part->first_head) * plan->group + value_head;
 }
 
-/* What forward keeps for backward: states that enter chunks, [chunks, HV, K, V]; then corrected values [B T, HV, V]. */
+/* Forward keeps for backward: states that enter chunks, [chunks, HV, K, V]; then corrected values [B T, HV, V]. */
 static inline int64_t carry_delta_most_chunks(const carry_delta_plan *plan) {
     int64_t whole = plan->problem.tokens * plan->problem.batch / plan->chunk;
     return whole + plan->sequences;

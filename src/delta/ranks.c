@@ -27,7 +27,7 @@ typedef struct job {
     carry_all_scan_role role;
     carry_delta_span early, rest, late;
     carry_delta_ranks_memory memory;
-    float *M; /* in what is kept, or in the workspace */
+    float *M; /* in the kept memory, or in the workspace */
     int begun, ended;
     int done[CARRY_DELTA_RANKS_GROUPS];
     carry_status polled;
@@ -160,8 +160,8 @@ static carry_status run_groups(job *j) {
     return j->polled;
 }
 
-/* Kinds of sequences lie beside each other in the table: what enters is first, what leaves is last, and where one does
-   both (packed, or all of a batch) there is no other. */
+/* Sequences of one kind are neighbours in the table: those that enter are first, those that leave are last. If one does
+   both (packed, or all of a batch), the table has no others. */
 static void sort_out(job *j) {
     carry_delta_ranks_plan *plan = j->plan;
     const carry_delta_sequence *table = j->memory.table;
@@ -185,13 +185,13 @@ static void sort_out(job *j) {
         enters = 0;
     }
     j->rest = (carry_delta_span){.first = enters, .count = count - enters - leaves};
-    if (j->role == CARRY_ALL_SCAN_CUT && j->early.count == 0 && plan->chained) { /* nobody wants it */
+    if (j->role == CARRY_ALL_SCAN_CUT && j->early.count == 0 && plan->chained) { /* no rank uses it */
         size_t floats = (size_t)(plan->chains * plan->problem.value_heads * plan->problem.key * plan->problem.value);
         memset(j->memory.L, 0, floats * sizeof *j->memory.L);
     }
 }
 
-/* After a failure: what is under way is waited for, since its memory goes back to the caller. */
+/* After a failure: waits for the scans under way, since their memory goes back to the caller. */
 static void give_up(job *j) {
     j->plan->is_broken = true;
     while (j->ended < j->begun) {
@@ -234,7 +234,7 @@ static carry_status check_call(const carry_delta_ranks_plan *plan, const carry_d
     return carry_delta_check_workspace(plan->ctx, workspace, workspace_bytes, plan->workspace);
 }
 
-/* Where a rank's M lies in what is kept: behind what forward keeps on one rank. */
+/* The address of a rank's M in the kept memory: after the data that forward keeps on one rank. */
 static float *kept_maps(const carry_delta_ranks_plan *plan, const void *kept) {
     size_t before = plan->inner != NULL ? plan->inner->kept : 0;
     return (float *)((uintptr_t)kept + before);

@@ -50,7 +50,7 @@ typedef struct carry_delta_ranks_memory {
     float *L, *state, *M; /* by groups: [chains, value heads of the group, K, ...] */
     void *scan[CARRY_DELTA_RANKS_GROUPS];
     carry_delta_back back;
-    carry_arena pass; /* what is left, for one pass after the other */
+    carry_arena pass; /* the rest of the memory, for one pass after the other */
 } carry_delta_ranks_memory;
 
 /* Lays the memory of a call out in an arena, or counts it; false on overflow. */
@@ -89,7 +89,7 @@ typedef struct carry_delta_correction {
 
 carry_status carry_delta_correct(carry_ctx *ctx, int device, const carry_delta_correction *correction);
 
-/* ranks_correct.c: the outputs of a pass from zero, with what the state that came adds to them. */
+/* ranks_correct.c: adds the effect of the state that arrived to the outputs of a pass from a zero state. */
 carry_status carry_delta_ranks_correct(const carry_delta_ranks_plan *plan, void *o, const void *response,
                                        const float *state);
 
@@ -101,7 +101,7 @@ int64_t carry_delta_ranks_layout(const carry_delta_ranks_plan *plan, const int64
 carry_status carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const int64_t *borders, const carry_tensor *to,
                                      const carry_tensor *from);
 
-/* Is everybody's cu_seqlens the same? A word from the rank before, under way while the call computes. */
+/* Checks that all ranks have the same cu_seqlens: a message from the previous rank comes in while the call computes. */
 typedef struct carry_delta_borders_check {
     carry_request send, receive;
     uint64_t mine, theirs;

@@ -34,7 +34,7 @@ typedef struct call {
     int64_t entered, left;  /* the sequence that comes from the rank before, that goes on in the next; -1: none */
     carry_all_scan_role role;
     memory at;
-    float *kept_states; /* that entered; in what is kept */
+    float *kept_states; /* states that entered; in the kept memory */
 } call;
 
 static int64_t sequences_of(const carry_delta_ranks_plan *plan) {
@@ -50,7 +50,7 @@ static size_t lines(size_t bytes) {
     return (bytes + LINE - 1) / LINE * LINE;
 }
 
-/* Behind what the plan of one rank keeps: M, and the states that entered. */
+/* After the data that the plan of one rank keeps: M, and the states that entered. */
 static size_t maps_at(const carry_delta_ranks_plan *plan) {
     return lines(plan->inner != NULL ? plan->inner->kept : 0);
 }
@@ -250,7 +250,7 @@ static void find_crossing(call *c) {
     c->role = p->tokens == 0 ? CARRY_ALL_SCAN_PASS : through ? CARRY_ALL_SCAN_MAP : CARRY_ALL_SCAN_CUT;
 }
 
-/* What arrives: in at.state, for the context's stream. */
+/* The state that arrives is written to at.state, on the context's stream. */
 static carry_status exchange(call *c, float *M) {
     const carry_delta_problem *p = &c->plan->problem;
     carry_all_scan_plan *scan = c->backward != NULL ? c->plan->backward[0] : c->plan->forward[0];
@@ -302,7 +302,7 @@ static carry_status run_forward(call *c, float *M) {
             CARRY_TRY(map_pass(c, M));
         }
     } else if (plan->chained) {
-        CARRY_TRY(put_chain(&(call){.plan = c->plan}, c->at.L, 0, NULL)); /* nobody wants it */
+        CARRY_TRY(put_chain(&(call){.plan = c->plan}, c->at.L, 0, NULL)); /* no rank uses it */
     }
     if (plan->chained) {
         CARRY_TRY(exchange(c, M));

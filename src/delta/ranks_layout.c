@@ -75,8 +75,8 @@ static uint64_t sum_of(const int64_t *borders, int64_t count) {
     return sum;
 }
 
-/* Each rank compares with the one before it: nobody waits for all, which would hold the first rank at every call until
-   the last one has come so far. */
+/* Each rank compares with the previous one. A comparison of all would hold the first rank at every call until the last
+   one has reached it. */
 carry_status carry_delta_borders_begin(const carry_delta_ranks_plan *plan, const int64_t *borders, bool backward,
                                        carry_delta_borders_check *check) {
     *check = (carry_delta_borders_check){.is_open = borders != NULL};

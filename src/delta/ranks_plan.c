@@ -1,4 +1,4 @@
-/* Plans of the delta rule over ranks: what the ranks must agree on, the groups of heads, the bytes. */
+/* Plans of the delta rule over ranks: the agreement of the ranks, the groups of heads, the sizes in bytes. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,12 +11,12 @@
 #include "delta/ranks.h"
 #include "delta/split.h"
 
-/* Unless told otherwise. A rank that has no local pass waits for the first one (docs/results/ranks.md). */
+/* Defaults. A rank that has no local pass waits for the first one (docs/results/ranks.md). */
 #define GROUPS 16
 #define GPU_GROUPS 2
 #define WORD 224
 
-/* What a rank tells the others. */
+/* The record that every rank sends to the others. */
 typedef struct record {
     int64_t tokens, threads;
     int32_t status;

@@ -85,7 +85,7 @@ static float *from_group(const job *j, const void *states, int g, int64_t column
     return states != NULL ? (float *)(uintptr_t)states + before : NULL;
 }
 
-/* What is known of a group, and where its states are. */
+/* The arguments of a group, with the addresses of its states. */
 static carry_delta_split part_of(const job *j, int g) {
     const carry_delta_ranks_plan *plan = j->plan;
     const carry_delta_ranks_call *c = j->call;

@@ -8,7 +8,7 @@ typedef struct carry_delta_ranks_call {
     const carry_delta_forward_args *forward; /* one of the two is NULL */
     const carry_delta_backward_args *backward;
     carry_all_scan_role role;
-    float *kept_states, *M; /* in what is kept, or NULL */
+    float *kept_states, *M; /* in the kept memory, or NULL */
 } carry_delta_ranks_call;
 
 bool carry_delta_ranks_split_bytes(const carry_delta_ranks_plan *plan, size_t *bytes); /* false: overflow */

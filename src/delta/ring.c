@@ -100,8 +100,8 @@ typedef struct ring_run {
     carry_delta_ring ring;
 } ring_run;
 
-/* What waits of a unit, as it acts now: keys times the decays since, and the product of all decays. decay: this
-   token's; NULL: there is none. */
+/* The waiting tokens of a unit as they act now: keys times the decays since, and the product of all decays. decay: of
+   this token; NULL: no decay. */
 static void weigh(const ring_run *r, int64_t unit, int64_t waiting, const float *decay, float (*keys)[DIM],
                   float *base) {
     const int64_t K = r->run.plan->problem.key;

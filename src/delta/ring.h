@@ -1,6 +1,6 @@
-/* Where things lie in a ring (carry_delta_step_ring): of every sequence and value head how many tokens wait, once for
-   each block of columns that a GPU takes; then keys after their norms, decays e^g, and corrected values u. Packed, f32.
- */
+/* The layout of a ring (carry_delta_step_ring): for every sequence and value head the number of tokens that wait, once
+   for each block of columns that a GPU takes; then keys after their norms, decays e^g, and corrected values u. Packed,
+   f32. */
 #ifndef CARRY_DELTA_RING_H
 #define CARRY_DELTA_RING_H
 

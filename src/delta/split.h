@@ -18,14 +18,14 @@ typedef struct carry_delta_split {
     int64_t first_head, heads; /* of q and k, with all their value heads */
     int sharing;               /* ranks that share the GPU, this one included */
     const float *entering;     /* known when pair is called (backward a gradient), or NULL */
-    const float *arrived;      /* for rest: what was not, or NULL */
+    const float *arrived;      /* for rest: the state that was not known then, or NULL */
     const float *states;       /* backward: those that entered the tokens */
     float *M, *L;              /* pair writes them; M forward only */
     float *leaving;            /* rest: the final state, backward the gradient of the first one; NULL: not wanted */
     void *workspace;           /* the same for both */
 } carry_delta_split;
 
-/* Whether the plan's method can; bytes of a workspace for so many heads. */
+/* True if the plan's method supports it; bytes of a workspace for `heads` heads. */
 bool carry_delta_splits(const carry_delta_plan *plan);
 size_t carry_delta_split_bytes(const carry_delta_plan *plan, int64_t heads, int sharing, bool backward);
 carry_status carry_delta_split_pair(carry_delta_plan *plan, const carry_delta_split *split);

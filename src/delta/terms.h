@@ -24,7 +24,7 @@ typedef struct carry_delta_terms {
     int terms;
 } carry_delta_terms;
 
-/* What a problem's chunk products go through; NULL: f32. */
+/* The bf16 kernels for a problem's chunk products; NULL: f32. */
 const carry_bf16 *carry_delta_terms_of(carry_ctx *ctx, const carry_delta_problem *problem);
 
 static inline bool carry_delta_by_terms(const carry_delta_plan *plan) {

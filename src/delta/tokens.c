@@ -108,7 +108,7 @@ carry_status carry_delta_cpu_step(carry_delta_plan *plan, const carry_tensor *o,
     for (int64_t i = 0; slots != NULL && i < plan->sequences; i++) {
         run.sequences[i].index = slots[i];
     }
-    /* A thread takes states that lie behind each other: the kernel fetches the next one while it writes this one. */
+    /* A thread takes contiguous states: the kernel fetches the next one while it writes this one. */
     int64_t units = plan->sequences * p->heads;
     int64_t grain = (units + carry_ctx_threads(ctx) - 1) / carry_ctx_threads(ctx);
     carry_parallel(ctx, units, grain, step_units, &run);

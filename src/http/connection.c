@@ -139,7 +139,7 @@ static bool grow_body(carry_http_connection *connection) {
     return true;
 }
 
-/* Calls the handler once the body is complete, and sends what it has answered. */
+/* Calls the handler once the body is complete, and sends its answer. */
 static int proceed(carry_http_server *server, carry_http_connection *connection) {
     if (connection->response == NULL && connection->body_got == connection->body_length) {
         connection->body[connection->body_length] = '\0';

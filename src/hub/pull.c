@@ -1,4 +1,4 @@
-/* From a list of files to a snapshot: what is missing, free space, ranges, hashes, links. */
+/* From a list of files to a snapshot: missing files, free space, ranges, hashes, links. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -157,7 +157,7 @@ static carry_status link_file(carry_ctx *ctx, const carry_hub_pull *pull, const 
     return CARRY_OK;
 }
 
-/* Fetches what is missing and checks it; a file that was damaged is fetched once more. */
+/* Fetches missing files and checks them; a damaged file is fetched once more. */
 static carry_status fetch_missing(carry_ctx *ctx, carry_hub_pull *pull, const char *folder) {
     for (;;) {
         bool again = false;

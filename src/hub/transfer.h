@@ -1,4 +1,4 @@
-/* What the files of hub share. */
+/* Shared by the files of hub. */
 #ifndef CARRY_HUB_TRANSFER_H
 #define CARRY_HUB_TRANSFER_H
 

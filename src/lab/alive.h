@@ -5,9 +5,9 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* When it started, in clock ticks since boot; -1 when there is no such process or it has ended (a zombie). */
+/* When it started, in clock ticks since boot; -1 if the process does not exist or has ended (a zombie). */
 int64_t carry_alive_start(int64_t pid);
-/* This boot of this machine, and its name; valid for ever. */
+/* This boot of this machine, and its name; valid until the process ends. */
 const char *carry_alive_boot(void);
 const char *carry_alive_host(void);
 /* pid, start and boot as noted on this machine. */

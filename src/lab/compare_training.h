@@ -7,12 +7,12 @@
 
 /* Losses of both at the steps that both have noted. */
 typedef struct carry_loss_pair {
-    int steps;                    /* in common; 0: the rest says nothing */
+    int steps;                    /* in common; 0: the other fields are not set */
     int64_t last;                 /* the last of them */
     double a, b;                  /* there */
     int averaged;                 /* of the last steps, a tenth of them and ten at least where there are as many */
     double difference, low, high; /* b less a, mean over these, with a 95 % interval by the bootstrap over blocks */
-    bool within_noise;            /* 0 lies in the interval */
+    bool within_noise;            /* the interval contains 0 */
 } carry_loss_pair;
 
 typedef struct carry_training_pair {
@@ -23,7 +23,7 @@ typedef struct carry_training_pair {
     bool same_machine, same_options;
 } carry_training_pair;
 
-/* Whether a run has what a training notes. */
+/* True if a run has the metrics of a training. */
 bool carry_is_training(const carry_run *run);
 /* slack as in carry_compare. CARRY_EARGUMENT when the two have neither a step nor a speed in common. */
 carry_status carry_compare_training(carry_ctx *ctx, carry_training_pair *pair, const carry_run *a, const carry_run *b,

@@ -1,4 +1,4 @@
-/* Exporting what a run measured over steps: a table, or a history as Weights & Biases keeps it. */
+/* Exports the metrics of a run over steps: a table, or a history as Weights & Biases keeps it. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* What the export formats share. */
+/* Shared by the export formats. */
 #ifndef CARRY_LAB_EXPORT_INTERNAL_H
 #define CARRY_LAB_EXPORT_INTERNAL_H
 
@@ -15,7 +15,7 @@ void carry_export_csv_number(FILE *to, double value); /* with a comma before it 
 /* When a step was, seconds since 1970: the store keeps the start and the end of a run. */
 double carry_export_time(const carry_run *run, int64_t step);
 
-/* The metrics of a run step by step: they lie in the order of names, then steps. */
+/* The metrics of a run step by step: they are sorted by name, then step. */
 typedef struct carry_export_steps {
     const carry_run *run;
     int names;

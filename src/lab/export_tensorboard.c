@@ -78,7 +78,7 @@ static void put_bytes(message *m, int field, const void *bytes, size_t length) {
     put(m, bytes, length);
 }
 
-/* A text must be UTF-8: what is not becomes question marks. */
+/* A text must be UTF-8: invalid bytes become question marks. */
 static void put_text(message *m, int field, const char *text) {
     char *plain = strdup(text);
     char *const end = plain != NULL ? plain + strlen(plain) : NULL;

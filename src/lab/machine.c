@@ -42,7 +42,7 @@ __attribute__((format(printf, 3, 4))) static void say(list *l, const char *name,
     l->count += fact->value[0] != '\0' ? 1 : 0;
 }
 
-/* The first line of a small file under /sys or /proc; "" when there is none. */
+/* The first line of a small file under /sys or /proc; "" if it cannot be read. */
 static void first_line(char *line, size_t size, const char *path) {
     FILE *file = fopen(path, "re");
     line[0] = '\0';

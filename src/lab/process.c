@@ -24,14 +24,14 @@
 #define DRAIN_SECONDS 0.3
 #define POLL_MILLISECONDS 100
 
-/* What is read of one of the child's outputs. */
+/* The text read from one of the child's outputs. */
 typedef struct collected {
     int from; /* -1: closed */
     char *text;
     size_t length, limit;
 } collected;
 
-/* What the child tells when the program could not be started. */
+/* Sent by the child if the program could not be started. */
 typedef struct obstacle {
     int reason; /* errno, 0: none */
     bool in_folder;
@@ -142,7 +142,7 @@ static bool has_ended(const child *c) {
     return waitid(P_PID, (id_t)c->id, &about, WEXITED | WNOHANG | WNOWAIT) != 0 || about.si_pid == c->id;
 }
 
-/* What a grandchild still holds open is not waited for once the child itself has ended and the pipes are drained. */
+/* Pipes that a grandchild still holds open are not waited for once the child itself has ended and they are drained. */
 static void drain(child *c) {
     double until = carry_seconds() + DRAIN_SECONDS;
     while ((c->out.from >= 0 || c->errors.from >= 0) && carry_seconds() < until) {
@@ -173,7 +173,7 @@ static void follow(child *c, carry_process_result *result) {
         }
     }
     if (result->timed_out || result->stopped) {
-        (void)kill(-c->id, SIGKILL); /* what it started and what did not heed the first signal */
+        (void)kill(-c->id, SIGKILL); /* its children, and processes that ignored the first signal */
     }
     result->seconds = carry_seconds() - started;
     int state = 0;

@@ -13,7 +13,7 @@ typedef struct carry_process {
     const char *folder;           /* to run in; NULL: this one */
     const char *input;            /* given on standard input; NULL: nothing */
     size_t input_length;
-    size_t limit;       /* of bytes kept of its output; 0: 1 MiB. What is beyond is read and dropped */
+    size_t limit;       /* of bytes kept of its output; 0: 1 MiB. Bytes beyond it are read and dropped */
     double seconds;     /* before it is ended (SIGTERM, then SIGKILL, to its whole group); 0: 600 */
     bool merge;         /* standard error goes into output as well, else it is kept in errors */
     bool inherit;       /* both go to our own instead, and nothing is kept */
@@ -28,7 +28,7 @@ typedef struct carry_process_result {
     size_t output_length;
 } carry_process_result;
 
-/* CARRY_ENOTFOUND when there is no such program; an exit code other than 0 is a result, not a failure. */
+/* CARRY_ENOTFOUND if the program does not exist; an exit code other than 0 is a result, not a failure. */
 carry_status carry_process_run(carry_ctx *ctx, carry_process_result *result, const carry_process *process);
 void carry_process_free(carry_process_result *result);
 

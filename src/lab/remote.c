@@ -62,7 +62,7 @@ static int ssh_words(const char *word[MOST_SSH]) {
     return count;
 }
 
-/* The last line of what ssh said, for an error message: before it stand banners. */
+/* The last line of ssh's output, for an error message: the lines before it are banners. */
 static const char *last_line(char line[200], const char *text) {
     size_t end = strlen(text);
     while (end > 0 && (text[end - 1] == '\n' || text[end - 1] == '\r')) {
@@ -79,7 +79,7 @@ static const char *last_line(char line[200], const char *text) {
     return line[0] != '\0' ? line : "it says nothing";
 }
 
-/* What a program of ours that used ssh came to; a time that is up is the caller's. */
+/* The status of a program that used ssh. A timeout is left to the caller. */
 static carry_status judge(carry_remote *remote, const carry_process_result *result) {
     char line[200];
     if (result->stopped) {
@@ -111,7 +111,7 @@ static carry_status feed(carry_remote *remote, carry_process_result *result, con
                                                                    .seconds = how->seconds,
                                                                    .stop = how->stop});
     if (status == CARRY_ENOTFOUND) {
-        return carry_fail(remote->ctx, CARRY_ENOTFOUND, "ssh is not here: jobs on %s need it", remote->host);
+        return carry_fail(remote->ctx, CARRY_ENOTFOUND, "ssh was not found: jobs on %s need it", remote->host);
     }
     CARRY_TRY(status);
     const carry_status verdict = judge(remote, result);
@@ -176,7 +176,7 @@ carry_status carry_remote_shell(carry_remote *remote, carry_process_result *resu
     return status;
 }
 
-/* A script that must end with 0; what it printed is cut at the first line end. */
+/* A script that must end with 0; its output is cut at the first line end. */
 static carry_status ask(carry_remote *remote, char *answer, size_t size, const char *script, const char *doing) {
     carry_process_result result;
     char line[200];
@@ -219,7 +219,7 @@ carry_status carry_remote_allocate(carry_remote *remote, int64_t number) {
     return CARRY_OK;
 }
 
-/* Our own sh, for the pipes: what it runs is fixed, and what varies are its parameters. "$@" is ssh with its host. */
+/* A local sh, for the pipes: its script is fixed, only its parameters vary. "$@" is ssh with its host. */
 static carry_status run_pipe(carry_remote *remote, carry_process_result *result, const char *pipe,
                              const char *const *parameters, const char *remote_command) {
     const char *word[MOST_SSH + 12];
@@ -276,7 +276,7 @@ carry_status carry_remote_sync(carry_remote *remote, const char *folder, const c
     bool in_git;
     CARRY_TRY(find_prefix(remote, folder, prefix, &in_git));
     const char *const parameters[] = {folder, program != NULL ? program : "", NULL};
-    /* Words without a character that any shell heeds: nothing to quote. */
+    /* Words without a character that is special to any shell need no quotes. */
     (void)snprintf(command, sizeof command, "rm -rf %s/%s && mkdir %s/%s && exec tar -xzf - -C %s/%s", remote->path,
                    name, remote->path, name, remote->path, name);
     carry_process_result result;

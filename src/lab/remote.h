@@ -18,7 +18,7 @@ typedef struct carry_remote {
     carry_ctx *ctx;
     char host[CARRY_REMOTE_HOST];
     char path[CARRY_REMOTE_PATH]; /* of the folder, from the home folder there: .carry/jobs/3-aB3dEf */
-    char machine[32];             /* what uname -m says there */
+    char machine[32];             /* the output of uname -m there */
 } carry_remote;
 
 /* "ssh:HOST"; CARRY_EARGUMENT for a host that ssh could take for an option, or with characters that none has. */
@@ -44,7 +44,7 @@ carry_status carry_remote_shell(carry_remote *remote, carry_process_result *resu
                                 const char *command, const char *const *settings, const carry_process *how);
 /* Ends the process group whose number PATH/pid has: SIGTERM, five seconds later SIGKILL. */
 carry_status carry_remote_end(carry_remote *remote);
-/* Unpacks what the script writes, a gzipped tar, in a folder here that is made. */
+/* Unpacks the output of the script, a gzipped tar, in a new folder here. */
 carry_status carry_remote_fetch(carry_remote *remote, const char *script, const char *folder);
 /* Removes the folder there. */
 carry_status carry_remote_free(carry_remote *remote);

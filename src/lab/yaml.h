@@ -19,7 +19,7 @@ typedef struct carry_yaml {
     int count;                /* children */
     struct carry_yaml *first; /* child; the others by next, in the order written */
     struct carry_yaml *next;
-    bool seen; /* asked for by carry_yaml_get: what nobody asked for is a typo (carry_yaml_finish) */
+    bool seen; /* asked for by carry_yaml_get: any other key is a typo (carry_yaml_finish) */
 } carry_yaml;
 
 /* name is what messages call it: "experiments/044.yaml". */
@@ -31,7 +31,7 @@ carry_yaml *carry_yaml_get(carry_yaml *mapping, const char *key);
 /* "name:line:column: message". */
 carry_status carry_yaml_fail(carry_ctx *ctx, const carry_yaml *node, const char *name, const char *format, ...)
     __attribute__((format(printf, 4, 5)));
-/* Refuses the first member of this mapping that nobody asked for, naming those that are known. */
+/* Refuses the first member of this mapping that was not asked for, naming those that are known. */
 carry_status carry_yaml_finish(carry_ctx *ctx, const carry_yaml *mapping, const char *name, const char *known);
 /* Scalars; CARRY_EARGUMENT with a place when the node is something else. */
 carry_status carry_yaml_text(carry_ctx *ctx, const char **text, const carry_yaml *node, const char *name);

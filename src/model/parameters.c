@@ -83,7 +83,7 @@ carry_status carry_parameters_allocate(carry_parameters *own) {
 
 static carry_status refuse_read_only(const carry_parameters *own, const char *what) {
     return carry_fail(own->ctx, CARRY_EUNSUPPORTED,
-                      "the model was opened to be read, its weights are in 16 bits or lie in the mapped file: %s needs "
+                      "the model was opened for reading only, with weights in 16 bits or in the mapped file: %s needs "
                       "it loaded in f32",
                       what);
 }

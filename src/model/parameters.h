@@ -67,7 +67,7 @@ typedef struct carry_parameters {
 /* An empty list with room for `most`. ctx and device are for everything that follows. */
 carry_status carry_parameters_open(carry_ctx *ctx, carry_parameters *own, int device, int64_t most);
 /* The next of the list; its place follows the last one's. shape is of the whole tensor, and is cut for this rank.
-   Returns its index; -1 when p has rank 0: the model has none. The caller has bounded the sum of all. */
+   Returns its index; -1 if p has rank 0: not in the model. The caller has bounded the sum of all. */
 int64_t carry_parameters_add(carry_parameters *own, carry_parameter p);
 int64_t carry_parameters_room(int64_t count); /* elements of a buffer that a parameter of `count` takes */
 /* Weights, all zero. Refused with what is needed and free when the device has too little memory. */
@@ -82,7 +82,7 @@ carry_status carry_parameters_map(carry_parameters *own, const char *folder);
 void carry_parameters_narrow(carry_parameters *own, carry_dtype dtype);
 carry_status carry_parameters_want_gradients(carry_parameters *own); /* allocates and zeroes them */
 carry_status carry_parameters_zero_gradients(carry_parameters *own);
-/* Copies in bf16 or f16, and the same again from the weights of now; nothing where there are none. */
+/* Makes copies in bf16 or f16; and updates existing copies from the current weights. */
 carry_status carry_parameters_want_low(carry_parameters *own, carry_dtype dtype);
 carry_status carry_parameters_round(carry_parameters *own);
 void carry_parameters_free(carry_parameters *own);
@@ -91,9 +91,9 @@ void carry_parameters_free(carry_parameters *own);
    count) of one. */
 carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index);
 carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, int64_t first, int64_t count);
-/* Elements of the copies in 16 bits; absent where there are none. */
+/* Elements of the copies in 16 bits; absent without copies. */
 carry_tensor carry_parameters_low(const carry_parameters *own, int64_t first, int64_t count);
-/* The weight as products want it: its copy in 16 bits where there are any, else as it is. */
+/* The weight as products want it: its copy in 16 bits if there are copies, else as it is. */
 carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index);
 /* Where weight decay does not reach in elements [first, first + count), as carry_adamw.spared wants it: how many
    numbers that are, counted from `first`, and a tensor of as many on the model's device that gets them. */

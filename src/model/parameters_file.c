@@ -360,7 +360,7 @@ carry_status carry_parameters_load(carry_parameters *own, const char *folder,
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         status = load_one(own, &weights, i, folder);
     }
-    /* All parameters were found: what is more than their number is surplus. */
+    /* All parameters were found: any other tensor is surplus. */
     const bool renames = own->other != NULL; /* then equal numbers prove nothing */
     for (int64_t i = 0; status == CARRY_OK && (renames || weights.count != own->parameters) && i < weights.count; i++) {
         const char *name = carry_weights_name(&weights, i);

@@ -9,7 +9,7 @@ carry_status carry_parameters_decode(const carry_parameters *own, const carry_te
                                      const char *folder, float *to);
 /* For carry_parameters_map: the parameter stays quantised, where that is possible. */
 carry_status carry_parameters_map_quantised(carry_parameters *own, int64_t index, const carry_tensor *from);
-/* For loading: checks what is mapped, else puts the decoded values. */
+/* For loading: checks a mapped parameter, else stores the decoded values. */
 carry_status carry_parameters_load_quantised(carry_parameters *own, int64_t index, const carry_tensor *from,
                                              const char *folder);
 /* The first `count` elements in f32. */

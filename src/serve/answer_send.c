@@ -14,7 +14,7 @@ int64_t carry_serve_completion_tokens(const carry_serve_answer *a) {
     return sum;
 }
 
-/* Of the first choice: the others find what it has left. */
+/* Of the first choice: the others find the prompt that it has cached. */
 int64_t carry_serve_cached_tokens(const carry_serve_answer *a) {
     return a->runs[0].choice.cached_tokens;
 }

@@ -1,4 +1,4 @@
-/* What every log line about a call starts with: its group, call_id, chunk_index and cache_epoch. */
+/* The start of every log line about a call: its group, call_id, chunk_index and cache_epoch. */
 #ifndef CARRY_STREAM_CALL_H
 #define CARRY_STREAM_CALL_H
 

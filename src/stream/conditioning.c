@@ -14,7 +14,7 @@ struct carry_conditioning {
     carry_prompts *prompts; /* NULL: words */
     int64_t text_len, text_dim;
     float *from, *target, *one; /* [text_len, text_dim]; one: of one prompt while the target is made */
-    uint16_t *shown;            /* what was given last */
+    uint16_t *shown;            /* the conditioning of the last chunk */
     int64_t from_rows, target_rows, shown_rows;
     bool any;            /* something was given */
     uint64_t version;    /* of the prompts that the target is of */
@@ -100,7 +100,7 @@ static int64_t mixture_rows(const carry_conditioning *c, int64_t step) {
     return step == c->steps || c->target_rows > c->from_rows ? c->target_rows : c->from_rows;
 }
 
-/* What is shown, in full precision, is where the next transition starts. */
+/* The next transition starts from the shown conditioning, in full precision. */
 static void start_from_shown(carry_conditioning *c) {
     const int64_t count = c->text_len * c->text_dim;
     const int64_t rows = mixture_rows(c, c->step);
@@ -110,7 +110,7 @@ static void start_from_shown(carry_conditioning *c) {
     c->from_rows = rows;
 }
 
-/* False when it is what was shown. */
+/* False if it equals the conditioning of the last chunk. */
 static bool show(carry_conditioning *c) {
     const int64_t rows = mixture_rows(c, c->step);
     bool differs = !c->any || rows != c->shown_rows;

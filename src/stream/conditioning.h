@@ -1,4 +1,4 @@
-/* From what a person steers to what the transformer is conditioned on.
+/* From the prompts of the controls to the transformer's conditioning.
 
    The target is the mean of the prompts' vectors (model/text/prompts.h, model/dit/words.h), by weight. When prompts
    change, the next `transition` chunks go from what is shown to the target in equal steps: 1/n of the way, 2/n, ...,
@@ -20,7 +20,7 @@ void carry_conditioning_free(carry_conditioning *conditioning);
 
 /* Of the next chunk: bf16 [rows, text_dim], packed, until the next call; rows is at least 1 and at most text_len, and
    those left out are zeros. *is_new: it differs from that of the chunk before, so that keys and values of the text must
-   be made again (reset_cross_cache). Words that do not fit text_len are told in the log when prompts change. */
+   be made again (reset_cross_cache). Words that do not fit text_len are logged when prompts change. */
 carry_status carry_conditioning_next(carry_conditioning *conditioning, const carry_control_state *state,
                                      carry_tensor *rows, bool *is_new);
 

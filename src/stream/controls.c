@@ -14,7 +14,7 @@
 #include "stream/controls_json.h"
 #include "stream/vocabulary.h"
 
-/* What all prompts may need with every byte escaped, and as much again. */
+/* Twice the size of all prompts with every byte escaped. */
 #define JSON_MOST ((size_t)512 << 10)
 #define WAIT_MOST 3600.0
 
@@ -197,8 +197,8 @@ static void exchange(carry_controls *controls) {
     (void)pthread_mutex_unlock(&controls->reading);
 }
 
-/* Messages quote what came from outside and are cut to fit, and go into texts that must be UTF-8 on one line: whatever
-   is no whole printable character becomes a question mark. */
+/* Messages quote text from outside and are cut to fit, and go into texts that must be UTF-8 on one line: bytes that are
+   not a whole printable character become question marks. */
 static void make_printable(char *text) {
     unsigned char *at = (unsigned char *)text;
     while (*at != '\0') {
@@ -228,7 +228,7 @@ carry_status carry_controls_apply(carry_controls *controls, const char *json, si
         status = carry_json_parse(ctx, &document, json, length, "the controls");
     }
     if (status == CARRY_OK) {
-        carry_controls_read(controls, &controls->draft); /* nobody else writes it meanwhile */
+        carry_controls_read(controls, &controls->draft); /* `writing` is held: no other thread changes it meanwhile */
         status = carry_control_take(ctx, &controls->draft, document);
     }
     if (status == CARRY_OK) {

@@ -1,4 +1,4 @@
-/* What a person steers while a stream runs: prompts, seed, steps, cuts, pause, KV bias, noise, LoRA.
+/* The controls of a running stream: prompts, seed, steps, cuts, pause, KV bias, noise, LoRA.
 
    Written by any thread (the server's), read once a chunk by stage 0. One table of keys (controls_json.c) serves the
    command line, REST, WebSocket messages and what is remembered for a restart. */
@@ -42,8 +42,8 @@ typedef struct carry_controls carry_controls;
 /* start NULL: the default. It is refused by the same rules and messages as what is applied later. */
 carry_status carry_controls_new(carry_ctx *ctx, carry_controls **made, const carry_control_state *start);
 void carry_controls_free(carry_controls *controls);
-/* What the model was made for: its words (vocabulary.h; "": all) and its first level (0: any). Steps that begin far
-   below it are refused from here on. Before other threads have the controls. */
+/* The limits of the model: its words (vocabulary.h; "": all) and its first level (0: any). Steps that begin far below
+   it are refused from here on. Call it before other threads have the controls. */
 void carry_controls_set_model(carry_controls *controls, const char *words, int64_t first_level);
 /* Fails when steps begin below three quarters of the level that the model was trained to begin at: a chunk starts as
    noise of that level, and what is left of it would be shown. */

@@ -5,10 +5,10 @@
 #include "core/json.h"
 #include "stream/controls.h"
 
-/* Changes the state by what the object says. On refusal the state is between the two: callers give a copy. */
+/* Applies the object to the state. On refusal the state is partly changed: callers pass a copy. */
 carry_status carry_control_take(carry_ctx *ctx, carry_control_state *state, const carry_json *object);
 void carry_control_put(const carry_control_state *state, carry_json_text *text);
-/* What JSON could not say of a state: numbers that are none, more than there is room for. */
+/* Refuses a state that JSON cannot express: numbers that are not finite, values outside the limits. */
 carry_status carry_control_check(carry_ctx *ctx, const carry_control_state *state);
 bool carry_control_same_prompts(const carry_control_state *a, const carry_control_state *b);
 

@@ -1,4 +1,4 @@
-/* The digest by which ranks compare what they made. */
+/* The digest by which ranks compare their results. */
 #include "stream/envelope.h"
 
 #include <string.h>

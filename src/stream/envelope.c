@@ -1,4 +1,4 @@
-/* What an envelope and a result must be, by themselves and after the one before. */
+/* Checks of envelopes and results: each by itself, and its order after the previous one. */
 #include "stream/envelope.h"
 
 #include <inttypes.h>

@@ -60,9 +60,9 @@ typedef struct carry_result {
 carry_status carry_envelope_validate(carry_ctx *ctx, const carry_envelope *envelope);
 carry_status carry_result_validate(carry_ctx *ctx, const carry_result *result);
 
-/* What a receiver has seen so far; all zero at the start. CARRY_EPEER: a gap or a repeat of call_id or chunk_index, an
-   epoch that falls or grows by more than one, anything but SHUTDOWN after SHUTDOWN (a second one, with the same call_id
-   or the next, is fine). The first envelope may have any numbers. On CARRY_OK it has been noted. */
+/* The envelopes that a receiver has seen so far; all zero at the start. CARRY_EPEER: a gap or a repeat of call_id or
+   chunk_index, an epoch that falls or grows by more than one, anything but SHUTDOWN after SHUTDOWN (a second one, with
+   the same call_id or the next, is fine). The first envelope may have any numbers. On CARRY_OK it has been noted. */
 typedef struct carry_envelope_order {
     bool any, any_chunk, ended;
     uint64_t call_id, chunk_index, cache_epoch;
@@ -75,8 +75,8 @@ carry_status carry_envelope_encode(carry_ctx *ctx, void *to, size_t room, size_t
                                    const carry_envelope *envelope);
 carry_status carry_result_encode(carry_ctx *ctx, void *to, size_t room, size_t *bytes, const carry_result *result);
 
-/* How many bytes follow this header; CARRY_EFORMAT, with what is wrong, when it is none of ours or of another version,
-   CARRY_ERANGE when more than most. */
+/* How many bytes follow this header; CARRY_EFORMAT, with what is wrong, if it is not a header of ours or of another
+   version, CARRY_ERANGE if there are more than `most`. */
 carry_status carry_envelope_follows(carry_ctx *ctx, size_t *bytes, const void *header, size_t most, bool is_result);
 /* Tensors are views into the message, which must be aligned to 8 and stay. CARRY_EFORMAT or CARRY_EARGUMENT. */
 carry_status carry_envelope_decode(carry_ctx *ctx, carry_envelope *envelope, const void *message, size_t bytes);

@@ -23,7 +23,7 @@ static void store(void *member, uint64_t value, int bytes) {
     }
 }
 
-/* The header alone: what follows it, checked as far as it can be. */
+/* Checks the header alone, and computes the size of the rest. */
 static carry_status check_header(carry_ctx *ctx, const carry_layout *l, const unsigned char *header, uint32_t *specs,
                                  size_t *tensors, size_t *follow) {
     if (memcmp(header, l->magic, 4) != 0) {

@@ -135,7 +135,7 @@ void carry_generator_round(carry_generator *g, float *x0, int64_t count) {
     }
 }
 
-/* Chunks, one packed after the other, into the cache at t = 0: each sees what is before it. */
+/* Chunks, one packed after the other, into the cache at t = 0: each sees those before it. */
 static carry_status write_chunks(carry_generator *g, float *chunks, int count, int64_t start) {
     carry_dit_chunk pieces[CARRY_DIT_CHUNKS];
     for (int i = 0; i < count; i++) {

@@ -1,7 +1,7 @@
 /* The work of stage 1: an envelope in, latents out, over the cache that it refers to.
 
    Every rank of the mesh has one, given the same envelopes in the same order; it decides nothing: which passes are run
-   is in the envelope, and the number of them is counted and told. Noise is a function of seed, chunk and step. */
+   is in the envelope, and their number is counted and reported. Noise is a function of seed, chunk and step. */
 #ifndef CARRY_STREAM_GENERATOR_H
 #define CARRY_STREAM_GENERATOR_H
 

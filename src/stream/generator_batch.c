@@ -5,7 +5,7 @@
                      chunk k-n at t = 0, its clean pass, where the envelope counts one
 
    An envelope's steps are those of its passes, so the first n-1 after a cut have fewer: the batch fills, n-1 of them go
-   by before the first chunk is finished, and their results are estimates that nobody shows. A chunk sees the keys of
+   by before the first chunk is finished, and their results are estimates that are not shown. A chunk sees the keys of
    the ones before it as noisy as they are at that step: other pictures than chunk after chunk, at a forward of n chunks
    in place of n forwards, with as many all-reduces as one. */
 #include <math.h>

@@ -39,7 +39,7 @@ struct carry_generator {
     carry_generator_options options;
     carry_dit_config config;
     float *x, *velocity, *x0, *context, *text; /* f32 */
-    int64_t text_rows;                         /* of text; 0: there was none yet */
+    int64_t text_rows;                         /* of text; 0: no text yet */
     uint16_t *out;                             /* bf16 */
     int64_t *digests;                          /* of every rank of the mesh */
     int calls;
@@ -75,8 +75,8 @@ carry_status carry_generator_device_rebuild(carry_generator *g); /* before a rec
 void carry_generator_device_close(carry_generator *g);
 carry_status carry_generator_device_run(carry_generator *g, const carry_envelope *e, bool with_clean,
                                         carry_generator_times *times);
-/* Parts of it: latents_in become x; x0 is rounded as it is sent, and copied to g->far.host; and what a step made,
-   there, is finite. */
+/* Parts of it: latents_in become x; x0 is rounded as it is sent, and copied to g->far.host; and the results of the
+   steps, there, are checked to be finite. */
 carry_status carry_generator_device_upload(carry_generator *g, const carry_envelope *e, carry_tensor x);
 carry_status carry_generator_device_download(carry_generator *g, carry_tensor x0);
 carry_status carry_generator_device_finite(carry_generator *g, int steps);

@@ -15,7 +15,8 @@ carry_status carry_pipeline_split(carry_comm *world, carry_pipeline_groups *grou
 
 void carry_pipeline_begin(carry_pipeline_groups *groups) {
     groups->is_running = true;
-    /* Where rank 0 is of the mesh too the world is the mesh, which waits for nobody else: but by its own name. */
+    /* If rank 0 is in the mesh too, the mesh has the same ranks as the world, but its own communicator: collectives
+       of the world fail while the pipeline runs. */
     carry_comm_bar(groups->world, running);
 }
 

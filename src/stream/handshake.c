@@ -1,4 +1,4 @@
-/* The handshake of a stream: one table of what is compared serves filling, comparing and the message. */
+/* The handshake of a stream: one table of the compared fields serves filling, comparing and the message. */
 #include "stream/handshake.h"
 
 #include <inttypes.h>
@@ -12,7 +12,7 @@
 #include "stream/envelope.h"
 
 #define TEXT 64
-#define MESSAGE_BYTES 480 /* what a context keeps of it */
+#define MESSAGE_BYTES 480 /* the part that a context keeps */
 
 /* Travels as it is: opening has compared the order of bytes and the compiler. */
 typedef struct record {

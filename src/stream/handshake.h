@@ -1,4 +1,5 @@
-/* What all ranks of a stream must agree on, compared once everything has been loaded and before the pipeline runs.
+/* Settings on which all ranks of a stream must agree, compared once everything has been loaded and before the pipeline
+   runs.
 
    Opening a communicator has compared library and compiler already; this is what is known later. The record is
    gathered by all from all, so every rank compares the same records and ends alike, with the same message: each

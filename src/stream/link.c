@@ -29,7 +29,7 @@ typedef struct slot {
     bool is_full; /* of a pair */
 } slot;
 
-/* Preludes that are waited for, several ahead, so that what is queued can be seen to come. */
+/* Receives of preludes, several ahead, so that queued messages are noticed when they arrive. */
 typedef struct arrival {
     prelude prelude;
     carry_request request;
@@ -62,7 +62,7 @@ static carry_status new_end(carry_ctx *ctx, carry_link **made, const carry_link_
     }
     link->ctx = ctx;
     link->options = *options;
-    link->slots = 2 * options->depth + SPARE; /* a result has what is about it before it */
+    link->slots = 2 * options->depth + SPARE; /* a carry_about is sent before every result */
     if (options->depth < 1 || link->slots > MOST_SLOTS) {
         return carry_fail(ctx, CARRY_EARGUMENT, "a link for %d messages: 1 to %d", options->depth,
                           (MOST_SLOTS - SPARE) / 2);
@@ -153,8 +153,8 @@ static arrival *next_arrival(carry_link *link) {
     return &link->in[(link->first + link->come) % MOST_SLOTS];
 }
 
-/* What has come by now; heartbeats that nothing is before have gone. Where the other end has left, what it sent before
-   is still delivered: no error is reported here. */
+/* Takes note of messages that have arrived, and removes heartbeats from the front of the queue. If the other end has
+   left, the messages that it sent before are still delivered: no error is reported here. */
 static carry_status look(carry_link *link) {
     if (link->ended != CARRY_OK) {
         return carry_fail(link->ctx, link->ended, "%s: the link has ended", link->options.group);
@@ -181,7 +181,7 @@ static carry_status look(carry_link *link) {
     return CARRY_OK;
 }
 
-/* Of something that the other end has to do: since it was last heard. */
+/* Waits for the other end to complete a request. The deadline counts from the last message that it sent. */
 static carry_status wait_for(carry_link *link, carry_request *request) {
     int done;
     CARRY_TRY(carry_test(request, &done));
@@ -346,8 +346,8 @@ static carry_status receive_local(carry_link *link, carry_message *message) {
     for (bool there = false; !there;) {
         CARRY_TRY(carry_link_poll(link, &there));
         if (!there && link->turn == NULL) {
-            return carry_fail(link->ctx, CARRY_ETIMEOUT, "%s: nothing has been sent and nobody would",
-                              link->options.group);
+            return carry_fail(link->ctx, CARRY_ETIMEOUT,
+                              "%s: no message has been sent, and the other end cannot send one", link->options.group);
         }
         if (!there) {
             CARRY_TRY(link->turn(link->user));

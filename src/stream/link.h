@@ -1,17 +1,17 @@
 /* Messages between stage 0 and the leader, one end each.
 
    A message is a prelude of 16 bytes (what it is, how long it is), then the bytes: an envelope or a result exactly as
-   envelope.h has them, or one of the link's own, which only say that somebody is there (a pulse, after a NOOP or
+   envelope.h has them, or one of the link's own, which only say that the other end is alive (a pulse, after a NOOP or
    SHUTDOWN), why a message was refused, where a call's time went, and that the link is being closed. Sizes always
    agree, so that damaged bytes are found by the end that decodes them, which can still tell why.
 
    Memory is bounded and allocated when the link is opened: a box for what arrives, and slots for what is on its way.
    Sending does not wait while a slot is free.
 
-   An end that waits for a message sends heartbeats. So an end that has heard nothing for the
-   communicator's deadline knows that the other is gone, and does not first work off what was queued: time counts from
-   the last that was heard, whatever was done since. Where stage 0 and the leader are one rank the two ends are a pair
-   in memory: the same bytes, encoded and decoded, and where stage 0 would wait it is the leader's turn. */
+   An end that waits for a message sends heartbeats. So an end that has received nothing for the
+   communicator's deadline knows that the other is gone, and does not first process queued messages: time counts from
+   the last message that was received, regardless of the work since. If stage 0 and the leader are one rank, the two
+   ends are a pair in memory: the same bytes, encoded and decoded; when stage 0 would wait, the leader runs. */
 #ifndef CARRY_STREAM_LINK_H
 #define CARRY_STREAM_LINK_H
 
@@ -28,7 +28,7 @@ typedef enum carry_message_kind {
     CARRY_MESSAGE_TEXT,    /* carry_text_head, then rows: conditioning for the steps that are left of a call */
     CARRY_MESSAGE_LORA,    /* i64: the LoRA of the next envelope and those after it; 0: none */
     CARRY_MESSAGE_CLOSE,
-    CARRY_MESSAGE_HEARTBEAT, /* of life: nobody receives it */
+    CARRY_MESSAGE_HEARTBEAT, /* sign of life: it is never delivered */
 } carry_message_kind;
 
 typedef struct carry_message {
@@ -37,8 +37,8 @@ typedef struct carry_message {
     size_t size;
 } carry_message;
 
-/* What stage 0 shows of a call and the result has no room for. Both ends are of one build, which the handshake
-   compares: it travels as it is. */
+/* Figures of a call that stage 0 shows and that are not in the result. Both ends are of one build, which the handshake
+   compares: the struct is sent as it is. */
 typedef struct carry_about {
     uint64_t call_id;
     double denoise, recompute, clean; /* seconds */
@@ -66,32 +66,32 @@ carry_status carry_link_open(carry_comm *world, carry_link **made, int peer, con
 /* Two ends of one rank. */
 carry_status carry_link_pair(carry_ctx *ctx, carry_link **stage, carry_link **leader,
                              const carry_link_options *options);
-/* Withdraws what is on its way; waits for nothing. NULL is fine. */
+/* Cancels pending messages and does not wait. NULL is fine. */
 void carry_link_free(carry_link *link);
 
-/* Of a pair: what is done when this end waits and nothing is there. */
+/* Of a pair: called when this end waits and no message is there. */
 void carry_link_set_turn(carry_link *link, carry_status (*turn)(void *user), void *user);
 
 /* A slot to write the next message into, out_most bytes; waits until there is one. Then: send it. */
 carry_status carry_link_slot(carry_link *link, void **room);
 size_t carry_link_capacity(const carry_link *link); /* out_most */
 carry_status carry_link_send(carry_link *link, carry_message_kind kind, size_t bytes);
-/* Both in one, of bytes that are elsewhere; those too many for a slot are left out. */
+/* Both in one, with bytes from elsewhere; those that do not fit a slot are left out. */
 carry_status carry_link_tell(carry_link *link, carry_message_kind kind, const void *bytes, size_t size);
 /* Waits until everything that was sent has arrived. */
 carry_status carry_link_flush(carry_link *link);
 
-/* From now on this end sends no heartbeats while it waits: what comes next is the last. */
+/* From now on this end sends no heartbeats while it waits: the next message is the last. */
 void carry_link_stop_heartbeats(carry_link *link);
 
-/* Moves along what is on its way; *there: a message can be received without waiting. */
+/* Makes progress on pending messages; *there: a message can be received without waiting. */
 carry_status carry_link_poll(carry_link *link, bool *there);
 /* The same, but waits for it up to `seconds`, with heartbeats. */
 carry_status carry_link_wait(carry_link *link, double seconds, bool *there);
 /* Is there a message, and is it of that kind? */
 carry_status carry_link_next_is(carry_link *link, carry_message_kind kind, bool *is_next);
 /* CARRY_ETIMEOUT when the other end has been silent for the deadline, even where messages of it wait to be received;
-   CARRY_EFORMAT when the prelude is none of ours, CARRY_ERANGE when it is too long. */
+   CARRY_EFORMAT if the prelude is invalid, CARRY_ERANGE if the message is too long. */
 carry_status carry_link_receive(carry_link *link, carry_message *message);
 
 #endif

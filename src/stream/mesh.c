@@ -135,7 +135,7 @@ static carry_call call_of(const carry_envelope *e) {
         .group = "mesh", .call_id = e->call_id, .chunk_index = e->chunk_index, .cache_epoch = e->cache_epoch};
 }
 
-/* What workers get before an envelope. */
+/* Sent to the workers before an envelope. */
 typedef struct notice {
     uint64_t size;
     int64_t lora;
@@ -181,7 +181,7 @@ static carry_status check_sizes(const carry_mesh *mesh, const carry_envelope *e)
     return CARRY_OK;
 }
 
-/* The mesh knows where it is: what the flags of the envelope make of that must be where the envelope says. */
+/* The mesh tracks its position: after the flags of the envelope are applied, it must equal the envelope's. */
 static carry_status check_position(carry_mesh *mesh, const carry_envelope *e, bool is_new_epoch) {
     carry_ctx *ctx = mesh->ctx;
     if (mesh->position < 0 && !(e->init_cache && e->reset_cross_cache)) {
@@ -218,7 +218,7 @@ static carry_status validate(carry_mesh *mesh, carry_envelope *e, const void *by
     return check_position(mesh, e, before.any && e->cache_epoch != before.cache_epoch);
 }
 
-/* Nobody is left waiting: the mesh is sent home, then stage 0 is told. The message stays in the context. */
+/* Shuts the mesh down, so that no rank waits, then sends the refusal to stage 0. The message stays in the context. */
 static carry_status refuse(carry_mesh *mesh, carry_link *link, carry_status status, const carry_envelope *e) {
     const carry_call call = call_of(e);
     char why[512];
@@ -243,7 +243,7 @@ static carry_status refuse(carry_mesh *mesh, carry_link *link, carry_status stat
     return carry_fail(mesh->ctx, status, "%s", why);
 }
 
-/* A call that failed on the way: every rank of the mesh fails with it or is told, and so is stage 0. */
+/* A call that failed on the way: every rank of the mesh fails with it or is notified, and so is stage 0. */
 static carry_status give_up(carry_mesh *mesh, carry_link *link, carry_status status, const carry_envelope *e) {
     const carry_call call = call_of(e);
     char why[512];

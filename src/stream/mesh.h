@@ -1,9 +1,9 @@
 /* Stage 1: the leader, who takes envelopes from stage 0, and the ranks that generate with it.
 
    The leader receives and validates everything before the first broadcast: bytes, order, position, sizes against what
-   the handshake agreed on. What it refuses it answers with SHUTDOWN to the mesh, so that nobody waits, and a refusal to
-   stage 0 that says why. Workers get an envelope by two broadcasts, its size (with the number of the LoRA) and its
-   bytes, and decide nothing.
+   the handshake agreed on. If it refuses an envelope, it sends SHUTDOWN to the mesh, so that no rank waits, and a
+   refusal to stage 0 that says why. Workers get an envelope by two broadcasts, its size (with the number of the LoRA)
+   and its bytes, and decide nothing.
 
    A prompt that comes while a chunk is denoised is a message of its own, behind the envelope: the leader looks for one
    before every step and after the last, and broadcasts its size (0: no prompt), so that every rank uses it from the

@@ -110,7 +110,7 @@ static double select_at(double *values, int64_t count, int64_t k) {
     return values[k];
 }
 
-/* Of the numbers among them; NaN when there are none. */
+/* Of the values that are not NaN; NaN if all are. */
 static double median(double *scratch, const double *values, int64_t count) {
     int64_t numbers = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -134,7 +134,7 @@ static double median(double *scratch, const double *values, int64_t count) {
 
 void carry_overlap_read(const carry_overlap *overlap, carry_overlap_summary *summary) {
     const int64_t kept = overlap->added < CARRY_OVERLAP_KEPT ? overlap->added : CARRY_OVERLAP_KEPT;
-    double *scratch = ((carry_overlap *)(uintptr_t)overlap)->scratch; /* no part of what is told */
+    double *scratch = ((carry_overlap *)(uintptr_t)overlap)->scratch; /* not part of the result */
     double middle[COLUMNS];
     for (int column = 0; column < COLUMNS; column++) {
         middle[column] = median(scratch, overlap->kept[column], kept);

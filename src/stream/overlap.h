@@ -20,7 +20,7 @@
 typedef struct carry_chunk_times {
     uint64_t chunk_index, cache_epoch;
     double stage0, stage1;            /* work of each stage */
-    double decode, encode, build;     /* of stage 0: what it consists of */
+    double decode, encode, build;     /* parts of stage0 */
     double denoise, recompute, clean; /* of stage 1 */
     double idle;                      /* of the mesh before this chunk */
     double period;                    /* from the end of the chunk before at stage 0, less waits for a pace */
@@ -33,7 +33,7 @@ carry_status carry_overlap_new(carry_ctx *ctx, carry_overlap **made, int depth);
 void carry_overlap_free(carry_overlap *overlap);
 void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *times);
 double carry_overlap_hidden(const carry_chunk_times *times); /* seconds; NaN without a period */
-void carry_overlap_restart(carry_overlap *overlap);          /* after a pause or a cut the next period is none */
+void carry_overlap_restart(carry_overlap *overlap); /* after a pause or a cut: the next period is not counted */
 
 typedef struct carry_overlap_summary {
     int64_t chunks, counted;             /* counted: after the warm-up */

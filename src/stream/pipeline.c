@@ -15,7 +15,7 @@
 #define CHANNELS 16      /* of latents: the contract's */
 #define LONGEST 86400.0  /* seconds that a stage may be slowed by */
 
-/* What this rank has of the pipeline. */
+/* This rank's part of the pipeline. */
 typedef struct part {
     carry_ctx *ctx;
     const carry_pipeline_options *options;
@@ -214,7 +214,8 @@ static carry_status open_part(part *p) {
         p->stage->figures.mesh_ranks = p->mesh_ranks;
     }
     if (p->options->text_encoder != NULL && p->options->device != 0) {
-        CARRY_TRY(carry_barrier(p->groups.world)); /* generators have their memory: what is free now stays free */
+        CARRY_TRY(
+            carry_barrier(p->groups.world)); /* all generators have allocated: memory that is free now stays free */
     }
     return p->is_stage ? carry_stage_open_text(p->stage) : CARRY_OK;
 }
@@ -246,8 +247,8 @@ static carry_status run_part(part *p) {
     return carry_stage_run(p->stage);
 }
 
-/* Rule 7 and 8, once everything has been loaded. What is not in the handshake's own fields but changes what is
-   computed is its word. */
+/* Rule 7 and 8, once everything has been loaded. Options that change the result and have no field in
+   the handshake are in its `build`. */
 static carry_status shake_hands(part *p) {
     const carry_pipeline_options *o = p->options;
     char build[64];
@@ -262,7 +263,7 @@ static carry_status shake_hands(part *p) {
             {.height = o->height / 8, .width = o->width / 8, .chunk = o->chunk, .window = o->window, .sink = o->sink},
         .depth = o->depth,
         .build = build,
-        .has_weights = p->is_mesh && p->mesh_ranks > 1, /* alone there is nobody to compare with */
+        .has_weights = p->is_mesh && p->mesh_ranks > 1, /* a single rank has no other to compare with */
         .weights = p->is_mesh && p->mesh_ranks > 1 ? carry_dit_common_fingerprint(p->dit) : 0,
     };
     return carry_handshake_run(p->groups.world, &mine);

@@ -82,7 +82,7 @@ void carry_pipeline_end(carry_pipeline_groups *groups); /* frees the mesh's comm
 carry_status carry_pipeline_mesh(const carry_pipeline_groups *groups, carry_comm **mesh);
 carry_status carry_pipeline_world(const carry_pipeline_groups *groups, carry_comm **world);
 
-/* CARRY_EARGUMENT or CARRY_ESHAPE with what is wrong and what would do; before any rank has started. ranks: of the
+/* CARRY_EARGUMENT or CARRY_ESHAPE with what is wrong and what is accepted; before any rank has started. ranks: of the
    world. *config: the model's. */
 carry_status carry_pipeline_check(carry_ctx *ctx, const carry_pipeline_options *options, carry_dit_config *config,
                                   int ranks);

@@ -112,7 +112,7 @@ carry_status carry_stage_open_text(carry_stage *s) {
     return carry_conditioning_new(s->ctx, &s->conditioning, s->config.text_len, s->config.text_dim, s->prompts);
 }
 
-/* How many chunks the stages can have between them at once: what the period is predicted by. */
+/* The number of chunks that the stages can work on at once, from which the period is predicted. */
 static int batches(const carry_stage *s, bool is_apart) {
     const int depth = s->options->depth;
     if (!is_apart) {
@@ -211,7 +211,7 @@ static bool is_finite(const carry_tensor *latents, int64_t count) {
     return true;
 }
 
-/* Rule 3: what a result must be to be shown. */
+/* Rule 3: the conditions for showing a result. */
 static carry_status check_result(carry_stage *s, const carry_result *r, const carry_flight *f) {
     carry_ctx *ctx = s->ctx;
     if (r->call_id != f->call_id || r->chunk_index != f->chunk_index || r->cache_epoch != f->cache_epoch) {
@@ -316,7 +316,7 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     return status == CARRY_OK ? CARRY_OK : carry_call_fail(s->ctx, status, &call);
 }
 
-/* Paused: the mesh is told at intervals that stage 0 is there, before it could miss it, and answers. */
+/* Paused: stage 0 sends a NOOP at intervals below the deadline, so that the mesh knows it is alive, and it answers. */
 static carry_status wait_paused(carry_stage *s) {
     if (!s->figures.paused) {
         carry_stage_tell(s, "paused");

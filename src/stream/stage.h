@@ -12,8 +12,8 @@
    steps that are left, at least the last. So the first chunk that is finished after a change shows it.
 
    A hard cut (asked for, or because positions run out) begins an epoch: the decoder forgets, the context is empty, and
-   results of older epochs are dropped as they come and counted. Where positions run out nobody asked for a cut: what is
-   under way is shown first, and nothing is dropped. */
+   results of older epochs are dropped as they come and counted. If positions run out, no user asked for a cut: chunks
+   under way are shown first, and nothing is dropped. */
 #ifndef CARRY_STREAM_STAGE_H
 #define CARRY_STREAM_STAGE_H
 
@@ -70,7 +70,7 @@ typedef struct carry_stage {
     carry_overlap *overlap;
     carry_control_state state;
 
-    /* What the next envelope is. */
+    /* The next envelope. */
     uint64_t call_id, chunk_index, epoch, cuts_seen, prompts_sent;
     uint64_t texts, texts_known; /* conditionings sent; that the mesh has used */
     double changed_seen;         /* carry_controls_prompts_changed when the prompts were last looked at */
@@ -104,7 +104,7 @@ typedef struct carry_stage {
     float *encoded; /* and its latents */
     float *first;   /* the first frame of a chunk, to be encoded again */
 
-    /* What is shown. */
+    /* The figures and times of shown frames. */
     carry_stream_figures figures;
     double began, built, last_shown, last_sent;
     double due;    /* when the next frame may be shown */

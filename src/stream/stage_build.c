@@ -1,4 +1,4 @@
-/* Envelopes of stage 0: what the next chunk is asked to be. */
+/* Envelopes of stage 0: the request for the next chunk. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,13 +27,13 @@ bool carry_stage_may_send(const carry_stage *s) {
         return false;
     }
     if (s->unanswered >= (o->depth > 2 ? o->depth - 1 : 1)) {
-        return false; /* what is sent early has an older prompt */
+        return false; /* an envelope that is sent early has an older prompt */
     }
     if (has_no_positions(s) && s->under_way > 0) {
-        return false; /* the cut that comes would make good chunks stale */
+        return false; /* the cut that follows would make chunks under way stale */
     }
     if (s->input_codec != NULL && s->under_way > 0 && !carry_stage_input_is_ready(s)) {
-        return false; /* what is under way is shown meanwhile */
+        return false; /* chunks under way are shown meanwhile */
     }
     if (o->recompute == CARRY_RECOMPUTE_OFF || s->chunk_of == 0) {
         return true;
@@ -78,7 +78,7 @@ void carry_stage_cut(carry_stage *s, bool is_asked) {
     char text[CARRY_CALL_TEXT];
     s->figures.cuts++;
     if (s->is_cut || s->is_first) {
-        return; /* nothing has been asked for since the last one: the epoch is as new as it can be */
+        return; /* no chunk was sent since the last cut: the epoch is still new */
     }
     s->epoch++;
     s->start = s->chunk_of = s->known = s->anchors = 0;

@@ -129,8 +129,8 @@ carry_status carry_stage_read(carry_stage *s) {
     return CARRY_OK;
 }
 
-/* What a chunk starts as is known before it is sent but for the seed: some milliseconds that the mesh would wait for.
- */
+/* Makes the initial noise of a chunk before it is sent; only the seed may still change. The mesh would otherwise wait
+   some milliseconds for it. */
 carry_status carry_stage_prepare(carry_stage *s) {
     if (s->has_noise && s->noise_of == s->chunk_index && s->noise_seed == s->state.seed) {
         return CARRY_OK;

@@ -1,4 +1,4 @@
-/* Prompts of stage 0 on their way to a frame: taken as late as can be, and timed. */
+/* Prompts of stage 0 on their way to a frame: read as late as possible, and timed. */
 #include <math.h>
 #include <string.h>
 

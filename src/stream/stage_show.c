@@ -25,7 +25,7 @@ static carry_status keep_pace(carry_stage *s, int64_t frames, int64_t left, doub
         return CARRY_OK;
     }
     const double start = carry_seconds();
-    s->due = s->due > start - 1.0 ? s->due : start; /* what was missed is not made up for in a rush */
+    s->due = s->due > start - 1.0 ? s->due : start; /* after a delay, frames are not shown faster to catch up */
     for (double wait = s->due - start; wait > 0.0 && !(s->hooks->stop != NULL && s->hooks->stop());
          wait = s->due - carry_seconds()) {
         CARRY_TRY(carry_stage_late(s));
@@ -67,7 +67,7 @@ static void take_frame(carry_stage *s, const carry_result *result, int64_t frame
     }
 }
 
-/* Latent frame by latent frame, so that what is on its way moves along in between. */
+/* One latent frame at a time, so that pending messages make progress in between. */
 static carry_status decode(carry_stage *s, const carry_flight *flight, const carry_result *result,
                            const carry_about *about, carry_chunk_times *times, int64_t *shown) {
     const carry_pipeline_options *o = s->options;

@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "core/file.h"
 
-#define WORD 40 /* bytes shown of one; longer ones are cut, and known to nobody */
+#define WORD 40 /* bytes shown of one; longer ones are cut, and always unknown */
 
 carry_status carry_vocabulary_read(carry_ctx *ctx, char words[CARRY_VOCABULARY], const char *folder) {
     char path[CARRY_FILE_PATH];

@@ -16,7 +16,7 @@ from . import _structs as s
 if TYPE_CHECKING:
     import torch
 
-    # What the public functions take and give: all of one kind. Inside, where the kind is asked at run time, it is Any.
+    # Arguments and results of the public functions: all of one kind. Inside, the kind is known at run time only: Any.
     Array = TypeVar("Array", np.ndarray[Any, Any], torch.Tensor)
 else:
     Array = TypeVar("Array")

@@ -67,7 +67,7 @@ class Context:
     def __init__(self, threads: int, wisdom: bytes | None = None) -> None:
         self.asked_threads = threads
         self.devices: set[int] = set()  # GPUs that calls may use
-        self.streams: dict[int, int] = {}  # of those devices, as the library was told
+        self.streams: dict[int, int] = {}  # the stream that the library uses on each device
         self.prepared: dict[Any, Any] = {}  # calls with plans of this context (_rule.Prepared)
         self.handle = ctypes.c_void_p()
         self.plans: OrderedDict[Any, Plan] = OrderedDict()
@@ -175,7 +175,7 @@ def get_threads() -> int:
 
 
 def _forget_after_fork() -> None:
-    """A child has none of its parent's worker threads: freeing a context would wait for them for ever."""
+    """A child does not have its parent's worker threads: freeing a context would wait for them for ever."""
     global _local
     for context in list(_all):
         context.finalizer.detach()

@@ -77,7 +77,7 @@ _PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_render_free": (None, [c_void_p]),
 }
 
-# What the caller can put right by giving something else.
+# Errors that the caller can correct with other arguments.
 _VALUE_ERRORS = {"EARGUMENT", "ESHAPE", "EDTYPE", "ESTRIDE", "EALIGN", "ESIZE", "ENOTFOUND", "EFORMAT"}
 
 
@@ -115,7 +115,7 @@ def _declare(library: ctypes.CDLL, path: str) -> None:
 
 
 def load() -> ctypes.CDLL:
-    """The library, checked and declared. ImportError says in one error message why there is none."""
+    """The library, checked and declared. ImportError says in one error message why it cannot be used."""
     library, path = _find()
     try:
         version = library.carry_version

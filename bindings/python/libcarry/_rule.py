@@ -18,7 +18,7 @@ from ._library import lib
 
 
 class Inputs(NamedTuple):
-    """q, k: [B, T, H, K]; v: [B, T, HV, V]; beta: [B, T, HV]; g: [B, T, HV] or [B, T, HV, K]; what is absent is None."""
+    """q, k: [B, T, H, K]; v: [B, T, HV, V]; beta: [B, T, HV]; g: [B, T, HV] or [B, T, HV, K]; None: absent."""
 
     q: Any
     k: Any

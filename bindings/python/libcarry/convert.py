@@ -61,7 +61,7 @@ def is_t5(names):
 
 
 def t5_name(name):
-    """transformers' name of a tensor of Wan's text encoder; ValueError: it has none."""
+    """transformers' name of a tensor of Wan's text encoder; ValueError: unknown name."""
     for here, there in _T5:
         if re.fullmatch(here, name):
             return re.sub(here, there, name)

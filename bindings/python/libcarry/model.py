@@ -25,7 +25,7 @@ from ._values import device_number, dtype_number, id_list, token_array
 from .tokenizer import Tokenizer
 
 
-# What a folder of transformers has beside its weights and configuration.
+# Files of a transformers folder beside its weights and configuration.
 _BESIDE = (
     "tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
     "vocab.json", "vocab.txt", "merges.txt", "chat_template.jinja", "chat_template.json", "generation_config.json",

@@ -134,7 +134,7 @@ def test_signatures_are_flash_linear_attention_s(name):
     try:
         theirs = getattr(importlib.import_module(_FUNCTIONS[name][0]), name)
     except (ImportError, RuntimeError) as error:
-        pytest.skip(f"flash-linear-attention is not here: {error}")
+        pytest.skip(f"flash-linear-attention is not installed: {error}")
     positional = inspect.Parameter.POSITIONAL_OR_KEYWORD
     wanted = [(p.name, p.default) for p in inspect.signature(theirs).parameters.values() if p.kind is positional]
     ours = [

@@ -1,11 +1,11 @@
-/* What the two files of carry climb share. */
+/* Shared by the two files of carry climb. */
 #ifndef CARRY_CLI_CLIMB_H
 #define CARRY_CLI_CLIMB_H
 
 #include "cli/cli.h"
 #include "lab/climb/climb_tune.h"
 
-/* cmd_climb_tune.c: climb tune PROBLEM; the exit code. options' stop and told are set there. */
+/* cmd_climb_tune.c: climb tune PROBLEM; the exit code. It sets the callbacks in options. */
 int cli_climb_tune(carry_ctx *ctx, const char *problem, const carry_tune_options *options, bool json);
 
 #endif

@@ -8,7 +8,7 @@ typedef struct action {
     const char *name;
     bool takes_many; /* words, else exactly `takes` */
     int takes;
-    const char *missing; /* what to say when there are none */
+    const char *missing; /* the message if no words are given */
     bool takes_broken;   /* works on a library with pages that cannot be read */
     int (*run)(cli_cards_session *d, int count, char **words);
 } action;

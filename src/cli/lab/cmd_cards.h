@@ -1,4 +1,4 @@
-/* What the files of carry cards share: their common state, and printing a page. */
+/* Shared by the files of carry cards: their common state, and printing a page. */
 #ifndef CARRY_CLI_CMD_CARDS_H
 #define CARRY_CLI_CMD_CARDS_H
 

@@ -32,7 +32,7 @@ typedef struct action {
     int (*run)(const job_options *o, int64_t id);
 } action;
 
-/* What the line about a job that is waited for shows; carry_job_wait knows nothing of terminals. */
+/* The state of the line about a job that is waited for; carry_job_wait knows nothing of terminals. */
 static struct {
     const carry_job *job;
     double started, drawn;
@@ -54,7 +54,7 @@ static bool has_taken(const carry_job *job) {
     return job->started > 0.0 && job->ended >= job->started;
 }
 
-/* Times: submitted in seconds since 1970; what is not known yet is null. */
+/* Times: submitted in seconds since 1970; times not known yet are null. */
 static void print_json(const carry_job *job) {
     cli_json_open();
     cli_json_integer("id", job->id);
@@ -84,7 +84,7 @@ static const char *code_text(char text[16], const carry_job *job) {
     return text;
 }
 
-/* The end is the time of a file, which goes by ticks of some milliseconds. */
+/* The end is the time of a file, which has a resolution of some milliseconds. */
 static const char *took_text(char text[32], const carry_job *job) {
     const bool taken = has_taken(job);
     (void)snprintf(text, 32, "%s", taken ? "<10 ms" : "-");

@@ -118,7 +118,7 @@ static int refuse_output(const char *path) {
     return CLI_DONE;
 }
 
-/* The store is opened, and the run begun, before the verb runs: what is wrong with it shows before any work. */
+/* The store is opened, and the run begun, before the verb runs: its errors are reported before any work. */
 static carry_status begin(session *s) {
     CARRY_TRY(carry_recorder_new(s->ctx, &s->recorder, s->asked->events));
     if (s->asked->no_store) {
@@ -131,7 +131,7 @@ static carry_status begin(session *s) {
                                                 .command = s->asked->command});
 }
 
-/* A profile without kernels is a profile: why it has none is said when the verb has not been refused. */
+/* Missing GPU activity is not an error: the reason is printed later, unless the verb is refused. */
 static void start_gpu(session *s) {
     if (carry_activity_start(s->ctx, &s->gpu, s->asked->events) != CARRY_OK) {
         (void)snprintf(s->without_gpu, sizeof s->without_gpu, "%s", carry_ctx_error(s->ctx));
@@ -367,7 +367,7 @@ static int run_options(profile_options *given, int count, char **arguments) {
     (void)cli_command(given->command, sizeof given->command, name, count, arguments);
     split(given, count, arguments);
     bool json = given->common.json;
-    if (given->diff || given->verb == NULL) { /* nobody else parses the rest */
+    if (given->diff || given->verb == NULL) { /* no verb parses the rest */
         given->own_count = count;
         memcpy(given->own, arguments, (size_t)count * sizeof *arguments);
     }

@@ -16,7 +16,7 @@
 
 #define MOST_COMMAND 2048
 
-/* What was asked for, the same for every rank. */
+/* The parsed command line, the same for every rank. */
 typedef struct run_options {
     cli_common common;
     const char *path, *stage, *store, *name, *resumed, *wikitext;
@@ -34,7 +34,7 @@ typedef struct show {
     carry_experiment *experiment;
     carry_progress bar;
     const char *heading; /* the problem whose rows are being printed */
-    char reason[256];    /* why nothing of it was measured, once said */
+    char reason[256];    /* why nothing of it was measured, once printed */
     char note[CARRY_COLLECTIVE_NOTE];
 } show;
 
@@ -123,7 +123,7 @@ static void measured(void *user, const carry_outcome *o) {
         print_note(s, o);
     }
     if (o->reason[0] != '\0' && strcmp(o->reason, s->reason) == 0) {
-        return; /* said once for the whole problem */
+        return; /* printed once for the whole problem */
     }
     char time[32];
     if (o->reason[0] != '\0') {
@@ -262,7 +262,7 @@ static carry_status measure(show *s, const carry_experiment_options *options, ca
     return status == CARRY_OK ? carry_experiment_judge(s->experiment, decision, options) : status;
 }
 
-/* From the first figure to the decision; what was stored stays stored whatever happens. */
+/* From the first figure to the decision; results that were stored stay stored in any case. */
 static carry_status measure_and_judge(show *s, carry_experiment_options *options, int *code) {
     carry_decision decision = CARRY_INCOMPLETE;
     const carry_status status = measure(s, options, &decision);

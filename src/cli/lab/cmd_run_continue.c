@@ -26,7 +26,7 @@ static carry_status find_run(carry_ctx *ctx, carry_run **run, carry_experiment_o
                             (long long)(*run)->id, MOST_SPEC);
 }
 
-/* Rank 0's text for all ranks; what the others give does not matter. */
+/* Rank 0's text for all ranks; the arguments of the others are ignored. */
 static carry_status share_text(carry_comm *comm, char **text, const char *own) {
     const bool is_first = carry_comm_rank(comm) == 0;
     uint64_t length = is_first ? strlen(own) : 0;

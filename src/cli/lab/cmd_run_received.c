@@ -1,4 +1,4 @@
-/* What ranks receive against how many there are. */
+/* Bytes received per rank, by the number of ranks. */
 #include <ctype.h>
 #include <string.h>
 

@@ -270,7 +270,7 @@ static int delete_runs(cli_runs_options *given) {
     return CLI_DONE;
 }
 
-/* What would be without effect is a mistake: an option of another word, a run where none is asked for. */
+/* Refuses arguments without effect: an option of another word, a run where none is expected. */
 static int refuse_idle(const cli_runs_options *given) {
     const struct {
         bool given;

@@ -1,4 +1,4 @@
-/* What the files of carry runs share. */
+/* Shared by the files of carry runs. */
 #ifndef CARRY_CLI_CMD_RUNS_H
 #define CARRY_CLI_CMD_RUNS_H
 
@@ -16,7 +16,7 @@ typedef struct cli_runs_options {
     char **word;
 } cli_runs_options;
 
-/* A run by what was typed. False after a message. */
+/* The run that was named on the command line. False after a message. */
 bool cli_runs_load(const cli_runs_options *given, carry_run **run, const char *text);
 
 int cli_runs_compare(cli_runs_options *given);

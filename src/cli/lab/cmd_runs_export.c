@@ -96,7 +96,7 @@ static int export_events(const cli_runs_options *given) {
     return code;
 }
 
-/* What stood there stays until the whole of the new file is there. */
+/* An existing file is replaced only when the new one is complete. */
 int cli_runs_export(cli_runs_options *given) {
     if (given->words < 2) {
         return cli_refuse("runs export needs a run: a number, a name, or last");

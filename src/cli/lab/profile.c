@@ -97,7 +97,7 @@ static void print_kernel_json(const carry_hotspots *h, const carry_hotspot *kern
     cli_json_close();
 }
 
-/* Of one step of the window: what the GPU did, and for how much of the time. */
+/* Of one step of the window: the GPU's activity, and its share of the time. */
 static void print_step(const carry_hotspots *h) {
     char text[32];
     if (h->gpu_span > 0.0 && h->gpus == 1) {
@@ -176,7 +176,7 @@ void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json
     }
     int left_out = 0;
     for (int i = 0; i < hotspots->count; i++) {
-        if (i >= top && !(hotspots->spot[i].tokens > 0.0)) { /* where there are tokens, their rate is always told */
+        if (i >= top && !(hotspots->spot[i].tokens > 0.0)) { /* spots with tokens are always shown, for their rate */
             left_out++;
         } else if (json) {
             print_json(hotspots, &hotspots->spot[i], true);

@@ -1,4 +1,4 @@
-/* What carry profile prints. */
+/* The output of carry profile. */
 #ifndef CARRY_CLI_PROFILE_H
 #define CARRY_CLI_PROFILE_H
 

@@ -1,5 +1,5 @@
-/* What the state that enters a rank adds to its outputs: o += R S, where R is what the tokens' queries see of the
-   identity. A product for every head: [tokens, K] by [K, V].
+/* Adds the effect of the state that enters a rank to its outputs: o += R S, where R is the output of the tokens'
+   queries for the identity as the state. A product for every head: [tokens, K] by [K, V].
 
    bf16 with K up to 128, K a multiple of 16 and V even: on tensor cores by mma.sync, S as two numbers of bf16 (its
    first 16 bits) in shared memory, for 512 tokens a block. All else in f32, tiles of 64 tokens by 64 columns. */

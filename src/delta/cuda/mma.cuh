@@ -145,7 +145,7 @@ template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
     }
 }
 
-/* What is made of a chunk before the state comes to it. T is the inverse of I + A beta of diagonal blocks, U that of
+/* Results for a chunk that do not depend on the state. T is the inverse of I + A beta of diagonal blocks, U that of
    I + beta A, both without the identity. norms are 1 / |k| and 1 / |q|, or 1. */
 struct prepared {
     alignas(16) uint16_t A[C * LC];

@@ -1,4 +1,4 @@
-/* What a warp does with its 16 columns of a state (tiles.cuh): results are [16, 64], tokens across. */
+/* Operations of a warp on its 16 columns of a state (tiles.cuh): results are [16, 64], tokens across. */
 #ifndef CARRY_DELTA_MMA_WALK_CUH
 #define CARRY_DELTA_MMA_WALK_CUH
 

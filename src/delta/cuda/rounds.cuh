@@ -24,7 +24,7 @@ struct cut {
     }
 };
 
-/* What lies in a workspace; the same lines count it and carve it. */
+/* The parts of a workspace; the same code computes its size and divides it. */
 struct layout {
     int64_t *borders;
     float *part_q, *part_k, *part_beta, *part_g, *kept;
@@ -112,8 +112,8 @@ void consider(const planned &by, way *best, const cut &c, int64_t sequences, boo
     }
 }
 
-/* Pieces of 64, 128, 192, 256, 384, 512, ... tokens and of all; whatever the length, the same ones, so that a sequence
-   has room where a longer one has. */
+/* Pieces of 64, 128, 192, 256, 384, 512, ... tokens and of all; the same ones for every length, so that a sequence
+   fits where a longer one fits. */
 void consider_pieces(const planned &by, way *best, cut c, int64_t sequences, bool keep, size_t most) {
     for (int64_t two = CARRY_DELTA_KEEP; two < c.tokens && two <= INT64_MAX / 4; two *= 2) {
         for (int64_t piece = two; piece < 2 * two && piece < c.tokens; piece += two / 2) {
@@ -143,7 +143,7 @@ way way_of(const planned &by, int64_t sequences, int64_t tokens, bool keep, size
             c.heads = (c.heads + 1) / 2;
         }
     }
-    c.again = keep; /* one head of one sequence has no room: whatever it costs */
+    c.again = keep; /* one head of one sequence does not fit: at any cost */
     for (c.most_blocks = 64; best.bytes > most && c.most_blocks > 0; c.most_blocks /= 4) {
         consider_pieces(by, &best, c, sequences, keep, most);
     }

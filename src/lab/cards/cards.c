@@ -56,7 +56,7 @@ static carry_status read_text(carry_ctx *ctx, const char **text, const carry_yam
     return is_plain(*text) ? CARRY_OK : carry_yaml_fail(ctx, node, path, "a text has a control character");
 }
 
-/* The length of the UTF-8 character at `at`, 0 when it is none. */
+/* The length of the UTF-8 character at `at`, 0 if it is invalid. */
 static size_t character_length(const unsigned char *at) {
     size_t length = at[0] < 0x80 ? 1 : at[0] < 0xc2 ? 0 : at[0] < 0xe0 ? 2 : at[0] < 0xf0 ? 3 : at[0] < 0xf5 ? 4 : 0;
     for (size_t i = 1; i < length; i++) {
@@ -255,7 +255,7 @@ static carry_status locate(carry_ctx *ctx, char path[PATH_LIMIT], const char *fo
     }
     char here[PATH_LIMIT - 600];
     if (getcwd(here, sizeof here) == NULL) {
-        return carry_fail(ctx, CARRY_EIO, "the working folder cannot be told: %s", strerror(errno));
+        return carry_fail(ctx, CARRY_EIO, "the current folder cannot be determined: %s", strerror(errno));
     }
     for (;;) {
         (void)snprintf(path, PATH_LIMIT, "%s/library", strcmp(here, "/") == 0 ? "" : here);

@@ -10,7 +10,7 @@
    tier: 1 fetched (an abstract or an index was read), 2 converted (the text itself was at hand), 3 condensed (its
    argument was followed, and it is used here). priority: 1 read it, 2 useful, 3 background. needs: the cards to read
    before this one. also: other names that stand for the card's id. A figure's source is a file of the project
-   (docs/results/NAME.md, an exported run) or the id of one of the finding's cards, and the value stands there
+   (docs/results/NAME.md, an exported run) or the id of one of the finding's cards, and contains the value
    literally. */
 #ifndef CARRY_LAB_CARDS_H
 #define CARRY_LAB_CARDS_H
@@ -29,7 +29,7 @@ typedef enum carry_page_kind {
     CARRY_PAGE_KINDS
 } carry_page_kind;
 
-/* What the parts of an item are; those that were not given are NULL. */
+/* Indices of the parts of an item; those that were not given are NULL. */
 enum {
     CARRY_ITEM_ID = 0, /* of a list of ids, and of a topic's cards */
     CARRY_ITEM_PRIORITY = 1,
@@ -84,20 +84,20 @@ typedef struct carry_library {
 const char *carry_page_kind_name(carry_page_kind kind);
 const char *carry_page_folder(carry_page_kind kind);
 
-/* folder NULL: library/ in the nearest folder upwards that has one. Pages that cannot be read are left out and said in
-   problem; CARRY_ENOTFOUND when there is not a library. */
+/* folder NULL: library/ in the nearest folder upwards that has one. Pages that cannot be read are left out and named in
+   problem; CARRY_ENOTFOUND if there is no library. */
 carry_status carry_library_open(carry_ctx *ctx, carry_library **library, const char *folder);
 void carry_library_close(carry_library *library);
 /* The page of this id, else the card that has it among its other names (also), else NULL. */
 const carry_page *carry_library_page(const carry_library *library, const char *id);
 
-/* One page from memory; path is what messages call it. CARRY_EFORMAT and the like, with a place, when it is none.
-   Unknown and missing keys are let through: carry_library_check names them. */
+/* One page from memory; path is what messages call it. CARRY_EFORMAT and the like, with a place, if it is not a page.
+   Unknown and missing keys are accepted: carry_library_check names them. */
 carry_status carry_page_parse(carry_ctx *ctx, carry_page *page, carry_page_kind kind, const char *path,
                               const char *text, size_t length);
 void carry_page_clear(carry_page *page);
 
-/* Every rule on every page; what is wrong is added to problem. The names and meanings of the rules: */
+/* Checks every rule on every page; violations are added to problem. The names and meanings of the rules: */
 typedef struct carry_library_rule {
     const char *name, *about;
 } carry_library_rule;

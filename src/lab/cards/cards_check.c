@@ -1,5 +1,5 @@
-/* What can be wrong with a library, each thing with its place. A figure of a finding must stand, as it is written, in
-   the file or the card that it names: a figure that was mistyped, or whose source was measured again, is found. */
+/* Checks of a library; every problem is reported with its place. The file or card that a figure of a finding names must
+   contain the figure as it is written: a figure that was mistyped, or whose source was measured again, is found. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
 /* Figures of a card that cite a file of the project. In the figure of an actionable, the part between two semicolons
-   that names docs/results/NAME.md cites it: each number of that part before the name must stand in the file, as for
+   that names docs/results/NAME.md cites it: the file must contain each number of that part before the name, as for
    the figures of a finding. Numbers that are the tail of a word (H200, t4096) are names. */
 #include <ctype.h>
 #include <stdio.h>

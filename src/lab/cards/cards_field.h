@@ -9,7 +9,7 @@ typedef struct carry_field {
     size_t offset; /* in carry_page: of a const char *, or of a carry_page_list */
     bool is_list, needed;
     const char *parts[CARRY_ITEM_PARTS + 1]; /* keys of an entry; none: an entry is a word */
-    int parts_needed;                        /* the first so many must be there, else check complains */
+    int parts_needed;                        /* the number of first parts that must be present: else check reports it */
 } carry_field;
 
 /* Those of a kind; key NULL at the end. */

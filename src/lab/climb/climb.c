@@ -113,7 +113,7 @@ static carry_status find_log(carry_climb *climb) {
     return CARRY_OK;
 }
 
-/* A log that git ignores could not be committed with what it tells of. */
+/* A log that git ignores could not be committed with the changes that it describes. */
 static carry_status refuse_ignored(carry_climb *climb) {
     int code;
     climb_git_call call = {.folder = climb->root, .words = {"check-ignore", "-q", "--", climb->relative}};
@@ -161,7 +161,7 @@ carry_status climb_reload(carry_climb *climb) {
     return status;
 }
 
-/* Readers finish what a killed climb left too, unless another climb is at it or this place cannot be written. */
+/* Readers finish what a killed climb left too, unless another climb is running or the folder cannot be written. */
 static void recover_for_reading(carry_climb *climb) {
     if (take_lock(climb) == CARRY_OK) {
         (void)climb_recover(climb);

@@ -27,7 +27,7 @@ typedef struct carry_climb_options {
     bool writes;        /* start, try, loop: one at a time, and what an interrupted one left is finished */
     double seconds;     /* for each build, test or profile run; 0: 3600 */
     bool (*stop)(void); /* NULL: never */
-    void (*tell)(void *user, const char *line); /* what is going on; NULL: nothing is told */
+    void (*tell)(void *user, const char *line); /* progress messages; NULL: none */
     void *user;
 } carry_climb_options;
 
@@ -35,7 +35,7 @@ typedef struct carry_climb_options {
  */
 carry_status carry_climb_open(carry_ctx *ctx, carry_climb **climb, const carry_climb_options *options);
 void carry_climb_close(carry_climb *climb);
-/* CARRY_ENOTFOUND with an error message when there is none yet. */
+/* CARRY_ENOTFOUND with an error message if the log does not exist yet. */
 carry_status carry_climb_log_of(carry_climb *climb, const carry_climb_log **log);
 const char *carry_climb_path(const carry_climb *climb); /* of the log */
 
@@ -55,18 +55,18 @@ typedef struct carry_climb_attempt {
     double threshold; /* percent */
     int64_t repeats;
     bool trust_baseline; /* do not measure the best again */
-    const char *tree;    /* what must be judged, else it is refused; NULL: whatever is there */
-    const char *job;     /* what the entry calls the job it runs in; NULL: none, or Slurm's by its environment */
+    const char *tree;    /* the tree to judge, any other is refused; NULL: the current one */
+    const char *job;     /* the name of the job in the entry; NULL: none, or Slurm's from the environment */
     const char *command; /* as typed */
 } carry_climb_attempt;
 
 typedef struct carry_climb_outcome {
     int entry; /* its number */
     bool kept;
-    char *output; /* the end of what the tests or the build said, when they failed; else NULL. The caller frees */
+    char *output; /* the end of the output of the tests or the build if they failed; else NULL. The caller frees */
 } carry_climb_outcome;
 
-/* Judges the working tree. CARRY_OK when there is an entry, whatever it says. */
+/* Judges the working tree. CARRY_OK if an entry was written, kept or refused. */
 carry_status carry_climb_try(carry_climb *climb, const carry_climb_attempt *attempt, carry_climb_outcome *outcome);
 
 /* From now on builds, tests and profiles of start and try are run on "ssh:HOST" (lab/remote.h), in copies of the trees;
@@ -76,7 +76,7 @@ carry_status carry_climb_on(carry_climb *climb, const char *on);
 
 /* `iterations` times: a worktree, `propose` run in it by sh -c with CARRY_CLIMB_ITERATION, CARRY_CLIMB_LOG and
    CARRY_CLIMB_BEST set, and the gate. A line "title: ...", "hypothesis: ..." or "next: ..." of what it prints goes into
-   the entry. judged is told of every outcome. */
+   the entry. judged is called with every outcome. */
 typedef struct carry_climb_loop_options {
     const char *propose;
     int64_t iterations;

@@ -1,4 +1,4 @@
-/* What must hold in a climb log whose checksums are right: order, decisions, differences. */
+/* Checks of a climb log whose checksums are right: order, decisions, differences. */
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -36,7 +36,7 @@ static carry_status check_decision(carry_ctx *ctx, const char *name, const carry
         return wrong(ctx, name, e, "the decision must be baseline, kept or refused");
     }
     if ((kept || baseline) != is_commit(e->commit) || (!kept && !baseline && strcmp(e->commit, "none") != 0)) {
-        return wrong(ctx, name, e, "what was kept has a commit, what was refused has none");
+        return wrong(ctx, name, e, "an entry that was kept must have a commit, one that was refused must not");
     }
     if (!is_commit(e->on)) {
         return wrong(ctx, name, e, "'on' must name the commit that was changed");

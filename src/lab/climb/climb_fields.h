@@ -1,4 +1,4 @@
-/* What the reader (climb_log.c) and the writer (climb_entry.c) of the climb log share: the lists of fields. */
+/* Shared by the reader (climb_log.c) and the writer (climb_entry.c) of the climb log: the lists of fields. */
 #ifndef CARRY_LAB_CLIMB_FIELDS_H
 #define CARRY_LAB_CLIMB_FIELDS_H
 
@@ -13,7 +13,7 @@ typedef struct carry_climb_field_at {
 /* Both end with a NULL name. The entry's last field is the checksum. */
 extern const carry_climb_field_at carry_climb_head_fields[], carry_climb_entry_fields[];
 
-extern const char carry_climb_preface[]; /* all that stands before the head's fields */
+extern const char carry_climb_preface[]; /* the text before the head's fields */
 
 static inline const char **carry_climb_at(void *record, const carry_climb_field_at *field) {
     return (const char **)(void *)((char *)record + field->offset);

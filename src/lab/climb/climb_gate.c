@@ -11,7 +11,7 @@
 #include "lab/climb/climb_internal.h"
 #include "bench/sample.h"
 
-#define DRIFT 0.03 /* allowed for a machine that is not what it was when the best was measured */
+#define DRIFT 0.03 /* allowed for changes of the machine since the best was measured */
 
 typedef struct judgement {
     carry_climb *climb;
@@ -51,7 +51,7 @@ static const char *given_or(const char *given, const char *otherwise) {
     return strcmp(otherwise, "none") != 0 ? otherwise : NULL;
 }
 
-/* Flags where they were given, else what the baseline was fixed with. */
+/* Flags if they were given, else the options of the baseline. */
 static carry_status settle_commands(judgement *j) {
     const carry_climb_head *head = &j->climb->log->head;
     carry_ctx *ctx = j->climb->ctx;
@@ -184,7 +184,7 @@ static carry_status measure(judgement *j) {
             CARRY_TRY(measure_best(j));
         }
     }
-    if (j->refused) { /* half a comparison is none */
+    if (j->refused) { /* an incomplete comparison is dropped */
         j->entry.count = j->entry.best_count = 0;
         return CARRY_OK;
     }

@@ -144,7 +144,7 @@ carry_status climb_tree(carry_climb *climb, char tree[CLIMB_HASH], const char *f
     char lock[sizeof climb->index + 8];
     char log_spec[CLIMB_PATH + 32];
     (void)snprintf(lock, sizeof lock, "%s.lock", climb->index);
-    (void)unlink(climb->index); /* of a climb that was killed: we hold the climb's lock, so nobody uses it */
+    (void)unlink(climb->index); /* left by a climb that was killed: we hold the climb's lock, so it is not in use */
     (void)unlink(lock);
     climb_git_call read = {.folder = folder, .own_index = true, .words = {"read-tree", base}};
     climb_git_call add = {.folder = folder, .own_index = true, .words = {"add", "-A"}};

@@ -1,4 +1,4 @@
-/* What the parts of the climb share. */
+/* Shared by the files of the climb. */
 #ifndef CARRY_LAB_CLIMB_INTERNAL_H
 #define CARRY_LAB_CLIMB_INTERNAL_H
 
@@ -21,9 +21,9 @@ struct carry_climb {
     bool ignores_carry;               /* git ignores .carry */
     char index[CLIMB_PATH + 32];      /* an index of our own, so that the person's stays as it is */
     int lock;
-    carry_climb_log *log; /* NULL when there is none */
+    carry_climb_log *log; /* NULL if it does not exist yet */
     carry_store *store;
-    char best_folder[CLIMB_PATH]; /* a worktree of best_commit, built; "" when there is none */
+    char best_folder[CLIMB_PATH]; /* a built worktree of best_commit; "": not created */
     char best_commit[CLIMB_HASH];
     carry_remote *remote;      /* where commands are run; NULL: here */
     bool is_there, best_there; /* copies of the tree and of the best are on it */
@@ -34,9 +34,9 @@ void climb_tell(const carry_climb *climb, const char *format, ...) __attribute__
 carry_status climb_reload(carry_climb *climb);
 /* This moment, or the last entry's date where the clock went back. */
 const char *climb_date(char date[32], const carry_climb_log *log);
-/* A command must be one line and of a bearable length; what names it in the message. */
+/* A command must be one line and not too long; `what` names it in the message. */
 carry_status climb_check_command(carry_ctx *ctx, const char *what, const char *command);
-/* 0 is none given. */
+/* 0: not given. */
 carry_status climb_check_repeats(carry_ctx *ctx, int64_t repeats);
 /* Samples of throughput, as a run's result: seconds for one unit. */
 carry_status climb_store_samples(carry_climb *climb, int64_t run, const char *method, const char *profile,
@@ -64,7 +64,7 @@ carry_status climb_git_asks(carry_climb *climb, int *code, const climb_git_call 
 carry_status climb_git_hash(carry_climb *climb, char hash[CLIMB_HASH], const climb_git_call *call);
 carry_status climb_find_root(carry_climb *climb);
 carry_status climb_head(carry_climb *climb, char hash[CLIMB_HASH]);
-/* What the folder holds, without the log and the store, as a tree in the repository. */
+/* Writes the content of the folder, without the log and the store, as a tree into the repository. */
 carry_status climb_tree(carry_climb *climb, char tree[CLIMB_HASH], const char *folder, const char *base);
 /* Fails when a file of the tree that climb_tree took down last is not as it was. */
 carry_status climb_tree_stands(carry_climb *climb, const char *folder);
@@ -89,7 +89,7 @@ typedef struct climb_figure {
     char trace[512], hotspots[512];
 } climb_figure;
 
-/* From what it printed; CARRY_EFORMAT when there is no figure. */
+/* From its output; CARRY_EFORMAT if that has no figure. */
 carry_status climb_figure_parse(carry_ctx *ctx, climb_figure *figure, const char *output, size_t length);
 /* How long a command may take. */
 double climb_seconds(const carry_climb *climb);

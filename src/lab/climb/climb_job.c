@@ -56,7 +56,7 @@ carry_status carry_climb_submit(carry_climb *climb, carry_climb_job *job, const 
     CARRY_TRY(climb_check_hypothesis(climb->ctx, attempt));
     CARRY_TRY(carry_climb_log_of(climb, &log));
     CARRY_TRY(climb_head(climb, base));
-    CARRY_TRY(climb_tree(climb, tree, climb->root, base)); /* what is edited while the job waits is not judged */
+    CARRY_TRY(climb_tree(climb, tree, climb->root, base)); /* edits made while the job waits are not judged */
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     if (length <= 0) {
         return carry_fail(climb->ctx, CARRY_EIO, "the path of this program cannot be read: %s", strerror(errno));

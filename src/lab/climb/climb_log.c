@@ -20,7 +20,7 @@ typedef struct reader {
     carry_ctx *ctx;
     const char *name;
     char *at; /* the rest of log->pieces */
-    int line; /* of what was read last */
+    int line; /* the last line read */
     carry_climb_log *log;
     int room;
 } reader;

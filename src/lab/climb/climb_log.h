@@ -38,7 +38,7 @@ typedef struct carry_climb_entry {
     const char *date;   /* 2026-03-01T12:00:00Z */
     const char *commit; /* of the change, or none */
     const char *hypothesis, *change;
-    const char *tests, *result; /* correctness: the command, and what it said */
+    const char *tests, *result; /* correctness: the command, and its result */
     const char *profile, *job, *trace, *hotspots;
     const char *throughput, *samples, *best_samples, *mfu, *best_mfu; /* the numbers below, as text */
     const char *against_baseline, *against_best;
@@ -65,14 +65,14 @@ typedef struct carry_climb_log {
     size_t length;
 } carry_climb_log;
 
-/* Understands a whole log; name is what messages call it. CARRY_EFORMAT: it was edited, or is no log; the message says
+/* Parses a whole log; name is for messages. CARRY_EFORMAT: it was edited, or is not a log; the message says
    which line. Nothing is repaired. */
 carry_status carry_climb_log_parse(carry_ctx *ctx, carry_climb_log **log, const char *text, size_t length,
                                    const char *name);
 void carry_climb_log_free(carry_climb_log *log);
 
-/* What a log must say beside being whole: dates that do not go back, decisions that follow from the figures,
-   differences that are what the samples give. CARRY_ERANGE with the entry's number. */
+/* Checks the content of a log: dates must not go back, decisions must follow from the figures, and differences must
+   match the samples. CARRY_ERANGE with the entry's number. */
 carry_status carry_climb_log_check(carry_ctx *ctx, const carry_climb_log *log, const char *name);
 
 /* The text of a log with one entry more. log NULL: a new log, whose head is given; then the entry is the baseline.
@@ -82,7 +82,7 @@ carry_status carry_climb_log_check(carry_ctx *ctx, const carry_climb_log *log, c
 carry_status carry_climb_log_append(carry_ctx *ctx, char **text, size_t *length, const carry_climb_log *log,
                                     const carry_climb_head *head, const carry_climb_entry *entry);
 
-/* As the log keeps numbers: nine digits, so that what is computed before writing equals what is computed after reading.
+/* As the log keeps numbers: nine digits, so that values computed before writing and after reading are equal.
  */
 double carry_climb_rounded(double number);
 

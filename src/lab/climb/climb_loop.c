@@ -8,7 +8,7 @@
 
 #define TEXT_BYTES 2048
 
-/* What the proposer said about its change. */
+/* The proposer's description of its change. */
 typedef struct words {
     char title[160], hypothesis[TEXT_BYTES], next[TEXT_BYTES];
 } words;

@@ -1,4 +1,4 @@
-/* Running a person's commands, and reading what a profile command says.
+/* Runs the user's commands, and reads the output of a profile command.
 
    A profile command prints JSON lines; other lines are ignored. Three kinds are understood, the first that is there
    decides:

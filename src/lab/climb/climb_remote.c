@@ -30,7 +30,7 @@ void climb_remote_close(carry_climb *climb) {
     climb->remote = NULL;
 }
 
-/* Each tree is copied once: what a build makes there is there for the tests and the profile. */
+/* Each tree is copied once: the tests and the profile use the files that the build made there. */
 carry_status climb_remote_shell(carry_climb *climb, carry_process_result *result, const char *folder,
                                 const char *command, const char *const *environment, const carry_process *how) {
     const bool is_best = climb->best_folder[0] != '\0' && strcmp(folder, climb->best_folder) == 0;

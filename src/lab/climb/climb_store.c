@@ -1,4 +1,4 @@
-/* What a climb puts into the run store. */
+/* Writes the results of a climb into the run store. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

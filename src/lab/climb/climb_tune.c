@@ -135,7 +135,7 @@ static carry_status climb(tuning *t, contender **best) {
     return CARRY_OK;
 }
 
-/* The planner's choice, and what it takes. */
+/* The planner's choice, and its time. */
 static carry_status begin(tuning *t, contender **best) {
     carry_problem problem;
     void *planned;
@@ -169,7 +169,7 @@ static carry_status begin(tuning *t, contender **best) {
     return CARRY_OK;
 }
 
-/* For contexts of so many threads, of which the setting may use fewer. */
+/* For contexts of `threads` threads, of which the setting may use fewer. */
 static carry_status save_one(tuning *t, const carry_tune_setting *setting, double seconds, int threads) {
     carry_problem problem;
     carry_ctx *ctx;
@@ -286,7 +286,7 @@ carry_status carry_tune(carry_ctx *ctx, carry_tune_result *result, const char *p
     tune_leave(t, best);
     if (status == CARRY_OK) {
         status = save(t);
-    } else if (status == CARRY_EINTERRUPTED && save(t) == CARRY_OK) { /* what is done is kept */
+    } else if (status == CARRY_EINTERRUPTED && save(t) == CARRY_OK) { /* finished settings are kept */
         status = carry_fail(ctx, CARRY_EINTERRUPTED, "interrupted");
     }
     free(t);

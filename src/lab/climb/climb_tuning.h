@@ -1,4 +1,4 @@
-/* What the climb over parameters (climb_tune.c) and its comparisons (climb_duel.c) share. */
+/* Shared by the climb over parameters (climb_tune.c) and its comparisons (climb_duel.c). */
 #ifndef CARRY_LAB_CLIMB_TUNING_H
 #define CARRY_LAB_CLIMB_TUNING_H
 
@@ -31,7 +31,7 @@ typedef struct tuning {
     bool on_gpu; /* where the processor's threads are nothing to tune */
     carry_tune_setting tried[TUNE_TRIED];
     int tried_count;
-    struct { /* the best with each number of threads: what the wisdom gets */
+    struct { /* the best with each number of threads, for the wisdom */
         carry_tune_setting setting;
         double seconds;
     } holdable[TUNE_HELD];

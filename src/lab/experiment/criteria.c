@@ -1,4 +1,4 @@
-/* Criteria: checked against the grid before anything runs, judged on what was measured. */
+/* Criteria: checked against the grid before anything runs, judged on the measured figures. */
 #include "lab/experiment/criteria.h"
 
 #include <ctype.h>
@@ -49,7 +49,7 @@ static bool fits(const carry_outcome *o, const filter *f, const measure *m) {
     return false;
 }
 
-/* What a criterion is checked against and judged on. */
+/* The state while a criterion is checked and judged. */
 typedef struct judge {
     const carry_criterion *c;
     const carry_outcome *outcomes;
@@ -143,7 +143,7 @@ static double figure(judge *j, const node *n, const carry_outcome *o) {
     return value;
 }
 
-/* What an expression gives, and between which bounds it lies once everything is measured. */
+/* The value of an expression, and its bounds once everything is measured. */
 typedef struct range {
     double value, low, high;
 } range;
@@ -205,7 +205,7 @@ static double average(judge *j, const node *n) {
     return sum / count;
 }
 
-/* The piece of a problem that gives this size, t1024 for t, with what follows; NULL where there is none. */
+/* The piece of a problem that gives this size, t1024 for t, with what follows; NULL if the problem does not give it. */
 static const char *size_piece(const char *problem, const char *letters) {
     size_t length = strlen(letters);
     for (const char *piece = problem; *piece != '\0';) {
@@ -305,7 +305,8 @@ static double logarithm(judge *j, double of) {
     return log2(of);
 }
 
-/* A product with an exact factor keeps its bounds, in the other order for a negative one; any other has none. */
+/* A product with an exact factor keeps its bounds, in the other order for a negative one; any other product has no
+ * bounds. */
 static range scaled(range of, double factor) {
     if (factor == 0.0 || isnan(factor)) {
         return exactly(of.value * factor);
@@ -382,7 +383,7 @@ static bool holds(const char *compare, double value, double bound) {
     return compare[1] == '=' ? value >= bound : value > bound;
 }
 
-/* The same whatever figures are still to come. */
+/* True if the figures that are still missing cannot change it. */
 static bool is_certain(const char *compare, range value, range bound) {
     if (compare[0] == '=') {
         return (is_exact(value) && is_exact(bound)) || value.high < bound.low || value.low > bound.high;

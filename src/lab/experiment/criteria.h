@@ -1,4 +1,4 @@
-/* Criteria: comparisons of expressions over what was measured.
+/* Criteria: comparisons of expressions over the measured figures.
 
        speedup(matmul4, blelloch, diagonal, t=128) >= 1.2
        error(cyclic) < 1e-5

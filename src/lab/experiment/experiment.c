@@ -96,7 +96,7 @@ static carry_status read_timing(carry_experiment *e, carry_stage *stage, carry_y
     return read_flag(e, &stage->unchecked, mapping, "unchecked");
 }
 
-/* What an entry needs that some builds or machines lack. What is not known at all is a typo. */
+/* Features that an entry needs and that some builds or machines lack. An unknown name is a typo, and refused. */
 static carry_status read_needs(carry_experiment *e, char missing[160], const carry_yaml *needs) {
     missing[0] = '\0';
     if (needs->kind != CARRY_YAML_SEQUENCE) {
@@ -142,7 +142,8 @@ static carry_status check_methods(carry_experiment *e, const carry_point *point,
     return CARRY_OK;
 }
 
-/* A problem must be understood and its methods known; only what it says it needs and is not here may be unknown. */
+/* A problem must parse, and its family and methods must be known. Its family may be unknown if a feature that the entry
+   needs is missing. */
 static carry_status check_problem(carry_experiment *e, carry_point *point, const carry_yaml *node) {
     carry_problem problem;
     const carry_family *family = NULL;

@@ -112,17 +112,17 @@ typedef struct carry_experiment_options {
 } carry_experiment_options;
 
 /* The files experiments/NAME.yaml of the nearest folder upwards that has an experiments/, by name, with the first
-   message of the hypothesis, or with what is wrong with the file. CARRY_ENOTFOUND when there is no such folder. */
+   sentence of the hypothesis, or with what is wrong with the file. CARRY_ENOTFOUND if no folder has one. */
 typedef void (*carry_experiment_row)(void *user, const char *name, const char *about, const char *path);
 carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, void *user);
 
 /* Refuses a stage that the experiment does not have; NULL is all of them. */
 carry_status carry_experiment_stage(const carry_experiment *experiment, const char *stage);
-/* Takes what a stored run of this very experiment has measured: those problems are done. For rank 0; the others follow
+/* Takes the results of a stored run of this experiment: those problems are done. For rank 0; the others follow
    it. CARRY_EFORMAT when the results are not in the experiment's order. */
 carry_status carry_experiment_restore(carry_experiment *experiment, const carry_run *run);
 /* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop returned true. On several ranks a
-   collective; outcomes are rank 0's, which alone has a store and is told. */
+   collective; outcomes are on rank 0, which alone has a store and calls `measured`. */
 carry_status carry_experiment_measure(carry_experiment *experiment, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options);
 /* Fills in every verdict, stores them where there is a store. Proceed only when every problem of the grid was measured:

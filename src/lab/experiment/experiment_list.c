@@ -53,7 +53,7 @@ static void first_sentence(char message[MOST_MESSAGE], const char *text) {
     message[strcspn(message, "\n")] = '\0';
 }
 
-/* Name and hypothesis; what is wrong with the file where it cannot be read. */
+/* Name and hypothesis; the error if the file cannot be read. */
 static void tell_one(carry_ctx *ctx, const char *path, carry_experiment_row tell, void *user) {
     char *text = NULL;
     size_t length = 0;

@@ -29,7 +29,7 @@ static carry_outcome *outcome_of(carry_experiment *e, const carry_point *point, 
     return NULL;
 }
 
-/* What problems of several ranks have besides. The step is the result's place among the run's results. */
+/* Additional metrics of problems on several ranks. The step is the result's place among the run's results. */
 static carry_status store_ranks(const keeper *k, const carry_outcome *o) {
     const int64_t step = o - k->e->outcome;
     CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_RECEIVED, o->received));
@@ -38,7 +38,7 @@ static carry_status store_ranks(const keeper *k, const carry_outcome *o) {
                              : carry_store_metric(k->options->store, k->options->run, step, CARRY_EXPOSED, o->exposed);
 }
 
-/* The losses of a training, over its steps. Points of the same stage are told apart by their place in it. */
+/* The losses of a training, over its steps. Points of the same stage are distinguished by their place in it. */
 static carry_status store_curve(const keeper *k, const carry_bench_result *r) {
     int place = 0;
     for (const carry_point *p = k->e->point; p < k->point; p++) {
@@ -316,7 +316,7 @@ static void settle_pending(carry_experiment *e, const carry_point *point) {
     }
 }
 
-/* What rank 0 says: it has the outcomes. */
+/* Sent by rank 0, which has the outcomes. */
 typedef struct order {
     bool is_done;
     char reason[256]; /* why it is not measured any more, or "" */

@@ -1,4 +1,4 @@
-/* The table of job systems, and what they have in common: submitting, looking, waiting, cancelling. */
+/* The table of job systems, and their common functions: submitting, looking, waiting, cancelling. */
 #include "lab/jobs/jobs.h"
 
 #include <errno.h>
@@ -34,8 +34,8 @@ static const carry_job_system *find_system(const char *name) {
     return NULL;
 }
 
-/* What is noted about a job must outlive the power, like the files beside the store; the store's own pace (NORMAL) may
-   lose its last moments, and a job would then be run twice. */
+/* The rows of a job must survive a power failure, like the files beside the store; the store's own setting (NORMAL) may
+   lose the last transactions, and a job would then be run twice. */
 static carry_status open_jobs(carry_store *store) {
     return carry_job_transaction(store, "PRAGMA synchronous=FULL");
 }
@@ -331,7 +331,7 @@ carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, doub
             return carry_fail(store->ctx, CARRY_EINTERRUPTED, "interrupted; job %lld goes on", (long long)id);
         }
         if (now - started >= seconds && status != CARRY_OK) {
-            return status; /* why it cannot be known says more than that it is late */
+            return status; /* the reason is more useful than a timeout */
         }
         if (now - started >= seconds) {
             return carry_fail(store->ctx, CARRY_ETIMEOUT, "job %lld has not ended after %.3g s; it goes on",

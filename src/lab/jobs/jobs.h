@@ -42,9 +42,9 @@ typedef struct carry_job {
     int code;                         /* exit code, 128 + signal when one ended it; -1: none */
 } carry_job;
 
-/* CARRY_ENOTFOUND when Slurm is asked for and sbatch is not here. Locally, starts a worker when none is at work. */
+/* CARRY_ENOTFOUND when Slurm is asked for and sbatch is not installed. Locally, starts a worker if none is running. */
 carry_status carry_job_submit(carry_store *store, int64_t *job, const carry_job_request *request);
-/* As last known, asking nobody. */
+/* The state in the store, without a query. */
 carry_status carry_job_known(carry_store *store, carry_job *job, int64_t id);
 /* Asks the queue or Slurm what became of it. Starts nothing, as do waiting, listing and cancelling. */
 carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id);
@@ -62,7 +62,7 @@ carry_status carry_job_release(carry_store *store, int64_t id);
 carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count);
 
 bool carry_job_has_ended(const carry_job *job);
-/* CARRY_ENOTFOUND when there is none yet. */
+/* CARRY_ENOTFOUND if no job was submitted yet. */
 carry_status carry_job_newest(carry_store *store, int64_t *id);
 
 /* The local queue, one job at a time, oldest first, until it is empty or stop returns true (a running job is then left

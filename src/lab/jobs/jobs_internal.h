@@ -1,4 +1,4 @@
-/* What the job systems and the table of jobs share. */
+/* Shared by the job systems and the table of jobs. */
 #ifndef CARRY_LAB_JOBS_INTERNAL_H
 #define CARRY_LAB_JOBS_INTERNAL_H
 
@@ -62,7 +62,7 @@ bool carry_job_lock_held(carry_store *store, carry_job_lock lock);
 carry_status carry_job_local_waiting(carry_store *store, int64_t *id);
 /* The folder of the jobs' files is a folder and belongs to the user: only such a queue is run or added to. */
 carry_status carry_job_own_folder(carry_store *store);
-/* Starts a worker where there is something to do and nobody at it. */
+/* Starts a worker if jobs are queued and no worker is running. */
 carry_status carry_job_local_poke(carry_store *store);
 
 /* The id in an answer of sbatch --parsable: a number, and ;cluster if there are several; else CARRY_EFORMAT. */

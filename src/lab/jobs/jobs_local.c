@@ -2,7 +2,7 @@
 
    The queue is the rows of the store. Two locks on one file beside it say what is alive: the worker holds the first,
    and the process that keeps the running job holds the second. The kernel drops a lock with its last holder, however
-   that ended, so "marked as running and nobody holds the lock" is a fact on which a reboot, a reused process number or
+   that ended, so "marked as running and the lock is free" is a fact on which a reboot, a reused process number or
    another container has no influence. Process numbers are used to end a job only, with start and boot. */
 #include <errno.h>
 #include <fcntl.h>
@@ -109,7 +109,7 @@ static void become_worker(char *const arguments[], int log) {
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
     (void)setsid();
-    if (fork() != 0) { /* the worker is nobody's child, so nobody must wait for it */
+    if (fork() != 0) { /* the worker is no child of this process, so it need not be waited for */
         _exit(0);
     }
     int nothing = open("/dev/null", O_RDWR);

@@ -1,4 +1,4 @@
-/* The end of a log, found from its end: a log of any size costs what is shown of it. */
+/* The end of a log, searched backwards: the cost depends on the part shown, not on the size of the log. */
 #include <sys/stat.h>
 #include <unistd.h>
 

@@ -35,7 +35,7 @@ static carry_status record_path(carry_ctx *ctx, char path[CARRY_JOB_PATH], const
                             is_named ? "XDG_STATE_HOME" : "HOME", CARRY_JOB_PATH - 1);
 }
 
-/* Every field that decides what is run and where, each with a 0 byte after it; the caller frees it. */
+/* Every field that determines the command and its place, each with a 0 byte after it; the caller frees it. */
 static char *record_text(const carry_job_row *row, size_t *length) {
     const char *const fields[] = {"carry job 1",  row->is.log, row->is.on,      row->arguments,
                                   row->is.folder, row->host,   row->is.external};

@@ -29,7 +29,7 @@ static const word words[] = {
     {"BOOT_FAIL", "failed"},    {"DEADLINE", "failed"},     {"PREEMPTED", "failed"},     {"REVOKED", "failed"},
 };
 
-/* What Slurm has said about a job. */
+/* Slurm's answer about a job. */
 typedef struct answer {
     const char *state; /* ours; NULL: it does not know the job */
     int code;          /* -1: not said */
@@ -59,7 +59,7 @@ static int code_of(const char *text) {
     return (int)(signal_number > 0 ? 128 + signal_number : code);
 }
 
-/* The first line of what a program said, for an error message. */
+/* The first line of a program's output, for an error message. */
 static const char *first_line(char line[200], const char *text) {
     (void)snprintf(line, 200, "%.*s", (int)(strcspn(text, "\n") < 199 ? strcspn(text, "\n") : 199), text);
     for (char *at = line; *at != '\0'; at++) {
@@ -117,14 +117,14 @@ static carry_status ask_squeue(carry_store *store, const char *external, answer 
     }
     if (result.code == 0) {
         said->state = state_of(last);
-    } else if (strstr(result.errors, "Invalid job id") == NULL) { /* that is how Slurm says it has forgotten it */
+    } else if (strstr(result.errors, "Invalid job id") == NULL) { /* Slurm's message for a job that it has forgotten */
         status = carry_fail(store->ctx, CARRY_EIO, "squeue does not tell: %s", first_line(line, result.errors));
     }
     carry_process_free(&result);
     return status;
 }
 
-/* Where there is no accounting, or no sacct, nothing is said, which is no failure. */
+/* Without accounting or sacct there is no answer, which is not an error. */
 static void ask_sacct(carry_store *store, const char *external, answer *said) {
     char jobs[80];
     char number[64];
@@ -210,7 +210,7 @@ static carry_status refresh(carry_store *store, const carry_job_row *row) {
         said.code = succeeded ? 0 : -1;
     }
     if (said.state != NULL && strcmp(said.state, "cancelled") == 0) {
-        said.code = -1; /* how it ended is not what it was cancelled for */
+        said.code = -1; /* the exit code of a cancelled job means nothing */
     }
     return carry_job_settle(store, row->is.id, said.code, said.state != NULL ? said.state : "lost");
 }

@@ -98,7 +98,8 @@ static carry_status remote_of(carry_store *store, const carry_job_row *row, carr
     return CARRY_OK;
 }
 
-/* What lies inside the tree is copied though git ignores it: a program that was built here. */
+/* The path of a program inside the tree, NULL if it is outside. It was built here, so it is copied although git ignores
+   it. */
 static const char *inside_program(const char *root, const char *folder, const char *first, char path[4096]) {
     char joined[4096];
     char real_root[4096];
@@ -236,7 +237,7 @@ static carry_status bring_files(carry_store *store, carry_remote *remote, const 
     append(&s, "cd ");
     append_word(&s, remote->path);
     append(&s, " || exit 1\n");
-    /* Names are separated by commas; what is not there is left out, and an empty list gives an empty archive. */
+    /* Names are separated by commas; missing files are left out, and an empty list gives an empty archive. */
     append(&s, "IFS=,\nset -f\nset -- $(cat bring)\ncd tree || exit 1\nn=$#\nwhile [ $n -gt 0 ]; do\n"
                "  p=$1; shift; n=$((n - 1)); [ ! -e \"./$p\" ] || set -- \"$@\" \"./$p\"\ndone\n"
                "if [ $# -gt 0 ]; then exec tar -czf - -- \"$@\"; else exec tar -czf - -T /dev/null; fi\n");
@@ -279,7 +280,7 @@ static carry_status refresh(carry_store *store, const carry_job_row *row) {
     if (strcmp(head, "lost") == 0) {
         return conclude(store, &remote, row, -1, "lost");
     }
-    if (strcmp(head, "gone") == 0) { /* somebody removed it there */
+    if (strcmp(head, "gone") == 0) { /* it was removed on the remote machine */
         return carry_job_settle(store, row->is.id, -1, "lost");
     }
     return carry_fail(store->ctx, CARRY_EFORMAT, "%s answered '%.60s' when asked for job %lld", remote.host, head,

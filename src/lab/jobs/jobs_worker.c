@@ -25,7 +25,7 @@
 #define LONGEST_INTERVAL 0.2
 #define NOT_STARTED 127
 
-/* All that a keeper needs, made before the fork: afterwards only system calls are safe. */
+/* The data of a keeper, prepared before the fork: afterwards only system calls are safe. */
 typedef struct launch {
     carry_job_row row;
     carry_json *words;
@@ -131,7 +131,7 @@ static void keep(const launch *l) {
     while (command > 0 && waitpid(command, &state, 0) < 0 && errno == EINTR) {
     }
     write_verdict(l, command < 0 ? NOT_STARTED : WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state));
-    (void)kill(0, SIGKILL); /* itself and what the command left behind */
+    (void)kill(0, SIGKILL); /* itself and processes that the command left behind */
     _exit(0);
 }
 
@@ -153,7 +153,7 @@ static carry_status parse_arguments(carry_ctx *ctx, launch *l) {
                      : carry_fail(ctx, CARRY_EFORMAT, "job %lld's command is damaged", (long long)l->row.is.id);
 }
 
-/* Its submitter wrote it, readable by nobody else: whose it is says whose job it is. */
+/* The submitter wrote the file, readable by no other user: the owner of the file is the owner of the job. */
 static carry_status check_submitter(carry_ctx *ctx, const char *path) {
     struct stat about;
     if (lstat(path, &about) != 0) {
@@ -259,7 +259,7 @@ static carry_status refuse(carry_store *store, launch *l) {
     return carry_job_settle(store, l->row.is.id, NOT_STARTED, "failed");
 }
 
-/* Within a transaction, so that nobody cancels the job meanwhile. *keeper is 0 when it could not be started. */
+/* Within a transaction, so that the job cannot be cancelled meanwhile. *keeper is 0 when it could not be started. */
 static carry_status launch_job(carry_store *store, int64_t id, int lock, pid_t *keeper) {
     launch l = {.log = -1, .lock = lock, .go = -1};
     int go = -1;
@@ -300,7 +300,7 @@ static carry_status start_next(carry_store *store, int lock, bool *empty, pid_t 
     return status;
 }
 
-/* Nobody holds the lock but we: what is marked as running has ended. */
+/* Only this process holds the lock: jobs that are marked as running have ended. */
 static carry_status settle_ended(carry_store *store) {
     int64_t id = 0;
     do {

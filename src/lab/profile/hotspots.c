@@ -147,7 +147,7 @@ static void name_operators(carry_hotspot *spot, const carry_activity_sum *sum) {
     }
 }
 
-/* Kernels whose names differ in what is not shown of them are one entry. */
+/* Kernels whose shown names are equal are one entry. */
 static void add_kernel(carry_hotspots *h, const carry_activity_sum *sum) {
     carry_hotspot made = {.file = "gpu", .calls = sum->calls, .total = sum->seconds, .self = sum->seconds};
     made.wall = made.outer = sum->seconds;

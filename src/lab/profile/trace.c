@@ -30,7 +30,7 @@ typedef struct writer {
 
 typedef struct lane {
     int process, thread;
-    int64_t end; /* of what is on it */
+    int64_t end; /* of the last activity on it */
 } lane;
 
 static bool grow(writer *w) {
@@ -159,7 +159,7 @@ static void put_activity(writer *w, const carry_activity_log *log, const carry_a
         a->grid[1], a->grid[2], a->block[0], a->block[1], a->block[2], a->registers, (long long)a->bytes);
 }
 
-/* The first lane that is free at start; a new one, named, where there is none. */
+/* The first lane that is free at `start`, else a new one with a name. */
 static lane *find_lane(writer *w, lane *lanes, int *count, const carry_activity *a, int64_t start) {
     char name[48];
     int at = 0;

@@ -128,7 +128,7 @@ static bool read_kernel(const carry_json *from, carry_hotspot *kernel) {
     return ok;
 }
 
-/* What GPUs did, in the trace of a run that used any. */
+/* The GPU activity in the trace of a run that used GPUs. */
 static const char *read_gpus(const carry_json *section, carry_hotspots *h) {
     const carry_json *kernels = carry_json_find(section, "kernels");
     int64_t gpus;
@@ -198,7 +198,7 @@ static carry_status parse(carry_ctx *ctx, carry_hotspots *hotspots, const char *
     if (carry_json_parse(ctx, &root, text, length, "its text") != CARRY_OK) {
         char why[256];
         (void)snprintf(why, sizeof why, "%s", carry_ctx_error(ctx));
-        for (char *at = why; *at != '\0'; at++) { /* what is quoted of the file goes to a terminal */
+        for (char *at = why; *at != '\0'; at++) { /* text quoted from the file goes to a terminal */
             *at = (char)(*at < 0x20 || *at > 0x7e ? '?' : *at);
         }
         return not_a_trace(ctx, name, why);

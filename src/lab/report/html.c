@@ -12,7 +12,7 @@
 #define THIN "\xE2\x80\xAF" /* narrow no-break space: a figure and its unit stay on one line */
 #define DASH "\xE2\x80\x93"
 
-/* Length of the UTF-8 sequence at `at` and its character, or 0 when it is none (overlong, surrogate, cut short). */
+/* Length of the UTF-8 sequence at `at` and its character, or 0 if it is invalid (overlong, surrogate, cut short). */
 static int utf8_length(const unsigned char *at, uint32_t *character) {
     static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
     int length = *at < 0x80 ? 1 : (*at & 0xE0) == 0xC0 ? 2 : (*at & 0xF0) == 0xE0 ? 3 : (*at & 0xF8) == 0xF0 ? 4 : 0;

@@ -12,7 +12,7 @@
 #include "lab/report/plot_axis.h"
 #include "lab/process.h"
 
-/* In user units. A phone shows the drawing at about 0.85 of this, a desk at about 1.1: the type stays readable. */
+/* In user units. A phone shows the drawing at about 0.85 of this, a desktop at about 1.1: the type stays readable. */
 #define WIDTH 440.0
 #define HEIGHT 320.0
 #define TYPE 14.0

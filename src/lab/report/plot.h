@@ -12,7 +12,7 @@
 #include "carry/context.h"
 
 #define CARRY_PLOT_COLOURS 8
-#define CARRY_PLOT_SERIES 64 /* at most; so many categories, too */
+#define CARRY_PLOT_SERIES 64 /* at most; also the most categories */
 #define CARRY_PLOT_RULE (-1) /* a style: a thin line with its name written along it */
 
 typedef enum carry_plot_unit { CARRY_PLOT_PLAIN, CARRY_PLOT_SECONDS, CARRY_PLOT_SMALL } carry_plot_unit;
@@ -44,7 +44,7 @@ typedef struct carry_plot {
     const carry_plot_series *series;
 } carry_plot;
 
-/* *svg is "<svg ...>...</svg>", which the caller frees. CARRY_ENOTFOUND: gnuplot is not here. stop may be NULL. */
+/* *svg is "<svg ...>...</svg>", which the caller frees. CARRY_ENOTFOUND: gnuplot is not installed. stop may be NULL. */
 carry_status carry_plot_svg(carry_ctx *ctx, char **svg, const carry_plot *plot, bool (*stop)(void));
 
 /* The number in gnuplot's id of a style's shape: "ID-gpPt6". */

@@ -29,7 +29,7 @@ static void pad(carry_scale *to, double share) {
     to->high = log ? pow(10.0, high + more) : high + more;
 }
 
-/* Figures stand beside each other along x, where fewer fit. */
+/* Along x the figures are side by side, so fewer fit. */
 static void choose_linear_tics(carry_scale *to) {
     double rough = (to->high - to->low) / (to->is_x && to->axis->unit == CARRY_PLOT_SECONDS ? 3.0 : 5.0);
     double decade = pow(10.0, floor(log10(rough)));
@@ -116,7 +116,7 @@ bool carry_axis_settle(carry_scale *to, const carry_plot *plot) {
         pad(to, 0.06);
     }
     if (!isfinite(to->high - to->low) || !(to->low < to->high) || !carry_axis_shows(axis, to->low)) {
-        return false; /* figures at the ends of what a double holds */
+        return false; /* values at the limits of a double */
     }
     if (axis->tic != NULL) {
         take_tics(to, 6);

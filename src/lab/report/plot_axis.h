@@ -23,7 +23,7 @@ const char *carry_axis_text(char text[CARRY_HTML_FIGURE], const carry_scale *to,
 /* How far along the axis, 0 to 1. */
 double carry_axis_along(const carry_scale *to, double value);
 int carry_axis_characters(const char *text);
-/* At most so many characters, the last of them an ellipsis where some are missing. */
+/* At most `most` characters; if some are left out, the last one is an ellipsis. */
 const char *carry_axis_shorten(char text[CARRY_HTML_FIGURE], const char *from, int most);
 
 #endif

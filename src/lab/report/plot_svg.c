@@ -56,7 +56,7 @@ static const char *past_text(rewrite *r, const char *at) {
     return end + 1;
 }
 
-/* What is replaced at this place, and where to go on; NULL: copy one character. */
+/* Writes the replacement for the text at `at`, if it has one. Returns where to continue; NULL: copy one character. */
 static const char *past_replaced(rewrite *r, const char *at) {
     static const struct {
         const char *from, *to;
@@ -85,7 +85,7 @@ static const char *past_replaced(rewrite *r, const char *at) {
     return starts(at, "rgb(") ? past_colour(r, at) : *at == '@' ? past_text(r, at) : NULL;
 }
 
-/* gnuplot writes none of these; a program of that name in somebody's PATH might. */
+/* gnuplot writes none of these; another program of that name in the PATH might. */
 static bool is_suspect(const char *drawing) {
     static const char *const words[] = {"<script", "<foreignObject", "<image", "<iframe", "<a ", "<style", "http:"};
     const char *body = strstr(drawing, "<defs>");

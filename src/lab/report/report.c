@@ -1,4 +1,4 @@
-/* The page as a whole: what was asked, the decision, the parts in their order, how it was measured and on what. */
+/* The whole page: the question, the decision, the parts in their order, the method and the machine. */
 #include "lab/report/report.h"
 
 #include <ctype.h>
@@ -11,7 +11,7 @@
 #include "lab/report/report_parts.h"
 #include "lab/yaml.h"
 
-/* What a decision looks like, and what it says without colour. */
+/* The appearance of a decision, and the word that states it without colour. */
 typedef struct look {
     const char *class, *mark, *word;
 } look;
@@ -100,8 +100,8 @@ static void write_kicker(carry_page *page, const carry_run *run) {
                    carry_figure_date(date, run->started));
 }
 
-/* What was done with the times, said only where it was done: repeats as they were, not as they were asked for, and the
-   comparison with the reference where there is one. */
+/* How the times were measured: the actual number of repeats, not the one asked for, and the comparison with the
+   reference if there was one. */
 static void write_method(carry_page *page, const carry_run *run) {
     int least = 0;
     int most = 0;
@@ -294,7 +294,7 @@ static void write_head(carry_page *page) {
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
         "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
         "<meta name=\"color-scheme\" content=\"light dark\">\n"
-        /* Whatever a store holds, this page fetches nothing and runs nothing. */
+        /* This page fetches nothing and runs nothing, regardless of the content of the store. */
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; "
         "img-src data:\">\n<link rel=\"icon\" href=\"data:,\">\n<title>");
     if (page->count == 1) {

@@ -1,4 +1,4 @@
-/* Reports: stored runs as one HTML file that needs nothing else, to be read on a desk, on a phone or on paper.
+/* Reports: stored runs as one HTML file that needs nothing else, to be read on a desktop, a phone or paper.
 
    The decision comes first, then the criteria, the plots, the tables, and at the end how it was measured and on what.
    The same runs give the same bytes: there is no date in it but theirs. */
@@ -29,7 +29,7 @@ typedef struct carry_report {
 carry_status carry_report_make(carry_ctx *ctx, carry_report *report, carry_run *const *runs, int count,
                                const carry_report_options *options);
 
-/* What a problem has in common with those that are drawn in one plot: its text without the steps and the method. */
+/* The key of the plot that a problem is drawn in: its text without the steps and the method. */
 typedef struct carry_report_place {
     char group[CARRY_PROBLEM_TEXT + 24]; /* "scan:dense:f32:n32:w1", with " on DEVICE" where that is not the CPU */
     char type[8];                        /* f32, ...; "" when the problem does not say */

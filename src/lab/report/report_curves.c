@@ -20,7 +20,7 @@ typedef struct stretch {
     bool averaged;
 } stretch;
 
-/* Steps may come in any order and repeat; what is not finite is left out. */
+/* Steps may come in any order and repeat; values that are not finite are left out. */
 static void collect(stretch *to, const carry_run *run, const char *metric) {
     double low = INFINITY;
     double high = -INFINITY;
@@ -133,7 +133,7 @@ static void add_curve(drawing *d, const carry_page *page, int at, const char *me
     d->count++;
 }
 
-/* Metrics lie in the order of their names: those of one name follow each other. */
+/* Metrics are sorted by name: those of one name follow each other. */
 static carry_status draw_metric(carry_page *page, const char *metric, drawing *d) {
     char title[96];
     stretch *stretches = d->stretches;

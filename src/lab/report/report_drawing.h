@@ -1,4 +1,4 @@
-/* What the plots of one run share: the points of each method, and the series made from them. */
+/* Shared by the plots of one run: the points of each method, and the series made from them. */
 #ifndef CARRY_LAB_REPORT_DRAWING_H
 #define CARRY_LAB_REPORT_DRAWING_H
 
@@ -16,12 +16,12 @@ typedef struct carry_drawing {
     carry_page *page;
     const carry_run *run;
     carry_report_place *place; /* of each result */
-    carry_curve *curve;        /* of each method, and one more for what is not a method's */
+    carry_curve *curve;        /* of each method, and one more for points without a method */
     carry_plot_series series[CARRY_PLOT_SERIES];
     int count;
 } carry_drawing;
 
-/* Kept in order of x, since lines are drawn in the order given; what is beyond the limit is left out. */
+/* Kept in order of x, since lines are drawn in the order given; points beyond the limit are left out. */
 void carry_curve_add(carry_curve *to, double x, double y, double low, double high);
 void carry_drawing_clear(carry_drawing *d);
 /* A series for every method that has points, in the page's order. */

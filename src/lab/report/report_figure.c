@@ -8,7 +8,7 @@
 #include "lab/report/plot.h"
 #include "lab/report/report_parts.h"
 
-/* What a series ends with, so that the legend has the order of the curves' right ends. */
+/* The last value of a series: the legend has the order of the curves' right ends. */
 static double last_of(const carry_plot_series *one) {
     return one->count > 0 ? one->y[one->count - 1] : -INFINITY;
 }

@@ -1,4 +1,4 @@
-/* What the files of the report share. */
+/* Shared by the files of the report. */
 #ifndef CARRY_LAB_REPORT_PARTS_H
 #define CARRY_LAB_REPORT_PARTS_H
 

@@ -108,7 +108,7 @@ static int compare_metrics(const void *a, const void *b) {
     return names != 0 ? names : (x->step > y->step) - (x->step < y->step);
 }
 
-/* Of the result at this place, or NaN. Metrics lie in the order of their names and steps. */
+/* The metric of the result at this place, or NaN. Metrics are sorted by name and step. */
 static double metric_of(const carry_run *run, const char *metric, int place) {
     char name[32];
     (void)snprintf(name, sizeof name, "%s", metric);

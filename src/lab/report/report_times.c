@@ -195,7 +195,7 @@ static carry_status draw_rows(carry_drawing *d, const char *group, const char *p
         names[rows++] = d->series[i].name;
     }
     if (rows < 2) {
-        return CARRY_OK; /* the table says it in less space */
+        return CARRY_OK; /* the table shows it in less space */
     }
     (void)snprintf(caption, sizeof caption, "One run of %.280s: median, whiskers at the quartiles. Logarithmic axis.",
                    problem);

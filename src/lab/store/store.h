@@ -34,12 +34,12 @@ typedef struct carry_run_start {
 
 /* Notes commit and dirtiness of the folder, the machine, the process, the time. */
 carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run_start *start);
-/* What a run actually uses, once that is known; stored with the facts about its machine. */
+/* The resources that a run actually uses, once known; stored with the facts about its machine. */
 typedef struct carry_run_used {
     int threads;        /* of a rank; 0: as the store's own context has */
     int ranks;          /* 0: not noted */
     const char *device; /* NULL: not noted */
-    const char *spec;   /* instead of what the run was begun with; NULL: that stays */
+    const char *spec;   /* replaces the one that the run was begun with; NULL: that stays */
 } carry_run_used;
 carry_status carry_store_used(carry_store *store, int64_t run, const carry_run_used *used);
 /* state: done, failed, interrupted. decision and note may be NULL. */
@@ -53,7 +53,7 @@ carry_status carry_store_end(carry_store *store, int64_t run, const char *state,
 #define CARRY_STORE_INVOCATIONS "invocations.json"
 carry_status carry_store_resume(carry_store *store, int64_t run, const char *command, int *invocation);
 
-/* What one method gave on one problem. Figures that do not exist are NaN. */
+/* The result of one method on one problem. Figures that do not exist are NaN. */
 typedef struct carry_stored_result {
     const char *problem, *method, *device;
     const char *reason; /* why it was not measured, or "" */
@@ -139,8 +139,8 @@ typedef struct carry_run {
     carry_run_fact *fact; /* the machine: cpu, cores, memory, gpu, compiler, flags, sqlite, ... */
 } carry_run;
 
-/* A run by what a person types: a number, "last", or a name (the newest of that name). CARRY_ENOTFOUND with an error
- * message.
+/* A run by the name on the command line: a number, "last", or a name (the newest of that name). CARRY_ENOTFOUND with an
+ * error message.
  */
 carry_status carry_store_find(carry_store *store, int64_t *run, const char *text);
 carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id);
@@ -164,7 +164,7 @@ carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, cons
 /* The bytes of an artefact; the caller frees. */
 carry_status carry_store_artefact_read(carry_store *store, int64_t run, const char *name, void **bytes, size_t *length);
 carry_status carry_store_delete(carry_store *store, int64_t run);
-/* Gives the room of what was deleted back to the disk. */
+/* Returns the space of deleted runs to the disk. */
 carry_status carry_store_compact(carry_store *store);
 
 #endif

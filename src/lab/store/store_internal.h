@@ -1,4 +1,4 @@
-/* What store_open.c, store.c (writing), store_read.c and store_list.c share. */
+/* Shared by store_open.c, store.c (writing), store_read.c and store_list.c. */
 #ifndef CARRY_LAB_STORE_INTERNAL_H
 #define CARRY_LAB_STORE_INTERNAL_H
 
@@ -25,7 +25,7 @@ carry_status carry_store_check_owner(carry_ctx *ctx, const char *path);
 void carry_store_ask_git(carry_ctx *ctx, char commit[64], int *dirty);
 /* The machine's facts as JSON; the caller frees it; NULL when out of memory. */
 char *carry_store_machine(carry_store *store, const carry_run_used *used);
-/* The row of a machine with these facts, which is made if there is none. */
+/* The row of a machine with these facts, which is created if it does not exist. */
 carry_status carry_store_machine_row(carry_store *store, int64_t *id, const char *text);
 double carry_store_now(void); /* seconds since 1970 */
 /* Commits when all went well; else nothing of it stays. */

@@ -32,7 +32,7 @@ static bool exists(const char *folder, const char *name) {
     return stat(path, &about) == 0;
 }
 
-/* .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here; not somebody else's. */
+/* .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here; not one of another user. */
 static carry_status default_path(carry_ctx *ctx, char *path, size_t size) {
     const char *given = getenv("CARRY_STORE");
     if (given != NULL && *given != '\0') {
@@ -67,7 +67,7 @@ static void make_folders(const char *path) {
     }
 }
 
-/* What stands in the file: nothing yet, or a store that this program knows. Anything else is left as it is. */
+/* Checks the file: empty, or a store that this program knows. Any other file is left as it is. */
 static carry_status look(carry_store *store, bool *is_store) {
     int64_t version;
     int64_t application;
@@ -85,9 +85,10 @@ static carry_status look(carry_store *store, bool *is_store) {
             "%s was written by a newer carry (store version %lld, this one knows %d): nothing was changed", store->path,
             (long long)version, CARRY_STORE_VERSION);
     }
-    if (*is_store && programs > 0) { /* a store that came with a copied folder must not change what is written to it */
+    if (*is_store &&
+        programs > 0) { /* triggers of a store that came with a copied folder could change the rows that are written */
         return carry_fail(store->ctx, CARRY_EFORMAT,
-                          "%s holds %lld triggers or views, and a run store has none: nothing was changed", store->path,
+                          "%s holds %lld triggers or views, which no run store has: nothing was changed", store->path,
                           (long long)programs);
     }
     if (!*is_store && (tables > 0 || application != 0 || version != 0)) {
@@ -121,7 +122,7 @@ static carry_status use_wal(carry_store *store) {
     return code == SQLITE_OK ? CARRY_OK : carry_store_fail(store, "opening");
 }
 
-/* synchronous=FULL: what was stored survives a power cut too, for a few milliseconds a result. */
+/* synchronous=FULL: stored results survive a power failure too, for a few milliseconds a result. */
 static carry_status settle(carry_store *store) {
     bool is_store;
     (void)sqlite3_busy_timeout(store->db, BUSY_MILLISECONDS);
@@ -198,7 +199,7 @@ static bool is_at_rest(const carry_store *store) {
            (stat(wal, &about) != 0 || about.st_size == 0);
 }
 
-/* For reading only: SQLite takes the file as one that nobody changes, and makes nothing beside it. */
+/* For reading only: SQLite treats the file as immutable, and creates no files beside it. */
 static carry_status open_at_rest(carry_store *store) {
     char uri[3 * sizeof store->path + 32] = "file:";
     char *whole = realpath(store->path, NULL);
@@ -249,7 +250,7 @@ carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *p
     status = status == CARRY_EIO && made->db != NULL && is_at_rest(made) ? open_at_rest(made) : status;
     if (status == CARRY_OK) {
         carry_status marked = mark_killed(made);
-        /* A full or a read-only disk keeps nobody from reading what is there. */
+        /* A store on a full or read-only disk can still be read. */
         status = marked == CARRY_EIO || marked == CARRY_ETIMEOUT ? CARRY_OK : marked;
     }
     if (status != CARRY_OK) {

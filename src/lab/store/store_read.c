@@ -44,7 +44,7 @@ static carry_status no_memory(carry_store *store) {
     return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: reading a run from %s", store->path);
 }
 
-/* What a machine's row says of it; a damaged one says nothing. False: out of memory. */
+/* The facts in a machine's row; a damaged row is skipped. False: out of memory. */
 static bool read_facts(carry_ctx *ctx, carry_run *run, const char *text) {
     carry_json *facts = NULL;
     bool whole = true;

@@ -24,9 +24,9 @@
 
 typedef struct carry_codec carry_codec;
 
-/* What a codec is opened for: the size of pictures, in pixels, multiples of 8; the most latent frames of one call;
-   where it works, and in which type: f32, or bf16 on a GPU. A kind that has no code for GPUs (dct) works on the CPU in
-   f32 whatever is asked for (carry_codec_device). */
+/* Options of an opened codec: the size of pictures, in pixels, multiples of 8; the most latent frames of one call; the
+   device; and the type: f32, or bf16 on a GPU. A kind that has no code for GPUs (dct) always works on the CPU in f32
+   (carry_codec_device). */
 typedef struct carry_codec_size {
     int64_t height, width, most;
     int device;

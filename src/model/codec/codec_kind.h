@@ -1,8 +1,8 @@
-/* What a kind of codec is: a const struct in a file of its own; codec_table.c is the only list.
+/* A kind of codec: a const struct in its own file; codec_table.c is the only list.
 
    codec.c has checked every tensor before it calls an entry: latents [16, F, height/8, width/8] and frames
-   [n, 3, height, width] are packed and on the codec's device, F from 1 to size.most and n what belongs to it; both are
-   f32, but of a codec on a GPU latents that are decoded may be bf16 or f16. */
+   [n, 3, height, width] are packed and on the codec's device, F from 1 to size.most and n the number of frames for it;
+   both are f32, except that a codec on a GPU may decode latents in bf16 or f16. */
 #ifndef CARRY_MODEL_CODEC_KIND_H
 #define CARRY_MODEL_CODEC_KIND_H
 
@@ -44,7 +44,7 @@ carry_status carry_codec_put(carry_ctx *ctx, const carry_codec_output *to, int64
 /* Planes of one of a call's latents or frames. */
 carry_tensor carry_latent_frame(carry_tensor latents, int64_t index);
 carry_tensor carry_codec_frame(carry_tensor frames, int64_t index);
-/* Memory of zeros for a stream's pictures; on the CPU, what is never used is never touched. */
+/* Memory of zeros for a stream's pictures; on the CPU, memory that is never used is never touched. */
 carry_status carry_codec_pictures(carry_ctx *ctx, void **memory, int device, size_t bytes, int64_t height,
                                   int64_t width);
 

@@ -26,7 +26,7 @@ typedef struct carry_codec_loading {
     const char *what; /* "a TAEHV" */
     int device;
     carry_dtype dtype; /* of the packed weights; vectors are f32 */
-    /* What else a file may call a tensor; NULL: nothing. user is what read gets. */
+    /* Another name that a file may have for a tensor; NULL: none. user is the one that read gets. */
     bool (*other)(const void *user, const char *name, char *to, size_t size);
     void *user;
     carry_weights weights;

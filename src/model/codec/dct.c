@@ -60,7 +60,7 @@ static void read_block(float planes[3][PIXELS], const float *frame, int64_t area
     }
 }
 
-/* NaN becomes 0, so that a picture is one whatever the latents are. */
+/* NaN becomes 0, so that any latents give a valid picture. */
 static float in_range(float value) {
     return value > 0.0f ? (value < 1.0f ? value : 1.0f) : 0.0f;
 }

@@ -49,8 +49,8 @@ typedef struct carry_tae {
 carry_status carry_tae_load(carry_ctx *ctx, carry_tae **tae, const char *folder, const carry_codec_size *size);
 void carry_tae_free(carry_tae *tae);
 
-/* A stream's memory, for pictures of height x width pixels, multiples of 8. The weights outlive it. What is never used,
-   because a stream only decodes, is never touched. */
+/* A stream's memory, for pictures of height x width pixels, multiples of 8. The weights outlive it. Memory that is
+   never used, because a stream only decodes, is never touched. */
 typedef struct carry_tae_stream carry_tae_stream;
 carry_status carry_tae_stream_new(const carry_tae *tae, carry_tae_stream **stream, int64_t height, int64_t width);
 void carry_tae_stream_free(carry_tae_stream *stream);

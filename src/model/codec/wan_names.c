@@ -1,4 +1,4 @@
-/* What Wan's own file calls the tensors that diffusers renamed. */
+/* Names in Wan's own file for the tensors that diffusers renamed. */
 #include "model/codec/wan_names.h"
 
 #include <inttypes.h>

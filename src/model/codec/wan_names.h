@@ -5,7 +5,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* What Wan's own file calls a tensor that diffusers calls `name`; false: nothing is known. blocks: num_res_blocks. */
+/* The name in Wan's own file for a tensor that diffusers calls `name`; false: unknown. blocks: num_res_blocks. */
 bool carry_wan_other_name(int blocks, const char *name, char *to, size_t size);
 
 #endif

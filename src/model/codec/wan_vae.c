@@ -322,7 +322,7 @@ carry_status carry_wan_decode(carry_wan_stream *stream, const carry_codec_output
     return decode_level(stream, 0, first, to, made);
 }
 
-/* What leaves a level goes on: *goes is false when it waits for another frame. */
+/* Passes the output of a level to the next one. *goes is false if that waits for another frame. */
 static carry_status resample(carry_wan_stream *s, int at, bool *goes) {
     const carry_wan_level *level = &s->wan->encoder.level[at];
     room *r = &s->encoder.level[at];

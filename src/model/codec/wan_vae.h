@@ -28,7 +28,7 @@ typedef struct carry_wan_config {
     float mean[CARRY_LATENT_CHANNELS], deviation[CARRY_LATENT_CHANNELS]; /* of latents */
 } carry_wan_config;
 
-/* config.json as diffusers writes it; what is not of Wan 2.1 is refused by its key. */
+/* config.json as diffusers writes it; a value that Wan 2.1 does not have is refused with its key. */
 carry_status carry_wan_config_read(carry_ctx *ctx, carry_wan_config *config, const char *folder);
 
 typedef struct carry_wan_block {

@@ -1,4 +1,4 @@
-/* The parameters of a video transformer, or of a rank's shard of it: what they are and how they start. */
+/* The parameters of a video transformer, or of a rank's shard of it: their list and start values. */
 #include "model/dit/dit.h"
 
 #include <inttypes.h>
@@ -39,7 +39,7 @@ static carry_parameter modulation(int64_t rows, int64_t dim) {
     return (carry_parameter){.rank = 3, .shape = {1, rows, dim}, .start = CARRY_DIT_START_MODULATION};
 }
 
-/* What a block's parameter is like in the whole model, or rank 0 when the configuration has none. */
+/* A block's parameter in the whole model; rank 0 if the configuration does not have it. */
 static carry_parameter describe(const carry_dit_config *c, carry_dit_slot slot) {
     const int64_t d = c->dim;
     switch (slot) {
@@ -213,8 +213,8 @@ static void fill(float *w, float value, int64_t count) {
     }
 }
 
-/* Blocks start as nothing but cross-attention, since both their gates, modulation + projection of the time, are zero;
-   and the velocity as zero, since the head is. */
+/* Blocks start as cross-attention alone, since both their gates, modulation + projection of the time, are zero; the
+   velocity starts as zero, since the head is zero. */
 static void close_gates(const carry_dit *dit, const carry_parameter *p, float *w) {
     const int64_t index = p - dit->own.parameter;
     const bool is_head = index == dit->outer[CARRY_DIT_HEAD];

@@ -40,8 +40,8 @@ typedef struct carry_dit_config {
     double eps;
     bool qk_norm, cross_attn_norm;
     /* Of a causal model, kept in config.json beside Wan's own keys: frames of a chunk, of the window and of its sink,
-       and the shift and steps of its sampler. 0 and an empty list where the file has none: 3, 21, 0... are then the
-       caller's to choose. */
+       and the shift and steps of its sampler. 0 and an empty list if the file does not say: the caller then
+       chooses values such as 3, 21, 0. */
     int64_t chunk_frames, window_frames, sink_frames;
     double shift;
     int64_t step[16];
@@ -51,15 +51,15 @@ typedef struct carry_dit_config {
 /* "1.3B", "14B", "shapes" (a small one, of the demo's kind); CARRY_EARGUMENT lists the names. */
 carry_status carry_dit_config_named(carry_ctx *ctx, carry_dit_config *config, const char *name);
 const char *carry_dit_config_name(int index, const char **about); /* NULL past the end */
-/* Wan's config.json; what is missing is taken from the weights' shapes where they tell. */
+/* Wan's config.json; missing values are taken from the weights' shapes where possible. */
 carry_status carry_dit_config_read(carry_ctx *ctx, carry_dit_config *config, const char *folder);
-/* Refuses what no model can be, and a mesh that does not divide heads and ffn_dim, naming the sizes that would. */
+/* Refuses an invalid configuration, and a mesh that does not divide heads and ffn_dim, naming the sizes that do. */
 carry_status carry_dit_config_check(carry_ctx *ctx, const carry_dit_config *config, int mesh);
-/* Latents of height x width (of the latent, 1/8 of the picture's): refuses what patches do not divide, with the nearest
-   that works, and more than CARRY_DIT_POSITIONS rows or columns of patches. */
+/* Latents of height x width (of the latent, 1/8 of the picture's): refuses sizes that patches do not divide, with the
+   nearest that works, and more than CARRY_DIT_POSITIONS rows or columns of patches. */
 carry_status carry_dit_check_size(carry_ctx *ctx, const carry_dit_config *config, int64_t height, int64_t width);
 
-/* The parameters of a block. X(name, key below blocks.N.) q, k and v lie together, so that they can be one product. */
+/* The parameters of a block. X(name, key below blocks.N.) q, k and v are adjacent, so that they can be one product. */
 #define CARRY_DIT_BLOCK_LIST(X)                 \
     X(MODULATION, "modulation")                 \
     X(Q, "self_attn.q.weight")                  \
@@ -137,7 +137,7 @@ typedef struct carry_dit {
     carry_dit_config config;
     int64_t heads, ffn; /* of this shard */
     carry_parameters own;
-    int64_t (*block)[CARRY_DIT_SLOTS]; /* indices of parameters; -1: the model has none */
+    int64_t (*block)[CARRY_DIT_SLOTS]; /* indices of parameters; -1: not in the model */
     int64_t outer[CARRY_DIT_OUTERS];
     carry_dit_counts counts;
 } carry_dit;
@@ -154,7 +154,7 @@ void carry_dit_free(carry_dit *dit);
 /* Start values, a function of the seed, a parameter's name and an element's place in the whole tensor alone: shards of
    any mesh are parts of the same model. Random everywhere (gates and head too), for tests and benches. */
 carry_status carry_dit_init(carry_dit *dit, uint64_t seed);
-/* What training starts from: zero where gates and the head must start at zero. */
+/* Start values for training: zero where gates and the head must start at zero. */
 carry_status carry_dit_init_training(carry_dit *dit, uint64_t seed);
 carry_status carry_dit_load(carry_dit *dit, const char *folder);
 /* config.json and model.safetensors, stored as dtype; alone only. */
@@ -193,8 +193,8 @@ carry_status carry_dit_cache_check(const carry_dit_cache *cache);
    block's cross-attention are made once. */
 carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor conditioning);
 
-/* What forward takes and gives is in host memory, where on a GPU latents are uploaded and a velocity is waited for; or
-   all on the model's device, where nothing is waited for, and a call that comes again is replayed as one graph.
+/* The tensors of a forward are all in host memory (on a GPU, latents are then uploaded, and the call waits for the
+   velocity), or all on the model's device: the call then does not wait, and a repeated call is replayed as one graph.
    One chunk of a forward: F frames from `start`, which is the next frame, or one of the newest that were written (a
    further denoising step overwrites its own keys), or the frame after the chunk before it in the same call. Frames past
    the last chunk of a call are forgotten. */
@@ -214,8 +214,8 @@ carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const car
 
 /* Few-step flow sampling: sigma' = s sigma / (1 + (s - 1) sigma), sigma = t / 1000, the model's time being 1000 sigma'.
    x0 = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. f32, packed, of equal
-   shape. A shift of 0 is none. Noise is that of carry_random_normal, so element i of (seed, stream) is the same on
-   every rank; x0 of clean may be x or velocity, x of noise is not x0. */
+   shape. A shift of 0 means no shift. Noise is that of carry_random_normal, so element i of (seed, stream) is the same
+   on every rank; x0 of clean may be x or velocity, x of noise is not x0. */
 double carry_flow_sigma(double t, double shift);
 carry_status carry_flow_clean(carry_ctx *ctx, carry_tensor x0, carry_tensor x, carry_tensor velocity, double sigma);
 carry_status carry_flow_noise(carry_ctx *ctx, carry_tensor x, carry_tensor x0, double sigma, double scale,

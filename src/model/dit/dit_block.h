@@ -29,9 +29,9 @@ typedef struct carry_dit_rows {
     carry_tensor x2, h2, up, wide, f, next;        /* up and wide [rows, ffn]; the same: GELU in place */
     carry_tensor ck_in, ck, cv;                    /* [text rows, dim] */
     carry_tensor m;                                /* [groups, 6 dim], f32 */
-    /* Where blocks are chained (a stream on a GPU): the modulation of the next block. A block leaves there what it
-       needs, and in h1 the norm that the next one starts with, made together with its own last sum. Absent: nothing of
-       that. */
+    /* Where blocks are chained (a stream on a GPU): the modulation of the next block. A block writes it
+       there, and to h1 the norm that the next one starts with, computed together with its own last sum. Absent: not
+       chained. */
     carry_tensor next_m;
 } carry_dit_rows;
 
@@ -74,7 +74,7 @@ struct carry_dit_call {
 /* is_chained: h1 and m are as the block before left them. */
 carry_status carry_dit_block_forward(const carry_dit_call *call, int64_t block, const carry_dit_rows *r,
                                      bool is_chained);
-/* Of the last block, where nothing but keys and values is wanted: those. */
+/* The keys and values of the last block, if nothing else of it is wanted. */
 carry_status carry_dit_block_keys(const carry_dit_call *call, int64_t block, const carry_dit_rows *r, bool is_chained);
 
 /* Keys and values of the text for a block's cross-attention: ck and cv, and ck_in, which may be ck. */

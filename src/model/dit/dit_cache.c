@@ -1,6 +1,6 @@
-/* What is carried over chunks: keys and values by frame, the first `sink` frames for good and the others in a ring; and
-   those of the text. A frame's slot depends on its number alone, so that going back to an earlier frame of the ring is
-   nothing but writing its slot again. */
+/* The state between chunks: keys and values by frame, the first `sink` frames for good and the others in a ring; and
+   those of the text. A frame's slot depends on its number alone, so going back to an earlier frame of the ring only
+   writes its slot again. */
 #include "model/dit/dit_cache.h"
 
 #include <inttypes.h>
@@ -48,7 +48,7 @@ static size_t attention_bytes(const carry_dit_cache *cache) {
     return self > cross ? self : cross;
 }
 
-/* What is computed in host memory; on the CPU that is where it is used. */
+/* Inputs that are computed in host memory; on the CPU they are used there. */
 static void lay_out_host(carry_dit_cache *cache, carry_arena *arena) {
     const carry_dit_config *c = &cache->dit->config;
     const int64_t patch = larger(c->in_dim, c->out_dim) * c->patch[1] * c->patch[2];
@@ -65,7 +65,8 @@ static carry_tensor beside(const carry_dit_cache *cache, carry_arena *arena, car
     return device == 0 ? host : carry_arena_tensor(arena, device, host.dtype, host.rank, host.shape);
 }
 
-/* What carry_key_weights is fast for. A mesh counts its all-reduces, and the CPU keeps the order of its sums. */
+/* True for the cases in which carry_key_weights is fast. A mesh counts its all-reduces, and the CPU keeps the order of
+ * its sums. */
 static bool takes_few(const carry_dit_cache *cache) {
     const carry_dit *dit = cache->dit;
     return dit->own.device != 0 && dit->mesh == NULL && cache->options.dtype == CARRY_BF16 &&

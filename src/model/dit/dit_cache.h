@@ -20,7 +20,7 @@ struct carry_dit_cache {
     int64_t rows, columns, per_frame; /* patches */
     int64_t frames, tokens;           /* the most of one forward */
     int64_t ring;                     /* slots after the sink's */
-    int64_t next, top;                /* frames seen now, and ever since the cut: what is below top - ring is gone */
+    int64_t next, top;                /* frames seen now, and at most since the cut: frames below top - ring are lost */
     bool has_text;
     int64_t text_rows; /* of the text's rows, those before the ones that are all alike */
     carry_dit_few few; /* of this text; keys 0: too many, or not on this device */
@@ -32,10 +32,10 @@ struct carry_dit_cache {
     /* Of a forward. */
     carry_dit_room room;
     carry_tensor sums, table, patches;                /* f32 */
-    int64_t table_start, table_rows;                  /* what the table has: the first frame, and tokens; 0: nothing */
+    int64_t table_start, table_rows;                  /* of the table: its first frame, and its tokens; 0: empty */
     carry_tensor sinusoid, time, projected, m, shift; /* of every chunk, f32; m: of two blocks; shift: of the head */
     carry_tensor text, text_narrow, text_hidden, text_embedded; /* text_narrow: text in the type of activations */
-    /* What is computed in host memory: the same, or copies of it where the device has memory of its own. */
+    /* Inputs that are computed in host memory: the tensors above, or their source if the device has its own memory. */
     carry_tensor host_table, host_patches, host_sinusoid, host_text;
     void *host;
     carry_upload table_upload, time_upload; /* of a device with memory of its own */

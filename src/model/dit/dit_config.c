@@ -1,4 +1,4 @@
-/* Configurations of video transformers: those known by name, and what no model can be. */
+/* Configurations of video transformers: those known by name, and the checks. */
 #include "model/dit/dit_config.h"
 
 #include <inttypes.h>
@@ -139,7 +139,7 @@ static carry_status check_sizes(carry_ctx *ctx, const carry_dit_config *c) {
     return CARRY_OK;
 }
 
-/* 0 stands for what the file does not say. */
+/* 0: the file does not give the value. */
 static carry_status check_stream(carry_ctx *ctx, const carry_dit_config *c) {
     const int64_t chunk = c->chunk_frames;
     const int64_t window = c->window_frames;

@@ -1,5 +1,5 @@
-/* config.json of a video transformer: Wan's keys or diffusers', and beside them those of a causal model. What is
-   missing, or all of it where the model is a single file of weights, is told by the shapes of the weights, or has Wan's
+/* config.json of a video transformer: Wan's keys or diffusers', and beside them those of a causal model. A missing
+   value, or all of them if the model is a single file of weights, comes from the shapes of the weights, or is Wan's
    default. */
 #include <inttypes.h>
 #include <math.h>
@@ -247,7 +247,7 @@ static int64_t count_blocks(const carry_weights *weights) {
     return blocks;
 }
 
-/* What the weights say, where the file is silent. */
+/* Takes values that the file does not give from the shapes of the weights. */
 static void take_shapes(const source *s, const carry_weights *w) {
     carry_dit_config *c = s->config;
     const struct {

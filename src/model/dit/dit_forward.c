@@ -150,7 +150,7 @@ static carry_tensor patches_of(carry_tensor patches, int64_t first, int64_t rows
     return carry_reshape_2d(carry_slice(patches, first * width, rows * width), rows, width);
 }
 
-/* What is made in host memory, to where the work is done. */
+/* Copies the inputs that are computed in host memory to the model's device. */
 static carry_status bring(const carry_dit_chunks *call) {
     carry_dit_cache *cache = call->cache;
     carry_dit *dit = cache->dit;

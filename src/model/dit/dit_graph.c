@@ -1,8 +1,9 @@
 /* Forwards as graphs: one for each place in the ring, window that is seen and kind of pass.
 
-   A forward of one chunk that lies on the device launches some 400 kernels whose arguments depend on the chunk's place
-   in the ring, on what it sees and on where its latents are, and on nothing else: the time, the positions and the text
-   are read from memory. A stream comes back to the same call with every step, and with every round of the ring. */
+   A forward of one chunk whose tensors are on the device launches some 400 kernels whose arguments depend on the
+   chunk's place in the ring, on what it sees and on where its latents are, and on nothing else: the time, the positions
+   and the text are read from memory. A stream comes back to the same call with every step, and with every round of the
+   ring. */
 #include "carry/device.h"
 #include "core/context.h"
 #include "model/dit/dit_cache.h"
@@ -12,7 +13,7 @@ static uint64_t mix(uint64_t key, uint64_t word) {
     return key ^ key >> 29;
 }
 
-/* What the kernels' arguments are a function of; never 0. */
+/* A hash of everything that the kernels' arguments depend on; never 0. */
 static uint64_t key_of(const carry_dit_chunks *call) {
     const carry_dit_cache *cache = call->cache;
     uint64_t key = mix(1, (uint64_t)cache->text_rows);

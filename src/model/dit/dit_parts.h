@@ -1,5 +1,5 @@
-/* What every pass over a video transformer needs, for one chunk or a training batch: weights as matrices, the
-   sinusoidal embedding of time, rotary positions, patches. */
+/* Shared by all passes over a video transformer, of one chunk or a training batch: weights as matrices, the sinusoidal
+   embedding of time, rotary positions, patches. */
 #ifndef CARRY_MODEL_DIT_PARTS_H
 #define CARRY_MODEL_DIT_PARTS_H
 

@@ -163,7 +163,7 @@ static carry_status enter_unit(const carry_dit_call *call, const void *user, int
     return CARRY_OK;
 }
 
-/* Work on host memory, side by side whatever the device. */
+/* Runs `work` on host memory for every unit; if the model is on a GPU, one unit after the other. */
 static carry_status each_on_host(const carry_dit_pass *pass, carry_dit_work work) {
     for (int64_t unit = 0; pass->dit->own.device != 0 && unit < pass->units; unit++) {
         CARRY_TRY(work(&pass->call, pass, unit, NULL));
@@ -240,7 +240,7 @@ static carry_status leave_unit(const carry_dit_call *call, const void *user, int
 
 static carry_status leave(carry_dit_pass *pass) {
     CARRY_TRY(pass->wide_out.data != pass->out.data ? carry_convert(pass->ctx, pass->wide_out, pass->out) : CARRY_OK);
-    if (pass->dit->own.device != 0) { /* the target was uploaded, or there is none */
+    if (pass->dit->own.device != 0) { /* the target was uploaded, or not given */
         CARRY_TRY(carry_read(pass->ctx, pass->host.target, pass->wide_out));
     }
     return each_on_host(pass, leave_unit);

@@ -1,8 +1,8 @@
 /* Training the video transformer causally: all chunks of several videos in one pass, with the gradients of all
    parameters.
 
-   Teacher forcing. A video of C chunks is in the pass twice, as 2C - 1 units of one chunk: clean (t = 0), which are
-   what a stream's cache holds, but for the last, which nobody sees; and noisy, each with a t of its own. Clean chunk i
+   Teacher forcing. A video of C chunks is in the pass twice, as 2C - 1 units of one chunk: clean (t = 0), as in
+   a stream's cache, without the last, which no chunk sees; and noisy, each with its own t. Clean chunk i
    sees the clean chunks up to i, noisy chunk i the clean chunks before it and itself, both inside the window: exactly
    what carry_dit_forward sees chunk after chunk. Every operator works on all rows of the batch but attention, which is
    called per unit with runs of keys (two at most, no mask), and modulation, whose t is the unit's.
@@ -42,12 +42,12 @@ typedef struct carry_dit_pass_args {
     const int64_t *caption; /* [videos, chunks]: 0 to texts - 1 */
     const int64_t *start;   /* [videos]: the place of the first frame, for rotary positions */
     const float *weight;    /* [videos, chunks]: of the chunk's loss */
-    carry_tensor target;    /* what the velocity should be; absent: no loss */
+    carry_tensor target;    /* of the velocity; absent: no loss */
     carry_tensor velocity;  /* gets it; absent: not wanted */
     bool backward;          /* adds to the gradients */
     double scale;           /* of the loss, in the gradients */
     double *loss;           /* sum over chunks of weight times the sum of squares, which is waited for */
-    carry_tensor total; /* [1], f64, on the model's device: gets the same in its place, and nobody waits; or absent */
+    carry_tensor total;     /* [1], f64, on the model's device: gets the same instead, without a wait; or absent */
     /* Called in backward when a range of the gradients is complete: once, with all. NULL: not wanted. */
     carry_status (*ready)(void *user, int64_t first, int64_t count);
     void *user;

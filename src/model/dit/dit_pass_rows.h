@@ -5,14 +5,14 @@
 #include "model/dit/dit_block.h"
 #include "model/dit/dit_pass.h"
 
-/* What backward needs beside the rows of blocks. [rows, dim] unless said otherwise. */
+/* Tensors of backward beside the rows of blocks. [rows, dim] unless said otherwise. */
 typedef struct carry_dit_back {
     carry_tensor dx, dh, dy, dq, dk, dv, dwide;
     carry_tensor dck, dcv, dck_in, dtext;   /* [text rows, dim] */
     carry_tensor dm, de, de0, dsilu, dhead; /* f32: [units, 6, 1, 6, 1 and 2 dim] */
 } carry_dit_back;
 
-/* What is computed in host memory: where the work is done on the CPU, else copied from there. f32. */
+/* Inputs that are computed in host memory: used there on the CPU, else copied to the device. f32. */
 typedef struct carry_dit_inputs {
     carry_tensor patches, table, sinusoid, target, weight;
 } carry_dit_inputs;

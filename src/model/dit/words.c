@@ -1,5 +1,5 @@
-/* Words as fixed random vectors. A word is hashed as it is read, so prompts of any length need no memory. What is fixed
-   here (hash, seeds, the part of the place) is part of every model that was trained on it. */
+/* Words as fixed random vectors. A word is hashed as it is read, so prompts of any length need no memory. The
+   constants here (hash, seeds, the part of the place) are part of every model that was trained with them. */
 #include "model/dit/words.h"
 
 #include <stdbool.h>

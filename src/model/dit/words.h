@@ -6,8 +6,8 @@
    model that was trained on these vectors knows its words; other words are noise to it, and no error is reported,
    since there is no wrong spelling. (word:1.5) weights a word, (two words:0.5) both; a weight is digits, up to four
    before a point and four after it. Parentheses without a weight are ordinary bytes, and so are "\(" and "\)". Any
-   bytes of any length are a valid prompt: words that do not fit into text_len rows are dropped, and the caller is
-   told how many. */
+   bytes of any length are a valid prompt: words that do not fit into text_len rows are dropped, and the caller
+   gets their number. */
 #ifndef CARRY_MODEL_WORDS_H
 #define CARRY_MODEL_WORDS_H
 

@@ -25,7 +25,7 @@ carry_status carry_lm_config_refuse(const carry_lm_source *s, const carry_json *
                       carry_json_show(shown, node), why);
 }
 
-/* What must be off is on: of quantised weights, by which method. */
+/* Refuses a feature that is on and must be off; for quantised weights it names the method. */
 static carry_status refuse_on(const carry_lm_source *s, const carry_json *node) {
     const carry_json *method = node->kind == CARRY_JSON_OBJECT ? carry_json_find(node, "quant_method") : NULL;
     return method != NULL ? carry_lm_config_refuse(s, method, "quantised weights are not supported")

@@ -1,4 +1,4 @@
-/* The parameters of a language model: what they are and how they start. */
+/* The parameters of a language model: their list and start values. */
 #include "model/lm/lm.h"
 
 #include <inttypes.h>
@@ -126,7 +126,7 @@ static void list_sublayer(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, int
                           const char *const *names) {
     s->part = carry_lm_part_at(kind);
     s->kind = kind;
-    if (s->part->slots == 0) { /* this layer has none */
+    if (s->part->slots == 0) { /* the layer lacks this part */
         s->norm = -1;
         return;
     }

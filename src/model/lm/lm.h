@@ -27,7 +27,7 @@ typedef struct carry_lm {
     carry_parameters own; /* embeddings; layer after layer; norm; lm_head (not when tied) */
     carry_lm_layer *layer;
     int64_t embeddings, norm, head; /* head is embeddings when tied */
-    double forget;                  /* for init: heads start to forget so many times as fast; 0: once */
+    double forget;                  /* for init: a factor on the decay rate of heads at the start; 0: 1 */
     int64_t prompted;               /* tokens of prompts that were read, until it is settled whether to pack */
     bool is_settled;
     void *panels; /* of the layers' weights (lm_packed.c); NULL: packed by every product */
@@ -43,7 +43,7 @@ carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config
 /* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder);
-/* The same, for carry_lm_open: mapped where that can be. */
+/* The same, for carry_lm_open: mapped where possible. */
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder);
 void carry_lm_free(carry_lm *lm);
@@ -55,7 +55,7 @@ carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them
 
 /* Packs the weights of the layers' products once, for prompts in bf16 through a model that was opened to be read, on a
    CPU with instructions for them (ops/product/kept.h); results have the same bits. `tokens` of a prompt are to be read:
-   nothing is done until so many were that it pays, nor where memory is short. */
+   nothing is packed before enough tokens were read that it pays, or if memory is short. */
 carry_status carry_lm_pack(carry_lm *lm, carry_dtype dtype, int64_t tokens);
 void carry_lm_unpack(carry_lm *lm);
 
@@ -121,12 +121,12 @@ typedef struct carry_lm_args {
     bool backward;         /* adds to the gradients */
     float scale;           /* of the gradient of every counted token's loss; 0: one over their number, for the mean */
     carry_lm_state *state; /* continues from it and leaves it after the last token. Not with backward, nor packed */
-    /* Sequences whose states lie in a pool (places.h); for a pass with `pooled`. ids are [1, rows of the call]; logits,
+    /* Sequences whose states are in a pool (places.h); for a pass with `pooled`. ids are [1, rows of the call]; logits,
        with last_logits, are of the rows that places lists. */
     const struct carry_lm_places *places;
     double *loss;       /* the sum over counted tokens, which is waited for; NULL: not wanted */
-    carry_tensor total; /* [2], f64, on the model's device: the same and the number of tokens are added to it, and
-                           nobody waits. May be absent */
+    carry_tensor total; /* [2], f64, on the model's device: the same and the number of tokens are added to it, without
+                           a wait. May be absent */
     int64_t *counted;
     /* Called in backward when a range of the gradients is complete: what follows the layers, the layers from the last
        to the first, the embeddings. A failure ends the call. NULL: not wanted. */
@@ -139,8 +139,8 @@ typedef struct carry_lm_args {
    afterwards. Results do not depend on the number of threads. */
 carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes);
 
-/* What a call begins with: room in the caches, and what the host tells the device. For a call with `begun`, after an
-   earlier call of the pass with the same memory. */
+/* The start of a call: reserves capacity in the caches and uploads the inputs of the host. For a call with `begun`,
+   after an earlier call of the pass with the same memory. */
 carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args);
 
 /* The states of `batch` sequences: for every layer what its mixer has of one, such as the last conv_size - 1 inputs of

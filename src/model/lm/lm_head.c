@@ -1,4 +1,4 @@
-/* What follows the layers: the last norm, logits, the loss and its gradients. */
+/* The head after the layers: the last norm, logits, the loss and its gradients. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"

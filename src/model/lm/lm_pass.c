@@ -260,7 +260,7 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
     return CARRY_OK;
 }
 
-/* What a call gives in host memory, where the work is done: checked before, uploaded where that is not the CPU. */
+/* An input of a call, on the model's device: it was checked before, and is uploaded if the device is not the CPU. */
 static carry_status bring(const carry_lm_pass *pass, carry_tensor *here, carry_tensor from, int64_t count) {
     const carry_tensor flat = carry_reshape_1d(from, count);
     if (pass->lm->own.device == from.device || from.data == NULL) {

@@ -103,7 +103,7 @@ carry_lm_call carry_lm_call_of(carry_lm_pass *pass, const carry_lm_args *args, i
                                const carry_lm_sublayer *own);
 
 /* A slot of the called part: the weight, the weight as products want it (model/parameters.h), the gradient. data NULL
-   when the model has none. */
+   if the model does not have it. */
 carry_tensor carry_lm_w(const carry_lm_call *call, int slot);
 carry_tensor carry_lm_product(const carry_lm_call *call, int slot);
 carry_tensor carry_lm_dw(const carry_lm_call *call, int slot);
@@ -139,7 +139,7 @@ carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_
 /* Before a call with a state: capacity for its tokens in the caches; and after it. */
 carry_status carry_lm_state_reserve(carry_lm_state *state, int64_t tokens, carry_dtype dtype);
 void carry_lm_state_advance(carry_lm_state *state, int64_t tokens);
-/* The ids of those tokens, [batch, tokens] in host memory. A state of which some are not told is not saved. */
+/* The ids of those tokens, [batch, tokens] in host memory. A state that was not given all of its ids is not saved. */
 void carry_lm_state_tell(carry_lm_state *state, const int64_t *ids, int64_t tokens);
 /* Caches of a model with attention that hold `tokens` of every sequence, in this type. */
 carry_status carry_lm_state_fit(carry_lm_state *state, int64_t tokens, carry_dtype dtype);

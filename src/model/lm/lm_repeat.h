@@ -1,4 +1,4 @@
-/* A call of a pass that is repeated with the same arguments, while what they point to changes.
+/* A call of a pass that is repeated with the same arguments, while the data behind them changes.
 
    On a GPU the first call is launched kernel by kernel, which sets up libraries and plans; the second is recorded as a
    graph, and replayed from then on with the same bits. Calls that cannot be recorded are launched every time: on the

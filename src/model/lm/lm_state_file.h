@@ -1,4 +1,4 @@
-/* What reading a state's file consists of, for fuzzing. */
+/* The parts of reading a state's file, for fuzzing. */
 #ifndef CARRY_MODEL_LM_STATE_FILE_H
 #define CARRY_MODEL_LM_STATE_FILE_H
 

@@ -70,7 +70,7 @@ typedef struct carry_lm_latent_options {
     int64_t value;         /* of a head */
     int64_t rank;          /* of the latent of keys and values */
     int64_t query_rank;    /* of that of queries; 0: none */
-    int64_t width;         /* derived: of what is cached for a token, rank + shared */
+    int64_t width;         /* derived: of the cached row of a token, rank + shared */
 } carry_lm_latent_options;
 
 /* feedforward/squared.c */

@@ -35,7 +35,7 @@ struct carry_lm_part;
 
 /* A slot of a part: rows of a parameter. */
 typedef struct carry_lm_slot {
-    int64_t parameter;   /* -1: the model has none */
+    int64_t parameter;   /* -1: not in the model */
     int64_t first, rows; /* rows 0: all of it */
 } carry_lm_slot;
 
@@ -81,8 +81,8 @@ typedef struct carry_lm_part {
     /* The names of the slots' tensors below model.layers.N., unless the family has others. Slots with the same name,
        one after the other, are consecutive rows of one tensor. */
     const char *const *names;
-    carry_lm_parameter (*describe)(const carry_lm_config *config, int slot); /* rank 0: this model has none */
-    /* Slots that map x, neighbours in the list: on a GPU they lie in memory in this order, so that one product computes
+    carry_lm_parameter (*describe)(const carry_lm_config *config, int slot); /* rank 0: not in this model */
+    /* Slots that map x, neighbours in the list: on a GPU they are in memory in this order, so that one product computes
        all of them, with zeros after them up to whole rows. The last is -1; NULL: as they are listed. */
     const int *together;
     /* The state of a mixer; returns the number of parts. NULL for a feed-forward. */

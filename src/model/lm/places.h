@@ -1,4 +1,4 @@
-/* Sequences of a call whose states lie in a pool (carry_lm_pool_new), and groups of rows that an operator with a state
+/* Sequences of a call whose states are in a pool (carry_lm_pool_new), and groups of rows that an operator with a state
    takes at once.
 
    The first `steps` sequences of a call have one token each, rows 0 to steps - 1; the others have pieces of any length,
@@ -44,7 +44,7 @@ int64_t carry_lm_places_wanted(const carry_lm_places *places);
 /* batch * tokens rows from `first` on. */
 typedef struct carry_lm_group {
     int64_t first, batch, tokens;
-    int64_t sequence; /* of places, the first; -1: the call has none */
+    int64_t sequence; /* of places, the first; -1: a call without places */
 } carry_lm_group;
 
 /* Group `index` of a call; false past the last. A call without places is one group. */
@@ -66,7 +66,7 @@ typedef struct carry_lm_conv {
 } carry_lm_conv;
 carry_status carry_lm_convolve(const carry_lm_call *call, const carry_lm_conv *convs, int count);
 
-/* What a recurrence is told of a group whose states are in part `part`. */
+/* The arguments of a recurrence for a group whose states are in part `part`. */
 carry_lm_pooled_call carry_lm_pooled(const carry_lm_call *call, const carry_lm_group *group, int part);
 
 /* The sequence whose state a sequence of a later wave goes on from; -1: its own slot has the state. */

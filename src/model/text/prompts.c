@@ -16,7 +16,7 @@
 #include "model/text/umt5.h"
 #include "tokenizer/unigram.h"
 
-/* A prompt and what it became. */
+/* A prompt and its encoding. */
 typedef struct kept {
     char *text;
     size_t length;

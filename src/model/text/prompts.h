@@ -1,4 +1,4 @@
-/* Prompts through a text encoder: tokenizer, encoder, and what was encoded before.
+/* Prompts through a text encoder: tokenizer, encoder, and a cache of encoded prompts.
 
    A model's folder has text_encoder (model/text/umt5.h) and tokenizer (tokenizer/unigram.h) as diffusers lays them
    out; a folder of transformers has both in one. A prompt is encoded once: the last ones are kept. Runs of spaces are
@@ -15,7 +15,7 @@ typedef struct carry_prompts carry_prompts;
 typedef struct carry_prompts_options {
     const char *folder; /* of the encoder; its tokenizer is in it, or in the folder tokenizer beside it */
     int64_t text_len, text_dim;
-    /* A GPU in bf16, where the encoder fits into what is free now, with `spare` bytes left for others; otherwise, with
+    /* A GPU in bf16, if the encoder fits into the free memory, with `spare` bytes left for others; otherwise, with
        a warning, and for 0 the CPU. If the GPU's memory runs out while a prompt is encoded, the encoder moves to the
        CPU. */
     int device;

@@ -59,7 +59,7 @@ static bool other_name(const void *names, const char *name, int which, bool piec
            snprintf(to, size, "encoder.embed_tokens.weight") < (int)size;
 }
 
-/* What folders of the whole model have beside the encoder. */
+/* Tensors of the whole model that the encoder does not use. */
 static bool is_spare(const void *model, const carry_weights *weights, const char *name) {
     (void)model;
     (void)weights;

@@ -1,5 +1,6 @@
-/* The encoder of UMT5, which turns prompts into what a video transformer reads: folders as transformers lays them out
-   (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights in them are ignored).
+/* The encoder of UMT5, which turns prompts into the conditioning of a video transformer: folders as transformers lays
+   them out (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights in them are
+   ignored).
 
        x = embed(ids);  per layer  x += Wo attention(norm x),  x += Wo (gelu(Wi0 norm x) * Wi1 norm x);  norm x
 
@@ -30,7 +31,7 @@ void carry_umt5_free(carry_umt5 *model);
 const carry_umt5_config *carry_umt5_config_of(const carry_umt5 *model);
 
 /* hidden [T, d_model], f32, in host memory: the last hidden state of T tokens, of which the first `tokens` are the
-   prompt's and the rest padding, which nobody sees. ids [T], i64, in host memory. */
+   prompt's and the rest padding, which is masked. ids [T], i64, in host memory. */
 carry_status carry_umt5_encode(carry_umt5 *model, carry_tensor hidden, carry_tensor ids, int64_t tokens);
 
 /* The bucket of a key `distance` rows after a query (negative: before). */

@@ -38,7 +38,7 @@ static void drop_oldest(carry_hub *hub) {
     hub->count--;
 }
 
-/* What is forgotten was not missed by a slow viewer, so it is nobody's drop. */
+/* Frames that are removed here were not missed by a slow viewer: they are not counted as dropped. */
 static void cut(carry_hub *hub, uint64_t epoch, double now) {
     hub->epoch = epoch;
     while (hub->count > 0) {
@@ -276,7 +276,7 @@ void carry_hub_set_figures(carry_hub *hub, const carry_stream_figures *figures) 
     pthread_mutex_lock(&hub->lock);
     hub->figures = *figures;
     if (figures->paused) {
-        hub->chunk_started = 0.0; /* the time until the next chunk is not what a chunk takes */
+        hub->chunk_started = 0.0; /* the time until the next chunk includes the pause */
     }
     pthread_mutex_unlock(&hub->lock);
 }

@@ -1,4 +1,4 @@
-/* Where frames and figures go: stage 0 publishes, viewers and recorders take what they can.
+/* Distributes frames and figures: stage 0 publishes, viewers and recorders take them as fast as they can.
 
    Bounded memory: the hub keeps the newest frames, each once, encoded once (JPEG); a viewer that is slower skips to the
    newest one, and its own count of dropped frames grows. Publishing never waits for a viewer. Frames of an older epoch
@@ -24,7 +24,7 @@ typedef struct carry_frame {
     size_t size;
 } carry_frame;
 
-/* What the page, /metrics and --json show; all since the start. */
+/* The figures of the page, /metrics and --json; all since the start. */
 typedef struct carry_stream_figures {
     carry_overlap_summary overlap;
     carry_chunk_times last;
@@ -57,7 +57,7 @@ void carry_hub_free(carry_hub *hub);
  */
 carry_status carry_hub_publish(carry_hub *hub, const float *pixels, uint64_t chunk_index, uint64_t cache_epoch);
 void carry_hub_cut(carry_hub *hub, uint64_t cache_epoch); /* frames of older epochs are forgotten */
-/* An epoch that is no cut, for nobody asked for one: what was published before is given out before it. */
+/* A new epoch that is not a cut that a user asked for: frames that were published before it are still shown. */
 void carry_hub_follow(carry_hub *hub, uint64_t cache_epoch);
 void carry_hub_set_figures(carry_hub *hub, const carry_stream_figures *figures);
 void carry_hub_figures(carry_hub *hub, carry_stream_figures *figures);
@@ -73,7 +73,7 @@ bool carry_viewer_take(carry_viewer *viewer, carry_frame *frame); /* false: none
 void carry_viewer_give_back(carry_viewer *viewer);
 uint64_t carry_viewer_dropped(const carry_viewer *viewer);
 bool carry_viewer_wait(carry_viewer *viewer, double seconds); /* for a frame to take: true; or that long: false */
-/* Seconds until a frame is released that is not yet; below 0: there is none. */
+/* Seconds until a frame is released that is not yet; below 0: no frame waits. */
 double carry_hub_next_release(carry_hub *hub);
 int carry_hub_alive(carry_hub *hub); /* frames in memory: kept, in viewers' hands, spare */
 double carry_hub_pace(const carry_hub *hub, int *width, int *height); /* fps and size as given */

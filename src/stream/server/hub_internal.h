@@ -1,5 +1,4 @@
-/* The inside of a hub: the ring (hub.c) and those who look (hub_viewer.c). What is here is called with the lock held.
- */
+/* Shared by the ring (hub.c) and the viewers (hub_viewer.c) of a hub. These functions are called with the lock held. */
 #ifndef CARRY_STREAM_HUB_INTERNAL_H
 #define CARRY_STREAM_HUB_INTERNAL_H
 
@@ -54,7 +53,7 @@ struct carry_hub {
     double interval, last_release; /* the pace */
     uint64_t chunk, chunk_frames;
     double chunk_started;                        /* 0: none yet */
-    double released[CARRY_HUB_TIMES], first_one; /* release times; of the first frame, below 0 when there is none */
+    double released[CARRY_HUB_TIMES], first_one; /* release times; of the first frame, below 0: none yet */
     uint64_t times;
 };
 

@@ -1,4 +1,4 @@
-/* Pictures to JPEG. libjpeg ends the process on an error unless told otherwise: here it jumps back. */
+/* Pictures to JPEG. libjpeg's default is to end the process on an error: here it jumps back. */
 #include "stream/server/hub_jpeg.h"
 
 #include <math.h>

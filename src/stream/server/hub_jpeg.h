@@ -14,13 +14,13 @@ typedef struct carry_jpeg carry_jpeg;
 carry_status carry_jpeg_new(carry_ctx *ctx, carry_jpeg **made, int width, int height, int quality);
 void carry_jpeg_free(carry_jpeg *jpeg);
 
-/* Bytes that grow: room is what was allocated. */
+/* A buffer that grows: room is the number of bytes allocated. */
 typedef struct carry_jpeg_bytes {
     unsigned char *bytes;
     size_t size, room;
 } carry_jpeg_bytes;
 
-/* pixels: [3, height, width] f32 in [0, 1]; what is outside is cut, NaN is black. */
+/* pixels: [3, height, width] f32 in [0, 1]; values outside are clamped, NaN is black. */
 carry_status carry_jpeg_encode(carry_ctx *ctx, carry_jpeg *jpeg, carry_jpeg_bytes *to, const float *pixels);
 
 #endif

@@ -1,4 +1,4 @@
-/* Those who look: each with its own place in the stream and its own count of what it missed. */
+/* Viewers of a hub: each has its own position in the stream and its own count of dropped frames. */
 #include <math.h>
 #include <stdlib.h>
 #include <time.h>

@@ -1,5 +1,5 @@
-/* A stream into a video file, beside those who watch: a viewer with a thread of its own, so that a slow disk holds up
-   nobody and costs frames of the recording alone.
+/* A stream into a video file, beside those who watch: a viewer with a thread of its own, so that a slow disk delays
+   no other viewer and costs frames of the recording alone.
 
    A file that reaches its limit is finished and name-2.avi begins. A disk that is full, or a folder that has gone, ends
    the recording with an error message; the stream goes on. */

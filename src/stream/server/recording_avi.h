@@ -16,15 +16,15 @@
 
 typedef struct carry_avi carry_avi;
 
-/* fps 0: what the times of the frames say. limit: bytes, at most CARRY_AVI_LIMIT. A file that exists is refused. */
+/* fps 0: from the times of the frames. limit: bytes, at most CARRY_AVI_LIMIT. A file that exists is refused. */
 carry_status carry_avi_new(carry_ctx *ctx, carry_avi **made, const char *path, int width, int height, double fps,
                            uint64_t limit);
 /* Would a frame of this size, and its place in the index, still fit? */
 bool carry_avi_fits(const carry_avi *avi, size_t size);
-/* CARRY_ESIZE: it does not fit. CARRY_EIO: a full disk, ...; what was written before stays good. */
+/* CARRY_ESIZE: it does not fit. CARRY_EIO: a full disk, ...; frames written before stay readable. */
 carry_status carry_avi_write(carry_ctx *ctx, carry_avi *avi, const void *jpeg, size_t size, double seconds);
 uint64_t carry_avi_bytes(const carry_avi *avi);
-/* The index and the last header; frees avi whatever happens. */
+/* Writes the index and the last header; frees avi in any case. */
 carry_status carry_avi_close(carry_ctx *ctx, carry_avi *avi);
 
 #endif

@@ -15,8 +15,8 @@
 
 #define CARRY_VIDEO_DAMAGED 30 /* frames in a row that end a video */
 
-/* What a camera is used through: open, close, ioctl and poll as in POSIX; map and unmap a buffer of it, NULL: refused.
-   Tests have a camera of their own. */
+/* The system calls of a camera: open, close, ioctl and poll as in POSIX; map and unmap a buffer of it, NULL: refused.
+   Tests replace them with those of a simulated camera. */
 typedef struct carry_camera_calls {
     int (*open)(const char *path);
     int (*close)(int file);
@@ -31,7 +31,7 @@ typedef struct carry_video_options {
     int keep;                         /* of a live source: the newest frames that are kept */
     bool is_live;                     /* of a file or folder; cameras always are */
     double fps;                       /* of a live folder; 0: 16. Files have their own. */
-    const carry_camera_calls *camera; /* NULL: the system's. Otherwise the path is a camera, whatever is there. */
+    const carry_camera_calls *camera; /* NULL: the system's. Otherwise every path is taken as a camera. */
 } carry_video_options;
 
 typedef struct carry_video carry_video;

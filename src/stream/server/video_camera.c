@@ -76,7 +76,8 @@ static void close_camera(void *opened) {
     free(c);
 }
 
-/* A buffer that the driver has filled; one that it marks as damaged, or that cannot be, is passed over. */
+/* A buffer that the driver has filled. One that it marks as damaged, or with an impossible index or size, is skipped.
+ */
 static carry_status take_buffer(carry_ctx *ctx, const camera *c, const struct v4l2_buffer *b, carry_jpeg_bytes *to) {
     if (b->index >= c->buffers || b->bytesused > c->buffer[b->index].size || (b->flags & V4L2_BUF_FLAG_ERROR) != 0) {
         return CARRY_OK;

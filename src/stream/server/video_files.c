@@ -52,7 +52,7 @@ static bool take_chunk(FILE *file, chunk *c) {
     return true;
 }
 
-/* A position beyond the file's end can be set, but nothing is there. */
+/* fseek accepts a position beyond the end of the file, so the size is compared. */
 static bool skip(const avi *a, uint32_t size) {
     const long to = ftell(a->file) + (long)size;
     return to <= a->size && fseek(a->file, to + (long)(size & 1), SEEK_SET) == 0;
@@ -112,7 +112,7 @@ static carry_status next_of_avi(carry_ctx *ctx, void *opened, carry_jpeg_bytes *
     return CARRY_OK;
 }
 
-/* The header's rate and number of frames (avih), the codec of its pictures (strh); other parts are passed over. */
+/* The header's rate and number of frames (avih), the codec of its pictures (strh); other parts are skipped. */
 static bool take_header(avi *a, const chunk *c, double *fps) {
     unsigned char b[20] = {0};
     const bool is_main = strcmp(c->name, "avih") == 0;

@@ -1,4 +1,4 @@
-/* What kinds of video sources share. */
+/* Shared by the kinds of video sources. */
 #ifndef CARRY_STREAM_VIDEO_INTERNAL_H
 #define CARRY_STREAM_VIDEO_INTERNAL_H
 

@@ -1,4 +1,4 @@
-/* JPEG to pictures. libjpeg ends the process on an error unless told otherwise: here it jumps back. */
+/* JPEG to pictures. libjpeg's default is to end the process on an error: here it jumps back. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static void jump_back(j_common_ptr common) {
     longjmp(r->back, 1);
 }
 
-/* A warning is data that ends early or is not what it should be: such a frame is not shown. */
+/* A warning means data that ends early or is damaged: such a frame is not shown. */
 static void take_warning(j_common_ptr common, int level) {
     if (level < 0) {
         jump_back(common);

@@ -1,4 +1,4 @@
-/* What the chunk kernels share: where a chunk's tokens are, and how its prepared tiles lie in the workspace.
+/* Shared by the chunk kernels: where a chunk's tokens are, and the layout of its prepared tiles in the workspace.
 
    A chunk of a value head takes CHUNK_BYTES of the workspace: T = (I + A)^-1 and W = P T in bf16, then 64
    numbers each of
@@ -48,8 +48,8 @@ constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
 constexpr int END = 256, KEYED_NUMBERS_BYTES = (END + D - BETA) * 4;
 constexpr int KEYS_AT = CHUNK_BYTES, KEYS_BYTES = CHUNK_BYTES + 3 * TILE;
 
-/* How many lanes of a warp say that it has read or written its part: the first. racecheck does not follow what the
-   other lanes did to that arrival, so that builds for it (-DCARRY_DELTA_EVERY_LANE) let all of them arrive. */
+/* The number of lanes of a warp that arrive when it has read or written its part: only the first. racecheck does not
+   connect the accesses of the other lanes with that arrival, so builds for it (-DCARRY_DELTA_EVERY_LANE) use all. */
 #ifdef CARRY_DELTA_EVERY_LANE
 constexpr int ARRIVING = 32;
 #else
@@ -107,7 +107,7 @@ static __device__ __forceinline__ int2 part_of(const ring &r, bool reverse, int 
     return {max(first, 0), min(last, chunks)};
 }
 
-/* Where a walk keeps what it makes of a chunk: in tiles of a value head. */
+/* Where a walk keeps its results for a chunk: in tiles of a value head. */
 static __device__ __forceinline__ int64_t kept_at(const ring &r, bool reverse, int lane, int slot, int chunk) {
     if (r.each == 0) {
         return r.count == 0 ? slot + chunk : (int64_t)lane * r.rooms[reverse] + chunk;
@@ -134,7 +134,7 @@ static __device__ __forceinline__ sequence_place sequence_of(const shape &s, int
 }
 
 struct chunk_place {
-    int batch, first, length; /* length <= 0: nobody's */
+    int batch, first, length; /* length <= 0: the slot has no chunk */
 };
 
 static __device__ __forceinline__ chunk_place chunk_of(const shape &s, int slot) {
@@ -160,13 +160,12 @@ static inline int64_t slots_of(const carry_delta_job *job) {
     return job->borders == nullptr ? job->batch * ((job->tokens + C - 1) / C) : job->tokens / C + job->sequences;
 }
 
-/* 16 bytes `part` of a row of T or W as they are kept; there are none of parts from 4 in rows above 32. */
+/* 16 bytes `part` of a row of T or W as they are kept; rows 0 to 31 have parts 0 to 3 only. */
 static __device__ __forceinline__ uint32_t kept_part(uint32_t tile, int row, int part) {
     return tile + (uint32_t)((part < 4 ? row * 64 : HALF - QUARTER + row * 64) + ((part % 4 ^ (row >> 1 & 3)) << 4));
 }
 
-/* What a product is told of an operand in bands of 32 columns, rows of 64 bytes with the swizzle that goes with them.
- */
+/* The descriptor of an operand in bands of 32 columns, rows of 64 bytes with the swizzle for that size. */
 static __device__ __forceinline__ uint64_t describe_half(uint32_t address, int band) {
     return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(band >> 4) << 16 | (uint64_t)(512 >> 4) << 32 |
            (uint64_t)2 << 62;
@@ -254,7 +253,7 @@ constexpr float TINY_BETA = 0x1p-20f;
 static __device__ __forceinline__ bool tiny(float beta) {
     return fabsf(beta) < TINY_BETA;
 }
-/* What Y was multiplied with, and what is left to do. */
+/* The factor that Y was already multiplied by, and the factor that is still to be applied. */
 static __device__ __forceinline__ float given_beta(float beta) {
     return tiny(beta) ? 1.0f : beta;
 }

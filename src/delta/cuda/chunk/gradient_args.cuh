@@ -1,4 +1,4 @@
-/* What the kernel gradients is told, and the item of a block. */
+/* Arguments of the kernel `gradients`, and the item of a block. */
 #ifndef CARRY_DELTA_CHUNK_GRADIENT_ARGS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENT_ARGS_CUH
 

@@ -157,7 +157,7 @@ static __device__ __forceinline__ void weigh_square(bool queries, float scale, c
     }
 }
 
-/* A square as a tile, once nobody of the warpgroup reads what was there. */
+/* Stores a square as a tile. No thread of the warpgroup may still read the tile. */
 static __device__ __forceinline__ void store_square(uint32_t tile, const uint32_t (&packed)[16], int warp, int lane) {
 #pragma unroll
     for (int block = 0; block < 8; block += 2) {
@@ -192,7 +192,7 @@ static __device__ __forceinline__ void inner_product(gradient_numbers &sums, con
     }
 }
 
-/* What the two halves of a value head of 256 give: whether it is all there. */
+/* Adds the results of the two halves of a value head of 256. True once both have been added. */
 static __device__ __forceinline__ bool add_parts(float (*held)[C], float (&dg)[2], float (&dbeta)[2], bool last,
                                                  int lane) {
 #pragma unroll

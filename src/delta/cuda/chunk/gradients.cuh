@@ -52,7 +52,7 @@ static __device__ __forceinline__ void copy_state(const shape &s, uint32_t to, c
     }
 }
 
-/* Zeros where tiles of values and states are smaller than their place: nobody else writes there. */
+/* Zeros where tiles of values and states are smaller than their slot: nothing else writes there. */
 static __device__ __forceinline__ void clear_places(const shape &s, uint32_t start, int thread) {
     if (s.bands + s.key_bands == 4) {
         return;
@@ -262,7 +262,7 @@ struct gradient_worker {
             sum[i] = 0.0f;
         }
         barrier_wait(p.qk_full(item_index), item_index / 2 % 2);
-        if (at.length < C) { /* once, while nobody multiplies them */
+        if (at.length < C) { /* once, while no product reads them */
             clear_rows(mine, 2, at.length, thread);
         }
         for (int e = 0; e < group; e++) {

@@ -1,4 +1,4 @@
-/* What a scan stores of every chunk: outputs, or states and values as they are. */
+/* Results that a scan stores for every chunk: outputs, or states and values as they are. */
 #ifndef CARRY_DELTA_CHUNK_OUTPUT_CUH
 #define CARRY_DELTA_CHUNK_OUTPUT_CUH
 

@@ -1,5 +1,5 @@
-/* Backward: in which parts a problem is done so that the workspace stays below one and a half times the inputs, and
-   where everything lies in it.
+/* Backward: into which parts a problem is divided so that the workspace stays below one and a half times the inputs,
+   and the layout of the workspace.
 
    Where half of the heads fill the GPU, they are done first and then the others, in the same workspace; else segments
    are, some of them at a time, or the walks go by parts (ring, device.cuh). Where that is not enough, a few heads
@@ -24,7 +24,7 @@ struct back_way {
 };
 
 /* The workspace is to be at most 1.5 times q, k, v and do, if it is large at all (LARGE bytes). Borders of packed
-   sequences stand before this part of it; rooms are counted with a little less. */
+   sequences come before this part of it, so sizes are compared with a little less (COUNTED). */
 constexpr double MOST = 1.497, LARGE = 32e6, COUNTED = 0.999;
 constexpr int LEAST = 8;      /* chunks of a ring's part */
 constexpr int FEW_ROUNDS = 3; /* of segments, that cost little */
@@ -38,7 +38,7 @@ static inline double most_of(const carry_delta_job *job) {
     return most > LARGE ? most : LARGE;
 }
 
-/* What the walks keep of one chunk of a value head that is walked. */
+/* Bytes that the walks keep for one chunk of a value head: states, and values. */
 static inline size_t state_bytes_of(const carry_delta_job *job) {
     return (size_t)(job->key / 64 * (part_size(job) / 64)) * BAND;
 }
@@ -56,7 +56,7 @@ static inline size_t between_floats(const carry_delta_job *job) {
 static inline size_t shared_floats(const carry_delta_job *job) {
     return job->key > D ? 2 * C : 0;
 }
-/* Of a chunk and value head, whatever the walks keep. */
+/* Of a chunk and value head, without the results that the walks keep. */
 static inline double tile_bytes(const carry_delta_job *job) {
     return CHUNK_BYTES + 8 + 2.0 * (double)shared_floats(job) * sizeof(float);
 }

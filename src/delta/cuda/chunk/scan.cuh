@@ -165,8 +165,8 @@ static __device__ __forceinline__ void add_product(float (&sum)[16], const float
     }
 }
 
-/* What came after the pairs were made, for the first segment, backward for the last: [sequences, heads, keys, values].
-   NULL: it was known before. */
+/* States that arrived after the pairs were computed, for the first segment (backward: the last): [sequences, heads,
+   keys, values]. NULL: they were known before. */
 struct arrived_states {
     const float *states;
     bool backward;

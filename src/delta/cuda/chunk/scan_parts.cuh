@@ -151,7 +151,7 @@ static __device__ __forceinline__ scan_item item_of(const shape &s, const ring &
     return item;
 }
 
-/* Where everything lies in shared memory. */
+/* The layout of shared memory. */
 template <typename Shape> struct scan_places {
     uint32_t start;
     const char *data;

@@ -35,7 +35,7 @@ template <typename Shape> struct scan_worker {
     /* Everything but the loads is decided first: they are asked for together. */
     __device__ __forceinline__ void load_state() {
         bool made = Shape::KIND == PAIR && (item.map || item.segment > 0);
-        bool first = Shape::REVERSE ? item.segment + 1 == a.s.segments : item.segment == 0; /* nobody before it */
+        bool first = Shape::REVERSE ? item.segment + 1 == a.s.segments : item.segment == 0; /* no segment before it */
         made = made || (Shape::LOCAL && Shape::REVERSE && !first) || (first && a.initial_state == nullptr);
         int diagonal = 64 * (item.band + group) + 16 * warp + lane / 4 - lane % 4 * 2;
 #pragma unroll
@@ -82,7 +82,7 @@ template <typename Shape> struct scan_worker {
     __device__ __forceinline__ uint32_t values_at(uint32_t v, int i) {
         return swizzled(v, 16 * i + lane / 16 * 8 + lane % 8, 2 * warp + (lane / 8 & 1));
     }
-    /* What others wrote behind a sequence may be no number. */
+    /* Memory after the end of a sequence may hold NaN or infinity. */
     __device__ __forceinline__ void clear(uint32_t k, uint32_t v, int left) {
         if (!Shape::BY_KEY) { /* prepare has zeros there */
             clear_rows(k, 2 * HALVES, left, 32 * warp + lane);

@@ -1,4 +1,4 @@
-/* What the warpgroup that has the state uses: where a state is in f32, and operands with what is no number. */
+/* Helpers of the warpgroup that holds the state: the addresses of a state in f32, and operands with NaN or infinity. */
 #ifndef CARRY_DELTA_CHUNK_WORKER_PARTS_CUH
 #define CARRY_DELTA_CHUNK_WORKER_PARTS_CUH
 

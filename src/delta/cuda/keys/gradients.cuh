@@ -30,10 +30,10 @@ template <int D> struct gradient_memory {
         by_channel three;
     };
     alignas(16) float G[C * LG];                        /* as in prepare: G - G0 of a token's block; then dG */
-    alignas(16) float dkl[C * LG];                      /* then sums of what it gives to gates */
+    alignas(16) float dkl[C * LG];                      /* then sums of its part of the gates' gradients */
     alignas(16) float2 diagonal[BLOCKS][BLOCK * BLOCK]; /* dP and dA of pairs of one block, f32 */
     float whole[BLOCKS][D];                             /* the sum of a block's gates */
-    float sums[3 * BLOCKS][D];                          /* of dG of a block; of S dS'; of what dkl gives to gates */
+    float sums[3 * BLOCKS][D]; /* of dG of a block; of S dS'; of dkl's part of the gates' gradients */
     float q_norm[C], k_norm[C];
 };
 

@@ -61,7 +61,7 @@ template <int D> struct page {
     float end[D], beta[C];
 };
 
-/* What backward needs of a chunk (back.cuh): q is times scale, and U the inverses for the way back (mma.cuh). */
+/* A prepared chunk for backward (back.cuh): q is multiplied by scale, and U holds backward's inverses (mma.cuh). */
 template <int D> struct back_page {
     static constexpr bool BACK = true;
     uint16_t faded_k[C * D], faded_q[C * D], left_k[C * D];

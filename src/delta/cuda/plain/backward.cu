@@ -96,7 +96,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
         }
     }
 
-    /* Tokens t.. of the sequence; with_q: what the way back needs besides. */
+    /* Tokens t.. of the sequence; with_q: also q and the gradient of o, for backward. */
     __device__ void load(int64_t t, int count, bool with_q) {
         const carry_delta_job &job = back.job;
         int64_t token = place.start + t;
@@ -112,7 +112,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
             q.fetch(job.q, place.batch, token, head / job.group, count, 0, job.key);
             grad.fetch(back.grad_o, place.batch, token, head, count, first, job.value);
         }
-        __syncthreads(); /* nobody reads the tile before it any more */
+        __syncthreads(); /* all reads of the previous tile are done */
         k.put(s.k, job.k);
         v.put(s.r, job.v);
         gates.put(s.decay, s.beta, job, head);

@@ -2,7 +2,7 @@
 
    A block takes 16 columns of the state of one value head of one sequence, and keeps them in registers (rows.cuh).
    Tokens come in tiles through shared memory, each asked for while the one before it is worked on. Columns of M of a
-   range (carry_delta_range) stand behind V's: they start as the identity and no values come in. */
+   range (carry_delta_range) follow V's: they start as the identity, and their values are zero. */
 #include "delta/cuda/plain/columns.cuh"
 
 namespace {
@@ -85,7 +85,7 @@ template <int KR, bool KEYS> struct unit {
         }
     }
 
-    /* What is due after t tokens. */
+    /* Stores the snapshots that are due after t tokens. */
     __device__ void keep(int64_t t) {
         for (; due <= t; due = snapshot_position(job, place.length, next)) {
             store_column<KR>(job.snapshots, (sequence * job.snapshot_count + next) * job.value_heads + head, S, job,

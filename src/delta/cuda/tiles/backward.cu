@@ -4,8 +4,8 @@
        dx = P^T do + left k dS;   (I + beta A)^T y = dx;   dv = beta y;   dbeta = y.rest
        dS <- e^{G[last]} dS + (fade scale q)^T do - (fade k)^T dv
 
-   are made by warps of 16 columns of V each, as in forward; then x, dv, S and dS lie in shared memory, and warps of 16
-   tokens each make what sums over V, Z[i,j] = do[i].x[j] and W[i,j] = dv[i].x[j]:
+   are made by warps of 16 columns of V each, as in forward; then x, dv, S and dS are in shared memory, and warps of 16
+   tokens each compute the sums over V, Z[i,j] = do[i].x[j] and W[i,j] = dv[i].x[j]:
 
        dq[i] = scale (fade S do[i] + sum_{j<=i} D Z[i,j] k[j])
        dk[i] = left dS x[i] - fade S dv[i] - sum_{j<i} D W[i,j] k[j] + sum_{m>=i} D scale Z[m,i] q[m] - sum_{m>i} D

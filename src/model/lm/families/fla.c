@@ -1,4 +1,4 @@
-/* What the families of flash-linear-attention share. */
+/* Shared by the families of flash-linear-attention. */
 #include "model/lm/families/fla.h"
 
 #include <inttypes.h>

@@ -1,4 +1,4 @@
-/* What the hybrid families of transformers share. */
+/* Shared by the hybrid families of transformers. */
 #include "model/lm/families/hybrid.h"
 
 #include <inttypes.h>

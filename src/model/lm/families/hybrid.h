@@ -63,7 +63,7 @@ extern const carry_lm_file_names carry_lm_hybrid_expert_files; /* the same, and 
         CARRY_LM_KEY("partial_rotary_factor", attention.rotary_factor, READ_NUMBER),                            \
         CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""), CARRY_LM_WORD("attention_bias", MUST_BE_OFF), \
         CARRY_LM_WORD("attention_dropout", MUST_BE_OFF)
-/* The delta rule and attention of the families of Qwen; and those of Qwen3.5, with what it ignores. */
+/* The delta rule and attention of the families of Qwen; and those of Qwen3.5, with the keys it ignores. */
 #define CARRY_LM_HYBRID_QWEN_MIXER_KEYS                                  \
     CARRY_LM_KEY("linear_num_key_heads", delta.heads, SIZE),             \
         CARRY_LM_KEY("linear_num_value_heads", delta.value_heads, SIZE), \

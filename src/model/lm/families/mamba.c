@@ -1,4 +1,4 @@
-/* What the families with layers of Mamba-2 share. */
+/* Shared by the families with layers of Mamba-2. */
 #include "model/lm/families/mamba.h"
 
 #include <inttypes.h>

@@ -26,7 +26,7 @@ const carry_lm_family *carry_lm_family_of(const carry_json *model_type) {
     return NULL;
 }
 
-/* Appends the name of a part to a list, and joins what the part lacks to the row. */
+/* Appends the name of a part to a list, and adds the part's limits to the row. */
 static void add_part(carry_lm_family_row *row, char *list, size_t size, const carry_lm_part *part) {
     const size_t used = strlen(list);
     (void)snprintf(list + used, size - used, "%s%s", used > 0 ? ", " : "", part->name);

@@ -29,14 +29,14 @@ typedef enum carry_lm_experts_slot {
 typedef struct carry_lm_units {
     carry_tensor both;            /* gate and up as columns of one array, on a GPU */
     carry_tensor gate, up;        /* in backward they become their own gradients; without gates, up alone */
-    carry_tensor active, squared; /* what enters down; without gates relu(up) and its square */
+    carry_tensor active, squared; /* input of down; without gates relu(up) and its square */
 } carry_lm_units;
 
 typedef struct carry_lm_experts_rows {
     carry_tensor logits, weights, chosen, pair, place, offsets;
-    carry_tensor latent; /* what experts read, and the sum of what they write, with a latent width */
+    carry_tensor latent; /* with a latent width: input of the experts, and the sum of their outputs */
     carry_tensor sum;
-    carry_tensor x, y; /* a row for each pair: what an expert reads and writes */
+    carry_tensor x, y; /* a row for each pair: input and output of an expert */
     carry_lm_units own, shared;
     carry_tensor shared_out, scale; /* of the shared expert; scale before the sigmoid */
 } carry_lm_experts_rows;

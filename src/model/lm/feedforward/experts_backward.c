@@ -1,5 +1,5 @@
-/* Experts backward: forward's lines in mirror order. Gradients of what experts write, and then of what they read, take
-   the memory of what they wrote. */
+/* Experts backward: the steps of forward in reverse order. Gradients of the experts' outputs, and then of their inputs,
+   take the memory of the outputs. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"

@@ -53,7 +53,7 @@ bool carry_lm_attention_document(const carry_lm_pass *pass, const carry_lm_args 
                                  int64_t *count);
 /* Can a step of generation on the model's device be recorded? */
 bool carry_lm_attention_records(const carry_lm *lm, int64_t batch, carry_dtype dtype);
-/* What attention is called with for rows first.. of a call. */
+/* The arguments of attention for `count` rows of a call from `first` on. */
 carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const carry_lm_attention_rows *rows,
                                              int64_t first, int64_t count);
 

@@ -1,4 +1,4 @@
-/* Attention of sequences whose keys and values lie in the pages of a pool. */
+/* Attention of sequences whose keys and values are in the pages of a pool. */
 #ifndef CARRY_MODEL_LM_ATTENTION_POOLED_H
 #define CARRY_MODEL_LM_ATTENTION_POOLED_H
 

@@ -185,7 +185,7 @@ static int64_t rest_of(const carry_lm_pass *pass, const carry_lm_delta *o) {
     return rows;
 }
 
-/* What x is mapped to, or the gradients of that, in the order of `together`; without the third where it has a place. */
+/* Takes the projections of x, or their gradients, in the order of `together`; without `third`, all but the third. */
 static void take_maps(const carry_lm_pass *pass, const carry_lm_delta *o, carry_arena *arena, bool third,
                       carry_tensor *const maps[MAPS]) {
     const carry_lm_config *c = &pass->lm->config;
@@ -233,8 +233,8 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     back->dq = carry_lm_take(pass, arena, dtype, c->delta.key_width);
     back->dk = carry_lm_take(pass, arena, dtype, c->delta.key_width);
     back->dv = carry_lm_take(pass, arena, dtype, c->delta.value_width);
-    back->db =
-        back->db.rank > 0 ? back->db : carry_lm_take(pass, arena, dtype, c->delta.value_heads); /* nobody reads it */
+    back->db = back->db.rank > 0 ? back->db
+                                 : carry_lm_take(pass, arena, dtype, c->delta.value_heads); /* written but not read */
     back->zeros = back->rest.rank > 0 ? carry_lm_take(pass, arena, dtype, back->rest.shape[1]) : (carry_tensor){0};
     back->dbefore_key = take_before(pass, o, arena, c->delta.key_width);
     back->dbefore_value = take_before(pass, o, arena, c->delta.value_width);
@@ -242,7 +242,7 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     back->ddt_bias = carry_arena_tensor(arena, device, CARRY_F32, 1, &c->delta.value_heads);
 }
 
-/* The gradients of nothing. */
+/* Zeroes the gradients of the padding columns. */
 static carry_status clear_rest(const carry_lm_pass *pass, const carry_lm_delta_back *back) {
     const carry_tensor *q = &back->dq_in;
     const int64_t into = ((char *)back->rest.data - (char *)q->data) / (int64_t)carry_dtype_size(q->dtype);

@@ -36,10 +36,10 @@ typedef struct carry_lm_delta {
 
 typedef struct carry_lm_delta_rows {
     carry_tensor q_in, k_in, v_in; /* projections, before the convolution */
-    carry_tensor before[3];        /* what stands before them, with a halo */
+    carry_tensor before[3];        /* the tokens before them, with a halo */
     carry_tensor q, k, v, a, b;    /* the delta rule's inputs */
     carry_tensor z, o, y;          /* output gate, delta rule's output, after o_norm */
-    carry_tensor rest;             /* columns of zeros after what x is mapped to, on a GPU */
+    carry_tensor rest;             /* columns of zeros after the projections of x, on a GPU */
     void *kept;                    /* the method's */
 } carry_lm_delta_rows;
 
@@ -61,9 +61,9 @@ carry_tensor carry_lm_heads(const carry_lm_pass *pass, carry_tensor rows, int64_
 carry_tensor carry_lm_channels(const carry_lm_pass *pass, carry_tensor rows);
 /* [tokens * HV, V]: one row a head. */
 carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows);
-/* The slots that map what enters the layer, as they lie in memory; the last is -1. */
+/* The slots that map the input of the layer, in the order of memory; the last is -1. */
 const int *carry_lm_delta_maps(const carry_lm_pass *pass);
-/* What a convolution does after its sum. */
+/* The activation after a convolution's sum. */
 carry_activation carry_lm_activation(const carry_lm_pass *pass, int slot);
 
 carry_status carry_lm_delta_check(carry_ctx *ctx, carry_lm_config *config);

@@ -1,4 +1,4 @@
-/* Recurrences of a pass, whose states may lie in a pool. */
+/* Recurrences of a pass, whose states may be in a pool. */
 #include "core/context.h"
 #include "model/lm/mixers/delta.h"
 

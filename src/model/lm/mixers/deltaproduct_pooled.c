@@ -1,4 +1,4 @@
-/* Products of delta rules for sequences whose states lie in a pool. */
+/* Products of delta rules for sequences whose states are in a pool. */
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/lm/mixers/deltaproduct.h"

@@ -143,7 +143,7 @@ carry_tensor carry_lm_latent_values(const carry_lm_call *call, carry_tensor kv_b
     return kv_b.data != NULL ? carry_slice(kv_b, head * (l->plain + l->value) + l->plain, l->value) : kv_b;
 }
 
-/* q of all heads, and what is cached. */
+/* q of all heads, and the cached latent. */
 static carry_status project(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_latent_options *l = &call->pass->lm->config.latent;

@@ -26,10 +26,10 @@ typedef enum carry_lm_latent_slot {
 } carry_lm_latent_slot;
 
 typedef struct carry_lm_latent_rows {
-    carry_lm_attention_rows attention; /* q [n (rank + shared)], k and v: what is cached, o */
+    carry_lm_attention_rows attention; /* q [n (rank + shared)], k and v: the cached latent, o */
     carry_tensor q_low_in, q_low, q;   /* q: of all heads, before K */
     carry_tensor both, c_in, c;        /* of kv_a: latent and shared; the latent before and after its norm */
-    carry_tensor y;                    /* what enters o_proj */
+    carry_tensor y;                    /* input of o_proj */
     carry_tensor part, wide, value;    /* of one head: plain, rank and value columns */
 } carry_lm_latent_rows;
 

@@ -23,7 +23,7 @@ typedef struct running {
     bool keeps;
 } running;
 
-/* What a slice adds to, when it is not the first. */
+/* Results of a slice that is not the first, to be added to those of the slices before. */
 typedef struct sums {
     carry_tensor dq, dk, dbeta, dg, dA_log, ddt_bias;
     void *rest;

@@ -12,7 +12,7 @@
 
 #include "carry/delta_ranks.h"
 
-/* A call for states that lie in a pool: steps, one token of each of `batch` sequences, or a piece of one sequence. */
+/* A call for states that are in a pool: steps, one token of each of `batch` sequences, or a piece of one sequence. */
 typedef struct carry_lm_pooled_call {
     int64_t batch, tokens; /* of this call: one of them is 1 */
     carry_tensor pool;     /* of all slots, as the states of that many sequences */
@@ -32,12 +32,12 @@ typedef struct carry_lm_recurrence {
     carry_status (*forward)(void *opened, const carry_delta_forward_args *args, void *workspace, size_t bytes);
     /* Everything is written, nothing added to: dA_log and ddt_bias too. */
     carry_status (*backward)(void *opened, const carry_delta_backward_args *args, void *workspace, size_t bytes);
-    /* For tokens that are split over ranks, else NULL: what stands before this rank's tokens ([B, W-1, channels], f32),
-       and the way back, as carry_halo_forward and carry_halo_backward have it; but nothing of another sequence.
-       cu_seqlens is the whole row's, absent where not packed; halo_backward writes to dbefore. */
+    /* For tokens that are split over ranks, else NULL: the inputs before this rank's tokens ([B, W-1, channels], f32),
+       and backward, as carry_halo_forward and carry_halo_backward do it, but without those of another sequence.
+       cu_seqlens is that of the whole row, absent if not packed; halo_backward writes to dbefore. */
     carry_status (*halo)(void *opened, carry_tensor before, carry_tensor x, carry_tensor cu_seqlens);
     carry_status (*halo_backward)(void *opened, carry_tensor dx, carry_tensor dbefore, carry_tensor cu_seqlens);
-    /* Both NULL where states cannot lie in a pool. The first, once after open, makes the workspace large enough for
+    /* Both NULL if states cannot be in a pool. The first, once after open, makes the workspace large enough for
        steps of up to this many sequences and for pieces of up to the problem's tokens. args of the second have no
        states. */
     carry_status (*open_pooled)(void *opened, int64_t sequences);

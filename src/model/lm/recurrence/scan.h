@@ -15,7 +15,7 @@ typedef struct carry_recurrence_scan {
     void *device; /* of scan_device.h, which then does all of it; NULL: on the CPU */
     const char *algorithm;
     carry_delta_problem problem;
-    carry_delta_plan *delta; /* for what it knows of a token: norms, gates, types. It runs nothing */
+    carry_delta_plan *delta; /* describes a token: norms, gates, types; it is never run */
     carry_scan_plan *forward, *backward;
     bool linear;        /* without the delta rule's correction: A = e^g I */
     int64_t transition; /* numbers of one A: K x K, or K */
@@ -45,7 +45,7 @@ typedef struct carry_recurrence_scan_work {
     float *S;                                  /* [together, T, K, V]: b, then the states */
     float *dS;                                 /* the same of gradients */
     float *dq, *dk;                            /* [B, T, H, K]: sums over value heads, before the norm */
-    float *dgate, *given;                      /* [together, T]: of the gate, and of what it was made from */
+    float *dgate, *given;                      /* [together, T]: of the gate, and of its input */
     carry_recurrence_token *token;             /* a thread each */
     void *scan;
 } carry_recurrence_scan_work;
@@ -65,7 +65,7 @@ static inline int64_t carry_recurrence_scan_starts(const carry_recurrence_scan_w
     return w->m->problem.sequences > 0 ? w->starts[t] : t == 0 ? b : -1;
 }
 
-/* How much of what a key reads is taken out before its value is written: beta, by the delta rule. */
+/* The share of the value read by a key that is erased before the new one is written: beta, by the delta rule. */
 static inline float carry_recurrence_scan_erased(const carry_recurrence_scan *m, const carry_recurrence_token *token) {
     return m->linear ? 0.0f : token->head.beta[0];
 }

@@ -105,7 +105,7 @@ static float sigmoid(float x) {
     return x >= 0.0f ? 1.0f / (1.0f + expf(-x)) : expf(x) / (1.0f + expf(x));
 }
 
-/* beta and the gate: from what was used to what was given. */
+/* beta and the gate: from the gradients of the values used to those of the values given. */
 static void store_scalars(const carry_recurrence_scan_work *w, int64_t item, const carry_recurrence_token *x,
                           float dbeta, float dg) {
     const carry_delta_problem *p = &w->m->problem;

@@ -17,7 +17,7 @@
 typedef struct running {
     carry_ctx *ctx;
     const carry_delta_dense *kernels;
-    carry_delta_plan *delta; /* for what it knows of a token. It runs nothing */
+    carry_delta_plan *delta; /* describes a token; it is never run */
     carry_scan_plan *forward, *backward;
     int64_t units, together;
     size_t scan_bytes, workspace;
