@@ -1,5 +1,5 @@
 #!/bin/sh
-# NCCL that is missing, and NCCL that fails at its start: gone around, and said so. Two processes that share the one GPU say
+# NCCL that is missing, and NCCL that fails at its start: replaced, and said so. Two processes that share the one GPU say
 # that they are on different machines (a hostname each), so that each seems to have a GPU of its own: NCCL is asked, finds
 # the same GPU twice and refuses. Skipped where there is no GPU, no `unshare -u` or no NCCL. Usage: test_nccl.sh PATH-OF-CARRY
 set -u
@@ -38,11 +38,11 @@ real=${CARRY_NCCL:-}
 CARRY_NCCL=$folder/none.so
 export CARRY_NCCL
 if ! ldconfig -p 2> /dev/null | grep -q libnccl.so.2; then
-    two 'NCCL is gone around: "nccl" needs libnccl.so.2, which was not found'
+    two 'NCCL is not used: "nccl" needs libnccl.so.2, which was not found'
 fi
 CARRY_NCCL=${real:-$(find / -xdev -name libnccl.so.2 2> /dev/null | head -1)}
 if [ -n "$CARRY_NCCL" ]; then
-    two 'NCCL is gone around: NCCL, rank'
+    two 'NCCL is not used: NCCL, rank'
 else
     echo "a failing NCCL was not tried: no libnccl.so.2 was found"
 fi
