@@ -219,7 +219,7 @@ static void test_figures_that_do_not_agree_are_refused(void **state) {
     expect_wrong(ctx, "best samples: 99, 100, 101", "best samples: 990000000000", "no faster than the best");
     expect_wrong(ctx, "2026-03-01T12:00:00Z", "2026-03-01T13:00:00Z", "before that of the entry above");
     expect_wrong(ctx, "2026-03-01T12:00:00Z", "2026-03-01 12:00:00Z", "the date is not of the form");
-    expect_wrong(ctx, "commit: 1111", "commit: none", "has a commit");
+    expect_wrong(ctx, "commit: 1111", "commit: none", "must have a commit");
     expect_wrong(ctx, "on: 2222", "on: 222x", "'on' must name the commit");
     expect_wrong(ctx, "## 2. ", "## 3. ", "'## 2. ' and a title");
     expect_wrong(ctx, "- change: ", "- chance: ", "- change: ");

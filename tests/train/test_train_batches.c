@@ -259,7 +259,7 @@ static void test_splits_that_do_not_divide_are_refused(void **state) {
     assert_refused(
         ctx, CARRY_EARGUMENT, "3 sequence ranks",
         carry_batches_new(ctx, &batches, &source, &(carry_batches_options){.rows = 8, .length = 16, .parts = 3}));
-    assert_refused(ctx, CARRY_EARGUMENT, "no such rank",
+    assert_refused(ctx, CARRY_EARGUMENT, "at least 0 and below",
                    carry_batches_new(ctx, &batches, &source,
                                      &(carry_batches_options){.rows = 8, .length = 16, .rank = 2, .ranks = 2}));
     assert_refused(ctx, CARRY_EARGUMENT, "must be at least 1",
