@@ -3,15 +3,17 @@
 #include <immintrin.h>
 #include <string.h>
 
+#include "ops/kernels/kernels.h"
 #include "ops/kernels/quant.h"
 #include "ops/quantised/blocks.h"
 
 #define INLINE static inline __attribute__((always_inline))
 
+extern const carry_kernels carry_kernels_avx2;
 extern const carry_quant_kernels carry_quant_kernels_plain;
 
 static bool usable(void) {
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    return carry_kernels_avx2.usable();
 }
 
 static void round_token(const carry_quant_x *to, int64_t token, const float *x, int64_t count) {
