@@ -378,7 +378,7 @@ static int run(int count, char **arguments) {
                    {"encode", 1, run_encode},
                    {"decode", 1, run_decode},
                    {"show", 1, run_show},
-                   {"render", 1, run_render}};
+                   {"render", 0, run_render}};
     tokenizer_session d = {.vocabulary = -1, .least = -1}; /* not given */
     int words = cli_parse(&cli_tokenizer, count, arguments, options_of(&d), &d.common);
     if (words < 0 || d.common.help) {

@@ -11,7 +11,7 @@
 
 /* to: carry_engine_options *. Fields without an option keep their value. */
 #define CLI_ENGINE_OPTIONS(to)                                                                                           \
-    {"sequences", 0, CLI_NUMBER, &(to)->sequences, "N", "texts at once, at most (16)"},                                  \
+    {"sequences", 0, CLI_NUMBER, &(to)->sequences, "N", "texts at once, at most (0: 16)"},                               \
         {"context", 0, CLI_NUMBER, &(to)->context, "N", "tokens of a prompt and its text, at most"},                     \
         {"memory", 0, CLI_BYTES, &(to)->memory, "BYTES", "memory for the states of all texts, as in 2G"},                \
         {"cache-device", 0, CLI_BYTES, &(to)->cache_device, "BYTES", "of it, for states of earlier prompts (the rest)"}, \

@@ -48,7 +48,8 @@ carry_status carry_http_check_options(carry_ctx *ctx, const carry_http_options *
         return carry_fail(ctx, CARRY_EARGUMENT, "port %d: expected 0 (any) to 65535", options->port);
     }
     if (options->token == NULL && !loopback && !options->open) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "the address %s can be reached from other machines: give a token",
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "the address %s can be reached from other machines: a token or an API key is needed",
                           address);
     }
     size_t length = options->token != NULL ? strlen(options->token) : CARRY_HTTP_TOKEN_LEAST;
