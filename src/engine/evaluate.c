@@ -19,7 +19,7 @@
 #define LENGTH_MOST ((int64_t)1 << 24)
 #define TEXTS 16                     /* at once, at most */
 #define WINDOWS 256                  /* of a step, at most */
-#define UNBOUNDED ((int64_t)1 << 30) /* tokens of a text, for a model whose state does not grow */
+#define UNBOUNDED ((int64_t)1 << 29) /* tokens of a text, for a model whose state does not grow */
 #define BLOCK 64                     /* pieces are multiples of it: chunks of the delta rule then have the same ends */
 
 /* A sequence in a step under way. */
@@ -186,8 +186,8 @@ static carry_status add_run(work *w, lane *l, step *s, int64_t most, int64_t *ro
     carry_evaluate_piece p;
     int32_t *input = w->ids + *row;
     int32_t *target = w->ids + sizes->tokens + *row;
-    if (window > 0 && l->length == window) { /* the next window has another slot: both may be in one step */
-        l->slot = (int32_t)((l->slot + 1) % sizes->slots);
+    if (l->length > 0 && (l->length == window || !l->reader.has_file)) {          /* a window or a text begins */
+        l->slot = window > 0 ? (int32_t)((l->slot + 1) % sizes->slots) : l->slot; /* windows may be in one step */
         l->length = 0;
     }
     most = window > 0 && most > window - l->length ? window - l->length : most;
@@ -195,10 +195,6 @@ static carry_status add_run(work *w, lane *l, step *s, int64_t most, int64_t *ro
     *is_added = p.count > 0;
     if (p.count == 0) {
         return CARRY_OK;
-    }
-    if (p.begins_file && l->length > 0) {
-        l->slot = window > 0 ? (int32_t)((l->slot + 1) % sizes->slots) : l->slot;
-        l->length = 0;
     }
     CARRY_TRY(l->length == 0 ? w->runner->ops->clear_slot(w->runner, l->slot) : CARRY_OK);
     for (int64_t i = 0; i < p.count; i++) {

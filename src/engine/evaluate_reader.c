@@ -79,7 +79,6 @@ static carry_status take_piece(const carry_evaluate_files *files, carry_evaluate
     *piece = (carry_evaluate_piece){.id = r->ids.id + r->at,
                                     .count = left < most ? left : most,
                                     .first = r->given,
-                                    .begins_file = r->given == 0,
                                     .ends_file = r->is_read && left <= most};
     for (int64_t i = 0; i < piece->count; i++) {
         piece->bytes += bytes_of(files->model, piece->id[i + 1]);

@@ -37,7 +37,6 @@ typedef struct carry_evaluate_piece {
     int64_t first;  /* the index of the first target among the predicted tokens of the file */
     int64_t bytes;  /* of the targets */
     bool ends_file; /* then `bytes` makes the sum of the file's pieces that of the file */
-    bool begins_file;
 } carry_evaluate_piece;
 
 carry_status carry_evaluate_reader_open(const carry_evaluate_files *files, carry_evaluate_reader *r);
