@@ -236,6 +236,6 @@ def test_a_list_of_prompts_gives_the_text_of_each(model: libcarry.model.Model) -
     assert model.generate([np.array(prompts[0])], 6, temperature=0.9, seed=5, eos_token_id=end)[0] == alone[0][:2]
     with pytest.raises(ValueError, match="one prompt"):
         model.generate(prompts, 6, state=model.state())
-    with pytest.raises(ValueError, match="of the prompt is"):
+    with pytest.raises(RuntimeError, match="of the prompt is"):
         model.generate([[1], [VOCABULARY]], 6)
     assert model.generate(prompts[:2], 3, eos_token_id=()) == [model.generate(p, 3, eos_token_id=()) for p in prompts[:2]]
