@@ -126,7 +126,7 @@ void carry_http_add_connection(carry_http_server *server, struct lws *wsi, int f
 int carry_http_connection_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in,
                                    size_t length);
 void carry_http_send_connections(carry_http_server *server); /* queued output, as far as sockets take it */
-void carry_http_ask_blocked(carry_http_server *server);     /* those whose socket took only a part of it */
+void carry_http_ask_blocked(carry_http_server *server);      /* those whose socket took only a part of it */
 void carry_http_drop_slow(carry_http_server *server);
 void carry_http_detach_all(carry_http_server *server); /* no response uses the server after this */
 
