@@ -135,6 +135,9 @@ typedef struct carry_engine_request {
        CARRY_EUNSUPPORTED, or with CARRY_ESIZE and the bound that it exceeds. */
     const char *regex;       /* a regular expression for the whole text */
     const char *json_schema; /* a JSON schema; {"type": "object"} allows any object */
+    /* A request that was submitted before, with the same prompt [none]: while both are under way the prompt is read
+       once, and each goes on from a copy of the state. The texts are those without it. */
+    uint64_t same_prompt;
 } carry_engine_request;
 
 /* Checks the request, copies it and puts it into the queue. CARRY_ERANGE: a token id outside the vocabulary.
