@@ -57,7 +57,7 @@ if has train; then
     say "How well it predicts a page it was trained on"
     "$carry" eval build/demo/model README.md
 else
-    say "Training is skipped: this build does not include it (HACKING.md lists what it needs)"
+    say "Training is skipped: this build does not include it (docs/testing.md lists what it needs)"
 fi
 
 say "A causal video transformer streams video for a prompt: encoding and decoding on one rank, the generator on another"
@@ -115,7 +115,7 @@ if has report; then
     say "The report"
     "$carry" report demo README -o build/demo/report.html
 else
-    say "Experiments, profiles and reports are skipped: this build has no lab (HACKING.md lists what it needs)"
+    say "Experiments, profiles and reports are skipped: this build has no lab (docs/testing.md lists what it needs)"
 fi
 
 say "Further reading"
