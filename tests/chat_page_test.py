@@ -8,68 +8,16 @@ import sys
 from serve_server import Server, run
 
 try:
-    from page_browser import Browser, find
+    from chat_page import ANSWERS, LAST, ChatPage, by, literally
+    from page_browser import find
 except ImportError as missing:
     print(f"skipped: {missing}")
     sys.exit(77)
 
 CARRY, MODEL = sys.argv[1], sys.argv[2]
-ADDRESS = None  # of another server that serves these files, for work on the page
 KEY = "0123456789abcdef+/key"
 LONG = "A question with many words, so that the server keeps states of it. " * 4  # the model's tokens are bytes
-ANSWERS = 'document.querySelectorAll(".message.assistant")'
-LAST = '[...document.querySelectorAll(".message.assistant")].at(-1)'
 page = server = None
-
-
-def literally(text):
-    return "".join("\\" + sign if sign in "\\.^$|?*+()[]{}" else sign for sign in text)
-
-
-def set_field(name, value):
-    page.value(f"""(() => {{ const field = at({json.dumps(name)}); field.value = {json.dumps(value)};
-      field.dispatchEvent(new Event("input", {{ bubbles: true }})); }})()""")
-
-
-def more(**fields):
-    set_field("set-more", json.dumps(fields) if fields else "")
-
-
-def click(selector):
-    page.value(f"(() => {{ const one = {selector}; one.focus(); one.click(); }})()")
-
-
-def by(selector):
-    return f"document.querySelector({json.dumps(selector)})"
-
-
-def answered():
-    page.wait('runs.size === 0 && !at("send").hidden')
-
-
-def type_and_send(text):
-    page.value('at("input").focus()')
-    page.type(text)
-    page.press("Enter", "Enter", "\r")
-
-
-def say(text, answer=None, **fields):
-    """Sends a message and waits for the answer, which is `answer` if given."""
-    more(**({"regex": literally(answer)} if answer else {"max_tokens": 20}), **fields)
-    count = page.value(f"{ANSWERS}.length")
-    type_and_send(text)
-    page.wait(f"{ANSWERS}.length > {count}")
-    answered()
-
-
-def fresh():
-    """A new conversation, with the settings as they were at first."""
-    page.value("""(() => { for (const name of numbers) at("set-" + name).value = ""; at("set-thinking").value = ""; at("set-more").value = "";
-      saveSettings(); act.create(); })()""")
-
-
-def texts(selector):
-    return page.value(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)")
 
 
 def files_have_a_strict_policy():
@@ -92,17 +40,17 @@ def page_opens():
 
 
 def answers_are_streamed_and_stopped():
-    fresh()
-    more(ignore_eos=True, max_tokens=1500)
+    page.fresh()
+    page.more(ignore_eos=True, max_tokens=1500)
     # About 300 bytes a token: the answer takes a minute unless it is stopped.
     page.call("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=8000, uploadThroughput=-1)
     try:
-        type_and_send("Tell me everything.")
+        page.type_and_send("Tell me everything.")
         page.wait(f"{LAST}?.querySelector('.md:last-of-type') && store.current && runs.size === 1 && [...runs.values()][0].node.content.length > 3")
         assert page.value('at("send").hidden && !at("halt").hidden')
         assert page.value(f"{LAST}.ariaBusy") == "true"
         page.press("Escape", "Escape")
-        answered()
+        page.answered()
     finally:
         page.call("Network.emulateNetworkConditions", offline=False, latency=0, downloadThroughput=-1, uploadThroughput=-1)
     assert page.value("shownPath(store.current).at(-1).state") == "stopped"
@@ -111,8 +59,8 @@ def answers_are_streamed_and_stopped():
 
 
 def stats_are_shown():
-    fresh()
-    say(LONG, "Ten words are written here, and a few more follow.")
+    page.fresh()
+    page.say(LONG, "Ten words are written here, and a few more follow.")
     stats = page.value(f"{LAST}.querySelector('.stats').textContent")
     assert "tokens/s" in stats and "tokens cached" in stats, stats
     s = page.value("shownPath(store.current).at(-1).stats")
@@ -120,26 +68,23 @@ def stats_are_shown():
 
 
 def answers_are_written_again():
-    fresh()
-    say(LONG, "One")
-    more(regex="Two")
-    click(f"{LAST}.querySelector('[data-act=\"again\"]')")
-    page.wait(f"{LAST}.textContent.includes('Two')")
-    answered()
+    page.fresh()
+    page.say(LONG, "One")
+    page.answer_again("Two")
     assert page.value(f"{LAST}.querySelector('.switch').textContent") == "2/2"
     stats, s = page.value(f"{LAST}.querySelector('.stats').textContent"), page.value("shownPath(store.current).at(-1).stats")
     assert f"forked: {s['cached']} of {s['prompt']} tokens cached" in stats and s["cached"] > 0, stats
-    click(f"{LAST}.querySelector('.switch [data-step=\"-1\"]')")
+    page.click(f"{LAST}.querySelector('.switch [data-step=\"-1\"]')")
     page.wait(f"{LAST}.textContent.includes('One')")
     assert page.value(f"{LAST}.querySelector('.switch').textContent") == "1/2"
     assert page.value("document.activeElement.closest('.switch') !== null"), "the focus is lost"
 
 
 def messages_are_edited_and_branched():
-    fresh()
-    say("First " + LONG, "Alpha")
-    say("Second", "Beta")
-    more(regex="Gamma")
+    page.fresh()
+    page.say("First " + LONG, "Alpha")
+    page.say("Second", "Beta")
+    page.more(regex="Gamma")
     page.value('at("input").focus()')
     page.press("ArrowUp", "ArrowUp")  # edits the last message
     page.wait('document.activeElement.matches(".edit textarea")')
@@ -148,51 +93,51 @@ def messages_are_edited_and_branched():
     page.type("Another second")
     page.press("Enter", "Enter", "\r")
     page.wait(f"{LAST}.textContent.includes('Gamma')")
-    answered()
-    assert texts(".bubble")[1:] == ["Another second"] and "forked" in page.value(f"{LAST}.querySelector('.stats').textContent")
-    click("[...document.querySelectorAll('.message.user')].at(-1).querySelector('[data-step=\"-1\"]')")
+    page.answered()
+    assert page.texts(".bubble")[1:] == ["Another second"] and "forked" in page.value(f"{LAST}.querySelector('.stats').textContent")
+    page.click("[...document.querySelectorAll('.message.user')].at(-1).querySelector('[data-step=\"-1\"]')")
     page.wait("document.querySelectorAll('.bubble')[1].textContent === 'Second'")
     assert "Beta" in page.value(f"{LAST}.textContent")
     # From the answer in the middle.
-    click(f"{ANSWERS}[0].querySelector('[data-act=\"branch\"]')")
+    page.click(f"{ANSWERS}[0].querySelector('[data-act=\"branch\"]')")
     page.wait('!at("branching").hidden')
-    assert texts(".bubble")[1:] == []
-    say("Third", "Delta")
-    assert texts(".bubble")[1:] == ["Third"] and page.value('at("branching").hidden')
+    assert page.texts(".bubble")[1:] == []
+    page.say("Third", "Delta")
+    assert page.texts(".bubble")[1:] == ["Third"] and page.value('at("branching").hidden')
     assert page.value("[...document.querySelectorAll('.message.user')].at(-1).querySelector('.switch').textContent") == "3/3"
     s = page.value("shownPath(store.current).at(-1).stats")
     assert s["cached"] > 0, s
     # An answer of a message in the middle.
-    more(regex="Epsilon")
-    click("document.querySelectorAll('.message.user')[0].querySelector('[data-act=\"branch\"]')")
+    page.more(regex="Epsilon")
+    page.click("document.querySelectorAll('.message.user')[0].querySelector('[data-act=\"branch\"]')")
     page.wait(f"{LAST}.textContent.includes('Epsilon')")
-    answered()
-    assert texts(".bubble")[1:] == [] and page.value(f"{LAST}.querySelector('.switch').textContent") == "2/2"
+    page.answered()
+    assert page.texts(".bubble")[1:] == [] and page.value(f"{LAST}.querySelector('.switch').textContent") == "2/2"
     page.value('act.edit(shownPath(store.current)[0])')
     page.press("Escape", "Escape")
     page.wait('!document.querySelector(".edit")')
 
 
 def conversations_are_kept():
-    fresh()
-    say("Remember me", "Yes")
+    page.fresh()
+    page.say("Remember me", "Yes")
     assert page.value('at("title").textContent') == "Remember me"
     page.value("location.reload()")
     page.wait('document.readyState === "complete" && document.querySelectorAll(".message").length === 2')
     assert "Yes" in page.value(f"{LAST}.textContent")
     identity = page.value("store.current.id")
     row = f"#list li[data-id='{identity}']"
-    click(by(f"{row} [data-act='rename']"))
+    page.click(by(f"{row} [data-act='rename']"))
     page.wait('document.activeElement.matches("#list input")')
     page.value("document.activeElement.select()")
     page.type("Kept")
     page.press("Enter", "Enter", "\r")
     page.wait('at("title").textContent === "Kept"')
     assert json.loads(page.value(f'localStorage.getItem(PREFIX + "{identity}")'))["title"] == "Kept"
-    click(by(f"{row} [data-act='delete']"))
+    page.click(by(f"{row} [data-act='delete']"))
     page.wait(f"{by(row)} === null && store.current.order.length === 0")
     assert page.value(f'localStorage.getItem(PREFIX + "{identity}")') is None
-    click(by("#toast button"))
+    page.click(by("#toast button"))
     page.wait(f"{by(row)} !== null && store.current.id === '{identity}'")
     page.call("Input.dispatchKeyEvent", type="keyDown", key="n", code="KeyN", windowsVirtualKeyCode=78, modifiers=1)
     page.wait('!at("welcome").hidden && document.activeElement === at("input")')
@@ -200,22 +145,22 @@ def conversations_are_kept():
 
 
 def settings_are_sent():
-    fresh()
+    page.fresh()
     page.value("""(() => { window.sent = []; const real = fetch;
       window.fetch = (path, options) => { if (options?.body) window.sent.push(JSON.parse(options.body)); return real(path, options); }; })()""")
-    click('at("settings-open")')
+    page.click('at("settings-open")')
     page.wait('!at("settings").hidden && document.activeElement === at("system")')
     wanted = {"temperature": 0.5, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "max_tokens": 7, "seed": 42}
     for name, value in wanted.items():
-        set_field(f"set-{name}", str(value))
-    set_field("system", "Be brief.")
+        page.set_field(f"set-{name}", str(value))
+    page.set_field("system", "Be brief.")
     page.value('at("set-thinking").value = "off"')
-    set_field("set-more", '{"stop": ["END"]}')
+    page.set_field("set-more", '{"stop": ["END"]}')
     for _ in range(2):
         count = page.value(f"{ANSWERS}.length")
-        type_and_send("Hello")
+        page.type_and_send("Hello")
         page.wait(f"{ANSWERS}.length > {count}")
-        answered()
+        page.answered()
         page.value("act.open(store.current)")
         sent = page.value("window.sent.at(-1)")
         assert all(sent[name] == value for name, value in wanted.items()), sent
@@ -226,11 +171,11 @@ def settings_are_sent():
     assert stats["tokens"] <= 7
     for name, value, said in (("set-temperature", "-1", "Temperature"), ("set-top_k", "1.5", "whole number"), ("set-more", "{", "not JSON")):
         before, was = page.value("window.sent.length"), page.value(f'at("{name}").value')
-        set_field(name, value)
+        page.set_field(name, value)
         page.wait(f'!at("settings-problem").hidden && at("settings-problem").textContent.includes("{said}")')
-        type_and_send("Not sent")
+        page.type_and_send("Not sent")
         assert page.value("window.sent.length") == before
-        set_field(name, was)
+        page.set_field(name, was)
         page.value('at("input").value = ""')
     page.press("Escape", "Escape")
     page.wait('at("settings").hidden')
@@ -296,10 +241,10 @@ def markdown_becomes_elements():
 
 
 def answers_are_never_html():
-    fresh()
+    page.fresh()
     bad = ("<img src=x onerror=window.pwned=1><script>window.pwned=1</script> [x](javascript:window.pwned=1) "
            "![p](https://example.org/p.png) <a href=\"javascript:window.pwned=1\">y</a>")
-    say("<b onclick=window.pwned=1>Hi</b><img src=x onerror=window.pwned=1>", bad)
+    page.say("<b onclick=window.pwned=1>Hi</b><img src=x onerror=window.pwned=1>", bad)
     assert "<script>window.pwned=1</script>" in page.value(f"{LAST}.textContent")
     identity, title = page.value("store.current.id"), "<img src=x onerror=window.pwned=1>"
     page.value("act.rename(store.current)")
@@ -317,8 +262,8 @@ def answers_are_never_html():
 
 
 def thinking_is_folded():
-    fresh()
-    say("Think", "<think>\nHmm **so**.\n</think>\n\nDone.")
+    page.fresh()
+    page.say("Think", "<think>\nHmm **so**.\n</think>\n\nDone.")
     assert page.value(f"{LAST}.querySelector('.thinking').open") is False
     assert "Thought" in page.value(f"{LAST}.querySelector('summary').textContent")
     assert page.value(f"{LAST}.querySelector('.thinking strong').textContent") == "so"
@@ -329,37 +274,37 @@ def thinking_is_folded():
 
 
 def tool_calls_are_shown():
-    fresh()
+    page.fresh()
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {"city": {"type": "string"}}}}}]
-    more(tools=tools, regex=literally('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'))
-    type_and_send("Weather in Rome?")
+    page.more(tools=tools, regex=literally('<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'))
+    page.type_and_send("Weather in Rome?")
     page.wait(f"{by('.call')} !== null")
-    answered()
+    page.answered()
     assert page.value(f"{by('.call')}.textContent").startswith("Tool call weather") and '"city": "Rome"' in page.value(f"{by('.call')}.textContent")
-    more(tools=tools, regex="Sunny")
+    page.more(tools=tools, regex="Sunny")
     page.value(f"{by('.results textarea')}.focus()")
     page.type('{"sky": "clear"}')
-    click(by(".results button"))
+    page.click(by(".results button"))
     page.wait(f"{LAST}.textContent.includes('Sunny')")
-    answered()
+    page.answered()
     roles = page.value("messagesTo(store.current, shownPath(store.current).at(-1)).map((one) => one.role)")
     assert roles == ["user", "assistant", "tool", "assistant"], roles
 
 
 def errors_are_words_with_a_retry():
-    fresh()
-    more(temperature=1000)
-    type_and_send("Too hot")
+    page.fresh()
+    page.more(temperature=1000)
+    page.type_and_send("Too hot")
     page.wait(f"{by('.problem')} !== null")
     assert "temperature" in page.value(f"{by('.problem')}.textContent")
-    more(regex="Fine")
+    page.more(regex="Fine")
     page.value("window.realFetch = fetch; window.fetch = () => Promise.reject(new TypeError('no network'))")
-    click(by(".problem button"))
+    page.click(by(".problem button"))
     page.wait(f"{by('.problem')}?.textContent.includes('does not answer')")
     page.value("window.fetch = window.realFetch")
-    click(by(".problem button"))
+    page.click(by(".problem button"))
     page.wait(f"{LAST}.textContent.includes('Fine')")
-    answered()
+    page.answered()
     assert page.value(f"{by('.problem')} === null && {ANSWERS}.length === 1 && {by('.switch')} === null")
 
 
@@ -375,25 +320,23 @@ CONTRAST = """(() => {
 
 
 def dark_and_light_are_readable():
-    fresh()
-    say("Show code", "# T\n\n`x` [l](https://a.b/)\n\n| a |\n| - |\n| 1 |\n\n```c\nint f(void) { return 1; } // \"s\"\n```\n")
+    page.fresh()
+    page.say("Show code", "# T\n\n`x` [l](https://a.b/)\n\n| a |\n| - |\n| 1 |\n\n```c\nint f(void) { return 1; } // \"s\"\n```\n")
     page.value("showSettings(true)")
     grounds = []
     for scheme in ("light", "dark"):
-        page.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
-        page.wait(f"matchMedia('(prefers-color-scheme: {scheme})').matches")
-        page.wait("document.getAnimations().every((one) => !(one instanceof CSSTransition))")
+        page.colours(scheme)
         ratio, worst = page.value(CONTRAST)
         assert ratio >= 4.5, f"{scheme}: contrast {ratio:.2f} of {worst}"
         grounds.append(page.value("getComputedStyle(document.body).backgroundColor"))
-    page.call("Emulation.setEmulatedMedia", features=[])
+    page.colours(None)
     page.value("showSettings(false)")
     assert grounds[0] != grounds[1]
 
 
 def phones_have_a_layout():
-    fresh()
-    say("A " + "long" * 80, "| " + " | ".join("column" + str(i) for i in range(9)) + " |\n|" + " - |" * 9 + "\n\n```\n" + "wide " * 40 + "\n```\n")
+    page.fresh()
+    page.say("A " + "long" * 80, "| " + " | ".join("column" + str(i) for i in range(9)) + " |\n|" + " - |" * 9 + "\n\n```\n" + "wide " * 40 + "\n```\n")
     page.call("Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=2, mobile=True)
     try:
         page.wait("innerWidth === 360")
@@ -402,11 +345,11 @@ def phones_have_a_layout():
         box = page.value("(() => { const b = at('composer').getBoundingClientRect(); return [b.top, b.bottom]; })()")
         assert 0 < box[0] < box[1] <= 700, box
         page.wait("at('side').inert && getComputedStyle(at('side')).visibility === 'hidden'")
-        click('at("side-open")')
+        page.click('at("side-open")')
         page.wait("!at('side').inert && getComputedStyle(at('side')).visibility === 'visible' && at('side').getBoundingClientRect().left === 0")
         page.press("Escape", "Escape")
         page.wait("at('side').inert")
-        click('at("settings-open")')
+        page.click('at("settings-open")')
         page.wait("!at('settings').hidden && at('settings').getBoundingClientRect().right <= 360")
         page.press("Escape", "Escape")
         page.wait("at('settings').hidden")
@@ -416,18 +359,18 @@ def phones_have_a_layout():
 
 
 def keys_do_everything():
-    fresh()
+    page.fresh()
     page.value('at("input").focus()')
     page.type("one")
     page.call("Input.dispatchKeyEvent", type="keyDown", key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=8, text="\r")
     page.call("Input.dispatchKeyEvent", type="keyUp", key="Enter", code="Enter", windowsVirtualKeyCode=13, modifiers=8)
     page.type("two")
     assert page.value('at("input").value') == "one\ntwo" and page.value("runs.size") == 0
-    more(regex="Ok")
+    page.more(regex="Ok")
     page.value('at("input").focus()')
     page.press("Enter", "Enter", "\r")
     page.wait(f"{ANSWERS}.length === 1")
-    answered()
+    page.answered()
     seen = []
     page.value("document.activeElement.blur()")
     for _ in range(60):
@@ -456,16 +399,16 @@ def a_key_is_asked_for():
         page.type(KEY)
         page.press("Enter", "Enter", "\r")
         page.wait('!at("key-dialog").open && at("model").dataset.kind === "live"')
-        say("Hello", "Welcome")
+        page.say("Hello", "Welcome")
         assert "Welcome" in page.value(f"{LAST}.textContent")
         page.value("sessionStorage.clear()")  # the key is lost: an answer asks for it and is then written
-        more(regex="Again")
-        type_and_send("Hello")
+        page.more(regex="Again")
+        page.type_and_send("Hello")
         page.wait('at("key-dialog").open')
         page.type(KEY)
         page.press("Enter", "Enter", "\r")
         page.wait(f"{LAST}.textContent.includes('Again')")
-        answered()
+        page.answered()
         assert page.value("Object.keys(localStorage).every((name) => localStorage.getItem(name).includes('0123456789abcdef') === false)")
     page.open(f"http://127.0.0.1:{server.port}/")
 
@@ -478,10 +421,10 @@ def main():
         return 77
     with open("key", "w", encoding="ascii") as file:
         file.write(KEY + "\n")
-    page = Browser(path, 1280, 900)
+    page = ChatPage(path, 1280, 900)
     try:
         with Server(CARRY, MODEL, "--device", "cpu", "--memory", "64M") as server:
-            page.open(ADDRESS or f"http://127.0.0.1:{server.port}/")
+            page.open(f"http://127.0.0.1:{server.port}/")
             status = run([files_have_a_strict_policy, page_opens, answers_are_streamed_and_stopped, stats_are_shown, answers_are_written_again,
                           messages_are_edited_and_branched, conversations_are_kept, settings_are_sent, markdown_becomes_elements,
                           answers_are_never_html, thinking_is_folded, tool_calls_are_shown, errors_are_words_with_a_retry,

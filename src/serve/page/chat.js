@@ -133,6 +133,7 @@ const act = {
     const message = addNode(conversation, parent, "user", { content: text.trim() });
     at("input").value = "";
     grow(at("input"));
+    if (!isNarrow()) at("input").focus();
     history.replaceState(null, "", `#${conversation.id}`);
     answer(conversation, message);
   },
