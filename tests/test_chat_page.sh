@@ -14,7 +14,7 @@ for candidate in python3 /usr/bin/python3; do # a Python of one's own may lack t
     fi
 done
 if [ -z "$python" ]; then
-    echo "skipped: Python's websocket module is not here"
+    echo "skipped: Python's websocket module is not installed"
     exit 77
 fi
 folder=$(mktemp -d)
