@@ -266,8 +266,8 @@ static size_t aligned_workspace(const carry_attention_backward_args *args) {
     const carry_tensor *q = &args->forward.q;
     const carry_tensor *k = &args->forward.k;
     if (q->rank != 3 || k->rank != 3 || q->shape[0] < 0 || q->shape[1] < 0 || k->shape[0] < 0 || q->shape[2] < 1 ||
-        q->shape[2] > CARRY_ATTENTION_DIM || args->forward.runs < 0 ||
-        args->forward.runs > CARRY_MAX_KEY_RUNS || (args->forward.runs > 0 && args->forward.run == NULL)) {
+        q->shape[2] > CARRY_ATTENTION_DIM || args->forward.runs < 0 || args->forward.runs > CARRY_MAX_KEY_RUNS ||
+        (args->forward.runs > 0 && args->forward.run == NULL)) {
         return 0;
     }
     if (q->device != 0) {
