@@ -12,6 +12,8 @@
 #include "engine/model_runner_inside.h"
 #include "model/host.h"
 
+#define PACKED_ROWS 5 /* of a step, from which on packed weights are faster (ops/product/few.c) */
+
 static void close_runner(carry_runner *runner) {
     carry_model_runner *r = (carry_model_runner *)runner;
     carry_ctx *ctx = r->head.ctx;
@@ -203,7 +205,7 @@ static carry_status run_call(carry_model_runner *r) {
     carry_ctx *ctx = r->head.ctx;
     const int64_t rows = r->starts[r->places.sequences];
     const int64_t wanted = r->places.wanted_count;
-    if (rows > r->places.steps) {
+    if (rows > r->places.steps || rows >= PACKED_ROWS) {
         CARRY_TRY(carry_lm_pack(r->lm, r->dtype, rows));
     }
     if (r->device == 0) {
