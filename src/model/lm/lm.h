@@ -57,8 +57,9 @@ carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed);
 carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them */
 
 /* Packs the weights of the layers' products once, for prompts in bf16 through a model that was opened to be read, on a
-   CPU with instructions for them (ops/product/kept.h); results have the same bits. `tokens` of a prompt are to be read:
-   nothing is packed before enough tokens were read that it pays, or if memory is short. */
+   CPU with instructions for them (ops/product/kept.h); results have the same bits, but for those of 9 to 24 tokens at
+   once. `tokens`, of prompts or of five sequences and more, are to be read: nothing is packed before enough tokens were
+   read that it pays, or if memory is short. */
 carry_status carry_lm_pack(carry_lm *lm, carry_dtype dtype, int64_t tokens);
 void carry_lm_unpack(carry_lm *lm);
 
