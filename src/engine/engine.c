@@ -106,7 +106,8 @@ static carry_status open_engine(carry_engine *e, const carry_engine_options *o, 
                   .folder = o->cache_dir,
                   .folder_bytes = o->cache_dir_bytes > 0 ? o->cache_dir_bytes : CACHE_DIR_BYTES},
         .queue = INT64_MAX, /* counted here */
-        .cut_from = e->model.lm->own.device != 0 ? CUT_FROM_GPU : 0,
+        /* files of states have what they add to states at whole blocks: those are needed with a folder */
+        .cut_from = e->model.lm->own.device != 0 && o->cache_dir == NULL ? CUT_FROM_GPU : 0,
         .same_bits = o->same_bits,
         .texts = e->texts,
         .draft = draft.function,
