@@ -46,7 +46,7 @@ typedef struct carry_engine_options {
     const char *cache_dir;  /* folder for cached states [none]: a damaged file or an unusable folder costs a warning */
     size_t cache_dir_bytes; /* of its files [16 GiB] */
     bool same_bits; /* a request gives the same bits whatever runs beside it and whatever was cached. On the CPU; on
-                       a Hopper GPU for some models, with at most 64 sequences and without guesses (docs/engine.md) */
+                       a Hopper GPU for some models, with at most 64 sequences and guesses together (docs/engine.md) */
     /* Speculation: guesses of the next tokens of a text, verified in one step while up to 8 texts are under way. The
        text is the one without guesses, greedy or sampled, since a guess is accepted only if it is the token that is
        sampled in its place. "ngram" guesses what came after the last tokens earlier in the text [none] */
