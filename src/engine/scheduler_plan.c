@@ -144,11 +144,15 @@ static int64_t cut(int64_t length, int64_t end, int64_t stop) {
     return length < stop && stop < end ? stop : end;
 }
 
+/* True if the pieces of a prompt end where its states are cached. */
+static bool is_cut(const carry_scheduler *s, const carry_sequence *q) {
+    return s->options.same_bits || q->prompt_end - q->cached >= s->options.cut_from;
+}
+
 /* Where the state of a prompt is cached. */
 static int64_t cached_end(const carry_scheduler *s, const carry_sequence *q) {
-    const bool is_cut = s->options.same_bits || q->prompt_end - q->cached >= s->options.cut_from;
     const int64_t last = carry_sequence_last_block(q);
-    return is_cut || last == 0 ? last : q->prompt_end;
+    return is_cut(s, q) || last == 0 ? last : q->prompt_end;
 }
 
 /* Where the next piece of a prompt ends, `most` tokens on at most; `length` itself: not even a block fits. */
@@ -166,7 +170,9 @@ static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int6
         const int64_t next = (length / every + 1) * every;
         end = cut(length, end, q->branch);
         end = cut(length, end, cached_end(s, q));
-        end = cut(length, end, next <= FINE_SNAPSHOTS ? next : end / every * every);
+        if (is_cut(s, q)) {
+            end = cut(length, end, next <= FINE_SNAPSHOTS ? next : end / every * every);
+        }
     }
     return end;
 }
