@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "carry/device.h"
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -255,18 +256,61 @@ static carry_status start_training(const void *model, const carry_parameter *p, 
     return CARRY_OK;
 }
 
-/* Without f32 masters values are made where they stay: 14e9 of them take half a minute on 16 cores. */
-static carry_status start_there(carry_dit *dit, uint64_t seed) {
+static bool is_cut(const carry_dit *dit, const carry_parameter *p) {
+    return p->cut != CARRY_CUT_NONE && dit->ranks > 1;
+}
+
+/* This rank's part of a whole parameter, packed on the same device. */
+static carry_status take_part(const carry_dit *dit, const carry_parameter *p, carry_tensor part, carry_tensor whole) {
+    const int64_t rows = p->cut == CARRY_CUT_COLUMNS ? p->shape[0] : 1;
+    const int64_t columns = p->count / rows;
+    const size_t bytes = (size_t)columns * carry_dtype_size(part.dtype);
+    for (int64_t row = 0; row < rows; row++) {
+        carry_tensor to = carry_view_1d((unsigned char *)part.data + (size_t)row * bytes, part.dtype, columns);
+        carry_tensor from = to;
+        to.device = from.device = part.device;
+        from.data = (unsigned char *)whole.data + (size_t)(row * dit->ranks + dit->rank) * bytes;
+        CARRY_TRY(carry_copy(dit->ctx, to, from));
+    }
+    return CARRY_OK;
+}
+
+static carry_status start_parts(carry_dit *dit, uint64_t seed, void *memory) {
     carry_parameters *own = &dit->own;
     for (int64_t i = 0; i < own->parameters; i++) {
-        const carry_tensor all = carry_parameters_view(own, own->weights, i);
-        CARRY_TRY(start(dit, &own->parameter[i], carry_reshape_1d(all, own->parameter[i].count), seed, false));
+        const carry_parameter *p = &own->parameter[i];
+        const carry_tensor part = carry_reshape_1d(carry_parameters_view(own, own->weights, i), p->count);
+        carry_tensor whole = part;
+        if (is_cut(dit, p)) {
+            whole = carry_view_1d(memory, part.dtype, p->count * dit->ranks);
+            whole.device = part.device;
+        }
+        CARRY_TRY(start(dit, p, whole, seed, false));
+        CARRY_TRY(is_cut(dit, p) ? take_part(dit, p, part, whole) : CARRY_OK);
     }
     return carry_parameters_round(own);
 }
 
+/* Without f32 masters values are made where they stay: 14e9 of them take half a minute on 16 cores of a host. A rank of
+   several makes a whole parameter beside its part. */
+static carry_status start_there(carry_dit *dit, uint64_t seed) {
+    const carry_parameters *own = &dit->own;
+    size_t bytes = 0;
+    void *memory = NULL;
+    for (int64_t i = 0; i < own->parameters; i++) {
+        const carry_parameter *p = &own->parameter[i];
+        const size_t size = carry_dtype_size(carry_parameters_view(own, own->weights, i).dtype);
+        const size_t whole = is_cut(dit, p) ? (size_t)(p->count * dit->ranks) * size : 0;
+        bytes = whole > bytes ? whole : bytes;
+    }
+    CARRY_TRY(bytes > 0 ? carry_device_alloc(dit->ctx, &memory, own->device, bytes) : CARRY_OK);
+    const carry_status status = start_parts(dit, seed, memory);
+    carry_device_free(dit->ctx, own->device, memory); /* waits for the device */
+    return status;
+}
+
 carry_status carry_dit_init(carry_dit *dit, uint64_t seed) {
-    if (dit->own.is_narrow && dit->ranks == 1) {
+    if (dit->own.is_narrow) {
         return start_there(dit, seed);
     }
     return carry_parameters_start(&dit->own, start_inference, dit, seed);
