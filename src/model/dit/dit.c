@@ -7,7 +7,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "carry/device.h"
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
@@ -227,23 +226,30 @@ static void close_gates(const carry_dit *dit, const carry_parameter *p, float *w
     }
 }
 
-static carry_status start(const carry_dit *dit, const carry_parameter *p, carry_tensor whole, uint64_t seed,
-                          bool training) {
-    const int64_t count = whole.shape[0];
+typedef struct distribution {
+    float mean, deviation; /* deviation 0: all are the mean */
+} distribution;
+
+static distribution distribution_of(const carry_dit *dit, const carry_parameter *p, int64_t count, bool training) {
     const int64_t rows = p->shape[0] * (p->cut == CARRY_CUT_ROWS ? dit->ranks : 1);
-    const uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
-    const float by_dim = 1.0f / sqrtf((float)dit->config.dim);
     switch (p->start) {
     case CARRY_DIT_START_LINEAR:
-        return carry_random_fill(dit->ctx, whole, seed, stream, 0.0f, 1.0f / sqrtf((float)(count / rows)));
+        return (distribution){0.0f, 1.0f / sqrtf((float)(count / rows))};
     case CARRY_DIT_START_MODULATION:
-        return carry_random_fill(dit->ctx, whole, seed, stream, 0.0f, by_dim);
+        return (distribution){0.0f, 1.0f / sqrtf((float)dit->config.dim)};
     case CARRY_DIT_START_ONES:
-        return training ? carry_fill(dit->ctx, whole, 1.0)
-                        : carry_random_fill(dit->ctx, whole, seed, stream, 1.0f, 0.1f);
+        return (distribution){1.0f, training ? 0.0f : 0.1f};
     default:
-        return training ? carry_zero(dit->ctx, whole) : carry_random_fill(dit->ctx, whole, seed, stream, 0.0f, 0.02f);
+        return (distribution){0.0f, training ? 0.0f : 0.02f};
     }
+}
+
+static carry_status start(const carry_dit *dit, const carry_parameter *p, carry_tensor whole, uint64_t seed,
+                          bool training) {
+    const distribution d = distribution_of(dit, p, whole.shape[0], training);
+    const uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
+    return d.deviation > 0.0f ? carry_random_fill(dit->ctx, whole, seed, stream, d.mean, d.deviation)
+                              : carry_fill(dit->ctx, whole, d.mean);
 }
 
 static carry_status start_inference(const void *dit, const carry_parameter *p, carry_tensor whole, uint64_t seed) {
@@ -256,57 +262,30 @@ static carry_status start_training(const void *model, const carry_parameter *p, 
     return CARRY_OK;
 }
 
-static bool is_cut(const carry_dit *dit, const carry_parameter *p) {
-    return p->cut != CARRY_CUT_NONE && dit->ranks > 1;
+/* This rank's part of a parameter. */
+static carry_status start_part(const carry_dit *dit, const carry_parameter *p, carry_tensor part, uint64_t seed) {
+    const distribution d = distribution_of(dit, p, p->count * dit->ranks, false);
+    const int64_t columns = p->cut == CARRY_CUT_COLUMNS ? p->count / p->shape[0] : p->count;
+    return carry_random_part(dit->ctx, &(carry_random_part_args){.out = part,
+                                                                 .seed = seed,
+                                                                 .stream = carry_crc32c(0, p->name, strlen(p->name)),
+                                                                 .mean = d.mean,
+                                                                 .deviation = d.deviation,
+                                                                 .columns = columns,
+                                                                 .next = columns * dit->ranks,
+                                                                 .first = columns * dit->rank});
 }
 
-/* This rank's part of a whole parameter, packed on the same device. */
-static carry_status take_part(const carry_dit *dit, const carry_parameter *p, carry_tensor part, carry_tensor whole) {
-    const int64_t rows = p->cut == CARRY_CUT_COLUMNS ? p->shape[0] : 1;
-    const int64_t columns = p->count / rows;
-    const size_t bytes = (size_t)columns * carry_dtype_size(part.dtype);
-    for (int64_t row = 0; row < rows; row++) {
-        carry_tensor to = carry_view_1d((unsigned char *)part.data + (size_t)row * bytes, part.dtype, columns);
-        carry_tensor from = to;
-        to.device = from.device = part.device;
-        from.data = (unsigned char *)whole.data + (size_t)(row * dit->ranks + dit->rank) * bytes;
-        CARRY_TRY(carry_copy(dit->ctx, to, from));
-    }
-    return CARRY_OK;
-}
-
-static carry_status start_parts(carry_dit *dit, uint64_t seed, void *memory) {
+/* Without f32 masters values are made where they stay: 14e9 of them take half a minute on 16 cores of a host. */
+static carry_status start_there(carry_dit *dit, uint64_t seed) {
     carry_parameters *own = &dit->own;
     for (int64_t i = 0; i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];
-        const carry_tensor part = carry_reshape_1d(carry_parameters_view(own, own->weights, i), p->count);
-        carry_tensor whole = part;
-        if (is_cut(dit, p)) {
-            whole = carry_view_1d(memory, part.dtype, p->count * dit->ranks);
-            whole.device = part.device;
-        }
-        CARRY_TRY(start(dit, p, whole, seed, false));
-        CARRY_TRY(is_cut(dit, p) ? take_part(dit, p, part, whole) : CARRY_OK);
+        const carry_tensor all = carry_reshape_1d(carry_parameters_view(own, own->weights, i), p->count);
+        CARRY_TRY(p->cut != CARRY_CUT_NONE && dit->ranks > 1 ? start_part(dit, p, all, seed)
+                                                             : start(dit, p, all, seed, false));
     }
     return carry_parameters_round(own);
-}
-
-/* Without f32 masters values are made where they stay: 14e9 of them take half a minute on 16 cores of a host. A rank of
-   several makes a whole parameter beside its part. */
-static carry_status start_there(carry_dit *dit, uint64_t seed) {
-    const carry_parameters *own = &dit->own;
-    size_t bytes = 0;
-    void *memory = NULL;
-    for (int64_t i = 0; i < own->parameters; i++) {
-        const carry_parameter *p = &own->parameter[i];
-        const size_t size = carry_dtype_size(carry_parameters_view(own, own->weights, i).dtype);
-        const size_t whole = is_cut(dit, p) ? (size_t)(p->count * dit->ranks) * size : 0;
-        bytes = whole > bytes ? whole : bytes;
-    }
-    CARRY_TRY(bytes > 0 ? carry_device_alloc(dit->ctx, &memory, own->device, bytes) : CARRY_OK);
-    const carry_status status = start_parts(dit, seed, memory);
-    carry_device_free(dit->ctx, own->device, memory); /* waits for the device */
-    return status;
 }
 
 carry_status carry_dit_init(carry_dit *dit, uint64_t seed) {
