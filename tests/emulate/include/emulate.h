@@ -187,9 +187,6 @@ template <typename V> static inline V max(V a, V b) {
     return a < b ? b : a;
 }
 
-struct cudaFuncAttributes {
-    int numRegs;
-};
 template <typename F> static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, F *) {
     *attributes = {};
     return cudaSuccess;
