@@ -8,7 +8,6 @@
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 
 #include "device/stream_end.h"
 
@@ -44,11 +43,7 @@ extern "C" carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, con
 
 /* Asked by every check of a pointer; GPUs that were found stay, so the driver is asked until there are some. */
 static int count(void) {
-    /* Ranks that share a GPU wait for each other on it (comm/sums.h): their streams must not share one of the 8 queues
-       that a GPU has by default. */
-    static const int queues = setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     static int found; /* every thread that sets it sets the same value */
-    (void)queues;
     int devices = __atomic_load_n(&found, __ATOMIC_RELAXED);
     if (devices > 0) {
         return devices;
