@@ -94,6 +94,7 @@ extern "C" {
     X(flow_step, "f32", (carry_ctx * ctx, const carry_flow_step_args *args))                                           \
     X(random_fill, CARRY_REAL,                                                                                         \
       (carry_ctx * ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean, float deviation))                \
+    X(random_part, CARRY_REAL, (carry_ctx * ctx, const carry_random_part_args *args))                                  \
     X(sum_squares, "f32", (carry_ctx * ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace))       \
     X(clip_factor, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor squares, double limit))                  \
     X(skip_guard, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor bad, int64_t limit))                      \
