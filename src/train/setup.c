@@ -19,6 +19,7 @@
 #define HIDDEN 192
 #define LAYERS 4
 #define WARMUP_MOST 100
+#define LARGE ((int64_t)1 << 28) /* parameters: start values then come from the GPU, within a bit of the CPU's */
 
 /* Did the run that goes on keep a part of its text back? Rank 0 has read its options. */
 static carry_status find_held_back(carry_training *t) {
@@ -128,7 +129,8 @@ static carry_status make_model(carry_training *t) {
     /* Start rates are flash-linear-attention's: most heads forget within 100 tokens, too few for a row to be recalled.
      */
     t->lm->forget = t->options.forget;
-    CARRY_TRY((adapts ? carry_lm_init_there : carry_lm_init)(t->lm, (uint64_t)t->options.seed));
+    const bool large = adapts || (device != 0 && t->lm->own.trained >= LARGE);
+    CARRY_TRY((large ? carry_lm_init_there : carry_lm_init)(t->lm, (uint64_t)t->options.seed));
     return adapts ? make_adapter(t) : CARRY_OK;
 }
 
