@@ -1,5 +1,5 @@
-/* Products of rows with one weight for each expert: shared by grouped.cu, grouped_hopper.cu and grouped_hopper_wide.cu. The
-   latter two are compiled for each type. */
+/* Products of rows with one weight for each expert: shared by grouped.cu, grouped_hopper.cu and grouped_hopper_wide.cu.
+   The latter two are compiled for each type. */
 #ifndef CARRY_OPS_GROUPED_MODES_CUH
 #define CARRY_OPS_GROUPED_MODES_CUH
 
