@@ -113,11 +113,13 @@ static carry_status put_attend(const launch_place &place, const carry_chain_atte
                           : put(place, attend<4, CARRY_CHAIN_GROUP>, blocks, 0, a, lists);
 }
 
+/* More rows to a block where there are more blocks than fit at once: its sequence's input is loaded once for them. */
 static carry_status put_experts(const launch_place &place, const carry_chain_experts &e, int sequences, bool is_up) {
-    const int tiles = is_up ? e.chosen * ((e.width + WARPS - 1) / WARPS) + (e.shared_width + WARPS - 1) / WARPS
-                            : (e.columns + WARPS - 1) / WARPS;
+    const int each = (sequences > 1 ? 4 : 2) * WARPS;
+    const int tiles = is_up ? e.chosen * ((e.width + each - 1) / each) + (e.shared_width + each - 1) / each
+                            : (e.columns + each - 1) / each;
     const int input = is_up ? e.columns : e.chosen * e.width + e.shared_width;
-    return put(place, is_up ? experts_up : experts_down, sequences * tiles, (size_t)input * sizeof(float), e);
+    return put(place, is_up ? experts_up : experts_down, sequences * tiles, (size_t)input * sizeof(float), e, each);
 }
 
 static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_chain_op *op,

@@ -1,5 +1,5 @@
-/* Products of rows with one weight for each expert: what grouped.cu and grouped_hopper.cu share. The latter is compiled
-   for each type). */
+/* Products of rows with one weight for each expert: shared by grouped.cu, grouped_hopper.cu and grouped_hopper_wide.cu.
+   The latter two are compiled for each type. */
 #ifndef CARRY_OPS_GROUPED_MODES_CUH
 #define CARRY_OPS_GROUPED_MODES_CUH
 
@@ -24,6 +24,12 @@ carry_status carry_grouped_hopper_bf16(carry_ctx *ctx, const grouped_job &job, g
                                        bool *done);
 carry_status carry_grouped_hopper_f16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
                                       bool *done);
+
+/* The same for many rows and columns, where GPU, build and alignment are known to fit. Not for WEIGHT_GRADIENT. */
+carry_status carry_grouped_wide_bf16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
+                                     bool *done);
+carry_status carry_grouped_wide_f16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
+                                    bool *done);
 
 /* The expert of tile `tile` of all experts' rows, and the tile's number among that expert's: by one warp, whose lanes
    have as many consecutive experts each. False: there is none. */
