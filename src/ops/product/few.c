@@ -109,7 +109,7 @@ static int64_t rows_of_piece(int64_t rows, int64_t k, int threads) {
     return rows <= small ? rows : ((rows + count - 1) / count + 3) / 4 * 4;
 }
 
-/* The panels of every W, for this many tokens; false: one of them has none. */
+/* The panels of every W, for this many tokens; false: some of them are not kept. */
 static bool find_panels(carry_ctx *ctx, const carry_bf16 *bf16, int maps, carry_tensor x, const carry_tensor *W,
                         const uint16_t **panels) {
     const int64_t k = x.shape[1];
