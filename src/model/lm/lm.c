@@ -196,8 +196,10 @@ static carry_status make(carry_lm *lm, int device, const weights_options *o) {
     lm->own.other = lm->own.names != NULL ? carry_lm_other_name : NULL;
     CARRY_TRY(o->folder != NULL ? carry_parameters_check(&lm->own, o->folder) : CARRY_OK);
     CARRY_TRY(o->maps ? carry_parameters_map(&lm->own, o->folder) : CARRY_OK);
-    if (o->narrow != CARRY_F32) {
-        carry_parameters_narrow(&lm->own, o->narrow);
+    const bool is_large = o->maps && device != 0 && carry_parameters_exceed(&lm->own);
+    const carry_dtype narrow = is_large ? carry_parameters_stored(&lm->own) : o->narrow;
+    if (narrow != CARRY_F32) {
+        carry_parameters_narrow(&lm->own, narrow);
     }
     return carry_parameters_allocate(&lm->own);
 }

@@ -74,7 +74,8 @@ void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *
    by name. A tied lm_head may be there if it is the embeddings. */
 carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
 /* The same for a model that is only read, as generation and evaluation do: on the CPU matrices in bf16 or f16 stay in
-   the mapped file. No gradients. The files must not be changed while the model is open. */
+   the mapped file; on a GPU, experts that are in bf16 or f16 have no f32 masters if those would not fit. No gradients.
+   The files must not be changed while the model is open. */
 carry_status carry_lm_open(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
 /* config.json and model.safetensors, each replaced as a whole, the configuration first. */
 carry_status carry_lm_save(const carry_lm *lm, const char *folder, carry_dtype dtype);
