@@ -49,23 +49,28 @@ static void solve(carry_scan_item *item) {
     int64_t b_size = carry_scan_b_size(item->work);
     level levels[MAX_LEVELS];
     int top = 0;
+    int64_t pairs = (item->work->steps + 1) / 2;
     levels[0] = (level){.count = item->work->steps,
                         .A = carry_run_from(item->A, item->A_step),
                         .b = {item->h, item->h_step},
-                        .S = take(item, item->work->steps, b_size)};
+                        .S = take(item, pairs, b_size)};
     for (; levels[top].count > 1; top++) {
         int64_t count = (levels[top].count + 1) / 2;
         levels[top + 1] = (level){.count = count,
                                   .A = take(item, count, A_size),
                                   .b = take(item, count, b_size),
-                                  .S = every_other(levels[top].S, 0)};
+                                  .S = top == 0 ? levels[0].S : every_other(levels[top].S, 0)};
         sweep_up(item, &levels[top], &levels[top + 1]);
     }
     memcpy(levels[top].S.data, item->h0, (size_t)b_size * sizeof(float));
-    for (int k = top - 1; k >= 0; k--) {
+    for (int k = top - 1; k > 0; k--) {
         sweep_down(item, &levels[k], &levels[k + 1]);
     }
-    carry_scan_apply(item, item->work->steps, levels[0].b, levels[0].b, levels[0].A, levels[0].S);
+    const level *leaves = &levels[0]; /* a left leaf's h is the state that enters the right one */
+    carry_scan_apply(item, pairs, every_other(leaves->b, 0), every_other(leaves->b, 0), every_other(leaves->A, 0),
+                     leaves->S);
+    carry_scan_apply(item, item->work->steps / 2, every_other(leaves->b, 1), every_other(leaves->b, 1),
+                     every_other(leaves->A, 1), every_other(leaves->b, 0));
 }
 
 static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
@@ -74,14 +79,14 @@ static double cost(const carry_scan_shape *shape, const carry_rates_table *rates
     for (int64_t count = shape->steps; count > 1; count = (count + 1) / 2) {
         levels += 1.0;
     }
-    return carry_scan_items_cost(shape, rates, threads, steps - 1.0, 3.0 * steps - 2.0, 3.0 * levels + 1.0);
+    return carry_scan_items_cost(shape, rates, threads, steps - 1.0, 2.5 * steps - 2.0, 3.0 * levels + 1.0);
 }
 
 static size_t item_bytes(const carry_scan_shape *shape) {
     carry_arena arena = carry_arena_over(NULL, 0);
     size_t A_size = (size_t)carry_scan_A_size(shape);
     size_t b_size = (size_t)carry_scan_b_size(shape);
-    (void)carry_arena_take(&arena, (size_t)shape->steps * b_size, sizeof(float));
+    (void)carry_arena_take(&arena, (size_t)((shape->steps + 1) / 2) * b_size, sizeof(float));
     for (int64_t count = shape->steps; count > 1;) {
         count = (count + 1) / 2;
         (void)carry_arena_take(&arena, (size_t)count * A_size, sizeof(float));
