@@ -20,7 +20,9 @@ static carry_run every_other(carry_run run, int64_t first) {
 static void sweep_up(carry_scan_item *item, const level *here, const level *above) {
     CARRY_SPAN(item->work->ctx, "scan", "blelloch up");
     carry_scan_apply(item, above->count, above->b, above->b, every_other(here->A, 1), every_other(here->b, 0));
-    carry_scan_compose(item, above->count, above->A, every_other(here->A, 1), every_other(here->A, 0));
+    /* The first element of a level has no left neighbour: nothing reads its transition. */
+    carry_scan_compose(item, above->count - 1, (carry_run){above->A.data + above->A.next, above->A.next},
+                       every_other(here->A, 3), every_other(here->A, 2));
 }
 
 static void sweep_down(carry_scan_item *item, const level *here, const level *above) {
