@@ -159,7 +159,7 @@ extern "C" {
     X(ssm, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_args *args, void *workspace))                                 \
     X(ssm_backward, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_backward_args *args, void *workspace))               \
     X(decay_gate, CARRY_REAL,                                                                                          \
-      (carry_ctx * ctx, carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tensor dt_bias))                     \
+      (carry_ctx * ctx, carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tensor dt_bias, float bound))        \
     X(decay_gate_backward, CARRY_REAL, (carry_ctx * ctx, const carry_decay_gate_backward_args *args))
 
 typedef struct carry_operators {

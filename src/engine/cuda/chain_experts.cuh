@@ -126,7 +126,7 @@ static __device__ __forceinline__ float one_row(const __nv_bfloat16 *w, const fl
     return warp_sum(sum);
 }
 
-/* What a block of experts_up does. */
+/* The matrices and rows of a block of experts_up. */
 struct up_work {
     const __nv_bfloat16 *gate, *up;
     int first, end; /* rows */

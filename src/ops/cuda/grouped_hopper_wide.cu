@@ -1,6 +1,6 @@
 /* Products of many rows with one weight for each expert on Hopper GPUs: tiles of 128 x 256, panels of 64 along k.
 
-   What bounds these products is the way from the L2 cache to the multiprocessors: a tile of 128 x 256 reads a quarter
+   Copies from the L2 cache to the multiprocessors bound these products: a tile of 128 x 256 reads a quarter
    less than two of 128 x 128. A block stays on its multiprocessor and takes every gridDim.x-th tile. One thread copies
    panels STAGES ahead, also those of the next tile; two warpgroups multiply, each 64 rows, and store their rows. Rows
    past an expert's last are those of the next expert: their results are not stored, and bands of 64 such rows are not

@@ -32,7 +32,7 @@ carry_status carry_grouped_wide_f16(carry_ctx *ctx, const grouped_job &job, grou
                                     bool *done);
 
 /* The expert of tile `tile` of all experts' rows, and the tile's number among that expert's: by one warp, whose lanes
-   have as many consecutive experts each. False: there is none. */
+   have as many consecutive experts each. False: past the last tile. */
 template <int TILE>
 static __device__ __forceinline__ bool find_tile(const int64_t *offsets, int64_t experts, int64_t tile, int64_t *expert,
                                                  int64_t *own) {

@@ -199,7 +199,7 @@ static size_t scratch(const carry_lm_pass *pass, const void *opened) {
     return attention > norm ? attention : norm;
 }
 
-static void take_once(const carry_lm_pass *pass, void *opened, carry_arena *arena) {
+void carry_lm_attention_take_once(const carry_lm_pass *pass, void *opened, carry_arena *arena) {
     carry_lm_attention *o = opened;
     const int64_t half = pass->lm->config.attention.rotary / 2;
     const int64_t shape[] = {pass->tokens, half, 2};
@@ -253,8 +253,7 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     back->dk_in = carry_lm_take(pass, arena, dtype, key_width);
 }
 
-/* The turns of every token: positions count from the start of its document, or go on where the state stands. */
-static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args) {
+carry_status carry_lm_attention_begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args) {
     const carry_lm_attention *o = opened;
     const int64_t half = pass->lm->config.attention.rotary / 2;
     int64_t first;
@@ -393,8 +392,8 @@ const carry_lm_part carry_lm_mixer_attention = {
     .back_size = sizeof(carry_lm_attention_back),
     .take = take,
     .take_back = take_back,
-    .take_once = take_once,
-    .begin = begin,
+    .take_once = carry_lm_attention_take_once,
+    .begin = carry_lm_attention_begin,
     .forward = forward,
     .backward = carry_lm_attention_backward,
 };

@@ -65,6 +65,9 @@ void carry_lm_attention_rates(const carry_lm_config *config, float *rates);
    has the values too. */
 carry_status carry_lm_attention_open(carry_lm_pass *pass, void **opened);
 void carry_lm_attention_close(void *opened);
+void carry_lm_attention_take_once(const carry_lm_pass *pass, void *opened, carry_arena *arena);
+/* The turns of every token: positions count from the start of its document, or go on where the state stands. */
+carry_status carry_lm_attention_begin(carry_lm_pass *pass, void *opened, const carry_lm_args *args);
 carry_status carry_lm_attend(const carry_lm_call *call);
 carry_status carry_lm_attend_backward(const carry_lm_call *call);
 
