@@ -10,11 +10,12 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "engine/decode_model.h"
-#include "model/lm/feedforward/feedforward.h"
+#include "model/lm/feedforward/experts.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/mixers/delta.h"
+#include "ops/pool.h"
 
-#define OPS_OF_LAYER 6 /* at most */
+#define OPS_OF_LAYER 7 /* at most */
 
 struct carry_chain {
     carry_lm *lm;
@@ -27,7 +28,8 @@ struct carry_chain {
     int count;
     bool head;    /* the last operation makes the logits */
     void *memory; /* on the device: all that follows, for CARRY_CHAIN_SEQUENCES sequences */
-    float *h, *part, *rates;
+    float *h, *part, *rates, *weights;
+    int32_t *numbers;
     carry_tensor low, maps, mixed, activated, x; /* [CARRY_CHAIN_SEQUENCES, width], bf16 */
 };
 
@@ -176,6 +178,41 @@ static void add_swiglu(carry_chain *c, const carry_lm_sublayer *own) {
     add_out(c, own, CARRY_LM_SWIGLU_DOWN, &c->activated);
 }
 
+static void add_experts(carry_chain *c, const carry_lm_sublayer *own) {
+    const carry_lm_config *config = &c->lm->config;
+    const carry_lm_experts_options *e = &config->experts;
+    const carry_tensor router = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_ROUTER);
+    add_norm(c, add_product(c, router, router.shape[0], &c->low, &c->maps, CARRY_CHAIN_STORE), own->norm);
+    carry_chain_op *op = add(c, CARRY_CHAIN_EXPERTS_UP);
+    op->as.experts = (carry_chain_experts){
+        .logits = c->maps.data,
+        .up = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_UP).data,
+        .down = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_DOWN).data,
+        .shared_gate = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_SHARED_GATE).data,
+        .shared_up = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_SHARED_UP).data,
+        .shared_down = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_SHARED_DOWN).data,
+        .shared_scale = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_SHARED_SCALE).data,
+        .norm = carry_lm_weight(c->lm, own->norm).data,
+        .plus = config->norm_plus_one ? 1.0f : 0.0f,
+        .eps = (float)config->norm_eps,
+        .scale = e->router.scale,
+        .h = c->h,
+        .low = c->low.data,
+        .activated = c->activated.data,
+        .numbers = c->numbers,
+        .weights = c->weights,
+        .experts = (int)e->count,
+        .chosen = (int)e->chosen,
+        .width = (int)e->width,
+        .shared_width = (int)e->shared_width,
+        .columns = (int)config->hidden_size,
+        .logits_stride = (int)c->maps.shape[1],
+        .activated_stride = (int)c->activated.shape[1],
+        .normalise = e->router.normalise,
+    };
+    add(c, CARRY_CHAIN_EXPERTS_DOWN)->as.experts = op->as.experts;
+}
+
 /* False: the kernels do not take the matrices as they lie. */
 static bool make_list(carry_chain *c) {
     const carry_lm *lm = c->lm;
@@ -190,9 +227,17 @@ static bool make_list(carry_chain *c) {
                             .width = width};
     for (int64_t i = 0; fits && i < config->num_hidden_layers; i++) {
         const carry_lm_layer *layer = &lm->layer[i];
+        const int first = c->count;
         fits = layer->mixer.part == &carry_lm_mixer_delta ? add_delta(c, &layer->mixer, c->pool->part[i])
                                                           : add_attention(c, &layer->mixer, c->pool->part[i]);
-        add_swiglu(c, &layer->feedforward);
+        for (int j = first; j < c->count; j++) {
+            c->ops[j].layer = (int)i;
+        }
+        if (layer->feedforward.part == &carry_lm_feedforward_experts) {
+            add_experts(c, &layer->feedforward);
+        } else {
+            add_swiglu(c, &layer->feedforward);
+        }
     }
     c->head = c->same_bits;
     if (c->head) {
@@ -220,15 +265,19 @@ static void place(carry_chain *c, carry_arena *arena) {
     const int64_t delta = 2 * o->delta.key_width + 2 * o->delta.value_width + 2 * o->delta.value_heads;
     const int64_t heads = o->attention.heads * o->attention.head_dim;
     const int64_t attention = 2 * heads + 2 * o->attention.kv_heads * o->attention.head_dim;
+    const int64_t maps = delta > attention ? delta : attention;
+    const int64_t experts = o->experts.chosen * o->experts.width + o->experts.shared_width;
     const size_t rows = CARRY_CHAIN_SEQUENCES;
     c->low = take(c, arena, o->hidden_size);
     c->x = take(c, arena, o->hidden_size);
-    c->maps = take(c, arena, delta > attention ? delta : attention);
+    c->maps = take(c, arena, o->experts.count > maps ? o->experts.count : maps);
     c->mixed = take(c, arena, heads > o->delta.value_width ? heads : o->delta.value_width);
-    c->activated = take(c, arena, o->swiglu.width);
+    c->activated = take(c, arena, experts > o->swiglu.width ? experts : o->swiglu.width);
     c->h = carry_arena_take(arena, rows * (size_t)o->hidden_size, sizeof *c->h);
     c->part = carry_arena_take(
         arena, rows * (size_t)(o->attention.heads * CARRY_CHAIN_SPLITS * (o->attention.head_dim + 2)), sizeof *c->part);
+    c->numbers = carry_arena_take(arena, rows * CARRY_CHAIN_CHOSEN_MOST, sizeof *c->numbers);
+    c->weights = carry_arena_take(arena, rows * (CARRY_CHAIN_CHOSEN_MOST + 1), sizeof *c->weights);
     c->rates = carry_arena_take(arena, (size_t)o->attention.rotary / 2 + 1, sizeof *c->rates);
 }
 
@@ -264,7 +313,7 @@ carry_status carry_chain_open(carry_chain **made, carry_lm *lm, carry_lm_state *
     int64_t columns;
     *made = NULL;
     const carry_chain_device *device = carry_chain_device_of(lm->own.device, &ordinal);
-    if (device == NULL || !carry_decode_supports(lm, CARRY_CHAIN_GROUP, 1, &columns)) {
+    if (device == NULL || !carry_decode_supports(lm, CARRY_CHAIN_GROUP, 1, true, &columns)) {
         return CARRY_OK;
     }
     carry_chain *c = calloc(1, sizeof *c);
@@ -290,7 +339,67 @@ int64_t carry_chain_sequences(const carry_chain *c) {
     return c->lists.sequences;
 }
 
-carry_status carry_chain_run(carry_chain *c, carry_tensor logits, int64_t sequences) {
+/* The states of `count` sequences from `to` on become those of as many from `from` on. */
+static carry_status follow(const carry_chain *c, int layer, int64_t to, int64_t from, int64_t count) {
+    for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
+        const carry_tensor *states = &c->pool->part[layer][i];
+        const carry_lm_state_part *about = &c->pool->about[layer][i];
+        if (states->data == NULL || about->grows) {
+            continue;
+        }
+        const int64_t slots = states->shape[0];
+        const int64_t slices = about->slices > 0 ? about->slices : 1;
+        const carry_tensor rows =
+            carry_reshape_2d(*states, slices * slots, carry_tensor_count(states) / slots / slices);
+        for (int64_t j = 0; j < slices; j++) {
+            CARRY_TRY(carry_copy_slots(c->lm->ctx, carry_slice(rows, j * slots, slots), c->lists.slots + to,
+                                       c->lists.slots + from, count));
+        }
+    }
+    return CARRY_OK;
+}
+
+/* The operation for the sequences from `first` on. */
+static carry_chain_op from_row(const carry_chain_op *op, int64_t first) {
+    carry_chain_op part = *op;
+    if (op->kind == CARRY_CHAIN_DELTA) {
+        carry_chain_delta *d = &part.as.delta;
+        d->in = (const uint16_t *)d->in + first * d->in_stride;
+        d->y = (uint16_t *)d->y + first * d->value_heads * CARRY_CHAIN_KEY;
+    } else {
+        carry_chain_attend *a = &part.as.attend;
+        a->in = (const uint16_t *)a->in + first * a->in_stride;
+        a->part += first * a->heads * CARRY_CHAIN_SPLITS * (a->width + 2);
+        a->y = (uint16_t *)a->y + first * a->heads * a->width;
+    }
+    return part;
+}
+
+/* An operation on states, wave by wave. One after another wave loads states or keys that the wave before it leaves, so
+   it does not begin early. */
+static carry_status run_waves(carry_chain *c, const carry_chain_op *op, const int64_t *wave, int64_t waves) {
+    carry_lm *lm = c->lm;
+    carry_stream *stream = carry_ctx_stream(lm->ctx, lm->own.device);
+    for (int64_t i = 0; i < waves; i++) {
+        const int64_t first = wave[i];
+        const int64_t count = wave[i + 1] - first;
+        const carry_chain_op part = from_row(op, first);
+        carry_chain_lists lists = c->lists;
+        lists.slots += first;
+        lists.offsets += first;
+        lists.lengths += first;
+        lists.ids += first;
+        lists.sequences = (int)count;
+        if (i > 0 && op->kind == CARRY_CHAIN_DELTA) {
+            CARRY_TRY(follow(c, op->layer, first, wave[i - 1], count));
+        }
+        CARRY_TRY(c->device->launch(lm->ctx, c->ordinal, stream, &part, &lists, i == 0));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_chain_run(carry_chain *c, carry_tensor logits, int64_t sequences, const int64_t *wave,
+                             int64_t waves) {
     carry_lm *lm = c->lm;
     carry_stream *stream = carry_ctx_stream(lm->ctx, lm->own.device);
     carry_chain_lists lists = c->lists;
@@ -304,7 +413,10 @@ carry_status carry_chain_run(carry_chain *c, carry_tensor logits, int64_t sequen
         c->ops[c->count - 1].as.product.y_stride = (int)logits.stride[0];
     }
     for (int i = 0; i < c->count; i++) {
-        CARRY_TRY(c->device->launch(lm->ctx, c->ordinal, stream, &c->ops[i], &lists, i > 0));
+        const carry_chain_op *op = &c->ops[i];
+        const bool in_waves = waves > 1 && (op->kind == CARRY_CHAIN_DELTA || op->kind == CARRY_CHAIN_ATTEND);
+        CARRY_TRY(in_waves ? run_waves(c, op, wave, waves)
+                           : c->device->launch(lm->ctx, c->ordinal, stream, op, &lists, i > 0));
     }
     return c->head ? CARRY_OK
                    : carry_linear(lm->ctx, logits, carry_slice(c->x, 0, sequences),

@@ -175,7 +175,14 @@ static carry_status check_device(const carry_lm *lm, int device) {
     return CARRY_OK;
 }
 
-static carry_status make(carry_lm *lm, int device, const char *folder, bool maps) {
+/* Where weights come from and how they are kept. */
+typedef struct weights_options {
+    const char *folder; /* NULL: none */
+    bool maps;          /* matrices stay in the mapped file */
+    carry_dtype narrow; /* experts are kept in this type alone; CARRY_F32: all weights have f32 masters */
+} weights_options;
+
+static carry_status make(carry_lm *lm, int device, const weights_options *o) {
     CARRY_TRY(carry_lm_config_finish(lm->ctx, &lm->config));
     CARRY_TRY(check_device(lm, device));
     const int64_t layers = lm->config.num_hidden_layers;
@@ -187,13 +194,18 @@ static carry_status make(carry_lm *lm, int device, const char *folder, bool maps
     list_parameters(lm);
     lm->own.names = lm->config.family->files;
     lm->own.other = lm->own.names != NULL ? carry_lm_other_name : NULL;
-    CARRY_TRY(folder != NULL ? carry_parameters_check(&lm->own, folder) : CARRY_OK);
-    CARRY_TRY(maps ? carry_parameters_map(&lm->own, folder) : CARRY_OK);
+    CARRY_TRY(o->folder != NULL ? carry_parameters_check(&lm->own, o->folder) : CARRY_OK);
+    CARRY_TRY(o->maps ? carry_parameters_map(&lm->own, o->folder) : CARRY_OK);
+    const bool is_large = o->maps && device != 0 && carry_parameters_exceed(&lm->own);
+    const carry_dtype narrow = is_large ? carry_parameters_stored(&lm->own) : o->narrow;
+    if (narrow != CARRY_F32) {
+        carry_parameters_narrow(&lm->own, narrow);
+    }
     return carry_parameters_allocate(&lm->own);
 }
 
 static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
-                              const char *folder, bool maps) {
+                              const weights_options *o) {
     *made = NULL;
     carry_lm *lm = calloc(1, sizeof *lm);
     if (lm == NULL) {
@@ -201,7 +213,7 @@ static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_co
     }
     lm->ctx = ctx;
     lm->config = *config;
-    carry_status status = make(lm, device, folder, maps);
+    carry_status status = make(lm, device, o);
     if (status != CARRY_OK) {
         carry_lm_free(lm);
         return status;
@@ -211,17 +223,23 @@ static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_co
 }
 
 carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device) {
-    return new_model(ctx, made, config, device, NULL, false);
+    return new_model(ctx, made, config, device, &(weights_options){.narrow = CARRY_F32});
 }
 
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder) {
-    return new_model(ctx, made, config, device, folder, false);
+    return new_model(ctx, made, config, device, &(weights_options){.folder = folder, .narrow = CARRY_F32});
 }
 
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder) {
-    return new_model(ctx, made, config, device, folder, true);
+    return new_model(ctx, made, config, device,
+                     &(weights_options){.folder = folder, .maps = true, .narrow = CARRY_F32});
+}
+
+carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                                 carry_dtype dtype) {
+    return new_model(ctx, made, config, device, &(weights_options){.narrow = dtype});
 }
 
 void carry_lm_free(carry_lm *lm) {
@@ -279,7 +297,7 @@ static carry_status start_by_host(carry_lm *lm, int64_t index, uint64_t seed) {
     }
     carry_status status = start(lm, p, carry_view(values, CARRY_F32, p->rank, p->shape), seed);
     status =
-        status == CARRY_OK ? carry_parameters_upload(&lm->own, lm->own.weights, p->offset, values, p->count) : status;
+        status == CARRY_OK ? carry_parameters_upload(&lm->own, lm->own.weights, p->wide, values, p->count) : status;
     free(values);
     return status;
 }
@@ -288,7 +306,8 @@ carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed) {
     for (int64_t i = 0; i < lm->own.parameters; i++) {
         const carry_parameter *p = &lm->own.parameter[i];
         const uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
-        const carry_tensor flat = carry_parameters_flat(&lm->own, lm->own.weights, p->offset, p->count);
+        const carry_tensor flat = p->wide < 0 ? carry_parameters_low(&lm->own, p->offset, p->count)
+                                              : carry_parameters_flat(&lm->own, lm->own.weights, p->wide, p->count);
         CARRY_TRY(p->start == CARRY_LM_NORMAL
                       ? carry_random_fill(lm->ctx, flat, seed, stream, 0.0f, (float)lm->config.initializer_range)
                       : start_by_host(lm, i, seed));
