@@ -19,7 +19,8 @@
    without runs, if scale is not negative, data is aligned to 16 bytes, and row and head strides are positive multiples
    of 8 elements; a causal mask or HK < H is fast only without runs. Everything else uses plain kernels.
 
-   NaN and infinity in k and v do not reach queries that do not see them, neither forward nor backward.
+   NaN and infinity in k and v do not reach queries that do not see them, neither forward nor backward; one kernel does
+   not guarantee it: forward on Hopper GPUs with D = 256 and as many queries as keep the GPU busy.
 
    Nothing is allocated. The workspace has carry_attention_workspace(args) bytes on the same device (CARRY_EWORKSPACE,
    CARRY_EALIGN); few queries may need more than many. Results do not depend on the number of threads. A query for which

@@ -25,13 +25,11 @@
 
 namespace hopper {
 
-constexpr unsigned char ODD = 1; /* a key that is not finite */
-
-/* Marks rows of k that are not finite; two threads have a row. True if there are any, or rows that the document does
-   not have. By both warpgroups. */
+/* Clears rows of k that the document does not have and rows that are not finite; the latter are marked. Two threads
+   have a row. Returns whether any is marked. */
 template <typename T, typename Shape>
-static __device__ __forceinline__ bool has_odd_keys(const backward_places<Shape> &p, backward_shared<Shape> &shared,
-                                                    int valid) {
+static __device__ __forceinline__ bool clear_keys(const backward_places<Shape> &p, backward_shared<Shape> &shared,
+                                                  int valid) {
     const int thread = (int)threadIdx.x - 128, row = thread / 2;
     const uint32_t words = Shape::D / 16; /* of 16 bytes, of half a row */
     bool odd = false;
@@ -41,24 +39,21 @@ static __device__ __forceinline__ bool has_odd_keys(const backward_places<Shape>
         odd = odd || is_odd<T>(v.x) || is_odd<T>(v.y) || is_odd<T>(v.z) || is_odd<T>(v.w);
     }
     odd = __shfl_xor_sync(0xffffffffu, (int)odd, 1) != 0 || odd;
-    shared.odd[row] = odd && row < valid ? ODD : 0;
-    return group_any(1, 256, odd || row >= valid);
-}
-
-/* Clears the marked rows and those that the document does not have. True if any is marked. By both warpgroups, whose
-   products have read k. */
-template <typename Shape>
-static __device__ __forceinline__ bool clear_keys(const backward_places<Shape> &p, backward_shared<Shape> &shared,
-                                                  int valid) {
-    group_sync(1, 256);
-    for (int i = (int)threadIdx.x - 128; i < Shape::KEYS * Shape::BANDS * 8; i += 256) {
-        const int row = i / 8 % Shape::KEYS;
-        if (shared.odd[row] == ODD || row >= valid) {
-            shared_store(p.k + (uint32_t)i * 16, make_uint4(0, 0, 0, 0));
+    const bool clears = odd || row >= valid;
+    odd = odd && row < valid;
+    if (!group_any(1, 256, clears)) {
+        return false;
+    }
+    if (clears) {
+        for (uint32_t i = 0; i < words; i++) {
+            const uint32_t word = (uint32_t)(thread & 1) * words + i;
+            shared_store(p.k + word / 8 * Shape::KEY_BAND + (uint32_t)row * 128 + word % 8 * 16,
+                         make_uint4(0, 0, 0, 0));
         }
     }
+    shared.bad[row] = odd;
     fence_async();
-    return group_any(1, 256, shared.odd[(threadIdx.x - 128) / 2] == ODD);
+    return group_any(1, 256, odd);
 }
 
 /* Clears the rows of a tile from `valid` on, which belong to another document. By both warpgroups. */
@@ -217,7 +212,7 @@ template <typename T, typename Shape> struct backward_worker {
     }
 
     __device__ __forceinline__ void add_sum(float (&dq)[32], int parity) const {
-        barrier_wait(p.part_full, parity);
+        barrier_wait(p.sum_full, parity);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const uint4 v = shared_load(sum_at(i));
@@ -227,7 +222,7 @@ template <typename T, typename Shape> struct backward_worker {
             dq[4 * i + 3] += __uint_as_float(v.w);
         }
         __syncwarp();
-        arrive(p.part_empty);
+        arrive(p.sum_empty);
     }
 
     /* Rows of 16-bit numbers from `row` on, of which `rows` are there: the thread's columns of each 32 from `column`.
@@ -293,51 +288,43 @@ template <typename T, typename Shape> struct backward_worker {
         }
     }
 
-    __device__ __forceinline__ void begin(float (&s)[M / 2], float (&dp)[M / 2]);
     __device__ __forceinline__ void run();
 };
-
-/* The scores of the first tile and dP. Keys are examined while the scores are computed. */
-template <typename T, typename Shape>
-__device__ __forceinline__ void backward_worker<T, Shape>::begin(float (&s)[M / 2], float (&dp)[M / 2]) {
-    const backward_document &doc = job.document[item.document];
-    barrier_wait(p.k_full, 0);
-    wait_rows(p.q_full, 0, p.q, item.from);
-    begin_scores(s, p.k, p.q);
-    const bool clears = has_odd_keys<T>(p, shared, doc.keys - item.block * Shape::KEYS);
-    products_wait<0>();
-    if (clears) {
-        poisoned = clear_keys<Shape>(p, shared, doc.keys - item.block * Shape::KEYS);
-        for (int r = 0; poisoned && r < 2; r++) {
-            poison[r] = (shared.odd[64 * group + 16 * warp + lane / 4 + 8 * r] & ODD) != 0 ? NAN : 0.0f;
-        }
-    }
-    barrier_wait(p.v_full, 0);
-    wait_rows(p.o_full, 0, p.d_o, item.from);
-    begin_scores(dp, p.v, p.d_o);
-}
 
 template <typename T, typename Shape> __device__ __forceinline__ void backward_worker<T, Shape>::run() {
     const backward_document &doc = job.document[item.document];
     const int key = item.block * Shape::KEYS + 64 * group; /* the first of this warpgroup */
-    const int past = doc.keys - doc.queries, steps = (item.to - item.from) * job.group;
+    const int tiles = item.to - item.from, steps = tiles * job.group;
+    float s[M / 2];
+    barrier_wait(p.k_full, 0);
+    poisoned = clear_keys<T>(p, shared, doc.keys - item.block * Shape::KEYS);
+    if (poisoned) {
+        for (int r = 0; r < 2; r++) {
+            poison[r] = shared.bad[64 * group + 16 * warp + lane / 4 + 8 * r] ? NAN : 0.0f;
+        }
+    }
+    wait_rows(p.q_full, 0, p.q, item.from);
+    begin_scores(s, p.k, p.q);
+    barrier_wait(p.v_full, 0);
+    products_wait<0>();
     int at = 0, parity = 0, sum_parity = 0, m = item.from, head = item.head * job.group;
-    float s[M / 2], dp[M / 2];
-    begin(s, dp);
+    float dp[M / 2];
+    wait_rows(p.o_full, 0, p.d_o, item.from);
+    begin_scores(dp, p.v, p.d_o);
     for (int step = 0; step < steps; step++) {
         const uint32_t q = p.q + at * Shape::ROW_BYTES, d_o = p.d_o + at * Shape::ROW_BYTES;
         const uint32_t ds = p.ds + (uint32_t)(step & 1) * Shape::DS_BYTES;
-        const int reach = key + 16 * warp + lane / 4 - past - m * M;
-        const bool masks = key + 63 > past + m * M, more = step + 1 < steps;
-        const int this_m = m, this_head = head, this_at = at;
-        uint32_t w[M / 4], e[M / 4];
+        const int reach = key + 16 * warp + lane / 4 - (doc.keys - doc.queries) - m * M;
+        const bool masks = key + 63 > doc.keys - doc.queries + m * M;
+        uint32_t w[M / 4];
         keep_below(s);
         soften(s, shared.lse[at], masks, reach);
         products_wait<0>();
         keep_below(dp);
         slopes(dp, s, shared.mean[at], masks, reach);
         pack(w, s);
-        begin_sums(dv, w, d_o); /* these two run while the other warpgroup is waited for */
+        begin_sums(dv, w, d_o); /* dV and dK run while the other warpgroup is waited for */
+        uint32_t e[M / 4];
         pack(e, dp);
         put_slopes(ds, e);
         fence_async();
@@ -345,6 +332,7 @@ template <typename T, typename Shape> __device__ __forceinline__ void backward_w
         group_sync(1, 256);
         float dq[32];
         begin_dq(dq, ds);
+        const int this_m = m, this_head = head, this_at = at;
         if (++m == item.to) {
             m = item.from;
             head++;
@@ -353,21 +341,19 @@ template <typename T, typename Shape> __device__ __forceinline__ void backward_w
             at = 0;
             parity ^= 1;
         }
-        /* The next tile's scores; after the last tile, of this one again, without effect. */
-        const uint32_t next_q = more ? p.q + at * Shape::ROW_BYTES : q;
-        const uint32_t next_d_o = more ? p.d_o + at * Shape::ROW_BYTES : d_o;
+        const bool more = step + 1 < steps;
         if (more) {
-            wait_rows(p.q_full + 8 * at, parity, next_q, m);
+            wait_rows(p.q_full + 8 * at, parity, p.q + at * Shape::ROW_BYTES, m);
         }
-        products_wait<1>(); /* w and e are free */
-        begin_scores(s, p.k, next_q);
+        products_wait<1>();                                           /* the registers of w and e are free */
+        begin_scores(s, p.k, more ? p.q + at * Shape::ROW_BYTES : q); /* without effect after the last tile */
         products_wait<1>();
         keep_below(dq);
         finish_dq(dq, this_head, this_m, sum_parity);
         if (more) {
-            wait_rows(p.o_full + 8 * at, parity, next_d_o, m);
+            wait_rows(p.o_full + 8 * at, parity, p.d_o + at * Shape::ROW_BYTES, m);
         }
-        begin_scores(dp, p.v, next_d_o);
+        begin_scores(dp, p.v, more ? p.d_o + at * Shape::ROW_BYTES : d_o);
         products_wait<1>();
         arrive(p.o_empty + 8 * this_at);
         arrive(p.q_empty + 8 * this_at);
@@ -392,16 +378,13 @@ __global__ void __launch_bounds__(Shape::THREADS, 1)
     const backward_places<Shape> p = backward_open<Shape>(memory, shared);
     if (threadIdx.x == 0) {
         shared.ticket = atomicAdd(job.ticket, 1);
-    } else if (threadIdx.x == 32) {
-        backward_barriers(p);
-    } else if (threadIdx.x == 64) {
-        prefetch_map(&given.k);
-        prefetch_map(&given.q);
-        prefetch_map(&given.v);
-        prefetch_map(&given.d_o);
     }
     __syncthreads();
     const backward_item item = backward_item_of(job, shared.ticket, Shape::M);
+    if (threadIdx.x == 0) {
+        backward_barriers(p, item.block == 0);
+    }
+    __syncthreads();
     if (threadIdx.x < 128) {
         registers_give<24>();
         if (threadIdx.x == 0) {

@@ -28,18 +28,17 @@ namespace hopper {
 
 /* Static shared memory. */
 template <typename Shape> struct backward_shared {
-    uint64_t k_full, v_full;
-    uint64_t sum_full, sum_empty, part_full, part_empty; /* the tile of dQ, on its way out and in */
+    uint64_t k_full, v_full, sum_full, sum_empty; /* sum: the tile of dQ in shared memory */
     uint64_t q_full[Shape::STAGES], q_empty[Shape::STAGES], o_full[Shape::STAGES], o_empty[Shape::STAGES];
     alignas(16) float lse[Shape::STAGES][Shape::M];
     alignas(16) float mean[Shape::STAGES][Shape::M];
-    unsigned char odd[Shape::KEYS]; /* marks of keys that are not finite */
+    unsigned char bad[Shape::KEYS]; /* keys that are not finite */
     int ticket;
 };
 
 template <typename Shape> struct backward_places {
     uint32_t k, v, q, d_o, ds, sum;
-    uint32_t k_full, v_full, sum_full, sum_empty, part_full, part_empty, q_full, q_empty, o_full, o_empty;
+    uint32_t k_full, v_full, sum_full, sum_empty, q_full, q_empty, o_full, o_empty;
 };
 
 template <typename Shape>
@@ -56,8 +55,6 @@ static __device__ __forceinline__ backward_places<Shape> backward_open(const cha
     p.v_full = shared_address(&shared.v_full);
     p.sum_full = shared_address(&shared.sum_full);
     p.sum_empty = shared_address(&shared.sum_empty);
-    p.part_full = shared_address(&shared.part_full);
-    p.part_empty = shared_address(&shared.part_empty);
     p.q_full = shared_address(shared.q_full);
     p.q_empty = shared_address(shared.q_empty);
     p.o_full = shared_address(shared.o_full);
@@ -65,13 +62,13 @@ static __device__ __forceinline__ backward_places<Shape> backward_open(const cha
     return p;
 }
 
-template <typename Shape> static __device__ __forceinline__ void backward_barriers(const backward_places<Shape> &p) {
+template <typename Shape>
+static __device__ __forceinline__ void backward_barriers(const backward_places<Shape> &p, bool first_keys) {
     barrier_init(p.k_full, 1);
     barrier_init(p.v_full, 1);
-    barrier_init(p.sum_full, Shape::WARPS);
-    barrier_init(p.sum_empty, 1);
-    barrier_init(p.part_full, 1);
-    barrier_init(p.part_empty, Shape::WARPS);
+    /* The block of the first keys reads sums; the others write them. */
+    barrier_init(p.sum_full, first_keys ? 1 : Shape::WARPS);
+    barrier_init(p.sum_empty, first_keys ? Shape::WARPS : 1);
     for (int i = 0; i < Shape::STAGES; i++) {
         barrier_init(p.q_full + 8 * i, 1);
         barrier_init(p.o_full + 8 * i, 1);
@@ -152,9 +149,6 @@ static __device__ __forceinline__ void backward_sum(const backward_job &job, con
                                                     const backward_places<Shape> &p) {
     const backward_document &doc = job.document[item.document];
     int parity = 0;
-#ifdef DEFER
-    int *owed = NULL, owes = 0;
-#endif
     for (int h = item.head * job.group; h < (item.head + 1) * job.group; h++) {
         for (int m = item.from; m < item.to; m++, parity ^= 1) {
             const int64_t tile = (int64_t)(doc.tile + m) * job.heads + h;
@@ -162,23 +156,16 @@ static __device__ __forceinline__ void backward_sum(const backward_job &job, con
             const int before = backward_last_block(doc, m, Shape::M) - item.block; /* parts that come first */
             if (item.block == 0) {
                 if (before > 0) {
-                    barrier_wait(p.part_empty, parity ^ 1);
+                    barrier_wait(p.sum_empty, parity ^ 1);
                     wait_for_parts(job.done + tile, before);
-                    barrier_expect(p.part_full, Shape::DQ_BYTES);
-                    copy_bytes(p.sum, sums, Shape::DQ_BYTES, p.part_full);
+                    barrier_expect(p.sum_full, Shape::DQ_BYTES);
+                    copy_bytes(p.sum, sums, Shape::DQ_BYTES, p.sum_full);
                 } else {
                     parity ^= 1; /* no sum is needed */
                 }
                 continue;
             }
             barrier_wait(p.sum_full, parity);
-#ifdef DEFER
-            if (owed != NULL) {
-                asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-                fence_async_global();
-                store_release(owed, owes);
-            }
-#endif
             if (before == 0) {
                 store_bytes(sums, p.sum, Shape::DQ_BYTES);
             } else {
@@ -188,16 +175,6 @@ static __device__ __forceinline__ void backward_sum(const backward_job &job, con
             stores_commit();
             stores_wait_read();
             barrier_arrive(p.sum_empty);
-#ifdef DEFER
-            owed = job.done + tile;
-            owes = before + 1;
-        }
-    }
-    if (owed != NULL) {
-        {
-            const int64_t tile = owed - job.done;
-            const int before = owes - 1;
-#endif
             asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
             fence_async_global();
             store_release(job.done + tile, before + 1);

@@ -68,50 +68,10 @@ template <int COUNT> static __device__ __forceinline__ void mask_after(float (&s
     }
 }
 
-/* Values of a tile that are not finite: o of rows that see them gets them, and they become zeros (rows.cuh). By both
-   warpgroups. last: as below. */
-template <typename Shape>
-static __device__ __forceinline__ void contain(float (&o)[Shape::D / 2], uint32_t values, int first, int last) {
-    constexpr int PIECES = Shape::BANDS * Shape::N * 8; /* of 16 bytes */
-    const int thread = (int)threadIdx.x - 128, lane = (int)threadIdx.x % 32;
-    bool odd = false;
-    for (int i = thread; i < PIECES; i += 256) {
-        odd = odd || is_odd_bf16(shared_load(values + (uint32_t)i * 16));
-    }
-    if (!group_any(5, 256, odd)) {
-        return;
-    }
-    for (int j = 0; j < Shape::N; j++) {
-#pragma unroll
-        for (int i = 0; i < Shape::D / 2; i += 4) {
-            const uint32_t piece = (uint32_t)((i / 4 % 8) ^ (j % 8));
-            const uint32_t at = values + (uint32_t)(i / 32 * Shape::KEY_BAND + j * 128) + piece * 16 + lane % 4 * 4;
-            uint32_t pair;
-            asm volatile("ld.shared.b32 %0, [%1];" : "=r"(pair) : "r"(at) : "memory");
-            if (is_odd_bf16(pair)) {
-#pragma unroll
-                for (int r = 0; r < 2; r++) {
-                    if (first + j <= last + 8 * r) {
-                        add_odd_bf16(o[i + 2 * r], o[i + 2 * r + 1], pair);
-                    }
-                }
-            }
-        }
-    }
-    group_sync(5, 256);
-    for (int i = thread; i < PIECES; i += 256) {
-        const uint32_t at = values + (uint32_t)i * 16;
-        shared_store(at, clear_odd_bf16(shared_load(at)));
-    }
-    fence_async();
-    group_sync(5, 256);
-}
-
-/* last: the key up to which the thread's first row sees; seen: up to which all rows of the warpgroup do; all: of the
-   block. */
+/* last: the key up to which the thread's first row sees; seen: up to which all rows of the warpgroup do. */
 template <typename Shape>
 static __device__ __forceinline__ void compute_causal(const attention_job &job, const attention_item &item, int last,
-                                                      int seen, int all, worker<Shape> &me, float (&o)[Shape::D / 2],
+                                                      int seen, worker<Shape> &me, float (&o)[Shape::D / 2],
                                                       softmax_state &state) {
     float s[Shape::N / 2];
     uint32_t w[Shape::N / 4];
@@ -121,12 +81,6 @@ static __device__ __forceinline__ void compute_causal(const attention_job &job, 
             mask_after(s, tile * Shape::N, last);
         }
         return exponentials(s, state, factor, job.scale, 0.0f);
-    };
-    auto clear = [&](int tile) { /* before a turn at the tensor cores, since both warpgroups take part */
-                                 if ((tile + 1) * Shape::N - 1 > all) {
-                                     me.wait_values();
-                                     contain<Shape>(o, me.values(), tile * Shape::N, last);
-                                 }
     };
     me.wait_queries();
     me.wait_keys();
@@ -139,11 +93,10 @@ static __device__ __forceinline__ void compute_causal(const attention_job &job, 
     (void)soften(0);
     pack<Shape::N / 2>(w, s);
     for (int tile = 1; tile < item.to; tile++) {
-        clear(tile - 1);
         me.wait_keys();
         me.wait_turn();
         me.begin_scores(s);
-        me.begin_sums(o, w, Shape::N, true);
+        me.begin_sums(o, w, Shape::N, tile > 1);
         me.end_turn();
         products_wait<1>();
         me.free_keys();
@@ -158,8 +111,7 @@ static __device__ __forceinline__ void compute_causal(const attention_job &job, 
         }
         pack<Shape::N / 2>(w, s);
     }
-    clear(item.to - 1);
-    me.begin_sums(o, w, Shape::N, true);
+    me.begin_sums(o, w, Shape::N, item.to > 1);
     add_columns(state);
     products_wait<0>();
     me.free_values();
@@ -175,7 +127,7 @@ static __device__ __forceinline__ void compute_causal_items(const causal_job &c,
         softmax_state state = {{-INFINITY, -INFINITY}, {0.0f, 0.0f}};
         const int seen = c.past + item.row + 64 * group;
         const int last = c.past + item.row + 16 * warp + (int)threadIdx.x % 32 / 4;
-        compute_causal<Shape>(c.job, item, last, seen, c.past + item.row, me, o, state);
+        compute_causal<Shape>(c.job, item, last, seen, me, o, state);
         store_whole<Shape::D>(c.job, item, warp, o, state);
     }
 }

@@ -214,19 +214,13 @@ template <typename Shape> struct worker {
     }
     __device__ __forceinline__ void begin_sums(float (&o)[Shape::D / 2], const uint32_t (&w)[Shape::N / 4], int valid,
                                                bool add) {
-        wait_values();
+        barrier_wait(p.v_full + 8 * value.at, value.parity);
         if (valid < Shape::N) {
             clear_values<Shape>(p.value(value.at), valid, group);
         }
         products_begin();
         weighted<Shape>(o, w, p.value(value.at), add);
         products_commit();
-    }
-    __device__ __forceinline__ void wait_values() {
-        barrier_wait(p.v_full + 8 * value.at, value.parity);
-    }
-    __device__ __forceinline__ uint32_t values() const {
-        return p.value(value.at);
     }
     __device__ __forceinline__ void free_values() {
         if (speaks) {

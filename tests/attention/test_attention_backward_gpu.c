@@ -247,6 +247,7 @@ static void documents_match_float64(void **state) {
             for (size_t j = 0; j < 8; j++) {
                 *tensors[j] = carry_slice(*tensors[j], starts[i], starts[i + 1] - starts[i]);
             }
+            one.forward.lse = carry_view_2d(c.lse.t.data, CARRY_F32, 4, starts[i + 1] - starts[i]); /* not read */
             if (starts[i + 1] > starts[i]) {
                 compare(&one, 0.0);
             }
@@ -336,23 +337,12 @@ static void nan_reaches_only_queries_that_see_it(void **state) {
     }
 }
 
-/* As many tiles of queries as keep a large GPU busy, for which it has another forward kernel. */
-static void nan_is_contained_in_large_calls(void **state) {
-    (void)state;
-    for (int i = 0; i < support_cases(6, 1); i++) {
-        const int64_t T = i < 2 ? 130 : 300;
-        const problem p = {CARRY_BF16, T, T, 144, 4, 256, false};
-        spoil(&p, T / 3 + 20 * i, i % 2 == 1);
-    }
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(gradients_match_float64, free_held),
         cmocka_unit_test_teardown(documents_match_float64, free_held),
         cmocka_unit_test_teardown(repeated_runs_give_the_same_bits, free_held),
         cmocka_unit_test_teardown(nan_reaches_only_queries_that_see_it, free_held),
-        cmocka_unit_test_teardown(nan_is_contained_in_large_calls, free_held),
     };
     if (no_gpu()) {
         return 77;
