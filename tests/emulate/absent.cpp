@@ -1,5 +1,6 @@
 /* What an emulated GPU does not have: cuBLASLt, and the kernels that only Hopper GPUs run. */
 #include "attention/kernels.cuh"
+#include "attention/backward.cuh"
 #include "delta/cuda/chunk/chunk.h"
 #include "device/cuda.h"
 #include "engine/chain_ops.h"
@@ -83,6 +84,10 @@ extern "C" const carry_sample_kernel carry_sample_cuda = {"cuda", never_samples,
 extern "C" const carry_slot_kernel carry_slot_cuda = {"none", NULL}; /* parts are copied one by one */
 
 extern const attention_way carry_attention_hopper = {"hopper", never, NULL, NULL};
+
+const backward_way *attention_backward_wgmma(bool, int) {
+    return NULL;
+}
 
 bool attention_causal_takes(const carry_attention_args *, int, int) {
     return false;
