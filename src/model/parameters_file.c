@@ -311,10 +311,21 @@ carry_status carry_parameters_check(const carry_parameters *own, const char *fol
 
 carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
     own->reads_only = true;
-    if (own->device != 0 || own->ranks > 1) {
+    if (own->ranks > 1) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_weights_open(own->ctx, &own->files, folder));
+    if (own->device != 0) {
+        for (int64_t i = 0; i < own->parameters; i++) {
+            const carry_tensor *found;
+            CARRY_TRY(find_one(own, &own->files, i, folder, &found));
+            if (found != NULL && found->dtype == CARRY_QUANTISED) {
+                CARRY_TRY(carry_parameters_map_quantised(own, i, found));
+            }
+        }
+        carry_parameters_move(own);
+        return CARRY_OK;
+    }
     own->count = 0;
     for (int64_t i = 0; i < own->parameters; i++) {
         carry_parameter *p = &own->parameter[i];
@@ -392,7 +403,7 @@ carry_status carry_parameters_save(const carry_parameters *own, const char *fold
     char path[CARRY_FILE_PATH];
     const float *weights;
     float *copied;
-    if (own->is_narrow) {
+    if (own->is_narrow || (own->device != 0 && own->quantised > 0)) {
         return carry_fail(own->ctx, CARRY_EUNSUPPORTED, "%s: a model without f32 weights is not saved", folder);
     }
     CARRY_TRY(carry_file_in(own->ctx, path, folder, "model.safetensors"));

@@ -149,7 +149,8 @@ extern "C" {
     X(ssm_backward, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_backward_args *args, void *workspace))               \
     X(decay_gate, CARRY_REAL,                                                                                          \
       (carry_ctx * ctx, carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tensor dt_bias))                     \
-    X(decay_gate_backward, CARRY_REAL, (carry_ctx * ctx, const carry_decay_gate_backward_args *args))
+    X(decay_gate_backward, CARRY_REAL, (carry_ctx * ctx, const carry_decay_gate_backward_args *args))                  \
+    X(quantised_pack, "quantised", (carry_ctx * ctx, carry_tensor W, const void *blocks))
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */

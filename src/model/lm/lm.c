@@ -13,6 +13,7 @@
 #include "model/lm/families/family.h"
 #include "model/lm/lm_names.h"
 #include "model/lm/lm_pass.h"
+#include "model/lm/lm_quantised.h"
 #include "ops/sampler.h"
 
 const carry_lm_part *carry_lm_part_at(int index) {
@@ -175,7 +176,7 @@ static carry_status check_device(const carry_lm *lm, int device) {
     return CARRY_OK;
 }
 
-static carry_status make(carry_lm *lm, int device, const char *folder, bool maps) {
+static carry_status make(carry_lm *lm, int device, const char *folder, bool maps, const carry_quant_format *format) {
     CARRY_TRY(carry_lm_config_finish(lm->ctx, &lm->config));
     CARRY_TRY(check_device(lm, device));
     const int64_t layers = lm->config.num_hidden_layers;
@@ -188,12 +189,18 @@ static carry_status make(carry_lm *lm, int device, const char *folder, bool maps
     lm->own.names = lm->config.family->files;
     lm->own.other = lm->own.names != NULL ? carry_lm_other_name : NULL;
     CARRY_TRY(folder != NULL ? carry_parameters_check(&lm->own, folder) : CARRY_OK);
-    CARRY_TRY(maps ? carry_parameters_map(&lm->own, folder) : CARRY_OK);
+    carry_lm_mark_tiled(lm);
+    CARRY_TRY(maps             ? carry_parameters_map(&lm->own, folder)
+              : format != NULL ? carry_parameters_tile(&lm->own, format)
+                               : CARRY_OK);
+    if (maps || format != NULL) {
+        carry_lm_move_rest(lm);
+    }
     return carry_parameters_allocate(&lm->own);
 }
 
 static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
-                              const char *folder, bool maps) {
+                              const char *folder, bool maps, const carry_quant_format *format) {
     *made = NULL;
     carry_lm *lm = calloc(1, sizeof *lm);
     if (lm == NULL) {
@@ -201,7 +208,7 @@ static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_co
     }
     lm->ctx = ctx;
     lm->config = *config;
-    carry_status status = make(lm, device, folder, maps);
+    carry_status status = make(lm, device, folder, maps, format);
     if (status != CARRY_OK) {
         carry_lm_free(lm);
         return status;
@@ -211,17 +218,22 @@ static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_co
 }
 
 carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device) {
-    return new_model(ctx, made, config, device, NULL, false);
+    return new_model(ctx, made, config, device, NULL, false, NULL);
 }
 
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder) {
-    return new_model(ctx, made, config, device, folder, false);
+    return new_model(ctx, made, config, device, folder, false, NULL);
 }
 
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder) {
-    return new_model(ctx, made, config, device, folder, true);
+    return new_model(ctx, made, config, device, folder, true, NULL);
+}
+
+carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                                    const carry_quant_format *format) {
+    return new_model(ctx, made, config, device, NULL, false, format);
 }
 
 void carry_lm_free(carry_lm *lm) {
@@ -287,6 +299,10 @@ static carry_status start_by_host(carry_lm *lm, int64_t index, uint64_t seed) {
 carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed) {
     for (int64_t i = 0; i < lm->own.parameters; i++) {
         const carry_parameter *p = &lm->own.parameter[i];
+        if (p->format != NULL) {
+            CARRY_TRY(carry_lm_start_quantised(lm, i, seed, carry_crc32c(0, p->name, strlen(p->name))));
+            continue;
+        }
         const uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
         const carry_tensor flat = carry_parameters_flat(&lm->own, lm->own.weights, p->offset, p->count);
         CARRY_TRY(p->start == CARRY_LM_NORMAL
