@@ -1,7 +1,7 @@
 # Carry on the CPU: the Debian packages, built and installed. From the root of a clone:
 #   docker build -f docker/cpu.Dockerfile -t carry .
+#   docker run --rm -p 127.0.0.1:8080:8080 -v MODEL-FOLDER:/model carry          carry serve: the chat page and the API
 #   docker run --rm carry bench scan:dense:t1024:n32
-#   docker run --rm -p 127.0.0.1:8080:8080 -v MODEL-FOLDER:/model carry serve /model --host 0.0.0.0 --open
 #   docker run --rm -p 127.0.0.1:8080:8080 -e CARRY_TOKEN=a-long-secret-token carry stream --serve --address 0.0.0.0
 FROM debian:bookworm-slim AS build
 RUN apt-get update && apt-get install -y --no-install-recommends gcc libc6-dev cmake ninja-build make pkg-config dpkg-dev file \
@@ -19,4 +19,4 @@ USER carry
 WORKDIR /srv/carry
 EXPOSE 8080
 ENTRYPOINT ["carry"]
-CMD ["--help"]
+CMD ["serve", "/model", "--host", "0.0.0.0", "--open"]

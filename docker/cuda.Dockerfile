@@ -1,5 +1,6 @@
 # Carry with the CUDA backend. From the root of a clone, and on a machine with the NVIDIA container toolkit:
 #   docker build -f docker/cuda.Dockerfile -t carry-cuda .
+#   docker run --rm --gpus all -p 127.0.0.1:8080:8080 -v MODEL-FOLDER:/model carry-cuda          carry serve: the chat page and the API
 #   docker run --rm --gpus all carry-cuda bench scan:dense:t1024:n32:device=cuda
 # CUDA is that of the driver or older: docker build --build-arg CUDA=12.6.3 ...
 ARG CUDA=12.6.3
@@ -21,4 +22,4 @@ USER carry
 WORKDIR /srv/carry
 EXPOSE 8080
 ENTRYPOINT ["carry"]
-CMD ["--help"]
+CMD ["serve", "/model", "--host", "0.0.0.0", "--open"]

@@ -1,6 +1,6 @@
 /* A small model for the tests of whole verbs, with start values so large that what it reads matters. No test by itself.
-   Usage: make_model FOLDER VOCABULARY [nan|bf16]; make_model FOLDER SHAPE: a shape of carry generate --random, in bf16
- */
+   Usage: make_model FOLDER VOCABULARY [nan|huge|bf16]; make_model FOLDER SHAPE: a shape of carry generate --random, in
+   bf16. huge: the embedding of token 255 exceeds f16, in which texts with it have NaN logits. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,6 +30,9 @@ static carry_status make(carry_ctx *ctx, const char *folder, int64_t vocabulary,
     }
     if (status == CARRY_OK && strcmp(option, "nan") == 0) {
         lm->own.weights[lm->own.parameter[lm->norm].offset] = NAN;
+    }
+    if (status == CARRY_OK && strcmp(option, "huge") == 0 && vocabulary > 255 && lm->head != lm->embeddings) {
+        lm->own.weights[lm->own.parameter[lm->embeddings].offset + 255 * config.hidden_size] = 1e8f;
     }
     status =
         status == CARRY_OK ? carry_lm_save(lm, folder, strcmp(option, "bf16") == 0 ? CARRY_BF16 : CARRY_F32) : status;

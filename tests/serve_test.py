@@ -191,32 +191,6 @@ def conversations_reuse_their_prefix_and_texts_do_not_change():
         assert metrics["carry_cached_tokens_total"] >= cached
 
 
-def random_conversations_have_the_same_tokens_with_and_without_the_cache():
-    chance = random.Random(11)
-    talks = []
-    for _ in range(40):
-        opening = f"opening {chance.randrange(4)} " * chance.randrange(1, 60)
-        turns = ["turn %d " % chance.randrange(1000) * chance.randrange(1, 20) for _ in range(chance.randrange(1, 4))]
-        talks.append((opening, turns, chance.randrange(1 << 30)))
-
-    def talk(s, one):
-        opening, turns, seed = one
-        messages, found = [{"role": "system", "content": opening}], []
-        for turn in turns:
-            messages.append({"role": "user", "content": turn})
-            a = s.chat(messages, max_tokens=12, seed=seed, logprobs=True, temperature=0.8)
-            logs = a["choices"][0]["logprobs"]["content"]
-            found.append([(t["bytes"], t["logprob"]) for t in logs])
-            messages.append({"role": "assistant", "content": f"answer {len(found)}"})
-        return found
-
-    with serve("--same-bits") as s, serve("--same-bits", "--no-cache") as plain:
-        with concurrent.futures.ThreadPoolExecutor(8) as pool:
-            cached, without = list(pool.map(lambda t: talk(s, t), talks)), list(pool.map(lambda t: talk(plain, t), talks))
-        assert cached == without
-        assert s.metrics()["carry_cached_tokens_total"] > 0 and plain.metrics()["carry_cached_tokens_total"] == 0
-
-
 def prefixes_survive_a_restart():
     folder = tempfile.mkdtemp()
     ascii_only = {str(i): -100 for i in range(128, 256)}
@@ -228,32 +202,6 @@ def prefixes_survive_a_restart():
             assert again == answers and cached >= 0.9 * total, (cached, total)
     finally:
         shutil.rmtree(folder)
-
-
-def requests_with_one_cancelled_in_three_leave_the_others_unchanged():
-    with serve("--sequences", "8") as s:
-        prompts = [f"prompt {i % 10} " * (1 + i % 7) for i in range(90)]
-
-        def body(i):
-            return {"prompt": prompts[i], "max_tokens": 20, "seed": i, "ignore_eos": True}
-
-        alone = [content_of(s.post(TEXT, body(i))) for i in range(90)]
-        chance = random.Random(7)
-
-        def one(i):
-            if i % 3 == 0:
-                connection = s.begin(TEXT, {**body(i), "max_tokens": 2000, "stream": True})
-                if chance.random() < 0.5:
-                    readable(connection, PATIENCE)
-                connection.close()
-                return None
-            return content_of(s.post(TEXT, body(i)))
-
-        with concurrent.futures.ThreadPoolExecutor(12) as pool:
-            together = list(pool.map(one, range(90)))
-        assert all(got is None or got == alone[i] for i, got in enumerate(together))
-        s.until(lambda m: m["carry_requests_active"] == 0 and m["carry_requests_waiting"] == 0, "all have ended")
-        assert s.metrics()["carry_requests_failed_total"] == 0
 
 
 def clients_that_go_away_cancel_their_request():
@@ -440,9 +388,7 @@ if __name__ == "__main__":
     sys.exit(run([
         answers_have_the_form_of_the_interface, streams_have_the_text_of_whole_answers, sampling_options_take_effect,
         defaults_of_sampling_are_those_of_the_model, texts_are_tokenized_and_back, bad_requests_are_refused_and_harm_nothing, other_sites_are_refused,
-        keys_are_required, conversations_reuse_their_prefix_and_texts_do_not_change,
-        random_conversations_have_the_same_tokens_with_and_without_the_cache, prefixes_survive_a_restart,
-        requests_with_one_cancelled_in_three_leave_the_others_unchanged, clients_that_go_away_cancel_their_request,
+        keys_are_required, conversations_reuse_their_prefix_and_texts_do_not_change, prefixes_survive_a_restart, clients_that_go_away_cancel_their_request,
         streams_that_are_never_read_end, full_queues_get_429, sigterm_drains, states_survive_a_kill,
         slow_and_half_open_clients_do_not_hold_up_others, long_prompts_do_not_starve_others, curl_works,
         models_without_a_tokenizer_answer_with_ids,

@@ -164,13 +164,40 @@ def the_anthropic_package_works():
     try:
         import anthropic
     except ImportError:
-        return "the package anthropic is not here"
-    with serve() as s:
+        return "the package anthropic is not installed"
+    tools = [{"name": t["function"]["name"], "input_schema": t["function"]["parameters"]} for t in TOOLS]
+    with serve("--context", "4096") as s:
         client = anthropic.Anthropic(base_url=f"http://127.0.0.1:{s.port}", api_key="none", max_retries=0)
-        body = {"model": "tiny", "max_tokens": 20, "messages": HI}
-        assert client.messages.create(**body).content[0].type == "text"
+        body = {"model": "tiny", "max_tokens": 20, "messages": HI, "system": "Be brief.",
+                "extra_body": {"temperature": 0}}  # newer versions have no argument for it
+        a = client.messages.create(**body)
+        assert a.content[0].type == "text" and a.stop_reason in ("max_tokens", "end_turn") and a.role == "assistant"
+        assert a.usage.output_tokens <= 20 and a.usage.input_tokens + a.usage.cache_read_input_tokens > 21
         with client.messages.stream(**body) as stream:
-            assert isinstance("".join(stream.text_stream), str)
+            text = "".join(stream.text_stream)
+            final = stream.get_final_message()
+        assert text == a.content[0].text == final.content[0].text and final.stop_reason == a.stop_reason
+        assert final.usage.output_tokens == a.usage.output_tokens
+        # A forced call; its result goes back, and the conversation goes on.
+        forced = {**body, "max_tokens": 200, "tools": tools, "tool_choice": {"type": "tool", "name": "weather"}}
+        call = client.messages.create(**forced)
+        use = call.content[-1]
+        assert use.type == "tool_use" and use.name == "weather" and isinstance(use.input, dict), call
+        messages = [*HI, {"role": "assistant", "content": [{"type": "tool_use", "id": use.id, "name": use.name, "input": use.input}]},
+                    {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "sunny"}]}]
+        assert client.messages.create(**{**body, "messages": messages, "tools": tools}).usage.output_tokens <= 20
+        stopped = client.messages.create(**{**body, "max_tokens": 300, "extra_body": {"seed": 1}, "stop_sequences": list("abcdefgh")})
+        assert stopped.stop_reason in ("stop_sequence", "end_turn", "max_tokens")
+        for wrong, error in (({"model": "none"}, anthropic.NotFoundError), ({"max_tokens": 0}, anthropic.BadRequestError),
+                             ({"extra_body": {"temperature": 1000}}, anthropic.BadRequestError)):
+            try:
+                client.messages.create(**{**body, **wrong})
+                raise AssertionError(f"{wrong} was accepted")
+            except error as refusal:
+                assert refusal.body["type"] == "error", refusal.body
+        with client.messages.stream(**{**body, "max_tokens": 3000}) as stream:
+            next(iter(stream))
+        s.until(lambda m: m["carry_requests_active"] == 0, "the closed stream is cancelled")
     return None
 
 

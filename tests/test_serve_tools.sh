@@ -6,7 +6,7 @@ make_model=$2
 shift 2
 here=$(cd "$(dirname "$0")" && pwd)
 if ! command -v python3 > /dev/null; then
-    echo "skipped: python3 is not here"
+    echo "skipped: python3 is not installed"
     exit 77
 fi
 folder=$(mktemp -d)

@@ -46,7 +46,7 @@ typedef struct carry_engine_options {
     const char *cache_dir;  /* folder for cached states [none]: a damaged file or an unusable folder costs a warning */
     size_t cache_dir_bytes; /* of its files [16 GiB] */
     bool same_bits; /* a request gives the same bits whatever runs beside it and whatever was cached. On the CPU; on
-                       a Hopper GPU for some models, with at most 64 sequences and without guesses (docs/engine.md) */
+                       a Hopper GPU for some models, with at most 64 sequences and guesses together (docs/engine.md) */
     /* Speculation: guesses of the next tokens of a text, verified in one step while up to 8 texts are under way. The
        text is the one without guesses, greedy or sampled, since a guess is accepted only if it is the token that is
        sampled in its place. "ngram" guesses what came after the last tokens earlier in the text [none] */
@@ -135,6 +135,9 @@ typedef struct carry_engine_request {
        CARRY_EUNSUPPORTED, or with CARRY_ESIZE and the bound that it exceeds. */
     const char *regex;       /* a regular expression for the whole text */
     const char *json_schema; /* a JSON schema; {"type": "object"} allows any object */
+    /* A request that was submitted before, with the same prompt [none]: while both are under way the prompt is read
+       once, and each goes on from a copy of the state. The texts are those without it. */
+    uint64_t same_prompt;
 } carry_engine_request;
 
 /* Checks the request, copies it and puts it into the queue. CARRY_ERANGE: a token id outside the vocabulary.

@@ -17,8 +17,9 @@ struct carry_recorder;
 /* Exit codes (carry(1)). */
 enum { CLI_DONE = 0, CLI_WRONG = 1, CLI_IMPOSSIBLE = 2 };
 
-/* CLI_REAL: any finite number, for the verb to judge. CLI_TEXTS: every time it is given, empty ones too. CLI_BYTES: 1
-   or more, "1000000", "512M", "1.5G": units of 1,024. */
+/* CLI_NUMBER: a whole number, 0 or more; CLI_POSITIVE: 1 or more. CLI_REAL: any finite number, for the verb to judge.
+   CLI_TEXTS: every time it is given, empty ones too. CLI_BYTES: 1 or more, "1000000", "512M", "1.5G": units of 1,024.
+ */
 typedef enum cli_kind {
     CLI_FLAG,
     CLI_COUNT,
@@ -27,7 +28,8 @@ typedef enum cli_kind {
     CLI_REAL,
     CLI_BYTES,
     CLI_TEXT,
-    CLI_TEXTS
+    CLI_TEXTS,
+    CLI_POSITIVE
 } cli_kind;
 
 typedef struct cli_texts {

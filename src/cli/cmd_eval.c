@@ -109,7 +109,6 @@ static int run(int count, char **arguments) {
         {"start", 0, CLI_FLAG, &d.options.from_start, NULL,
          "predict the first token too, from the model's start or end-of-text token"},
         {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "accept files that do not look like text"},
-        {"no-graph", 0, CLI_FLAG, &d.options.no_graph, NULL, "on a GPU: launch kernels one by one, not as one graph"},
         CLI_DTYPE_OPTION(&dtype),
         CLI_DEVICE_OPTION(&d.on),
         {0},

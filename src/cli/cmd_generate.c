@@ -294,7 +294,8 @@ static int run(int count, char **arguments) {
          "continue from this state, without reading its tokens again; with --chat, as the next turn"},
         CLI_ENGINE_OPTIONS(&d.engine),
         {"random", 0, CLI_FLAG, &d.is_random, NULL,
-         "random weights: MODEL is a config.json, its folder, or a shape (tiny, qwen3.5-0.8b, qwen3.5-4b)"},
+         "random weights: MODEL is a config.json, its folder, or a shape (tiny, qwen3.5-0.8b, qwen3.5-4b, "
+         "qwen3.5-35b-a3b)"},
         {"quantise", 0, CLI_TEXT, &d.quantise, "FORMAT", "quantise random weights: fp8_block, q8_0, q4_k, ..."},
         {"chat", 0, CLI_FLAG, &d.is_chat, NULL, "treat a prompt as a message of the user, with the chat template"},
         {"system", 0, CLI_TEXT, &d.system, "TEXT", "chat: the system prompt"},

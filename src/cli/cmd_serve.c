@@ -160,7 +160,7 @@ static int run(int count, char **arguments) {
         {"states", 0, CLI_TEXT, &d.options.states, "DIR", "folder of /v1/states (states in --cache-dir)"},
         {"patience", 0, CLI_NUMBER, &d.seconds, "S", "seconds that a client may keep the server waiting (30)"},
         CLI_ENGINE_OPTIONS(&d.engine_options),
-        {"queue", 0, CLI_NUMBER, &d.engine_options.queue, "N", "requests that wait, at most; more get 429 (1024)"},
+        {"queue", 0, CLI_POSITIVE, &d.engine_options.queue, "N", "requests that wait, at most; more get 429 (1024)"},
         CLI_DTYPE_OPTION(&d.dtype_name),
         {"random", 0, CLI_FLAG, &d.is_random, NULL, "random weights, as carry generate --random"},
         CLI_DEVICE_OPTION(&d.on),

@@ -11,8 +11,8 @@
 
 /* to: carry_engine_options *. Fields without an option keep their value. */
 #define CLI_ENGINE_OPTIONS(to)                                                                                           \
-    {"sequences", 0, CLI_NUMBER, &(to)->sequences, "N", "texts at once, at most (0: 16)"},                               \
-        {"context", 0, CLI_NUMBER, &(to)->context, "N", "tokens of a prompt and its text, at most"},                     \
+    {"sequences", 0, CLI_POSITIVE, &(to)->sequences, "N", "texts at once, at most (16)"},                                \
+        {"context", 0, CLI_POSITIVE, &(to)->context, "N", "tokens of a prompt and its text, at most"},                   \
         {"memory", 0, CLI_BYTES, &(to)->memory, "BYTES", "memory for the states of all texts, as in 2G"},                \
         {"cache-device", 0, CLI_BYTES, &(to)->cache_device, "BYTES", "of it, for states of earlier prompts (the rest)"}, \
         {"cache-host", 0, CLI_BYTES, &(to)->cache_host, "BYTES", "host memory for states that leave the device (none)"}, \
@@ -21,7 +21,7 @@
         {"cache-dir-size", 0, CLI_BYTES, &(to)->cache_dir_bytes, "BYTES", "of the files in --cache-dir (16G)"},          \
         {"draft",      0,      CLI_TEXT,                                                                                 \
          &(to)->draft, "NAME", "guess next tokens and verify them together: ngram or none (none)"},                      \
-        {"draft-tokens", 0, CLI_NUMBER, &(to)->draft_tokens, "N", "guesses of a text in a step, up to 16 (4)"},          \
+        {"draft-tokens", 0, CLI_POSITIVE, &(to)->draft_tokens, "N", "guesses of a text in a step, up to 16 (4)"},        \
         {"no-cache", 0, CLI_FLAG, &(to)->no_cache, NULL, "read every prompt from its beginning"}, {                      \
         "same-bits", 0, CLI_FLAG, &(to)->same_bits, NULL,                                                                \
             "the same bits whatever runs beside a text and whatever is cached; slower"                                   \

@@ -60,10 +60,10 @@ static bool store_value(const cli_option *option, const char *value) {
         texts->text[texts->count++] = value;
         return true;
     }
-    if (option->kind == CLI_NUMBER) {
+    if (option->kind == CLI_NUMBER || option->kind == CLI_POSITIVE) {
         long long number = strtoll(value, &end, 10);
         *(int64_t *)option->target = number;
-        return errno == 0 && end != value && *end == '\0' && number >= 0;
+        return errno == 0 && end != value && *end == '\0' && number >= (option->kind == CLI_POSITIVE ? 1 : 0);
     }
     double number = strtod(value, &end);
     *(double *)option->target = number;
@@ -131,6 +131,7 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
         (void)cli_refuse("the option --%s needs %s, not '%s'", option->name,
                          option->kind == CLI_TEXT || option->kind == CLI_TEXTS ? "a value"
                          : option->kind == CLI_NUMBER                          ? "a whole number, 0 or more"
+                         : option->kind == CLI_POSITIVE                        ? "a whole number, 1 or more"
                          : option->kind == CLI_REAL                            ? "a number"
                          : option->kind == CLI_BYTES                           ? "bytes above 0, as in 512M or 2G"
                                                                                : "a positive number",

@@ -13,6 +13,7 @@
 #include "model/lm/feedforward/feedforward.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/mixers/delta.h"
+#include "ops/pool.h"
 
 #define OPS_OF_LAYER 11 /* at most: each of six maps may need a product */
 
@@ -263,8 +264,12 @@ static bool make_list(carry_chain *c) {
     add_embed(c);
     for (int64_t i = 0; fits && i < config->num_hidden_layers; i++) {
         const carry_lm_layer *layer = &lm->layer[i];
+        const int first = c->count;
         fits = layer->mixer.part == &carry_lm_mixer_delta ? add_delta(c, &layer->mixer, c->pool->part[i])
                                                           : add_attention(c, &layer->mixer, c->pool->part[i]);
+        for (int j = first; j < c->count; j++) {
+            c->ops[j].layer = (int)i;
+        }
         fits = fits && add_swiglu(c, &layer->feedforward);
     }
     c->head = c->same_bits || is_quantised(&head);
@@ -363,7 +368,67 @@ int64_t carry_chain_sequences(const carry_chain *c) {
     return c->lists.sequences;
 }
 
-carry_status carry_chain_run(carry_chain *c, carry_tensor logits, int64_t sequences) {
+/* The states of `count` sequences from `to` on become those of as many from `from` on. */
+static carry_status follow(const carry_chain *c, int layer, int64_t to, int64_t from, int64_t count) {
+    for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
+        const carry_tensor *states = &c->pool->part[layer][i];
+        const carry_lm_state_part *about = &c->pool->about[layer][i];
+        if (states->data == NULL || about->grows) {
+            continue;
+        }
+        const int64_t slots = states->shape[0];
+        const int64_t slices = about->slices > 0 ? about->slices : 1;
+        const carry_tensor rows =
+            carry_reshape_2d(*states, slices * slots, carry_tensor_count(states) / slots / slices);
+        for (int64_t j = 0; j < slices; j++) {
+            CARRY_TRY(carry_copy_slots(c->lm->ctx, carry_slice(rows, j * slots, slots), c->lists.slots + to,
+                                       c->lists.slots + from, count));
+        }
+    }
+    return CARRY_OK;
+}
+
+/* The operation for the sequences from `first` on. */
+static carry_chain_op from_row(const carry_chain_op *op, int64_t first) {
+    carry_chain_op part = *op;
+    if (op->kind == CARRY_CHAIN_DELTA) {
+        carry_chain_delta *d = &part.as.delta;
+        d->in = (const uint16_t *)d->in + first * d->in_stride;
+        d->y = (uint16_t *)d->y + first * d->value_heads * CARRY_CHAIN_KEY;
+    } else {
+        carry_chain_attend *a = &part.as.attend;
+        a->in = (const uint16_t *)a->in + first * a->in_stride;
+        a->part += first * a->heads * CARRY_CHAIN_SPLITS * (a->width + 2);
+        a->y = (uint16_t *)a->y + first * a->heads * a->width;
+    }
+    return part;
+}
+
+/* An operation on states, wave by wave. One after another wave loads states or keys that the wave before it leaves, so
+   it does not begin early. */
+static carry_status run_waves(carry_chain *c, const carry_chain_op *op, const int64_t *wave, int64_t waves) {
+    carry_lm *lm = c->lm;
+    carry_stream *stream = carry_ctx_stream(lm->ctx, lm->own.device);
+    for (int64_t i = 0; i < waves; i++) {
+        const int64_t first = wave[i];
+        const int64_t count = wave[i + 1] - first;
+        const carry_chain_op part = from_row(op, first);
+        carry_chain_lists lists = c->lists;
+        lists.slots += first;
+        lists.offsets += first;
+        lists.lengths += first;
+        lists.ids += first;
+        lists.sequences = (int)count;
+        if (i > 0 && op->kind == CARRY_CHAIN_DELTA) {
+            CARRY_TRY(follow(c, op->layer, first, wave[i - 1], count));
+        }
+        CARRY_TRY(c->device->launch(lm->ctx, c->ordinal, stream, &part, &lists, i == 0));
+    }
+    return CARRY_OK;
+}
+
+carry_status carry_chain_run(carry_chain *c, carry_tensor logits, int64_t sequences, const int64_t *wave,
+                             int64_t waves) {
     carry_lm *lm = c->lm;
     carry_stream *stream = carry_ctx_stream(lm->ctx, lm->own.device);
     carry_chain_lists lists = c->lists;
@@ -381,7 +446,10 @@ carry_status carry_chain_run(carry_chain *c, carry_tensor logits, int64_t sequen
         last->as.product.y_stride = (int)logits.stride[0];
     }
     for (int i = 0; i < c->count; i++) {
-        CARRY_TRY(c->device->launch(lm->ctx, c->ordinal, stream, &c->ops[i], &lists, i > 0));
+        const carry_chain_op *op = &c->ops[i];
+        const bool in_waves = waves > 1 && (op->kind == CARRY_CHAIN_DELTA || op->kind == CARRY_CHAIN_ATTEND);
+        CARRY_TRY(in_waves ? run_waves(c, op, wave, waves)
+                           : c->device->launch(lm->ctx, c->ordinal, stream, op, &lists, i > 0));
     }
     return c->head ? CARRY_OK
                    : carry_linear(lm->ctx, logits, carry_slice(c->x, 0, sequences),

@@ -22,7 +22,10 @@ carry_status carry_chain_open(carry_chain **made, carry_lm *lm, carry_lm_state *
 void carry_chain_close(carry_chain *chain);
 /* Sequences of a step, at most. */
 int64_t carry_chain_sequences(const carry_chain *chain);
-/* Puts a step of the first `sequences` of the lists into the stream. logits: bf16 [sequences, vocabulary]. */
-carry_status carry_chain_run(carry_chain *chain, carry_tensor logits, int64_t sequences);
+/* Puts a step of the first `sequences` of the lists into the stream. logits: bf16 [sequences, vocabulary]. waves > 1:
+   sequences wave[i] to wave[i + 1] - 1 are the tokens after those of wave i - 1, as in model/lm/places.h; products take
+   all of them at once, and the delta rule and attention wave by wave. */
+carry_status carry_chain_run(carry_chain *chain, carry_tensor logits, int64_t sequences, const int64_t *wave,
+                             int64_t waves);
 
 #endif

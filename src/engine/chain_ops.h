@@ -107,6 +107,7 @@ typedef enum carry_chain_kind {
 
 typedef struct carry_chain_op {
     carry_chain_kind kind;
+    int layer; /* of an operation on states */
     union {
         carry_chain_product product;
         carry_tile_product tiles;

@@ -40,8 +40,7 @@ int64_t carry_draft_ngram(void *user, const int32_t *ids, int64_t count, int32_t
     return most;
 }
 
-carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const carry_engine_options *o, int64_t texts,
-                                int device) {
+carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const carry_engine_options *o, int64_t texts) {
     *plan = (carry_draft_plan){0};
     if (o->draft_tokens < 0 || o->draft_tokens > CARRY_DRAFT_MOST) {
         return carry_fail(ctx, CARRY_ERANGE, "draft_tokens is %" PRId64 ": expected 1 to %d, or 0 for the default",
@@ -52,9 +51,6 @@ carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const ca
     }
     if (strcmp(o->draft, "ngram") != 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "draft '%.60s': expected ngram or none", o->draft);
-    }
-    if (o->same_bits && device != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "draft '%s' with same_bits: on the CPU only", o->draft);
     }
     plan->function = carry_draft_ngram;
     plan->tokens = o->draft_tokens > 0 ? o->draft_tokens : CARRY_DRAFT_DEFAULT;

@@ -24,10 +24,9 @@ typedef struct carry_draft_plan {
     int64_t tokens;                /* of a text in a step */
     int64_t runs;                  /* of a step, for guesses: as many slots serve them */
 } carry_draft_plan;
-/* draft, draft_tokens and same_bits as in carry_engine_options; texts: at once. CARRY_EUNSUPPORTED: guesses with
-   same_bits on a GPU. */
+/* draft and draft_tokens as in carry_engine_options; texts: at once. */
 carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const carry_engine_options *options,
-                                int64_t texts, int device);
+                                int64_t texts);
 
 #define CARRY_DRAFT_DEFAULT 4 /* guesses of a step */
 #define CARRY_DRAFT_TEXTS 8   /* texts with guesses in a step, at most: more texts fill a step without them */

@@ -52,7 +52,7 @@ static carry_status choose_sizes(carry_engine *e, const carry_engine_options *o,
     *sizes = (carry_runner_sizes){.sequences = o->sequences > 0 ? o->sequences : SEQUENCES};
     sizes->context = o->context > 0 ? o->context : longest > 0 && longest < CONTEXT ? longest : CONTEXT;
     sizes->tokens = o->step_tokens > 0 ? o->step_tokens : lm->own.device == 0 ? STEP_CPU : STEP_GPU;
-    CARRY_TRY(carry_draft_choose(e->ctx, draft, o, sizes->sequences, lm->own.device));
+    CARRY_TRY(carry_draft_choose(e->ctx, draft, o, sizes->sequences));
     if (sizes->tokens < sizes->sequences + draft->runs + CARRY_PAGE_TOKENS) {
         sizes->tokens = sizes->sequences + draft->runs + CARRY_PAGE_TOKENS;
     }

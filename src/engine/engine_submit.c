@@ -133,6 +133,7 @@ static carry_status make_sequence(carry_ctx *ctx, const carry_engine *e, const c
                                                                            : e->end_count,
                                             .logprobs = r->logprobs < 0 ? -1 : r->logprobs,
                                             .state = r->state,
+                                            .shares = r->same_prompt,
                                             .keeps = r->keep_state,
                                             .is_uncached = r->no_cache,
                                             .user = job,

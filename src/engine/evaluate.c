@@ -1,202 +1,265 @@
-/* Evaluation: a text's tokens as they are read, some rows at a time; on a GPU the next ones are read while it works. */
+/* Evaluation by the engine's runner: pieces of several texts, or several windows of one, are read in a step. On a GPU
+   the tokens of the next step are prepared while it works. */
 #include "engine/evaluate.h"
 
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
+#include "carry/device.h"
 #include "core/clock.h"
 #include "core/context.h"
-#include "core/memory.h"
-#include "tokenizer/text.h"
-#include "engine/scorer.h"
-#include "tokenizer/tokenizer_internal.h"
+#include "engine/evaluate_reader.h"
+#include "engine/model_runner.h"
 #include "tokenizer/wikitext.h"
 
-/* Tokens of a call: enough for large products, little enough for memory; and on a GPU. */
+/* Tokens of a step: enough for large products, little enough for memory; and on a GPU. */
 #define SOME 1024
 #define SOME_ON_GPU 16384
 #define LENGTH_MOST ((int64_t)1 << 24)
-#define NO_LABEL (-100)
+#define TEXTS 16                     /* at once, at most */
+#define WINDOWS 256                  /* of a step, at most */
+#define UNBOUNDED ((int64_t)1 << 29) /* tokens of a text, for a model whose state does not grow */
+#define BLOCK 64                     /* pieces are multiples of it: chunks of the delta rule then have the same ends */
+
+/* A sequence in a step under way. */
+typedef struct piece {
+    int64_t file, first, count, bytes;
+    bool ends_file;
+} piece;
+
+typedef struct step {
+    int64_t count; /* of pieces; 0: none */
+    piece *piece;
+} step;
+
+/* A text under way, or with windows all of them, one after the other. */
+typedef struct lane {
+    carry_evaluate_reader reader;
+    int32_t slot;
+    int64_t length; /* tokens of the sequence that were read */
+} lane;
 
 typedef struct work {
     carry_ctx *ctx;
     const carry_model *model;
     const carry_evaluate_options *options;
     carry_evaluation *result;
-    const carry_text *text;
-    carry_encoder *encoder;
-    carry_bytes bytes;
-    carry_ids ids; /* not yet predicted, but the first, which was: the last token of what came before */
-    int64_t counted_before, file_bytes; /* bytes of the files before this one, and of this one as far as it was read */
-    int64_t first_bytes;                /* of its first token */
-    bool has_start;                     /* which is predicted */
-    int64_t length;                     /* of a row */
-    int64_t rows;
-    carry_scorer scorer;
-    int64_t pending;      /* tokens of the call whose result was not taken; 0: none */
-    const int64_t *label; /* its labels */
+    carry_evaluate_files files;
+    carry_runner *runner;
+    int64_t lanes;
+    lane *lane;
+    int64_t page_list; /* pages of a slot */
+    int32_t *pages;    /* [slots, page_list] */
+    int32_t *ids;      /* [2, tokens of a step]: inputs, then targets */
+    carry_run *runs;
+    double *losses; /* of each run */
+    step steps[2];  /* the one under way, and the next */
 } work;
 
 static void close_work(work *w) {
-    carry_scorer_close(&w->scorer);
-    carry_encoder_free(w->encoder);
-    carry_ids_free(&w->ids);
-    free(w->bytes.at);
+    for (int64_t i = 0; w->lane != NULL && i < w->lanes; i++) {
+        carry_evaluate_reader_close(&w->lane[i].reader);
+    }
+    if (w->runner != NULL) {
+        w->runner->ops->close(w->runner);
+    }
+    free(w->lane);
+    free(w->pages);
+    free(w->ids);
+    free(w->runs);
+    free(w->losses);
+    free(w->steps[0].piece);
+    free(w->steps[1].piece);
+}
+
+static carry_status out_of_memory(const work *w) {
+    return carry_fail(w->ctx, CARRY_EMEMORY, "out of memory: an evaluation of %" PRId64 " texts at once", w->lanes);
+}
+
+/* How many sequences with states of these sizes take half of the memory that is free, at least one. */
+static int64_t fitting(const work *w, size_t slot, size_t page, int64_t page_list, int64_t wanted) {
+    size_t available = 0;
+    size_t total = 0;
+    if (carry_device_memory(w->ctx, &available, &total, w->model->lm->own.device) != CARRY_OK) {
+        return 1;
+    }
+    const double each = (double)slot + (double)page * (double)page_list;
+    const double fit = 0.5 * (double)available / (each > 1.0 ? each : 1.0);
+    return fit < 1.0 ? 1 : fit < (double)wanted ? (int64_t)fit : wanted;
+}
+
+/* Sizes of the runner: a slot for each text or window, and pages for the longest. */
+static carry_status choose_sizes(work *w, carry_runner_sizes *sizes) {
+    const int64_t length = w->options->length;
+    const int64_t usual = w->model->lm->own.device != 0 ? SOME_ON_GPU : SOME;
+    const int64_t files = carry_text_files(w->files.text);
+    size_t slot;
+    size_t page;
+    carry_model_runner_measure(w->model->lm, w->options->dtype, &slot, &page);
+    sizes->tokens = w->options->at_once > 0 ? w->options->at_once : usual;
+    sizes->context = length > 0 ? length : UNBOUNDED;
+    if (page > 0 && length == 0) {
+        CARRY_TRY(carry_evaluate_longest(&w->files, &sizes->context));
+    }
+    w->page_list = page > 0 ? (sizes->context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS : 0;
+    int64_t wanted = length > 0 ? sizes->tokens / length : files;
+    const int64_t most = length > 0 ? WINDOWS : TEXTS;
+    wanted = wanted > most ? most : wanted;
+    wanted = wanted > sizes->tokens ? sizes->tokens : wanted;
+    sizes->sequences = sizes->slots = fitting(w, slot, page, w->page_list, wanted > 1 ? wanted : 1);
+    sizes->pages = w->page_list * sizes->slots;
+    w->lanes = length > 0 ? 1 : sizes->slots;
+    return CARRY_OK;
+}
+
+static carry_status open_lanes(work *w, const carry_runner_sizes *sizes) {
+    const size_t sequences = (size_t)sizes->sequences;
+    w->lane = calloc((size_t)w->lanes, sizeof *w->lane);
+    w->pages = calloc((size_t)sizes->pages + 1, sizeof *w->pages);
+    w->ids = calloc((size_t)sizes->tokens * 2, sizeof *w->ids);
+    w->runs = calloc(sequences, sizeof *w->runs);
+    w->losses = calloc(sequences, sizeof *w->losses);
+    for (int i = 0; i < 2; i++) {
+        w->steps[i].piece = calloc(sequences, sizeof *w->steps[i].piece);
+    }
+    if (w->lane == NULL || w->pages == NULL || w->ids == NULL || w->runs == NULL || w->losses == NULL ||
+        w->steps[0].piece == NULL || w->steps[1].piece == NULL) {
+        return out_of_memory(w);
+    }
+    for (int64_t i = 0; i < sizes->pages; i++) {
+        w->pages[i] = (int32_t)i;
+    }
+    for (int64_t i = 0; i < w->lanes; i++) {
+        w->lane[i].slot = (int32_t)i;
+        CARRY_TRY(carry_evaluate_reader_open(&w->files, &w->lane[i].reader));
+    }
+    return CARRY_OK;
 }
 
 static carry_status open_work(work *w) {
     const int64_t length = w->options->length;
+    carry_runner_sizes sizes = {0};
     if (length < 0 || length > LENGTH_MOST) {
         return carry_fail(w->ctx, CARRY_ESIZE, "windows of %" PRId64 " tokens: expected 1 to %" PRId64, length,
                           LENGTH_MOST);
     }
-    const int64_t usual = w->model->lm->own.device != 0 ? SOME_ON_GPU : SOME;
-    const int64_t some = w->options->at_once > 0 ? w->options->at_once : usual;
-    w->length = length > 0 ? length : some;
-    w->rows = length > 0 && length < some ? some / length : 1;
-    const carry_scorer_options options = {.most = w->rows * w->length,
-                                          .dtype = w->options->dtype,
-                                          .has_state = length == 0,
-                                          .no_graph = w->options->no_graph};
-    CARRY_TRY(carry_scorer_open(w->model->lm, &w->scorer, &options));
-    return carry_encoder_new(w->ctx, &w->encoder, w->model->tokenizer);
+    CARRY_TRY(choose_sizes(w, &sizes));
+    CARRY_TRY(open_lanes(w, &sizes));
+    return carry_model_runner_new_with(w->model->lm, &w->runner, &sizes, w->options->dtype,
+                                       &(carry_model_runner_options){.scores = true});
 }
 
-/* Adds the result of the call before, if there is one. */
-static carry_status settle(work *w) {
-    double loss = 0.0;
-    int64_t counted = 0;
-    bool is_there;
-    CARRY_TRY(carry_scorer_take(&w->scorer, &is_there, &loss, &counted));
-    if (!is_there) {
+/* Adds the result of a step. */
+static carry_status settle(work *w, step *s) {
+    const int64_t count = s->count;
+    s->count = 0;
+    if (count == 0) {
         return CARRY_OK;
     }
-    if (!isfinite(loss)) {
-        return carry_fail(w->ctx, CARRY_ERANGE, "the loss of tokens %" PRId64 " to %" PRId64 " is %f: not finite",
-                          w->result->tokens, w->result->tokens + w->pending - 1, loss);
+    CARRY_TRY(w->runner->ops->scores(w->runner, w->losses, count));
+    for (int64_t i = 0; i < count; i++) {
+        const piece *p = &s->piece[i];
+        if (!isfinite(w->losses[i])) {
+            return carry_fail(w->ctx, CARRY_ERANGE,
+                              "%s: the loss of tokens %" PRId64 " to %" PRId64 " is %f: not finite",
+                              carry_text_path(w->files.text, p->file), p->first, p->first + p->count - 1, w->losses[i]);
+        }
+        w->result->nll += w->losses[i];
+        w->result->tokens += p->count;
+        w->result->bytes += p->bytes;
+        w->result->files += p->ends_file ? 1 : 0;
     }
-    w->result->nll += loss;
-    w->result->tokens += counted;
-    for (int64_t i = 0; i < w->pending; i++) {
-        size_t bytes = 0;
-        (void)carry_tokenizer_token(w->model->tokenizer, w->label[i], &bytes);
-        w->result->bytes += (int64_t)bytes;
-    }
-    w->pending = 0;
-    if (w->options->progress != NULL &&
-        !w->options->progress(w->options->user, w->result->bytes, carry_text_bytes(w->text))) {
+    const int64_t total = carry_text_bytes(w->files.text);
+    const int64_t done = w->result->bytes < total ? w->result->bytes : total;
+    if (w->options->progress != NULL && !w->options->progress(w->options->user, done, total)) {
         return carry_fail(w->ctx, CARRY_EINTERRUPTED, "interrupted after %" PRId64 " tokens", w->result->tokens);
     }
     return CARRY_OK;
 }
 
-/* The tokens after ids[at], `count` of them, each predicted from those before it in its row. A GPU is left at work. */
-static carry_status predict(work *w, size_t at, int64_t count) {
-    int64_t length = count < w->length ? count : w->length;
-    int64_t rows = (count + length - 1) / length;
-    int64_t *input;
-    int64_t *label;
-    carry_scorer_rows(&w->scorer, &input, &label);
-    for (int64_t i = 0; i < rows * length; i++) { /* the last row may be longer than what is left */
-        input[i] = i < count ? (int64_t)w->ids.id[at + (size_t)i] : 0;
-        label[i] = i < count ? (int64_t)w->ids.id[at + (size_t)i + 1] : NO_LABEL;
+/* Up to `most` tokens of a lane, as the next run of a step, with inputs and targets from row *row on. False: its texts
+   have ended. */
+static carry_status add_run(work *w, lane *l, step *s, int64_t most, int64_t *row, bool *is_added) {
+    const carry_runner_sizes *sizes = &w->runner->sizes;
+    const int64_t window = w->options->length;
+    carry_evaluate_piece p;
+    int32_t *input = w->ids + *row;
+    int32_t *target = w->ids + sizes->tokens + *row;
+    if (l->length > 0 && (l->length == window || !l->reader.has_file)) {          /* a window or a text begins */
+        l->slot = window > 0 ? (int32_t)((l->slot + 1) % sizes->slots) : l->slot; /* windows may be in one step */
+        l->length = 0;
     }
-    CARRY_TRY(settle(w));
-    CARRY_TRY(carry_scorer_run(&w->scorer, rows, length));
-    w->pending = count;
-    w->label = label;
-    return w->model->lm->own.device == 0 ? settle(w) : CARRY_OK;
-}
-
-/* Predicts what there is: by full calls, and at the end of a file the rest. */
-static carry_status predict_all(work *w, bool rest) {
-    size_t some = (size_t)(w->rows * w->length);
-    size_t at = 0;
-    while (w->ids.count > at + some) {
-        CARRY_TRY(predict(w, at, (int64_t)some));
-        at += some;
-    }
-    if (rest && w->ids.count > at + 1) {
-        CARRY_TRY(predict(w, at, (int64_t)(w->ids.count - at - 1)));
-        at = w->ids.count - 1;
-    }
-    if (rest) {
-        CARRY_TRY(settle(w));
-    }
-    if (at > 0) {
-        memmove(w->ids.id, w->ids.id + at, (w->ids.count - at) * sizeof *w->ids.id);
-        w->ids.count -= at;
-    }
-    return CARRY_OK;
-}
-
-/* Only the tokens before the text were read: the tokenizer's tokens, or the start token if it is wanted. */
-static carry_status begin_file(work *w) {
-    w->ids.count = 0;
-    w->counted_before = w->result->bytes;
-    w->file_bytes = 0;
-    if (w->scorer.state != NULL) {
-        CARRY_TRY(carry_lm_state_clear(w->scorer.state, 0));
-    }
-    CARRY_TRY(carry_encode_start(w->ctx, w->model->tokenizer, &w->ids));
-    w->has_start = w->ids.count > 0 || (w->options->from_start && w->model->start >= 0);
-    if (!w->has_start || w->ids.count > 0) {
+    most = window > 0 && most > window - l->length ? window - l->length : most;
+    CARRY_TRY(carry_evaluate_reader_next(&w->files, &l->reader, most, &p, &w->result->files));
+    *is_added = p.count > 0;
+    if (p.count == 0) {
         return CARRY_OK;
     }
-    if (!carry_list_grow(&w->ids.id, &w->ids.room, 0, 1, sizeof *w->ids.id)) {
-        return carry_fail(w->ctx, CARRY_EMEMORY, "out of memory: a token");
+    CARRY_TRY(l->length == 0 ? w->runner->ops->clear_slot(w->runner, l->slot) : CARRY_OK);
+    for (int64_t i = 0; i < p.count; i++) {
+        input[i] = (int32_t)p.id[i];
+        target[i] = (int32_t)p.id[i + 1];
     }
-    w->ids.id[w->ids.count++] = (uint32_t)w->model->start;
+    if (sizes->pages == 0 && l->length + p.count > sizes->context) {
+        l->length = 1; /* without attention the place of a token does not matter */
+    }
+    w->runs[s->count] = (carry_run){.slot = l->slot,
+                                    .pages = w->pages + (int64_t)l->slot * w->page_list,
+                                    .length = l->length,
+                                    .ids = input,
+                                    .targets = target,
+                                    .count = p.count};
+    s->piece[s->count++] =
+        (piece){.file = l->reader.file, .first = p.first, .count = p.count, .bytes = p.bytes, .ends_file = p.ends_file};
+    l->length += p.count;
+    *row += p.count;
     return CARRY_OK;
 }
 
-/* Until here the bytes of tokens were counted, which normalizers may change; a file has its own. */
-static void end_file(work *w) {
-    if (w->result->bytes > w->counted_before) {
-        w->result->bytes = w->counted_before + w->file_bytes - (w->has_start ? 0 : w->first_bytes);
+/* The runs of the next step: an equal share for each text, or windows until it is full. */
+static carry_status fill(work *w, step *s) {
+    const carry_runner_sizes *sizes = &w->runner->sizes;
+    int64_t row = 0;
+    for (int64_t i = 0; i < w->lanes; i++) {
+        const int64_t share = (sizes->tokens - row) / (w->lanes - i);
+        const int64_t most = w->options->length == 0 && share > BLOCK ? share / BLOCK * BLOCK : share;
+        bool is_added = true;
+        CARRY_TRY(add_run(w, &w->lane[i], s, most, &row, &is_added));
+        while (w->options->length > 0 && is_added && row < sizes->tokens && s->count < sizes->sequences) {
+            CARRY_TRY(add_run(w, &w->lane[i], s, sizes->tokens - row, &row, &is_added));
+        }
     }
-    w->result->files++;
+    return CARRY_OK;
 }
 
+/* A step is enqueued before the result of the one before it is taken, where the device works beside the host. */
 static carry_status read_all(work *w) {
-    int64_t blocks = carry_text_blocks(w->text);
-    bool ends_file = true;
-    for (int64_t block = 0; block < blocks; block++) {
-        bool begins_file = ends_file;
-        if (begins_file) {
-            CARRY_TRY(begin_file(w));
+    for (int64_t turn = 0;; turn++) {
+        step *next = &w->steps[turn % 2];
+        step *before = &w->steps[(turn + 1) % 2];
+        CARRY_TRY(fill(w, next));
+        if (next->count > 0) {
+            CARRY_TRY(w->runner->ops->step(w->runner, w->runs, next->count));
         }
-        size_t before = w->ids.count;
-        w->bytes.count = 0;
-        CARRY_TRY(carry_text_read(w->ctx, w->text, block, &w->bytes, &ends_file));
-        CARRY_TRY(carry_encode(w->ctx, w->encoder, &w->ids, w->bytes.at, w->bytes.count,
-                               begins_file ? CARRY_SPECIALS_FOUND : CARRY_TEXT_GOES_ON));
-        w->file_bytes += (int64_t)w->bytes.count;
-        if (begins_file && w->ids.count > before) {
-            size_t bytes = 0;
-            (void)carry_tokenizer_token(w->model->tokenizer, w->ids.id[before], &bytes);
-            w->first_bytes = (int64_t)bytes;
+        CARRY_TRY(settle(w, before));
+        if (next->count == 0) {
+            return CARRY_OK;
         }
-        CARRY_TRY(predict_all(w, ends_file));
-        if (ends_file) {
-            end_file(w);
-        }
+        CARRY_TRY(w->runner->overlaps ? CARRY_OK : settle(w, next));
     }
-    return CARRY_OK;
 }
 
 static carry_status count_words(work *w) {
     int64_t all = 0;
-    for (int64_t i = 0; i < carry_text_files(w->text); i++) {
+    for (int64_t i = 0; i < carry_text_files(w->files.text); i++) {
         bool is;
         int64_t words;
-        CARRY_TRY(carry_wikitext_is(w->ctx, carry_text_path(w->text, i), &is));
+        CARRY_TRY(carry_wikitext_is(w->ctx, carry_text_path(w->files.text, i), &is));
         if (!is) {
             return CARRY_OK;
         }
-        CARRY_TRY(carry_wikitext_words(w->ctx, carry_text_path(w->text, i), &words));
+        CARRY_TRY(carry_wikitext_words(w->ctx, carry_text_path(w->files.text, i), &words));
         all += words;
     }
     w->result->words = all;
@@ -210,7 +273,11 @@ carry_status carry_evaluate(carry_ctx *ctx, const carry_model *model, const char
     carry_text *text;
     const carry_text_options how = {.tokenizer = model->tokenizer, .take_binary = options->take_binary};
     CARRY_TRY(carry_text_open(ctx, &text, &path, 1, &how));
-    work w = {.ctx = ctx, .model = model, .options = options, .result = result, .text = text};
+    work w = {.ctx = ctx,
+              .model = model,
+              .options = options,
+              .result = result,
+              .files = {.ctx = ctx, .model = model, .text = text, .from_start = options->from_start}};
     carry_status status = open_work(&w);
     status = status == CARRY_OK ? read_all(&w) : status;
     status = status == CARRY_OK ? count_words(&w) : status;

@@ -9,7 +9,10 @@
    The state is carried along the whole document, so that every token is predicted from all before it, at the cost of
    one pass; or the text is cut into windows of `length` tokens that know nothing of each other, as models without a
    state are measured. The first token of a window is predicted from the last one before it, where windows of Hugging
-   Face's leave it out. Memory does not grow with the text. */
+   Face's leave it out.
+
+   Up to 16 files are read at once, by the engine's runner. Host memory does not grow with the text; keys and values of
+   attention layers have room for the longest file. */
 #ifndef CARRY_ENGINE_EVALUATE_H
 #define CARRY_ENGINE_EVALUATE_H
 
@@ -29,7 +32,6 @@ typedef struct carry_evaluate_options {
     bool take_binary;
     bool from_start; /* the first token is predicted too, from the start token where there is one */
     int64_t at_once; /* tokens of a call; 0: 1,024 on the CPU, 16,384 on a GPU */
-    bool no_graph;   /* on a GPU launch kernels one by one instead of replaying a recorded call: the same bits */
     /* Called at intervals, with bytes; false stops: CARRY_EINTERRUPTED, and the result is of what was read. May be
        NULL. */
     bool (*progress)(void *user, int64_t done, int64_t total);

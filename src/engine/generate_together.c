@@ -178,7 +178,7 @@ static carry_status open_together(together *w) {
     sizes.tokens = device == 0 ? STEP_CPU : STEP_GPU;
     sizes.tokens = sizes.tokens < longest + CARRY_PAGE_TOKENS ? sizes.tokens : longest + CARRY_PAGE_TOKENS;
     sizes.tokens = sizes.tokens > g->batch + CARRY_PAGE_TOKENS ? sizes.tokens : g->batch + CARRY_PAGE_TOKENS;
-    CARRY_TRY(carry_draft_choose(g->ctx, &draft, e, g->batch, device));
+    CARRY_TRY(carry_draft_choose(g->ctx, &draft, e, g->batch));
     sizes.tokens += draft.runs;
     const bool has_state = before > 0 || g->options->state_save != NULL;
     carry_pool_demand demand = {.sequences = g->batch + has_state, .context = sizes.context};

@@ -32,6 +32,12 @@ static const struct {
      "\"intermediate_size\": 9216, \"num_attention_heads\": 16, \"num_key_value_heads\": 4, \"head_dim\": 256, "
      "\"linear_num_key_heads\": 16, \"linear_num_value_heads\": 32, \"linear_key_head_dim\": 128, "
      "\"linear_value_head_dim\": 128, \"vocab_size\": 248320, \"tie_word_embeddings\": true, " QWEN "}"},
+    {"qwen3.5-35b-a3b",
+     "{\"model_type\": \"qwen3_5_moe_text\", \"hidden_size\": 2048, \"num_hidden_layers\": 40, "
+     "\"num_experts\": 256, \"num_experts_per_tok\": 8, \"moe_intermediate_size\": 512, "
+     "\"shared_expert_intermediate_size\": 512, \"num_attention_heads\": 16, \"num_key_value_heads\": 2, "
+     "\"head_dim\": 256, \"linear_num_key_heads\": 16, \"linear_num_value_heads\": 32, \"linear_key_head_dim\": 128, "
+     "\"linear_value_head_dim\": 128, \"vocab_size\": 248320, \"tie_word_embeddings\": false, " QWEN "}"},
 };
 
 #define SHAPES ((int)(sizeof shapes / sizeof shapes[0]))
@@ -61,8 +67,9 @@ carry_status carry_model_random_config(carry_ctx *ctx, carry_lm_config *config, 
     }
     if (stat(name, &about) != 0) {
         return carry_fail(ctx, CARRY_ENOTFOUND,
-                          "'%s' is neither a file nor a shape%s Shapes are tiny, qwen3.5-0.8b and qwen3.5-4b", name,
-                          near.best[0] != '\0' ? carry_nearest_hint(hint, &near, "") : ".");
+                          "'%s' is neither a file nor a shape%s Shapes are tiny, qwen3.5-0.8b, qwen3.5-4b and "
+                          "qwen3.5-35b-a3b",
+                          name, near.best[0] != '\0' ? carry_nearest_hint(hint, &near, "") : ".");
     }
     CARRY_TRY(carry_file_in(ctx, path, name, "config.json"));
     return carry_lm_config_read(ctx, config, S_ISDIR(about.st_mode) ? path : name);
@@ -79,10 +86,12 @@ carry_status carry_model_random_quantised(carry_ctx *ctx, carry_lm **lm, const c
                           carry_quant_format_names(names));
     }
     CARRY_TRY(carry_model_random_config(ctx, &config, name));
-    CARRY_TRY(found != NULL ? carry_lm_new_quantised(ctx, lm, &config, device, found)
+    const bool narrow = device != 0 && dtype != CARRY_F32;
+    CARRY_TRY(found != NULL ? carry_lm_new_quantised(ctx, lm, &config, device, found, narrow ? dtype : CARRY_F32)
+              : narrow      ? carry_lm_new_narrow(ctx, lm, &config, device, dtype)
                             : carry_lm_new(ctx, lm, &config, device));
     carry_status status = carry_lm_init_there(*lm, seed);
-    if (status == CARRY_OK && dtype != CARRY_F32) {
+    if (status == CARRY_OK && dtype != CARRY_F32 && !narrow) {
         status = carry_parameters_want_low(&(*lm)->own, dtype);
     }
     if (status != CARRY_OK) {

@@ -30,6 +30,7 @@ static void close_runner(carry_runner *runner) {
         carry_stream_free(ctx, r->device, r->stream);
     }
     carry_model_runner_close_samplers(r);
+    carry_model_runner_close_scores(r);
     for (int i = 0; i < CARRY_MODEL_RUNNER_PENDING; i++) {
         free(r->pending[i].results);
     }
@@ -150,6 +151,7 @@ static carry_status open_runner(carry_model_runner *r) {
                                            .pooled = sizes->sequences,
                                            .context = sizes->context,
                                            .same_bits = r->same_bits && r->device == 0,
+                                           .scores = r->scores,
                                            .dtype = r->dtype,
                                            .forward_only = true};
     CARRY_TRY(open_host(r));
@@ -162,6 +164,10 @@ static carry_status open_runner(carry_model_runner *r) {
     CARRY_TRY(carry_lm_pass_new(r->lm, &r->pass, &options));
     CARRY_TRY(carry_lm_pass_take(r->pass, &r->memory));
     CARRY_TRY(open_lists(r));
+    if (r->scores) {
+        CARRY_TRY(carry_model_runner_open_scores(r));
+        return carry_lm_pack(r->lm, r->dtype, 0);
+    }
     CARRY_TRY(open_logits(r));
     carry_model_runner_open_graphs(r);
     CARRY_TRY(carry_model_runner_open_device(r));
@@ -179,9 +185,9 @@ carry_status carry_model_runner_enqueue(carry_model_runner *r) {
     if (wanted > 0) {
         args.logits = carry_slice(r->logits, 0, wanted);
     }
-    if (r->chain != NULL && r->places.waves == 0 && r->places.steps == r->places.sequences && wanted == rows &&
+    if (r->chain != NULL && r->places.steps == r->places.sequences && wanted == rows &&
         wanted <= carry_chain_sequences(r->chain)) {
-        return carry_chain_run(r->chain, args.logits, wanted);
+        return carry_chain_run(r->chain, args.logits, wanted, r->places.wave, r->places.waves);
     }
     if (r->sampling != NULL && r->places.steps > 0) {
         CARRY_TRY(
@@ -224,13 +230,15 @@ static carry_status step(carry_runner *runner, const carry_run *runs, int64_t co
     }
     CARRY_TRY(carry_model_runner_check(r, runs, count));
     CARRY_TRY(carry_model_runner_list(r, runs, count));
-    if (r->sampling != NULL) {
+    if (r->scores) {
+        CARRY_TRY(carry_model_runner_score(r, count));
+    } else if (r->sampling != NULL) {
         CARRY_TRY(carry_model_runner_run_there(r, runs, count));
     } else {
         CARRY_TRY(run_call(r));
     }
     carry_model_runner_pending *pending = &r->pending[(r->oldest + r->waiting) % CARRY_MODEL_RUNNER_PENDING];
-    if (r->sampling == NULL) {
+    if (r->sampling == NULL && !r->scores) {
         carry_model_runner_sample(r, runs, count, pending->results);
     }
     pending->count = count;
@@ -242,7 +250,7 @@ static carry_status step(carry_runner *runner, const carry_run *runs, int64_t co
 static carry_status results(carry_runner *runner, carry_run_result *to, int64_t count) {
     carry_model_runner *r = (carry_model_runner *)runner;
     const carry_model_runner_pending *pending = &r->pending[r->oldest];
-    if (r->waiting == 0 || pending->count != count) {
+    if (r->scores || r->waiting == 0 || pending->count != count) {
         return carry_fail(r->head.ctx, CARRY_EARGUMENT,
                           "results of %" PRId64 " runs: the oldest step has %" PRId64 " that were not read", count,
                           r->waiting > 0 ? pending->count : 0);
@@ -266,6 +274,7 @@ static const carry_runner_ops operations = {
     .close = close_runner,
     .step = step,
     .results = results,
+    .scores = carry_model_runner_scores,
     .clear_slot = carry_model_runner_clear_slot,
     .copy_slot = carry_model_runner_copy_slot,
     .copy_page = carry_model_runner_copy_page,
@@ -311,6 +320,7 @@ carry_status carry_model_runner_new_with(carry_lm *lm, carry_runner **made, cons
     r->device = lm->own.device;
     r->dtype = dtype;
     r->same_bits = same_bits;
+    r->scores = options != NULL && options->scores;
     r->page_list = r->head.sizes.pages > 0 ? (wanted->context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS : 0;
     const carry_status status = open_runner(r);
     if (status != CARRY_OK) {

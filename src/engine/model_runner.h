@@ -7,7 +7,7 @@
    same_bits: the results of a sequence do not depend on the sequences beside it, nor on how its tokens were cut into
    steps: products then have one order of sums for any number of rows, attention and the delta rule go token by token.
    On a GPU all tokens, those of prompts too, go one by one through the chain of kernels (engine/chain.h), for the
-   models that it supports; guessed tokens are refused there. */
+   models that it supports; guesses go through it together with the token that they follow. */
 #ifndef CARRY_ENGINE_MODEL_RUNNER_H
 #define CARRY_ENGINE_MODEL_RUNNER_H
 
@@ -16,6 +16,7 @@
 
 typedef struct carry_model_runner_options {
     bool same_bits;
+    bool scores; /* all runs have targets, and none wants a token: for evaluation (model_runner_score.c) */
 } carry_model_runner_options;
 
 /* `wanted` has slots, pages, sequences, tokens and context; the runner's own sizes have the rest too. dtype: of

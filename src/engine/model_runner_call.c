@@ -15,6 +15,7 @@ void carry_model_runner_take_lists(const carry_model_runner *r, carry_arena *are
     lists->rows = carry_arena_take(arena, tokens, sizeof *lists->rows);
     lists->wanted = carry_arena_take(arena, sequences, sizeof *lists->wanted);
     lists->ids = carry_arena_take(arena, tokens, sizeof *lists->ids);
+    lists->targets = carry_arena_take(arena, r->scores ? tokens : 0, sizeof *lists->targets);
     lists->pages = carry_arena_take(arena, sequences, (size_t)r->page_list * sizeof *lists->pages);
 }
 
@@ -43,6 +44,18 @@ static carry_status check_run(const carry_model_runner *r, const carry_run *run,
                               run->ids[i], sizes->vocabulary - 1);
         }
     }
+    if (r->scores != (run->targets != NULL) || (r->scores && (run->wants_token || run->follows || run->ids == NULL))) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "run %" PRId64 ": %s", index,
+                          r->scores ? "a runner that scores needs ids and targets, and samples no token"
+                                    : "targets need a runner that scores");
+    }
+    for (int64_t i = 0; r->scores && i < run->count; i++) {
+        if (run->targets[i] >= sizes->vocabulary) {
+            return carry_fail(ctx, CARRY_ERANGE,
+                              "run %" PRId64 ", target %" PRId64 ": id %" PRId32 ", expected 0 to %" PRId64, index, i,
+                              run->targets[i], sizes->vocabulary - 1);
+        }
+    }
     const int64_t pages = sizes->pages > 0 ? pages_of(run->length + run->count) : 0;
     for (int64_t i = 0; i < pages; i++) {
         if (run->pages[i] < 0 || run->pages[i] >= sizes->pages) {
@@ -63,10 +76,6 @@ static carry_status check_run(const carry_model_runner *r, const carry_run *run,
 /* A run that follows another. */
 static carry_status check_follower(const carry_model_runner *r, const carry_run *runs, int64_t index) {
     const carry_run *run = &runs[index];
-    if (r->same_bits && r->device != 0) {
-        return carry_fail(r->head.ctx, CARRY_EUNSUPPORTED,
-                          "run %" PRId64 " follows another one: on a GPU not with same_bits", index);
-    }
     return index > 0 && run->count == 1 && run[-1].count == 1 && run->ids != NULL && run->length == run[-1].length + 1
                ? CARRY_OK
                : carry_fail(r->head.ctx, CARRY_EARGUMENT,
@@ -114,6 +123,9 @@ static void list_run(carry_model_runner *r, const carry_run *run, int64_t sequen
         l->rows[row + i] =
             paged ? (int64_t)run->pages[t / CARRY_PAGE_TOKENS] * CARRY_PAGE_TOKENS + t % CARRY_PAGE_TOKENS : 0;
         l->ids[row + i] = run->ids != NULL ? run->ids[i] : r->sampling != NULL ? -1 : r->last[run->slot];
+        if (r->scores) {
+            l->targets[row + i] = run->targets[i] >= 0 ? run->targets[i] : CARRY_RUN_NO_TARGET;
+        }
     }
     *page += pages;
 }

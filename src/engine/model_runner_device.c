@@ -106,8 +106,8 @@ carry_status carry_model_runner_open_device(carry_model_runner *r) {
     if (r->chain == NULL || carry_chain_sequences(r->chain) < r->head.sizes.sequences || !r->records) {
         return carry_fail(
             r->head.ctx, CARRY_EUNSUPPORTED,
-            "the same bits beside any sequences, on a GPU: expected bf16, at most %d sequences and a model "
-            "that the decoding kernels support; use the CPU for others",
+            "the same bits beside any sequences, on a GPU: expected bf16, at most %d sequences and guesses together, "
+            "and a model that the decoding kernels support; use the CPU for others",
             CARRY_CHAIN_SEQUENCES);
     }
     r->single = calloc((size_t)r->head.sizes.sequences, sizeof *r->single);
@@ -128,16 +128,13 @@ static bool is_decoding(const carry_model_runner *r, int64_t count) {
 }
 
 /* Token by token: run i takes part in the last runs[i].count rounds, so that the last round has the last token of all
-   runs, and its logits are theirs. The lists of a round are overwritten by the next. */
+   runs, and its logits are theirs. Guesses, which have one token each, are all in the last round, after the token that
+   they follow. The lists of a round are overwritten by the next. */
 static carry_status run_singly(carry_model_runner *r, const carry_run *runs, int64_t count) {
     carry_stream *stream = carry_ctx_stream(r->head.ctx, r->device);
     int64_t rounds = 0;
     for (int64_t i = 0; i < count; i++) {
         rounds = runs[i].count > rounds ? runs[i].count : rounds;
-        if (runs[i].follows) {
-            return carry_fail(r->head.ctx, CARRY_EUNSUPPORTED,
-                              "guessed tokens with the same bits beside any sequences: only on the CPU");
-        }
     }
     for (int64_t round = 0; round < rounds; round++) {
         int64_t n = 0;

@@ -15,6 +15,7 @@
 typedef struct carry_model_runner_lists {
     int32_t *slots, *offsets;
     int64_t *lengths, *positions, *rows, *wanted, *ids;
+    int64_t *targets; /* of a runner that scores; else empty */
     int32_t *pages;
 } carry_model_runner_lists;
 
@@ -22,9 +23,14 @@ typedef struct carry_model_runner_lists {
 typedef struct carry_model_runner_pending {
     int64_t count;
     carry_run_result *results; /* [sequences] */
+    /* Of a runner that scores: */
+    float *losses; /* [tokens], in host memory; on a GPU it is pinned */
+    int64_t *rows; /* [sequences, 2]: the first row of each run, and their number */
+    carry_event *done;
 } carry_model_runner_pending;
 
 #define CARRY_MODEL_RUNNER_PENDING 2 /* steps, at most */
+#define CARRY_RUN_NO_TARGET (-100)   /* a label of carry_lm_args that is not counted */
 
 /* Calls of single tokens alone are padded to these numbers of sequences on a device that records them. Padding reads
    and writes the runner's own slot and page. */
@@ -46,8 +52,9 @@ typedef struct carry_model_runner {
     carry_lm *lm;
     int device;
     carry_dtype dtype;
-    bool same_bits;
-    int64_t page_list; /* pages of one sequence, at most */
+    bool same_bits, scores;
+    float *losses_there; /* [tokens], of a runner that scores on a GPU */
+    int64_t page_list;   /* pages of one sequence, at most */
     carry_lm_state *pool;
     carry_lm_pass *pass;
     void *memory;                                               /* of the pass */
@@ -111,6 +118,13 @@ void carry_model_runner_close_device(carry_model_runner *r);
 carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run *runs, int64_t count);
 /* Row `to` of all parts of slots or of pages becomes row `from`, or zeros where it is negative. */
 carry_status carry_model_runner_copy_there(carry_model_runner *r, bool of_page, int32_t to, int32_t from);
+
+/* model_runner_score.c: the losses of tokens in place of sampling. */
+carry_status carry_model_runner_open_scores(carry_model_runner *r);
+void carry_model_runner_close_scores(carry_model_runner *r);
+/* The call whose lists are filled in. */
+carry_status carry_model_runner_score(carry_model_runner *r, int64_t count);
+carry_status carry_model_runner_scores(carry_runner *runner, double *losses, int64_t count);
 
 /* model_runner_pool.c: the operations on slots and pages. */
 /* A walk over the pieces of a slot, or of a page. */

@@ -41,7 +41,8 @@ typedef struct carry_run {
     int64_t length;
     const int32_t *ids; /* [count]; NULL with count 1: the token that the last step of this slot has sampled */
     int64_t count;
-    bool wants_token; /* the next one, sampled after the last of these tokens */
+    bool wants_token;       /* the next one, sampled after the last of these tokens */
+    const int32_t *targets; /* for a runner that scores: [count], the token that comes after each; -1: not counted */
     /* One token that comes after that of the run before this one in the step, which has one token too, with the same
        pages. Its state goes on from that run's and is left in this run's slot; so both remain, and whether the token
        was right can be decided later. */
@@ -74,6 +75,8 @@ typedef struct carry_runner_ops {
     carry_status (*step)(carry_runner *runner, const carry_run *runs, int64_t count);
     /* The results of the oldest step whose results were not read, in the order of its runs. Waits for it. */
     carry_status (*results)(carry_runner *runner, carry_run_result *results, int64_t count);
+    /* Instead of results, for a runner that scores: the sum of -ln p over the targets of each run. */
+    carry_status (*scores)(carry_runner *runner, double *losses, int64_t count);
     carry_status (*clear_slot)(carry_runner *runner, int32_t slot); /* no tokens read */
     carry_status (*copy_slot)(carry_runner *runner, int32_t to, int32_t from);
     carry_status (*copy_page)(carry_runner *runner, int32_t to, int32_t from);

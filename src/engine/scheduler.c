@@ -1,4 +1,4 @@
-/* The life of requests: queue, results, ends. scheduler_plan.c has admission and steps. */
+/* The life of requests: queue, results, ends. scheduler_admit.c has admission, scheduler_plan.c steps. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -189,6 +189,7 @@ static uint64_t leave_state(carry_scheduler *s, carry_sequence *q) {
 
 static void finish(carry_scheduler *s, carry_sequence *q) {
     carry_scheduler_drop_drafts(s, q);
+    carry_scheduler_replace_reader(s, q);
     const uint64_t state = leave_state(s, q);
     carry_track_close(&s->pool, &q->track);
     q->ended = carry_scheduler_now(s);

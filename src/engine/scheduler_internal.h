@@ -54,8 +54,14 @@ void carry_scheduler_end(carry_scheduler *s, carry_sequence *q, carry_outcome ou
 /* The same as a failure, with the message of the context. */
 void carry_scheduler_fail(carry_scheduler *s, carry_sequence *q, carry_status status);
 
-/* scheduler_plan.c */
+/* scheduler_admit.c */
 void carry_scheduler_admit(carry_scheduler *scheduler);
+/* After a piece of a prompt was enqueued: copies of its state for the requests that wait for it. */
+void carry_scheduler_share(carry_scheduler *s, carry_sequence *reader);
+/* One of the requests that wait for an ended one reads the prompt for the others. */
+void carry_scheduler_replace_reader(carry_scheduler *s, const carry_sequence *ended);
+
+/* scheduler_plan.c */
 /* Enqueues a step; *count: its runs, 0 if there is nothing to enqueue now. */
 void carry_scheduler_enqueue(carry_scheduler *scheduler, int64_t *count);
 void carry_scheduler_learn(carry_scheduler *scheduler, const carry_flight *flight); /* from its duration */

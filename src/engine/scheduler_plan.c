@@ -1,4 +1,4 @@
-/* Admission, and the runs of a step.
+/* The runs of a step.
 
    Texts keep at least half of their rate while prompts are read. With w seconds for a step of texts alone, a step with
    pieces of prompts that takes m seconds takes m - 2 w from them; each step without pieces gives w back. Pieces are
@@ -14,110 +14,10 @@
 #define PAUSE_SECONDS 0.02  /* or this long: short pieces do not fill a GPU, and a reader does not notice the pause */
 #define OLDEST_SHARE 4      /* the oldest prompt gets one part in this many of a step */
 #define NEW_SHARE 0.25      /* of a new measurement in a mean */
-#define CACHED_PROMPT 128   /* tokens; shorter prompts leave no snapshot at their end */
 #define FINE_SNAPSHOTS 8192 /* tokens of a prompt in which pieces end at every multiple of snapshot_every */
 
 static int64_t block_floor(int64_t tokens) {
     return tokens / BLOCK * BLOCK;
-}
-
-/* Admission. */
-
-static carry_status start_from_state(carry_scheduler *s, carry_sequence *q) {
-    carry_kept *kept = carry_scheduler_state(s, q->options.state);
-    if (kept == NULL) {
-        return carry_fail(s->ctx, CARRY_ENOTFOUND, "there is no state %" PRIu64, q->options.state);
-    }
-    CARRY_TRY(carry_scheduler_to_device(s, kept));
-    const int64_t prompt = q->track.count;
-    const int64_t total = kept->track.count + prompt;
-    if (total + (q->options.tokens > 0) > s->runner->sizes.context) {
-        return carry_fail(s->ctx, CARRY_ESIZE,
-                          "a state of %" PRId64 " tokens and a prompt of %" PRId64 " exceed the context of %" PRId64
-                          " tokens",
-                          kept->track.count, prompt, s->runner->sizes.context);
-    }
-    carry_track track = CARRY_TRACK_EMPTY;
-    track.slot = q->track.slot;
-    carry_status status = carry_track_fork(&s->prefix, &track, &kept->track);
-    status = status == CARRY_OK ? carry_track_append(s->ctx, &track, q->track.ids, prompt) : status;
-    q->track.slot = CARRY_POOL_NONE;
-    carry_track_close(&s->pool, &q->track);
-    q->track = track; /* closed with the sequence, after a failure too */
-    q->before = kept->track.count;
-    q->prompt_end = total;
-    return status;
-}
-
-static carry_status start_from_prefix(carry_scheduler *s, carry_sequence *q) {
-    carry_track *t = &q->track;
-    if (q->options.is_uncached || s->prefix.options.device_bytes == 0) {
-        return s->runner->ops->clear_slot(s->runner, t->slot);
-    }
-    CARRY_TRY(carry_track_reserve(s->ctx, t, &s->runner->sizes, t->count));
-    const carry_prefix_hit hit = carry_prefix_find(&s->prefix, t->ids, t->count);
-    q->branch = hit.shared > hit.length ? hit.shared : 0;
-    if (hit.node == NULL) {
-        return s->runner->ops->clear_slot(s->runner, t->slot);
-    }
-    const carry_status status = carry_prefix_restore(&s->prefix, &hit, t->slot, t->pages);
-    carry_prefix_unpin(hit.node);
-    if (status != CARRY_OK) { /* the text is read from its beginning */
-        carry_prefix_drop_snapshot(&s->prefix, hit.node);
-        return s->runner->ops->clear_slot(s->runner, t->slot);
-    }
-    t->page_count = s->runner->sizes.page_bytes > 0 ? (hit.length + BLOCK - 1) / BLOCK : 0;
-    t->length = q->cached = hit.length;
-    s->stats.cached_tokens += hit.length;
-    return CARRY_OK;
-}
-
-/* Pages that a sequence can need besides those of kept states. */
-static bool has_pages_for(const carry_scheduler *s, carry_sequence *q) {
-    const carry_kept *kept = q->options.state != 0 ? carry_scheduler_state(s, q->options.state) : NULL;
-    if (kept != NULL && s->runner->sizes.page_bytes > 0) {
-        const int64_t all = kept->track.count + q->track.count + q->options.tokens;
-        const int64_t most = all < s->runner->sizes.context ? all : s->runner->sizes.context;
-        q->page_limit = (most + BLOCK - 1) / BLOCK + 1; /* shared ones too: the kept state may be dropped */
-    }
-    const int64_t moved = kept != NULL ? carry_scheduler_host_pages(s, kept) : 0;
-    return s->reserved + s->state_pages + moved + q->page_limit <= s->pool.pages;
-}
-
-static void start(carry_scheduler *s, carry_sequence *q) {
-    s->first = q->next;
-    s->last = s->first == NULL ? NULL : s->last;
-    s->stats.waiting--;
-    s->active[s->active_count++] = q;
-    s->reserved += q->page_limit;
-    q->phase = CARRY_PHASE_READS;
-    s->stats.prompt_tokens += q->track.count;
-    const carry_status status = q->options.state != 0 ? start_from_state(s, q) : start_from_prefix(s, q);
-    if (status != CARRY_OK) {
-        carry_scheduler_fail(s, q, status);
-    } else if (q->options.keeps && q->track.length > 0) {
-        carry_track_anchor(&s->prefix, &q->track);
-    }
-}
-
-void carry_scheduler_admit(carry_scheduler *s) {
-    while (s->first != NULL && s->active_count < s->options.texts) {
-        carry_sequence *q = s->first;
-        q->track.slot = has_pages_for(s, q) ? carry_prefix_take_slot(&s->prefix) : CARRY_POOL_NONE;
-        if (q->track.slot != CARRY_POOL_NONE) {
-            start(s, q);
-            continue;
-        }
-        if (s->active_count ==
-            0) { /* no sequence will end: kept states hold too much, and only their owner drops them */
-            (void)carry_fail(s->ctx, CARRY_EMEMORY,
-                             "a request needs a slot and %" PRId64 " pages: kept states hold %" PRId64 " of %" PRId64
-                             " pages and the other slots; drop some",
-                             q->page_limit, s->state_pages, s->pool.pages);
-            carry_scheduler_fail(s, q, CARRY_EMEMORY);
-        }
-        return;
-    }
 }
 
 /* Runs. */
@@ -252,10 +152,13 @@ static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int6
     if (end <= length) {
         return length;
     }
+    if (q->has_followers) {
+        end = cut(length, end, carry_sequence_last_block(q));
+    }
     if (!q->options.is_uncached && s->prefix.options.device_bytes > 0) {
         const int64_t next = (length / every + 1) * every;
         end = cut(length, end, q->branch);
-        end = cut(length, end, q->prompt_end >= CACHED_PROMPT ? block_floor(q->prompt_end - 1) : 0);
+        end = cut(length, end, carry_sequence_last_block(q));
         end = cut(length, end, next <= FINE_SNAPSHOTS ? next : end / every * every);
     }
     return end;
@@ -273,7 +176,7 @@ static void add_piece(carry_scheduler *s, carry_sequence *q, carry_flight *f, in
 }
 
 static bool is_reader(const carry_sequence *q) {
-    return q->phase == CARRY_PHASE_READS && q->in_flight < CARRY_FLIGHTS;
+    return q->phase == CARRY_PHASE_READS && q->reader == NULL && q->in_flight < CARRY_FLIGHTS;
 }
 
 /* Of the prompts that have no piece in this step yet, the one with the fewest tokens left, of equal ones the oldest. */
@@ -324,7 +227,7 @@ static int64_t piece_budget(const carry_scheduler *s, int64_t left) {
 
 static void snapshot_prompt(carry_scheduler *s, carry_sequence *q) {
     const carry_track *t = &q->track;
-    const bool is_end = q->prompt_end >= CACHED_PROMPT && t->length == block_floor(q->prompt_end - 1);
+    const bool is_end = t->length == carry_sequence_last_block(q);
     const bool is_branch = t->length == q->branch;
     if (!q->options.is_uncached && t->length > q->cached && t->length % BLOCK == 0 &&
         (is_end || is_branch || t->length % s->options.snapshot_every == 0)) {
@@ -341,6 +244,7 @@ static void advance(carry_scheduler *s, carry_sequence *q, int64_t count, bool w
     q->started = q->started > 0.0 ? q->started : enqueued;
     if (q->phase == CARRY_PHASE_READS) {
         snapshot_prompt(s, q);
+        carry_scheduler_share(s, q);
         if (t->length == q->prompt_end) {
             q->phase = CARRY_PHASE_WRITES;
             if (q->options.keeps) {

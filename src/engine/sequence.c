@@ -9,6 +9,7 @@
 #include "core/memory.h"
 
 #define BLOCK CARRY_PAGE_TOKENS
+#define SHARED_PROMPT 128 /* tokens; states of shorter prompts are neither shared nor cached */
 
 carry_status carry_track_append(carry_ctx *ctx, carry_track *t, const int32_t *ids, int64_t count) {
     if (t->count + count > t->room) {
@@ -239,6 +240,10 @@ void carry_sequence_free(carry_sequence *s) {
         carry_sequence_close_rules(s);
         free(s);
     }
+}
+
+int64_t carry_sequence_last_block(const carry_sequence *s) {
+    return s->prompt_end >= SHARED_PROMPT ? (s->prompt_end - 1) / BLOCK * BLOCK : 0;
 }
 
 bool carry_sequence_ends_with(const carry_sequence *s, int32_t id) {

@@ -64,6 +64,7 @@ typedef struct carry_sequence_options {
     int64_t end_count;
     int logprobs;               /* as in carry_run */
     uint64_t state;             /* a kept state that it goes on from; 0: none */
+    uint64_t shares;            /* a request with the same prompt, which is read once for both; 0: none */
     bool keeps;                 /* its state is kept at its end */
     bool is_uncached;           /* uses no cached prefix and leaves none */
     bool is_undrafted;          /* its tokens are not guessed */
@@ -91,15 +92,17 @@ typedef struct carry_sequence {
     uint32_t *seen;         /* with a repetition penalty: each token of prompt and text once, */
     unsigned char *is_seen; /* a bit for each token */
     int64_t seen_count;
-    int64_t before;     /* tokens of the kept state */
-    int64_t prompt_end; /* tokens before the text */
-    int64_t cached;     /* tokens that were not read, since a cached prefix had them */
-    int64_t branch;     /* tokens shared with another prompt, where a snapshot is taken; 0: none */
-    int64_t page_limit; /* pages that it can need, at most */
-    int64_t written;    /* tokens of the text */
-    bool is_planned;    /* the step that is being planned has considered its prompt */
-    int in_flight;      /* steps whose results were not read */
-    int pending;        /* of them, those that sample a token of this sequence */
+    int64_t before;                /* tokens of the kept state */
+    int64_t prompt_end;            /* tokens before the text */
+    int64_t cached;                /* tokens that were not read, since a cached prefix had them */
+    int64_t branch;                /* tokens shared with another prompt, where a snapshot is taken; 0: none */
+    struct carry_sequence *reader; /* reads the prompt for this one too, which waits; NULL: none */
+    bool has_followers;            /* is the reader of others */
+    int64_t page_limit;            /* pages that it can need, at most */
+    int64_t written;               /* tokens of the text */
+    bool is_planned;               /* the step that is being planned has considered its prompt */
+    int in_flight;                 /* steps whose results were not read */
+    int pending;                   /* of them, those that sample a token of this sequence */
     /* Guesses of the step under way, and the slots that they leave their states in. */
     int32_t draft[CARRY_DRAFT_MOST], draft_slot[CARRY_DRAFT_MOST];
     int64_t draft_count;
@@ -126,6 +129,9 @@ void carry_sequence_note(carry_sequence *sequence, int32_t id);
 bool carry_sequence_allow(carry_sequence *sequence, const uint32_t **allowed);
 /* True if sampling depends on the last token other than through the logits. */
 bool carry_sequence_needs_last(const carry_sequence *sequence);
+/* Where the last block of the prompt begins: states are shared and cached there. 0 for prompts of less than 128 tokens.
+ */
+int64_t carry_sequence_last_block(const carry_sequence *sequence);
 bool carry_sequence_ends_with(const carry_sequence *sequence, int32_t id);
 
 #endif

@@ -272,9 +272,12 @@ void carry_http_ask_blocked(carry_http_server *server) {
     }
 }
 
-void carry_http_ask_connections(carry_http_server *server) {
+/* Sent here and not in the callback for writing: with a stream on every connection, that callback costs a poll of all
+   of them for each. The callback sends the rest, and closes what has failed. */
+void carry_http_send_connections(carry_http_server *server) {
     for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
-        if (one->response != NULL && !one->lingering && carry_http_has_output(one->response)) {
+        if (one->response != NULL && !one->lingering && carry_http_has_output(one->response) &&
+            (send_out(server, one) != 0 || one->blocked > 0.0)) {
             one->blocked = one->blocked > 0.0 ? one->blocked : carry_seconds(); /* until it has been sent */
             (void)lws_callback_on_writable(one->wsi);
         }

@@ -47,6 +47,14 @@ bool carry_http_same_secret(const char *given, const char *secret) {
     return difference == 0;
 }
 
+static bool is_public(const carry_http_server *server, const char *path) {
+    const char *const *one = server->options.public_paths;
+    while (one != NULL && *one != NULL && strcmp(*one, path) != 0) {
+        one++;
+    }
+    return one != NULL && *one != NULL;
+}
+
 static bool is_listed(char *const *list, const char *name) {
     for (; list != NULL && *list != NULL; list++) {
         if (strcasecmp(*list, name) == 0) {
@@ -140,7 +148,7 @@ carry_http_refusal carry_http_guard(const carry_http_server *server, carry_http_
         !carry_http_allows_origin(server, request->origin)) {
         return (carry_http_refusal){403, "this request comes from a page of another origin"};
     }
-    if (server->token == NULL || is_preflight(request)) {
+    if (server->token == NULL || is_preflight(request) || is_public(server, request->path)) {
         return (carry_http_refusal){0};
     }
     return check_token(server, address, request);

@@ -4,9 +4,9 @@
    the response and answers later, from any thread.
 
    A connection carries one request and is closed after the response. Every request is checked in this order: syntax and
-   sizes, the Host header (DNS rebinding), the Origin header, the token; then route, method, Content-Length. A request
-   that fails a check gets an error response; its handler is not called. Wrong tokens are counted per address: ten at
-   once, then one a second; further ones get 429. The right token always passes.
+   sizes, the Host header (DNS rebinding), the Origin header, the token (not for public paths); then route, method,
+   Content-Length. A request that fails a check gets an error response; its handler is not called. Wrong tokens are
+   counted per address: ten at once, then one a second; further ones get 429. The right token always passes.
 
    Limits: bytes of headers, bodies, messages and queued output; connections in total and per address; the time that a
    client may keep the server waiting. */
@@ -136,9 +136,10 @@ typedef struct carry_http_options {
     /* Lists that end with NULL; NULL: empty. */
     const char *const *hosts;   /* names accepted in Host besides those of this machine */
     const char *const *origins; /* accepted besides the server's own; their responses allow the origin to read them */
-    double patience;            /* seconds a client may keep the server waiting; 0: 30 */
-    int connections;            /* 0: CARRY_HTTP_CONNECTIONS; one address gets all but 32 of them */
-    size_t queue;               /* bytes; 0: CARRY_HTTP_QUEUE */
+    const char *const *public_paths; /* need no token; kept, not copied */
+    double patience;                 /* seconds a client may keep the server waiting; 0: 30 */
+    int connections;                 /* 0: CARRY_HTTP_CONNECTIONS; one address gets all but 32 of them */
+    size_t queue;                    /* bytes; 0: CARRY_HTTP_QUEUE */
 
     const carry_http_route *routes; /* kept, not copied, as the endpoints */
     size_t route_count;

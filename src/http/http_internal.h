@@ -77,6 +77,7 @@ struct carry_http_server {
 
     pthread_t thread;
     atomic_bool stop, woken;
+    atomic_bool is_waking; /* responses have output, and the server's thread was told */
     sem_t ready, stopping; /* the thread has started; carry_http_stop will not use lws any more */
     bool failed;           /* libwebsockets did not start */
     struct lws_context *lws;
@@ -124,8 +125,8 @@ void carry_http_accept(carry_http_server *server);
 void carry_http_add_connection(carry_http_server *server, struct lws *wsi, int file);
 int carry_http_connection_callback(struct lws *wsi, enum lws_callback_reasons reason, void *user, void *in,
                                    size_t length);
-void carry_http_ask_connections(carry_http_server *server); /* those with queued output are asked to send it */
-void carry_http_ask_blocked(carry_http_server *server);     /* those whose socket took only a part of it */
+void carry_http_send_connections(carry_http_server *server); /* queued output, as far as sockets take it */
+void carry_http_ask_blocked(carry_http_server *server);      /* those whose socket took only a part of it */
 void carry_http_drop_slow(carry_http_server *server);
 void carry_http_detach_all(carry_http_server *server); /* no response uses the server after this */
 

@@ -105,9 +105,9 @@ static void put_head(carry_http_response *response, int status, const char *type
     put_text(response, length);
 }
 
-/* With the lock held. */
+/* With the lock held. One wake is enough for all output until the server's thread looks for it. */
 static void wake(carry_http_response *response) {
-    if (response->server != NULL && !response->handling) {
+    if (response->server != NULL && !response->handling && !atomic_exchange(&response->server->is_waking, true)) {
         lws_cancel_service(response->server->lws);
     }
 }

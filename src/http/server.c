@@ -65,7 +65,8 @@ static int socket_callback(struct lws *wsi, enum lws_callback_reasons reason, vo
     carry_http_server *server = lws_context_user(lws_get_context(wsi));
     switch ((int)reason) {
     case LWS_CALLBACK_EVENT_WAIT_CANCELLED:
-        carry_http_ask_connections(server);
+        atomic_store(&server->is_waking, false); /* before the look: later output wakes again */
+        carry_http_send_connections(server);
         if (atomic_exchange(&server->woken, false)) {
             call_woken(server);
         }

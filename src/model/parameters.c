@@ -70,8 +70,9 @@ void carry_parameters_narrow(carry_parameters *own, carry_dtype dtype) {
     own->wide_count = 0;
     for (int64_t i = 0; i < own->parameters; i++) {
         carry_parameter *p = &own->parameter[i];
-        p->wide = p->may_be_narrow ? -1 : own->wide_count;
-        own->wide_count += p->may_be_narrow ? 0 : carry_parameters_room(p->count);
+        const bool is_wide = !p->may_be_narrow && p->mapped == NULL;
+        p->wide = is_wide ? own->wide_count : -1;
+        own->wide_count += is_wide ? carry_parameters_room(p->count) : 0;
     }
 }
 

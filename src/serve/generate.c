@@ -141,7 +141,8 @@ static carry_status submit(carry_serve_preparer *p, carry_serve_run *run) {
                                           .biases = r->biases,
                                           .bias_count = r->bias_count,
                                           .constrain = run->constraint != NULL ? carry_serve_constraint_allow : NULL,
-                                          .constraint = run->constraint};
+                                          .constraint = run->constraint,
+                                          .same_prompt = atomic_load(&run->answer->runs[0].id)};
     const carry_status status = carry_engine_submit(p->ctx, s->engine, &request, &id);
     atomic_store(&run->id, id);
     if (status == CARRY_OK && atomic_load(&run->answer->is_gone)) {

@@ -174,4 +174,5 @@ void carry_serve_add_routes(carry_lm_server *s) {
     for (size_t i = 0; i < sizeof dialects / sizeof dialects[0] && s->route_count < CARRY_SERVE_ROUTES; i++) {
         s->routes[s->route_count++] = (carry_http_route){"POST", dialects[i].path, post_generation, limit};
     }
+    carry_serve_add_page(s);
 }

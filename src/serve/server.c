@@ -43,6 +43,7 @@ static carry_status open_server(carry_ctx *ctx, carry_lm_server *s, const carry_
                                                   .open = options->open,
                                                   .hosts = options->hosts,
                                                   .origins = options->origins,
+                                                  .public_paths = carry_serve_page_paths(),
                                                   .patience = options->patience,
                                                   .routes = s->routes,
                                                   .route_count = s->route_count,

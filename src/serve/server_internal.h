@@ -142,6 +142,10 @@ void carry_serve_count(carry_lm_server *server, int status);
 /* The table of dialects: the path of its POST route and the dialect. */
 const carry_serve_dialect *carry_serve_dialect_of(const char *path);
 
+/* page.c */
+void carry_serve_add_page(carry_lm_server *server);
+const char *const *carry_serve_page_paths(void); /* ends with NULL */
+
 /* prepare.c */
 bool carry_serve_start_preparers(carry_lm_server *server);
 void carry_serve_stop_preparers(carry_lm_server *server);

@@ -1,11 +1,14 @@
 /* Evaluation equals one pass over the whole text, or one over each window; a model's folder is found, or refused. */
 #include "text_model_support.h"
 
+#include "hybrid_support.h"
+
 #include <errno.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "engine/evaluate.h"
+#include "engine/model_runner.h"
 #include "ops/product/bf16.h"
 
 typedef struct place {
@@ -155,6 +158,69 @@ static void a_folder_is_the_sum_of_its_files(void **state) {
     carry_model_close(&m);
 }
 
+/* More files than are read at once, of which two have no token to predict; the model has attention. */
+static void texts_at_once_have_the_losses_of_texts_alone(void **state) {
+    const place *p = *state;
+    static const int64_t lengths[] = {0, 7, 300};
+    carry_model m = byte_model(p->ctx, 257);
+    carry_lm_config config = hybrid(0);
+    char folder[256];
+    char path[256];
+    config.vocab_size = 257;
+    carry_lm_free(m.lm);
+    m.lm = model(p->ctx, config);
+    path_in(p, folder, "many");
+    assert_int_equal(mkdir(folder, 0700), 0);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        double nll = 0.0;
+        int64_t tokens = 0;
+        carry_evaluation got;
+        const carry_evaluate_options options = {.length = lengths[i], .at_once = 200};
+        for (int j = 0; j < 20; j++) {
+            char name[32];
+            (void)snprintf(name, sizeof name, "many/%02d", j);
+            free(write_text(p, path, name, j % 9 == 4 ? 1 : (size_t)(17 + 59 * ((7 * j) % 20))));
+            assert_ok(p->ctx, carry_evaluate(p->ctx, &m, path, &options, &got));
+            assert_int_equal(got.files, 1);
+            nll += got.nll;
+            tokens += got.tokens;
+        }
+        assert_ok(p->ctx, carry_evaluate(p->ctx, &m, folder, &options, &got));
+        assert_true(got.files == 20 && got.tokens == tokens && got.bytes == tokens);
+        assert_true(fabs(got.nll - nll) <= 1e-5 * nll);
+    }
+    carry_model_close(&m);
+}
+
+static void runs_that_cannot_be_scored_are_refused(void **state) {
+    const place *p = *state;
+    static const int32_t ids[] = {1, 2, 3};
+    static const int32_t targets[] = {2, -1, 4};
+    static const int32_t beyond[] = {2, 257, 4};
+    const carry_runner_sizes sizes = {.slots = 2, .sequences = 2, .tokens = 8, .context = 16};
+    carry_model m = byte_model(p->ctx, 257);
+    carry_runner *r;
+    double losses[2];
+    carry_run run = {.ids = ids, .count = 3, .targets = targets};
+    assert_ok(p->ctx,
+              carry_model_runner_new_with(m.lm, &r, &sizes, CARRY_F32, &(carry_model_runner_options){.scores = true}));
+    assert_refused(p->ctx, CARRY_EARGUMENT, "scores of 1 runs", r->ops->scores(r, losses, 1));
+    assert_ok(p->ctx, r->ops->step(r, &run, 1));
+    assert_refused(p->ctx, CARRY_EARGUMENT, "scores of 2 runs", r->ops->scores(r, losses, 2));
+    assert_ok(p->ctx, r->ops->scores(r, losses, 1));
+    assert_true(losses[0] > 0.0);
+    run.targets = beyond;
+    assert_refused(p->ctx, CARRY_ERANGE, "target 1: id 257, expected 0 to 256", r->ops->step(r, &run, 1));
+    run.targets = NULL;
+    assert_refused(p->ctx, CARRY_EARGUMENT, "needs ids and targets", r->ops->step(r, &run, 1));
+    r->ops->close(r);
+    assert_ok(p->ctx, carry_model_runner_new(m.lm, &r, &sizes, CARRY_F32));
+    run.targets = targets;
+    assert_refused(p->ctx, CARRY_EARGUMENT, "a runner that scores", r->ops->step(r, &run, 1));
+    r->ops->close(r);
+    carry_model_close(&m);
+}
+
 static bool stop_at_once(void *user, int64_t done, int64_t total) {
     (void)user;
     assert_true(done <= total);
@@ -276,6 +342,8 @@ int main(void) {
         cmocka_unit_test(evaluation_is_that_of_one_pass),
         cmocka_unit_test(narrow_types_have_nearly_the_same_loss),
         cmocka_unit_test(a_folder_is_the_sum_of_its_files),
+        cmocka_unit_test(texts_at_once_have_the_losses_of_texts_alone),
+        cmocka_unit_test(runs_that_cannot_be_scored_are_refused),
         cmocka_unit_test(what_cannot_be_evaluated_is_refused),
         cmocka_unit_test(the_type_is_that_of_weights_with_fast_products),
         cmocka_unit_test(the_newest_whole_step_is_taken),

@@ -1,6 +1,5 @@
-/* Evaluation on a GPU: recorded calls have the bits of launched ones, losses are those of the CPU, and what cannot be
-   evaluated is refused, also when it is found a call later. Without a GPU all of it is reported as skipped; the
-   emulated one records graphs too. */
+/* Evaluation on a GPU: losses are those of the CPU, and what cannot be evaluated is refused, also when it is found a
+   step later. Without a GPU all of it is reported as skipped. */
 /* labels: gpu */
 #include "text_model_support.h"
 
@@ -9,7 +8,6 @@
 #include "carry/device.h"
 #include "hybrid_support.h"
 #include "engine/evaluate.h"
-#include "engine/scorer.h"
 
 #define LETTERS 90
 #define AT_ONCE 12 /* tokens of a call: several calls of one shape, and a rest */
@@ -70,7 +68,7 @@ static carry_evaluation evaluate(const place *p, const carry_model *m, carry_eva
 }
 
 /* Sums of some hundred losses with roundings of 1e-7 each; bf16 has 8 bits. */
-static void recorded_calls_have_the_bits_of_launched_ones(void **state) {
+static void losses_are_those_of_the_cpu(void **state) {
     const place *p = *state;
     static const struct {
         carry_dtype dtype;
@@ -79,65 +77,48 @@ static void recorded_calls_have_the_bits_of_launched_ones(void **state) {
     } cases[] = {{CARRY_F32, 0, 1e-5}, {CARRY_F32, 4, 1e-5}, {CARRY_BF16, 0, 2e-2}, {CARRY_BF16, 5, 2e-2}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const carry_evaluate_options wide = {.length = cases[i].length};
-        carry_evaluate_options options = {.length = cases[i].length, .dtype = cases[i].dtype};
+        const carry_evaluate_options options = {.length = cases[i].length, .dtype = cases[i].dtype};
         const carry_evaluation cpu = evaluate(p, &p->cpu, wide);
-        const carry_evaluation recorded = evaluate(p, &p->gpu, options);
-        options.no_graph = true;
-        const carry_evaluation launched = evaluate(p, &p->gpu, options);
-        assert_true(recorded.nll == launched.nll);
-        assert_true(fabs(recorded.nll - cpu.nll) <= cases[i].apart * cpu.nll);
+        const carry_evaluation gpu = evaluate(p, &p->gpu, options);
+        assert_true(fabs(gpu.nll - cpu.nll) <= cases[i].apart * cpu.nll);
     }
 }
 
-/* A call of 1 row of 6 tokens, from ids that depend on `turn`. */
-static double call(carry_scorer *s, int turn) {
-    int64_t *input;
-    int64_t *label;
-    double loss = 0.0;
-    int64_t counted = 0;
-    bool is_there;
-    carry_scorer_rows(s, &input, &label);
-    for (int i = 0; i < 6; i++) {
-        input[i] = (turn * 5 + i * 3) % SUPPORT_VOCABULARY;
-        label[i] = i == 2 ? -100 : (turn * 5 + (i + 1) * 3) % SUPPORT_VOCABULARY;
-    }
-    assert_ok(s->ctx, carry_scorer_run(s, 1, 6));
-    assert_refused(s->ctx, CARRY_EARGUMENT, "not taken", carry_scorer_run(s, 1, 6));
-    assert_ok(s->ctx, carry_scorer_take(s, &is_there, &loss, &counted));
-    assert_true(is_there && counted == 5 && loss > 0.0);
-    assert_ok(s->ctx, carry_scorer_take(s, &is_there, &loss, &counted));
-    assert_false(is_there);
-    return loss;
-}
-
-/* Calls after the second are one graph; with attention only where no state grows. */
-static void calls_are_recorded_where_they_can_be(void **state) {
+/* Five files of different lengths in steps of 12 tokens, by a model with attention: their pages differ. */
+static void texts_at_once_have_the_losses_of_the_cpu(void **state) {
     const place *p = *state;
-    for (int attention = 0; attention < 2; attention++) {
-        carry_lm *cpu = model(p->ctx, attention ? hybrid(1) : small(&carry_lm_family_gated_deltanet));
-        carry_lm *gpu = on_gpu(p->ctx, cpu);
-        for (int with_state = 0; with_state < 2; with_state++) {
-            const carry_scorer_options options = {.most = 6, .has_state = with_state == 1};
-            carry_scorer s[2];
-            assert_ok(p->ctx, carry_scorer_open(cpu, &s[0], &options));
-            assert_ok(p->ctx, carry_scorer_open(gpu, &s[1], &options));
-            for (int turn = 0; turn < 4; turn++) {
-                const double wanted = call(&s[0], turn);
-                const double got = call(&s[1], turn);
-                assert_true(fabs(got - wanted) <= 1e-4 * wanted);
-                const bool records = turn > 0 && !(attention == 1 && with_state == 1);
-                assert_true((s[1].repeat.graph != NULL) == records);
-                if (with_state == 1) {
-                    assert_int_equal(carry_lm_state_length(s[1].state, 0), 6 * (turn + 1));
-                }
-            }
-            assert_refused(p->ctx, CARRY_EARGUMENT, "6 at most", carry_scorer_run(&s[1], 2, 6));
-            carry_scorer_close(&s[0]);
-            carry_scorer_close(&s[1]);
+    char folder[] = "/tmp/carry-evaluate-XXXXXX";
+    char path[64];
+    carry_lm_config config = hybrid(0);
+    carry_model cpu = p->cpu;
+    carry_model gpu = p->gpu;
+    carry_evaluation wanted;
+    carry_evaluation got;
+    assert_non_null(mkdtemp(folder));
+    for (int i = 0; i < 5; i++) {
+        (void)snprintf(path, sizeof path, "%s/%d", folder, i);
+        FILE *to = fopen(path, "wb");
+        assert_non_null(to);
+        for (int j = 0; j < 10 + 30 * ((3 * i) % 5); j++) {
+            assert_true(fputc("the state of\na rule "[(j * j / 3 + i) % 20], to) != EOF);
         }
-        carry_lm_free(gpu);
-        carry_lm_free(cpu);
+        assert_int_equal(fclose(to), 0);
     }
+    config.vocab_size = 257;
+    cpu.lm = model(p->ctx, config);
+    gpu.lm = on_gpu(p->ctx, cpu.lm);
+    const carry_evaluate_options options = {.at_once = AT_ONCE};
+    assert_ok(p->ctx, carry_evaluate(p->ctx, &cpu, folder, &options, &wanted));
+    assert_ok(p->ctx, carry_evaluate(p->ctx, &gpu, folder, &options, &got));
+    assert_true(got.files == 5 && got.tokens == 345 && got.bytes == 345);
+    assert_true(fabs(got.nll - wanted.nll) <= 1e-5 * wanted.nll);
+    carry_lm_free(gpu.lm);
+    carry_lm_free(cpu.lm);
+    for (int i = 0; i < 5; i++) {
+        (void)snprintf(path, sizeof path, "%s/%d", folder, i);
+        assert_int_equal(unlink(path), 0);
+    }
+    assert_int_equal(rmdir(folder), 0);
 }
 
 static int calls_left;
@@ -174,8 +155,8 @@ int main(void) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(what_cannot_be_evaluated_is_refused), /* in f32: before the model has weights of 16 bits */
-        cmocka_unit_test(recorded_calls_have_the_bits_of_launched_ones),
-        cmocka_unit_test(calls_are_recorded_where_they_can_be),
+        cmocka_unit_test(losses_are_those_of_the_cpu),
+        cmocka_unit_test(texts_at_once_have_the_losses_of_the_cpu),
     };
     return cmocka_run_group_tests_name("train/evaluate_gpu", tests, make_place, leave_place);
 }

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "carry/engine.h"
+#include "core/clock.h"
 #include "core/memory.h"
 
 enum { VOCABULARY = 200, LONGEST = 420, TOKENS = 20, REQUESTS = 24 };
@@ -212,12 +213,13 @@ static void answers_have_the_same_bits_beside_others(void **unused) {
 /* Requests of random lengths, a third of them cancelled; CARRY_ENGINE_REQUESTS=100000 for a long run. */
 static void many_requests_are_answered_as_alone(void **unused) {
     (void)unused;
-    enum { KINDS = 12, UNDER_WAY = 48 };
+    enum { KINDS = 12, UNDER_WAY = 96 };
     static const int64_t lengths[KINDS] = {1, 2, 5, 9, 17, 30, 41, 63, 64, 65, 90, 140};
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     const char *asked = getenv("CARRY_ENGINE_REQUESTS");
     const int64_t count = asked != NULL ? strtoll(asked, NULL, 10) : 300;
-    carry_engine *engine = open_engine(ctx, 32, false, true);
+    carry_engine *engine = open_engine(ctx, 64, false, true);
+    const double begin = carry_seconds();
     static answer alone[KINDS], answers[UNDER_WAY];
     int kind[UNDER_WAY];
     for (int i = 0; i < KINDS; i++) {
@@ -237,7 +239,7 @@ static void many_requests_are_answered_as_alone(void **unused) {
             kind[i] = (int)(submitted * 7 % KINDS);
             const uint64_t id = submit(ctx, engine, 3, lengths[kind[i]], kind[i], &answers[i]);
             if (submitted++ % 3 == 0 && id > 20) {
-                carry_engine_cancel(engine, id - 9); /* under way, waiting or ended */
+                carry_engine_cancel(engine, id - 19); /* under way, waiting or ended */
             }
         }
         if (held == 0.0 && submitted > count / 2) {
@@ -260,9 +262,9 @@ static void many_requests_are_answered_as_alone(void **unused) {
     }
     size_t free_now;
     assert_ok(ctx, carry_device_memory(ctx, &free_now, &total, 1));
-    print_message("%lld requests, %lld cancelled: host %+.1f MB, device %+.1f MB since the first half\n",
-                  (long long)count, (long long)cancelled, 1e-6 * (carry_resident_bytes() - held),
-                  1e-6 * ((double)free_there - (double)free_now));
+    print_message("%lld requests in %.1f s, %lld cancelled: host %+.1f MB, device %+.1f MB since the first half\n",
+                  (long long)count, carry_seconds() - begin, (long long)cancelled,
+                  1e-6 * (carry_resident_bytes() - held), 1e-6 * ((double)free_there - (double)free_now));
     assert_true(cancelled > count / 20);
     assert_true(carry_resident_bytes() - held < 4e6);
     assert_true(free_now + ((size_t)4 << 20) > free_there);

@@ -35,7 +35,7 @@ static void quantise(carry_ctx *ctx, carry_lm *here, carry_lm *there, int64_t in
 static carry_lm *quantised_on_gpu(carry_ctx *ctx, carry_lm *here, const carry_quant_format *format) {
     carry_lm *there;
     int quantised = 0;
-    assert_ok(ctx, carry_lm_new_quantised(ctx, &there, &here->config, 1, format));
+    assert_ok(ctx, carry_lm_new_quantised(ctx, &there, &here->config, 1, format, CARRY_F32));
     for (int64_t i = 0; i < here->own.parameters; i++) {
         const carry_parameter *p = &there->own.parameter[i];
         if (p->format != NULL) {

@@ -221,6 +221,21 @@ static void test_listed_origins_may_read_responses(void **state) {
     site_close(&s);
 }
 
+static void test_public_paths_need_no_token(void **state) {
+    (void)state;
+    site s;
+    static const char *const paths[] = {"/echo", NULL};
+    carry_http_options options = options_of((carry_http_options){.public_paths = paths, .token = "0123456789abcdef"});
+    site_open(&s, &options);
+    assert_reply(ask_for(s.port, "GET", "/echo", "", NULL), 200, "rest=");
+    assert_reply(ask_for(s.port, "GET", "/echo?q=1", "Authorization: Bearer wrong-wrong-wrong\r\n", NULL), 200, "q=1");
+    assert_reply(ask_for(s.port, "GET", "/echo", "Origin: https://evil.example\r\n", NULL), 403, "another origin");
+    assert_reply(ask_for(s.port, "GET", "/echo/", "", NULL), 401, "token");
+    assert_reply(ask_for(s.port, "GET", "/items/echo", "", NULL), 401, "token");
+    assert_reply(ask_for(s.port, "POST", "/body", "", "x"), 401, "token");
+    site_close(&s);
+}
+
 static void write_own_error(void *user, const char *path, int status, const char *why, carry_json_text *body) {
     carry_json_put_raw(body, "{\"%s\":{\"path\":\"%s\",\"status\":%d,\"message\":", (const char *)user, path, status);
     carry_json_put_string(body, why);
@@ -274,6 +289,7 @@ int main(void) {
         cmocka_unit_test(test_huge_headers_are_refused),
         cmocka_unit_test(test_foreign_hosts_are_refused),
         cmocka_unit_test(test_listed_origins_may_read_responses),
+        cmocka_unit_test(test_public_paths_need_no_token),
         cmocka_unit_test(test_errors_have_the_form_of_the_caller),
         cmocka_unit_test(test_options_out_of_range_are_refused),
     };

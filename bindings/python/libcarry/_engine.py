@@ -106,6 +106,7 @@ class EngineRequest(Sized):
         ("constraint", c_void_p),
         ("regex", c_char_p),
         ("json_schema", c_char_p),
+        ("same_prompt", c_uint64),
     ]
 
 
@@ -132,6 +133,7 @@ _U64 = POINTER(c_uint64)
 
 PROTOTYPES: dict[str, tuple[Any, list[Any]]] = {
     "carry_engine_open": (c_int, [c_void_p, _OUT, c_char_p, POINTER(EngineOptions)]),
+    "carry_engine_new": (c_int, [c_void_p, _OUT, POINTER(EngineOptions)]),
     "carry_engine_close": (None, [c_void_p]),
     "carry_engine_submit": (c_int, [c_void_p, c_void_p, POINTER(EngineRequest), _U64]),
     "carry_engine_cancel": (None, [c_void_p, c_uint64]),

@@ -252,6 +252,7 @@ class Engine:
         regex: str | None = None,
         json_schema: Any = None,
         is_rendered: bool = False,
+        same_prompt: Request | None = None,
     ) -> Request:
         """Queue a prompt: text (the folder's tokenizer is built in), or token numbers.
 
@@ -267,6 +268,7 @@ class Engine:
             regex: a regular expression that the whole text matches, as far as it goes.
             json_schema: a JSON schema that the text matches, as text or as the object it stands for.
             is_rendered: the prompt is a rendered chat, before which the tokenizer puts no tokens.
+            same_prompt: a request with the same prompt that was submitted before: both read it once.
         """
         biases = {} if logit_bias is None else logit_bias
         schema = json_schema if json_schema is None or isinstance(json_schema, str) else json.dumps(json_schema)
@@ -292,6 +294,7 @@ class Engine:
             bias_count=len(biases),
             regex=None if regex is None else regex.encode(),
             json_schema=None if schema is None else schema.encode(),
+            same_prompt=0 if same_prompt is None else same_prompt.number,
         )
         if isinstance(prompt, str):
             request.text = encoded = prompt.encode()

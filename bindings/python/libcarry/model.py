@@ -21,6 +21,7 @@ from . import _context
 from .chat import render_chat
 from ._library import lib
 from ._llm import ON_TOKEN, PROCEED, Batch, Generation, Interrupts, Options, Owner
+from ._together import Rules, generate_together, is_list_of_prompts
 from ._values import device_number, dtype_number, id_list, token_array
 from .tokenizer import Tokenizer
 
@@ -224,10 +225,11 @@ class Model:
         state: State | None = None,
         on_token: Callable[[int], Any] | None = None,
     ) -> Any:
-        """Continue a prompt: token numbers give a list of token numbers, a str gives a str.
+        """Continue a prompt: token numbers give a list of token numbers, a str gives a str. A list of prompts gives a list
+        of these; the texts are generated together, 16 at a time.
 
         Args:
-            prompt: token numbers (a list, an array, a tensor), or text.
+            prompt: token numbers (a list, an array, a tensor), or text; or a list of such prompts.
             temperature: 0 takes the likeliest token.
             eos_token_id: the token or tokens that end the text; they are not part of it. None: `end_token_ids` of the
                 model. (): none.
@@ -240,8 +242,16 @@ class Model:
         """
         if state is not None and state._model is not self:
             raise ValueError(f"the state is of the model {state._model.folder!r}, and this model is {self.folder!r}")
-        row = self._row(prompt, "prompt", state)
         ends = self.end_token_ids if eos_token_id is None else id_list(eos_token_id)
+        if is_list_of_prompts(prompt):
+            if state is not None or on_token is not None:
+                raise ValueError("state and on_token go with one prompt: libcarry.Engine has both for several")
+            rows = [self._row(one, f"prompt {i}") for i, one in enumerate(prompt)]
+            rules = Rules(temperature, top_k, top_p, min_p, repetition_penalty, seed, ends)
+            with self._owner.lock:
+                texts = generate_together(self._owner.context, self._opened(), rows, max_new_tokens, rules)
+            return [self.tokenizer.decode(t) if isinstance(p, str) else t for p, t in zip(prompt, texts, strict=True)]
+        row = self._row(prompt, "prompt", state)
         made: list[int] = []
         interrupts = Interrupts()
 

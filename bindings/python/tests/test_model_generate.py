@@ -225,3 +225,17 @@ def test_saved_folders_keep_tokenizer_template_and_generation_config(folder: Pat
         assert {name: (saved / name).read_text() for name in texts} == texts
     found = {path.name for path in (tmp_path / "saved").iterdir()}
     assert found == {*texts, "config.json", "model.safetensors"}
+
+
+def test_a_list_of_prompts_gives_the_text_of_each(model: libcarry.model.Model) -> None:
+    prompts = [list(range(1, 2 + i % 7)) for i in range(20)]
+    for options in ({"temperature": 0}, {"temperature": 0.9, "seed": 5}):
+        alone = [model.generate(prompt, 6, eos_token_id=(), **options) for prompt in prompts]
+        assert model.generate(prompts, 6, eos_token_id=(), **options) == alone
+    end = alone[0][2]
+    assert model.generate([np.array(prompts[0])], 6, temperature=0.9, seed=5, eos_token_id=end)[0] == alone[0][:2]
+    with pytest.raises(ValueError, match="one prompt"):
+        model.generate(prompts, 6, state=model.state())
+    with pytest.raises(RuntimeError, match="of the prompt is"):
+        model.generate([[1], [VOCABULARY]], 6)
+    assert model.generate(prompts[:2], 3, eos_token_id=()) == [model.generate(p, 3, eos_token_id=()) for p in prompts[:2]]

@@ -51,7 +51,7 @@ typedef struct instance {
 
 static const char takes[] =
     "f32, bf16 or f16; b (texts at once), prompt, tokens; config=NAME or FILE (tiny, qwen3.5-0.8b, "
-    "qwen3.5-4b), draft=N, accept=SHARE (guesses of a step, forced to be right), device=cpu or cuda";
+    "qwen3.5-4b, qwen3.5-35b-a3b), draft=N, accept=SHARE (guesses of a step, forced to be right), device=cpu or cuda";
 
 static const char *method(int index) {
     return index == 0 ? "engine" : NULL;

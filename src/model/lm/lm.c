@@ -176,7 +176,15 @@ static carry_status check_device(const carry_lm *lm, int device) {
     return CARRY_OK;
 }
 
-static carry_status make(carry_lm *lm, int device, const char *folder, bool maps, const carry_quant_format *format) {
+/* Where weights come from and how they are kept. */
+typedef struct weights_options {
+    const char *folder;               /* NULL: none */
+    bool maps;                        /* matrices stay in the mapped file */
+    const carry_quant_format *format; /* of random matrices; NULL: they are not quantised */
+    carry_dtype narrow;               /* experts are kept in this type alone; CARRY_F32: all weights have f32 masters */
+} weights_options;
+
+static carry_status make(carry_lm *lm, int device, const weights_options *o) {
     CARRY_TRY(carry_lm_config_finish(lm->ctx, &lm->config));
     CARRY_TRY(check_device(lm, device));
     const int64_t layers = lm->config.num_hidden_layers;
@@ -188,19 +196,22 @@ static carry_status make(carry_lm *lm, int device, const char *folder, bool maps
     list_parameters(lm);
     lm->own.names = lm->config.family->files;
     lm->own.other = lm->own.names != NULL ? carry_lm_other_name : NULL;
-    CARRY_TRY(folder != NULL ? carry_parameters_check(&lm->own, folder) : CARRY_OK);
+    CARRY_TRY(o->folder != NULL ? carry_parameters_check(&lm->own, o->folder) : CARRY_OK);
     carry_lm_mark_tiled(lm);
-    CARRY_TRY(maps             ? carry_parameters_map(&lm->own, folder)
-              : format != NULL ? carry_parameters_tile(&lm->own, format)
-                               : CARRY_OK);
-    if (maps || format != NULL) {
+    CARRY_TRY(o->maps             ? carry_parameters_map(&lm->own, o->folder)
+              : o->format != NULL ? carry_parameters_tile(&lm->own, o->format)
+                                  : CARRY_OK);
+    if (o->maps || o->format != NULL) {
         carry_lm_move_rest(lm);
+    }
+    if (o->narrow != CARRY_F32) {
+        carry_parameters_narrow(&lm->own, o->narrow);
     }
     return carry_parameters_allocate(&lm->own);
 }
 
 static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
-                              const char *folder, bool maps, const carry_quant_format *format) {
+                              const weights_options *o) {
     *made = NULL;
     carry_lm *lm = calloc(1, sizeof *lm);
     if (lm == NULL) {
@@ -208,7 +219,7 @@ static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_co
     }
     lm->ctx = ctx;
     lm->config = *config;
-    carry_status status = make(lm, device, folder, maps, format);
+    carry_status status = make(lm, device, o);
     if (status != CARRY_OK) {
         carry_lm_free(lm);
         return status;
@@ -218,22 +229,28 @@ static carry_status new_model(carry_ctx *ctx, carry_lm **made, const carry_lm_co
 }
 
 carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device) {
-    return new_model(ctx, made, config, device, NULL, false, NULL);
+    return new_model(ctx, made, config, device, &(weights_options){.narrow = CARRY_F32});
 }
 
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder) {
-    return new_model(ctx, made, config, device, folder, false, NULL);
+    return new_model(ctx, made, config, device, &(weights_options){.folder = folder, .narrow = CARRY_F32});
 }
 
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder) {
-    return new_model(ctx, made, config, device, folder, true, NULL);
+    return new_model(ctx, made, config, device,
+                     &(weights_options){.folder = folder, .maps = true, .narrow = CARRY_F32});
+}
+
+carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                                 carry_dtype dtype) {
+    return new_model(ctx, made, config, device, &(weights_options){.narrow = dtype});
 }
 
 carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
-                                    const carry_quant_format *format) {
-    return new_model(ctx, made, config, device, NULL, false, format);
+                                    const carry_quant_format *format, carry_dtype narrow) {
+    return new_model(ctx, made, config, device, &(weights_options){.format = format, .narrow = narrow});
 }
 
 void carry_lm_free(carry_lm *lm) {
@@ -291,7 +308,7 @@ static carry_status start_by_host(carry_lm *lm, int64_t index, uint64_t seed) {
     }
     carry_status status = start(lm, p, carry_view(values, CARRY_F32, p->rank, p->shape), seed);
     status =
-        status == CARRY_OK ? carry_parameters_upload(&lm->own, lm->own.weights, p->offset, values, p->count) : status;
+        status == CARRY_OK ? carry_parameters_upload(&lm->own, lm->own.weights, p->wide, values, p->count) : status;
     free(values);
     return status;
 }
@@ -304,7 +321,8 @@ carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed) {
             continue;
         }
         const uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
-        const carry_tensor flat = carry_parameters_flat(&lm->own, lm->own.weights, p->offset, p->count);
+        const carry_tensor flat = p->wide < 0 ? carry_parameters_low(&lm->own, p->offset, p->count)
+                                              : carry_parameters_flat(&lm->own, lm->own.weights, p->wide, p->count);
         CARRY_TRY(p->start == CARRY_LM_NORMAL
                       ? carry_random_fill(lm->ctx, flat, seed, stream, 0.0f, (float)lm->config.initializer_range)
                       : start_by_host(lm, i, seed));

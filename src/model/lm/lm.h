@@ -43,12 +43,16 @@ carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config
 /* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder);
-/* The same for random weights (carry_lm_init_there): the matrices of linear maps are quantised. Their rows repeat. */
+/* The same for random weights (carry_lm_init_there): the matrices of linear maps are quantised. Their rows repeat.
+   narrow: as the type of carry_lm_new_narrow, for experts; CARRY_F32: all others are in f32. */
 carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
-                                    const carry_quant_format *format);
+                                    const carry_quant_format *format, carry_dtype narrow);
 /* The same, for carry_lm_open: mapped where possible. */
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder);
+/* For a model that is only read, with weights in bf16 or f16: experts have no f32 masters. */
+carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **lm, const carry_lm_config *config, int device,
+                                 carry_dtype dtype);
 void carry_lm_free(carry_lm *lm);
 /* Start values, a function of the seed and a parameter's name alone. */
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
@@ -90,6 +94,7 @@ typedef struct carry_lm_pass_options {
     int64_t context; /* of such a pass: tokens of one sequence, at most */
     bool same_bits;  /* of such a pass: results of a token do not depend on how its sequence was cut into calls, nor on
                         the other sequences of a call. On the CPU only */
+    bool scores;     /* of such a pass: calls may ask for losses */
     carry_dtype dtype; /* of activations: f32, bf16 or f16; weights are f32 */
     bool forward_only; /* no gradients will be asked for: layers share their memory */
     bool recompute;    /* keep only what enters a layer and do its forward again in backward: the same bits */
@@ -127,9 +132,11 @@ typedef struct carry_lm_args {
     /* Sequences whose states are in a pool (places.h); for a pass with `pooled`. ids are [1, rows of the call]; logits,
        with last_logits, are of the rows that places lists. */
     const struct carry_lm_places *places;
-    double *loss;       /* the sum over counted tokens, which is waited for; NULL: not wanted */
-    carry_tensor total; /* [2], f64, on the model's device: the same and the number of tokens are added to it, without
-                           a wait. May be absent */
+    carry_tensor losses; /* [rows of the call], f32, on the model's device: of each label, 0 where it is -100. With
+                            places and labels, and a pass with `scores` */
+    double *loss;        /* the sum over counted tokens, which is waited for; NULL: not wanted */
+    carry_tensor total;  /* [2], f64, on the model's device: the same and the number of tokens are added to it, without
+                            a wait. May be absent */
     int64_t *counted;
     /* Called in backward when a range of the gradients is complete: what follows the layers, the layers from the last
        to the first, the embeddings. A failure ends the call. NULL: not wanted. */

@@ -68,7 +68,7 @@ carry_status carry_lm_head(carry_lm_pass *pass, const carry_lm_args *args, int64
     const float scale = args->scale != 0.0f ? args->scale : 1.0f / (float)(counted > 0 ? counted : 1);
     CARRY_TRY(carry_linear_cross_entropy(
         ctx,
-        &(carry_linear_cross_entropy_args){.losses = pass->losses,
+        &(carry_linear_cross_entropy_args){.losses = args->losses.data != NULL ? args->losses : pass->losses,
                                            .dx = args->backward ? pass->back.dx : absent,
                                            .dW = args->backward ? carry_lm_gradient(lm, lm->head) : absent,
                                            .x = pass->last,
@@ -76,6 +76,9 @@ carry_status carry_lm_head(carry_lm_pass *pass, const carry_lm_args *args, int64
                                            .targets = pass->labels,
                                            .scale = scale},
         pass->scratch, pass->scratch_bytes));
+    if (args->losses.data != NULL) {
+        return CARRY_OK;
+    }
     const bool adds = args->total.data != NULL;
     CARRY_TRY(carry_sum_losses(ctx, adds ? args->total : pass->total, pass->losses, pass->labels, adds));
     if (args->loss != NULL) {

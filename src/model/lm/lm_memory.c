@@ -112,7 +112,7 @@ static size_t head_bytes(const carry_lm_pass *pass) {
 /* The most that any operator of the pass asks for. */
 static size_t scratch_bytes(const carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
-    size_t bytes = pass->options.pooled > 0 ? 0 : head_bytes(pass); /* no loss is asked for */
+    size_t bytes = pass->options.pooled > 0 && !pass->options.scores ? 0 : head_bytes(pass);
     for (int i = 0; i < CARRY_LM_PARTS; i++) {
         const carry_lm_opened *at = &pass->part[i];
         if (at->part != NULL && at->part->scratch != NULL) {

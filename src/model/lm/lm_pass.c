@@ -250,9 +250,18 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
                           "batch of %" PRId64,
                           args->state->batch, o->batch);
     }
-    if (args->places != NULL && (args->state != NULL || args->labels.data != NULL || args->backward ||
-                                 (args->logits.data != NULL && !args->last_logits))) {
-        return carry_fail(ctx, CARRY_EARGUMENT, "places go with last_logits, and not with a state, labels or backward");
+    if (args->places != NULL &&
+        (args->state != NULL || args->backward || (args->logits.data != NULL && !args->last_logits))) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "places go with last_logits, and not with a state or backward");
+    }
+    if (args->places != NULL && args->labels.data != NULL && (args->losses.data == NULL || !o->scores)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "places with labels need losses, and a pass with scores");
+    }
+    if (args->losses.data != NULL) {
+        if (args->places == NULL || args->loss != NULL || args->total.data != NULL) {
+            return carry_fail(ctx, CARRY_EARGUMENT, "losses of tokens go with places, and not with their sum");
+        }
+        CARRY_TRY(carry_tensor_expect(ctx, "losses", &args->losses, 1, &o->tokens));
     }
     if (args->last_logits && o->sequences > 0) {
         return carry_fail(ctx, CARRY_EARGUMENT, "last_logits is not for packed sequences");
