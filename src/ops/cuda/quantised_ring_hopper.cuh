@@ -68,7 +68,8 @@ static __device__ __forceinline__ void copy_in(void *to, const void *from, unsig
 }
 
 struct ring_barriers {
-    uint64_t full[RING_MOST], empty[RING_MOST], other;
+    uint64_t full[RING_MOST], empty[RING_MOST];
+    uint64_t other[2]; /* of a batch each, used once: the other block may be two batches ahead */
 };
 
 /* Tile `slot` of unit `unit`. */
@@ -223,12 +224,12 @@ static __device__ __forceinline__ void ring_finish(const carry_tile_product &p, 
             }
         }
         unsigned remote;
-        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(remote) : "r"(shared_of(&b.other)));
+        asm volatile("mapa.shared::cluster.u32 %0, %1, 0;" : "=r"(remote) : "r"(shared_of(&b.other[batch])));
         asm volatile("mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
         return;
     }
     if (m.cluster == 2) {
-        barrier_wait(&b.other, batch & 1);
+        barrier_wait(&b.other[batch], 0);
         if (own < count) {
             sum += other[i];
             up += other[RING_PARTS * ROWS + i];
@@ -302,7 +303,8 @@ static __global__ __launch_bounds__(RING_ALL, 2) void ring(const __grid_constant
             barrier_init(&b.full[i], 1);
             barrier_init(&b.empty[i], RING_CHUNKS);
         }
-        barrier_init(&b.other, RING_THREADS);
+        barrier_init(&b.other[0], RING_THREADS);
+        barrier_init(&b.other[1], RING_THREADS);
         asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     }
     let_next_begin();
@@ -350,7 +352,7 @@ static bool ring_plan_for(ring_plan *made, const carry_tile_product &p, int sequ
     m.bytes = m.ring_at + m.stages * m.stage_bytes;
     const int blocks = units_of_gpu / cluster, most = (m.units + blocks - 1) / blocks * m.slots;
     *made = m;
-    return sequences <= RING_SEQUENCES && m.pitch * sequences <= WORST && m.stages >= 4 &&
+    return sequences <= RING_SEQUENCES && m.pitch * sequences <= WORST && m.stages >= 4 && m.chunks > 0 &&
            p.chunks > m.chunks * (cluster - 1) && (cluster == 1 || (most + m.batch - 1) / m.batch <= 2);
 }
 
