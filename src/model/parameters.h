@@ -77,8 +77,9 @@ int64_t carry_parameters_room(int64_t count); /* elements of a buffer that a par
 carry_status carry_parameters_allocate(carry_parameters *own);
 /* Before memory is allocated, for a model on the CPU that is only read: matrices (rank 2) that a folder has in bf16 or
    f16, or in quantised blocks, are used where the file is mapped, and have no room in the buffers. Those that are
-   quantised in another layout are converted to blocks. On another device matrices that are quantised and may be tiled
-   (ops/quantised/tiles.h) have memory of their own; others, and all of them for training, are decoded. */
+   quantised in another layout are converted to blocks. On a GPU that reads quantised matrices as they are
+   (ops/quantised/tiles.h) those that may be tiled have memory of their own; others, and all of them for training, are
+   decoded. */
 carry_status carry_parameters_map(carry_parameters *own, const char *folder);
 /* The same without a folder: every matrix that may be tiled gets memory for this format. */
 carry_status carry_parameters_tile(carry_parameters *own, const carry_quant_format *format);

@@ -163,7 +163,9 @@ carry_status carry_parameters_map_quantised(carry_parameters *own, int64_t index
     }
     if (own->device != 0) {
         const carry_quant_source *source = carry_quant_source_of(from);
-        return p->may_be_tiled ? tile(own, p, source != NULL ? source->format : carry_quant_format_of(from)) : CARRY_OK;
+        return p->may_be_tiled && carry_quant_is_read_on(own->ctx, own->device)
+                   ? tile(own, p, source != NULL ? source->format : carry_quant_format_of(from))
+                   : CARRY_OK;
     }
     CARRY_TRY(take_blocks(own->ctx, from, p->name, &W, &p->blocks));
     p->mapped = W.data;

@@ -164,6 +164,8 @@ typedef struct carry_operators {
     const char *const *ways; /* ends with NULL */
     const char *(*product_choice)(carry_ctx *ctx, const carry_device_product *product);
     carry_status (*product)(carry_ctx *ctx, const carry_device_product *product, const char *way);
+    /* True if steps of a few tokens read quantised matrices as they are: models then keep them so. NULL: false. */
+    bool (*reads_quantised)(int ordinal);
 } carry_operators;
 
 /* The table of a device; *ordinal, unless NULL, gets the device's number in its backend. CARRY_EUNSUPPORTED, with the

@@ -2,15 +2,12 @@
 
    A few rows of activations on a Hopper GPU: the weight is read as it is (quantised_hopper.cuh). Otherwise its rows are
    decoded to the type of the activations beside, DECODED_BYTES at a time, and multiplied as other weights are. */
-#include <mutex>
-
 #include "ops/cuda/quantised.cuh"
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/quantised_linear.cuh"
 
 using namespace quantised;
 
-constexpr int KEPT_STREAMS = 64;
 constexpr int64_t FEW_ROWS = 2 * CARRY_TILE_PRODUCT_ROWS;
 constexpr size_t DECODED_BYTES = (size_t)1 << 27; /* at least the widest matrix of a layer of 4B */
 
@@ -182,56 +179,28 @@ carry_status quantised_decoded(carry_ctx *ctx, carry_tensor *decoded, const carr
     return decode(ctx, at, data, dtype, l, W, NULL, 0, l.rows);
 }
 
-/* Memory for decoded rows, one piece for each stream, kept: a recorded step cannot allocate. */
-static carry_status take_decoded(carry_ctx *ctx, const place &at, size_t bytes, void **data) {
-    static std::mutex lock;
-    static struct {
-        void *data;
-        cudaStream_t stream;
-        int ordinal;
-        size_t bytes;
-    } kept[KEPT_STREAMS];
-    const std::lock_guard<std::mutex> held(lock);
-    int found = 0;
-    while (found < KEPT_STREAMS && kept[found].data != NULL &&
-           (kept[found].stream != at.stream || kept[found].ordinal != at.ordinal)) {
-        found++;
-    }
-    if (found == KEPT_STREAMS) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED, "products with quantised weights in more than %d streams",
-                          KEPT_STREAMS);
-    }
-    if (kept[found].bytes < bytes) {
-        void *larger = NULL;
-        CARRY_TRY(carry_cuda_alloc_on(ctx, &larger, at.ordinal, bytes, (carry_stream *)at.stream));
-        if (kept[found].data != NULL) {
-            carry_cuda_free_on(ctx, at.ordinal, kept[found].data, (carry_stream *)at.stream);
-        }
-        kept[found] = {larger, at.stream, at.ordinal, bytes};
-    }
-    *data = kept[found].data;
-    return CARRY_OK;
-}
-
 /* Decoded rows, and their product. */
 static carry_status by_decoding(carry_ctx *ctx, const place &at, const carry_quant_tiles &l, matrix c, int64_t m,
                                 matrix a, const carry_tensor &W, int device, const void *base) {
-    const size_t row = (size_t)l.columns * carry_dtype_size(a.type);
+    const size_t size = carry_dtype_size(a.type), row = (size_t)l.columns * size;
     int64_t rows = (int64_t)(DECODED_BYTES / (row + 1)) / 16 * 16;
-    rows = rows < 16 ? 16 : rows;
-    const size_t bytes = (size_t)rows * row > DECODED_BYTES ? (size_t)rows * row : DECODED_BYTES;
+    rows = rows < 16 ? 16 : rows < l.rows ? rows : l.rows;
     void *decoded = NULL;
-    CARRY_TRY(take_decoded(ctx, at, bytes, &decoded));
-    for (int64_t first = 0; first < l.rows; first += rows) {
+    CARRY_TRY(carry_cuda_alloc_on(ctx, &decoded, at.ordinal, (size_t)rows * row, (carry_stream *)at.stream));
+    carry_status status = CARRY_OK;
+    for (int64_t first = 0; status == CARRY_OK && first < l.rows; first += rows) {
         const int64_t some = l.rows - first < rows ? l.rows - first : rows;
         const size_t before = (size_t)first * carry_dtype_size(c.type);
         matrix part = c;
         part.data = (const char *)c.data + before;
-        CARRY_TRY(decode(ctx, at, decoded, a.type, l, W, NULL, first, some));
-        CARRY_TRY(multiply_into(ctx, device, part, m, some, l.columns, a, matrix{decoded, a.type, l.columns, true},
-                                base != NULL ? (const char *)base + before : NULL));
+        status = decode(ctx, at, decoded, a.type, l, W, NULL, first, some);
+        status = status == CARRY_OK
+                     ? multiply_into(ctx, device, part, m, some, l.columns, a, matrix{decoded, a.type, l.columns, true},
+                                     base != NULL ? (const char *)base + before : NULL)
+                     : status;
     }
-    return CARRY_OK;
+    carry_cuda_free_on(ctx, at.ordinal, decoded, (carry_stream *)at.stream);
+    return status;
 }
 
 /* As it is, for CARRY_TILE_PRODUCT_ROWS rows of activations at a time. */

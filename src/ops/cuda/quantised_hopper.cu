@@ -1,7 +1,5 @@
 /* The launcher of products with quantised matrices in tiles. */
-#include "ops/cuda/quantised_ring_hopper.cuh"
-
-#include <atomic>
+#include "ops/cuda/quantised_hopper.cuh"
 
 #include "device/cuda.h"
 
@@ -61,60 +59,7 @@ static carry_status put(const launch_place &place, const carry_tile_product &p, 
     return CARRY_OK;
 }
 
-/* Multiprocessors of a GPU, asked for once. */
-static int multiprocessors(int ordinal) {
-    static std::atomic<int> known[CARRY_MAX_DEVICES];
-    int count = ordinal < CARRY_MAX_DEVICES ? known[ordinal].load() : 0;
-    if (count == 0 && cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, ordinal) == cudaSuccess &&
-        ordinal < CARRY_MAX_DEVICES) {
-        known[ordinal].store(count);
-    }
-    return count;
-}
-
-/* Tiles of the block that has most, compared with the mean. */
-static double unevenness(int units, int blocks) {
-    return (double)((units + blocks - 1) / blocks) * blocks / units;
-}
-
-/* One block for each multiprocessor, or a pair of them for the same tiles where that is more even. False: the sizes do
-   not fit. */
-template <class F>
-static bool plan_ring(ring_plan *plan, int *blocks, const carry_tile_product &p, int sequences, int ordinal) {
-    const int all = multiprocessors(ordinal);
-    ring_plan pair;
-    if (all < 2 || p.tiles < all / 4 || !ring_plan_for<F>(plan, p, sequences, all, 1)) {
-        return false;
-    }
-    *blocks = plan->units < all ? plan->units : all;
-    if (unevenness(p.tiles, all) > 1.1 && unevenness(p.tiles, all / 2) < unevenness(p.tiles, all) - 0.05 &&
-        ring_plan_for<F>(&pair, p, sequences, all, 2)) {
-        *plan = pair;
-        *blocks = (plan->units < all / 2 ? plan->units : all / 2) * 2;
-    }
-    return true;
-}
-
-template <class F>
-static carry_status put_ring(const launch_place &place, const carry_tile_product &p, const ring_plan &plan, int blocks,
-                             int sequences) {
-    carry_ctx *ctx = place.ctx;
-    const int ordinal = place.ordinal;
-    CARRY_CUDA_TRY(cudaFuncSetAttribute(ring<F>, cudaFuncAttributeMaxDynamicSharedMemorySize, plan.bytes),
-                   "shared memory of a product with a quantised matrix");
-    cudaLaunchAttribute attributes[2];
-    cudaLaunchConfig_t config = config_of(place, attributes, blocks, RING_ALL, (size_t)plan.bytes, plan.cluster);
-    CARRY_CUDA_TRY(cudaLaunchKernelEx(&config, ring<F>, p, plan, sequences),
-                   "a product with a quantised matrix cannot be launched");
-    return CARRY_OK;
-}
-
 template <class F> static carry_status put_form(const launch_place &place, const carry_tile_product &p, int sequences) {
-    ring_plan plan;
-    int blocks;
-    if (plan_ring<F>(&plan, &blocks, p, sequences, place.ordinal)) {
-        return put_ring<F>(place, p, plan, blocks, sequences);
-    }
     return sequences > 16                                   ? put<F, 4, 2, 2, 2>(place, p, sequences)
            : sequences > 8                                  ? put<F, 2, 2, 2, 2>(place, p, sequences)
            : p.output == CARRY_TILE_SWIGLU || sequences > 4 ? put<F, 1, 2, 2, 3>(place, p, sequences)

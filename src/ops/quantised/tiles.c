@@ -86,6 +86,13 @@ bool carry_quant_bytes_on(size_t *bytes, int device, const carry_quant_format *f
     return fits;
 }
 
+bool carry_quant_is_read_on(carry_ctx *ctx, int device) {
+    const carry_operators *operators;
+    int ordinal = 0;
+    return device == 0 || (carry_operators_of(ctx, &operators, "quantised_pack", device, &ordinal) == CARRY_OK &&
+                           operators->reads_quantised != NULL && operators->reads_quantised(ordinal));
+}
+
 carry_status carry_quant_pack(carry_ctx *ctx, carry_tensor W, const void *blocks) {
     carry_quant_tiles layout;
     CARRY_OPERATOR(ctx, operators, quantised_pack, &W)

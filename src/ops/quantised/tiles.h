@@ -62,6 +62,8 @@ bool carry_quant_tiles_of_tensor(carry_quant_tiles *layout, const carry_tensor *
 carry_tensor carry_quant_view_on(int device, const void *data, const carry_quant_format *format, int64_t rows,
                                  int64_t columns);
 bool carry_quant_bytes_on(size_t *bytes, int device, const carry_quant_format *format, int64_t rows, int64_t columns);
+/* True if steps of a few tokens read quantised matrices there as they are. */
+bool carry_quant_is_read_on(carry_ctx *ctx, int device);
 /* Fills W from rows of blocks on the device of W. */
 carry_status carry_quant_pack(carry_ctx *ctx, carry_tensor W, const void *blocks);
 
