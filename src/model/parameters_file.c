@@ -309,23 +309,32 @@ carry_status carry_parameters_check(const carry_parameters *own, const char *fol
     return status;
 }
 
+/* On a GPU: quantised matrices get memory there, which is filled when the folder is loaded. */
+static carry_status map_tiles(carry_parameters *own, const char *folder) {
+    carry_weights weights;
+    carry_status status = CARRY_OK;
+    CARRY_TRY(carry_weights_open(own->ctx, &weights, folder));
+    for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
+        const carry_tensor *found;
+        status = find_one(own, &weights, i, folder, &found);
+        if (status == CARRY_OK && found != NULL && found->dtype == CARRY_QUANTISED) {
+            status = carry_parameters_map_quantised(own, i, found);
+        }
+    }
+    carry_weights_close(&weights);
+    carry_parameters_move(own);
+    return status;
+}
+
 carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
     own->reads_only = true;
     if (own->ranks > 1) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_weights_open(own->ctx, &own->files, folder));
     if (own->device != 0) {
-        for (int64_t i = 0; i < own->parameters; i++) {
-            const carry_tensor *found;
-            CARRY_TRY(find_one(own, &own->files, i, folder, &found));
-            if (found != NULL && found->dtype == CARRY_QUANTISED) {
-                CARRY_TRY(carry_parameters_map_quantised(own, i, found));
-            }
-        }
-        carry_parameters_move(own);
-        return CARRY_OK;
+        return map_tiles(own, folder);
     }
+    CARRY_TRY(carry_weights_open(own->ctx, &own->files, folder));
     own->count = 0;
     for (int64_t i = 0; i < own->parameters; i++) {
         carry_parameter *p = &own->parameter[i];
