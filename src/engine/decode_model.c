@@ -6,7 +6,8 @@
 #include "carry/device.h"
 #include "core/context.h"
 #include "core/tensor.h"
-#include "model/lm/feedforward/feedforward.h"
+#include "engine/chain_ops.h"
+#include "model/lm/feedforward/experts.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/mixers/delta.h"
 
@@ -50,14 +51,40 @@ static bool supports_attention(const carry_lm *lm, const carry_lm_sublayer *own,
            is_low(carry_decode_matrix(lm, own, CARRY_LM_ATTENTION_O), c->attention.heads * width, needs);
 }
 
-static bool supports_layer(const carry_lm *lm, const carry_lm_layer *layer, const carry_decode_needs *needs) {
+static bool supports_swiglu(const carry_lm *lm, const carry_lm_sublayer *own, const carry_decode_needs *needs) {
     const carry_lm_config *c = &lm->config;
+    return is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_GATE), c->hidden_size, needs) &&
+           is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_DOWN), c->swiglu.width, needs);
+}
+
+/* Matrices of experts in one type, whose rows are whole pieces of 16 bytes. */
+static bool supports_experts(const carry_lm *lm, const carry_lm_sublayer *own) {
+    const carry_lm_config *c = &lm->config;
+    const carry_lm_experts_options *e = &c->experts;
+    const carry_decode_needs plain = {.rows = 1}; /* not quantised */
+    const int slots[] = {CARRY_LM_EXPERTS_UP, CARRY_LM_EXPERTS_DOWN, CARRY_LM_EXPERTS_SHARED_GATE,
+                         CARRY_LM_EXPERTS_SHARED_UP, CARRY_LM_EXPERTS_SHARED_DOWN};
+    bool fits = e->gated && !e->bias && e->latent == 0 && e->router.score == CARRY_ROUTER_SOFTMAX &&
+                e->router.groups <= 1 && e->count <= CARRY_CHAIN_EXPERTS_MOST && e->chosen <= CARRY_CHAIN_CHOSEN_MOST &&
+                e->width % 8 == 0 && e->shared_width % 8 == 0 && e->chosen * e->width + e->shared_width <= WIDEST &&
+                is_low(carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_ROUTER), c->hidden_size, &plain);
+    for (int i = 0; fits && i < (e->shared_width > 0 ? 5 : 2); i++) {
+        const carry_tensor W = carry_decode_matrix(lm, own, slots[i]);
+        fits = W.data != NULL && W.dtype == CARRY_BF16 && (uintptr_t)W.data % 16 == 0;
+    }
+    const carry_tensor scale = carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_SHARED_SCALE);
+    return fits && (scale.data == NULL || (scale.dtype == CARRY_BF16 && (uintptr_t)scale.data % 16 == 0));
+}
+
+static bool supports_layer(const carry_lm *lm, const carry_lm_layer *layer, const carry_decode_needs *needs) {
+    const carry_lm_sublayer *own = &layer->feedforward;
     const bool mixer = layer->mixer.part == &carry_lm_mixer_delta       ? supports_delta(lm, &layer->mixer, needs)
                        : layer->mixer.part == &carry_lm_mixer_attention ? supports_attention(lm, &layer->mixer, needs)
                                                                         : false;
-    return mixer && !layer->norms_after && layer->feedforward.part == &carry_lm_feedforward_swiglu &&
-           is_low(carry_decode_matrix(lm, &layer->feedforward, CARRY_LM_SWIGLU_GATE), c->hidden_size, needs) &&
-           is_low(carry_decode_matrix(lm, &layer->feedforward, CARRY_LM_SWIGLU_DOWN), c->swiglu.width, needs);
+    return mixer && !layer->norms_after &&
+           (own->part == &carry_lm_feedforward_swiglu    ? supports_swiglu(lm, own, needs)
+            : own->part == &carry_lm_feedforward_experts ? needs->experts && supports_experts(lm, own)
+                                                         : false);
 }
 
 bool carry_decode_supports(const carry_lm *lm, const carry_decode_needs *needs, int64_t *columns) {

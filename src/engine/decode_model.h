@@ -12,10 +12,11 @@ carry_tensor carry_decode_matrix(const carry_lm *lm, const carry_lm_sublayer *ow
 
 /* Layers have the delta rule with heads of 128, or attention over all tokens with up to `group` query heads of a key
    head, a SwiGLU, and norms before both; matrices are bf16, or may also be quantised, and have a multiple of `rows`
-   rows. *columns: of the widest matrix. */
+   rows. experts: some layers may have experts with gates, chosen by softmax, in place of the SwiGLU. *columns: of the
+   widest matrix. */
 typedef struct carry_decode_needs {
     int group, rows;
-    bool quantised;
+    bool experts, quantised;
 } carry_decode_needs;
 bool carry_decode_supports(const carry_lm *lm, const carry_decode_needs *needs, int64_t *columns);
 
