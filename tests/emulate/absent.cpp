@@ -14,6 +14,15 @@
 extern "C" {
 #include "delta/split.h"
 #include "ops/cuda/cuda.h"
+#include "ops/quantised/tile_product.h"
+
+bool carry_cuda_tile_product_works(int) {
+    return false;
+}
+
+carry_status carry_cuda_tile_product(carry_ctx *, int, carry_stream *, const carry_tile_product *, int, bool) {
+    return CARRY_EUNSUPPORTED;
+}
 
 carry_status carry_cuda_blaslt(carry_ctx *, const carry_device_product *, bool *done) {
     *done = false;

@@ -46,6 +46,10 @@ carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config
 /* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder);
+/* The same for random weights (carry_lm_init_there): the matrices of linear maps are quantised. Their rows repeat.
+   narrow: as the type of carry_lm_new_narrow, for experts; CARRY_F32: all others are in f32. */
+carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                                    const carry_quant_format *format, carry_dtype narrow);
 /* The same, for carry_lm_open: mapped where possible. */
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder);
