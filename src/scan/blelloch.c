@@ -2,7 +2,8 @@
 
    Up, level by level, in place: the later element of a pair takes in the earlier one, b2 = A2 b1 + b2, and is the
    element of the next level; products of transitions have memory of their own. Down: every second element is final, and
-   the ones between follow from their left neighbours: b = A b' + b. An odd last element of a level waits for that. */
+   the ones between follow from their left neighbours: b = A b' + b. An odd last element of a level waits for that. The
+   low levels are swept block by block. */
 #include "core/span.h"
 #include "scan/element.h"
 
@@ -78,13 +79,15 @@ static void solve(carry_scan_item *item) {
         float *products = carry_arena_take(&item->arena, (size_t)(count * A_size), sizeof(float));
         levels[top + 1] = (level){.count = count, .A = {products, A_size}, .b = from(levels[top].b, 1, 2)};
     }
-    climb(item, levels, top < LOW ? top : LOW, top);
+    /* Threads that share a sequence need whole levels. */
+    const int low = item->threaded ? 0 : top < LOW ? top : LOW;
+    climb(item, levels, low, top);
     const level *last = &levels[top];
     for (int64_t i = 1; i < last->count; i++) {
         const carry_run b = from(last->b, i, 1);
         carry_scan_apply(item, 1, b, b, from(last->A, i, 1), from(last->b, i - 1, 1));
     }
-    descend(item, levels, top < LOW ? top : LOW, top);
+    descend(item, levels, low, top);
 }
 
 static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
