@@ -77,7 +77,7 @@ struct carry_http_server {
 
     pthread_t thread;
     atomic_bool stop, woken;
-    atomic_bool is_waking; /* responses have output, and the server's thread was told */
+    atomic_bool is_waking; /* responses have output, and the server's thread was woken */
     sem_t ready, stopping; /* the thread has started; carry_http_stop will not use lws any more */
     bool failed;           /* libwebsockets did not start */
     struct lws_context *lws;

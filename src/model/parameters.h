@@ -29,6 +29,7 @@ typedef struct carry_parameter {
     int64_t shape[5];
     int64_t offset, count; /* elements in the flat buffers; offsets are multiples of 16, the gaps are zero for good */
     bool decays;           /* does weight decay reach it? */
+    bool is_table;         /* rows are looked up by id, or are scores of ids: embeddings and heads */
     int start;             /* how it starts: the model's own */
     carry_parameter_cut cut;
     carry_row_order order; /* of the whole tensor, which is then not cut */
