@@ -56,7 +56,7 @@ int main(int argc, char **argv) {
     if (carry_ctx_new(&ctx, NULL) != CARRY_OK) {
         return 1;
     }
-    carry_lm *lm = make(ctx, device, shape);
+    carry_lm *lm = make(ctx, device, CARRY_BF16, shape);
     const int64_t few = pages_of(SHORT + SPARE);
     const carry_runner_sizes sizes = {.slots = MOST,
                                       .pages = CONTEXTS * each > MOST * few ? CONTEXTS * each : MOST * few,

@@ -1,7 +1,8 @@
 /* Not a test: tokens a second of a model of Qwen3.5-0.8B's shape with random weights through its runner, on a device.
    bench_runner DEVICE bf16|f32 [CHECKPOINT | SHAPE | CONFIG.json [LONG [profile]]]: prompts of 8192 tokens in steps of
    several sizes, then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. A CHECKPOINT is a folder;
-   SHAPE (qwen3.5-0.8b, qwen3.5-4b) and CONFIG.json have random weights. Sizes are smaller on the CPU. */
+   SHAPE (qwen3.5-0.8b, qwen3.5-4b, qwen3.5-35b-a3b) and CONFIG.json have random weights. Sizes are smaller on the CPU.
+ */
 
 #include "bench_runner_support.h"
 
@@ -70,7 +71,7 @@ int main(int argc, char **argv) {
     }
     const int64_t most = device == 0 ? 16 : MOST;
     const int64_t prompt = device == 0 ? 1024 : 8192;
-    carry_lm *lm = make(ctx, device, argc > 3 ? argv[3] : NULL);
+    carry_lm *lm = make(ctx, device, dtype, argc > 3 ? argv[3] : NULL);
     const int64_t longest = argc > 4 && atol(argv[4]) > 0 ? atol(argv[4]) : 0;
     const int64_t context = longest > CONTEXT ? longest : CONTEXT;
     const int64_t page_count = context / CARRY_PAGE_TOKENS + 1 > 4 * MOST ? context / CARRY_PAGE_TOKENS + 1 : 4 * MOST;
@@ -97,6 +98,7 @@ int main(int argc, char **argv) {
         decode(r, pages, ids, sequences, device == 0 ? 8 : 50);
     }
     if (device != 0 && argc > 5) {
+        profile(r, pages, ids, 1);
         profile(r, pages, ids, 16);
         profile(r, pages, ids, 64);
         profile(r, pages, ids, 256);

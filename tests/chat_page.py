@@ -55,6 +55,16 @@ class ChatPage(Browser):
         self.value("""(() => { for (const name of numbers) at("set-" + name).value = ""; at("set-thinking").value = ""; at("set-more").value = "";
           saveSettings(); act.create(); })()""")
 
+    def reload(self):
+        self.value("window.isOld = true")
+        self.call("Page.reload")
+        while True:  # wait has the deadline
+            try:
+                self.wait("!window.isOld && document.readyState === 'complete'")
+                return
+            except RuntimeError:  # the old page went away during a question
+                continue
+
     def texts(self, selector):
         return self.value(f"[...document.querySelectorAll({json.dumps(selector)})].map((one) => one.textContent)")
 

@@ -122,8 +122,8 @@ def conversations_are_kept():
     page.fresh()
     page.say("Remember me", "Yes")
     assert page.value('at("title").textContent') == "Remember me"
-    page.value("location.reload()")
-    page.wait('document.readyState === "complete" && document.querySelectorAll(".message").length === 2')
+    page.reload()
+    page.wait('document.querySelectorAll(".message").length === 2')
     assert "Yes" in page.value(f"{LAST}.textContent")
     identity = page.value("store.current.id")
     row = f"#list li[data-id='{identity}']"
@@ -252,8 +252,8 @@ def answers_are_never_html():
     page.type(title)
     page.press("Enter", "Enter", "\r")
     page.wait(f"at('title').textContent === {json.dumps(title)}")
-    page.value("location.reload()")
-    page.wait(f'document.readyState === "complete" && store.current.id === "{identity}" && document.querySelectorAll(".message").length === 2')
+    page.reload()
+    page.wait(f'store.current.id === "{identity}" && document.querySelectorAll(".message").length === 2')
     assert page.value("""[...document.querySelectorAll("#messages img, #messages script, #list img, header img, #toast img, #messages b")].length""") == 0
     assert page.value("[...document.querySelectorAll('#messages a')].every((a) => /^https?:/.test(a.href))")
     assert page.value("window.pwned") is None

@@ -160,7 +160,7 @@ for other in two split; do
 done
 
 # Presets by name, and a window of steps in a profile, after which the training ends.
-expect 2 "expected gdn-130m, gdn-130m-128k or deltanet-13m" train --preset gdn --task copy --steps 1 --out none
+expect 2 "expected gdn-130m, gdn-130m-128k, gdn-1b or deltanet-13m" train --preset gdn --task copy --steps 1 --out none
 if "$carry" runs > runs 2> /dev/null; then # a build with the lab
     expect 2 "are steps of train, not of bench" profile --profile-steps 2 bench scan:dense:t8:n2
     "$carry" profile --no-store train --preset deltanet-13m --layers 1 --hidden 16 --heads 1 --batch 1 --length 16 --dtype f32 --no-store \

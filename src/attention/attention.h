@@ -6,13 +6,7 @@
 #include "core/memory.h"
 #include "ops/kernels/kernels.h"
 
-#define CARRY_ATTENTION_DIM 256     /* the largest D on a GPU */
-#define CARRY_ATTENTION_CPU_DIM 640 /* and on the CPU: latents of 512 with keys of 64 beside them */
-
-/* The largest D on a device. */
-static inline int carry_attention_most(int device) {
-    return device != 0 ? CARRY_ATTENTION_DIM : CARRY_ATTENTION_CPU_DIM;
-}
+#define CARRY_ATTENTION_DIM 640 /* the largest D: latents of 512 with keys of 64 beside them */
 
 /* Every refusal, before anything is written. */
 carry_status carry_attention_check(carry_ctx *ctx, const carry_attention_args *args);

@@ -98,8 +98,8 @@ static void mean_unit(const void *given, void *memory, int64_t unit) {
     int64_t first = unit % c->blocks * QUERIES;
     (void)memory;
     for (int64_t t = first; t < least(first + QUERIES, c->T); t++) {
-        float o_row[CARRY_ATTENTION_CPU_DIM];
-        float d_row[CARRY_ATTENTION_CPU_DIM];
+        float o_row[CARRY_ATTENTION_DIM];
+        float d_row[CARRY_ATTENTION_DIM];
         double sum = 0.0;
         carry_widen(c->kernels, o_row, carry_attention_at(o, head, t), o->dtype, c->D);
         carry_widen(c->kernels, d_row, carry_attention_at(&c->args->d_o, head, t), o->dtype, c->D);
@@ -266,8 +266,8 @@ static size_t aligned_workspace(const carry_attention_backward_args *args) {
     const carry_tensor *q = &args->forward.q;
     const carry_tensor *k = &args->forward.k;
     if (q->rank != 3 || k->rank != 3 || q->shape[0] < 0 || q->shape[1] < 0 || k->shape[0] < 0 || q->shape[2] < 1 ||
-        q->shape[2] > carry_attention_most(q->device) || args->forward.runs < 0 ||
-        args->forward.runs > CARRY_MAX_KEY_RUNS || (args->forward.runs > 0 && args->forward.run == NULL)) {
+        q->shape[2] > CARRY_ATTENTION_DIM || args->forward.runs < 0 || args->forward.runs > CARRY_MAX_KEY_RUNS ||
+        (args->forward.runs > 0 && args->forward.run == NULL)) {
         return 0;
     }
     if (q->device != 0) {

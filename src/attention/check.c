@@ -112,9 +112,9 @@ carry_status carry_attention_check(carry_ctx *ctx, const carry_attention_args *a
         return carry_fail(ctx, CARRY_ESHAPE, "%s has rank %d: attention takes q [T, H, D], k and v [S, H, D]",
                           q->rank != 3 ? "q" : "k", q->rank != 3 ? q->rank : args->k.rank);
     }
-    if (q->shape[2] < 1 || q->shape[2] > carry_attention_most(q->device)) {
+    if (q->shape[2] < 1 || q->shape[2] > CARRY_ATTENTION_DIM) {
         return carry_fail(ctx, CARRY_ESHAPE, "q has D %" PRId64 ": attention takes 1 to %d", q->shape[2],
-                          carry_attention_most(q->device));
+                          CARRY_ATTENTION_DIM);
     }
     if (q->dtype != CARRY_F32 && q->dtype != CARRY_BF16 && q->dtype != CARRY_F16) {
         return carry_fail(ctx, CARRY_EDTYPE, "q is %s: attention takes f32, bf16 or f16", carry_dtype_name(q->dtype));

@@ -212,7 +212,7 @@ static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *arg
 static size_t aligned_workspace(const carry_attention_args *args) {
     const carry_tensor *q = &args->q;
     if (q->rank != 3 || args->k.rank != 3 || q->shape[0] < 0 || q->shape[1] < 0 || args->k.shape[0] < 0 ||
-        q->shape[2] < 1 || q->shape[2] > carry_attention_most(q->device)) {
+        q->shape[2] < 1 || q->shape[2] > CARRY_ATTENTION_DIM) {
         return 0;
     }
     if (q->device != 0) {

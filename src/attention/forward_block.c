@@ -192,7 +192,7 @@ static carry_tensor finite_half_values(const carry_attention_call *c, const carr
 static void add_bad_values(const carry_attention_call *c, const carry_attention_scratch *s, int64_t key_head,
                            int64_t query, int64_t at, int64_t rows, int64_t first, int64_t keys) {
     for (int64_t j = 0; j < keys; j++) {
-        float row[CARRY_ATTENTION_CPU_DIM];
+        float row[CARRY_ATTENTION_DIM];
         const carry_tensor *v = &c->args->v;
         carry_widen(c->kernels, row, carry_attention_at(v, key_head, row_of_key(c, first) + j), v->dtype, c->D);
         for (int64_t i = 0; i < rows && !carry_all_finite(row, c->D); i++) {
@@ -215,7 +215,7 @@ static void add_bad_values(const carry_attention_call *c, const carry_attention_
 static void add_bad_weights(const carry_attention_call *c, const carry_attention_scratch *s, int64_t key_head,
                             int64_t at, int64_t rows, int64_t first, int64_t keys) {
     for (int64_t i = 0; i < rows * keys; i++) {
-        float row[CARRY_ATTENTION_CPU_DIM];
+        float row[CARRY_ATTENTION_DIM];
         const carry_tensor *v = &c->args->v;
         if (isfinite(s->scores[i])) {
             continue;

@@ -19,20 +19,21 @@ extern "C" {
 namespace {
 
 constexpr int WARPS = THREADS / 32;
-constexpr int SHARERS = 16;                    /* warps of a block that share a query */
-constexpr int64_t FEW_UNITS = 512;             /* queries times heads: up to here they do */
-constexpr int EACH = CARRY_ATTENTION_DIM / 32; /* elements of a row that a lane has, at most */
+constexpr int SHARERS = 16;         /* warps of a block that share a query */
+constexpr int64_t FEW_UNITS = 512;  /* queries times heads: up to here they do */
+constexpr int USUAL = 8, WIDE = 20; /* elements of a row that a lane has: D up to 256 and 640 */
 
 template <typename T> struct rows {
     typename T::stored *data;
     int64_t row, head; /* strides */
-    __device__ __forceinline__ void load(float (&to)[EACH], int64_t at, int64_t h, int dim) const {
+    template <int EACH> __device__ __forceinline__ void load(float (&to)[EACH], int64_t at, int64_t h, int dim) const {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
             const int d = (int)(threadIdx.x % 32) + 32 * i;
             to[i] = d < dim ? T::widen(data[at * row + h * head + d]) : 0.0f;
         }
     }
+    template <int EACH>
     __device__ __forceinline__ void store(const float (&from)[EACH], int64_t at, int64_t h, int dim) const {
 #pragma unroll
         for (int i = 0; i < EACH; i++) {
@@ -70,7 +71,7 @@ __device__ __forceinline__ void seen_rows(const job<T> &j, int r, int64_t t, int
     }
 }
 
-__device__ __forceinline__ float dot(const float (&a)[EACH], const float (&b)[EACH]) {
+template <int EACH> __device__ __forceinline__ float dot(const float (&a)[EACH], const float (&b)[EACH]) {
     float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
@@ -79,14 +80,14 @@ __device__ __forceinline__ float dot(const float (&a)[EACH], const float (&b)[EA
     return warp_sum(sum);
 }
 
-__device__ __forceinline__ void add(float (&to)[EACH], float factor, const float (&from)[EACH]) {
+template <int EACH> __device__ __forceinline__ void add(float (&to)[EACH], float factor, const float (&from)[EACH]) {
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         to[i] = fmaf(factor, from[i], to[i]);
     }
 }
 
-__device__ __forceinline__ void scale_by(float (&to)[EACH], float factor) {
+template <int EACH> __device__ __forceinline__ void scale_by(float (&to)[EACH], float factor) {
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         to[i] *= factor;
@@ -102,11 +103,9 @@ __device__ __forceinline__ int64_t warps() {
 }
 
 /* Largest score m, sum l of exp(score - m), o of those times v: scaled down when a larger score comes. */
-struct walk {
-    float o[EACH], most, sum;
-};
+template <int EACH> struct walk { float o[EACH], most, sum; };
 
-__device__ __forceinline__ void see(walk &w, float score, const float (&v)[EACH]) {
+template <int EACH> __device__ __forceinline__ void see(walk<EACH> &w, float score, const float (&v)[EACH]) {
     if (score > w.most) {
         const float factor = expf(w.most - score);
         scale_by(w.o, factor);
@@ -119,9 +118,9 @@ __device__ __forceinline__ void see(walk &w, float score, const float (&v)[EACH]
 }
 
 /* Every `step`th key of query t from the `from`th on. */
-template <typename T>
-__device__ __forceinline__ walk walk_keys(const job<T> &j, int64_t t, int64_t h, int from, int step) {
-    walk w = {{}, -INFINITY, 0.0f};
+template <int EACH, typename T>
+__device__ __forceinline__ walk<EACH> walk_keys(const job<T> &j, int64_t t, int64_t h, int from, int step) {
+    walk<EACH> w = {{}, -INFINITY, 0.0f};
     float q[EACH], k[EACH], v[EACH];
     j.q.load(q, t, h, j.dim);
     scale_by(q, j.scale);
@@ -137,7 +136,8 @@ __device__ __forceinline__ walk walk_keys(const job<T> &j, int64_t t, int64_t h,
     return w;
 }
 
-template <typename T> __device__ __forceinline__ void finish(const job<T> &j, walk &w, int64_t t, int64_t h) {
+template <typename T, int EACH>
+__device__ __forceinline__ void finish(const job<T> &j, walk<EACH> &w, int64_t t, int64_t h) {
     scale_by(w.o, w.sum == 0.0f ? 0.0f : 1.0f / w.sum);
     j.o.store(w.o, t, h, j.dim);
     if (j.lse != NULL && threadIdx.x % 32 == 0) {
@@ -145,19 +145,19 @@ template <typename T> __device__ __forceinline__ void finish(const job<T> &j, wa
     }
 }
 
-template <typename T> __global__ void __launch_bounds__(THREADS) forward_kernel(job<T> j) {
+template <typename T, int EACH> __global__ void __launch_bounds__(THREADS) forward_kernel(job<T> j) {
     for (int64_t at = first_warp(); at < j.queries * j.heads; at += warps()) {
-        walk w = walk_keys(j, at / j.heads, at % j.heads, 0, 1);
+        walk<EACH> w = walk_keys<EACH>(j, at / j.heads, at % j.heads, 0, 1);
         finish(j, w, at / j.heads, at % j.heads);
     }
 }
 
 /* A block has a query: its warps walk keys in turn, then the first adds up what they have, in order. */
-template <typename T> __global__ void __launch_bounds__(32 * SHARERS) few_kernel(job<T> j) {
-    __shared__ float most[SHARERS], sum[SHARERS], rows[SHARERS][CARRY_ATTENTION_DIM];
+template <typename T, int EACH> __global__ void __launch_bounds__(32 * SHARERS) few_kernel(job<T> j) {
+    __shared__ float most[SHARERS], sum[SHARERS], rows[SHARERS][32 * EACH];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
     const int64_t t = blockIdx.x / j.heads, h = blockIdx.x % j.heads;
-    walk w = walk_keys(j, t, h, warp, SHARERS);
+    walk<EACH> w = walk_keys<EACH>(j, t, h, warp, SHARERS);
 #pragma unroll
     for (int i = 0; i < EACH; i++) {
         rows[warp][lane + 32 * i] = w.o[i];
@@ -190,7 +190,7 @@ __device__ __forceinline__ float probability(float score, float lse) {
     return lse > -INFINITY || isnan(lse) ? expf(score - lse) : 0.0f;
 }
 
-template <typename T> __global__ void __launch_bounds__(THREADS) queries_kernel(job<T> j) {
+template <typename T, int EACH> __global__ void __launch_bounds__(THREADS) queries_kernel(job<T> j) {
     for (int64_t at = first_warp(); at < j.queries * j.heads; at += warps()) {
         const int64_t t = at / j.heads, h = at % j.heads;
         float q[EACH], k[EACH], v[EACH], o[EACH], d_o[EACH], dq[EACH] = {};
@@ -219,7 +219,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) queries_kernel(
 }
 
 /* Adds the gradients of a key of run r from the queries of one head. */
-template <typename T>
+template <typename T, int EACH>
 __device__ __forceinline__ void walk_queries(const job<T> &j, int r, int64_t s, int64_t h, const float (&k)[EACH],
                                              const float (&v)[EACH], float (&sum_k)[EACH], float (&sum_v)[EACH]) {
     float q[EACH], d_o[EACH];
@@ -237,7 +237,7 @@ __device__ __forceinline__ void walk_queries(const job<T> &j, int r, int64_t s, 
 }
 
 /* Rows of one run. */
-template <typename T> __global__ void __launch_bounds__(THREADS) keys_kernel(job<T> j, int r) {
+template <typename T, int EACH> __global__ void __launch_bounds__(THREADS) keys_kernel(job<T> j, int r) {
     const int64_t key_heads = j.heads / j.group;
     for (int64_t at = first_warp(); at < j.run[r].count * key_heads; at += warps()) {
         const int64_t s = j.run[r].first + at / key_heads, h = at % key_heads;
@@ -280,6 +280,41 @@ template <typename T> job<T> job_of(const carry_attention_args *args) {
     return j;
 }
 
+template <int EACH> void launch_forward(const carry_attention_args *args, int64_t units, cudaStream_t stream) {
+    with_type(args->q.dtype, [&](auto type) {
+        using T = decltype(type);
+        if (units <= FEW_UNITS) {
+            few_kernel<T, EACH><<<(unsigned)units, 32 * SHARERS, 0, stream>>>(job_of<T>(args));
+        } else {
+            forward_kernel<T, EACH><<<blocks_for(units, WARPS), THREADS, 0, stream>>>(job_of<T>(args));
+        }
+    });
+}
+
+template <int EACH>
+void launch_backward(const carry_attention_backward_args *args, int64_t units, float *mean, cudaStream_t stream) {
+    with_type(args->forward.q.dtype, [&](auto type) {
+        using T = decltype(type);
+        job<T> j = job_of<T>(&args->forward);
+        j.d_o = rows_of<T>(args->d_o);
+        j.dq = rows_of<T>(args->dq);
+        j.dk = rows_of<T>(args->dk);
+        j.dv = rows_of<T>(args->dv);
+        j.mean = mean;
+        queries_kernel<T, EACH><<<blocks_for(units, WARPS), THREADS, 0, stream>>>(j);
+        for (int r = 0; r < j.runs; r++) {
+            if (j.run[r].count > 0) {
+                const int64_t keys = j.run[r].count * (j.heads / j.group);
+                keys_kernel<T, EACH><<<blocks_for(keys, WARPS), THREADS, 0, stream>>>(j, r);
+            }
+        }
+    });
+}
+
+bool is_wide(const carry_tensor &q) {
+    return q.shape[2] > 32 * USUAL;
+}
+
 } // namespace
 
 carry_status attention_plain_forward(carry_ctx *ctx, const carry_attention_args *args) {
@@ -289,14 +324,7 @@ carry_status attention_plain_forward(carry_ctx *ctx, const carry_attention_args 
     if (units < 1) {
         return CARRY_OK;
     }
-    with_type(args->q.dtype, [&](auto type) {
-        using T = decltype(type);
-        if (units <= FEW_UNITS) {
-            few_kernel<T><<<(unsigned)units, 32 * SHARERS, 0, at.stream>>>(job_of<T>(args));
-        } else {
-            forward_kernel<T><<<blocks_for(units, WARPS), THREADS, 0, at.stream>>>(job_of<T>(args));
-        }
-    });
+    (is_wide(args->q) ? launch_forward<WIDE> : launch_forward<USUAL>)(args, units, at.stream);
     return launched(ctx, at, "attention cannot be launched");
 }
 
@@ -310,25 +338,11 @@ size_t attention_plain_backward_workspace(const carry_attention_backward_args *a
 carry_status attention_plain_backward(carry_ctx *ctx, const carry_attention_backward_args *args, void *workspace) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, args->forward.q.device));
-    const int64_t units = args->forward.q.shape[0] * args->forward.q.shape[1];
+    const carry_tensor &q = args->forward.q;
+    const int64_t units = q.shape[0] * q.shape[1];
     if (units < 1) {
         return CARRY_OK;
     }
-    with_type(args->forward.q.dtype, [&](auto type) {
-        using T = decltype(type);
-        job<T> j = job_of<T>(&args->forward);
-        j.d_o = rows_of<T>(args->d_o);
-        j.dq = rows_of<T>(args->dq);
-        j.dk = rows_of<T>(args->dk);
-        j.dv = rows_of<T>(args->dv);
-        j.mean = (float *)workspace;
-        queries_kernel<T><<<blocks_for(units, WARPS), THREADS, 0, at.stream>>>(j);
-        for (int r = 0; r < j.runs; r++) {
-            if (j.run[r].count > 0) {
-                keys_kernel<T>
-                    <<<blocks_for(j.run[r].count * (j.heads / j.group), WARPS), THREADS, 0, at.stream>>>(j, r);
-            }
-        }
-    });
+    (is_wide(q) ? launch_backward<WIDE> : launch_backward<USUAL>)(args, units, (float *)workspace, at.stream);
     return launched(ctx, at, "the backward pass of attention cannot be launched");
 }

@@ -69,7 +69,7 @@ typedef struct cli_verb {
 extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
 extern const cli_verb cli_run, cli_runs, cli_report, cli_profile, cli_climb, cli_job, cli_cards; /* with the lab */
 extern const cli_verb cli_train, cli_train_dit, cli_generate, cli_eval, cli_tokenizer;           /* with training */
-extern const cli_verb cli_stream, cli_pull, cli_serve, cli_chat, cli_quantise;
+extern const cli_verb cli_stream, cli_pull, cli_serve, cli_chat, cli_quantise, cli_merge;
 extern const cli_verb *const cli_verbs[]; /* main.c, the only list; NULL at its end */
 
 /* Parses options before, between and after the words that remain, which are left in arguments; their number, or -1
@@ -94,6 +94,8 @@ int cli_device(carry_ctx *ctx, const char *text, int *device);
 /* "cpu", or "cuda:0, NVIDIA H200". */
 #define CLI_DEVICE 128
 const char *cli_device_name(char name[CLI_DEVICE], carry_ctx *ctx, int device);
+#define CLI_ADAPTER_OPTION(target) \
+    { "adapter", 0, CLI_TEXT, target, "DIR", "merge this LoRA adapter (PEFT's format) into the weights first" }
 #define CLI_DEVICE_OPTION(target) \
     { "device", 0, CLI_TEXT, target, "NAME", "cpu, cuda or cuda:N (the first GPU if there is one)" }
 /* The type of --dtype to compute in; NULL leaves it as it is. CLI_DONE, or after a message CLI_IMPOSSIBLE. */

@@ -19,7 +19,7 @@ typedef struct chat_session {
     bool has_chat;
     carry_sampling sampling;
     int64_t tokens;
-    const char *system, *dtype_name, *on;
+    const char *system, *dtype_name, *on, *adapter;
     bool thinks, thinks_not;
     carry_dtype dtype;
     char why[CARRY_MODEL_WHY];
@@ -257,6 +257,7 @@ static void converse(chat_session *d) {
 
 static carry_status open_chat(chat_session *d, const char *folder, int device) {
     CARRY_TRY(carry_model_open(d->ctx, &d->model, folder, device));
+    CARRY_TRY(carry_model_adapt(&d->model, d->adapter));
     cli_choose_dtype(d->ctx, &d->model, d->dtype_name, &d->dtype, d->why);
     CARRY_TRY(carry_chat_open(d->ctx, &d->chat, d->model.tokenizer));
     d->has_chat = true;
@@ -327,6 +328,7 @@ static int run(int count, char **arguments) {
         {"no-think", 0, CLI_FLAG, &d.thinks_not, NULL, "answer at once"},
         CLI_DTYPE_OPTION(&d.dtype_name),
         CLI_ENGINE_OPTIONS(&d.engine_options),
+        CLI_ADAPTER_OPTION(&d.adapter),
         CLI_DEVICE_OPTION(&d.on),
         {0},
     };

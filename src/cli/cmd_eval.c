@@ -103,6 +103,7 @@ static int evaluate(eval_session *d, int count, char **files) {
 static int run(int count, char **arguments) {
     eval_session d = {.options = {.progress = on_progress, .dtype = CARRY_F32}};
     const char *dtype = NULL;
+    const char *adapter = NULL;
     const cli_option own[] = {
         {"length", 0, CLI_NUMBER, &d.options.length, "N",
          "evaluate separate windows of N tokens (0: the whole text at once)"},
@@ -110,6 +111,7 @@ static int run(int count, char **arguments) {
          "predict the first token too, from the model's start or end-of-text token"},
         {"binary", 0, CLI_FLAG, &d.options.take_binary, NULL, "accept files that do not look like text"},
         CLI_DTYPE_OPTION(&dtype),
+        CLI_ADAPTER_OPTION(&adapter),
         CLI_DEVICE_OPTION(&d.on),
         {0},
     };
@@ -135,7 +137,8 @@ static int run(int count, char **arguments) {
         carry_ctx_free(d.ctx);
         return code;
     }
-    if (carry_model_open(d.ctx, &d.model, arguments[0], device) == CARRY_OK) {
+    if (carry_model_open(d.ctx, &d.model, arguments[0], device) == CARRY_OK &&
+        carry_model_adapt(&d.model, adapter) == CARRY_OK) {
         cli_choose_dtype(d.ctx, &d.model, dtype, &d.options.dtype, d.why);
         code = evaluate(&d, words - 1, arguments + 1);
     } else {

@@ -200,7 +200,8 @@ static int generate(generate_session *d) {
 /* Weights from the folder, or random ones. Numbers of a random model have a text only if its folder has a tokenizer. */
 static carry_status open_model(generate_session *d, const char *folder, int device) {
     if (!d->is_random) {
-        return (d->by_ids ? carry_model_open_bare : carry_model_open)(d->ctx, &d->model, folder, device);
+        CARRY_TRY((d->by_ids ? carry_model_open_bare : carry_model_open)(d->ctx, &d->model, folder, device));
+        return carry_model_adapt(&d->model, d->adapter);
     }
     carry_lm *lm;
     CARRY_TRY(carry_model_random(d->ctx, &lm, folder, device, d->dtype, (uint64_t)d->common.seed));
@@ -302,6 +303,7 @@ static int run(int count, char **arguments) {
         {"variables", 0, CLI_TEXT, &d.variables, "FILE", "chat: more variables of the chat template, a JSON object"},
         {"think", 0, CLI_FLAG, &d.thinks, NULL, "chat: think before the answer"},
         {"no-think", 0, CLI_FLAG, &d.thinks_not, NULL, "chat: answer at once"},
+        CLI_ADAPTER_OPTION(&d.adapter),
         CLI_DEVICE_OPTION(&d.on),
         {0},
     };

@@ -31,6 +31,7 @@ typedef struct cli_generating {
     char *schema; /* the text of schema_file */
     double loading;
     const char *on; /* the device, as it was typed */
+    const char *adapter;
 } cli_generating;
 
 /* From -p, --file and --messages: texts, tokens' numbers, or rendered chats. false after a message. */

@@ -19,7 +19,7 @@ typedef struct serve_session {
     carry_engine_options engine_options;
     carry_lm_server_options options;
     cli_texts hosts, origins;
-    const char *folder, *key_file, *dtype_name, *on, *name;
+    const char *folder, *key_file, *dtype_name, *on, *name, *adapter;
     char *key;
     char label[256]; /* the model's name by default */
     char states[CARRY_FILE_PATH];
@@ -86,6 +86,7 @@ static bool check(serve_session *d) {
 static carry_status open_model(serve_session *d, int device) {
     if (!d->is_random) {
         CARRY_TRY(carry_model_open_with_text(d->ctx, &d->model, d->folder, device));
+        CARRY_TRY(carry_model_adapt(&d->model, d->adapter));
         cli_choose_dtype(d->ctx, &d->model, d->dtype_name, &d->dtype, d->why);
         return CARRY_OK;
     }
@@ -163,6 +164,7 @@ static int run(int count, char **arguments) {
         {"queue", 0, CLI_POSITIVE, &d.engine_options.queue, "N", "requests that wait, at most; more get 429 (1024)"},
         CLI_DTYPE_OPTION(&d.dtype_name),
         {"random", 0, CLI_FLAG, &d.is_random, NULL, "random weights, as carry generate --random"},
+        CLI_ADAPTER_OPTION(&d.adapter),
         CLI_DEVICE_OPTION(&d.on),
         {0},
     };

@@ -9,7 +9,7 @@
 #include "ops/product/ceiling.h"
 #include "train/checkpoint.h"
 
-#define KEYS 64
+#define KEYS 80
 #define OWN 8 /* options that are no keys, and the end */
 
 /* The keys of the run as options: texts as they were typed, to be set once the checkpoint and the file have been. */
@@ -222,8 +222,12 @@ static carry_status train_rank(void *user, carry_comm *comm) {
 
 static void print_end(const train_session *session) {
     if (!session->common.json) {
-        (void)printf("the model is in %s/latest", session->options.out);
-        if (session->options.task[0] == '\0') {
+        const bool adapts = carry_train_has_adapter(&session->options);
+        (void)printf("the %s is in %s/latest", adapts ? "adapter" : "model", session->options.out);
+        if (adapts && session->options.model[0] != '\0') {
+            (void)printf(":\n  carry generate %s --adapter %s/latest -p \"...\"", session->options.model,
+                         session->options.out);
+        } else if (!adapts && session->options.task[0] == '\0') {
             (void)printf(":\n  carry generate %s/latest -p \"...\"", session->options.out);
         }
         (void)putchar('\n');
@@ -357,7 +361,7 @@ done:
 const cli_verb cli_train = {
     .name = "train",
     .arguments = "--data FILE | --task NAME | dit",
-    .summary = "train a language model (Gated DeltaNet, DeltaNet), or the video transformer of the demo",
+    .summary = "train or fine-tune a language model, or the video transformer of the demo",
     .details =
         "Trains on text (files and folders) or on a synthetic task, and writes checkpoints: folders step-N in the\n"
         "format of Hugging Face, with the state of the optimizer; latest points to the newest. With --data alone it\n"
@@ -370,8 +374,13 @@ const cli_verb cli_train = {
         "carry --ranks N train ... and mpirun -n N carry train ... divide each batch among N ranks; --sequence-ranks\n"
         "P splits each row over P of them. MFU is relative to the fastest large product, measured at the start.\n"
         "\n"
+        "--model DIR fine-tunes a published folder, of any family of carry list families. --data FILE.jsonl has one\n"
+        "example a line, {\"prompt\": ..., \"completion\": ...} or {\"messages\": [...]}, of which completions and\n"
+        "assistant turns are learned; examples are packed into rows and do not see each other. --lora-rank N trains\n"
+        "an adapter in PEFT's format: carry generate DIR --adapter OUT/latest uses it, carry merge merges it.\n"
+        "\n"
         "carry train dit ... trains a causal video transformer on moving shapes: see carry train dit --help.",
-    .example = "carry train --data book.txt --steps 250 --out trained/book",
+    .example = "carry train --model Qwen3.5-0.8B --data chats.jsonl --lora-rank 16 --rate 2e-4 --epochs 2",
     .support = {.cpu = "f32 bf16 f16",
                 .cuda = "f32 bf16 f16",
                 .cpu_backward = "f32 bf16 f16",

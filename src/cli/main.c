@@ -13,12 +13,13 @@
 const cli_verb *const cli_verbs[] = {
     &cli_list,     &cli_plan,   &cli_check, &cli_bench,
 #ifdef CARRY_HAVE_LAB
-    &cli_run,      &cli_report, &cli_runs,  &cli_profile, &cli_climb,    &cli_job,       &cli_cards,
+    &cli_run,      &cli_report, &cli_runs,  &cli_profile, &cli_climb,    &cli_job,   &cli_cards,
 #endif
 #ifdef CARRY_HAVE_TRAIN
     &cli_train,
 #endif
-    &cli_generate, &cli_chat,   &cli_serve, &cli_eval,    &cli_quantise, &cli_tokenizer, &cli_pull,  &cli_stream, NULL,
+    &cli_generate, &cli_chat,   &cli_serve, &cli_eval,    &cli_quantise, &cli_merge, &cli_tokenizer,
+    &cli_pull,     &cli_stream, NULL,
 };
 
 #ifdef CARRY_HAVE_LAB

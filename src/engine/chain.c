@@ -10,12 +10,12 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "engine/decode_model.h"
-#include "model/lm/feedforward/feedforward.h"
+#include "model/lm/feedforward/experts.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/mixers/delta.h"
 #include "ops/pool.h"
 
-#define OPS_OF_LAYER 6 /* at most */
+#define OPS_OF_LAYER 7 /* at most */
 
 struct carry_chain {
     carry_lm *lm;
@@ -28,7 +28,8 @@ struct carry_chain {
     int count;
     bool head;    /* the last operation makes the logits */
     void *memory; /* on the device: all that follows, for CARRY_CHAIN_SEQUENCES sequences */
-    float *h, *part, *rates;
+    float *h, *part, *rates, *weights;
+    int32_t *numbers;
     carry_tensor low, maps, mixed, activated, x; /* [CARRY_CHAIN_SEQUENCES, width], bf16 */
 };
 
@@ -177,6 +178,41 @@ static void add_swiglu(carry_chain *c, const carry_lm_sublayer *own) {
     add_out(c, own, CARRY_LM_SWIGLU_DOWN, &c->activated);
 }
 
+static void add_experts(carry_chain *c, const carry_lm_sublayer *own) {
+    const carry_lm_config *config = &c->lm->config;
+    const carry_lm_experts_options *e = &config->experts;
+    const carry_tensor router = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_ROUTER);
+    add_norm(c, add_product(c, router, router.shape[0], &c->low, &c->maps, CARRY_CHAIN_STORE), own->norm);
+    carry_chain_op *op = add(c, CARRY_CHAIN_EXPERTS_UP);
+    op->as.experts = (carry_chain_experts){
+        .logits = c->maps.data,
+        .up = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_UP).data,
+        .down = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_DOWN).data,
+        .shared_gate = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_SHARED_GATE).data,
+        .shared_up = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_SHARED_UP).data,
+        .shared_down = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_SHARED_DOWN).data,
+        .shared_scale = carry_decode_matrix(c->lm, own, CARRY_LM_EXPERTS_SHARED_SCALE).data,
+        .norm = carry_lm_weight(c->lm, own->norm).data,
+        .plus = config->norm_plus_one ? 1.0f : 0.0f,
+        .eps = (float)config->norm_eps,
+        .scale = e->router.scale,
+        .h = c->h,
+        .low = c->low.data,
+        .activated = c->activated.data,
+        .numbers = c->numbers,
+        .weights = c->weights,
+        .experts = (int)e->count,
+        .chosen = (int)e->chosen,
+        .width = (int)e->width,
+        .shared_width = (int)e->shared_width,
+        .columns = (int)config->hidden_size,
+        .logits_stride = (int)c->maps.shape[1],
+        .activated_stride = (int)c->activated.shape[1],
+        .normalise = e->router.normalise,
+    };
+    add(c, CARRY_CHAIN_EXPERTS_DOWN)->as.experts = op->as.experts;
+}
+
 /* False: the kernels do not take the matrices as they lie. */
 static bool make_list(carry_chain *c) {
     const carry_lm *lm = c->lm;
@@ -197,7 +233,11 @@ static bool make_list(carry_chain *c) {
         for (int j = first; j < c->count; j++) {
             c->ops[j].layer = (int)i;
         }
-        add_swiglu(c, &layer->feedforward);
+        if (layer->feedforward.part == &carry_lm_feedforward_experts) {
+            add_experts(c, &layer->feedforward);
+        } else {
+            add_swiglu(c, &layer->feedforward);
+        }
     }
     c->head = c->same_bits;
     if (c->head) {
@@ -225,15 +265,19 @@ static void place(carry_chain *c, carry_arena *arena) {
     const int64_t delta = 2 * o->delta.key_width + 2 * o->delta.value_width + 2 * o->delta.value_heads;
     const int64_t heads = o->attention.heads * o->attention.head_dim;
     const int64_t attention = 2 * heads + 2 * o->attention.kv_heads * o->attention.head_dim;
+    const int64_t maps = delta > attention ? delta : attention;
+    const int64_t experts = o->experts.chosen * o->experts.width + o->experts.shared_width;
     const size_t rows = CARRY_CHAIN_SEQUENCES;
     c->low = take(c, arena, o->hidden_size);
     c->x = take(c, arena, o->hidden_size);
-    c->maps = take(c, arena, delta > attention ? delta : attention);
+    c->maps = take(c, arena, o->experts.count > maps ? o->experts.count : maps);
     c->mixed = take(c, arena, heads > o->delta.value_width ? heads : o->delta.value_width);
-    c->activated = take(c, arena, o->swiglu.width);
+    c->activated = take(c, arena, experts > o->swiglu.width ? experts : o->swiglu.width);
     c->h = carry_arena_take(arena, rows * (size_t)o->hidden_size, sizeof *c->h);
     c->part = carry_arena_take(
         arena, rows * (size_t)(o->attention.heads * CARRY_CHAIN_SPLITS * (o->attention.head_dim + 2)), sizeof *c->part);
+    c->numbers = carry_arena_take(arena, rows * CARRY_CHAIN_CHOSEN_MOST, sizeof *c->numbers);
+    c->weights = carry_arena_take(arena, rows * (CARRY_CHAIN_CHOSEN_MOST + 1), sizeof *c->weights);
     c->rates = carry_arena_take(arena, (size_t)o->attention.rotary / 2 + 1, sizeof *c->rates);
 }
 
@@ -269,7 +313,7 @@ carry_status carry_chain_open(carry_chain **made, carry_lm *lm, carry_lm_state *
     int64_t columns;
     *made = NULL;
     const carry_chain_device *device = carry_chain_device_of(lm->own.device, &ordinal);
-    if (device == NULL || !carry_decode_supports(lm, CARRY_CHAIN_GROUP, 1, &columns)) {
+    if (device == NULL || !carry_decode_supports(lm, CARRY_CHAIN_GROUP, 1, true, &columns)) {
         return CARRY_OK;
     }
     carry_chain *c = calloc(1, sizeof *c);

@@ -3,6 +3,8 @@
        norm + maps | convolution, gates, delta rule, gated norm | out + residual | norm + gate, up, SwiGLU | down +
    residual norm + maps | attention over a split of the tokens | its parts and gate | and so on
 
+   With experts, norm + router | norm + gate, up, SwiGLU of the chosen experts | down + residual.
+
    Each kernel begins while the one before it still runs (programmatic dependent launch): it loads its weights, or its
    state, and then waits for that one's results. Weights and states of a step depend on no other kernel of the step.
    Matrices are read once, by tensor cores whose tiles have 16 sequences.
@@ -24,6 +26,8 @@
 #define CARRY_CHAIN_KEY 128      /* keys and values of a head of the delta rule */
 #define CARRY_CHAIN_SPLITS 8     /* of the tokens of a sequence in attention */
 #define CARRY_CHAIN_COLUMNS 32   /* columns of a matrix are a multiple of it */
+#define CARRY_CHAIN_EXPERTS_MOST 512
+#define CARRY_CHAIN_CHOSEN_MOST 16 /* experts of a token */
 
 typedef enum carry_chain_output {
     CARRY_CHAIN_STORE,  /* y = W x */
@@ -84,6 +88,25 @@ typedef struct carry_chain_norm {
     int width;
 } carry_chain_norm;
 
+/* h += the sum over the chosen experts, and the shared one, of their weights times down(silu(gate x) * up x), and low =
+   h; x is the norm of h. Experts are chosen by softmax of the logits. */
+typedef struct carry_chain_experts {
+    const void *logits;                     /* bf16 [sequences, logits_stride], of the router */
+    const void *up, *down;                  /* [experts, 2 width, columns]: gate, then up; [experts, columns, width] */
+    const void *shared_gate, *shared_up;    /* [shared_width, columns] */
+    const void *shared_down, *shared_scale; /* [columns, shared_width]; [columns], NULL: 1 */
+    const float *norm;                      /* [columns] */
+    float plus, eps, scale;
+    float *h; /* [sequences, columns] */
+    void *low;
+    void *activated;  /* bf16 [sequences, activated_stride]: a part for each expert, then the shared one */
+    int32_t *numbers; /* [sequences, CARRY_CHAIN_CHOSEN_MOST] */
+    float *weights;   /* [sequences, CARRY_CHAIN_CHOSEN_MOST + 1]; the last one: of the shared expert */
+    int experts, chosen, width, shared_width, columns;
+    int logits_stride, activated_stride;
+    bool normalise; /* the weights of the chosen experts have the sum `scale` */
+} carry_chain_experts;
+
 /* The sequences of a step, on the device, at addresses that stay. */
 typedef struct carry_chain_lists {
     const int32_t *slots, *offsets, *pages; /* the pages of sequence i begin at pages + offsets[i] */
@@ -99,6 +122,8 @@ typedef enum carry_chain_kind {
     CARRY_CHAIN_ATTEND,
     CARRY_CHAIN_COMBINE,
     CARRY_CHAIN_NORM,
+    CARRY_CHAIN_EXPERTS_UP,
+    CARRY_CHAIN_EXPERTS_DOWN,
 } carry_chain_kind;
 
 typedef struct carry_chain_op {
@@ -110,6 +135,7 @@ typedef struct carry_chain_op {
         carry_chain_attend attend;
         carry_chain_embed embed;
         carry_chain_norm norm;
+        carry_chain_experts experts;
     } as;
 } carry_chain_op;
 

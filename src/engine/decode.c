@@ -256,7 +256,7 @@ static carry_status make_list(carry_decode *d, int sequences) {
 
 static bool fits(carry_decode *d) {
     int64_t columns;
-    if (!carry_decode_supports(d->lm, CARRY_DECODE_GROUP, CARRY_DECODE_ROWS, &columns)) {
+    if (!carry_decode_supports(d->lm, CARRY_DECODE_GROUP, CARRY_DECODE_ROWS, false, &columns)) {
         return false;
     }
     d->columns = (int)columns;

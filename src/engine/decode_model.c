@@ -6,7 +6,8 @@
 #include "carry/device.h"
 #include "core/context.h"
 #include "core/tensor.h"
-#include "model/lm/feedforward/feedforward.h"
+#include "engine/chain_ops.h"
+#include "model/lm/feedforward/experts.h"
 #include "model/lm/mixers/attention.h"
 #include "model/lm/mixers/delta.h"
 
@@ -50,18 +51,43 @@ static bool supports_attention(const carry_lm *lm, const carry_lm_sublayer *own,
            is_low(carry_decode_matrix(lm, own, CARRY_LM_ATTENTION_O), c->attention.heads * width, rows);
 }
 
-static bool supports_layer(const carry_lm *lm, const carry_lm_layer *layer, int group, int rows) {
+static bool supports_swiglu(const carry_lm *lm, const carry_lm_sublayer *own, int rows) {
     const carry_lm_config *c = &lm->config;
+    return is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_GATE), c->hidden_size, rows) &&
+           is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_DOWN), c->swiglu.width, rows);
+}
+
+/* Matrices of experts in one type, whose rows are whole pieces of 16 bytes. */
+static bool supports_experts(const carry_lm *lm, const carry_lm_sublayer *own) {
+    const carry_lm_config *c = &lm->config;
+    const carry_lm_experts_options *e = &c->experts;
+    const int slots[] = {CARRY_LM_EXPERTS_UP, CARRY_LM_EXPERTS_DOWN, CARRY_LM_EXPERTS_SHARED_GATE,
+                         CARRY_LM_EXPERTS_SHARED_UP, CARRY_LM_EXPERTS_SHARED_DOWN};
+    bool fits = e->gated && !e->bias && e->latent == 0 && e->router.score == CARRY_ROUTER_SOFTMAX &&
+                e->router.groups <= 1 && e->count <= CARRY_CHAIN_EXPERTS_MOST && e->chosen <= CARRY_CHAIN_CHOSEN_MOST &&
+                e->width % 8 == 0 && e->shared_width % 8 == 0 && e->chosen * e->width + e->shared_width <= WIDEST &&
+                is_low(carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_ROUTER), c->hidden_size, 1);
+    for (int i = 0; fits && i < (e->shared_width > 0 ? 5 : 2); i++) {
+        const carry_tensor W = carry_decode_matrix(lm, own, slots[i]);
+        fits = W.data != NULL && W.dtype == CARRY_BF16 && (uintptr_t)W.data % 16 == 0;
+    }
+    const carry_tensor scale = carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_SHARED_SCALE);
+    return fits && (scale.data == NULL || (scale.dtype == CARRY_BF16 && (uintptr_t)scale.data % 16 == 0));
+}
+
+static bool supports_layer(const carry_lm *lm, const carry_lm_layer *layer, int group, int rows, bool experts) {
+    const carry_lm_sublayer *own = &layer->feedforward;
     const bool mixer = layer->mixer.part == &carry_lm_mixer_delta ? supports_delta(lm, &layer->mixer, rows)
                        : layer->mixer.part == &carry_lm_mixer_attention
                            ? supports_attention(lm, &layer->mixer, group, rows)
                            : false;
-    return mixer && !layer->norms_after && layer->feedforward.part == &carry_lm_feedforward_swiglu &&
-           is_low(carry_decode_matrix(lm, &layer->feedforward, CARRY_LM_SWIGLU_GATE), c->hidden_size, rows) &&
-           is_low(carry_decode_matrix(lm, &layer->feedforward, CARRY_LM_SWIGLU_DOWN), c->swiglu.width, rows);
+    return mixer && !layer->norms_after &&
+           (own->part == &carry_lm_feedforward_swiglu    ? supports_swiglu(lm, own, rows)
+            : own->part == &carry_lm_feedforward_experts ? experts && supports_experts(lm, own)
+                                                         : false);
 }
 
-bool carry_decode_supports(const carry_lm *lm, int group, int rows, int64_t *columns) {
+bool carry_decode_supports(const carry_lm *lm, int group, int rows, bool experts, int64_t *columns) {
     const carry_lm_config *c = &lm->config;
     const int64_t heads = c->attention.heads * c->attention.head_dim;
     *columns = c->swiglu.width > c->hidden_size ? c->swiglu.width : c->hidden_size;
@@ -74,7 +100,7 @@ bool carry_decode_supports(const carry_lm *lm, int group, int rows, int64_t *col
         return false;
     }
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        if (!supports_layer(lm, &lm->layer[i], group, rows)) {
+        if (!supports_layer(lm, &lm->layer[i], group, rows, experts)) {
             return false;
         }
     }

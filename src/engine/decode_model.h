@@ -11,8 +11,9 @@ const float *carry_decode_wide(const carry_lm *lm, const carry_lm_sublayer *own,
 carry_tensor carry_decode_matrix(const carry_lm *lm, const carry_lm_sublayer *own, int slot);
 
 /* Layers have the delta rule with heads of 128, or attention over all tokens with up to `group` query heads of a key
-   head, a SwiGLU, and norms before both; matrices have a multiple of `rows` rows. *columns: of the widest matrix. */
-bool carry_decode_supports(const carry_lm *lm, int group, int rows, int64_t *columns);
+   head, a SwiGLU, and norms before both; matrices have a multiple of `rows` rows. experts: some layers may have experts
+   with gates, chosen by softmax, in place of the SwiGLU. *columns: of the widest matrix. */
+bool carry_decode_supports(const carry_lm *lm, int group, int rows, bool experts, int64_t *columns);
 
 /* Radians a position of attention, as the passes of model/lm round them, to [rotary / 2] on the device. */
 carry_status carry_decode_put_rates(const carry_lm *lm, float *to);

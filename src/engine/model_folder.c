@@ -10,6 +10,7 @@
 #include "core/json.h"
 #include "file/gguf_model.h"
 #include "file/hub_cache.h"
+#include "model/lm/adapter.h"
 #include "ops/product/bf16.h"
 
 #define PADDING 128
@@ -197,6 +198,10 @@ carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why
         (void)snprintf(why, CARRY_MODEL_WHY, "the weights are %s, without fast products in it on this device", name);
     }
     return stored == CARRY_BF16 && (model->device != 0 || by != NULL) ? CARRY_BF16 : CARRY_F32;
+}
+
+carry_status carry_model_adapt(carry_model *model, const char *adapter) {
+    return adapter != NULL ? carry_lm_adapter_merge(model->lm, adapter) : CARRY_OK;
 }
 
 void carry_model_close(carry_model *model) {

@@ -35,6 +35,8 @@ carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const cha
 carry_status carry_model_open_with_text(carry_ctx *ctx, carry_model *model, const char *folder, int device);
 /* Over weights that are loaded already and stay the caller's: set lm to NULL before carry_model_close. */
 void carry_model_borrow(carry_ctx *ctx, carry_model *model, carry_lm *lm);
+/* Merges an adapter in PEFT's format into the weights of a model that was just opened. NULL: nothing happens. */
+carry_status carry_model_adapt(carry_model *model, const char *adapter);
 void carry_model_close(carry_model *model);
 
 /* The type to compute in unless another is asked for: that of the weights if the device has fast products in it, else

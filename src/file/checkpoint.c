@@ -48,6 +48,9 @@ carry_status carry_checkpoint_newest(carry_ctx *ctx, char folder[CARRY_FILE_PATH
 static carry_status check_model(void *user, carry_ctx *ctx, const char *folder) {
     carry_weights weights;
     (void)user;
+    if (has_file(ctx, folder, "adapter_config.json")) {
+        return carry_checkpoint_verify_model(ctx, folder);
+    }
     if (!has_file(ctx, folder, "config.json")) {
         return carry_fail(ctx, CARRY_ENOTFOUND, "%s has no config.json", folder);
     }
@@ -84,7 +87,7 @@ carry_status carry_checkpoint_resolve(carry_ctx *ctx, char folder[CARRY_FILE_PAT
                           ".gguf file",
                           path);
     }
-    if (has_file(ctx, path, "config.json")) {
+    if (has_file(ctx, path, "config.json") || has_file(ctx, path, "adapter_config.json")) {
         if (snprintf(folder, CARRY_FILE_PATH, "%s", path) >= CARRY_FILE_PATH) {
             return carry_fail(ctx, CARRY_ESIZE, "the path %.60s... is too long", path);
         }

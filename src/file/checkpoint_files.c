@@ -15,8 +15,13 @@
 
 #define PIECE ((size_t)1 << 18) /* bytes read at a time */
 
-const char *const carry_checkpoint_files[] = {"config.json", "model.safetensors", CARRY_TOKENIZER_FILE,
-                                              CARRY_STATE_FILE, NULL};
+const char *const carry_checkpoint_files[] = {"config.json",
+                                              "model.safetensors",
+                                              "adapter_config.json",
+                                              "adapter_model.safetensors",
+                                              CARRY_TOKENIZER_FILE,
+                                              CARRY_STATE_FILE,
+                                              NULL};
 
 /* The N of step-N, or -1. */
 static int64_t step_of(const char *name) {

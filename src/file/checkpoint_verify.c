@@ -90,7 +90,9 @@ static carry_status check_entries(carry_ctx *ctx, const carry_json *document, co
         if (only != NULL ? carry_json_is_text(name, only) : !carry_json_is_text(name, CARRY_STATE_FILE)) {
             CARRY_TRY(carry_checkpoint_check(ctx, f, folder, note));
         }
-        found += carry_json_is_text(name, "config.json") || carry_json_is_text(name, "model.safetensors");
+        found += carry_json_is_text(name, "config.json") || carry_json_is_text(name, "model.safetensors") ||
+                 carry_json_is_text(name, "adapter_config.json") ||
+                 carry_json_is_text(name, "adapter_model.safetensors");
     }
     /* Another program's train.json has no checksum of its own. */
     return found >= 2 || carry_json_find(document, CARRY_NOTE_SUM_KEY) == NULL

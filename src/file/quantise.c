@@ -246,7 +246,7 @@ static carry_status write_config(const writer *w, const char *from, const char *
     return status;
 }
 
-static carry_status copy_others(carry_ctx *ctx, const char *from, const char *to) {
+carry_status carry_copy_others(carry_ctx *ctx, const char *from, const char *to) {
     static const char *const names[] = {"tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
                                         "generation_config.json", "special_tokens_map.json"};
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
@@ -284,7 +284,7 @@ static carry_status write_all(writer *w, const char *from, const char *to) {
         return carry_fail(w->ctx, CARRY_EUNSUPPORTED, "%s has no matrix that %s fits", from, w->format->name);
     }
     CARRY_TRY(write_config(w, from, to));
-    CARRY_TRY(copy_others(w->ctx, from, to));
+    CARRY_TRY(carry_copy_others(w->ctx, from, to));
     CARRY_TRY(carry_file_in(w->ctx, path, to, "model.safetensors"));
     return carry_safetensors_write(w->ctx, path, w->items, w->count, notes);
 }

@@ -17,4 +17,7 @@ typedef struct carry_quantise_result {
 carry_status carry_quantise(carry_ctx *ctx, const char *from, const char *to, const char *format,
                             carry_quantise_result *result);
 
+/* Copies tokenizer, chat template and generation settings of a model's folder, those that exist. */
+carry_status carry_copy_others(carry_ctx *ctx, const char *from, const char *to);
+
 #endif

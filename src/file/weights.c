@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -170,4 +171,32 @@ const char *carry_weights_name(const carry_weights *w, int64_t index) {
         index -= w->file[i].count;
     }
     return NULL;
+}
+
+size_t carry_weights_bytes(const carry_weights *w, int64_t file) {
+    return file >= 0 && file < w->files ? w->file[file].mapping_bytes : 0;
+}
+
+int64_t carry_weights_file_of(const carry_weights *w, const void *data) {
+    for (int64_t i = 0; i < w->files; i++) {
+        const uintptr_t first = (uintptr_t)w->file[i].mapping;
+        if (first != 0 && (uintptr_t)data >= first && (uintptr_t)data - first < w->file[i].mapping_bytes) {
+            return i;
+        }
+    }
+    return -1;
+}
+
+static void advise(const carry_weights *w, int64_t file, int advice) {
+    if (file >= 0 && file < w->files && w->file[file].mapping != NULL) {
+        (void)madvise(w->file[file].mapping, w->file[file].mapping_bytes, advice);
+    }
+}
+
+void carry_weights_announce(const carry_weights *w, int64_t file) {
+    advise(w, file, MADV_WILLNEED);
+}
+
+void carry_weights_release(const carry_weights *w, int64_t file) {
+    advise(w, file, MADV_DONTNEED);
 }

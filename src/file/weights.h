@@ -26,6 +26,13 @@ const carry_tensor *carry_weights_find(const carry_weights *weights, const char 
 /* The name of tensor `index` of all files, one after the other. */
 const char *carry_weights_name(const carry_weights *weights, int64_t index);
 
+/* Bytes of a file; the file that has an address, or -1; hints that a file will be read soon, and that it was read: its
+   pages leave this process, and come again when they are read. */
+size_t carry_weights_bytes(const carry_weights *weights, int64_t file);
+int64_t carry_weights_file_of(const carry_weights *weights, const void *data);
+void carry_weights_announce(const carry_weights *weights, int64_t file);
+void carry_weights_release(const carry_weights *weights, int64_t file);
+
 /* For carry_weights_open: replaces the tensors of quantised matrices by one each, by quantization_config of the
    folder's config.json. */
 carry_status carry_weights_join(carry_ctx *ctx, carry_weights *weights, const char *folder);

@@ -47,6 +47,7 @@ typedef struct carry_http_connection {
     size_t body_length, body_got, body_capacity;
     size_t ignored; /* bytes that came after the request */
     carry_http_response *response;
+    bool spared;    /* was late once with input that the server had not read */
     bool lingering; /* answered: input is read and dropped, because closing now could lose the response */
     struct carry_http_connection *next, **before;
 } carry_http_connection;
@@ -77,7 +78,7 @@ struct carry_http_server {
 
     pthread_t thread;
     atomic_bool stop, woken;
-    atomic_bool is_waking; /* responses have output, and the server's thread was told */
+    atomic_bool is_waking; /* responses have output, and the server's thread was woken */
     sem_t ready, stopping; /* the thread has started; carry_http_stop will not use lws any more */
     bool failed;           /* libwebsockets did not start */
     struct lws_context *lws;

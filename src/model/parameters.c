@@ -74,6 +74,13 @@ void carry_parameters_narrow(carry_parameters *own, carry_dtype dtype) {
     }
 }
 
+bool carry_parameters_exceed(const carry_parameters *own) {
+    size_t available = 0;
+    size_t total = 0;
+    return carry_device_memory(own->ctx, &available, &total, own->device) == CARRY_OK &&
+           (double)own->count * (sizeof(float) + sizeof(uint16_t)) > (double)available;
+}
+
 carry_status carry_parameters_allocate(carry_parameters *own) {
     if (own->is_narrow) {
         CARRY_TRY(take(own, &own->low, own->count, carry_dtype_size(own->low_dtype), "the weights"));

@@ -29,6 +29,7 @@ typedef struct carry_parameter {
     int64_t shape[5];
     int64_t offset, count; /* elements in the flat buffers; offsets are multiples of 16, the gaps are zero for good */
     bool decays;           /* does weight decay reach it? */
+    bool is_table;         /* rows are looked up by id, or are scores of ids: embeddings and heads */
     int start;             /* how it starts: the model's own */
     carry_parameter_cut cut;
     carry_row_order order; /* of the whole tensor, which is then not cut */
@@ -80,6 +81,8 @@ carry_status carry_parameters_map(carry_parameters *own, const char *folder);
 /* Before memory is allocated, for a model that is only read: parameters that may be narrow have no f32 master, only
    their elements in bf16 or f16; the others have both. */
 void carry_parameters_narrow(carry_parameters *own, carry_dtype dtype);
+/* True if f32 masters and copies in 16 bits would not fit into the free memory of the device. */
+bool carry_parameters_exceed(const carry_parameters *own);
 carry_status carry_parameters_want_gradients(carry_parameters *own); /* allocates and zeroes them */
 carry_status carry_parameters_zero_gradients(carry_parameters *own);
 /* Makes copies in bf16 or f16; and updates existing copies from the current weights. */
@@ -134,7 +137,7 @@ carry_status carry_parameters_see(const carry_parameters *own, float *buffer, co
 
 /* Does a folder have all of the list, by name, shape and type? To be asked before memory is: a configuration is a few
    bytes, and what it asks for must be in the files. */
-carry_status carry_parameters_check(const carry_parameters *own, const char *folder);
+carry_status carry_parameters_check(carry_parameters *own, const char *folder);
 /* From a folder's weights (file/weights.h), in f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused
    by name; `spare` (NULL: none) says which surplus ones may be there. */
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,

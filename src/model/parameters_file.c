@@ -1,6 +1,4 @@
 /* Parameters from and to a model's folder. */
-#include <math.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,101 +7,9 @@
 #include "core/file.h"
 #include "core/memory.h"
 #include "core/tensor.h"
-#include "core/threads.h"
 #include "model/parameters.h"
+#include "model/parameters_file.h"
 #include "model/parameters_quantised.h"
-
-#define LARGEST 1e8f /* of a weight; those of models that work are below 1e3 */
-
-/* One element; of f16 0 for those that are numbers. */
-static float value_at(const void *data, carry_dtype dtype, int64_t index) {
-    const unsigned char *at = (const unsigned char *)data + (size_t)index * carry_dtype_size(dtype);
-    uint16_t half;
-    uint32_t bits;
-    float value;
-    if (dtype == CARRY_F32) {
-        memcpy(&value, at, sizeof value);
-        return value;
-    }
-    memcpy(&half, at, sizeof half);
-    if (dtype == CARRY_F16) { /* none is too large: NaN and infinity alone have this exponent */
-        return (half & 0x7C00u) == 0x7C00u ? (half & 0x3FFu) != 0 ? NAN : INFINITY : 0.0f;
-    }
-    bits = (uint32_t)half << 16;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
-#define SOME 4096 /* elements looked at together */
-#define LANES 32
-#define GRAIN ((int64_t)32) /* of those, worth handing to a thread */
-
-typedef struct value_check {
-    const void *data;
-    carry_dtype dtype;
-    int64_t count;
-    _Atomic int64_t wrong; /* a block with such a value; -1: none */
-} value_check;
-
-/* Bits without the sign order as magnitudes do. 1e8 is 0x4CBEBC20; in bf16 the next below is 0x4CBE. Lanes of a fixed
-   number become vectors at any level of optimisation. */
-static bool half_is_fine(const uint16_t *at, int64_t count, uint16_t largest) {
-    uint16_t most[LANES] = {0};
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) {
-        for (int lane = 0; lane < LANES; lane++) {
-            const uint16_t bits = at[i + lane] & 0x7FFFu;
-            most[lane] = bits > most[lane] ? bits : most[lane];
-        }
-    }
-    bool is_fine = true;
-    for (int lane = 0; lane < LANES; lane++) {
-        is_fine = is_fine && most[lane] <= largest;
-    }
-    for (; i < count; i++) {
-        is_fine = is_fine && (at[i] & 0x7FFFu) <= largest;
-    }
-    return is_fine;
-}
-
-static bool float_is_fine(const uint32_t *at, int64_t count) {
-    bool is_fine = true;
-    for (int64_t i = 0; i < count; i++) {
-        is_fine &= (at[i] & 0x7FFFFFFFu) <= 0x4CBEBC20u;
-    }
-    return is_fine;
-}
-
-static void check_blocks(void *argument, int64_t begin, int64_t end, int worker) {
-    (void)worker;
-    value_check *c = argument;
-    for (int64_t block = begin; block < end; block++) {
-        const int64_t first = block * SOME;
-        const int64_t count = c->count - first < SOME ? c->count - first : SOME;
-        const bool is_fine = c->dtype == CARRY_F32 ? float_is_fine((const uint32_t *)c->data + first, count)
-                                                   : half_is_fine((const uint16_t *)c->data + first, count,
-                                                                  c->dtype == CARRY_BF16 ? 0x4CBEu : 0x7BFFu);
-        if (!is_fine) {
-            atomic_store(&c->wrong, block);
-        }
-    }
-}
-
-/* A damaged file would otherwise be used: one flipped bit of an exponent makes every result wrong. */
-static carry_status check_values(const carry_parameters *own, const carry_tensor *from, const char *name,
-                                 const char *folder) {
-    value_check c = {.data = from->data, .dtype = from->dtype, .count = carry_tensor_count(from), .wrong = -1};
-    carry_parallel(own->ctx, (c.count + SOME - 1) / SOME, GRAIN, check_blocks, &c);
-    for (int64_t i = 0; atomic_load(&c.wrong) >= 0 && i < c.count; i++) {
-        const float value = value_at(from->data, from->dtype, i);
-        if (!(fabsf(value) <= LARGEST)) {
-            return carry_fail(own->ctx, CARRY_EFORMAT,
-                              "%s: element %lld of %s is %g: weights are finite and at most %g", folder, (long long)i,
-                              name, (double)value, (double)LARGEST);
-        }
-    }
-    return CARRY_OK;
-}
 
 /* By its name or another one; NULL: none. */
 static const carry_tensor *find_named(const carry_parameters *own, const carry_weights *weights, const char *name) {
@@ -214,12 +120,51 @@ static carry_status find_one(const carry_parameters *own, const carry_weights *w
     return CARRY_OK;
 }
 
+/* Elements of the file go where they stay, without a copy on the host. */
+static carry_status put_as_they_are(carry_parameters *own, const carry_parameter *p, int64_t at,
+                                    const carry_tensor *from) {
+    const int64_t count = carry_tensor_count(from);
+    return carry_copy(own->ctx, carry_parameters_low(own, p->offset + at, count),
+                      carry_view_1d(from->data, from->dtype, count));
+}
+
+static bool stays(const carry_parameters *own, const carry_parameter *p, const carry_tensor *from) {
+    return p->wide < 0 && own->ranks <= 1 && p->order.groups == 0 && from->dtype == own->low_dtype;
+}
+
+/* Pieces that find_one has checked, all of the type that the parameter is kept in: one after the other. *done is false
+   where one is of another type. */
+static carry_status put_pieces(carry_parameters *own, const carry_weights *weights, const carry_parameter *p,
+                               const char *folder, bool *done) {
+    char other[CARRY_SAFETENSORS_NAME];
+    const carry_tensor *piece;
+    int64_t at = 0;
+    *done = true;
+    for (int i = 0; *done && at < p->count && find_piece(own, weights, p->name, i, &piece, other); i++) {
+        *done = stays(own, p, piece);
+        at += carry_tensor_count(piece);
+    }
+    at = 0;
+    for (int i = 0; *done && at < p->count && find_piece(own, weights, p->name, i, &piece, other); i++) {
+        CARRY_TRY(carry_parameters_check_values(own, piece, other, folder));
+        CARRY_TRY(put_as_they_are(own, p, at, piece));
+        own->stored[piece->dtype] += carry_tensor_count(piece);
+        at += carry_tensor_count(piece);
+    }
+    return CARRY_OK;
+}
+
 /* Pieces that find_one has checked, into f32: in place on the CPU, elsewhere beside. */
 static carry_status load_pieces(carry_parameters *own, const carry_weights *weights, int64_t index,
                                 const char *folder) {
     const carry_parameter *p = &own->parameter[index];
     const bool in_place = own->device == 0 && p->wide >= 0;
     char other[CARRY_SAFETENSORS_NAME];
+    bool done;
+    CARRY_TRY(put_pieces(own, weights, p, folder, &done));
+    if (done) {
+        return CARRY_OK;
+    }
     float *whole = in_place ? own->weights + p->wide : carry_aligned_new((size_t)p->count * sizeof *whole);
     carry_status status = whole != NULL ? CARRY_OK : carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
     const carry_tensor *piece;
@@ -234,7 +179,7 @@ static carry_status load_pieces(carry_parameters *own, const carry_weights *weig
             continue;
         }
         own->stored[piece->dtype] += count; /* f32, bf16 or f16: checked before */
-        status = check_values(own, piece, other, folder);
+        status = carry_parameters_check_values(own, piece, other, folder);
         status = status == CARRY_OK ? carry_convert(own->ctx, carry_view_1d(whole + at, CARRY_F32, count),
                                                     carry_view_1d(piece->data, piece->dtype, count))
                                     : status;
@@ -275,7 +220,8 @@ static carry_status load_ordered(carry_parameters *own, int64_t index, const car
     return status;
 }
 
-static carry_status load_one(carry_parameters *own, const carry_weights *weights, int64_t index, const char *folder) {
+carry_status carry_parameters_load_one(carry_parameters *own, const carry_weights *weights, int64_t index,
+                                       const char *folder) {
     const carry_tensor *from;
     CARRY_TRY(find_one(own, weights, index, folder, &from));
     if (from == NULL) {
@@ -286,7 +232,7 @@ static carry_status load_one(carry_parameters *own, const carry_weights *weights
         own->quantised += carry_tensor_count(from);
         return carry_parameters_load_quantised(own, index, from, folder);
     }
-    CARRY_TRY(check_values(own, from, own->parameter[index].name, folder));
+    CARRY_TRY(carry_parameters_check_values(own, from, own->parameter[index].name, folder));
     own->stored[from->dtype] += carry_tensor_count(from);
     if (own->parameter[index].mapped != NULL) {
         return CARRY_OK;
@@ -294,16 +240,40 @@ static carry_status load_one(carry_parameters *own, const carry_weights *weights
     if (own->parameter[index].order.groups > 0) {
         return load_ordered(own, index, from);
     }
+    if (stays(own, &own->parameter[index], from)) {
+        return put_as_they_are(own, &own->parameter[index], 0, from);
+    }
     return carry_parameters_put(own, index, from->data, from->dtype);
 }
 
-carry_status carry_parameters_check(const carry_parameters *own, const char *folder) {
+/* The first tensor that a parameter is read from; NULL: none. */
+static const carry_tensor *first_tensor(const carry_parameters *own, const carry_weights *weights,
+                                        const carry_parameter *p) {
+    char other[CARRY_SAFETENSORS_NAME];
+    const carry_tensor *found = find_named(own, weights, p->name);
+    if (found == NULL) {
+        (void)find_piece(own, weights, p->name, 0, &found, other);
+    }
+    return found;
+}
+
+int64_t carry_parameters_file_of(const carry_parameters *own, const carry_weights *weights, int64_t index) {
+    const carry_tensor *first = first_tensor(own, weights, &own->parameter[index]);
+    return first != NULL ? carry_weights_file_of(weights, first->data) : -1;
+}
+
+carry_status carry_parameters_check(carry_parameters *own, const char *folder) {
     carry_weights weights;
     const carry_tensor *found;
     carry_status status = CARRY_OK;
     CARRY_TRY(carry_weights_open(own->ctx, &weights, folder));
+    memset(own->stored, 0, sizeof own->stored);
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         status = find_one(own, &weights, i, folder, &found);
+        found = status == CARRY_OK ? first_tensor(own, &weights, &own->parameter[i]) : NULL;
+        if (found != NULL) {
+            own->stored[found->dtype == CARRY_QUANTISED ? CARRY_BF16 : found->dtype] += own->parameter[i].count;
+        }
     }
     carry_weights_close(&weights);
     return status;
@@ -331,51 +301,6 @@ carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
         own->count += p->mapped == NULL ? carry_parameters_room(p->count) : 0;
     }
     return CARRY_OK;
-}
-
-/* The files of a folder: those that are mapped already, else opened. */
-static carry_status open_files(const carry_parameters *own, carry_weights *weights, const char *folder) {
-    if (own->files.files == 0) {
-        return carry_weights_open(own->ctx, weights, folder);
-    }
-    *weights = own->files;
-    return CARRY_OK;
-}
-
-carry_dtype carry_parameters_stored(const carry_parameters *own) {
-    const int64_t *of = own->stored;
-    return of[CARRY_BF16] > of[CARRY_F32] && of[CARRY_BF16] > of[CARRY_F16] ? CARRY_BF16
-           : of[CARRY_F16] > of[CARRY_F32]                                  ? CARRY_F16
-                                                                            : CARRY_F32;
-}
-
-carry_status carry_parameters_load(carry_parameters *own, const char *folder,
-                                   bool (*spare)(const void *model, const carry_weights *weights, const char *name),
-                                   const void *model) {
-    carry_weights weights;
-    CARRY_TRY(open_files(own, &weights, folder));
-    carry_status status = CARRY_OK;
-    memset(own->stored, 0, sizeof own->stored);
-    own->quantised = 0;
-    for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
-        status = load_one(own, &weights, i, folder);
-    }
-    /* All parameters were found: any other tensor is surplus. */
-    const bool renames = own->other != NULL; /* then equal numbers prove nothing */
-    for (int64_t i = 0; status == CARRY_OK && (renames || weights.count != own->parameters) && i < weights.count; i++) {
-        const char *name = carry_weights_name(&weights, i);
-        if (carry_parameters_find(own, name) == NULL && (spare == NULL || !spare(model, &weights, name))) {
-            const carry_tensor *tensor = carry_weights_find(&weights, name);
-            char has[CARRY_SHAPE_TEXT];
-            status = carry_fail(own->ctx, CARRY_EFORMAT,
-                                "%s: the tensor %.80s of shape %s has no place in the configured model", folder, name,
-                                carry_shape_text(has, tensor->rank, tensor->shape));
-        }
-    }
-    if (own->files.files == 0) {
-        carry_weights_close(&weights);
-    }
-    return status == CARRY_OK ? carry_parameters_round(own) : status;
 }
 
 /* Elements of the parameters whose rows have another order in files. */

@@ -95,12 +95,22 @@ extern "C" {
     X(random_fill, CARRY_REAL,                                                                                         \
       (carry_ctx * ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean, float deviation))                \
     X(random_part, CARRY_REAL, (carry_ctx * ctx, const carry_random_part_args *args))                                  \
+    X(dropout, CARRY_REAL,                                                                                             \
+      (carry_ctx * ctx, carry_tensor y, carry_tensor x, double share, uint64_t seed, uint64_t stream))                 \
     X(sum_squares, "f32", (carry_ctx * ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace))       \
     X(clip_factor, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor squares, double limit))                  \
     X(skip_guard, "f32", (carry_ctx * ctx, carry_tensor factor, carry_tensor bad, int64_t limit))                      \
     X(adamw_step, "f32",                                                                                               \
       (carry_ctx * ctx, carry_tensor w, carry_tensor m, carry_tensor v, carry_tensor low, carry_tensor g,              \
        const carry_adamw *options))                                                                                    \
+    X(muon_momentum, "f32",                                                                                            \
+      (carry_ctx * ctx, carry_tensor u, carry_tensor m, carry_tensor g, carry_tensor clip, double momentum))           \
+    X(muon_normalise, CARRY_REAL,                                                                                      \
+      (carry_ctx * ctx, carry_tensor x, carry_tensor u, carry_tensor squares, bool transposed))                        \
+    X(blend, CARRY_REAL, (carry_ctx * ctx, carry_tensor y, carry_tensor x, carry_tensor z, double a, double b))        \
+    X(muon_update, CARRY_REAL,                                                                                         \
+      (carry_ctx * ctx, carry_tensor w, carry_tensor low, carry_tensor o, carry_tensor rates, carry_tensor clip,       \
+       double scale, bool transposed))                                                                                 \
     X(conv2d_pack, "f32 bf16",                                                                                         \
       (carry_ctx * ctx, carry_tensor to, carry_tensor from, carry_conv2d_form form, int64_t first))                    \
     X(conv2d, "f32 bf16", (carry_ctx * ctx, const carry_conv2d_args *args))                                            \

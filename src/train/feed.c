@@ -1,6 +1,7 @@
 /* Uploading batches beside steps. */
 #include "train/feed.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 #include "carry/nn.h"
@@ -17,9 +18,11 @@ static size_t slot_bytes(const carry_feed *feed) {
     return (size_t)feed->count * 2 * sizeof(int64_t);
 }
 
-carry_status carry_feed_open(carry_ctx *ctx, carry_feed *feed, int device, int64_t count, int64_t vocabulary) {
+carry_status carry_feed_open(carry_ctx *ctx, carry_feed *feed, int device, int64_t count, int64_t vocabulary,
+                             int64_t sequences) {
     void *here = NULL;
-    *feed = (carry_feed){.ctx = ctx, .device = device, .count = count, .vocabulary = vocabulary};
+    *feed =
+        (carry_feed){.ctx = ctx, .device = device, .count = count, .vocabulary = vocabulary, .sequences = sequences};
     if (carry_feed_bytes(count) == SIZE_MAX) {
         return carry_fail(ctx, CARRY_ESIZE, "a batch of %lld tokens is too large", (long long)count);
     }
@@ -34,6 +37,10 @@ carry_status carry_feed_open(carry_ctx *ctx, carry_feed *feed, int device, int64
         slot->pinned = pinned;
         CARRY_TRY(carry_device_alloc(ctx, &slot->there, device, slot_bytes(feed)));
         CARRY_TRY(carry_event_new(ctx, &slot->used, device));
+        slot->cuts = sequences > 0 ? malloc(((size_t)sequences + 1) * sizeof(int64_t)) : NULL;
+        if (sequences > 0 && slot->cuts == NULL) {
+            return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %lld packed sequences", (long long)sequences);
+        }
     }
     return CARRY_OK;
 }
@@ -47,6 +54,7 @@ void carry_feed_close(carry_feed *feed) {
         carry_feed_slot *slot = &feed->slot[i];
         carry_device_free(feed->ctx, feed->device, slot->there);
         carry_event_free(feed->ctx, feed->device, slot->used);
+        free(slot->cuts);
         if (slot->pinned != NULL) {
             carry_host_free(feed->ctx, slot->pinned);
         }
@@ -72,6 +80,9 @@ static carry_status make(carry_feed *feed, carry_batches *batches) {
     }
     memcpy(slot->pinned, batch->input, bytes);
     memcpy(slot->pinned + feed->count, batch->label, bytes);
+    if (slot->cuts != NULL) {
+        memcpy(slot->cuts, batch->cu_seqlens, ((size_t)feed->sequences + 1) * sizeof(int64_t));
+    }
     CARRY_TRY(carry_device_copy(ctx, slot->there, feed->device, slot->pinned, 0, 2 * bytes, feed->stream));
     feed->ready_labels = batch->labels_whole;
     return CARRY_OK;
@@ -103,6 +114,7 @@ carry_status carry_feed_take(carry_feed *feed, carry_batches *batches, carry_pos
     CARRY_TRY(carry_event_record(ctx, feed->device, slot->used, stream));
     slot->was_used = true;
     feed->labels_whole = feed->ready_labels;
+    feed->cuts = slot->cuts;
     *after = feed->ready_after;
     feed->is_ready = false;
     feed->next = (feed->next + 1) % CARRY_FEED_SLOTS;

@@ -16,6 +16,7 @@
 typedef struct carry_feed_slot {
     int64_t *pinned; /* [2, count]: ids, then labels */
     void *there;     /* the same on the GPU */
+    int64_t *cuts;   /* cu_seqlens of the batch, in host memory; NULL: none */
     carry_event *used;
     bool was_used; /* and the event recorded */
 } carry_feed_slot;
@@ -27,6 +28,8 @@ typedef struct carry_feed {
     int64_t vocabulary;       /* ids and labels are below it */
     carry_tensor ids, labels; /* [count], where steps read them */
     int64_t labels_whole;     /* of the batch that was taken, over all ranks */
+    int64_t sequences;        /* of a batch of packed examples; 0: rows are sequences */
+    const int64_t *cuts;      /* of the batch that was taken: [sequences + 1], until the next but one */
     carry_stream *stream;     /* of uploads */
     carry_feed_slot slot[CARRY_FEED_SLOTS];
     int next;                   /* the slot of the batch that is prepared or will be */
@@ -35,7 +38,9 @@ typedef struct carry_feed {
     carry_position ready_after; /* where the one after it begins */
 } carry_feed;
 
-carry_status carry_feed_open(carry_ctx *ctx, carry_feed *feed, int device, int64_t count, int64_t vocabulary);
+/* sequences: of a batch of packed examples; 0: rows are sequences. */
+carry_status carry_feed_open(carry_ctx *ctx, carry_feed *feed, int device, int64_t count, int64_t vocabulary,
+                             int64_t sequences);
 void carry_feed_close(carry_feed *feed);
 size_t carry_feed_bytes(int64_t count); /* on the GPU */
 

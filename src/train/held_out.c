@@ -16,7 +16,7 @@ static carry_status open_exam(carry_training *t) {
     CARRY_TRY(carry_material_held_out(t->ctx, &t->material, &t->options, &source, &is_there));
     t->cannot_evaluate = !is_there;
     if (!is_there) {
-        if (t->loop.speaks) {
+        if (t->loop.speaks && t->material.examples == NULL) {
             carry_sink_note(&t->hooks->sink, t->loop.step,
                             "the text is too large or too short to keep a part of it back: --eval-data FILE names "
                             "another to be evaluated with");

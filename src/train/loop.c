@@ -9,6 +9,7 @@
 #include "carry/device.h"
 #include "core/error.h"
 #include "core/memory.h"
+#include "model/lm/adapter.h"
 #include "train/training.h"
 
 double carry_train_flops(const carry_lm *lm) {
@@ -28,10 +29,26 @@ double carry_train_flops(const carry_lm *lm) {
     return 3.0 * 2.0 * products;
 }
 
+/* The sequences of a part of a batch of packed examples, whose rows are then one row. */
+static void cut_part(carry_training *t, const int64_t *cuts, int64_t part, carry_lm_args *args) {
+    const int64_t sequences = t->pass_options.sequences;
+    if (sequences == 0) {
+        return;
+    }
+    for (int64_t i = 0; i <= sequences; i++) {
+        t->cuts[i] = cuts[part * sequences + i] - cuts[part * sequences];
+    }
+    const int64_t tokens = args->ids.shape[0] * args->ids.shape[1];
+    args->cu_seqlens = carry_view_1d(t->cuts, CARRY_I64, sequences + 1);
+    args->ids = carry_reshape_2d(args->ids, 1, tokens);
+    args->labels = carry_reshape_2d(args->labels, 1, tokens);
+}
+
 carry_status carry_training_pass(carry_training *t, const carry_batch *batch, int64_t part, carry_lm_args *args) {
     const int64_t from = part * t->rows * batch->length;
     args->ids = carry_view_2d(batch->input + from, CARRY_I64, t->rows, batch->length);
     args->labels = carry_view_2d(batch->label + from, CARRY_I64, t->rows, batch->length);
+    cut_part(t, batch->cu_seqlens, part, args);
     return carry_lm_run(t->pass, args, t->memory, t->bytes);
 }
 
@@ -59,10 +76,14 @@ static void ahead(void *training) {
     }
 }
 
-/* The scale of the loss is a part of a recording. */
+/* The scale of the loss is a part of a recording; so would be the borders of packed examples, which change with every
+   batch, and the elements that dropout drops: these steps are not recorded. */
 static uint64_t key(void *training) {
     const carry_training *t = training;
-    return t->feed.device != 0 ? (uint64_t)t->feed.labels_whole + 1 : 0;
+    if (t->lm->adapter != NULL && t->lm->adapter->options.dropout > 0.0) {
+        return 0;
+    }
+    return t->feed.device != 0 && t->feed.sequences == 0 ? (uint64_t)t->feed.labels_whole + 1 : 0;
 }
 
 /* A part of the batch that the feed brought. */
@@ -71,6 +92,7 @@ static carry_status pass_of_feed(carry_training *t, int64_t part, carry_lm_args 
     const int64_t count = t->rows * length;
     args->ids = carry_reshape_2d(carry_slice(t->feed.ids, part * count, count), t->rows, length);
     args->labels = carry_reshape_2d(carry_slice(t->feed.labels, part * count, count), t->rows, length);
+    cut_part(t, t->feed.cuts, part, args);
     return carry_lm_run(t->pass, args, t->memory, t->bytes);
 }
 
@@ -83,6 +105,10 @@ static carry_status gradients(void *training, carry_tensor total, carry_status (
     const double scale = 1.0 / (double)(labels > 0 ? labels : 1);
     for (int64_t part = 0; part < t->options.accumulate; part++) {
         carry_lm_args args = {.backward = true, .scale = (float)scale, .total = total};
+        if (t->lm->adapter != NULL) {
+            t->lm->adapter->draw =
+                (uint64_t)((t->loop.step * t->grid.ranks + t->grid.rank) * t->options.accumulate + part);
+        }
         if (part + 1 == t->options.accumulate) {
             args.ready = ready;
             args.user = user;
@@ -144,15 +170,18 @@ static void saved(void *training, const char *folder) {
     }
 }
 
-static carry_status save_model(const void *lm, const char *folder) {
-    return carry_lm_save(lm, folder, CARRY_F32);
+static carry_status save_model(const void *training, const char *folder) {
+    const carry_training *t = training;
+    const char *base = t->options.model[0] != '\0' ? t->options.model : t->options.architecture;
+    return t->lm->adapter != NULL ? carry_lm_adapter_save(t->lm, folder, base)
+                                  : carry_lm_save(t->lm, folder, CARRY_F32);
 }
 
 static carry_status describe(const void *training, carry_checkpoint *checkpoint) {
     const carry_training *t = training;
     checkpoint->source = t->material.crc;
     checkpoint->save = save_model;
-    checkpoint->model = t->lm;
+    checkpoint->model = t;
     checkpoint->tokenizer = t->material.tokenizer;
     return CARRY_OK;
 }

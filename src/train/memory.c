@@ -8,6 +8,7 @@
 
 #include "carry/device.h"
 #include "core/error.h"
+#include "model/lm/adapter.h"
 #include "train/training.h"
 
 #define PRODUCTS ((size_t)32 << 20) /* the workspace of cuBLASLt */
@@ -25,11 +26,13 @@ static size_t predictions(const carry_training *t) {
 static void count(const carry_training *t, carry_train_memory *m) {
     const carry_parameters *own = &t->lm->own;
     const int64_t batch = t->rows * t->options.accumulate * (t->material.length / t->grid.parts);
-    const size_t numbers = (size_t)own->count;
+    const carry_parameters *learned = t->lm->adapter != NULL ? &t->lm->adapter->own : own;
+    const size_t numbers = (size_t)own->count + (learned != own ? (size_t)learned->count : 0);
+    const size_t steps = (size_t)learned->count;
     *m = (carry_train_memory){.weights = numbers * sizeof(float),
                               .copies = own->low != NULL ? numbers * carry_dtype_size(own->low_dtype) : 0,
-                              .gradients = numbers * sizeof(float),
-                              .moments = 2 * numbers * sizeof(float) / (size_t)carry_comm_size(t->comm),
+                              .gradients = steps * sizeof(float),
+                              .moments = 2 * steps * sizeof(float) / (size_t)carry_comm_size(t->comm),
                               .activations = carry_lm_pass_memory(t->pass),
                               .other = predictions(t)};
     if (own->device != 0) {
@@ -42,7 +45,12 @@ static void count(const carry_training *t, carry_train_memory *m) {
 static size_t activations_of(const carry_training *t, int64_t rows, bool recompute) {
     carry_lm_pass_options options = t->pass_options;
     carry_lm_pass *pass;
-    options.batch = rows;
+    if (options.sequences > 0) {
+        options.sequences = options.sequences / t->rows * rows;
+        options.tokens = options.tokens / t->rows * rows;
+    } else {
+        options.batch = rows;
+    }
     options.recompute = recompute;
     if (rows < 1 || carry_lm_pass_new(t->lm, &pass, &options) != CARRY_OK) {
         return SIZE_MAX;

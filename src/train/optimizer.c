@@ -16,6 +16,7 @@
 #define UNIT 16        /* elements: slices begin where parameters may, so that vectors stay whole */
 #define GRADIENT_TAG 1 /* of the communicator */
 #define STATE_TAG 2
+#define ROW (CARRY_ADAMW_FACTORS + CARRY_MUON_RATES) /* of factors that are uploaded */
 
 void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, int64_t *count) {
     const int64_t units = (whole + UNIT - 1) / UNIT;
@@ -42,6 +43,26 @@ static void place(carry_optimizer *o, carry_arena *arena) {
     if (numbers > 0) {
         o->spared = carry_arena_tensor(arena, device, CARRY_I64, 1, &numbers);
     }
+    if (o->options.momentum > 0.0) {
+        const int64_t pairs = 2 * o->model->parameters;
+        carry_muon_place(&o->muon, arena);
+        o->ranges = carry_arena_tensor(arena, device, CARRY_I64, 1, &pairs);
+    }
+}
+
+/* Elements [0, count) of every parameter: those that do not decay, for a call of their own. */
+static carry_status put_ranges(carry_optimizer *o) {
+    const int64_t count = o->model->parameters;
+    int64_t *ranges = calloc((size_t)count, 2 * sizeof *ranges);
+    if (ranges == NULL) {
+        return carry_fail(o->ctx, CARRY_EMEMORY, "out of memory: %lld parameters", (long long)count);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ranges[2 * i + 1] = o->model->parameter[i].count;
+    }
+    const carry_status status = carry_copy(o->ctx, o->ranges, carry_view_1d(ranges, CARRY_I64, 2 * count));
+    free(ranges);
+    return status;
 }
 
 static carry_status make_room(carry_optimizer *o) {
@@ -74,11 +95,12 @@ static carry_status make_room(carry_optimizer *o) {
     place(o, &arena);
     if (device != 0) {
         void *pinned;
-        CARRY_TRY(carry_host_alloc(ctx, &pinned, CARRY_OPTIMIZER_AHEAD * CARRY_ADAMW_FACTORS * sizeof(float)));
+        CARRY_TRY(carry_host_alloc(ctx, &pinned, CARRY_OPTIMIZER_AHEAD * ROW * sizeof(float)));
         o->uploaded = pinned;
     }
     CARRY_TRY(carry_device_fill(ctx, o->memory, device, 0, bytes, carry_ctx_stream(ctx, device)));
     CARRY_TRY(carry_parameters_put_spared(o->model, o->spared, o->first, o->count));
+    CARRY_TRY(o->options.momentum > 0.0 ? put_ranges(o) : CARRY_OK);
     return carry_fill(ctx, o->clip, 1.0);
 }
 
@@ -96,7 +118,15 @@ carry_status carry_optimizer_new(carry_ctx *ctx, carry_optimizer **optimizer, co
     o->rank = carry_comm_rank(comm);
     o->ranks = carry_comm_size(comm);
     carry_optimizer_slice(model->count, o->rank, o->ranks, &o->first, &o->count);
-    carry_status status = make_room(o);
+    if (options->momentum > 0.0) {
+        carry_muon_init(&o->muon, ctx, model, options->momentum);
+    }
+    carry_status status = CARRY_OK;
+    if (options->momentum > 0.0 && o->ranks > 1) {
+        status = carry_fail(ctx, CARRY_EUNSUPPORTED,
+                            "Muon needs whole matrices and runs on one rank, not %d: use adamw", o->ranks);
+    }
+    status = status == CARRY_OK ? make_room(o) : status;
     if (status != CARRY_OK) {
         carry_optimizer_free(o);
         return status;
@@ -224,10 +254,17 @@ static carry_adamw adamw_of(const carry_optimizer *o) {
 carry_status carry_optimizer_set(carry_optimizer *o, int64_t step, double rate) {
     o->step = step;
     o->rate = rate;
+    float here[ROW];
+    float *row = o->uploaded != NULL ? o->uploaded + step % CARRY_OPTIMIZER_AHEAD * ROW : here;
+    if (o->options.momentum > 0.0) {
+        row[CARRY_ADAMW_FACTORS] = (float)rate;
+        row[CARRY_ADAMW_FACTORS + 1] = (float)(rate * o->options.decay);
+        CARRY_TRY(
+            carry_copy(o->ctx, o->muon.rates, carry_view_1d(row + CARRY_ADAMW_FACTORS, CARRY_F32, CARRY_MUON_RATES)));
+    }
     if (o->uploaded == NULL) {
         return CARRY_OK;
     }
-    float *row = o->uploaded + step % CARRY_OPTIMIZER_AHEAD * CARRY_ADAMW_FACTORS;
     const carry_adamw options = adamw_of(o);
     CARRY_TRY(carry_adamw_factors(o->ctx, row, &options));
     return carry_copy(o->ctx, o->factors, carry_view_1d(row, CARRY_F32, CARRY_ADAMW_FACTORS));
@@ -253,12 +290,36 @@ static carry_status gather_weights(carry_optimizer *o) {
                          carry_parameters_flat(o->model, o->model->weights, 0, o->model->count));
 }
 
+/* AdamW for one parameter that Muon does not take. */
+static carry_status step_alone(carry_optimizer *o, int64_t index) {
+    const carry_parameters *model = o->model;
+    const carry_parameter *p = &model->parameter[index];
+    carry_adamw options = adamw_of(o);
+    options.spared = p->decays ? (carry_tensor){0} : carry_slice(o->ranges, 2 * index, 2);
+    return carry_adamw_step(o->ctx, carry_parameters_flat(model, model->weights, p->offset, p->count),
+                            carry_parameters_flat(model, o->m, p->offset, p->count),
+                            carry_parameters_flat(model, o->v, p->offset, p->count),
+                            carry_parameters_low(model, p->offset, p->count),
+                            carry_parameters_flat(model, model->gradients, p->offset, p->count), &options);
+}
+
+static carry_status step_muon(carry_optimizer *o) {
+    CARRY_TRY(carry_muon_step(&o->muon, o->m, o->clip));
+    for (int64_t i = 0; i < o->model->parameters; i++) {
+        CARRY_TRY(carry_muon_takes(&o->model->parameter[i]) ? CARRY_OK : step_alone(o, i));
+    }
+    return CARRY_OK;
+}
+
 carry_status carry_optimizer_step(carry_optimizer *o, carry_tensor squares) {
     CARRY_SPAN(o->ctx, "train", "optimizer");
     CARRY_TRY(carry_clip_factor(o->ctx, o->clip, squares, o->options.clip));
     CARRY_TRY(carry_skip_guard(o->ctx, o->clip, o->bad, o->options.skips));
     const carry_parameters *model = o->model;
     const carry_adamw options = adamw_of(o);
+    if (o->options.momentum > 0.0) {
+        return step_muon(o);
+    }
     if (o->count > 0) {
         CARRY_TRY(carry_adamw_step(o->ctx, carry_parameters_flat(model, model->weights, o->first, o->count),
                                    carry_parameters_flat(model, o->m, 0, o->count),

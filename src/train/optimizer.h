@@ -1,4 +1,5 @@
-/* AdamW over the flat buffers of a model (model/parameters.h), with its state divided among ranks.
+/* AdamW over the flat buffers of a model (model/parameters.h), with its state divided among ranks; or Muon (muon.h) for
+   the matrices beside AdamW for the rest, on one rank.
 
    Every rank has all weights, and the gradients of its own tokens. The flat buffers are divided into as many
    contiguous slices as there are ranks, and rank r owns the r-th: it receives the sum of all ranks' gradients there,
@@ -13,11 +14,13 @@
 
 #include "carry/comm.h"
 #include "model/parameters.h"
+#include "train/muon.h"
 
 typedef struct carry_optimizer_options {
     double b1, b2, eps;
-    double decay;  /* only where the parameter list says so */
-    double clip;   /* the largest norm of all gradients together; 0: any */
+    double decay;    /* only where the parameter list says so */
+    double momentum; /* of Muon; 0: AdamW for all */
+    double clip;     /* the largest norm of all gradients together; 0: any */
     int64_t skips; /* consecutive steps with gradients that are not finite that may be skipped; after one more, weights
                       no longer change */
 } carry_optimizer_options;
@@ -37,6 +40,8 @@ typedef struct carry_optimizer {
     carry_tensor factors;     /* [CARRY_ADAMW_FACTORS], on a GPU; else absent */
     carry_tensor spared;      /* elements of the slice that do not decay (carry_adamw); absent where all do */
     float *uploaded;          /* factors in pinned memory, CARRY_OPTIMIZER_AHEAD times; NULL on the CPU */
+    carry_muon muon;          /* where options.momentum is not 0 */
+    carry_tensor ranges;      /* with Muon: (0, count) of each run of parameters that does not decay */
     void *memory, *workspace; /* for all tensors on the device; for sums */
     size_t workspace_bytes;
     carry_request *request;

@@ -7,6 +7,7 @@
 #include "core/error.h"
 #include "core/nearest.h"
 #include "core/tensor.h"
+#include "train/data/examples.h"
 #include "train/recurrences.h"
 #include "train/presets.h"
 
@@ -23,8 +24,9 @@
 
 const carry_train_key carry_train_keys[] = {
     TEXT("preset", preset, true, "NAME",
-         "a model with its batch size: gdn-130m, gdn-130m-128k, deltanet-13m; other options override it"),
-    TEXT("data", data, false, "PATH", "text to train on: a file or folder; more may follow as arguments"),
+         "a model with its batch size: gdn-130m, gdn-130m-128k, gdn-1b, deltanet-13m; other options override it"),
+    TEXT("data", data, false, "PATH",
+         "text to train on, a file or folder, or examples in JSON lines (.jsonl); more may follow as arguments"),
     TEXT("task", task, true, "NAME", "train on a synthetic task instead: mqar, s5, s5-swaps, copy"),
     WHOLE("pairs", pairs, 1, MOST, true, "mqar: pairs to recall"),
     WHOLE("fewest-pairs", fewest_pairs, 1, MOST, true, "mqar: training rows have N, 2N, ... pairs (all have --pairs)"),
@@ -32,6 +34,9 @@ const carry_train_key carry_train_keys[] = {
     TEXT("tokenizer", tokenizer, true, "PATH", "a tokenizer.json or its folder (trained on the text)"),
     WHOLE("vocab", vocab, 2, 1 << 21, true, "vocabulary of the tokenizer to train, or of the task"),
     FLAG("binary", binary, false, "accept files that do not look like text"),
+    TEXT("long-examples", long_examples, true, "NAME",
+         ".jsonl: refuse or cut examples that are longer than a row (refuse)"),
+    FLAG("in-order", in_order, true, ".jsonl: take examples in the order of the file instead of shuffling them"),
     TEXT("model", model, true, "DIR", "start from the weights of this model"),
     TEXT("architecture", architecture, true, "FILE", "a config.json that describes the model"),
     TEXT("type", type, true, "NAME", "gated_deltanet (the default) or delta_net"),
@@ -46,6 +51,12 @@ const carry_train_key carry_train_keys[] = {
          "how many times faster heads forget initially (1: within 1 to 10000 tokens)"),
     FLAG("neg-eigval", neg_eigval, true, "allow negative eigenvalues"),
     FLAG("tie", tie, true, "use the embeddings as output layer"),
+    WHOLE("lora-rank", lora_rank, 1, 4096, true, "train a LoRA adapter of this rank instead of all weights"),
+    REAL("lora-alpha", lora_alpha, 1e-6, 1e6, true, "the adapter is scaled by alpha / rank (twice the rank)"),
+    TEXT("lora-targets", lora_targets, true, "NAMES",
+         "linear maps that get an adapter, such as q_proj,v_proj (all-linear)"),
+    REAL("lora-dropout", lora_dropout, 0, 0.99, true, "share of an adapter's inputs that are dropped (0)"),
+    TEXT("adapter", adapter, true, "DIR", "start from this adapter, in the format of PEFT, and train it further"),
     WHOLE("batch", batch, 1, MOST, false, "rows per step, over all ranks (8)"),
     WHOLE("length", length, 1, MOST, true, "tokens per row (256, or that of the task)"),
     WHOLE("accumulate", accumulate, 1, MOST, false,
@@ -59,6 +70,9 @@ const carry_train_key carry_train_keys[] = {
     WHOLE("steps", steps, 1, MOST, false, "optimizer steps (250)"),
     WHOLE("tokens", tokens, 1, MOST, false, "tokens to train on, instead of steps"),
     REAL("epochs", epochs, 1e-9, 1e9, false, "approximate passes over the text, instead of steps"),
+    TEXT("optimizer", optimizer, true, "NAME",
+         "adamw, or muon: orthogonalised steps for matrices, AdamW for the rest (adamw)"),
+    REAL("momentum", momentum, 0.000001, 0.999999999, false, "momentum of muon (0.95)"),
     REAL("rate", rate, 1e-30, 1e3, false, "highest learning rate (0.002)"),
     REAL("final-rate", final_rate, 0, 1, false, "rate of the last step, as a share of --rate (0.1)"),
     WHOLE("warmup", warmup, 0, MOST, false, "steps until the highest rate (a twentieth of the steps, 100 at most)"),
@@ -88,6 +102,7 @@ carry_train_options carry_train_options_default(void) {
     carry_train_options o = {
         .type = "gated_deltanet",
         .expand_v = 1.0,
+        .long_examples = "refuse",
         .conv = 4,
         .batch = 8,
         .accumulate = 1,
@@ -104,6 +119,8 @@ carry_train_options carry_train_options_default(void) {
         .epsilon = 1e-8,
         .warmup = -1,
         .schedule = "cosine",
+        .optimizer = "adamw",
+        .momentum = 0.95,
         .seed = 1,
         .save_every = 100,
         .keep = 2,
@@ -127,8 +144,38 @@ carry_status carry_train_options_read(carry_ctx *ctx, carry_train_options *optio
     return carry_keys_read(ctx, carry_train_keys, options, object);
 }
 
+bool carry_train_has_examples(const carry_train_options *options) {
+    return options->task[0] == '\0' && carry_examples_are(options->data);
+}
+
+bool carry_train_has_adapter(const carry_train_options *options) {
+    return options->lora_rank > 0 || options->adapter[0] != '\0';
+}
+
 bool carry_train_holds_back(const carry_train_options *options) {
-    return options->task[0] == '\0' && options->eval_data[0] == '\0' && options->eval_every > 0;
+    return options->task[0] == '\0' && !carry_train_has_examples(options) && options->eval_data[0] == '\0' &&
+           options->eval_every > 0;
+}
+
+static carry_status check_examples(carry_ctx *ctx, const carry_train_options *o) {
+    if (strcmp(o->long_examples, "refuse") != 0 && strcmp(o->long_examples, "cut") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "--long-examples '%s': expected refuse or cut", o->long_examples);
+    }
+    if (!carry_train_has_examples(o)) {
+        return CARRY_OK;
+    }
+    if (o->model[0] == '\0' && o->tokenizer[0] == '\0') {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "examples (.jsonl) need a tokenizer: name a model with --model DIR, or --tokenizer PATH");
+    }
+    if (o->eval_data[0] != '\0' && !carry_examples_are(o->eval_data)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "--eval-data %s: expected a .jsonl file, as --data is one",
+                          o->eval_data);
+    }
+    return o->sequence_ranks == 1 ? CARRY_OK
+                                  : carry_fail(ctx, CARRY_EUNSUPPORTED,
+                                               "packed examples are not split over sequence ranks: omit "
+                                               "--sequence-ranks");
 }
 
 static carry_status check_names(carry_ctx *ctx, const carry_train_options *o) {
@@ -150,6 +197,13 @@ static carry_status check_names(carry_ctx *ctx, const carry_train_options *o) {
 
 carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options *o, int ranks) {
     CARRY_TRY(check_names(ctx, o));
+    CARRY_TRY(check_examples(ctx, o));
+    if (strcmp(o->optimizer, "adamw") != 0 && strcmp(o->optimizer, "muon") != 0) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "--optimizer '%s': expected adamw or muon", o->optimizer);
+    }
+    if (strcmp(o->optimizer, "muon") == 0 && ranks > 1) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "--optimizer muon runs on one rank, not %d: use adamw", ranks);
+    }
     if ((o->data[0] != '\0') == (o->task[0] != '\0')) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%s",
                           o->task[0] != '\0' ? "a text and a task are two things to learn: give one"
@@ -179,6 +233,12 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
     }
     if (o->model[0] != '\0' && o->architecture[0] != '\0') {
         return carry_fail(ctx, CARRY_EARGUMENT, "a model has its own architecture: give --model or --architecture");
+    }
+    if (o->lora_rank > 0 && o->adapter[0] != '\0') {
+        return carry_fail(ctx, CARRY_EARGUMENT, "--adapter names an adapter with its own rank: omit --lora-rank");
+    }
+    if (carry_train_has_adapter(o) && o->model[0] == '\0' && o->architecture[0] == '\0') {
+        return carry_fail(ctx, CARRY_EARGUMENT, "an adapter needs the model that it is for: give --model DIR");
     }
     return CARRY_OK;
 }
@@ -212,6 +272,11 @@ carry_status carry_train_options_used(carry_ctx *ctx, const carry_train_options 
         {strcmp(o->type, "delta_net") == 0, "forget", "applies to gates, which delta_net does not have"},
         {strcmp(o->task, "mqar") != 0, "pairs fewest-pairs", "applies only to the task mqar"},
         {is_task, "eval-data tokenizer binary", "applies to texts, but --task uses no text"},
+        {strcmp(o->optimizer, "muon") != 0, "momentum", "applies to --optimizer muon"},
+        {o->lora_rank == 0, "lora-alpha lora-targets",
+         "applies to a new adapter: give --lora-rank too, and omit --adapter"},
+        {!carry_train_has_adapter(o), "lora-dropout", "applies to an adapter: give --lora-rank or --adapter too"},
+        {!carry_train_has_examples(o), "long-examples in-order", "applies to examples (.jsonl)"},
         {!is_task && (has_model || o->tokenizer[0] != '\0'), "vocab",
          "applies to a tokenizer that is to be trained, but there is one already"},
     };

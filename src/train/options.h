@@ -25,8 +25,10 @@ typedef struct carry_train_options {
     char eval_data[CARRY_TRAIN_PATH]; /* held-out text; "": the end of the text, where it fits one window */
     char tokenizer[CARRY_TRAIN_PATH]; /* tokenizer.json, or its folder; "": trained on the start of the text */
     char preset[32];
-    int64_t vocab; /* of that tokenizer, or of the task */
-    bool binary;   /* take files that do not look like text */
+    int64_t vocab;          /* of that tokenizer, or of the task */
+    bool binary;            /* take files that do not look like text */
+    char long_examples[16]; /* of .jsonl: "refuse" or "cut" examples that are longer than a row */
+    bool in_order;          /* of .jsonl: take examples in the order of the files */
     /* The model. */
     char model[CARRY_TRAIN_PATH];        /* a folder whose weights are the start */
     char architecture[CARRY_TRAIN_PATH]; /* a config.json; its vocabulary must be the tokenizer's */
@@ -36,6 +38,12 @@ typedef struct carry_train_options {
     double forget; /* the rates at which heads forget, at the start: a factor; 0: 1 */
     double init;   /* standard deviation of start weights; 0: the model type's own */
     bool neg_eigval, tie;
+    /* An adapter (model/lm/adapter.h) instead of all weights. */
+    int64_t lora_rank; /* 0: none, unless adapter is given */
+    double lora_alpha; /* 0: twice the rank */
+    char lora_targets[1024];
+    double lora_dropout;
+    char adapter[CARRY_TRAIN_PATH]; /* a folder whose adapter is the start */
     /* A step. */
     int64_t batch, length, accumulate; /* rows of a step over all ranks; tokens of a row; parts a rank does them in */
     int64_t sequence_ranks;
@@ -44,6 +52,8 @@ typedef struct carry_train_options {
     /* All of them. */
     int64_t steps, tokens;
     double epochs;
+    char optimizer[16]; /* adamw or muon */
+    double momentum;    /* of muon */
     double rate, final_rate, clip, decay, beta1, beta2, epsilon;
     int64_t skip_limit;
     int64_t warmup; /* -1: a twentieth of the steps, 100 at most */
@@ -64,6 +74,12 @@ carry_status carry_train_set(carry_ctx *ctx, carry_train_options *options, const
 /* As a JSON object of texts, and back; unknown keys are ignored, so that newer files can be read. */
 void carry_train_options_write(carry_json_text *text, const carry_train_options *options);
 carry_status carry_train_options_read(carry_ctx *ctx, carry_train_options *options, const carry_json *object);
+
+/* Is the data examples (.jsonl), not a text? */
+bool carry_train_has_examples(const carry_train_options *options);
+
+/* Is an adapter trained, and not all weights? */
+bool carry_train_has_adapter(const carry_train_options *options);
 
 /* Is a part of the text kept back to be evaluated with, where the text has enough? */
 bool carry_train_holds_back(const carry_train_options *options);

@@ -12,6 +12,9 @@ const carry_train_preset carry_train_presets[] = {
      "type gated_deltanet hidden 768 layers 12 heads 6 head-dim 128 batch 8 length 4096 dtype bf16"},
     {"gdn-130m-128k", "gdn-130m with a vocabulary of 128,256: 289 M parameters, and the logits are the largest product",
      128256, "type gated_deltanet hidden 768 layers 12 heads 6 head-dim 128 batch 8 length 4096 dtype bf16"},
+    {"gdn-1b", "Gated DeltaNet, 1.0 G parameters: 16 layers, hidden 2048, 16 heads of 128; 8 x 4096 tokens, recomputed",
+     32000,
+     "type gated_deltanet hidden 2048 layers 16 heads 16 head-dim 128 batch 8 length 4096 dtype bf16 recompute true"},
     {"deltanet-13m", "DeltaNet, 13.5 M parameters: 6 layers, hidden 256, 8 heads of 32; 32 x 2048 tokens", 16384,
      "type delta_net hidden 256 layers 6 heads 8 head-dim 32 batch 32 length 2048 dtype bf16"},
     {0},
@@ -33,8 +36,9 @@ carry_status carry_train_preset_apply(carry_ctx *ctx, carry_train_options *optio
     if (preset == NULL) {
         char hint[CARRY_NEAREST_HINT];
         return carry_fail(
-            ctx, CARRY_ENOTFOUND, "preset '%.40s': expected gdn-130m, gdn-130m-128k or deltanet-13m%s", name,
-            carry_nearest_among(hint, name, (const char *const[]){"gdn-130m", "gdn-130m-128k", "deltanet-13m", NULL}));
+            ctx, CARRY_ENOTFOUND, "preset '%.40s': expected gdn-130m, gdn-130m-128k, gdn-1b or deltanet-13m%s", name,
+            carry_nearest_among(hint, name,
+                                (const char *const[]){"gdn-130m", "gdn-130m-128k", "gdn-1b", "deltanet-13m", NULL}));
     }
     (void)snprintf(keys, sizeof keys, "%s", preset->keys);
     for (char *key = strtok_r(keys, " ", &rest); key != NULL; key = strtok_r(NULL, " ", &rest)) {

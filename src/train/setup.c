@@ -10,6 +10,7 @@
 #include "core/error.h"
 #include "file/checkpoint_files.h"
 #include "core/memory.h"
+#include "model/lm/adapter.h"
 #include "model/lm/families/fla.h"
 #include "train/presets.h"
 #include "train/training.h"
@@ -18,6 +19,7 @@
 #define HIDDEN 192
 #define LAYERS 4
 #define WARMUP_MOST 100
+#define LARGE ((int64_t)1 << 28) /* parameters: start values then come from the GPU, within a bit of the CPU's */
 
 /* Did the run that goes on keep a part of its text back? Rank 0 has read its options. */
 static carry_status find_held_back(carry_training *t) {
@@ -46,11 +48,17 @@ static void choose_sizes(carry_train_options *o) {
     }
 }
 
+/* The folder with the model's weights; NULL: they are start values. A checkpoint of an adapter has none. */
+static const char *weights_folder(const carry_training *t) {
+    const bool resumes = t->loop.found.step >= 0 && !carry_train_has_adapter(&t->options);
+    return resumes ? t->loop.found.path : t->options.model[0] != '\0' ? t->options.model : NULL;
+}
+
 static carry_status configure(carry_training *t, carry_lm_config *config) {
     carry_train_options *o = &t->options;
     char path[CARRY_FILE_PATH];
-    if (t->loop.found.step >= 0 || o->model[0] != '\0') {
-        CARRY_TRY(carry_file_in(t->ctx, path, t->loop.found.step >= 0 ? t->loop.found.path : o->model, "config.json"));
+    if (weights_folder(t) != NULL) {
+        CARRY_TRY(carry_file_in(t->ctx, path, weights_folder(t), "config.json"));
         return carry_lm_config_read(t->ctx, config, path);
     }
     if (o->architecture[0] != '\0') {
@@ -81,6 +89,19 @@ static carry_status configure(carry_training *t, carry_lm_config *config) {
     return carry_lm_config_finish(t->ctx, config);
 }
 
+/* A new adapter, that of a folder, or that of the checkpoint which the run goes on from. */
+static carry_status make_adapter(carry_training *t) {
+    const carry_train_options *o = &t->options;
+    carry_adapter_options adapter = {.rank = o->lora_rank,
+                                     .alpha = o->lora_alpha > 0.0 ? o->lora_alpha : 2.0 * (double)o->lora_rank,
+                                     .dropout = o->lora_dropout,
+                                     .seed = (uint64_t)o->seed};
+    (void)snprintf(adapter.targets, sizeof adapter.targets, "%s",
+                   o->lora_targets[0] != '\0' ? o->lora_targets : "all-linear");
+    const char *folder = t->loop.found.step >= 0 ? t->loop.found.path : o->adapter;
+    return folder[0] != '\0' ? carry_lm_adapter_load(t->lm, folder, &adapter) : carry_lm_adapter_new(t->lm, &adapter);
+}
+
 static carry_status make_model(carry_training *t) {
     carry_lm_config config;
     CARRY_TRY(configure(t, &config));
@@ -91,23 +112,26 @@ static carry_status make_model(carry_training *t) {
                           ": the model must have at least as many",
                           t->material.task != NULL ? "task" : "tokenizer", tokens, config.vocab_size);
     }
-    const bool resumes = t->loop.found.step >= 0;
-    const char *folder = resumes ? t->loop.found.path : t->options.model[0] != '\0' ? t->options.model : NULL;
-    if (folder != NULL && !resumes) { /* a checkpoint that was found is verified already */
+    const char *folder = weights_folder(t);
+    if (folder != NULL && folder == t->options.model) { /* a checkpoint that was found is verified already */
         CARRY_TRY(carry_checkpoint_verify_model(t->ctx, folder));
     }
     const int gpus = carry_device_count() - 1;
     const int device =
         t->hooks->device > 0 && t->hooks->spreads && gpus > 1 ? 1 + carry_comm_rank(t->comm) % gpus : t->hooks->device;
     CARRY_TRY(carry_lm_new_for(t->ctx, &t->lm, &config, device, folder));
-    CARRY_TRY(carry_lm_want_gradients(t->lm));
+    const bool adapts = carry_train_has_adapter(&t->options);
+    CARRY_TRY(adapts ? CARRY_OK : carry_lm_want_gradients(t->lm));
     if (folder != NULL) {
-        return carry_lm_load_weights(t->lm, folder);
+        CARRY_TRY(carry_lm_load_weights(t->lm, folder));
+        return adapts ? make_adapter(t) : CARRY_OK;
     }
     /* Start rates are flash-linear-attention's: most heads forget within 100 tokens, too few for a row to be recalled.
      */
     t->lm->forget = t->options.forget;
-    return carry_lm_init(t->lm, (uint64_t)t->options.seed);
+    const bool large = adapts || (device != 0 && t->lm->own.trained >= LARGE);
+    CARRY_TRY((large ? carry_lm_init_there : carry_lm_init)(t->lm, (uint64_t)t->options.seed));
+    return adapts ? make_adapter(t) : CARRY_OK;
 }
 
 static carry_status choose_steps(carry_training *t) {
@@ -165,6 +189,15 @@ static carry_status open_pass(carry_training *t) {
     const carry_train_options *o = &t->options;
     carry_lm_pass_options pass = {
         .batch = t->rows, .tokens = t->material.length / t->grid.parts, .recompute = o->recompute};
+    if (t->material.source.cuts != NULL) {
+        pass.sequences = t->rows * t->material.source.most_cuts;
+        pass.tokens *= t->rows;
+        pass.batch = 1;
+        t->cuts = calloc((size_t)pass.sequences + 1, sizeof *t->cuts);
+        if (t->cuts == NULL) {
+            return carry_fail(t->ctx, CARRY_EMEMORY, "out of memory: %" PRId64 " packed sequences", pass.sequences);
+        }
+    }
     CARRY_TRY(carry_dtype_parse(&pass.dtype, o->dtype));
     carry_comm *sequence = t->grid.sequence;
     if (sequence != NULL && t->lm->own.device != 0) {
@@ -205,16 +238,22 @@ static carry_status open_loop(carry_training *t) {
     loop->seen_each = o->batch * o->length;
     loop->flops = t->flops * tokens;
     loop->items_each = tokens;
-    const carry_optimizer_options adam = {
-        .b1 = o->beta1, .b2 = o->beta2, .eps = o->epsilon, .decay = o->decay, .clip = o->clip};
-    return carry_steps_open(loop, &t->lm->own, &adam);
+    const carry_optimizer_options adam = {.b1 = o->beta1,
+                                          .b2 = o->beta2,
+                                          .eps = o->epsilon,
+                                          .decay = o->decay,
+                                          .clip = o->clip,
+                                          .momentum = strcmp(o->optimizer, "muon") == 0 ? o->momentum : 0.0};
+    return carry_steps_open(loop, t->lm->adapter != NULL ? &t->lm->adapter->own : &t->lm->own, &adam);
 }
 
 /* On the CPU batches are used where they are made. */
 static carry_status open_feed(carry_training *t) {
     const int device = t->lm->own.device;
     const int64_t count = t->rows * t->options.accumulate * (t->material.length / t->grid.parts);
-    return device != 0 ? carry_feed_open(t->ctx, &t->feed, device, count, t->lm->config.vocab_size) : CARRY_OK;
+    const int64_t sequences = t->pass_options.sequences * t->options.accumulate;
+    return device != 0 ? carry_feed_open(t->ctx, &t->feed, device, count, t->lm->config.vocab_size, sequences)
+                       : CARRY_OK;
 }
 
 static void tell_start(const carry_training *t) {
@@ -273,4 +312,5 @@ void carry_training_close(carry_training *t) {
     carry_grid_close(&t->grid);
     free(t->logits_seen);
     free(t->chosen);
+    free(t->cuts);
 }

@@ -28,6 +28,7 @@ typedef struct carry_training {
     carry_batches *batches;
     const carry_batch *batch;  /* of the step, on the CPU */
     carry_feed feed;           /* of batches to a GPU */
+    int64_t *cuts;             /* of packed examples: cu_seqlens of a part, [sequences of the pass + 1]; else NULL */
     carry_batches *evaluation; /* NULL until the first */
     bool cannot_evaluate;
     void *memory;

@@ -59,8 +59,8 @@ typedef struct shape {
     int64_t T, S, H, D;
 } shape;
 
-static const shape shapes[] = {{1, 1, 1, 1},    {3, 2, 2, 5},    {17, 40, 3, 6},
-                               {33, 65, 2, 32}, {9, 130, 1, 48}, {40, 20, 2, 256}};
+static const shape shapes[] = {{1, 1, 1, 1},     {3, 2, 2, 5},    {17, 40, 3, 6},   {33, 65, 2, 32}, {9, 130, 1, 48},
+                               {40, 20, 2, 256}, {5, 33, 2, 257}, {300, 9, 2, 576}, {3, 70, 1, 640}};
 
 /* Scores of D terms below 1 times the scale, sums of S of them: 2^-24 for each, in two orders. */
 static double slack(const shape *s) {

@@ -7,6 +7,7 @@
 #include "engine/sample_device.h"
 #include "engine/slot_device.h"
 #include "ops/cuda/conv2d.cuh"
+#include "ops/cuda/grouped_modes.cuh"
 #include "scan/cuda/dense_hopper.cuh"
 
 extern "C" {
@@ -36,6 +37,16 @@ extern "C" carry_status carry_cuda_measure(carry_ctx *, int, carry_gpu *gpu) {
 }
 
 carry_status carry_conv2d_hopper(carry_ctx *, const conv2d_job &, const place &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status carry_grouped_hopper_bf16(carry_ctx *, const grouped_job &, grouped_mode, const place &, bool *done) {
+    *done = false;
+    return CARRY_OK;
+}
+
+carry_status carry_grouped_hopper_f16(carry_ctx *, const grouped_job &, grouped_mode, const place &, bool *done) {
     *done = false;
     return CARRY_OK;
 }

@@ -162,6 +162,89 @@ static void case_grouped(carry_dtype type) {
     one_grouped(type, 19, 5, 7, 33);
     one_grouped(type, 40, 40, 24, 64);
     one_grouped(type, 300, 3, 130, 200); /* more than a tile of 128 rows of an expert */
+    one_grouped(type, 500, 6, 136, 264); /* rows of whole pieces of 16 bytes */
+    one_grouped(type, 40, 40, 64, 128);
+}
+
+/* A sum of terms in float64, and of their absolute values. */
+typedef struct exact {
+    double sum, size;
+} exact;
+
+/* One rounding to the type, and f32 sums of n terms in any order, each addition cut off instead of rounded (as tensor
+   cores do): n 2^-23 of the sum of absolute values. */
+static void judge(const char *what, carry_dtype type, double have, exact want, int64_t n) {
+    const double before = (double)(n + 1) * 0x1p-23 * want.size;
+    const double least = type == CARRY_F16 ? 0x1p-24 : 0.0;
+    note(what, fabs(have - want.sum) / (rounding(type) * (fabs(want.sum) + before) + before + least));
+}
+
+static void add_term(exact *to, double term) {
+    to->sum += term;
+    to->size += fabs(term);
+}
+
+static array fetched(const operand *o) {
+    array a = poisoned(o->t[0].dtype, o->t[0].rank, o->t[0].shape);
+    CALL(carry_copy(ctx, a.t, o->t[1]));
+    read_back(&a);
+    return a;
+}
+
+/* y, and gradients that are added to earlier ones, of experts with `counts` rows. */
+static void one_exact(carry_dtype type, const int64_t *counts, int64_t E, int64_t out, int64_t in, bool adds) {
+    int64_t *starts = keep(calloc((size_t)E + 1, sizeof *starts));
+    for (int64_t e = 0; e < E; e++) {
+        starts[e + 1] = starts[e] + counts[e];
+    }
+    const int64_t rows = starts[E];
+    const array x = random_array(type, 2, SHAPE(rows, in), -1, 1), W = random_array(type, 3, SHAPE(E, out, in), -1, 1);
+    const array dy = random_array(type, 2, SHAPE(rows, out), -1, 1), dx = random_array(type, 2, SHAPE(rows, in), -9, 9);
+    const array dW = random_array(CARRY_F32, 3, SHAPE(E, out, in), -9, 9);
+    operand xs = spread(x.t), Ws = spread(W.t), dys = spread(dy.t), dxs = spread(dx.t), dWs = spread(dW.t);
+    operand ys = wanted(type, 2, SHAPE(rows, out)), offsets = integers(starts, E + 1);
+    CALL(carry_grouped_linear(ctx, ys.t[1], xs.t[1], Ws.t[1], offsets.t[1]));
+    CALL(carry_grouped_linear_backward(ctx, dxs.t[1], dWs.t[1], dys.t[1], xs.t[1], Ws.t[1], offsets.t[1], adds));
+    const array y_got = fetched(&ys), dx_got = fetched(&dxs), dW_got = fetched(&dWs);
+    for (int64_t e = 0; e < E; e++) {
+        const double *w = W.v + e * out * in;
+        for (int64_t r = starts[e]; r < starts[e + 1]; r++) {
+            for (int64_t o = 0; o < out; o++) {
+                exact want = {0};
+                for (int64_t i = 0; i < in; i++) {
+                    add_term(&want, x.v[r * in + i] * w[o * in + i]);
+                }
+                judge("y", type, y_got.v[r * out + o], want, in);
+            }
+            for (int64_t i = 0; i < in; i++) {
+                exact want = {0};
+                add_term(&want, adds ? dx.v[r * in + i] : 0.0);
+                for (int64_t o = 0; o < out; o++) {
+                    add_term(&want, dy.v[r * out + o] * w[o * in + i]);
+                }
+                judge("dx", type, dx_got.v[r * in + i], want, out + 1);
+            }
+        }
+        for (int64_t at = 0; at < out * in; at++) {
+            exact want = {0};
+            add_term(&want, dW.v[e * out * in + at]);
+            for (int64_t r = starts[e]; r < starts[e + 1]; r++) {
+                add_term(&want, dy.v[r * out + at / in] * x.v[r * in + at % in]);
+            }
+            judge("dW", CARRY_F32, dW_got.v[e * out * in + at], want, counts[e] + 1);
+        }
+    }
+    free_operands();
+}
+
+/* Experts without rows, with one, and around the sizes of tiles (64, 128 and 192 rows) and panels. */
+static void case_exact(carry_dtype type) {
+    static const int64_t counts[] = {0, 1, 63, 64, 65, 127, 128, 129, 0, 192, 193, 7, 2, 257};
+    static const int64_t few[] = {1, 0, 0, 2, 1, 4};
+    one_exact(type, counts, 14, 72, 136, true);
+    one_exact(type, counts, 14, 136, 72, false);
+    one_exact(type, few, 6, 264, 128, true);
+    one_exact(type, few, 6, 128, 520, false);
 }
 
 static void test_experts_on_devices(void **state) {
@@ -171,6 +254,7 @@ static void test_experts_on_devices(void **state) {
         run_case("route of NaN", case_route_nan, 3);
         run_case("rows of experts", case_rows, 3);
         run_case("grouped_linear", case_grouped, 3);
+        run_case("grouped_linear exactly", case_exact, 3);
     }
     assert_int_equal(failures, 0);
 }

@@ -5,6 +5,9 @@
 
 #include "backend_support.h"
 
+#include "ops/dropout.h"
+#include "ops/muon.h"
+
 /* Terms below 1, added in two orders: 2^-24 of a sum of k of them for each, with room for tf32 in three parts. */
 static double sums(int64_t k) {
     return 8.0 * (double)(k + 8) * 0x1p-24;
@@ -134,6 +137,40 @@ static void case_adamw(carry_dtype type) {
     compare("low", &low, 0x1p-20);
 }
 
+/* Muon's operators, with a matrix that is turned and one that is not; and dropout, which drops the same elements. */
+static void case_muon(carry_dtype type) {
+    for (int turned = 0; turned < 2; turned++, free_operands()) {
+        const int64_t shape[] = {37, 65};
+        const int64_t other[] = {65, 37};
+        const int64_t n = 37 * 65;
+        operand g = given(CARRY_F32, 1, &n, -1, 1), m = given(CARRY_F32, 1, &n, -1, 1), u = wanted(CARRY_F32, 1, &n);
+        operand matrix = given(CARRY_F32, 2, shape, -1, 1), x = wanted(type, 2, turned ? other : shape);
+        operand z = given(type, 2, turned ? other : shape, -1, 1), y = wanted(type, 2, turned ? other : shape);
+        operand w = given(CARRY_F32, 2, shape, -1, 1), low = wanted(type, 2, shape);
+        operand dropped = wanted(type, 2, turned ? other : shape);
+        double sum = 7.0;
+        float half = 0.5f;
+        float rate[] = {0.1f, 0.01f};
+        operand squares = spread(carry_view_1d(&sum, CARRY_F64, 1)), clip = spread(carry_view_1d(&half, CARRY_F32, 1));
+        operand rates = spread(carry_view_1d(rate, CARRY_F32, 2));
+        EACH_SIDE {
+            CALL(carry_muon_momentum(ctx, u.t[side], m.t[side], g.t[side], clip.t[side], 0.9));
+            CALL(carry_muon_normalise(ctx, x.t[side], matrix.t[side], squares.t[side], turned == 1));
+            CALL(carry_blend(ctx, y.t[side], x.t[side], z.t[side], 1.5, -0.5));
+            CALL(carry_muon_update(ctx, w.t[side], low.t[side], z.t[side], rates.t[side], clip.t[side], 2.0,
+                                   turned == 1));
+            CALL(carry_dropout(ctx, dropped.t[side], z.t[side], 0.25, 11, 5));
+        }
+        compare("u", &u, 0x1p-22);
+        compare("m", &m, 0x1p-22);
+        compare("x", &x, 0x1p-22);
+        compare("blend", &y, 0x1p-20);
+        compare("w", &w, 0x1p-22);
+        compare("low", &low, 0x1p-20);
+        compare("dropout", &dropped, 0x1p-22);
+    }
+}
+
 /* An id or a target that is not in the table is not followed: NaN, and the neighbours are what they were. */
 static void case_bad_ids(carry_dtype type) {
     const int64_t bad[] = {0, 5, -1, 4, INT64_MIN, INT64_MAX};
@@ -162,6 +199,7 @@ static void test_losses_and_adamw_equal_the_cpu(void **state) {
         run_case("many ids", case_many_ids,
                  2); /* seconds each on the emulator; f16 differs in nothing that counts here */
         run_case("adamw, clip, squares", case_adamw, 3);
+        run_case("muon, dropout", case_muon, 3);
         run_case("ids out of range", case_bad_ids, 3);
     }
     assert_int_equal(failures, 0);

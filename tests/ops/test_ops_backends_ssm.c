@@ -5,6 +5,7 @@
 
 #include <math.h>
 
+#include "ops/decay.h"
 #include "ops/ssm.h"
 
 typedef struct shape {
@@ -125,12 +126,41 @@ static void case_steps(carry_dtype type) {
     free_operands();
 }
 
+/* Decays of KDA: heads of any width, saturated gates among them. Gradients are sums over tokens and columns. */
+static void case_decays(carry_dtype type) {
+    static const int64_t sizes[][3] = {{1, 1, 1}, {7, 3, 5}, {130, 2, 128}, {33, 2, 300}}; /* tokens, heads, columns */
+    for (int i = 0; i < 4; i++) {
+        const int64_t T = sizes[i][0], n = sizes[i][1], width = n * sizes[i][2];
+        operand a = given(type, 2, SHAPE(T, width), -30, 50), A_log = given(CARRY_F32, 1, &n, -2, 2);
+        operand bias = given(CARRY_F32, 1, &width, -1, 1), g = wanted(CARRY_F32, 2, SHAPE(T, width));
+        operand dg = given(CARRY_F32, 2, SHAPE(T, width), -1, 1), da = wanted(type, 2, SHAPE(T, width));
+        operand dA = given(CARRY_F32, 1, &n, -1, 1), dbias = given(CARRY_F32, 1, &width, -1, 1);
+        EACH_SIDE {
+            CALL(carry_decay_gate(ctx, g.t[side], a.t[side], A_log.t[side], bias.t[side]));
+            CALL(carry_decay_gate_backward(ctx, &(carry_decay_gate_backward_args){.da = da.t[side],
+                                                                                  .dA_log = dA.t[side],
+                                                                                  .ddt_bias = dbias.t[side],
+                                                                                  .dg = dg.t[side],
+                                                                                  .a = a.t[side],
+                                                                                  .A_log = A_log.t[side],
+                                                                                  .dt_bias = bias.t[side]}));
+        }
+        /* Numbers below e^2 * 51, each off by a few roundings of f32. */
+        compare("g", &g, 400.0 * 0x1p-22);
+        compare("da", &da, 8.0 * 0x1p-21);
+        compare("dbias", &dbias, 8.0 * 0x1p-21 * (double)T);
+        compare("dA_log", &dA, 400.0 * 0x1p-21 * (double)(T * sizes[i][2]));
+        free_operands();
+    }
+}
+
 static void test_state_space_layers_on_devices(void **state) {
     (void)state;
     for (device_tested = 1; device_tested < carry_device_count(); device_tested++) {
         run_case("ssm", case_any_shape, 3);
         run_case("ssm of tiles", case_tiles, 3);
         run_case("ssm steps", case_steps, 3);
+        run_case("decays of KDA", case_decays, 3);
     }
     assert_int_equal(failures, 0);
 }

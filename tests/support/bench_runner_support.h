@@ -25,7 +25,7 @@ static inline void check(carry_ctx *ctx, carry_status status) {
 }
 
 /* A folder with a checkpoint, or a shape or config.json with random weights. */
-static inline carry_lm *make(carry_ctx *ctx, int device, const char *folder) {
+static inline carry_lm *make(carry_ctx *ctx, int device, carry_dtype dtype, const char *folder) {
     carry_lm *lm;
     struct stat about;
     const bool is_folder = folder != NULL && stat(folder, &about) == 0 && S_ISDIR(about.st_mode);
@@ -33,11 +33,7 @@ static inline carry_lm *make(carry_ctx *ctx, int device, const char *folder) {
         check(ctx, carry_lm_open(ctx, &lm, folder, device));
         return lm;
     }
-    carry_lm_config config;
-    check(ctx, carry_model_random_config(ctx, &config, folder != NULL ? folder : "qwen3.5-0.8b"));
-    check(ctx, carry_lm_new(ctx, &lm, &config, device));
-    const int64_t count = lm->own.count;
-    check(ctx, carry_random_fill(ctx, carry_view_on(device, lm->own.weights, CARRY_F32, 1, &count), 1, 2, 0.0f, 0.02f));
+    check(ctx, carry_model_random(ctx, &lm, folder != NULL ? folder : "qwen3.5-0.8b", device, dtype, 1));
     return lm;
 }
 

@@ -29,6 +29,26 @@ static inline carry_lm_config gpu_config(int64_t vocabulary, int64_t width) {
     return c;
 }
 
+/* The same layers with experts: `chosen` of 12 for each token. */
+static inline carry_lm_config gpu_config_experts(int64_t vocabulary, int64_t chosen) {
+    const carry_lm_config dense = gpu_config(vocabulary, 0);
+    carry_lm_config c = carry_lm_config_default(&carry_lm_family_qwen3_5_moe);
+    carry_lm_hybrid_of(&c)->layers_listed = 3;
+    c.vocab_size = dense.vocab_size;
+    c.hidden_size = dense.hidden_size;
+    c.num_hidden_layers = dense.num_hidden_layers;
+    c.delta = dense.delta;
+    c.attention = dense.attention;
+    c.mixer[1] = CARRY_LM_MIXER_ATTENTION;
+    memset(c.feedforward, CARRY_LM_FEEDFORWARD_EXPERTS, sizeof c.feedforward);
+    c.experts.count = 12;
+    c.experts.chosen = chosen;
+    c.experts.width = 72;
+    c.experts.shared_width = 40;
+    c.pad_token_id = c.eos_token_id = -1;
+    return c;
+}
+
 /* A model whose weights are numbers of bf16, so that devices differ by the rounding of activations alone. */
 static inline carry_lm *gpu_rounded_model(carry_ctx *ctx, carry_lm_config config) {
     carry_lm *lm = model_scaled(ctx, config, 3.0f);

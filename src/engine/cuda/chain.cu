@@ -1,6 +1,7 @@
 /* The launcher of the kernels of a decoding step, and its smallest ones. */
 #include "engine/cuda/chain_attend.cuh"
 #include "engine/cuda/chain_delta.cuh"
+#include "engine/cuda/chain_experts.cuh"
 #include "engine/cuda/chain_product.cuh"
 
 #include "device/cuda.h"
@@ -112,6 +113,13 @@ static carry_status put_attend(const launch_place &place, const carry_chain_atte
                           : put(place, attend<4, CARRY_CHAIN_GROUP>, blocks, 0, a, lists);
 }
 
+static carry_status put_experts(const launch_place &place, const carry_chain_experts &e, int sequences, bool is_up) {
+    const int tiles = is_up ? e.chosen * ((e.width + WARPS - 1) / WARPS) + (e.shared_width + WARPS - 1) / WARPS
+                            : (e.columns + WARPS - 1) / WARPS;
+    const int input = is_up ? e.columns : e.chosen * e.width + e.shared_width;
+    return put(place, is_up ? experts_up : experts_down, sequences * tiles, (size_t)input * sizeof(float), e);
+}
+
 static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_chain_op *op,
                            const carry_chain_lists *lists, bool overlaps) {
     const launch_place place = {ctx, ordinal, stream, overlaps};
@@ -126,6 +134,9 @@ static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, co
         return put(place, delta, sequences * op->as.delta.heads, 0, op->as.delta, *lists);
     case CARRY_CHAIN_ATTEND:
         return put_attend(place, a, *lists);
+    case CARRY_CHAIN_EXPERTS_UP:
+    case CARRY_CHAIN_EXPERTS_DOWN:
+        return put_experts(place, op->as.experts, sequences, op->kind == CARRY_CHAIN_EXPERTS_UP);
     case CARRY_CHAIN_COMBINE:
         return put(place, combine, sequences * a.heads, 0, a, *lists);
     default:

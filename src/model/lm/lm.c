@@ -10,6 +10,7 @@
 #include "carry/ops.h"
 #include "core/error.h"
 #include "core/file.h"
+#include "model/lm/adapter.h"
 #include "model/lm/families/family.h"
 #include "model/lm/lm_names.h"
 #include "model/lm/lm_pass.h"
@@ -152,7 +153,8 @@ static void list_layer(carry_lm *lm, int64_t layer) {
 
 static void list_parameters(carry_lm *lm) {
     const carry_lm_config *c = &lm->config;
-    const carry_lm_parameter table = carry_lm_matrix(c->vocab_size, c->hidden_size);
+    carry_lm_parameter table = carry_lm_matrix(c->vocab_size, c->hidden_size);
+    table.is_table = true;
     lm->embeddings = add_named(lm, c->family->embeddings, table);
     for (int64_t layer = 0; layer < c->num_hidden_layers; layer++) {
         list_layer(lm, layer);
@@ -196,8 +198,10 @@ static carry_status make(carry_lm *lm, int device, const weights_options *o) {
     lm->own.other = lm->own.names != NULL ? carry_lm_other_name : NULL;
     CARRY_TRY(o->folder != NULL ? carry_parameters_check(&lm->own, o->folder) : CARRY_OK);
     CARRY_TRY(o->maps ? carry_parameters_map(&lm->own, o->folder) : CARRY_OK);
-    if (o->narrow != CARRY_F32) {
-        carry_parameters_narrow(&lm->own, o->narrow);
+    const bool is_large = o->maps && device != 0 && carry_parameters_exceed(&lm->own);
+    const carry_dtype narrow = is_large ? carry_parameters_stored(&lm->own) : o->narrow;
+    if (narrow != CARRY_F32) {
+        carry_parameters_narrow(&lm->own, narrow);
     }
     return carry_parameters_allocate(&lm->own);
 }
@@ -243,6 +247,7 @@ carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **made, const carry_lm
 void carry_lm_free(carry_lm *lm) {
     if (lm != NULL) {
         carry_lm_unpack(lm);
+        carry_lm_adapter_free(lm);
         carry_parameters_free(&lm->own);
         free(lm->layer);
         free(lm->folder);
@@ -322,6 +327,9 @@ carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter) {
 }
 
 carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter) {
+    if (lm->own.gradients == NULL) {
+        return (carry_tensor){0};
+    }
     return carry_parameters_view(&lm->own, lm->own.gradients, parameter);
 }
 

@@ -21,14 +21,17 @@ typedef struct carry_lm_layer {
     carry_lm_sublayer mixer, feedforward;
 } carry_lm_layer;
 
+struct carry_lm_adapter;
+
 typedef struct carry_lm {
     carry_ctx *ctx;
     carry_lm_config config;
     carry_parameters own; /* embeddings; layer after layer; norm; lm_head (not when tied) */
     carry_lm_layer *layer;
-    int64_t embeddings, norm, head; /* head is embeddings when tied */
-    double forget;                  /* for init: a factor on the decay rate of heads at the start; 0: 1 */
-    int64_t prompted;               /* tokens of prompts that were read, until it is settled whether to pack */
+    int64_t embeddings, norm, head;   /* head is embeddings when tied */
+    struct carry_lm_adapter *adapter; /* adapter.h; NULL: none */
+    double forget;                    /* for init: a factor on the decay rate of heads at the start; 0: 1 */
+    int64_t prompted;                 /* tokens of prompts that were read, until it is settled whether to pack */
     bool is_settled;
     void *panels; /* of the layers' weights (lm_packed.c); NULL: packed by every product */
     size_t panel_bytes;
@@ -63,7 +66,7 @@ carry_status carry_lm_pack(carry_lm *lm, carry_dtype dtype, int64_t tokens);
 void carry_lm_unpack(carry_lm *lm);
 
 carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter);
-carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter);
+carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter); /* absent: the model is frozen */
 /* Elements [*first, *first + *count) of the flat buffers: of a layer, of the embeddings (-1), or of what follows the
    layers (num_hidden_layers). Ranges do not overlap and cover all. */
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count);
@@ -74,7 +77,8 @@ void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *
    by name. A tied lm_head may be there if it is the embeddings. */
 carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
 /* The same for a model that is only read, as generation and evaluation do: on the CPU matrices in bf16 or f16 stay in
-   the mapped file. No gradients. The files must not be changed while the model is open. */
+   the mapped file; on a GPU, experts that are in bf16 or f16 have no f32 masters if those would not fit. No gradients.
+   The files must not be changed while the model is open. */
 carry_status carry_lm_open(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
 /* config.json and model.safetensors, each replaced as a whole, the configuration first. */
 carry_status carry_lm_save(const carry_lm *lm, const char *folder, carry_dtype dtype);

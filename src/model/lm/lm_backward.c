@@ -10,7 +10,8 @@ carry_status carry_lm_project_backward(const carry_lm_call *call, int slot, carr
     if (W.data == NULL) {
         return CARRY_OK;
     }
-    return carry_linear_backward(call->pass->ctx, dx, carry_lm_dw(call, slot), dy, x, W, accumulate);
+    CARRY_TRY(carry_linear_backward(call->pass->ctx, dx, carry_lm_dw(call, slot), dy, x, W, accumulate));
+    return carry_lm_adapt_backward(call, slot, dx, dy, x);
 }
 
 carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int *slots, carry_tensor dx,
@@ -26,10 +27,14 @@ carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int 
     }
     if (rest.data != NULL) {
         args.W[args.maps] = carry_lm_rest(call, false);
-        args.dW[args.maps] = carry_lm_rest(call, true);
+        args.dW[args.maps] = call->pass->lm->own.gradients != NULL ? carry_lm_rest(call, true) : (carry_tensor){0};
         args.dy[args.maps++] = rest;
     }
-    return carry_merged_linear_backward(call->pass->ctx, &args);
+    CARRY_TRY(carry_merged_linear_backward(call->pass->ctx, &args));
+    for (int i = 0; call->pass->lm->adapter != NULL && slots[i] >= 0; i++) {
+        CARRY_TRY(carry_lm_adapt_backward(call, slots[i], dx, dy[slots[i]], x));
+    }
+    return CARRY_OK;
 }
 
 carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_tensor dw, carry_tensor dy,

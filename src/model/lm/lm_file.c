@@ -5,6 +5,7 @@
 #include "core/file.h"
 #include "core/tensor.h"
 #include "file/checkpoint.h"
+#include "model/lm/adapter.h"
 #include "model/lm/lm.h"
 #include "model/lm/lm_names.h"
 
@@ -73,6 +74,10 @@ static carry_status load(carry_ctx *ctx, carry_lm **lm, const char *from, int de
     carry_lm_config config;
     *lm = NULL;
     CARRY_TRY(carry_checkpoint_resolve(ctx, folder, from));
+    if (carry_lm_adapter_is(folder)) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "%s is an adapter: name the model that it is for, and --adapter %s beside it", from, from);
+    }
     CARRY_TRY(carry_lm_config_read_model(ctx, &config, folder));
     CARRY_TRY((maps ? carry_lm_new_mapped : carry_lm_new_for)(ctx, lm, &config, device, folder));
     carry_status status = carry_lm_load_weights(*lm, folder);

@@ -23,12 +23,29 @@ carry_tensor carry_lm_product(const carry_lm_call *call, int slot) {
 
 carry_tensor carry_lm_dw(const carry_lm_call *call, int slot) {
     const carry_lm_slot *at = &call->own->slot[slot];
-    return at->parameter >= 0 ? rows_of(carry_lm_gradient(call->pass->lm, at->parameter), at) : (carry_tensor){0};
+    const carry_tensor whole =
+        at->parameter >= 0 ? carry_lm_gradient(call->pass->lm, at->parameter) : (carry_tensor){0};
+    return whole.data != NULL ? rows_of(whole, at) : whole;
+}
+
+carry_tensor carry_lm_dw_always(const carry_lm_call *call, int slot) {
+    const carry_lm_slot *at = &call->own->slot[slot];
+    if (at->parameter < 0 || call->pass->lm->own.gradients != NULL) {
+        return carry_lm_dw(call, slot);
+    }
+    const carry_parameter *p = &call->pass->lm->own.parameter[at->parameter];
+    carry_tensor view = carry_view(carry_slice(call->pass->unread, slot, 1).data, CARRY_F32, p->rank, p->shape);
+    view.device = call->pass->unread.device;
+    return view;
 }
 
 carry_status carry_lm_project(const carry_lm_call *call, int slot, carry_tensor y, carry_tensor x) {
     carry_tensor W = carry_lm_product(call, slot);
-    return W.data != NULL ? carry_linear(call->pass->ctx, y, x, W, false) : CARRY_OK;
+    if (W.data == NULL) {
+        return CARRY_OK;
+    }
+    CARRY_TRY(carry_linear(call->pass->ctx, y, x, W, false));
+    return carry_lm_adapt(call, slot, y, x);
 }
 
 carry_tensor carry_lm_rest(const carry_lm_call *call, bool gradient) {
@@ -57,7 +74,11 @@ carry_status carry_lm_project_all(const carry_lm_call *call, const int *slots, c
         args.W[args.maps] = carry_lm_rest(call, false);
         args.y[args.maps++] = rest;
     }
-    return carry_merged_linear(call->pass->ctx, &args);
+    CARRY_TRY(carry_merged_linear(call->pass->ctx, &args));
+    for (int i = 0; call->pass->lm->adapter != NULL && slots[i] >= 0; i++) {
+        CARRY_TRY(carry_lm_adapt(call, slots[i], y[slots[i]], x));
+    }
+    return CARRY_OK;
 }
 
 /* Rows [*first, *first + *count) of what leaves a layer are read; those before them are not, in the last layer of a
@@ -82,9 +103,10 @@ carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_ten
     }
     const carry_tensor out = carry_slice(call->out, call->first, call->count);
     const carry_tensor from = carry_slice(y, call->first, call->count);
-    return call->base.data != NULL
-               ? carry_linear_add(ctx, out, from, W, carry_slice(call->base, call->first, call->count))
-               : carry_linear(ctx, out, from, W, false);
+    CARRY_TRY(call->base.data != NULL
+                  ? carry_linear_add(ctx, out, from, W, carry_slice(call->base, call->first, call->count))
+                  : carry_linear(ctx, out, from, W, false));
+    return carry_lm_adapt(call, slot, out, from);
 }
 
 carry_lm_call carry_lm_call_of(carry_lm_pass *pass, const carry_lm_args *args, int64_t layer,

@@ -123,6 +123,20 @@ static size_t scratch_bytes(const carry_lm_pass *pass) {
                                       : larger(bytes, carry_rms_norm_backward_workspace(pass->tokens, c->hidden_size));
 }
 
+bool carry_lm_joins(const carry_lm_pass *pass) {
+    return pass->lm->own.device != 0 && pass->lm->adapter == NULL;
+}
+
+/* Elements of the largest parameter that is no matrix. */
+static int64_t widest_vector(const carry_parameters *own) {
+    int64_t most = 1;
+    for (int64_t i = 0; i < own->parameters; i++) {
+        const bool is_matrix = own->parameter[i].rank == 2 || own->parameter[i].may_be_narrow;
+        most = !is_matrix && own->parameter[i].count > most ? own->parameter[i].count : most;
+    }
+    return most;
+}
+
 void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
     const carry_lm_config *c = &pass->lm->config;
     carry_dtype dtype = pass->options.dtype;
@@ -158,6 +172,12 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
     }
     if (!pass->options.forward_only) {
         take_back(pass, arena);
+    }
+    carry_lm_adapter_take(pass, arena);
+    pass->unread = absent;
+    if (!pass->options.forward_only && pass->lm->own.gradients == NULL) {
+        const int64_t unread[] = {CARRY_LM_SLOTS, widest_vector(&pass->lm->own)};
+        pass->unread = carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 2, unread);
     }
     pass->scratch_bytes = scratch_bytes(pass);
     pass->scratch = carry_arena_take(arena, pass->scratch_bytes, 1);

@@ -12,6 +12,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "model/host.h"
+#include "model/lm/adapter.h"
 #include "model/lm/places.h"
 #include "ops/linear.h"
 
@@ -137,6 +138,7 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     /* Products of bf16 have both operands in it; on the CPU f16 is widened, and f32 weights cost nothing. */
     if (options->dtype == CARRY_BF16 || (lm->own.device != 0 && options->dtype != CARRY_F32)) {
         CARRY_TRY(carry_parameters_want_low(&lm->own, options->dtype));
+        CARRY_TRY(lm->adapter != NULL ? carry_parameters_want_low(&lm->adapter->own, options->dtype) : CARRY_OK);
     }
     carry_lm_pass *pass = calloc(1, sizeof *pass);
     if (pass == NULL) {
@@ -240,7 +242,8 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
         return carry_fail(ctx, CARRY_EARGUMENT, "cu_seqlens is %s and the pass has %" PRId64 " packed sequences",
                           args->cu_seqlens.data != NULL ? "given" : "missing", o->sequences);
     }
-    if (args->backward && (o->forward_only || args->labels.data == NULL || pass->lm->own.gradients == NULL)) {
+    const bool learns = pass->lm->own.gradients != NULL || pass->lm->adapter != NULL;
+    if (args->backward && (o->forward_only || args->labels.data == NULL || !learns)) {
         return carry_fail(ctx, CARRY_EARGUMENT,
                           "backward needs labels, a pass that is not forward_only, and carry_lm_want_gradients");
     }
@@ -314,8 +317,8 @@ static carry_status tell_ready(const carry_lm_pass *pass, const carry_lm_args *a
     }
     int64_t first;
     int64_t count;
-    carry_lm_range(pass->lm, layer, &first, &count);
-    return args->ready(args->user, first, count);
+    (pass->lm->adapter != NULL ? carry_lm_adapter_range : carry_lm_range)(pass->lm, layer, &first, &count);
+    return count > 0 ? args->ready(args->user, first, count) : CARRY_OK;
 }
 
 carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args) {
@@ -353,6 +356,7 @@ static carry_status run(carry_lm_pass *pass, const carry_lm_args *args, void *me
         CARRY_TRY(carry_fill(ctx, pass->ones, 1.0));
     }
     CARRY_TRY(fill_factors(pass));
+    CARRY_TRY(carry_lm_adapter_begin(pass));
     CARRY_TRY(carry_embed(ctx, pass->h[0], carry_lm_weight(lm, lm->embeddings), pass->ids));
     CARRY_TRY(carry_lm_scale(pass, pass->h[0], pass->h[0], pass->embedding_factor));
     for (int64_t layer = 0; layer < layers; layer++) {
@@ -374,7 +378,9 @@ static carry_status run(carry_lm_pass *pass, const carry_lm_args *args, void *me
         CARRY_TRY(tell_ready(pass, args, layer));
     }
     CARRY_TRY(carry_lm_scale(pass, pass->back.dh, pass->back.dh, pass->embedding_factor));
-    CARRY_TRY(carry_embed_backward(ctx, carry_lm_gradient(lm, lm->embeddings), pass->back.dh, pass->ids));
+    if (lm->own.gradients != NULL) {
+        CARRY_TRY(carry_embed_backward(ctx, carry_lm_gradient(lm, lm->embeddings), pass->back.dh, pass->ids));
+    }
     return tell_ready(pass, args, -1);
 }
 

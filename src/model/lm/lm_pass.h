@@ -56,7 +56,13 @@ struct carry_lm_pass {
     carry_tensor ones, factor;      /* for norms that multiply by 1 + w: f32, as wide as the widest */
     carry_tensor embedding_factor, residual_factor, logits_factor; /* [hidden_size], f32, all the same; absent: 1 */
     carry_lm_back back;
-    void *scratch; /* the workspace of whichever operator runs */
+    struct {
+        carry_tensor z, dz; /* A x and its gradient: [tokens, rank] */
+        carry_tensor x, dx; /* with dropout: what A reads, and its gradient, as wide as the widest */
+        carry_tensor scale; /* [rank], f32, all the same */
+    } adapter;              /* of a model with an adapter */
+    carry_tensor unread;    /* of a frozen model: memory for small gradients that operators always compute */
+    void *scratch;          /* the workspace of whichever operator runs */
     size_t scratch_bytes;
 };
 
@@ -107,6 +113,8 @@ carry_lm_call carry_lm_call_of(carry_lm_pass *pass, const carry_lm_args *args, i
 carry_tensor carry_lm_w(const carry_lm_call *call, int slot);
 carry_tensor carry_lm_product(const carry_lm_call *call, int slot);
 carry_tensor carry_lm_dw(const carry_lm_call *call, int slot);
+/* The gradient for an operator that always computes it: of a frozen model, memory that nothing reads. */
+carry_tensor carry_lm_dw_always(const carry_lm_call *call, int slot);
 /* y = W x; dx (+)= dy W and dW += dy^T x. Nothing where the model has no such slot. */
 carry_status carry_lm_project(const carry_lm_call *call, int slot, carry_tensor y, carry_tensor x);
 carry_status carry_lm_project_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor dy,
@@ -119,6 +127,15 @@ carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int 
                                            const carry_tensor *dy, carry_tensor rest, carry_tensor x);
 /* Those zeros: rows of the weights as products want them, or of the gradients. */
 carry_tensor carry_lm_rest(const carry_lm_call *call, bool gradient);
+/* With an adapter (adapter.h): y += scale B A x of a slot, after its product; dx += its gradient, and those of A and B.
+   Nothing where the slot has none. The functions above and below do it; others call it after their own products. */
+carry_status carry_lm_adapt(const carry_lm_call *call, int slot, carry_tensor y, carry_tensor x);
+carry_status carry_lm_adapt_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor dy,
+                                     carry_tensor x);
+void carry_lm_adapter_take(carry_lm_pass *pass, carry_arena *arena);
+carry_status carry_lm_adapter_begin(carry_lm_pass *pass);
+/* Are maps of one x columns of one array? On a GPU one product computes them; an adapter adds to each alone. */
+bool carry_lm_joins(const carry_lm_pass *pass);
 /* The output of a part: call.out = call.base + W y, for the rows that are read. Nothing if call.out is absent. */
 carry_status carry_lm_project_out(const carry_lm_call *call, int slot, carry_tensor y);
 

@@ -35,8 +35,6 @@ carry_status carry_cuda_matmul(carry_ctx *ctx, carry_tensor c, carry_tensor a, c
     return carry_cuda_product(ctx, &product, NULL);
 }
 
-#define carry_cuda_decay_gate NULL /* the CPU's alone */
-#define carry_cuda_decay_gate_backward NULL
 #define X(name, types, parameters) .name = carry_cuda_##name,
 const carry_operators carry_operators_cuda = {.backend = "cuda",
                                               .matmul_types = CARRY_REAL,

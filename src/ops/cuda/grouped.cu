@@ -5,15 +5,14 @@
    finds the expert of its tile by adding up the tiles of the experts before it; blocks without one end at once. For
    gradients of weights a tile is a part of one expert's matrix and the sum runs over its rows, in their order.
 
-   Panels of k are loaded STAGES - 1 ahead. */
-#include "ops/cuda/nn.cuh"
+   Panels of k are loaded STAGES - 1 ahead. Hopper GPUs have kernels of their own for 16-bit types
+   (grouped_hopper.cu). */
+#include "ops/cuda/grouped_modes.cuh"
 #include "ops/cuda/panels.cuh"
 
 namespace {
 
 constexpr int STAGES = 3;
-
-enum grouped_mode { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT };
 
 struct grouped_args {
     carry_device_product p; /* of one expert: pointers are to expert 0 or row 0, m or k is not known */
@@ -22,33 +21,6 @@ struct grouped_args {
     int64_t row_tiles, column_tiles;
     bool a_by_16, b_by_16, c_by_pair;
 };
-
-/* The expert of tile `tile` of all experts' rows, and its number among that expert's tiles. False: past the last tile.
-   All warps of a block find the same. */
-template <int TILE>
-__device__ __forceinline__ bool find_tile(const grouped_args &g, int64_t tile, int64_t *expert, int64_t *own) {
-    const int lane = (int)threadIdx.x % 32;
-    int64_t before = 0;
-    for (int64_t e0 = 0; e0 < g.experts; e0 += 32) {
-        const int64_t e = e0 + lane;
-        const int64_t tiles = e < g.experts ? (g.offsets[e + 1] - g.offsets[e] + TILE - 1) / TILE : 0;
-        int64_t sum = tiles;
-#pragma unroll
-        for (unsigned step = 1; step < 32; step *= 2) {
-            const int64_t other = __shfl_up_sync(0xffffffffu, sum, step);
-            sum += lane >= (int)step ? other : 0;
-        }
-        const unsigned after = __ballot_sync(0xffffffffu, before + sum > tile);
-        if (after != 0) {
-            const int found = __ffs((int)after) - 1;
-            *expert = e0 + found;
-            *own = tile - before - __shfl_sync(0xffffffffu, sum - tiles, found);
-            return true;
-        }
-        before += __shfl_sync(0xffffffffu, sum, 31);
-    }
-    return false;
-}
 
 /* The product of this block's expert, and its tile's first row and column. */
 template <typename T, int TILE, int MODE>
@@ -60,7 +32,7 @@ __device__ __forceinline__ bool find_product(const grouped_args &g, carry_device
     *column = (int64_t)blockIdx.x % g.column_tiles * TILE;
     if (MODE == WEIGHT_GRADIENT) {
         tile %= g.row_tiles;
-    } else if (!find_tile<TILE>(g, tile, &expert, &tile)) {
+    } else if (!find_tile<TILE>(g.offsets, g.experts, tile, &expert, &tile)) {
         return false;
     }
     const int64_t first = g.offsets[expert], count = g.offsets[expert + 1] - first;
@@ -163,6 +135,7 @@ template <int MODE>
 carry_status run(carry_ctx *ctx, const carry_tensor &a, const carry_tensor &b, const carry_tensor &c,
                  const carry_tensor &offsets, int64_t rows, bool accumulate) {
     place at = {};
+    bool done = false;
     CARRY_TRY(open_place(ctx, &at, a.device));
     const carry_tensor &matrices = MODE == WEIGHT_GRADIENT ? c : b;
     const size_t size = carry_dtype_size(a.dtype), c_size = carry_dtype_size(c.dtype);
@@ -185,6 +158,15 @@ carry_status run(carry_ctx *ctx, const carry_tensor &a, const carry_tensor &b, c
     g.b_by_16 = multiples_of(b.data, g.p.b_row, MODE == WEIGHT_GRADIENT ? 0 : g.next, size, 16);
     g.c_by_pair =
         !accumulate && multiples_of(c.data, g.p.c_row, MODE == WEIGHT_GRADIENT ? g.next : 0, c_size, 2 * c_size);
+    if (a.dtype != CARRY_F32) {
+        const grouped_job job = {a.data, b.data, c.data, g.offsets, g.experts, rows,      g.next,
+                                 g.p.m,  g.p.n,  g.p.k,  g.p.a_row, g.p.b_row, g.p.c_row, accumulate};
+        CARRY_TRY(a.dtype == CARRY_BF16 ? carry_grouped_hopper_bf16(ctx, job, (grouped_mode)MODE, at, &done)
+                                        : carry_grouped_hopper_f16(ctx, job, (grouped_mode)MODE, at, &done));
+    }
+    if (done) {
+        return CARRY_OK;
+    }
     const cudaError_t error =
         with_type(a.dtype, [&](auto type) { return launch_tiles<decltype(type), MODE>(g, rows, at.stream); });
     return error == cudaSuccess ? CARRY_OK

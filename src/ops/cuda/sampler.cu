@@ -1,5 +1,6 @@
 /* A sampler's operators on NVIDIA GPUs: each one pass over memory, except the random numbers, which write only. */
 #include "ops/cuda/nn.cuh"
+#include "ops/cuda/philox.cuh"
 
 extern "C" {
 #include "ops/sampler.h"
@@ -75,21 +76,10 @@ extern "C" carry_status carry_cuda_flow_step(carry_ctx *ctx, const carry_flow_st
     return launched(ctx, at, "a sampler's step cannot be launched");
 }
 
-/* Philox 4x32-10 and the transform of core/rng.c. */
+/* The transform of core/rng.c. */
 static __device__ __forceinline__ void four_normals(uint64_t seed, uint64_t stream, uint64_t block, float normal[4]) {
-    uint32_t key_0 = (uint32_t)seed, key_1 = (uint32_t)(seed >> 32);
-    uint32_t c[4] = {(uint32_t)block, (uint32_t)(block >> 32), (uint32_t)stream, (uint32_t)(stream >> 32)};
-#pragma unroll
-    for (int round = 0; round < 10; round++) {
-        const uint64_t product_0 = (uint64_t)0xD2511F53u * c[0], product_1 = (uint64_t)0xCD9E8D57u * c[2];
-        const uint32_t one = c[1], three = c[3];
-        c[0] = (uint32_t)(product_1 >> 32) ^ one ^ key_0;
-        c[1] = (uint32_t)product_1;
-        c[2] = (uint32_t)(product_0 >> 32) ^ three ^ key_1;
-        c[3] = (uint32_t)product_0;
-        key_0 += 0x9E3779B9u;
-        key_1 += 0xBB67AE85u;
-    }
+    uint32_t c[4];
+    carry_philox_words(seed, stream, block, c);
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
         const double u = ((double)c[i] + 0.5) * 0x1p-32, v = ((double)c[i + 1] + 0.5) * 0x1p-32;

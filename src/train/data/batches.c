@@ -46,6 +46,9 @@ static carry_status check_options(carry_ctx *ctx, const carry_source *source, co
                           o->parts > 1 ? "documents are not cut where sequences are split over ranks"
                                        : "documents cannot be separated: the tokenizer has no end-of-text token");
     }
+    if (source->cuts != NULL && (o->parts > 1 || o->documents)) {
+        return carry_fail(ctx, CARRY_EUNSUPPORTED, "packed examples are not split over sequence ranks");
+    }
     return CARRY_OK;
 }
 
@@ -53,9 +56,12 @@ static carry_status make_room(carry_ctx *ctx, carry_batches *b) {
     const carry_batches_options *o = &b->options;
     b->batch.length = o->length / o->parts;
     int64_t share[] = {o->rows / o->ranks, b->batch.length};
+    const int64_t cuts[] = {share[0], b->source.most_cuts};
     size_t bytes;
     size_t row_bytes;
+    size_t cut_bytes;
     if (!carry_size_product(&bytes, share, 2, sizeof(int64_t)) ||
+        !carry_size_product(&cut_bytes, cuts, 2, sizeof(int64_t)) ||
         !carry_size_product(&row_bytes, &o->length, 1, sizeof(int64_t))) {
         return carry_fail(ctx, CARRY_ESIZE, "a batch of %lld rows of %lld tokens is too large", (long long)o->rows,
                           (long long)o->length);
@@ -64,9 +70,11 @@ static carry_status make_room(carry_ctx *ctx, carry_batches *b) {
     b->label = malloc(row_bytes);
     b->batch.input = malloc(bytes);
     b->batch.label = malloc(bytes);
-    b->batch.cu_seqlens = o->documents ? malloc(bytes + 2 * sizeof(int64_t)) : NULL;
+    const bool is_cut = o->documents || b->source.cuts != NULL;
+    cut_bytes = o->documents ? bytes : cut_bytes;
+    b->batch.cu_seqlens = is_cut ? malloc(cut_bytes + 2 * sizeof(int64_t)) : NULL;
     if (b->input == NULL || b->label == NULL || b->batch.input == NULL || b->batch.label == NULL ||
-        (o->documents && b->batch.cu_seqlens == NULL)) {
+        (is_cut && b->batch.cu_seqlens == NULL)) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a batch of %lld rows of %lld tokens", (long long)o->rows,
                           (long long)o->length);
     }
@@ -154,13 +162,18 @@ static void count_labels(const int64_t *label, int64_t count, int64_t *total) {
     }
 }
 
+/* The number of the row at hand in its window. */
+static int64_t row_at_hand(const carry_batches *b) {
+    if (!b->options.shuffle || b->source.is_endless || b->source.cuts != NULL) {
+        return b->at.row;
+    }
+    const uint64_t stream = ROW_STREAM + ((uint64_t)b->at.epoch << 32) + (uint64_t)b->at.window;
+    return carry_shuffle(b->options.seed, stream, b->window_rows, b->at.row);
+}
+
 /* The row at hand into input and label, whole. */
 static void make_row(carry_batches *b) {
-    int64_t row = b->at.row;
-    if (b->options.shuffle && !b->source.is_endless) {
-        uint64_t stream = ROW_STREAM + ((uint64_t)b->at.epoch << 32) + (uint64_t)b->at.window;
-        row = carry_shuffle(b->options.seed, stream, b->window_rows, row);
-    }
+    const int64_t row = row_at_hand(b);
     b->source.row(b->source.state, row, b->options.length, b->input, b->label);
     for (int64_t i = 0; b->options.documents && i < b->options.length; i++) {
         if (b->input[i] == b->source.end) {
@@ -181,6 +194,28 @@ static void keep_share(carry_batches *b, int64_t index) {
     memcpy(b->batch.input + mine * b->batch.length, b->input + from, bytes);
     memcpy(b->batch.label + mine * b->batch.length, b->label + from, bytes);
     count_labels(b->label + from, b->batch.length, &b->batch.labels);
+}
+
+/* The sequences of row `index` of the batch, where the source cuts rows, if the row is of this rank's share; is_there
+   false: a row that completes the batch. */
+static void keep_cuts(carry_batches *b, int64_t index, bool is_there) {
+    const carry_batches_options *o = &b->options;
+    const int64_t most = b->source.most_cuts;
+    const int64_t mine = index - o->rank * (o->rows / o->ranks);
+    if (b->source.cuts == NULL || mine < 0 || mine >= o->rows / o->ranks) {
+        return;
+    }
+    int64_t *starts = b->batch.cu_seqlens + mine * most;
+    int64_t count = 1;
+    starts[0] = 0;
+    if (is_there) {
+        count = b->source.cuts(b->source.state, row_at_hand(b), o->length, starts);
+    }
+    for (int64_t i = 0; i < most; i++) {
+        starts[i] = mine * o->length + (i < count ? starts[i] : o->length);
+    }
+    b->batch.sequences = (mine + 1) * most;
+    starts[most] = (mine + 1) * o->length;
 }
 
 /* A sequence starts with each row, and after each end of text. */
@@ -214,6 +249,7 @@ carry_status carry_batches_next(carry_ctx *ctx, carry_batches *batches, const ca
                 return CARRY_OK;
             }
         }
+        keep_cuts(b, i, !over);
         if (!over) {
             make_row(b);
             b->at.row++;

@@ -31,8 +31,8 @@ typedef struct carry_batch {
     int64_t *input, *label;
     int64_t labels;          /* that count, here */
     int64_t labels_whole;    /* over all ranks */
-    int64_t sequences;       /* with documents: of this rank's rows one after the other */
-    int64_t *cu_seqlens;     /* sequences + 1 */
+    int64_t sequences;       /* with documents or cuts: of this rank's rows one after the other */
+    int64_t *cu_seqlens;     /* sequences + 1; with cuts, source.most_cuts of each row, the last ones empty */
     carry_position position; /* of its first row */
 } carry_batch;
 

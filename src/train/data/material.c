@@ -16,6 +16,7 @@
 #define WINDOW_BYTES ((int64_t)4 << 20)    /* of text that is tokenized before the first step: a fraction of a second */
 #define PATHS 256
 #define LENGTH 256 /* tokens of a row, by default */
+#define EXAMPLE_LENGTH 1024
 #define EXAM_SEED 0x6578616D696E65u
 #define HELD_MOST 64
 #define ROWS_LEAST 20 /* of a text, for some to be kept back */
@@ -203,6 +204,39 @@ static carry_status open_text(carry_comm *comm, carry_material *m, carry_train_o
     return CARRY_OK;
 }
 
+static carry_status open_example_file(carry_ctx *ctx, carry_examples **examples, const carry_material *m,
+                                      const carry_train_options *options, bool is_examined) {
+    char list[CARRY_TRAIN_PATHS];
+    const char *paths[PATHS];
+    int count;
+    memcpy(list, options->data, sizeof list);
+    if (is_examined) {
+        memcpy(list, options->eval_data, sizeof options->eval_data);
+    }
+    CARRY_TRY(split_paths(ctx, list, paths, &count));
+    return carry_examples_open(ctx, examples, paths, count,
+                               &(carry_examples_options){.tokenizer = m->tokenizer,
+                                                         .length = m->length,
+                                                         .cuts = strcmp(options->long_examples, "cut") == 0,
+                                                         .in_order = options->in_order || is_examined,
+                                                         .seed = (uint64_t)options->seed});
+}
+
+static carry_status open_examples(carry_comm *comm, carry_material *m, carry_train_options *options,
+                                  const char *folder) {
+    carry_ctx *ctx = carry_comm_ctx(comm);
+    int64_t rows;
+    int64_t windows;
+    CARRY_TRY(find_tokenizer(comm, m, options, folder));
+    m->length = options->length > 0 ? options->length : EXAMPLE_LENGTH;
+    CARRY_TRY(open_example_file(ctx, &m->examples, m, options, false));
+    m->crc = carry_examples_crc(m->examples);
+    m->source = carry_examples_source(m->examples);
+    CARRY_TRY(m->source.open(ctx, m->source.state, 0, 0, m->length, false, &rows, &windows));
+    m->rows_of_epoch = (double)rows;
+    return CARRY_OK;
+}
+
 static carry_status open_task(carry_ctx *ctx, carry_material *m, const carry_train_options *options) {
     const carry_task_size size = {.length = options->length,
                                   .vocabulary = options->vocab,
@@ -220,6 +254,8 @@ carry_status carry_material_open(carry_comm *comm, carry_material *material, car
     *material = (carry_material){0};
     if (options->task[0] != '\0') {
         CARRY_TRY(open_task(carry_comm_ctx(comm), material, options));
+    } else if (carry_train_has_examples(options)) {
+        CARRY_TRY(open_examples(comm, material, options, folder));
     } else {
         CARRY_TRY(open_text(comm, material, options, folder));
     }
@@ -231,6 +267,8 @@ carry_status carry_material_open(carry_comm *comm, carry_material *material, car
 void carry_material_close(carry_material *material) {
     carry_corpus_free(material->corpus);
     carry_corpus_free(material->evaluated);
+    carry_examples_free(material->examples);
+    carry_examples_free(material->evaluated_examples);
     carry_tokenizer_close(material->tokenizer);
     *material = (carry_material){0};
 }
@@ -243,6 +281,14 @@ carry_status carry_material_held_out(carry_ctx *ctx, carry_material *m, const ca
         size.fewest = 0; /* an evaluation asks for all */
         return carry_task_open(ctx, &m->evaluated_rows, source, options->task, size,
                                (uint64_t)options->seed ^ EXAM_SEED);
+    }
+    if (m->examples != NULL) {
+        *is_there = options->eval_data[0] != '\0';
+        if (*is_there) {
+            CARRY_TRY(open_example_file(ctx, &m->evaluated_examples, m, options, true));
+            *source = carry_examples_source(m->evaluated_examples);
+        }
+        return CARRY_OK;
     }
     if (options->eval_data[0] == '\0' && carry_corpus_windows(m->corpus) > 1) {
         *is_there = false;

@@ -3,6 +3,9 @@
    A text without a tokenizer gets one: byte-level BPE, trained by rank 0 on the first 4 MiB in a fraction of a second,
    with a vocabulary of 512 to 4096 tokens by the size of the text.
 
+   Examples of fine-tuning (.jsonl, train/data/examples.h) are packed into rows; they are evaluated with a separate file
+   or not at all.
+
    The evaluation is over text that is not trained on: a separate file, or the last twentieth of a text (at most 64
    rows) where the text is one window of the corpus. A larger text is cut into new rows in every epoch, so that no row
    can be held out: it is evaluated with a separate file or not at all. A task is evaluated with rows of another
@@ -12,6 +15,7 @@
 
 #include "carry/comm.h"
 #include "train/data/corpus.h"
+#include "train/data/examples.h"
 #include "train/options.h"
 #include "train/data/tasks.h"
 
@@ -23,7 +27,8 @@ typedef struct carry_held_out {
 typedef struct carry_material {
     carry_tokenizer *tokenizer; /* NULL: a task */
     carry_corpus *corpus;
-    carry_corpus *evaluated; /* opened when it is first needed */
+    carry_corpus *evaluated;                       /* opened when it is first needed */
+    carry_examples *examples, *evaluated_examples; /* NULL: a text or a task */
     carry_task_rows rows, evaluated_rows;
     carry_held_out held, evaluated_held;
     carry_source source;    /* to learn */

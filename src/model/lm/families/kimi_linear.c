@@ -175,6 +175,9 @@ static const char *const renamed[][2] = {
     {"self_attn.forget_gate.A_log", "self_attn.A_log"},
     {"mlp.gate.weight", "block_sparse_moe.gate.weight"},
     {"mlp.gate.e_score_correction_bias", "block_sparse_moe.gate.e_score_correction_bias"},
+    {"mlp.gate_proj.weight", "block_sparse_moe.gate_proj.weight"}, /* of dense layers: as transformers saves them */
+    {"mlp.up_proj.weight", "block_sparse_moe.up_proj.weight"},
+    {"mlp.down_proj.weight", "block_sparse_moe.down_proj.weight"},
     {"mlp.shared_experts.gate_proj.weight", "block_sparse_moe.shared_experts.gate_proj.weight"},
     {"mlp.shared_experts.up_proj.weight", "block_sparse_moe.shared_experts.up_proj.weight"},
     {"mlp.shared_experts.down_proj.weight", "block_sparse_moe.shared_experts.down_proj.weight"},

@@ -105,10 +105,12 @@ static carry_tensor columns_of(carry_tensor both, int64_t first, int64_t width) 
     return both;
 }
 
-static void take_units(const carry_lm_pass *pass, carry_arena *arena, int64_t rows, int64_t width, carry_lm_units *u) {
+/* may_join: on a GPU, gate and up are columns of one array. */
+static void take_units(const carry_lm_pass *pass, carry_arena *arena, int64_t rows, int64_t width, bool may_join,
+                       carry_lm_units *u) {
     const carry_dtype dtype = pass->options.dtype;
     const bool gated = pass->lm->config.experts.gated;
-    const bool joined = gated && pass->lm->own.device != 0;
+    const bool joined = gated && may_join;
     *u = (carry_lm_units){0};
     if (joined) {
         u->both = take_rows(pass, arena, dtype, rows, 2 * width);
@@ -142,9 +144,9 @@ static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, vo
     }
     r->x = take_rows(pass, arena, dtype, pairs, inner(c));
     r->y = take_rows(pass, arena, dtype, pairs, inner(c));
-    take_units(pass, arena, pairs, e->width, &r->own);
+    take_units(pass, arena, pairs, e->width, pass->lm->own.device != 0, &r->own);
     if (e->shared_width > 0) {
-        take_units(pass, arena, pass->tokens, e->shared_width, &r->shared);
+        take_units(pass, arena, pass->tokens, e->shared_width, carry_lm_joins(pass), &r->shared);
     }
     if (e->shared_width > 0 && e->shared_gate) {
         r->shared_out = carry_lm_take(pass, arena, dtype, c->hidden_size);
@@ -247,27 +249,29 @@ static carry_status run_experts(const carry_lm_call *call, carry_tensor x) {
                                 carry_lm_product(call, CARRY_LM_EXPERTS_DOWN), r->offsets);
 }
 
+const int *carry_lm_experts_shared(const carry_lm_units *shared) {
+    static const int slots[] = {CARRY_LM_EXPERTS_SHARED_GATE, CARRY_LM_EXPERTS_SHARED_UP, -1};
+    return shared->gate.data != NULL ? slots : slots + 1;
+}
+
 /* out += the shared expert's output. out absent: only the activations that backward reads. */
 static carry_status run_shared(const carry_lm_call *call, carry_tensor x, carry_tensor out) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_experts_rows *r = call->rows;
     const carry_lm_units *u = &r->shared;
-    carry_merged_linear_args maps = {.x = x};
+    carry_tensor maps[CARRY_LM_EXPERTS_SLOTS] = {0};
     if (u->up.data == NULL) {
         return CARRY_OK;
     }
-    if (u->gate.data != NULL) {
-        maps.y[maps.maps] = carry_lm_experts_first(call, u->gate, false);
-        maps.W[maps.maps++] = carry_lm_product(call, CARRY_LM_EXPERTS_SHARED_GATE);
-    }
-    maps.y[maps.maps] = carry_lm_experts_first(call, u->up, false);
-    maps.W[maps.maps++] = carry_lm_product(call, CARRY_LM_EXPERTS_SHARED_UP);
-    CARRY_TRY(carry_merged_linear(ctx, &maps));
+    maps[CARRY_LM_EXPERTS_SHARED_GATE] = carry_lm_experts_first(call, u->gate, false);
+    maps[CARRY_LM_EXPERTS_SHARED_UP] = carry_lm_experts_first(call, u->up, false);
+    CARRY_TRY(carry_lm_project_all(call, carry_lm_experts_shared(u), maps, (carry_tensor){0}, x));
     CARRY_TRY(activate(call, u, false));
     const carry_tensor active = carry_lm_experts_first(call, u->squared, false);
     if (r->scale.data == NULL) {
         const carry_tensor W = carry_lm_product(call, CARRY_LM_EXPERTS_SHARED_DOWN);
-        return out.data != NULL ? carry_linear_add(ctx, out, active, W, out) : CARRY_OK;
+        CARRY_TRY(out.data != NULL ? carry_linear_add(ctx, out, active, W, out) : CARRY_OK);
+        return out.data != NULL ? carry_lm_adapt(call, CARRY_LM_EXPERTS_SHARED_DOWN, out, active) : CARRY_OK;
     }
     const carry_tensor y = carry_lm_experts_first(call, r->shared_out, false);
     const carry_tensor scale = carry_lm_experts_first(call, r->scale, false);
@@ -300,6 +304,7 @@ static carry_status forward(const carry_lm_call *call) {
         if (out.data != NULL) {
             CARRY_TRY(base.data != NULL ? carry_linear_add(ctx, out, sum, W, base)
                                         : carry_linear(ctx, out, sum, W, false));
+            CARRY_TRY(carry_lm_adapt(call, CARRY_LM_EXPERTS_LATENT_OUT, out, sum));
         }
     } else if (out.data != NULL) {
         CARRY_TRY(carry_combine_pairs(ctx, out, base, y, place, weights));

@@ -52,6 +52,8 @@ typedef struct carry_lm_experts_back {
 carry_tensor carry_lm_experts_first(const carry_lm_call *call, carry_tensor rows, bool pairs);
 /* Gate and up, or up, of W [E, 2 width, n]. */
 carry_tensor carry_lm_experts_half(carry_tensor W, int64_t width, int which);
+/* The slots of the shared expert that read x, by whether it has a gate; the last is -1. */
+const int *carry_lm_experts_shared(const carry_lm_units *shared);
 carry_status carry_lm_experts_backward(const carry_lm_call *call);
 
 #endif

@@ -29,16 +29,11 @@ static carry_status shared_backward(const carry_lm_call *call) {
     CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_EXPERTS_SHARED_DOWN, back->dshared,
                                         scaled ? back->dout : call->dout, u->squared, false));
     CARRY_TRY(activate_backward(call, u, back->dshared));
-    carry_merged_linear_backward_args maps = {.dx = call->dx, .x = call->x};
-    if (u->gate.data != NULL) {
-        maps.dy[maps.maps] = u->gate;
-        maps.dW[maps.maps] = carry_lm_dw(call, CARRY_LM_EXPERTS_SHARED_GATE);
-        maps.W[maps.maps++] = carry_lm_product(call, CARRY_LM_EXPERTS_SHARED_GATE);
-    }
-    maps.dy[maps.maps] = u->up;
-    maps.dW[maps.maps] = carry_lm_dw(call, CARRY_LM_EXPERTS_SHARED_UP);
-    maps.W[maps.maps++] = carry_lm_product(call, CARRY_LM_EXPERTS_SHARED_UP);
-    CARRY_TRY(carry_merged_linear_backward(ctx, &maps));
+    carry_tensor maps[CARRY_LM_EXPERTS_SLOTS] = {0};
+    maps[CARRY_LM_EXPERTS_SHARED_GATE] = u->gate;
+    maps[CARRY_LM_EXPERTS_SHARED_UP] = u->up;
+    CARRY_TRY(
+        carry_lm_project_all_backward(call, carry_lm_experts_shared(u), call->dx, maps, (carry_tensor){0}, call->x));
     return scaled
                ? carry_lm_project_backward(call, CARRY_LM_EXPERTS_SHARED_SCALE, call->dx, back->dscale, call->x, true)
                : CARRY_OK;

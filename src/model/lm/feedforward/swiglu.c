@@ -36,7 +36,7 @@ static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, vo
     const int64_t width = pass->lm->config.swiglu.width;
     swiglu_rows *r = rows;
     (void)opened;
-    carry_lm_take_columns(pass, arena, pass->lm->own.device != 0, 2, (const int64_t[]){width, width},
+    carry_lm_take_columns(pass, arena, carry_lm_joins(pass), 2, (const int64_t[]){width, width},
                           (carry_tensor *const[]){&r->gate, &r->up});
     r->activated = carry_lm_take(pass, arena, pass->options.dtype, width);
 }
@@ -46,16 +46,16 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     ((swiglu_back *)back)->dactivated = carry_lm_take(pass, arena, pass->options.dtype, pass->lm->config.swiglu.width);
 }
 
+static const int slots[] = {GATE, UP, -1};
+
 static carry_status forward(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const swiglu_rows *r = call->rows;
     const carry_tensor gate = carry_slice(r->gate, call->first, call->count);
     const carry_tensor up = carry_slice(r->up, call->first, call->count);
-    const carry_merged_linear_args maps = {.y = {gate, up},
-                                           .x = carry_slice(call->x, call->first, call->count),
-                                           .W = {carry_lm_product(call, GATE), carry_lm_product(call, UP)},
-                                           .maps = 2};
-    CARRY_TRY(carry_merged_linear(ctx, &maps));
+    const carry_tensor maps[] = {[GATE] = gate, [UP] = up};
+    CARRY_TRY(
+        carry_lm_project_all(call, slots, maps, (carry_tensor){0}, carry_slice(call->x, call->first, call->count)));
     CARRY_TRY(carry_swiglu(ctx, carry_slice(r->activated, call->first, call->count), gate, up));
     return carry_lm_project_out(call, DOWN, r->activated);
 }
@@ -66,13 +66,8 @@ static carry_status backward(const carry_lm_call *call) {
     const swiglu_back *back = call->back;
     CARRY_TRY(carry_lm_project_backward(call, DOWN, back->dactivated, call->dout, r->activated, false));
     CARRY_TRY(carry_swiglu_backward(ctx, r->gate, r->up, back->dactivated, r->gate, r->up));
-    return carry_merged_linear_backward(
-        ctx, &(carry_merged_linear_backward_args){.dx = call->dx,
-                                                  .dW = {carry_lm_dw(call, GATE), carry_lm_dw(call, UP)},
-                                                  .dy = {r->gate, r->up},
-                                                  .x = call->x,
-                                                  .W = {carry_lm_product(call, GATE), carry_lm_product(call, UP)},
-                                                  .maps = 2});
+    const carry_tensor maps[] = {[GATE] = r->gate, [UP] = r->up};
+    return carry_lm_project_all_backward(call, slots, call->dx, maps, (carry_tensor){0}, call->x);
 }
 
 const carry_lm_part carry_lm_feedforward_swiglu = {

@@ -41,8 +41,7 @@ carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows) {
 
 /* On a GPU the maps of x are one product, whose columns they are; by methods and convolutions that take such rows. */
 static bool joins(const carry_lm_pass *pass, const carry_lm_delta *o) {
-    return pass->lm->own.device != 0 && pass->lm->config.delta.use_short_conv &&
-           o->method == &carry_lm_recurrence_chunk;
+    return carry_lm_joins(pass) && pass->lm->config.delta.use_short_conv && o->method == &carry_lm_recurrence_chunk;
 }
 
 static const int together[] = {

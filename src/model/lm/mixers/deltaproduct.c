@@ -295,6 +295,9 @@ static carry_status mix_backward(const carry_lm_call *call) {
     if (!c->delta.gated) {
         return CARRY_OK;
     }
+    if (dA_log.data == NULL) { /* the model is frozen */
+        return carry_copy_columns(pass->ctx, b->da, 0, b->da_wide, 0, c->delta.value_heads);
+    }
     CARRY_TRY(carry_copy_columns(pass->ctx, b->da, 0, b->da_wide, 0, c->delta.value_heads));
     CARRY_TRY(carry_elementwise(pass->ctx, dA_log, dA_log, b->dA_log, CARRY_ADD));
     return carry_elementwise(pass->ctx, ddt_bias, ddt_bias, b->ddt_bias, CARRY_ADD);

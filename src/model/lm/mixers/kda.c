@@ -275,7 +275,6 @@ static carry_status forward(const carry_lm_call *call) {
 const carry_lm_part carry_lm_mixer_kda = {
     .name = "kda",
     .about = "the delta rule with a decay for each channel of a key",
-    .cpu_only = true,
     .check = check,
     .slots = CARRY_LM_KDA_SLOTS,
     .names = names,

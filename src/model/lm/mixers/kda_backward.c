@@ -44,14 +44,15 @@ static carry_status mix_backward(const carry_lm_call *call) {
     };
     CARRY_TRY(carry_lm_recurrence_chunk.backward(((const carry_lm_kda *)call->opened)->recurrence, &delta,
                                                  pass->scratch, pass->scratch_bytes));
-    return carry_decay_gate_backward(pass->ctx, &(carry_decay_gate_backward_args){
-                                                    .da = back->df,
-                                                    .dA_log = carry_lm_kda_rates(carry_lm_dw(call, CARRY_LM_KDA_A_LOG)),
-                                                    .ddt_bias = carry_lm_dw(call, CARRY_LM_KDA_DT_BIAS),
-                                                    .dg = back->dg,
-                                                    .a = r->f,
-                                                    .A_log = carry_lm_kda_rates(carry_lm_w(call, CARRY_LM_KDA_A_LOG)),
-                                                    .dt_bias = carry_lm_w(call, CARRY_LM_KDA_DT_BIAS)});
+    return carry_decay_gate_backward(
+        pass->ctx,
+        &(carry_decay_gate_backward_args){.da = back->df,
+                                          .dA_log = carry_lm_kda_rates(carry_lm_dw_always(call, CARRY_LM_KDA_A_LOG)),
+                                          .ddt_bias = carry_lm_dw_always(call, CARRY_LM_KDA_DT_BIAS),
+                                          .dg = back->dg,
+                                          .a = r->f,
+                                          .A_log = carry_lm_kda_rates(carry_lm_w(call, CARRY_LM_KDA_A_LOG)),
+                                          .dt_bias = carry_lm_w(call, CARRY_LM_KDA_DT_BIAS)});
 }
 
 static carry_status convolve_backward(const carry_lm_call *call, int which) {

@@ -27,7 +27,7 @@ static carry_status check(carry_ctx *ctx, carry_lm_config *c) {
     CARRY_TRY(carry_lm_check_size(ctx, "kv_lora_rank", l->rank, CARRY_LM_MAX_WIDTH));
     CARRY_TRY(carry_lm_check_size(ctx, "q_lora_rank", l->query_rank + 1, CARRY_LM_MAX_WIDTH));
     l->width = l->rank + l->shared;
-    CARRY_TRY(carry_lm_check_size(ctx, "kv_lora_rank + qk_rope_head_dim", l->width, CARRY_ATTENTION_CPU_DIM));
+    CARRY_TRY(carry_lm_check_size(ctx, "kv_lora_rank + qk_rope_head_dim", l->width, CARRY_ATTENTION_DIM));
     CARRY_TRY(carry_lm_check_size(ctx, "the width of all attention heads", l->heads * (l->plain + l->value + l->width),
                                   CARRY_LM_MAX_WIDTH));
     c->attention = (carry_lm_attention_options){
@@ -192,7 +192,6 @@ static carry_status forward(const carry_lm_call *call) {
 const carry_lm_part carry_lm_mixer_latent = {
     .name = "latent",
     .about = "attention to latents of keys and values (MLA)",
-    .cpu_only = true,
     .check = check,
     .slots = CARRY_LM_LATENT_SLOTS,
     .names = names,

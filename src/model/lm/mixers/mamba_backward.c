@@ -38,9 +38,9 @@ static carry_status ssm_backward(const carry_lm_call *call) {
     const carry_lm_mamba_back *back = call->back;
     const carry_ssm_backward_args ssm = {.dxbc = carry_lm_mamba_tokens(pass, back->dxbc),
                                          .ddt = carry_lm_mamba_tokens(pass, back->ddt),
-                                         .dA_log = carry_lm_dw(call, CARRY_LM_MAMBA_A_LOG),
-                                         .ddt_bias = carry_lm_dw(call, CARRY_LM_MAMBA_DT_BIAS),
-                                         .dD = carry_lm_dw(call, CARRY_LM_MAMBA_D),
+                                         .dA_log = carry_lm_dw_always(call, CARRY_LM_MAMBA_A_LOG),
+                                         .ddt_bias = carry_lm_dw_always(call, CARRY_LM_MAMBA_DT_BIAS),
+                                         .dD = carry_lm_dw_always(call, CARRY_LM_MAMBA_D),
                                          .dy = carry_lm_mamba_tokens(pass, back->dy),
                                          .forward = carry_lm_mamba_ssm(call)};
     return carry_ssm_backward(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes);

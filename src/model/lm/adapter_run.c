@@ -1,0 +1,128 @@
+/* Adapters in a pass. A x is computed again in backward: rank numbers a token are cheaper than keeping them. */
+#include "carry/ops.h"
+#include "core/context.h"
+#include "core/span.h"
+#include "core/tensor.h"
+#include "model/lm/adapter.h"
+#include "model/lm/lm_pass.h"
+#include "ops/dropout.h"
+
+typedef struct pair {
+    carry_tensor A, B, dA, dB; /* B and dB: the rows of the slot */
+    uint64_t stream;           /* of dropout */
+} pair;
+
+static carry_tensor rows_of(carry_tensor whole, const carry_lm_slot *slot) {
+    return slot->rows > 0 ? carry_slice(whole, slot->first, slot->rows) : whole;
+}
+
+/* The adapter of a slot; false: it has none. */
+static bool find(const carry_lm_call *call, int slot, pair *of) {
+    const carry_lm_adapter *adapter = call->pass->lm->adapter;
+    const carry_lm_slot *at = &call->own->slot[slot];
+    const int64_t a = adapter != NULL && at->parameter >= 0 ? adapter->a[at->parameter] : -1;
+    if (a < 0) {
+        return false;
+    }
+    carry_parameters *own = &call->pass->lm->adapter->own;
+    *of = (pair){.A = carry_parameters_product(own, a),
+                 .B = rows_of(carry_parameters_product(own, a + 1), at),
+                 .dA = carry_parameters_view(own, own->gradients, a),
+                 .dB = rows_of(carry_parameters_view(own, own->gradients, a + 1), at),
+                 .stream = adapter->draw << 24 | (uint64_t)a};
+    return true;
+}
+
+static bool drops(const carry_lm_call *call) {
+    return call->args->backward && call->pass->lm->adapter->options.dropout > 0.0;
+}
+
+/* y = dropout(x), with the elements of this call's stream. */
+static carry_status drop(const carry_lm_call *call, const pair *of, carry_tensor y, carry_tensor x) {
+    const carry_adapter_options *o = &call->pass->lm->adapter->options;
+    return carry_dropout(call->pass->ctx, y, x, o->dropout, o->seed, of->stream);
+}
+
+/* The first rows of memory for rows of the widest x, as [rows, width]. */
+static carry_tensor wide(carry_tensor memory, int64_t rows, int64_t width) {
+    carry_tensor view = memory;
+    view.shape[0] = rows;
+    view.shape[1] = view.stride[0] = width;
+    return view;
+}
+
+/* *x becomes what A reads, *z = scale A x. */
+static carry_status reduce(const carry_lm_call *call, const pair *of, carry_tensor *x, carry_tensor *z) {
+    carry_lm_pass *pass = call->pass;
+    if (drops(call)) {
+        const carry_tensor kept = wide(pass->adapter.x, x->shape[0], x->shape[1]);
+        CARRY_TRY(drop(call, of, kept, *x));
+        *x = kept;
+    }
+    *z = carry_slice(pass->adapter.z, 0, x->shape[0]);
+    CARRY_TRY(carry_linear(pass->ctx, *z, *x, of->A, false));
+    return carry_lm_scale(pass, *z, *z, pass->adapter.scale);
+}
+
+carry_status carry_lm_adapt(const carry_lm_call *call, int slot, carry_tensor y, carry_tensor x) {
+    pair of;
+    carry_tensor z;
+    if (x.shape[0] == 0 || !find(call, slot, &of)) {
+        return CARRY_OK;
+    }
+    CARRY_SPAN(call->pass->ctx, "model", "adapter");
+    CARRY_TRY(reduce(call, &of, &x, &z));
+    return carry_linear(call->pass->ctx, y, z, of.B, true);
+}
+
+carry_status carry_lm_adapt_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor dy,
+                                     carry_tensor x) {
+    carry_lm_pass *pass = call->pass;
+    pair of;
+    carry_tensor z;
+    if (!find(call, slot, &of)) {
+        return CARRY_OK;
+    }
+    CARRY_SPAN(pass->ctx, "model", "adapter backward");
+    CARRY_TRY(reduce(call, &of, &x, &z));
+    const carry_tensor dz = carry_slice(pass->adapter.dz, 0, x.shape[0]);
+    CARRY_TRY(carry_linear_backward(pass->ctx, dz, of.dB, dy, z, of.B, false));
+    CARRY_TRY(carry_lm_scale(pass, dz, dz, pass->adapter.scale));
+    if (!drops(call)) {
+        return carry_linear_backward(pass->ctx, dx, of.dA, dz, x, of.A, true);
+    }
+    const carry_tensor dkept = wide(pass->adapter.dx, x.shape[0], x.shape[1]);
+    CARRY_TRY(carry_linear_backward(pass->ctx, dkept, of.dA, dz, x, of.A, false));
+    CARRY_TRY(drop(call, &of, dkept, dkept));
+    return carry_elementwise(pass->ctx, dx, dx, dkept, CARRY_ADD);
+}
+
+static int64_t widest(const carry_lm *lm) {
+    int64_t most = 1;
+    for (int64_t i = 0; i < lm->own.parameters; i++) {
+        const int64_t width = lm->adapter->a[i] >= 0 ? lm->own.parameter[i].shape[1] : 0;
+        most = width > most ? width : most;
+    }
+    return most;
+}
+
+void carry_lm_adapter_take(carry_lm_pass *pass, carry_arena *arena) {
+    const carry_lm_adapter *adapter = pass->lm->adapter;
+    const carry_dtype dtype = pass->options.dtype;
+    const carry_tensor absent = {0};
+    if (adapter == NULL) {
+        return;
+    }
+    const bool learns = !pass->options.forward_only;
+    const bool drops_some = learns && adapter->options.dropout > 0.0;
+    pass->adapter.z = carry_lm_take(pass, arena, dtype, adapter->options.rank);
+    pass->adapter.dz = learns ? carry_lm_take(pass, arena, dtype, adapter->options.rank) : absent;
+    pass->adapter.x = drops_some ? carry_lm_take(pass, arena, dtype, widest(pass->lm)) : absent;
+    pass->adapter.dx = drops_some ? carry_lm_take(pass, arena, dtype, widest(pass->lm)) : absent;
+    pass->adapter.scale =
+        carry_arena_tensor(arena, pass->lm->own.device, CARRY_F32, 1, (const int64_t[]){adapter->options.rank});
+}
+
+carry_status carry_lm_adapter_begin(carry_lm_pass *pass) {
+    return pass->lm->adapter != NULL ? carry_fill(pass->ctx, pass->adapter.scale, pass->lm->adapter->scale) : CARRY_OK;
+}

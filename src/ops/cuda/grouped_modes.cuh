@@ -1,0 +1,64 @@
+/* Products of rows with one weight for each expert: what grouped.cu and grouped_hopper.cu share. The latter is compiled
+   for each type). */
+#ifndef CARRY_OPS_GROUPED_MODES_CUH
+#define CARRY_OPS_GROUPED_MODES_CUH
+
+#include "ops/cuda/nn.cuh"
+
+enum grouped_mode { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT };
+
+/* FORWARD: c = a b^T; INPUT_GRADIENT: c = a b; WEIGHT_GRADIENT: c += a^T b over the rows of each expert. a (and b of
+   the last) are rows of all experts, sorted; the matrices of experts are `next` elements apart. */
+struct grouped_job {
+    const void *a, *b;
+    void *c;
+    const int64_t *offsets;
+    int64_t experts, rows, next;
+    int64_t m, n, k; /* of one expert: m is not known but for WEIGHT_GRADIENT, of which k is not */
+    int64_t a_row, b_row, c_row;
+    bool accumulate;
+};
+
+/* True: the job is launched. False: this GPU, build or shape does not fit. */
+carry_status carry_grouped_hopper_bf16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
+                                       bool *done);
+carry_status carry_grouped_hopper_f16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
+                                      bool *done);
+
+/* The expert of tile `tile` of all experts' rows, and the tile's number among that expert's: by one warp, whose lanes
+   have as many consecutive experts each. False: there is none. */
+template <int TILE>
+static __device__ __forceinline__ bool find_tile(const int64_t *offsets, int64_t experts, int64_t tile, int64_t *expert,
+                                                 int64_t *own) {
+    const int lane = (int)threadIdx.x % 32;
+    const int64_t each = (experts + 31) / 32, first = lane * each;
+    int64_t count = 0;
+#pragma unroll 8
+    for (int64_t e = first; e < first + each; e++) {
+        count += e < experts ? (offsets[e + 1] - offsets[e] + TILE - 1) / TILE : 0;
+    }
+    int64_t sum = count;
+#pragma unroll
+    for (unsigned step = 1; step < 32; step *= 2) {
+        const int64_t other = __shfl_up_sync(0xffffffffu, sum, step);
+        sum += lane >= (int)step ? other : 0;
+    }
+    const unsigned after = __ballot_sync(0xffffffffu, sum > tile);
+    if (after == 0) {
+        return false;
+    }
+    int64_t e = first, rest = tile - (sum - count);
+    const int found = __ffs((int)after) - 1;
+    for (; lane == found && e + 1 < experts; e++) {
+        const int64_t tiles = (offsets[e + 1] - offsets[e] + TILE - 1) / TILE;
+        if (rest < tiles) {
+            break;
+        }
+        rest -= tiles;
+    }
+    *expert = __shfl_sync(0xffffffffu, e, found);
+    *own = __shfl_sync(0xffffffffu, rest, found);
+    return true;
+}
+
+#endif
