@@ -16,6 +16,7 @@ set(carry_instances
   "delta/cuda/chunk/scan.cu       bf16,f16 backward,backward_wide,backward_keys,backward_pairs"
   "ops/cuda/conv2d_hopper_tiles.cu bf16    flat_192,flat_128,wide_96,wide_96_of_96,flat_64,flat_64_of_32,wide_8"
   "ops/cuda/grouped_hopper.cu     bf16,f16 -"
+  "ops/cuda/grouped_hopper_wide.cu bf16,f16 -"
   "ops/cuda/conv2d_hopper_tiles.cu bf16    flat_8_of_96,wide_8_of_32")
 
 # Sets ${bodies} (relative to the source tree) and ${sources} (the generated files).

@@ -42,6 +42,11 @@ FAMILIES = {
         layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"],
         mlp_layer_types=["dense", "sparse", "sparse", "sparse"], num_experts=8, num_experts_per_token=2,
         num_expert_group=2, topk_group=1, num_shared_experts=1, head_dim=8),
+    "bailing_hybrid": dict(
+        num_attention_heads=4, num_key_value_heads=4, intermediate_size=96, moe_intermediate_size=24, kv_lora_rank=24,
+        qk_nope_head_dim=16, qk_rope_head_dim=8, v_head_dim=20, head_dim=16, layer_group_size=2,
+        first_k_dense_replace=1, num_local_experts=8, num_experts_per_tok=2, n_group=2, topk_group=1,
+        n_shared_experts=1, num_mtp_layers=0, rope_theta=10000.0),
 }
 
 

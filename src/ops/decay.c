@@ -15,6 +15,7 @@ typedef struct job {
     carry_tensor g, a, A_log, dt_bias;
     carry_tensor da, dA_log, ddt_bias; /* backward: g is dg */
     int64_t tokens, width, each;       /* columns of all heads, and of one */
+    double bound;
 } job;
 
 static carry_status check(carry_ctx *ctx, const carry_tensor *g, const carry_tensor *a, const carry_tensor *A_log,
@@ -35,6 +36,10 @@ static double softplus(double x) {
     return x > 40.0 ? x : log1p(exp(x));
 }
 
+static double sigmoid(double x) {
+    return 1.0 / (1.0 + exp(-x));
+}
+
 static void forward_heads(void *argument, int64_t begin, int64_t end, int worker) {
     const job *j = argument;
     (void)worker;
@@ -43,8 +48,9 @@ static void forward_heads(void *argument, int64_t begin, int64_t end, int worker
         for (int64_t t = 0; t < j->tokens; t++) {
             for (int64_t c = h * j->each; c < (h + 1) * j->each; c++) {
                 const double x = carry_tensor_at(&j->a, t * j->width + c);
+                const double in = x + (double)((const float *)j->dt_bias.data)[c];
                 ((float *)j->g.data)[t * j->width + c] =
-                    (float)(rate * softplus(x + (double)((const float *)j->dt_bias.data)[c]));
+                    (float)(j->bound != 0.0 ? j->bound * sigmoid(-rate * in) : rate * softplus(in));
             }
         }
     }
@@ -62,8 +68,9 @@ static void backward_heads(void *argument, int64_t begin, int64_t end, int worke
                 const int64_t at = t * j->width + c;
                 const double x = carry_tensor_at(&j->a, at) + (double)((const float *)j->dt_bias.data)[c];
                 const double dg = (double)((const float *)j->g.data)[at];
-                const double da = dg * rate / (1.0 + exp(-x));
-                dA += dg * rate * softplus(x);
+                const double s = sigmoid(j->bound != 0.0 ? -rate * x : x);
+                const double da = j->bound != 0.0 ? -dg * j->bound * s * (1.0 - s) * rate : dg * rate * s;
+                dA += j->bound != 0.0 ? da * x : dg * rate * softplus(x);
                 dbias += da;
                 const float rounded = (float)da;
                 carry_narrow(j->kernels, (unsigned char *)j->da.data + (size_t)at * carry_dtype_size(j->da.dtype),
@@ -85,16 +92,17 @@ static job job_of(carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tens
                  .each = a.shape[1] / A_log.shape[0]};
 }
 
-carry_status carry_decay_gate(carry_ctx *ctx, carry_tensor g, carry_tensor a, carry_tensor A_log,
-                              carry_tensor dt_bias) {
+carry_status carry_decay_gate(carry_ctx *ctx, carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tensor dt_bias,
+                              float bound) {
     CARRY_OPERATOR(ctx, operators, decay_gate, &a)
     CARRY_TRY(check(ctx, &g, &a, &A_log, &dt_bias));
-    return operators->decay_gate(ctx, g, a, A_log, dt_bias);
+    return operators->decay_gate(ctx, g, a, A_log, dt_bias, bound);
 }
 
 carry_status carry_cpu_decay_gate(carry_ctx *ctx, carry_tensor g, carry_tensor a, carry_tensor A_log,
-                                  carry_tensor dt_bias) {
+                                  carry_tensor dt_bias, float bound) {
     job j = job_of(g, a, A_log, dt_bias);
+    j.bound = bound;
     carry_parallel(ctx, A_log.shape[0], 1, forward_heads, &j);
     return CARRY_OK;
 }
@@ -111,6 +119,7 @@ carry_status carry_decay_gate_backward(carry_ctx *ctx, const carry_decay_gate_ba
 carry_status carry_cpu_decay_gate_backward(carry_ctx *ctx, const carry_decay_gate_backward_args *args) {
     job j = job_of(args->dg, args->a, args->A_log, args->dt_bias);
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
+    j.bound = args->bound;
     j.da = args->da;
     j.dA_log = args->dA_log;
     j.ddt_bias = args->ddt_bias;

@@ -159,8 +159,9 @@ extern "C" {
     X(ssm, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_args *args, void *workspace))                                 \
     X(ssm_backward, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_backward_args *args, void *workspace))               \
     X(decay_gate, CARRY_REAL,                                                                                          \
-      (carry_ctx * ctx, carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tensor dt_bias))                     \
-    X(decay_gate_backward, CARRY_REAL, (carry_ctx * ctx, const carry_decay_gate_backward_args *args))
+      (carry_ctx * ctx, carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tensor dt_bias, float bound))        \
+    X(decay_gate_backward, CARRY_REAL, (carry_ctx * ctx, const carry_decay_gate_backward_args *args))                  \
+    X(quantised_pack, "quantised", (carry_ctx * ctx, carry_tensor W, const void *blocks))
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */
@@ -174,6 +175,8 @@ typedef struct carry_operators {
     const char *const *ways; /* ends with NULL */
     const char *(*product_choice)(carry_ctx *ctx, const carry_device_product *product);
     carry_status (*product)(carry_ctx *ctx, const carry_device_product *product, const char *way);
+    /* True if steps of a few tokens read quantised matrices as they are: models then keep them so. NULL: false. */
+    bool (*reads_quantised)(int ordinal);
 } carry_operators;
 
 /* The table of a device; *ordinal, unless NULL, gets the device's number in its backend. CARRY_EUNSUPPORTED, with the

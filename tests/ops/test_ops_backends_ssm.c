@@ -129,21 +129,24 @@ static void case_steps(carry_dtype type) {
 /* Decays of KDA: heads of any width, saturated gates among them. Gradients are sums over tokens and columns. */
 static void case_decays(carry_dtype type) {
     static const int64_t sizes[][3] = {{1, 1, 1}, {7, 3, 5}, {130, 2, 128}, {33, 2, 300}}; /* tokens, heads, columns */
-    for (int i = 0; i < 4; i++) {
+    for (int turn = 0; turn < 8; turn++) {
+        const int i = turn % 4;
+        const float bound = turn < 4 ? 0.0f : -5.0f;
         const int64_t T = sizes[i][0], n = sizes[i][1], width = n * sizes[i][2];
         operand a = given(type, 2, SHAPE(T, width), -30, 50), A_log = given(CARRY_F32, 1, &n, -2, 2);
         operand bias = given(CARRY_F32, 1, &width, -1, 1), g = wanted(CARRY_F32, 2, SHAPE(T, width));
         operand dg = given(CARRY_F32, 2, SHAPE(T, width), -1, 1), da = wanted(type, 2, SHAPE(T, width));
         operand dA = given(CARRY_F32, 1, &n, -1, 1), dbias = given(CARRY_F32, 1, &width, -1, 1);
         EACH_SIDE {
-            CALL(carry_decay_gate(ctx, g.t[side], a.t[side], A_log.t[side], bias.t[side]));
+            CALL(carry_decay_gate(ctx, g.t[side], a.t[side], A_log.t[side], bias.t[side], bound));
             CALL(carry_decay_gate_backward(ctx, &(carry_decay_gate_backward_args){.da = da.t[side],
                                                                                   .dA_log = dA.t[side],
                                                                                   .ddt_bias = dbias.t[side],
                                                                                   .dg = dg.t[side],
                                                                                   .a = a.t[side],
                                                                                   .A_log = A_log.t[side],
-                                                                                  .dt_bias = bias.t[side]}));
+                                                                                  .dt_bias = bias.t[side],
+                                                                                  .bound = bound}));
         }
         /* Numbers below e^2 * 51, each off by a few roundings of f32. */
         compare("g", &g, 400.0 * 0x1p-22);

@@ -5,8 +5,9 @@
 #include "lm_support.h"
 
 #include "model/lm/families/hybrid.h"
+#include "model/lm/families/kimi.h"
 
-#define HYBRIDS 14
+#define HYBRIDS 15
 
 /* With layers of Mamba-2: mamba2 (10), granitemoehybrid (11) with experts in two groups of B and C, and nemotron_h
    (12), whose layers have one part each. */
@@ -50,7 +51,7 @@ static inline carry_lm_config mamba_hybrid(int index) {
     return c;
 }
 
-/* kimi_linear (13): KDA and latent attention, with a latent of queries; the CPU's alone. */
+/* kimi_linear (13): KDA and latent attention, with a latent of queries. */
 static inline carry_lm_config kimi_hybrid(void) {
     carry_lm_config c = carry_lm_config_default(&carry_lm_family_kimi_linear);
     c.vocab_size = SUPPORT_VOCABULARY;
@@ -67,13 +68,39 @@ static inline carry_lm_config kimi_hybrid(void) {
     return c;
 }
 
+/* bailing_hybrid (14): KDA with whole gates and bounded decays, and latent attention with positions and gates. */
+static inline carry_lm_config ling_hybrid(void) {
+    carry_lm_config c = carry_lm_config_default(&carry_lm_family_bailing_hybrid);
+    carry_lm_kimi *own = carry_lm_kimi_of(&c);
+    own->head_dim = 6;
+    own->group_size = 2;
+    own->dense_layers = 1;
+    own->theta = 100.0;
+    c.vocab_size = SUPPORT_VOCABULARY;
+    c.hidden_size = 16;
+    c.norm_eps = 1e-2;
+    c.num_hidden_layers = 4;
+    c.swiglu.width = 20;
+    c.latent.heads = 3;
+    c.latent.plain = 5;
+    c.latent.shared = 4;
+    c.latent.value = 7;
+    c.latent.rank = 8;
+    c.experts.count = 6;
+    c.experts.chosen = 2;
+    c.experts.width = 10;
+    c.experts.router.groups = 3;
+    c.experts.router.kept_groups = 2;
+    return c;
+}
+
 /* Qwen3.5's (tied), OLMo's with and without rotary positions, and flash-linear-attention's: without a window, and with
    one that is shorter than the rows; products of delta rules, of two steps a token and, without gates, of three; and
    Qwen3-Next's, with two heads of values for each head of keys; and, with experts in all layers and in two of three,
    Qwen3.5's and Qwen3-Next's. */
 static inline carry_lm_config hybrid(int index) {
-    if (index == 13) {
-        return kimi_hybrid();
+    if (index >= 13) {
+        return index == 13 ? kimi_hybrid() : ling_hybrid();
     }
     if (index >= 10) {
         return mamba_hybrid(index);

@@ -1,9 +1,9 @@
 /* A mixture of experts for one token of a few sequences: of the weights of experts, only those that are chosen are
    read, once for each sequence.
 
-   experts_up: a block has a sequence and eight rows of one of its experts, or of the shared one; it finds the expert
-   itself, from the router's logits. A warp multiplies a row of the gate and the one of up. experts_down: a warp has an
-   element of the result, the sum over all experts of the sequence, whose activations are one row, times their weights.
+   experts_up: a block has a sequence and some rows of one of its experts, or of the shared one; it finds the expert
+   itself, from the router's logits. A warp multiplies a row of the gate and the one of up. experts_down: a warp has
+   elements of the result, sums over all experts of the sequence, whose activations are one row, times their weights.
    Sums depend on the shape alone: a sequence has the same bits beside any others. */
 #ifndef CARRY_ENGINE_CHAIN_EXPERTS_CUH
 #define CARRY_ENGINE_CHAIN_EXPERTS_CUH
@@ -13,8 +13,8 @@
 namespace chain {
 
 constexpr int LANE_LOGITS = CARRY_CHAIN_EXPERTS_MOST / 32;
-constexpr int STEP = 8 * 32; /* elements of a row that a warp loads at once */
-constexpr int UP_AHEAD = 4, DOWN_AHEAD = 6;
+constexpr int STEP = 8 * 32;                /* elements of a row that a warp loads at once */
+constexpr int UP_AHEAD = 4, DOWN_AHEAD = 6; /* loads of a row under way */
 
 /* Larger for larger numbers; NaN comes first. */
 static __device__ __forceinline__ unsigned order_of(float x) {
@@ -114,42 +114,98 @@ static __device__ __forceinline__ float load_input(const carry_chain_experts &e,
     return rsqrtf(sum / (float)e.columns + e.eps);
 }
 
-/* Sums of two rows with x; b NULL: of one. */
-static __device__ __forceinline__ float2 two_rows(const __nv_bfloat16 *a, const __nv_bfloat16 *b, const float *x,
-                                                  int columns) {
-    const int lane = threadIdx.x % 32;
-    float2 sum = {0.0f, 0.0f};
-    for (int at = 8 * lane; at < columns; at += UP_AHEAD * STEP) {
-        uint4 w[UP_AHEAD][2] = {};
-#pragma unroll
-        for (int u = 0; u < UP_AHEAD; u++) {
-            if (at + u * STEP < columns) {
-                w[u][0] = load_once(a + at + u * STEP);
-                w[u][1] = b != nullptr ? load_once(b + at + u * STEP) : make_uint4(0, 0, 0, 0);
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < UP_AHEAD; u++) {
-            if (at + u * STEP < columns) {
-                sum.x = add_eight(sum.x, w[u][0], x + at + u * STEP);
-                sum.y = add_eight(sum.y, w[u][1], x + at + u * STEP);
-            }
-        }
+/* Pieces of rows that are being loaded. */
+template <int COUNT> struct loads { uint4 w[COUNT]; };
+
+/* The products of one row with x, added up over the warp. */
+static __device__ __forceinline__ float one_row(const __nv_bfloat16 *w, const float *x, int columns) {
+    float sum = 0.0f;
+    for (int at = 8 * (int)(threadIdx.x % 32); at < columns; at += STEP) {
+        sum = add_eight(sum, load_once(w + at), x + at);
     }
-    return make_float2(warp_sum(sum.x), warp_sum(sum.y));
+    return warp_sum(sum);
 }
 
-static __global__ __launch_bounds__(THREADS, 3) void experts_up(const __grid_constant__ carry_chain_experts e) {
+/* The matrices and rows of a block of experts_up. */
+struct up_work {
+    const __nv_bfloat16 *gate, *up;
+    int first, end; /* rows */
+};
+
+/* Rows first + warp, first + warp + 8, ... of gate and up. The next piece of a row, or of the next row, is loaded
+   before one is multiplied. */
+static __device__ __forceinline__ void multiply_rows(const carry_chain_experts &e, const up_work &work, const float *x,
+                                                     float rate, __nv_bfloat16 *to) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int pieces = (e.columns + UP_AHEAD * STEP - 1) / (UP_AHEAD * STEP);
+    const int rows = work.end - work.first > warp ? (work.end - work.first - warp + WARPS - 1) / WARPS : 0;
+    auto load = [&](loads<2 * UP_AHEAD> &l, int i) {
+        const size_t row = (size_t)(work.first + warp + i / pieces * WARPS) * e.columns;
+        const int at = i % pieces * UP_AHEAD * STEP + 8 * lane;
+#pragma unroll
+        for (int u = 0; u < UP_AHEAD; u++) {
+            if (i < rows * pieces && at + u * STEP < e.columns) {
+                l.w[2 * u] = load_once(work.gate + row + at + u * STEP);
+                l.w[2 * u + 1] = load_once(work.up + row + at + u * STEP);
+            }
+        }
+    };
+    float gate = 0.0f, up = 0.0f;
+    auto use = [&](const loads<2 * UP_AHEAD> &l, int i) {
+        const int at = i % pieces * UP_AHEAD * STEP + 8 * lane;
+#pragma unroll
+        for (int u = 0; u < UP_AHEAD; u++) {
+            if (at + u * STEP < e.columns) {
+                gate = add_eight(gate, l.w[2 * u], x + at + u * STEP);
+                up = add_eight(up, l.w[2 * u + 1], x + at + u * STEP);
+            }
+        }
+        if (i % pieces == pieces - 1) {
+            gate = rate * warp_sum(gate);
+            up = rate * warp_sum(up);
+            if (lane == 0) {
+                to[work.first + warp + i / pieces * WARPS] = __float2bfloat16_rn(silu(gate) * up);
+            }
+            gate = up = 0.0f;
+        }
+    };
+    loads<2 * UP_AHEAD> now, next;
+    load(now, 0);
+    for (int i = 0; i < rows * pieces; i += 2) {
+        load(next, i + 1);
+        use(now, i);
+        if (i + 1 < rows * pieces) {
+            load(now, i + 2);
+            use(next, i + 1);
+        }
+    }
+}
+
+/* Asks for the rows of down that this block's part of the grid stands for: they come from the memory while the products
+   with up are made. */
+static __device__ __forceinline__ void ask_for_down(const __nv_bfloat16 *down, int rows, int width, int part,
+                                                    int parts) {
+    const size_t all = (size_t)rows * width * sizeof *down / 16, first = all * part / parts,
+                 end = all * (part + 1) / parts;
+    if (threadIdx.x == 0 && end > first) {
+        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"((const char *)down + first * 16),
+                     "r"((unsigned)(end - first) * 16)
+                     : "memory");
+    }
+}
+
+static __global__ __launch_bounds__(THREADS, 2) void experts_up(const __grid_constant__ carry_chain_experts e,
+                                                                int each) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(16) float input[];
     __shared__ float squares[WARPS];
     __shared__ int own;
-    const int tiles = (e.width + WARPS - 1) / WARPS, shared_tiles = (e.shared_width + WARPS - 1) / WARPS;
-    const int each = e.chosen * tiles + shared_tiles, sequence = (int)blockIdx.x / each;
-    const int tile = (int)blockIdx.x % each, warp = threadIdx.x / 32;
-    const bool is_shared = tile >= e.chosen * tiles;
-    const int unit = is_shared ? e.chosen : tile / tiles;
-    const int row = (is_shared ? tile - e.chosen * tiles : tile % tiles) * WARPS + warp;
+    const int own_tiles = (e.width + each - 1) / each, shared_tiles = (e.shared_width + each - 1) / each;
+    const int tiles = e.chosen * own_tiles + shared_tiles, sequence = (int)blockIdx.x / tiles;
+    const int tile = (int)blockIdx.x % tiles, warp = threadIdx.x / 32;
+    const bool is_shared = tile >= e.chosen * own_tiles;
+    const int unit = is_shared ? e.chosen : tile / own_tiles;
+    const int part = is_shared ? tile - e.chosen * own_tiles : tile % own_tiles;
     let_next_begin();
     await_previous();
     if (warp == 0 && !is_shared) {
@@ -157,7 +213,7 @@ static __global__ __launch_bounds__(THREADS, 3) void experts_up(const __grid_con
         const float weight = choose(e, sequence, unit, &expert);
         if (threadIdx.x == 0) {
             own = expert;
-            if (tile % tiles == 0) {
+            if (part == 0) {
                 e.numbers[sequence * CARRY_CHAIN_CHOSEN_MOST + unit] = expert;
                 e.weights[sequence * (CARRY_CHAIN_CHOSEN_MOST + 1) + unit] = weight;
             }
@@ -166,21 +222,22 @@ static __global__ __launch_bounds__(THREADS, 3) void experts_up(const __grid_con
     const float rate = load_input(e, sequence, input, squares); /* all threads meet in it */
     const int width = is_shared ? e.shared_width : e.width;
     const size_t matrix = (size_t)e.width * e.columns;
-    const __nv_bfloat16 *gate =
-        is_shared ? (const __nv_bfloat16 *)e.shared_gate : (const __nv_bfloat16 *)e.up + 2 * own * matrix;
-    const __nv_bfloat16 *up = is_shared ? (const __nv_bfloat16 *)e.shared_up : gate + matrix;
-    if (row < width) {
-        const float2 sum = two_rows(gate + (size_t)row * e.columns, up + (size_t)row * e.columns, input, e.columns);
-        if (threadIdx.x % 32 == 0) {
-            ((__nv_bfloat16 *)e.activated)[(size_t)sequence * e.activated_stride + unit * e.width + row] =
-                __float2bfloat16_rn(silu(rate * sum.x) * (rate * sum.y));
-        }
+    up_work work = {(const __nv_bfloat16 *)e.shared_gate, (const __nv_bfloat16 *)e.shared_up, part * each,
+                    min((part + 1) * each, width)};
+    const __nv_bfloat16 *down = (const __nv_bfloat16 *)e.shared_down;
+    if (!is_shared) {
+        work.gate = (const __nv_bfloat16 *)e.up + 2 * own * matrix;
+        work.up = work.gate + matrix;
+        down = (const __nv_bfloat16 *)e.down + own * matrix;
     }
-    if (is_shared && row == 0) {
-        float weight = 1.0f;
-        if (e.shared_scale != nullptr) {
-            weight = sigmoid(rate * two_rows((const __nv_bfloat16 *)e.shared_scale, nullptr, input, e.columns).x);
-        }
+    if (gridDim.x <= 2 * tiles) { /* of more sequences they would not fit into the L2 cache */
+        ask_for_down(down, e.columns, width, part, is_shared ? shared_tiles : own_tiles);
+    }
+    multiply_rows(e, work, input, rate,
+                  (__nv_bfloat16 *)e.activated + (size_t)sequence * e.activated_stride + unit * e.width);
+    if (is_shared && part == 0 && warp == 0) {
+        const __nv_bfloat16 *scale = (const __nv_bfloat16 *)e.shared_scale;
+        const float weight = scale != nullptr ? sigmoid(rate * one_row(scale, input, e.columns)) : 1.0f;
         if (threadIdx.x == 0) {
             e.weights[sequence * (CARRY_CHAIN_CHOSEN_MOST + 1) + e.chosen] = weight;
         }
@@ -188,50 +245,75 @@ static __global__ __launch_bounds__(THREADS, 3) void experts_up(const __grid_con
 #endif
 }
 
-static __global__ __launch_bounds__(THREADS, 3) void experts_down(const __grid_constant__ carry_chain_experts e) {
+static __global__ __launch_bounds__(THREADS, 2) void experts_down(const __grid_constant__ carry_chain_experts e,
+                                                                  int each) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(16) float input[];
-    const int tiles = (e.columns + WARPS - 1) / WARPS, sequence = (int)blockIdx.x / tiles;
-    const int row = (int)blockIdx.x % tiles * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
+    __shared__ int numbers[CARRY_CHAIN_CHOSEN_MOST];
+    const int tiles = (e.columns + each - 1) / each, sequence = (int)blockIdx.x / tiles;
+    const int first = (int)blockIdx.x % tiles * each, end = min(first + each, e.columns);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const int inner = e.chosen * e.width, all = inner + e.shared_width;
-    const int32_t *numbers = e.numbers + sequence * CARRY_CHAIN_CHOSEN_MOST;
     const float *weights = e.weights + sequence * (CARRY_CHAIN_CHOSEN_MOST + 1);
     let_next_begin();
     await_previous();
-    for (int i = threadIdx.x; i < all; i += THREADS) {
-        const int unit = i < inner ? i / e.width : e.chosen;
-        input[i] = __ldcg(weights + unit) * load_bf16(e.activated, (size_t)sequence * e.activated_stride + i);
+    if ((int)threadIdx.x < e.chosen) {
+        numbers[threadIdx.x] = __ldcg(e.numbers + sequence * CARRY_CHAIN_CHOSEN_MOST + threadIdx.x);
+    }
+    const unsigned *active =
+        (const unsigned *)((const __nv_bfloat16 *)e.activated + (size_t)sequence * e.activated_stride);
+    for (int i = threadIdx.x; i < all / 2; i += THREADS) {
+        const unsigned pair = __ldcg(active + i);
+        const float weight = __ldcg(weights + (2 * i < inner ? 2 * i / e.width : e.chosen));
+        input[2 * i] = weight * low_of(pair);
+        input[2 * i + 1] = weight * high_of(pair);
     }
     __syncthreads();
-    if (row >= e.columns) {
-        return;
-    }
+    const int pieces = (all + DOWN_AHEAD * STEP - 1) / (DOWN_AHEAD * STEP);
+    const int rows = end - first > warp ? (end - first - warp + WARPS - 1) / WARPS : 0;
+    auto load = [&](loads<DOWN_AHEAD> &l, int piece) {
+        const int row = first + warp + piece / pieces * WARPS;
+#pragma unroll
+        for (int u = 0; u < DOWN_AHEAD; u++) {
+            const int i = (piece % pieces * DOWN_AHEAD + u) * STEP + 8 * lane;
+            if (piece < rows * pieces && i < inner) {
+                const int unit = i / e.width;
+                const size_t at = ((size_t)numbers[unit] * e.columns + row) * e.width + i - unit * e.width;
+                l.w[u] = load_once((const __nv_bfloat16 *)e.down + at);
+            } else if (piece < rows * pieces && i < all) {
+                l.w[u] = load_once((const __nv_bfloat16 *)e.shared_down + (size_t)row * e.shared_width + i - inner);
+            }
+        }
+    };
     float sum = 0.0f;
-    for (int at = 8 * lane; at < all; at += DOWN_AHEAD * STEP) {
-        uint4 w[DOWN_AHEAD];
+    auto use = [&](const loads<DOWN_AHEAD> &l, int piece) {
 #pragma unroll
         for (int u = 0; u < DOWN_AHEAD; u++) {
-            const int i = at + u * STEP;
-            if (i < inner) {
-                const size_t matrix = (size_t)__ldcg(numbers + i / e.width) * e.columns;
-                w[u] = load_once((const __nv_bfloat16 *)e.down + (matrix + row) * e.width + i % e.width);
-            } else if (i < all) {
-                w[u] = load_once((const __nv_bfloat16 *)e.shared_down + (size_t)row * e.shared_width + i - inner);
+            const int i = (piece % pieces * DOWN_AHEAD + u) * STEP + 8 * lane;
+            if (i < all) {
+                sum = add_eight(sum, l.w[u], input + i);
             }
         }
-#pragma unroll
-        for (int u = 0; u < DOWN_AHEAD; u++) {
-            if (at + u * STEP < all) {
-                sum = add_eight(sum, w[u], input + at + u * STEP);
+        if (piece % pieces == pieces - 1) {
+            const size_t at = (size_t)sequence * e.columns + first + warp + piece / pieces * WARPS;
+            sum = warp_sum(sum);
+            if (lane == 0) {
+                sum += __ldcg(e.h + at);
+                e.h[at] = sum;
+                ((__nv_bfloat16 *)e.low)[at] = __float2bfloat16_rn(sum);
             }
+            sum = 0.0f;
         }
-    }
-    sum = warp_sum(sum);
-    if (lane == 0) {
-        float *h = e.h + (size_t)sequence * e.columns + row;
-        sum += __ldcg(h);
-        *h = sum;
-        ((__nv_bfloat16 *)e.low)[(size_t)sequence * e.columns + row] = __float2bfloat16_rn(sum);
+    };
+    loads<DOWN_AHEAD> now, next;
+    load(now, 0);
+    for (int piece = 0; piece < rows * pieces; piece += 2) {
+        load(next, piece + 1);
+        use(now, piece);
+        if (piece + 1 < rows * pieces) {
+            load(now, piece + 2);
+            use(next, piece + 1);
+        }
     }
 #endif
 }

@@ -59,6 +59,8 @@ typedef struct carry_lm_mamba_options {
 typedef struct carry_lm_kda_options {
     int64_t heads, head_dim; /* of q, k and v alike */
     int64_t conv_size;
+    bool whole_gates; /* the gates of decay and output are one matrix each, not two of rank head_dim */
+    double bound;     /* not 0: decays are bound * sigmoid(exp(A_log) (a + dt_bias)), not softplus */
     double norm_eps;
     int64_t width; /* derived: of all heads */
 } carry_lm_kda_options;
@@ -70,6 +72,8 @@ typedef struct carry_lm_latent_options {
     int64_t value;         /* of a head */
     int64_t rank;          /* of the latent of keys and values */
     int64_t query_rank;    /* of that of queries; 0: none */
+    double rope_theta;     /* the shared elements are turned in neighbouring pairs; 0: they are not */
+    bool head_gate;        /* the output of each head is multiplied by sigmoid(gate x) */
     int64_t width;         /* derived: of the cached row of a token, rank + shared */
 } carry_lm_latent_options;
 

@@ -16,6 +16,7 @@ template <typename T> struct decay_job {
     const float *A_log, *dt_bias;
     float *dA_log, *ddt_bias;
     int64_t tokens, width, each; /* columns of all heads, and of one */
+    float bound;
 };
 
 __device__ __forceinline__ float softplus_of(float x) {
@@ -26,7 +27,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS) decay_kernel(de
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < j.tokens * j.width;
          i += (int64_t)gridDim.x * THREADS) {
         const int64_t c = i % j.width;
-        j.g[i] = -expf(j.A_log[c / j.each]) * softplus_of(j.a.get(i) + j.dt_bias[c]);
+        const float rate = expf(j.A_log[c / j.each]), x = j.a.get(i) + j.dt_bias[c];
+        j.g[i] = j.bound != 0.0f ? j.bound * sigmoid_of(rate * x) : -rate * softplus_of(x);
     }
 }
 
@@ -40,8 +42,9 @@ template <typename T> __global__ void __launch_bounds__(THREADS) decay_backward_
         for (int64_t t = 0; t < j.tokens; t++) {
             const int64_t i = t * j.width + c;
             const float x = j.a.get(i) + j.dt_bias[c], dg = j.g[i];
-            const float da = dg * rate * sigmoid_of(x);
-            dA += (double)(dg * rate * softplus_of(x));
+            const float s = sigmoid_of(j.bound != 0.0f ? -rate * x : x);
+            const float da = j.bound != 0.0f ? -dg * j.bound * s * (1.0f - s) * rate : dg * rate * s;
+            dA += (double)(j.bound != 0.0f ? da * x : dg * rate * softplus_of(x));
             dbias += (double)da;
             j.da.put(i, da);
         }
@@ -55,8 +58,9 @@ template <typename T> __global__ void __launch_bounds__(THREADS) decay_backward_
 
 template <typename T>
 decay_job<T> job_of(const carry_tensor &g, const carry_tensor &a, const carry_tensor &A_log,
-                    const carry_tensor &dt_bias) {
+                    const carry_tensor &dt_bias, float bound) {
     decay_job<T> j = {};
+    j.bound = bound;
     j.a = row<T>(a);
     j.g = (float *)g.data;
     j.A_log = (const float *)A_log.data;
@@ -70,13 +74,13 @@ decay_job<T> job_of(const carry_tensor &g, const carry_tensor &a, const carry_te
 } // namespace
 
 extern "C" carry_status carry_cuda_decay_gate(carry_ctx *ctx, carry_tensor g, carry_tensor a, carry_tensor A_log,
-                                              carry_tensor dt_bias) {
+                                              carry_tensor dt_bias, float bound) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, a.device));
     with_type(a.dtype, [&](auto type) {
         using T = decltype(type);
-        decay_kernel<T>
-            <<<blocks_for(a.shape[0] * a.shape[1], THREADS), THREADS, 0, at.stream>>>(job_of<T>(g, a, A_log, dt_bias));
+        decay_kernel<T><<<blocks_for(a.shape[0] * a.shape[1], THREADS), THREADS, 0, at.stream>>>(
+            job_of<T>(g, a, A_log, dt_bias, bound));
     });
     return launched(ctx, at, "decays cannot be launched");
 }
@@ -86,7 +90,7 @@ extern "C" carry_status carry_cuda_decay_gate_backward(carry_ctx *ctx, const car
     CARRY_TRY(open_place(ctx, &at, args->a.device));
     with_type(args->a.dtype, [&](auto type) {
         using T = decltype(type);
-        decay_job<T> j = job_of<T>(args->dg, args->a, args->A_log, args->dt_bias);
+        decay_job<T> j = job_of<T>(args->dg, args->a, args->A_log, args->dt_bias, args->bound);
         j.da = row<T>(args->da);
         j.dA_log = (float *)args->dA_log.data;
         j.ddt_bias = (float *)args->ddt_bias.data;

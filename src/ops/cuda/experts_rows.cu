@@ -127,12 +127,40 @@ __global__ void __launch_bounds__(THREADS) gate_kernel(row_of<T> y, row_of<T> ba
     }
 }
 
+/* y = base + sigmoid(s) x, V elements of a row at a time. */
+template <typename T, int V>
+__global__ void __launch_bounds__(THREADS)
+    gate_wide_kernel(typename T::stored *y, const typename T::stored *base, const typename T::stored *x, row_of<T> s,
+                     int64_t rows, int64_t n) {
+    const int64_t vectors = n / V, step = (int64_t)gridDim.x * THREADS;
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < rows * vectors; i += step) {
+        const float g = sigmoid_of(s.get(i / vectors));
+        float value[V], sum[V] = {};
+        widen_all<T, V>(value, *(const several<T, V> *)(x + i * V));
+        if (base != NULL) {
+            widen_all<T, V>(sum, *(const several<T, V> *)(base + i * V));
+        }
+#pragma unroll
+        for (int j = 0; j < V; j++) {
+            sum[j] = fmaf(g, value[j], sum[j]);
+        }
+        *(several<T, V> *)(y + i * V) = narrow_all<T, V>(sum);
+    }
+}
+
 carry_status run_gate(carry_ctx *ctx, const carry_tensor &y, const carry_tensor &base, const carry_tensor &x,
                       const carry_tensor &x2, const carry_tensor &s, const carry_tensor &ds) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, x.device));
     with_type(x.dtype, [&](auto type) {
         using T = decltype(type);
+        using E = typename T::stored;
+        const int64_t n = x.shape[1];
+        if (ds.data == NULL && n % ONCE == 0 && is_aligned(y.data) && is_aligned(base.data) && is_aligned(x.data)) {
+            gate_wide_kernel<T, ONCE><<<blocks_for(x.shape[0] * (n / ONCE), THREADS), THREADS, 0, at.stream>>>(
+                (E *)y.data, (const E *)base.data, (const E *)x.data, row<T>(s), x.shape[0], n);
+            return;
+        }
         gate_kernel<T><<<blocks_for(x.shape[0], THREADS / 32), THREADS, 0, at.stream>>>(
             row<T>(y), row<T>(base), row<T>(x), row<T>(x2), row<T>(s), row<T>(ds), x.shape[0], x.shape[1]);
     });

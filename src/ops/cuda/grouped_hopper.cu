@@ -6,25 +6,19 @@
    rows of the next expert are zeroed in shared memory. Two blocks share a multiprocessor: one stores while the other
    multiplies. */
 #ifdef CARRY_INSTANCE_F16
-#define HOPPER_ELEMENT "f16"
 #define GROUPED carry_grouped_hopper_f16
+#define GROUPED_WIDE carry_grouped_wide_f16
 #else
 #define GROUPED carry_grouped_hopper_bf16
+#define GROUPED_WIDE carry_grouped_wide_bf16
 #endif
 
-#include <cuda_bf16.h>
-
-#include "device/hopper.cuh"
-#include "device/tensor_map.cuh"
-#include "ops/cuda/grouped_modes.cuh"
+#include "ops/cuda/grouped_hopper.cuh"
 
 namespace {
 
-using namespace hopper;
-
-constexpr int TILE = 128, PANEL = 64, STAGES = 3;
-constexpr int BAND = PANEL * 128; /* bytes of 64 rows of 64 elements */
-constexpr int STAGE = 4 * BAND;   /* a and b */
+constexpr int TILE = 128, STAGES = 3;
+constexpr int STAGE = 4 * BAND; /* a and b */
 constexpr int MULTIPLY = 256, COUNT = MULTIPLY + 32;
 constexpr int OUT_ROW = TILE + 8; /* elements of a row of results in shared memory */
 constexpr int SHARED = STAGES * STAGE + 1024 + 64;
@@ -35,41 +29,10 @@ struct grouped_maps {
     int64_t row_tiles, column_tiles;
 };
 
-#ifdef CARRY_INSTANCE_F16
-__device__ __forceinline__ unsigned pack(float low, float high) {
-    return (unsigned)__half_as_ushort(__float2half_rn(low)) | (unsigned)__half_as_ushort(__float2half_rn(high)) << 16;
-}
-#else
-__device__ __forceinline__ unsigned pack(float low, float high) {
-    unsigned both;
-    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-    return both;
-}
-#endif
-
-/* A box of [expert, rows, 64 columns]. */
-__device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map, int64_t column, int64_t row,
-                                         int64_t expert, uint32_t barrier) {
-    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
-                 "[%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
-                 "l"(map), "r"((int)column), "r"((int)row), "r"((int)expert), "r"(barrier)
-                 : "memory");
-}
-
 struct place_of_tile {
     int64_t expert, first, count; /* the expert's rows */
     int64_t row, column;          /* of the tile in c */
     int panels;
-};
-
-struct barriers {
-    uint32_t base;
-    __device__ __forceinline__ uint32_t full(int stage) const {
-        return base + 16 * stage;
-    }
-    __device__ __forceinline__ uint32_t empty(int stage) const {
-        return base + 16 * stage + 8;
-    }
 };
 
 template <int MODE>
@@ -148,12 +111,6 @@ __device__ __forceinline__ void multiply(float (&sum)[TILE / 2], const place_of_
     products_wait<0>();
     keep_below(sum);
 }
-
-#ifdef CARRY_INSTANCE_F16
-typedef type_f16 element;
-#else
-typedef type_bf16 element;
-#endif
 
 /* Rows of a warp, 16 at most, between its part of shared memory and c: pieces of 16 bytes. */
 template <bool INTO_C>
@@ -274,27 +231,6 @@ template <int MODE> __global__ void __launch_bounds__(COUNT, 2) grouped_kernel(c
 #endif
 }
 
-carry_status encode(carry_ctx *ctx, CUtensorMap *map, const void *data, int64_t columns, int64_t rows, int64_t matrices,
-                    int64_t row, int64_t next, int box_rows, int ordinal) {
-    carry_map_encoder encoder = NULL;
-    CARRY_TRY(carry_map_find_encoder(ctx, &encoder, ordinal));
-    const cuuint64_t sizes[] = {(cuuint64_t)columns, (cuuint64_t)rows, (cuuint64_t)matrices};
-    const cuuint64_t strides[] = {(cuuint64_t)row * 2, (cuuint64_t)next * 2};
-    const cuuint32_t box[] = {PANEL, (cuuint32_t)box_rows, 1}, every[] = {1, 1, 1};
-#ifdef CARRY_INSTANCE_F16
-    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-#else
-    const CUtensorMapDataType type = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-#endif
-    const CUresult result =
-        encoder(map, type, 3, (void *)data, sizes, strides, box, every, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return result == CUDA_SUCCESS
-               ? CARRY_OK
-               : carry_fail(ctx, CARRY_EDEVICE, "CUDA device %d: no tensor map of experts (the driver's error %d)",
-                            ordinal, (int)result);
-}
-
 template <int MODE> carry_status launch(carry_ctx *ctx, const grouped_job &job, const place &at) {
     const int ordinal = at.ordinal;
     const int64_t row_next = job.rows * job.a_row;
@@ -338,6 +274,11 @@ carry_status GROUPED(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, 
         job.a_row | job.b_row | job.c_row | job.next | job.n | (mode == WEIGHT_GRADIENT ? job.m : job.k);
     *done = works && all % 8 == 0 && ((uintptr_t)job.a | (uintptr_t)job.b | (uintptr_t)job.c) % 16 == 0 && job.rows > 0;
     if (!*done) {
+        return CARRY_OK;
+    }
+    bool is_wide = false;
+    CARRY_TRY(mode != WEIGHT_GRADIENT ? GROUPED_WIDE(ctx, job, mode, at, &is_wide) : CARRY_OK);
+    if (is_wide) {
         return CARRY_OK;
     }
     return mode == FORWARD          ? launch<FORWARD>(ctx, job, at)

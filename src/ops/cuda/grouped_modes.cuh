@@ -1,5 +1,5 @@
-/* Products of rows with one weight for each expert: what grouped.cu and grouped_hopper.cu share. The latter is compiled
-   for each type). */
+/* Products of rows with one weight for each expert: shared by grouped.cu, grouped_hopper.cu and grouped_hopper_wide.cu.
+   The latter two are compiled for each type. */
 #ifndef CARRY_OPS_GROUPED_MODES_CUH
 #define CARRY_OPS_GROUPED_MODES_CUH
 
@@ -25,8 +25,14 @@ carry_status carry_grouped_hopper_bf16(carry_ctx *ctx, const grouped_job &job, g
 carry_status carry_grouped_hopper_f16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
                                       bool *done);
 
+/* The same for many rows and columns, where GPU, build and alignment are known to fit. Not for WEIGHT_GRADIENT. */
+carry_status carry_grouped_wide_bf16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
+                                     bool *done);
+carry_status carry_grouped_wide_f16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
+                                    bool *done);
+
 /* The expert of tile `tile` of all experts' rows, and the tile's number among that expert's: by one warp, whose lanes
-   have as many consecutive experts each. False: there is none. */
+   have as many consecutive experts each. False: past the last tile. */
 template <int TILE>
 static __device__ __forceinline__ bool find_tile(const int64_t *offsets, int64_t experts, int64_t tile, int64_t *expert,
                                                  int64_t *own) {

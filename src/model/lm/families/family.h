@@ -13,7 +13,7 @@
 /* clang-format off */
 #define CARRY_LM_FAMILY_LIST(X) \
     X(gated_deltanet) X(delta_net) X(qwen3_5) X(qwen3_next) X(olmo_hybrid) X(gated_deltaproduct) \
-    X(qwen3_5_moe) X(mamba2) X(granitemoehybrid) X(nemotron_h) X(kimi_linear)
+    X(qwen3_5_moe) X(mamba2) X(granitemoehybrid) X(nemotron_h) X(kimi_linear) X(bailing_hybrid)
 /* clang-format on */
 
 /* Other names of tensors in files, and tensors that are ignored. Lists end with NULL. */

@@ -1,74 +1,10 @@
 /* Kimi Linear: layers of KDA or latent attention, neither with positions, with dense or expert feed-forwards. */
-#include <inttypes.h>
-
 #include "core/error.h"
-#include "model/lm/families/family.h"
-
-typedef struct kimi {
-    int64_t mixers_listed, feedforwards_listed; /* by layer_types and mlp_layer_types; 0: none */
-    int64_t dense_layers;                       /* without mlp_layer_types: the first ones that have no experts */
-    int64_t shared_experts;
-    int64_t kv_heads; /* 0: as many as heads */
-    double expert_scale;
-} kimi;
-_Static_assert(sizeof(kimi) <= CARRY_LM_OWN, "a family's own fields");
-
-static kimi *own_of(carry_lm_config *c) {
-    return (kimi *)(void *)c->own;
-}
-
-/* A list of one of two words for each layer; returns how many. */
-static carry_status read_words(const carry_lm_source *s, const carry_json *node, const char *const words[2],
-                               const unsigned char parts[2], unsigned char *to, int64_t *listed) {
-    int64_t count = 0;
-    if (node->kind == CARRY_JSON_NULL) {
-        return CARRY_OK;
-    }
-    for (const carry_json *one = node->kind == CARRY_JSON_ARRAY ? node->as.inside.first : NULL; one != NULL;
-         one = one->next, count++) {
-        const bool second = carry_json_is_text(one, words[1]);
-        if ((!second && !carry_json_is_text(one, words[0])) || count >= CARRY_LM_MAX_LAYERS) {
-            return carry_lm_config_refuse(s, node, "unknown type of layer");
-        }
-        to[count] = parts[second ? 1 : 0];
-    }
-    *listed = count;
-    return count > 0 ? CARRY_OK : carry_lm_config_refuse(s, node, "expected a list of layer types, or null");
-}
-
-static void write_words(carry_json_text *text, const carry_lm_config *c, const char *const words[2],
-                        unsigned char second, const unsigned char *from) {
-    for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        carry_json_put_raw(text, "%s\"%s\"", i > 0 ? ", " : "[", words[from[i] == second ? 1 : 0]);
-    }
-    carry_json_put_raw(text, "]");
-}
-
-static const char *const mixer_words[] = {"linear_attention", "full_attention"};
-static const char *const feedforward_words[] = {"dense", "sparse"};
-static const unsigned char mixer_parts[] = {CARRY_LM_MIXER_KDA, CARRY_LM_MIXER_LATENT};
-static const unsigned char feedforward_parts[] = {CARRY_LM_FEEDFORWARD_SWIGLU, CARRY_LM_FEEDFORWARD_EXPERTS};
-
-static carry_status read_mixers(const carry_lm_source *s, const carry_json *node) {
-    return read_words(s, node, mixer_words, mixer_parts, s->config->mixer, &own_of(s->config)->mixers_listed);
-}
-
-static void write_mixers(carry_json_text *text, const carry_lm_config *c) {
-    write_words(text, c, mixer_words, CARRY_LM_MIXER_LATENT, c->mixer);
-}
-
-static carry_status read_feedforwards(const carry_lm_source *s, const carry_json *node) {
-    return read_words(s, node, feedforward_words, feedforward_parts, s->config->feedforward,
-                      &own_of(s->config)->feedforwards_listed);
-}
-
-static void write_feedforwards(carry_json_text *text, const carry_lm_config *c) {
-    write_words(text, c, feedforward_words, CARRY_LM_FEEDFORWARD_EXPERTS, c->feedforward);
-}
+#include "model/lm/families/kimi.h"
 
 /* Lists of layers that are counted from 1, in released files: those of one list, the others of the other. */
 static carry_status read_numbers(const carry_lm_source *s, const carry_json *node, unsigned char mixer) {
-    kimi *own = own_of(s->config);
+    carry_lm_kimi *own = carry_lm_kimi_of(s->config);
     for (const carry_json *one = node->kind == CARRY_JSON_ARRAY ? node->as.inside.first : NULL; one != NULL;
          one = one->next) {
         const int64_t layer = one->kind == CARRY_JSON_NUMBER && one->whole ? one->as.number.integer : 0;
@@ -108,15 +44,15 @@ static carry_status read_linear(const carry_lm_source *s, const carry_json *node
 static const carry_lm_key keys[] = {
     CARRY_LM_SIZE_KEYS,
     CARRY_LM_KEY("intermediate_size", swiglu.width, SIZE),
-    {"layer_types", CARRY_LM_OTHER, 0, read_mixers, write_mixers, NULL},
+    {"layer_types", CARRY_LM_OTHER, 0, carry_lm_kimi_read_mixers, carry_lm_kimi_write_mixers, NULL},
     {"linear_attn_config", CARRY_LM_OTHER, 0, read_linear, NULL, NULL},
-    {"mlp_layer_types", CARRY_LM_OTHER, 0, read_feedforwards, write_feedforwards, NULL},
-    CARRY_LM_OWN_KEY("first_k_dense_replace", kimi, dense_layers, READ_SIZE),
+    {"mlp_layer_types", CARRY_LM_OTHER, 0, carry_lm_kimi_read_feedforwards, carry_lm_kimi_write_feedforwards, NULL},
+    CARRY_LM_OWN_KEY("first_k_dense_replace", carry_lm_kimi, dense_layers, READ_SIZE),
     CARRY_LM_KEY("linear_num_heads", kda.heads, SIZE),
     CARRY_LM_KEY("linear_head_dim", kda.head_dim, SIZE),
     CARRY_LM_KEY("linear_conv_kernel_dim", kda.conv_size, SIZE),
     CARRY_LM_KEY("num_attention_heads", latent.heads, SIZE),
-    CARRY_LM_OWN_KEY("num_key_value_heads", kimi, kv_heads, SIZE_OR_NULL),
+    CARRY_LM_OWN_KEY("num_key_value_heads", carry_lm_kimi, kv_heads, SIZE_OR_NULL),
     CARRY_LM_KEY("qk_nope_head_dim", latent.plain, SIZE),
     CARRY_LM_KEY("qk_rope_head_dim", latent.shared, SIZE),
     CARRY_LM_KEY("v_head_dim", latent.value, SIZE),
@@ -125,9 +61,9 @@ static const carry_lm_key keys[] = {
     CARRY_LM_KEY("num_experts", experts.count, SIZE),
     CARRY_LM_KEY("num_experts_per_token", experts.chosen, SIZE),
     CARRY_LM_KEY("moe_intermediate_size", experts.width, SIZE),
-    CARRY_LM_OWN_KEY("num_shared_experts", kimi, shared_experts, COUNT),
-    CARRY_LM_OWN_KEY("n_shared_experts", kimi, shared_experts, READ_SIZE),
-    CARRY_LM_OWN_KEY("routed_scaling_factor", kimi, expert_scale, NUMBER),
+    CARRY_LM_OWN_KEY("num_shared_experts", carry_lm_kimi, shared_experts, COUNT),
+    CARRY_LM_OWN_KEY("n_shared_experts", carry_lm_kimi, shared_experts, READ_SIZE),
+    CARRY_LM_OWN_KEY("routed_scaling_factor", carry_lm_kimi, expert_scale, NUMBER),
     CARRY_LM_KEY("num_expert_group", experts.router.groups, COUNT),
     CARRY_LM_KEY("n_group", experts.router.groups, READ_SIZE),
     CARRY_LM_KEY("topk_group", experts.router.kept_groups, COUNT),
@@ -155,17 +91,6 @@ static const carry_lm_key keys[] = {
     CARRY_LM_IGNORED_KEYS,
     CARRY_LM_LAST_KEY,
 };
-
-static const char *const expert_names[] = {"mlp.gate.weight",
-                                           "mlp.gate.e_score_correction_bias",
-                                           "mlp.experts.gate_up_proj",
-                                           "mlp.experts.down_proj",
-                                           "mlp.shared_experts.gate_proj.weight",
-                                           "mlp.shared_experts.up_proj.weight",
-                                           "mlp.shared_experts.down_proj.weight",
-                                           "mlp.shared_experts.scale",
-                                           "mlp.fc1_latent_proj.weight",
-                                           "mlp.fc2_latent_proj.weight"};
 
 /* Names in released files. */
 static const char *const renamed[][2] = {
@@ -213,34 +138,14 @@ static void set_defaults(carry_lm_config *c) {
         .gated = true,
         .bias = true,
         .router = {.score = CARRY_ROUTER_SIGMOID, .groups = 1, .kept_groups = 1, .normalise = true, .scale = 1.0f}};
-    *own_of(c) = (kimi){.dense_layers = 1, .shared_experts = 1, .expert_scale = 2.446};
+    *carry_lm_kimi_of(c) = (carry_lm_kimi){.dense_layers = 1, .shared_experts = 1, .expert_scale = 2.446};
 }
 
 static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
-    const kimi *own = own_of(c);
-    const int64_t listed[] = {own->mixers_listed, own->feedforwards_listed};
-    for (int i = 0; i < 2; i++) {
-        if (listed[i] != 0 && listed[i] != c->num_hidden_layers) {
-            return carry_fail(ctx, CARRY_ESIZE, "%s lists %" PRId64 " layers and num_hidden_layers is %" PRId64,
-                              i == 0 ? "layer_types" : "mlp_layer_types", listed[i], c->num_hidden_layers);
-        }
+    CARRY_TRY(carry_lm_kimi_finish(ctx, c));
+    for (int64_t i = 0; carry_lm_kimi_of(c)->mixers_listed == 0 && i < c->num_hidden_layers; i++) {
+        c->mixer[i] = i > 0 && i % 4 == 0 ? CARRY_LM_MIXER_LATENT : CARRY_LM_MIXER_KDA;
     }
-    if (own->kv_heads != 0 && own->kv_heads != c->latent.heads) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "num_key_value_heads is %" PRId64 ": expected num_attention_heads, %" PRId64, own->kv_heads,
-                          c->latent.heads);
-    }
-    for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        if (own->mixers_listed == 0) {
-            c->mixer[i] = i > 0 && i % 4 == 0 ? CARRY_LM_MIXER_LATENT : CARRY_LM_MIXER_KDA;
-        }
-        if (own->feedforwards_listed == 0) {
-            c->feedforward[i] = feedforward_parts[i < own->dense_layers ? 0 : 1];
-        }
-    }
-    c->kda.norm_eps = c->norm_eps;
-    c->experts.shared_width = own->shared_experts * c->experts.width;
-    c->experts.router.scale = (float)own->expert_scale;
     return CARRY_OK;
 }
 
@@ -255,6 +160,6 @@ const carry_lm_family carry_lm_family_kimi_linear = {
     .finish = finish,
     .embeddings = "model.embed_tokens.weight",
     .norms = {{"input_layernorm.weight", "post_attention_layernorm.weight"}},
-    .feedforward = {[CARRY_LM_FEEDFORWARD_EXPERTS] = expert_names},
+    .feedforward = {[CARRY_LM_FEEDFORWARD_EXPERTS] = carry_lm_kimi_expert_names},
     .files = &files,
 };

@@ -48,14 +48,16 @@ static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
         return carry_lm_matrix(k->width, c->hidden_size);
     case CARRY_LM_KDA_F_A:
     case CARRY_LM_KDA_G_A:
-        return carry_lm_matrix(k->head_dim, c->hidden_size);
+        return k->whole_gates ? (carry_lm_parameter){0} : carry_lm_matrix(k->head_dim, c->hidden_size);
     case CARRY_LM_KDA_F_B:
     case CARRY_LM_KDA_G_B:
-        return carry_lm_matrix(k->width, k->head_dim);
+        return carry_lm_matrix(k->width, k->whole_gates ? c->hidden_size : k->head_dim);
     case CARRY_LM_KDA_BETA:
         return carry_lm_matrix(k->heads, c->hidden_size);
     case CARRY_LM_KDA_A_LOG:
-        return (carry_lm_parameter){.rank = 4, .shape = {1, 1, k->heads, 1}, .start = CARRY_LM_DECAY_RATE};
+        return k->whole_gates
+                   ? (carry_lm_parameter){.rank = 1, .shape = {k->heads}, .start = CARRY_LM_DECAY_RATE}
+                   : (carry_lm_parameter){.rank = 4, .shape = {1, 1, k->heads, 1}, .start = CARRY_LM_DECAY_RATE};
     case CARRY_LM_KDA_DT_BIAS:
         return (carry_lm_parameter){.rank = 1, .shape = {k->width}, .start = CARRY_LM_STEP_BIAS};
     case CARRY_LM_KDA_Q_CONV:
@@ -102,7 +104,7 @@ carry_tensor carry_lm_kda_by_head(const carry_lm_pass *pass, carry_tensor rows) 
 }
 
 carry_tensor carry_lm_kda_rates(carry_tensor A_log) {
-    return A_log.data != NULL ? carry_reshape_1d(A_log, A_log.shape[2]) : A_log;
+    return A_log.data != NULL ? carry_reshape_1d(A_log, A_log.shape[A_log.rank == 4 ? 2 : 0]) : A_log;
 }
 
 static void close_kda(void *opened) {
@@ -172,15 +174,18 @@ static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, vo
     const carry_lm_kda *o = opened;
     const carry_dtype dtype = pass->options.dtype;
     carry_lm_kda_rows *r = rows;
+    *r = (carry_lm_kda_rows){0};
     for (int i = 0; i < 3; i++) {
         r->in[i] = carry_lm_take(pass, arena, dtype, k->width);
         r->qkv[i] = carry_lm_take(pass, arena, dtype, k->width);
     }
-    r->f_low = carry_lm_take(pass, arena, dtype, k->head_dim);
+    if (!k->whole_gates) {
+        r->f_low = carry_lm_take(pass, arena, dtype, k->head_dim);
+        r->gate_low = carry_lm_take(pass, arena, dtype, k->head_dim);
+    }
     r->f = carry_lm_take(pass, arena, dtype, k->width);
     r->g = carry_lm_take(pass, arena, CARRY_F32, k->width);
     r->beta = carry_lm_take(pass, arena, dtype, k->heads);
-    r->gate_low = carry_lm_take(pass, arena, dtype, k->head_dim);
     carry_tensor *const wide[] = {&r->gate, &r->open, &r->o, &r->normed, &r->y};
     for (int i = 0; i < 5; i++) {
         *wide[i] = carry_lm_take(pass, arena, dtype, k->width);
@@ -256,10 +261,11 @@ static carry_status forward(const carry_lm_call *call) {
                 {CARRY_LM_KDA_F_B, r->f, r->f_low},       {CARRY_LM_KDA_BETA, r->beta, call->x},
                 {CARRY_LM_KDA_G_A, r->gate_low, call->x}, {CARRY_LM_KDA_G_B, r->gate, r->gate_low}};
     for (size_t i = 0; i < sizeof maps / sizeof maps[0]; i++) {
-        CARRY_TRY(carry_lm_project(call, maps[i].slot, maps[i].y, maps[i].x));
+        const carry_tensor x = maps[i].x.data != NULL ? maps[i].x : call->x; /* whole gates read x itself */
+        CARRY_TRY(maps[i].y.data != NULL ? carry_lm_project(call, maps[i].slot, maps[i].y, x) : CARRY_OK);
     }
     CARRY_TRY(carry_decay_gate(ctx, r->g, r->f, carry_lm_kda_rates(carry_lm_w(call, CARRY_LM_KDA_A_LOG)),
-                               carry_lm_w(call, CARRY_LM_KDA_DT_BIAS)));
+                               carry_lm_w(call, CARRY_LM_KDA_DT_BIAS), (float)pass->lm->config.kda.bound));
     CARRY_TRY(convolve(call));
     for (int64_t i = 0; carry_lm_group_at(pass, call->args, i, &group); i++) {
         CARRY_TRY(mix_group(call, &group));

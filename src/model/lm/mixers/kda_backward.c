@@ -52,7 +52,8 @@ static carry_status mix_backward(const carry_lm_call *call) {
                                           .dg = back->dg,
                                           .a = r->f,
                                           .A_log = carry_lm_kda_rates(carry_lm_w(call, CARRY_LM_KDA_A_LOG)),
-                                          .dt_bias = carry_lm_w(call, CARRY_LM_KDA_DT_BIAS)});
+                                          .dt_bias = carry_lm_w(call, CARRY_LM_KDA_DT_BIAS),
+                                          .bound = (float)pass->lm->config.kda.bound});
 }
 
 static carry_status convolve_backward(const carry_lm_call *call, int which) {
@@ -80,14 +81,20 @@ carry_status carry_lm_kda_backward(const carry_lm_call *call) {
     for (int i = 0; i < 3; i++) {
         CARRY_TRY(convolve_backward(call, i));
     }
-    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_KDA_F_B, back->df_low, back->df, r->f_low, false));
-    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_KDA_G_B, back->dgate_low, back->dgate, r->gate_low, false));
+    const bool whole = call->pass->lm->config.kda.whole_gates;
+    if (!whole) {
+        CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_KDA_F_B, back->df_low, back->df, r->f_low, false));
+        CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_KDA_G_B, back->dgate_low, back->dgate, r->gate_low, false));
+    }
     const struct {
         int slot;
         carry_tensor dy;
-    } maps[] = {{CARRY_LM_KDA_Q, back->din[0]},   {CARRY_LM_KDA_K, back->din[1]},
-                {CARRY_LM_KDA_V, back->din[2]},   {CARRY_LM_KDA_F_A, back->df_low},
-                {CARRY_LM_KDA_BETA, back->dbeta}, {CARRY_LM_KDA_G_A, back->dgate_low}};
+    } maps[] = {{CARRY_LM_KDA_Q, back->din[0]},
+                {CARRY_LM_KDA_K, back->din[1]},
+                {CARRY_LM_KDA_V, back->din[2]},
+                {whole ? CARRY_LM_KDA_F_B : CARRY_LM_KDA_F_A, whole ? back->df : back->df_low},
+                {CARRY_LM_KDA_BETA, back->dbeta},
+                {whole ? CARRY_LM_KDA_G_B : CARRY_LM_KDA_G_A, whole ? back->dgate : back->dgate_low}};
     for (size_t i = 0; i < sizeof maps / sizeof maps[0]; i++) {
         CARRY_TRY(carry_lm_project_backward(call, maps[i].slot, call->dx, maps[i].dy, call->x, i > 0));
     }

@@ -8,6 +8,8 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/lm/mixers/mixer.h"
+#include "ops/experts.h"
+#include "ops/video.h"
 
 static const char *const names[CARRY_LM_LATENT_SLOTS] = {"self_attn.q_proj.weight",
                                                          "self_attn.q_a_proj.weight",
@@ -16,7 +18,8 @@ static const char *const names[CARRY_LM_LATENT_SLOTS] = {"self_attn.q_proj.weigh
                                                          "self_attn.kv_a_proj_with_mqa.weight",
                                                          "self_attn.kv_a_layernorm.weight",
                                                          "self_attn.kv_b_proj.weight",
-                                                         "self_attn.o_proj.weight"};
+                                                         "self_attn.o_proj.weight",
+                                                         "self_attn.g_proj.weight"};
 
 static carry_status check(carry_ctx *ctx, carry_lm_config *c) {
     carry_lm_latent_options *l = &c->latent;
@@ -32,6 +35,14 @@ static carry_status check(carry_ctx *ctx, carry_lm_config *c) {
                                   CARRY_LM_MAX_WIDTH));
     c->attention = (carry_lm_attention_options){
         .heads = l->heads, .kv_heads = 1, .head_dim = l->width, .scale = 1.0 / sqrt((double)(l->plain + l->shared))};
+    if (l->rope_theta > 0.0) {
+        if (l->shared % 2 != 0) {
+            return carry_fail(ctx, CARRY_ESIZE, "qk_rope_head_dim is %lld: turned elements come in pairs",
+                              (long long)l->shared);
+        }
+        c->attention.rotary = l->shared;
+        c->attention.rope_theta = l->rope_theta;
+    }
     return CARRY_OK;
 }
 
@@ -61,6 +72,8 @@ static carry_lm_parameter describe(const carry_lm_config *c, int slot) {
         return carry_lm_matrix(l->heads * (l->plain + l->value), l->rank);
     case CARRY_LM_LATENT_O:
         return carry_lm_matrix(c->hidden_size, l->heads * l->value);
+    case CARRY_LM_LATENT_GATE:
+        return l->head_gate ? carry_lm_matrix(l->heads, c->hidden_size) : none;
     case CARRY_LM_LATENT_SLOTS:
         break;
     }
@@ -109,6 +122,9 @@ static void take(const carry_lm_pass *pass, void *opened, carry_arena *arena, vo
     r->part = carry_lm_take(pass, arena, dtype, l->plain);
     r->wide = carry_lm_take(pass, arena, dtype, l->rank);
     r->value = carry_lm_take(pass, arena, dtype, l->value);
+    r->turned = l->rope_theta > 0.0 ? carry_lm_take(pass, arena, dtype, l->heads * l->shared) : absent;
+    r->gate = l->head_gate ? carry_lm_take(pass, arena, dtype, l->heads) : absent;
+    r->opened = l->head_gate ? carry_lm_take(pass, arena, dtype, l->heads * l->value) : absent;
 }
 
 static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *arena, void *given) {
@@ -131,6 +147,26 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     back->dc = carry_lm_take(pass, arena, dtype, l->rank);
     back->dc_in = carry_lm_take(pass, arena, dtype, l->rank);
     back->wide = carry_lm_take(pass, arena, dtype, l->rank);
+    back->dgate = l->head_gate ? carry_lm_take(pass, arena, dtype, l->heads) : absent;
+    back->dopened = l->head_gate ? carry_lm_take(pass, arena, dtype, l->heads * l->value) : absent;
+}
+
+carry_tensor carry_lm_latent_by_head(const carry_lm_call *call, carry_tensor rows) {
+    const int64_t heads = call->pass->lm->config.latent.heads;
+    return carry_reshape_2d(rows, rows.shape[0] * heads, rows.shape[1] / heads);
+}
+
+carry_status carry_lm_latent_turn(const carry_lm_call *call, carry_tensor from, int64_t first, int64_t next,
+                                  int64_t heads, bool inverse) {
+    carry_ctx *ctx = call->pass->ctx;
+    const int64_t shared = call->pass->lm->config.latent.shared;
+    const carry_lm_latent_rows *r = call->rows;
+    const carry_tensor rows = carry_lm_latent_first(r->turned, heads * shared);
+    for (int64_t h = 0; h < heads; h++) {
+        CARRY_TRY(carry_copy_columns(ctx, rows, h * shared, from, first + h * next, shared));
+    }
+    const carry_tensor turned = carry_reshape_3d(rows, from.shape[0], heads, shared);
+    return carry_rotary(ctx, turned, turned, ((const carry_lm_attention *)call->opened)->table, inverse);
 }
 
 carry_tensor carry_lm_latent_keys(const carry_lm_call *call, carry_tensor kv_b, int64_t head) {
@@ -143,7 +179,13 @@ carry_tensor carry_lm_latent_values(const carry_lm_call *call, carry_tensor kv_b
     return kv_b.data != NULL ? carry_slice(kv_b, head * (l->plain + l->value) + l->plain, l->value) : kv_b;
 }
 
-/* q of all heads, and the cached latent. */
+carry_tensor carry_lm_latent_first(carry_tensor rows, int64_t width) {
+    const int64_t tokens = rows.shape[0];
+    return carry_reshape_2d(carry_slice(carry_reshape_1d(rows, carry_tensor_count(&rows)), 0, tokens * width), tokens,
+                            width);
+}
+
+/* q of all heads, and the cached latent. With positions, the shared columns of q are turned. */
 static carry_status project(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_latent_options *l = &call->pass->lm->config.latent;
@@ -162,6 +204,12 @@ static carry_status project(const carry_lm_call *call) {
     CARRY_TRY(
         carry_rms_norm(ctx, r->c, r->c_in, carry_lm_w(call, CARRY_LM_LATENT_KV_NORM), absent, CARRY_LM_LATENT_EPS));
     CARRY_TRY(carry_copy_columns(ctx, r->attention.k, 0, r->c, 0, l->rank));
+    if (l->rope_theta > 0.0) {
+        CARRY_TRY(carry_lm_latent_turn(call, r->both, l->rank, 0, 1, false));
+        const carry_tensor turned = carry_lm_latent_first(r->turned, l->shared);
+        CARRY_TRY(carry_copy_columns(ctx, r->attention.k, l->rank, turned, 0, l->shared));
+        return carry_lm_latent_turn(call, r->q, l->plain, l->plain + l->shared, l->heads, false);
+    }
     return carry_copy_columns(ctx, r->attention.k, l->rank, r->both, l->rank, l->shared);
 }
 
@@ -172,13 +220,16 @@ static carry_status forward(const carry_lm_call *call) {
     const carry_tensor kv_b = carry_lm_product(call, CARRY_LM_LATENT_KV_B);
     const carry_tensor absent = {0};
     const int64_t d = l->plain + l->shared;
+    const bool turns = l->rope_theta > 0.0;
     CARRY_TRY(project(call));
     for (int64_t h = 0; h < l->heads; h++) { /* q K: the gradient of a product is the product with K, not K^T */
         CARRY_TRY(carry_copy_columns(ctx, r->part, 0, r->q, h * d, l->plain));
         CARRY_TRY(
             carry_linear_backward(ctx, r->wide, absent, r->part, r->c, carry_lm_latent_keys(call, kv_b, h), false));
         CARRY_TRY(carry_copy_columns(ctx, r->attention.q, h * l->width, r->wide, 0, l->rank));
-        CARRY_TRY(carry_copy_columns(ctx, r->attention.q, h * l->width + l->rank, r->q, h * d + l->plain, l->shared));
+        const carry_tensor from = turns ? r->turned : r->q;
+        CARRY_TRY(carry_copy_columns(ctx, r->attention.q, h * l->width + l->rank, from,
+                                     turns ? h * l->shared : h * d + l->plain, l->shared));
     }
     CARRY_TRY(carry_lm_attend(call));
     for (int64_t h = 0; h < l->heads; h++) {
@@ -186,7 +237,13 @@ static carry_status forward(const carry_lm_call *call) {
         CARRY_TRY(carry_linear(ctx, r->value, r->wide, carry_lm_latent_values(call, kv_b, h), false));
         CARRY_TRY(carry_copy_columns(ctx, r->y, h * l->value, r->value, 0, l->value));
     }
-    return carry_lm_project_out(call, CARRY_LM_LATENT_O, r->y);
+    if (!l->head_gate) {
+        return carry_lm_project_out(call, CARRY_LM_LATENT_O, r->y);
+    }
+    CARRY_TRY(carry_lm_project(call, CARRY_LM_LATENT_GATE, r->gate, call->x));
+    CARRY_TRY(carry_row_gate(ctx, carry_lm_latent_by_head(call, r->opened), absent, carry_lm_latent_by_head(call, r->y),
+                             carry_lm_latent_by_head(call, r->gate)));
+    return carry_lm_project_out(call, CARRY_LM_LATENT_O, r->opened);
 }
 
 const carry_lm_part carry_lm_mixer_latent = {
@@ -203,6 +260,8 @@ const carry_lm_part carry_lm_mixer_latent = {
     .scratch = scratch,
     .rows_size = sizeof(carry_lm_latent_rows),
     .back_size = sizeof(carry_lm_latent_back),
+    .take_once = carry_lm_attention_take_once,
+    .begin = carry_lm_attention_begin,
     .take = take,
     .take_back = take_back,
     .forward = forward,

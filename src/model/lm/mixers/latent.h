@@ -1,11 +1,12 @@
-/* Layers with latent attention (MLA), without positions:
+/* Layers with latent attention (MLA):
 
        c, shared = kv_a x, c normalised;  q = q_proj x, or q_b(norm(q_a x))
        the key of head h is (K[h] c, shared), its value V[h] c;  out = o_proj of attention
 
    K[h] and V[h] are rows of kv_b. They are applied to queries and outputs instead of to keys: q[h] K[h] and the rest of
    q[h] are multiplied with (c, shared), which is all that is cached of a token, and V[h] maps the weighted sum of c. So
-   attention has one head of keys, which are the values too. */
+   attention has one head of keys, which are the values too. With rope_theta, `shared` and the rest of q[h] are turned
+   by their position before; with a head gate, outputs of head h are multiplied by sigmoid(gate[h] x). */
 #ifndef CARRY_MODEL_LM_LATENT_H
 #define CARRY_MODEL_LM_LATENT_H
 
@@ -22,6 +23,7 @@ typedef enum carry_lm_latent_slot {
     CARRY_LM_LATENT_KV_NORM,
     CARRY_LM_LATENT_KV_B,
     CARRY_LM_LATENT_O,
+    CARRY_LM_LATENT_GATE,
     CARRY_LM_LATENT_SLOTS
 } carry_lm_latent_slot;
 
@@ -31,16 +33,25 @@ typedef struct carry_lm_latent_rows {
     carry_tensor both, c_in, c;        /* of kv_a: latent and shared; the latent before and after its norm */
     carry_tensor y;                    /* input of o_proj */
     carry_tensor part, wide, value;    /* of one head: plain, rank and value columns */
+    carry_tensor turned;               /* with positions: shared columns of all heads, and of the key */
+    carry_tensor gate, opened;         /* with a gate of heads: its logits, and y times its sigmoid */
 } carry_lm_latent_rows;
 
 typedef struct carry_lm_latent_back {
     carry_lm_attention_back attention;
-    carry_tensor dy, dq, dq_low, dq_low_in, dboth, dc, dc_in, wide;
+    carry_tensor dy, dq, dq_low, dq_low_in, dboth, dc, dc_in, wide, dgate, dopened;
 } carry_lm_latent_back;
 
 /* K[h] or V[h]: rows of kv_b, or of its gradient. */
 carry_tensor carry_lm_latent_keys(const carry_lm_call *call, carry_tensor kv_b, int64_t head);
 carry_tensor carry_lm_latent_values(const carry_lm_call *call, carry_tensor kv_b, int64_t head);
+/* Rows of this width at the beginning of the memory of others. */
+carry_tensor carry_lm_latent_first(carry_tensor rows, int64_t width);
+/* [T, n] as one row a head and token. */
+carry_tensor carry_lm_latent_by_head(const carry_lm_call *call, carry_tensor rows);
+/* Turns the columns from `first` on, `next` apart for each of `heads` heads, into r->turned. */
+carry_status carry_lm_latent_turn(const carry_lm_call *call, carry_tensor from, int64_t first, int64_t next,
+                                  int64_t heads, bool inverse);
 carry_status carry_lm_latent_backward(const carry_lm_call *call);
 
 #endif

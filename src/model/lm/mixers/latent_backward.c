@@ -3,6 +3,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/lm/mixers/latent.h"
+#include "ops/experts.h"
 
 static carry_status norm_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor dy,
                                   carry_tensor x) {
@@ -46,6 +47,8 @@ static carry_status keys_backward(const carry_lm_call *call) {
     const carry_tensor dW = carry_lm_dw(call, CARRY_LM_LATENT_KV_B);
     const carry_tensor absent = {0};
     const int64_t d = l->plain + l->shared;
+    const bool turns = l->rope_theta > 0.0;
+    CARRY_TRY(turns ? carry_lm_latent_turn(call, back->attention.dq, l->rank, l->width, l->heads, true) : CARRY_OK);
     for (int64_t h = 0; h < l->heads; h++) {
         const carry_tensor K = carry_lm_latent_keys(call, W, h);
         CARRY_TRY(carry_copy_columns(ctx, r->part, 0, r->q, h * d, l->plain));
@@ -53,8 +56,9 @@ static carry_status keys_backward(const carry_lm_call *call) {
         CARRY_TRY(carry_linear_backward(ctx, absent, carry_lm_latent_keys(call, dW, h), r->part, r->wide, K, false));
         CARRY_TRY(carry_linear(ctx, r->part, r->wide, K, false));
         CARRY_TRY(carry_copy_columns(ctx, back->dq, h * d, r->part, 0, l->plain));
-        CARRY_TRY(
-            carry_copy_columns(ctx, back->dq, h * d + l->plain, back->attention.dq, h * l->width + l->rank, l->shared));
+        const carry_tensor from = turns ? r->turned : back->attention.dq;
+        CARRY_TRY(carry_copy_columns(ctx, back->dq, h * d + l->plain, from,
+                                     turns ? h * l->shared : h * l->width + l->rank, l->shared));
     }
     return CARRY_OK;
 }
@@ -71,13 +75,27 @@ static carry_status queries_backward(const carry_lm_call *call) {
     return carry_lm_project_backward(call, CARRY_LM_LATENT_Q_A, call->dx, back->dq_low_in, call->x, false);
 }
 
+/* From the gradient of the layer's output: that of y, and of the gate. */
+static carry_status output_backward(const carry_lm_call *call) {
+    const carry_lm_latent_rows *r = call->rows;
+    const carry_lm_latent_back *back = call->back;
+    if (!call->pass->lm->config.latent.head_gate) {
+        return carry_lm_project_backward(call, CARRY_LM_LATENT_O, back->dy, call->dout, r->y, false);
+    }
+    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_LATENT_O, back->dopened, call->dout, r->opened, false));
+    return carry_row_gate_backward(call->pass->ctx, carry_lm_latent_by_head(call, back->dy),
+                                   carry_lm_latent_by_head(call, back->dgate),
+                                   carry_lm_latent_by_head(call, back->dopened), carry_lm_latent_by_head(call, r->y),
+                                   carry_lm_latent_by_head(call, r->gate));
+}
+
 carry_status carry_lm_latent_backward(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_latent_options *l = &call->pass->lm->config.latent;
     const carry_lm_latent_rows *r = call->rows;
     const carry_lm_latent_back *back = call->back;
     const carry_lm_attention_back *a = &back->attention;
-    CARRY_TRY(carry_lm_project_backward(call, CARRY_LM_LATENT_O, back->dy, call->dout, r->y, false));
+    CARRY_TRY(output_backward(call));
     CARRY_TRY(values_backward(call));
     CARRY_TRY(carry_lm_attend_backward(call));
     CARRY_TRY(keys_backward(call));
@@ -85,7 +103,15 @@ carry_status carry_lm_latent_backward(const carry_lm_call *call) {
     CARRY_TRY(carry_copy_columns(ctx, back->dc, 0, a->dk, 0, l->rank));
     CARRY_TRY(norm_backward(call, CARRY_LM_LATENT_KV_NORM, back->dc_in, back->dc, r->c_in));
     CARRY_TRY(carry_copy_columns(ctx, back->dboth, 0, back->dc_in, 0, l->rank));
-    CARRY_TRY(carry_copy_columns(ctx, back->dboth, l->rank, a->dk, l->rank, l->shared));
+    if (l->rope_theta > 0.0) {
+        CARRY_TRY(carry_lm_latent_turn(call, a->dk, l->rank, 0, 1, true));
+        CARRY_TRY(
+            carry_copy_columns(ctx, back->dboth, l->rank, carry_lm_latent_first(r->turned, l->shared), 0, l->shared));
+    } else {
+        CARRY_TRY(carry_copy_columns(ctx, back->dboth, l->rank, a->dk, l->rank, l->shared));
+    }
     CARRY_TRY(queries_backward(call));
+    CARRY_TRY(l->head_gate ? carry_lm_project_backward(call, CARRY_LM_LATENT_GATE, call->dx, back->dgate, call->x, true)
+                           : CARRY_OK);
     return carry_lm_project_backward(call, CARRY_LM_LATENT_KV_A, call->dx, back->dboth, call->x, true);
 }
