@@ -21,6 +21,8 @@
 #define STEP_CPU 512
 #define STEP_GPU 4096
 #define QUEUE 1024
+#define CUT_FROM_GPU \
+    2048               /* tokens: at 345,000 a second the second piece of a shorter prompt takes as long as the first */
 #define SNAPSHOTS 1024 /* slots beside those of sequences, at most */
 #define MEMORY_CPU ((size_t)4 << 30)
 #define CACHE_DIR_BYTES ((size_t)16 << 30)
@@ -104,6 +106,8 @@ static carry_status open_engine(carry_engine *e, const carry_engine_options *o, 
                   .folder = o->cache_dir,
                   .folder_bytes = o->cache_dir_bytes > 0 ? o->cache_dir_bytes : CACHE_DIR_BYTES},
         .queue = INT64_MAX, /* counted here */
+        /* files of states have what they add to states at whole blocks: those are needed with a folder */
+        .cut_from = e->model.lm->own.device != 0 && o->cache_dir == NULL ? CUT_FROM_GPU : 0,
         .same_bits = o->same_bits,
         .texts = e->texts,
         .draft = draft.function,

@@ -225,11 +225,7 @@ static void write_image(carry_prefix *p, carry_prefix_node *node, const carry_st
     p->stats.file_bytes = d->bytes;
 }
 
-void carry_prefix_disk_write(carry_prefix *p, carry_prefix_node *node) {
-    carry_prefix_disk *d = p->disk;
-    if (d == NULL || d->is_read_only || entry_of(d, node->hash, node->length) != NULL) {
-        return;
-    }
+static void write_node(carry_prefix *p, carry_prefix_node *node) {
     const carry_prefix_node *from = filed_ancestor(p, node);
     const carry_runner_sizes *z = &p->runner->sizes;
     const int64_t pages = z->page_bytes > 0 ? carry_prefix_page_of(node) + 1 - from->length / BLOCK : 0;
@@ -252,6 +248,33 @@ void carry_prefix_disk_write(carry_prefix *p, carry_prefix_node *node) {
     free(ids);
     free(page);
     free(slot);
+}
+
+/* The first snapshot on the way to a node, or the node, that has no file and should have one. */
+static carry_prefix_node *first_without_file(const carry_prefix *p, carry_prefix_node *node) {
+    carry_prefix_node *first = node;
+    for (carry_prefix_node *n = node->parent; n != &p->root; n = n->parent) {
+        if (n->tier != CARRY_TIER_NONE && !n->is_minor && entry_of(p->disk, n->hash, n->length) == NULL) {
+            first = n;
+        }
+    }
+    return first;
+}
+
+/* Ancestors first: each file then has only the tokens after the one before it. */
+void carry_prefix_disk_write(carry_prefix *p, carry_prefix_node *node) {
+    carry_prefix_disk *d = p->disk;
+    while (d != NULL && !d->is_read_only && entry_of(d, node->hash, node->length) == NULL) {
+        carry_prefix_node *next = first_without_file(p, node);
+        write_node(p, next);
+        if (entry_of(d, next->hash, next->length) == NULL) {
+            if (next == node) {
+                return; /* it does not fit */
+            }
+            write_node(p, node); /* without the ancestor */
+            return;
+        }
+    }
 }
 
 /* Loading. */

@@ -27,14 +27,25 @@ carry_status carry_prefix_open(carry_ctx *ctx, carry_prefix *p, carry_runner *ru
     return CARRY_OK;
 }
 
-void carry_prefix_close(carry_prefix *p) {
-    for (carry_prefix_node *n = p->device.newest; n != NULL && p->disk != NULL; n = n->older) {
+/* Writes the newest snapshots of a tier, as many as can fit, the newest last: its file is the last to be deleted. */
+static void store(carry_prefix *p, const carry_prefix_list *list) {
+    size_t room = p->options.folder_bytes;
+    carry_prefix_node *first = NULL;
+    for (carry_prefix_node *n = list->newest; n != NULL && room >= p->runner->sizes.slot_bytes; n = n->older) {
+        room -= n->is_minor ? 0 : p->runner->sizes.slot_bytes;
+        first = n;
+    }
+    for (carry_prefix_node *n = first; n != NULL; n = n->newer) {
         if (!n->is_minor) {
             carry_prefix_disk_write(p, n);
         }
     }
-    for (carry_prefix_node *n = p->host.newest; n != NULL && p->disk != NULL; n = n->older) {
-        carry_prefix_disk_write(p, n);
+}
+
+void carry_prefix_close(carry_prefix *p) {
+    if (p->disk != NULL) {
+        store(p, &p->host);
+        store(p, &p->device);
     }
     while (p->device.oldest != NULL) {
         carry_prefix_drop_snapshot(p, p->device.oldest);

@@ -32,9 +32,12 @@ typedef struct carry_scheduler_options {
                                    for guesses */
     carry_draft_function draft; /* NULL: none */
     void *draft_user;
-    int64_t draft_tokens;        /* guesses of a text in a step, up to CARRY_DRAFT_MOST */
-    int64_t draft_forced;        /* to measure: this many guesses of a step count as right whatever was sampled */
-    int64_t snapshot_every;      /* tokens of a prompt; a multiple of CARRY_PAGE_TOKENS; 0: 1,024 */
+    int64_t draft_tokens;   /* guesses of a text in a step, up to CARRY_DRAFT_MOST */
+    int64_t draft_forced;   /* to measure: this many guesses of a step count as right whatever was sampled */
+    int64_t snapshot_every; /* tokens of a prompt; a multiple of CARRY_PAGE_TOKENS; 0: 1,024 */
+    /* Prompts with fewer tokens to read are not cut before their last block, where the state is cached otherwise: it is
+       then cached at their end. A piece more costs a GPU more than reading a short prompt again. Not with same_bits. */
+    int64_t cut_from;
     bool same_bits;              /* texts are the same whatever the cache has: no snapshots after sampled tokens */
     double (*clock)(void *user); /* NULL: carry_seconds */
     void (*on_event)(void *user, const carry_sequence_event *event);

@@ -144,6 +144,17 @@ static int64_t cut(int64_t length, int64_t end, int64_t stop) {
     return length < stop && stop < end ? stop : end;
 }
 
+/* True if the pieces of a prompt end where its states are cached. */
+static bool is_cut(const carry_scheduler *s, const carry_sequence *q) {
+    return s->options.same_bits || q->prompt_end - q->cached >= s->options.cut_from;
+}
+
+/* Where the state of a prompt is cached. */
+static int64_t cached_end(const carry_scheduler *s, const carry_sequence *q) {
+    const int64_t last = carry_sequence_last_block(q);
+    return is_cut(s, q) || last == 0 ? last : q->prompt_end;
+}
+
 /* Where the next piece of a prompt ends, `most` tokens on at most; `length` itself: not even a block fits. */
 static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int64_t most) {
     const int64_t length = q->track.length;
@@ -158,8 +169,10 @@ static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int6
     if (!q->options.is_uncached && s->prefix.options.device_bytes > 0) {
         const int64_t next = (length / every + 1) * every;
         end = cut(length, end, q->branch);
-        end = cut(length, end, carry_sequence_last_block(q));
-        end = cut(length, end, next <= FINE_SNAPSHOTS ? next : end / every * every);
+        end = cut(length, end, cached_end(s, q));
+        if (is_cut(s, q)) {
+            end = cut(length, end, next <= FINE_SNAPSHOTS ? next : end / every * every);
+        }
     }
     return end;
 }
@@ -227,9 +240,9 @@ static int64_t piece_budget(const carry_scheduler *s, int64_t left) {
 
 static void snapshot_prompt(carry_scheduler *s, carry_sequence *q) {
     const carry_track *t = &q->track;
-    const bool is_end = t->length == carry_sequence_last_block(q);
+    const bool is_end = t->length == cached_end(s, q);
     const bool is_branch = t->length == q->branch;
-    if (!q->options.is_uncached && t->length > q->cached && t->length % BLOCK == 0 &&
+    if (!q->options.is_uncached && t->length > q->cached &&
         (is_end || is_branch || t->length % s->options.snapshot_every == 0)) {
         (void)carry_prefix_insert(&s->prefix, t->ids, t->length, t->slot, t->pages, !is_end && !is_branch);
     }

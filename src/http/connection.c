@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -297,11 +298,24 @@ static double excess(const carry_http_server *server, const carry_http_connectio
     return now - connection->since - (in_head && patience > HEAD_SECONDS ? HEAD_SECONDS : patience);
 }
 
+/* Input that waits: the server itself was late, as on a machine with too much to do. Once, so that bytes that come at
+   the right moments do not keep a connection. */
+static bool spare(carry_http_connection *connection, double now) {
+    int waiting = 0;
+    if (connection->spared || connection->lingering || connection->response != NULL ||
+        ioctl(connection->file, FIONREAD, &waiting) != 0 || waiting <= 0) {
+        return false;
+    }
+    connection->spared = true;
+    connection->since = now;
+    return true;
+}
+
 /* A socket that was shut down is readable to its end, and the callback above then closes it. */
 void carry_http_drop_slow(carry_http_server *server) {
     double now = carry_seconds();
     for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
-        if (excess(server, one, now) > 0.0) {
+        if (excess(server, one, now) > 0.0 && !spare(one, now)) {
             if (!one->lingering) {
                 carry_log(server->ctx, CARRY_LOG_INFO, "a connection that kept the server waiting is closed");
                 server->counts.stalled++;

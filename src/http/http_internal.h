@@ -47,6 +47,7 @@ typedef struct carry_http_connection {
     size_t body_length, body_got, body_capacity;
     size_t ignored; /* bytes that came after the request */
     carry_http_response *response;
+    bool spared;    /* was late once with input that the server had not read */
     bool lingering; /* answered: input is read and dropped, because closing now could lose the response */
     struct carry_http_connection *next, **before;
 } carry_http_connection;

@@ -137,7 +137,8 @@ static void prefixes_are_read_once(void **unused) {
         print_message("prompt of %d tokens: %d cached\n", (int)lengths[i], (int)with.cached);
         assert_int_equal(with.reason, CARRY_REASON_LENGTH);
         assert_int_equal(without.cached, 0);
-        assert_true(i == 0 ? with.cached == 0 : i == 1 || i == 4 ? with.cached == 256 : with.cached <= shared[i]);
+        /* Short prompts are cached at their end: the same prompt again finds nothing, and leaves a state at 256. */
+        assert_true(i < 2 ? with.cached == 0 : i == 4 ? with.cached >= 256 : with.cached <= shared[i]);
         assert_alike(&with, &without);
     }
     answer again; /* the third's branch and the fourth's are cached by now */

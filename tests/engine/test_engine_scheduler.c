@@ -18,13 +18,17 @@ static double fake_clock(void *user) {
     return ((const bench *)user)->runner->seconds;
 }
 
-static bench open_bench(bool has_pages, bool overlaps, size_t cache) {
+static bench open_bench_with(bool has_pages, bool overlaps, size_t cache, int64_t cut_from) {
     bench b = {.ctx = support_ctx(1, NULL, NULL)};
     b.runner = fake_runner_new(b.ctx, SLOTS, has_pages ? PAGES : 0, SEQUENCES, TOKENS, CONTEXT, overlaps);
     const carry_scheduler_options options = {
-        .cache = {.device_bytes = cache}, .queue = 2000, .on_event = engine_collect};
+        .cache = {.device_bytes = cache}, .queue = 2000, .cut_from = cut_from, .on_event = engine_collect};
     assert_ok(b.ctx, carry_scheduler_new(b.ctx, &b.scheduler, &b.runner->head, &options));
     return b;
+}
+
+static bench open_bench(bool has_pages, bool overlaps, size_t cache) {
+    return open_bench_with(has_pages, overlaps, cache, 0);
 }
 
 static void close_bench(bench *b) {
@@ -64,8 +68,9 @@ static void test_texts_are_those_of_their_prompts_alone(void **state) {
     (void)state;
     static const int64_t lengths[] = {1, 63, 64, 65, 127, 128, 129, 500, 1023, 1024, 1025, 3000};
     int32_t ids[CONTEXT];
-    for (int variant = 0; variant < 8; variant++) {
-        bench b = open_bench((variant & 1) != 0, (variant & 2) != 0, (variant & 4) != 0 ? SIZE_MAX : 0);
+    for (int variant = 0; variant < 16; variant++) {
+        bench b = open_bench_with((variant & 1) != 0, (variant & 2) != 0, (variant & 4) != 0 ? SIZE_MAX : 0,
+                                  (variant & 8) != 0 ? 600 : 0);
         engine_text texts[12] = {0};
         uint64_t random = 5;
         engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
@@ -81,12 +86,42 @@ static void test_texts_are_those_of_their_prompts_alone(void **state) {
                 assert_int_equal(texts[i].outcome, CARRY_OUTCOME_LENGTH);
                 assert_int_equal(texts[i].count, 1 + 7 * i);
                 assert_text(&b, &texts[i], ids, lengths[i], &o.sampling);
-                assert_true((variant & 4) == 0 || round == 0 || lengths[i] < 129 || texts[i].cached >= lengths[i] - 64);
+                assert_true((variant & 12) != 4 || round == 0 || lengths[i] < 129 ||
+                            texts[i].cached >= lengths[i] - 64);
                 engine_text_free(&texts[i]);
             }
         }
         all_is_free(&b);
         close_bench(&b);
+    }
+}
+
+/* A short prompt is one piece; its state is cached at its end, from where a conversation goes on. */
+static void test_short_prompts_are_not_cut(void **state) {
+    (void)state;
+    static const int64_t lengths[] = {127, 128, 130, 192, 400, 511, 512};
+    int32_t ids[CONTEXT];
+    uint64_t random = 29;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    for (int variant = 0; variant < 4; variant++) {
+        for (int i = 0; i < 7; i++) {
+            bench b = open_bench_with((variant & 1) != 0, (variant & 2) != 0, SIZE_MAX, 1024);
+            engine_text texts[2] = {0};
+            const carry_sequence_options o = options_of(ids, lengths[i], 5, &texts[0]);
+            submit(&b, &o, 1);
+            engine_run(b.scheduler);
+            assert_int_equal(b.runner->steps, 5);
+            assert_text(&b, &texts[0], ids, lengths[i], &o.sampling);
+            const carry_sequence_options more = options_of(ids, lengths[i] + 50, 9, &texts[1]); /* another answer */
+            submit(&b, &more, 2);
+            engine_run(b.scheduler);
+            assert_text(&b, &texts[1], ids, lengths[i] + 50, &more.sampling);
+            assert_int_equal(texts[1].cached, lengths[i] < 128 ? 0 : lengths[i]);
+            engine_text_free(&texts[0]);
+            engine_text_free(&texts[1]);
+            all_is_free(&b);
+            close_bench(&b);
+        }
     }
 }
 
@@ -509,6 +544,7 @@ static void test_bad_requests_are_refused_by_name(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_texts_are_those_of_their_prompts_alone),
+        cmocka_unit_test(test_short_prompts_are_not_cut),
         cmocka_unit_test(test_end_tokens_and_the_context_end_texts),
         cmocka_unit_test(test_a_conversation_of_20_turns_is_cached),
         cmocka_unit_test(test_random_conversations_are_the_same_with_the_cache),

@@ -337,6 +337,38 @@ static void test_prefixes_move_to_host_memory_and_files(void **state) {
     }
 }
 
+/* The files of a conversation have each page once, or twice where a turn ends inside it, and not once a turn. */
+static void test_the_files_of_a_conversation_grow_with_its_tokens(void **state) {
+    (void)state;
+    int32_t ids[CONTEXT];
+    uint64_t random = 43;
+    char path[CARRY_FILE_PATH];
+    bench b;
+    engine_random_ids(&random, ids, CONTEXT, FAKE_VOCABULARY);
+    open_bench(&b, true, false, &cached);
+    temporary(&b, path, "cache");
+    close_bench(&b);
+    const carry_prefix_options files = {.device_bytes = SIZE_MAX, .folder = path, .folder_bytes = 1 << 20};
+    open_bench(&b, true, false, &files);
+    for (int64_t count = 200; count <= 1400; count += 100) {
+        engine_text text = run(&b, ids, count, 4, 0, false);
+        assert_text(&b, &text, ids, count);
+        assert_true(count == 200 || text.cached >= count - 100 - 2 * CARRY_PAGE_TOKENS);
+        engine_text_free(&text);
+    }
+    close_bench(&b);
+    open_bench(&b, true, false, &files);
+    const carry_prefix_stats stats = carry_scheduler_statistics(b.scheduler).cache;
+    const size_t pages = 2 * 1400 / CARRY_PAGE_TOKENS + 2 * (size_t)stats.file_snapshots;
+    assert_true(stats.file_snapshots >= 13);
+    assert_true(stats.file_bytes <= pages * sizeof(fake_page) + (size_t)stats.file_snapshots * 2560); /* their heads */
+    engine_text text = run(&b, ids, 1450, 4, 0, false);
+    assert_true(text.cached >= 1400 - 2 * CARRY_PAGE_TOKENS);
+    assert_text(&b, &text, ids, 1450);
+    engine_text_free(&text);
+    close_bench(&b);
+}
+
 static void test_folders_and_files_that_cannot_be_used_are_skipped(void **state) {
     (void)state;
     int32_t ids[CONTEXT];
@@ -395,6 +427,7 @@ int main(void) {
         cmocka_unit_test(test_a_failed_roll_back_leaves_the_state),
         cmocka_unit_test(test_a_state_is_saved_by_a_killed_process),
         cmocka_unit_test(test_prefixes_move_to_host_memory_and_files),
+        cmocka_unit_test(test_the_files_of_a_conversation_grow_with_its_tokens),
         cmocka_unit_test(test_folders_and_files_that_cannot_be_used_are_skipped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

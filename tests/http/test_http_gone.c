@@ -198,11 +198,56 @@ static void test_clients_may_go_at_any_moment(void **state) {
     (void)pthread_mutex_unlock(&c.lock);
 }
 
+typedef struct blocker {
+    signal_flag entered, released;
+} blocker;
+
+/* On the server's thread, which does nothing else meanwhile. */
+static void block(void *user, carry_http_response *response, const carry_http_request *request) {
+    (void)request;
+    blocker *b = user;
+    flag_raise(&b->entered);
+    (void)flag_wait(&b->released, 1);
+    carry_http_reply(response, 200, "text/plain", "late", 4);
+}
+
+static void answer(void *user, carry_http_response *response, const carry_http_request *request) {
+    (void)user;
+    (void)request;
+    carry_http_reply(response, 200, "text/plain", "here", 4);
+}
+
+/* A client is not slow because the server was: its request came in time and waits in the socket. */
+static void test_a_late_server_reads_before_it_drops(void **state) {
+    (void)state;
+    static const carry_http_route own[] = {{"GET", "/block", block, 0}, {"GET", "/answer", answer, 0}};
+    site s;
+    char text[2048];
+    blocker b = {SIGNAL_FLAG, SIGNAL_FLAG};
+    site_open(&s, &(carry_http_options){.routes = own, .route_count = 2, .user = &b, .patience = 1.0});
+    int first = knock(s.port);
+    assert_true(say(first, "GET /answer HTTP/1.1\r\n", 22));
+    int other = request(s.port, "GET /answer HTTP/1.1\r\nHost: localhost\r\n\r\n"); /* accepted after the first */
+    assert_true(hear_to_end(other, text, sizeof text) > 0);
+    (void)close(other);
+    other = request(s.port, "GET /block HTTP/1.1\r\nHost: localhost\r\n\r\n");
+    assert_true(flag_wait(&b.entered, 1));
+    assert_true(say(first, "Host: localhost\r\n\r\n", 19));
+    (void)nanosleep(&(struct timespec){.tv_sec = 2}, NULL); /* longer than the server's patience */
+    flag_raise(&b.released);
+    assert_true(hear_to_end(first, text, sizeof text) > 0);
+    assert_non_null(strstr(text, " 200 "));
+    (void)close(first);
+    (void)close(other);
+    site_close(&s);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_client_that_goes_is_noticed),
         cmocka_unit_test(test_a_client_that_does_not_read_is_dropped),
         cmocka_unit_test(test_a_client_that_floods_is_dropped),
+        cmocka_unit_test(test_a_late_server_reads_before_it_drops),
         cmocka_unit_test(test_stopping_the_server_tells_the_responders),
         cmocka_unit_test(test_clients_may_go_at_any_moment),
     };
