@@ -21,7 +21,7 @@ help:
 	@echo "make check-packages  install and use the packages and the wheel on a bare Debian (debootstrap, root; minutes)"
 	@echo "make clean       remove build/"
 	@echo
-	@echo "Presets for cmake --preset: dev release asan ubsan tsan bare clang cuda emulate (HACKING.md)"
+	@echo "Presets for cmake --preset: dev release asan ubsan tsan bare clang cuda emulate (docs/testing.md)"
 
 demo:
 	@./demo.sh

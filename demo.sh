@@ -114,7 +114,7 @@ if has train; then
         serve
     fi
 else
-    say "2 of 4. Training is skipped: this build does not include it (HACKING.md lists what it needs)"
+    say "2 of 4. Training is skipped: this build does not include it (docs/testing.md lists what it needs)"
 fi
 
 say "3 of 4. The algorithms for h[t] = A[t] h[t-1] + b[t], and where they can run"
@@ -153,7 +153,7 @@ if has report; then
     if has train; then set -- demo README; fi
     "$carry" report "$@" -o $out/report.html > $out/report.log
 else
-    say "4 of 4. Experiments, profiles and reports are skipped: this build has no lab (HACKING.md lists what it needs)"
+    say "4 of 4. Experiments, profiles and reports are skipped: this build has no lab (docs/testing.md lists what it needs)"
 fi
 
 say "What was measured"

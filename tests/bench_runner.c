@@ -1,8 +1,9 @@
 /* Not a test: tokens a second of a model of Qwen3.5-0.8B's shape with random weights through its runner, on a device.
    bench_runner DEVICE bf16|f32 [CHECKPOINT | SHAPE | CONFIG.json [LONG [profile]]]: prompts of 8192 tokens in steps of
    several sizes, then single tokens of 1 to 256 sequences, and a prompt of LONG tokens. A CHECKPOINT is a folder;
-   SHAPE (qwen3.5-0.8b, qwen3.5-4b, qwen3.5-35b-a3b) and CONFIG.json have random weights. Sizes are smaller on the CPU.
- */
+   SHAPE (qwen3.5-0.8b, qwen3.5-4b, qwen3.5-35b-a3b) and CONFIG.json have random weights, SHAPE:FORMAT quantised ones
+   (carry quantise lists the formats). Sizes are smaller on the CPU, where single tokens of a CHECKPOINT are measured
+   again with packed weights. */
 
 #include "bench_runner_support.h"
 
@@ -96,6 +97,15 @@ int main(int argc, char **argv) {
     }
     for (int64_t sequences = 1; sequences <= most; sequences *= 2) {
         decode(r, pages, ids, sequences, device == 0 ? 8 : 50);
+    }
+    if (device == 0) {
+        lm->prompted = (int64_t)1 << 20; /* as after many prompts */
+        lm->is_settled = false;
+        check(ctx, carry_lm_pack(lm, dtype, 1));
+    }
+    for (int64_t sequences = 1; device == 0 && lm->panels != NULL && sequences <= most; sequences *= 2) {
+        (void)printf("packed weights, ");
+        decode(r, pages, ids, sequences, 8);
     }
     if (device != 0 && argc > 5) {
         profile(r, pages, ids, 1);

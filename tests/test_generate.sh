@@ -166,6 +166,9 @@ refused '--draft-tokens needs --draft ngram' generate other --ids -p 1 --draft-t
 
 # Random weights need a configuration alone.
 expect 0 '"prompt_tokens": 3' generate tiny --random --ids -p '1 2 3' -n 4 --json
+expect 0 '"prompt_tokens": 3' generate tiny --random --quantise q4_k --ids -p '1 2 3' -n 4 --json
+refused "--quantise 'q9': expected fp8_block" generate tiny --random --quantise q9 --ids -p 1
+refused '--quantise is for --random' generate tiny --quantise q4_k --ids -p 1
 refused 'has no tokenizer' generate tiny --random -p a
 refused "did you mean 'tiny'" generate tinny --random --ids -p 1
 

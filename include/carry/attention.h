@@ -19,6 +19,9 @@
    without runs, if scale is not negative, data is aligned to 16 bytes, and row and head strides are positive multiples
    of 8 elements; a causal mask or HK < H is fast only without runs. Everything else uses plain kernels.
 
+   NaN and infinity in k and v do not reach queries that do not see them, neither forward nor backward; one kernel does
+   not guarantee it: forward on Hopper GPUs with D = 256 and as many queries as keep the GPU busy.
+
    Nothing is allocated. The workspace has carry_attention_workspace(args) bytes on the same device (CARRY_EWORKSPACE,
    CARRY_EALIGN); few queries may need more than many. Results do not depend on the number of threads. A query for which
    every bias is -infinity gets zeros, with lse -infinity. CARRY_ESHAPE, CARRY_EDTYPE and CARRY_EDEVICE name the tensor;
@@ -56,7 +59,11 @@ CARRY_API carry_status carry_attention(carry_ctx *ctx, const carry_attention_arg
                                        size_t workspace_bytes);
 
 /* Gradients of q, k and v, given that of o. dq is overwritten; dk and dv are accumulated, only in the rows of the runs,
-   so that calls with different queries over the same keys add up. On a GPU this uses plain kernels. */
+   so that calls with different queries over the same keys add up. The same inputs give the same bits.
+
+   A GPU has fast kernels for causal calls in bf16 and f16 with D = 64, 128 or 256, without runs and without a window
+   that hides keys, if data and strides of all tensors are as above; `carry plan attention:...:backward` names the
+   kernels. Everything else uses plain kernels. */
 typedef struct carry_attention_backward_args {
     carry_tensor dq, dk, dv;
     carry_tensor d_o;

@@ -1,7 +1,7 @@
 /* Attention on CUDA devices: the entry of the table. In bf16, with D of 64 or 128, a call's arguments become a job
    (kernels.cuh), which one of two ways takes: hopper.cu where that is what the GPU is, ampere.cu on all others. Causal
    calls, grouped heads and D of 256 go to grouped.cu, those of many queries with D of 256 to hopper.cu. What none of
-   them takes, and the backward pass, goes through plain.cu. */
+   them takes goes through plain.cu. The backward pass is in backward.cu. */
 #include <limits.h>
 #include <math.h>
 
@@ -13,6 +13,7 @@ extern "C" {
 extern const carry_attention_device carry_attention_cuda;
 }
 
+#include "attention/backward.cuh"
 #include "attention/combine.cuh"
 #include "attention/grouped.cuh"
 #include "attention/plain.cuh"
@@ -33,23 +34,14 @@ bool is_grouped(const carry_attention_args *args) {
     return masks || args->k.shape[1] != args->q.shape[1] || args->q.shape[2] == 256;
 }
 
-/* 16 bytes are loaded and stored at once, and the copy engine wants strides that go forward. */
-bool fits(const carry_tensor *t) {
-    for (int i = 0; i < 2; i++) {
-        if (t->shape[i] > 1 && (t->stride[i] <= 0 || t->stride[i] % 8 != 0 || t->stride[i] >= (int64_t)1 << 38)) {
-            return false;
-        }
-    }
-    return (uintptr_t)t->data % 16 == 0;
-}
-
 /* Do the fast kernels take it? */
 bool is_fast(const carry_attention_args *args) {
     const int64_t tiles = (args->q.shape[0] + CARRY_ATTENTION_ROWS - 1) / CARRY_ATTENTION_ROWS;
     const bool is_small = args->q.shape[0] <= INT_MAX / 2 && args->k.shape[0] <= INT_MAX / 2 &&
                           (tiles == 0 || args->q.shape[1] <= INT_MAX / 4 / tiles);
-    return is_typical(args) && args->scale >= 0.0f && is_small && fits(&args->q) && fits(&args->o) &&
-           (args->k.shape[0] == 0 || (fits(&args->k) && fits(&args->v)));
+    return is_typical(args) && args->scale >= 0.0f && is_small && attention_fits(&args->q) &&
+           attention_fits(&args->o) &&
+           (args->k.shape[0] == 0 || (attention_fits(&args->k) && attention_fits(&args->v)));
 }
 
 attention_rows rows_of(const carry_tensor *t) {
@@ -176,8 +168,9 @@ carry_status step(carry_ctx *ctx, const carry_attention_step_args *args, int ord
 const carry_attention_device carry_attention_cuda = {"cuda",
                                                      workspace,
                                                      forward,
-                                                     attention_plain_backward_workspace,
-                                                     attention_plain_backward,
+                                                     attention_backward_workspace,
+                                                     attention_backward,
+                                                     attention_backward_method,
                                                      attention_grouped_steps,
                                                      step_workspace,
                                                      step};

@@ -26,6 +26,21 @@ void carry_attention_span(const carry_attention_args *args, int64_t t, int64_t *
 int64_t carry_attention_key_head(const carry_attention_args *args, int64_t head);
 float carry_attention_scale(const carry_attention_args *args);
 
+/* Documents of packed rows: document i has rows starts[i] to starts[i + 1] of q, k, v and the others. */
+typedef struct carry_attention_documents {
+    const int64_t *starts; /* [count + 1], on the CPU, from 0 to T */
+    int64_t count;
+} carry_attention_documents;
+/* carry_attention_backward for each document, causal and without runs: all documents together on a GPU that has a
+   kernel for it. lse is [H, rows of the document] of each document, one after the other. dk and dv are overwritten.
+   longest: rows of a document, at most. */
+size_t carry_attention_backward_documents_workspace(const carry_attention_backward_args *args, int64_t longest);
+carry_status carry_attention_backward_documents(carry_ctx *ctx, const carry_attention_backward_args *args,
+                                                const carry_attention_documents *documents, void *workspace,
+                                                size_t bytes);
+/* The name of the method of a backward pass: "blocks" on the CPU; "wgmma", "mma" or "plain" on a GPU. */
+const char *carry_attention_backward_method(const carry_attention_backward_args *args);
+
 /* One token of each of B sequences on a device, which nothing of the host's state is in, so that it can be recorded: k
    and v [B, HK, D] are put behind the lengths[b] rows that sequence b has in the caches, and q sees all of those, of
    the last `window` where that is not 0.

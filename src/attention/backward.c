@@ -16,6 +16,7 @@
 #include "core/span.h"
 #include "core/tensor.h"
 #include "ops/convert.h"
+#include "ops/product/triangle.h"
 
 #define QUERIES 128
 #define KEYS 128
@@ -37,6 +38,7 @@ typedef struct call {
 
 typedef struct scratch {
     float *q, *d_o, *k, *v;
+    float *finite; /* k with zeros in place of NaN and infinity */
     float *p, *ds;
     float *dk, *dv;
 } scratch;
@@ -53,6 +55,7 @@ static void take_scratch(const call *c, carry_arena *arena, scratch *s) {
     s->d_o = carry_arena_take(arena, Q * D, sizeof(float));
     s->k = carry_arena_take(arena, K * D, sizeof(float));
     s->v = carry_arena_take(arena, K * D, sizeof(float));
+    s->finite = carry_arena_take(arena, K * D, sizeof(float));
     s->dk = carry_arena_take(arena, K * D, sizeof(float));
     s->dv = carry_arena_take(arena, K * D, sizeof(float));
     s->p = carry_arena_take(arena, Q * K, sizeof(float));
@@ -158,6 +161,24 @@ static void soften(const call *c, int64_t t, int64_t key, int64_t keys, float mi
     c->kernels->rows->softmax_backward(p + from, ds + from, minus, mean, end - from);
 }
 
+static bool sees_all(const call *c, int64_t query, int64_t queries, int64_t first, int64_t keys) {
+    int64_t from;
+    int64_t end;
+    int64_t unused;
+    carry_attention_span(&c->args->forward, query, &unused, &end);
+    carry_attention_span(&c->args->forward, query + queries - 1, &from, &unused);
+    return from <= first && end >= first + keys;
+}
+
+/* k as the right side of dQ = dS K. dS of a key that a query does not see is zero, and zero times NaN is NaN: so NaN
+   and infinity become zeros. Queries that see such a key get NaN by its dS. */
+static const float *finite_keys(const call *c, const scratch *s, const float *k, int64_t keys) {
+    for (int64_t i = 0; i < keys * c->D; i++) {
+        s->finite[i] = isfinite(k[i]) ? k[i] : 0.0f;
+    }
+    return s->finite;
+}
+
 static void query_block(const call *c, const scratch *s, int64_t head, int64_t first, const float *k, const float *v,
                         int64_t key, int64_t keys, float bias, float *dq) {
     const carry_attention_args *f = &c->args->forward;
@@ -174,6 +195,9 @@ static void query_block(const call *c, const scratch *s, int64_t head, int64_t f
     }
     product_added(c, keys, queries, s->p, true, d_o, s->dv);
     product_added(c, keys, queries, s->ds, true, s->q, s->dk);
+    if (f->causal && !sees_all(c, first, queries, key, keys) && !carry_all_finite(k, keys * c->D)) {
+        k = finite_keys(c, s, k, keys);
+    }
     product_added(c, queries, keys, s->ds, false, k, dq + first * c->D);
 }
 
@@ -328,7 +352,7 @@ carry_status carry_attention_backward(carry_ctx *ctx, const carry_attention_back
     if (there != NULL) {
         CARRY_TRY(needed > 0 ? carry_device_check_pointer(ctx, "the workspace", workspace, device) : CARRY_OK);
         carry_attention_align(&workspace, &workspace_bytes);
-        return there->backward(ctx, args, workspace);
+        return there->backward(ctx, args, NULL, workspace, workspace_bytes);
     }
     carry_attention_align(&workspace, &workspace_bytes);
     return backward_here(ctx, args, workspace, workspace_bytes);

@@ -19,7 +19,10 @@ typedef struct carry_attention_device {
     carry_status (*forward)(carry_ctx *ctx, const carry_attention_args *args, int ordinal, carry_stream *stream,
                             void *workspace, size_t bytes);
     size_t (*backward_workspace)(const carry_attention_backward_args *args);
-    carry_status (*backward)(carry_ctx *ctx, const carry_attention_backward_args *args, void *workspace);
+    carry_status (*backward)(carry_ctx *ctx, const carry_attention_backward_args *args,
+                             const carry_attention_documents *documents, void *workspace, size_t bytes);
+    /* The name of the kernels that take a backward pass: "wgmma", "mma" or "plain". Data need not be there. */
+    const char *(*backward_method)(const carry_attention_backward_args *args);
     /* A step of generation (attention.h). */
     bool (*steps)(const carry_attention_step_args *args, int ordinal);
     size_t (*step_workspace)(const carry_attention_step_args *args, int ordinal);

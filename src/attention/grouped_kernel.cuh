@@ -177,9 +177,45 @@ __device__ __forceinline__ void hide(float (&s)[COLUMNS / 2], const int (&least)
     }
 }
 
+/* Values of a tile that are not finite: o of rows that see them gets them, and they become zeros (rows.cuh). By all
+   threads of a block. */
 template <int D>
+__device__ __forceinline__ void contain(float (&o)[D / 2], unsigned char *values, const int (&least)[2],
+                                        const int (&most)[2], int first) {
+    uint4 *pieces = (uint4 *)values;
+    const int lane = (int)threadIdx.x % 32;
+    bool odd = false;
+    for (int i = (int)threadIdx.x; i < COLUMNS * D / 8; i += 32 * WARPS) {
+        odd = odd || is_odd_bf16(pieces[i]);
+    }
+    if (__syncthreads_or(odd) == 0) {
+        return;
+    }
+    for (int j = 0; j < COLUMNS; j++) {
+#pragma unroll
+        for (int i = 0; i < D / 2; i += 4) {
+            const uint32_t pair = *(const uint32_t *)(values + place<D>(0, j, i / 4) + lane % 4 * 4);
+            if (is_odd_bf16(pair)) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    if (first + j >= least[r] && first + j <= most[r]) {
+                        add_odd_bf16(o[i + 2 * r], o[i + 2 * r + 1], pair);
+                    }
+                }
+            }
+        }
+    }
+    __syncthreads();
+    for (int i = (int)threadIdx.x; i < COLUMNS * D / 8; i += 32 * WARPS) {
+        pieces[i] = clear_odd_bf16(pieces[i]);
+    }
+    __syncthreads();
+}
+
+/* STEP: all rows of a block see the same keys. */
+template <int D, bool STEP>
 __device__ __forceinline__ void compute(const grouped_job &job, const grouped_item &item, uint32_t shared,
-                                        float (&o)[D / 2], softmax_state &state) {
+                                        unsigned char *memory, float (&o)[D / 2], softmax_state &state) {
     const int warp = (int)threadIdx.x / 32, row = item.row + 16 * warp + (int)threadIdx.x % 32 / 4;
     const bool is_idle = item.row + 16 * warp >= job.rows;
     const int most[2] = {last_key(job, row), last_key(job, row + 8)};
@@ -204,11 +240,15 @@ __device__ __forceinline__ void compute(const grouped_job &job, const grouped_it
         asm volatile("cp.async.commit_group;");
         asm volatile("cp.async.wait_group 1;" ::: "memory");
         __syncthreads();
+        const bool hides = first < all_from || first + COLUMNS - 1 > all_to;
+        if (!STEP && hides) {
+            contain<D>(o, memory + (keys - shared) + TILE_BYTES<D>, least, most, first);
+        }
         if (!is_idle) {
             float s[COLUMNS / 2], factor[2];
             uint32_t w[COLUMNS / 4];
             scores<D>(s, shared, keys, warp);
-            if (first < all_from || first + COLUMNS - 1 > all_to) {
+            if (hides) {
                 hide(s, least, most, first);
             }
             if (exponentials(s, state, factor, job.scale, 0.0f)) {
@@ -270,7 +310,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attention_grouped(const __grid_
     float o[D / 2] = {};
     softmax_state state = {{NOTHING, NOTHING}, {0.0f, 0.0f}};
     if (item.from < item.to) {
-        compute<D>(job, item, shared, o, state);
+        compute<D, STEP>(job, item, shared, (unsigned char *)memory, o, state);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {

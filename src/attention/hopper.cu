@@ -1,7 +1,6 @@
 /* Attention on Hopper GPUs: which kernel, and its launch. Tensor maps tell the copy engine how q, k and v lie. */
-#include "device/tensor_map.cuh"
-
 #include "attention/hopper_causal.cuh"
+#include "attention/hopper_map.cuh"
 
 namespace {
 
@@ -52,24 +51,9 @@ bool works(int ordinal) {
     return is;
 }
 
-/* [heads, D / 64, rows, 64], of which a tile is one head's `box` rows, all bands. The stride of a dimension of one
-   element is not used, but must be valid. */
 carry_status make_map(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
                       const attention_rows *of, int rows, int heads, int D, int box, int ordinal) {
-    const cuuint64_t shape[] = {64, (cuuint64_t)rows, (cuuint64_t)D / 64, (cuuint64_t)heads};
-    const cuuint64_t strides[] = {rows > 1 ? (cuuint64_t)of->row * 2 : 256, 128,
-                                  heads > 1 ? (cuuint64_t)of->head * 2 : 256};
-    const cuuint32_t tile[] = {64, (cuuint32_t)box, (cuuint32_t)D / 64, 1};
-    const cuuint32_t every[] = {1, 1, 1, 1};
-    CUresult result = encode(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 4, (void *)of->data, shape, strides, tile, every,
-                             CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                             CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result != CUDA_SUCCESS) {
-        return carry_fail(ctx, CARRY_EDEVICE,
-                          "CUDA device %d: no tensor map of %s, %d rows of %d heads (the driver's error %d)", ordinal,
-                          name, rows, heads, (int)result);
-    }
-    return CARRY_OK;
+    return attention_make_map(ctx, encode, map, name, of->data, of->row, of->head, rows, heads, D, box, ordinal);
 }
 
 carry_status launch(carry_ctx *ctx, const attention_job *job, int D, int blocks, int ordinal, cudaStream_t stream) {

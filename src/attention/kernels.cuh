@@ -23,6 +23,16 @@ struct attention_rows { /* [rows, heads, D], in elements */
     int64_t row, head;
 };
 
+/* 16 bytes are loaded and stored at once, and the copy engine wants strides that go forward. */
+static inline bool attention_fits(const carry_tensor *t) {
+    for (int i = 0; i < 2; i++) {
+        if (t->shape[i] > 1 && (t->stride[i] <= 0 || t->stride[i] % 8 != 0 || t->stride[i] >= (int64_t)1 << 38)) {
+            return false;
+        }
+    }
+    return (uintptr_t)t->data % 16 == 0;
+}
+
 struct attention_run {
     int first, count;
     float bias; /* times log2 e, as every score */

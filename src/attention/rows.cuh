@@ -22,6 +22,31 @@ template <int COUNT> static __device__ __forceinline__ void mask(float (&s)[COUN
     }
 }
 
+/* NaN and infinity in values must not reach queries that do not see them: a probability of 0 times either is NaN. In
+   tiles of keys that some query does not see they become zeros, and are added to the sums of queries that see them. */
+static __device__ __forceinline__ bool is_odd_bf16(uint32_t pair) {
+    return (pair & 0x7f80u) == 0x7f80u || (pair & 0x7f800000u) == 0x7f800000u;
+}
+
+static __device__ __forceinline__ bool is_odd_bf16(const uint4 &v) {
+    return is_odd_bf16(v.x) || is_odd_bf16(v.y) || is_odd_bf16(v.z) || is_odd_bf16(v.w);
+}
+
+static __device__ __forceinline__ uint32_t clear_odd_bf16(uint32_t pair) {
+    pair = (pair & 0x7f80u) == 0x7f80u ? pair & 0xffff0000u : pair;
+    return (pair & 0x7f800000u) == 0x7f800000u ? pair & 0xffffu : pair;
+}
+
+static __device__ __forceinline__ uint4 clear_odd_bf16(const uint4 &v) {
+    return make_uint4(clear_odd_bf16(v.x), clear_odd_bf16(v.y), clear_odd_bf16(v.z), clear_odd_bf16(v.w));
+}
+
+/* Adds the numbers of a pair of values that are not finite to two sums. */
+static __device__ __forceinline__ void add_odd_bf16(float &low, float &high, uint32_t pair) {
+    low += (pair & 0x7f80u) == 0x7f80u ? __uint_as_float(pair << 16) : 0.0f;
+    high += (pair & 0x7f800000u) == 0x7f800000u ? __uint_as_float(pair & 0xffff0000u) : 0.0f;
+}
+
 /* The softmax of a thread's two rows so far. */
 struct softmax_state {
     float largest[2], sum[2]; /* sums of this thread's columns alone */

@@ -204,7 +204,8 @@ static carry_status open_model(generate_session *d, const char *folder, int devi
         return carry_model_adapt(&d->model, d->adapter);
     }
     carry_lm *lm;
-    CARRY_TRY(carry_model_random(d->ctx, &lm, folder, device, d->dtype, (uint64_t)d->common.seed));
+    CARRY_TRY(
+        carry_model_random_quantised(d->ctx, &lm, folder, device, d->dtype, d->quantise, (uint64_t)d->common.seed));
     carry_model_borrow(d->ctx, &d->model, lm);
     (void)snprintf(d->model.folder, sizeof d->model.folder, "%s", folder);
     return d->by_ids || d->model.tokenizer != NULL
@@ -296,6 +297,7 @@ static int run(int count, char **arguments) {
         {"random", 0, CLI_FLAG, &d.is_random, NULL,
          "random weights: MODEL is a config.json, its folder, or a shape (tiny, qwen3.5-0.8b, qwen3.5-4b, "
          "qwen3.5-35b-a3b)"},
+        {"quantise", 0, CLI_TEXT, &d.quantise, "FORMAT", "quantise random weights: fp8_block, q8_0, q4_k, ..."},
         {"chat", 0, CLI_FLAG, &d.is_chat, NULL, "treat a prompt as a message of the user, with the chat template"},
         {"system", 0, CLI_TEXT, &d.system, "TEXT", "chat: the system prompt"},
         {"messages", 0, CLI_TEXT, &d.messages, "FILE", "chat: earlier messages, a JSON list of {role, content, ...}"},

@@ -15,6 +15,7 @@ typedef struct cli_generating {
     carry_dtype dtype;
     char why[CARRY_MODEL_WHY]; /* this type; "" once it has been printed */
     bool by_ids, is_chat, thinks, thinks_not, is_random;
+    const char *quantise; /* the format of random weights; NULL: none */
     carry_engine_options engine;
     int64_t tokens;
     carry_sampling sampling;

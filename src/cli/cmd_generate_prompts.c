@@ -20,6 +20,8 @@ bool cli_generate_check(const cli_generating *g) {
         wrong = "--state-load has the chat so far: --system and --messages do not go with it";
     } else if (g->thinks && g->thinks_not) {
         wrong = "--think and --no-think exclude each other";
+    } else if (g->quantise != NULL && !g->is_random) {
+        wrong = "--quantise is for --random: carry quantise writes a folder with quantised weights";
     }
     if (wrong != NULL) {
         (void)cli_refuse("%s", wrong);

@@ -75,7 +75,7 @@ static void withdraw(carry_mailbox *mailbox, half *h, carry_request_state state)
     h->what.state = (int)state;
 }
 
-/* The rank that asked learns how it stands; once it is over, the half is spare. */
+/* Copies the state of a half to the request of the rank that asked. A half that has ended can be used again. */
 static void report(carry_mailbox *mailbox, half *h, carry_request *request) {
     request->state = h->what.state;
     request->other_bytes = h->what.other_bytes;

@@ -368,7 +368,7 @@ static void progress(carry_wire *wire, carry_request *request, double until) {
     }
 }
 
-/* Where a message is half sent, or the peer does not read, closing tells it as well. */
+/* A peer that does not read, or that got half of a message, learns of the abort when the connection is closed. */
 static void abort_processes(carry_wire *wire, const char *reason) {
     connections *h = wire->state;
     wire->ended_by = wire->rank;

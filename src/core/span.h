@@ -78,8 +78,8 @@ typedef struct carry_recorder carry_recorder;
 carry_status carry_recorder_new(carry_ctx *ctx, carry_recorder **recorder, int64_t events);
 /* After the contexts it was attached to. */
 void carry_recorder_free(carry_recorder *recorder);
-/* From now on the context records, as this rank; until it is freed. Tracks of a freed context of the same rank are used
-   on. Any thread may attach its own context. */
+/* The context records as this rank from now on, until it is freed. Tracks of a freed context of the same rank are
+   reused. Any thread may attach its own context. */
 carry_status carry_recorder_attach(carry_recorder *recorder, carry_ctx *ctx, int rank);
 
 /* The recorder of the context, or NULL. */

@@ -36,7 +36,7 @@ typedef struct carry_delta_run {
        those that leave, which may be NULL: not wanted. */
     const float *entering;
     float *leaving;
-    float *maps;      /* [sequences, value heads of the part, K, K]: M besides, from the zero state and the identity */
+    float *maps;      /* [sequences, value heads of the part, K, K]: also wanted: M, computed from the identity */
     bool chunks_only; /* chunks even when the method is token by token */
     int64_t columns, width, blocks; /* of the state: all, those that a unit takes, and units a head */
     carry_delta_part part;

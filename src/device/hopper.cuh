@@ -56,6 +56,19 @@ static __device__ __forceinline__ void group_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Whether `is` holds for any of them. */
+static __device__ __forceinline__ bool group_any(int id, int threads, bool is) {
+    int any;
+    asm volatile("{\n.reg .pred p, q;\n"
+                 "setp.ne.b32 p, %1, 0;\n"
+                 "bar.red.or.pred q, %2, %3, p;\n"
+                 "selp.b32 %0, 1, 0, q;\n}\n"
+                 : "=r"(any)
+                 : "r"((int)is), "r"(id), "r"(threads)
+                 : "memory");
+    return any != 0;
+}
+
 /* The same where threads come to it by different ways: `bar` asks for one instruction that all of them execute. */
 static __device__ __forceinline__ void group_meet(int id, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
@@ -63,6 +76,20 @@ static __device__ __forceinline__ void group_meet(int id, int threads) {
 
 static __device__ __forceinline__ void group_tell(int id, int threads) {
     asm volatile("barrier.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+static __device__ __forceinline__ uint4 shared_load(uint32_t from) {
+    uint4 v;
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(from)
+                 : "memory");
+    return v;
+}
+
+static __device__ __forceinline__ void shared_store(uint32_t to, const uint4 &v) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w)
+                 : "memory");
 }
 
 /* Ordinary writes to shared memory become visible to the copy engine and to products. */
@@ -232,6 +259,7 @@ PRODUCT_RIGHT(256, R0_31 R32_63 R64_127, "%128, %129, %130, %131", "%132", "%133
 PRODUCT_ACROSS(64, R0_31, "%32", "%33", "%34", F32(d, 0))
 PRODUCT_ACROSS(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
 PRODUCT_ACROSS(256, R0_31 R32_63 R64_127, "%128", "%129", "%130", F32(d, 0), F32(d, 32), F32(d, 64), F32(d, 96))
+PRODUCT_TURNED(64, R0_31, "%32", "%33", "%34", F32(d, 0))
 PRODUCT_TURNED(128, R0_31 R32_63, "%64", "%65", "%66", F32(d, 0), F32(d, 32))
 PRODUCT_ALONG(64, R0_31, "%32, %33, %34, %35", "%36", "%37", F32(d, 0))
 

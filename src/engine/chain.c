@@ -15,7 +15,7 @@
 #include "model/lm/mixers/delta.h"
 #include "ops/pool.h"
 
-#define OPS_OF_LAYER 7 /* at most */
+#define OPS_OF_LAYER 12 /* at most: each of six maps may need a product */
 
 struct carry_chain {
     carry_lm *lm;
@@ -26,8 +26,9 @@ struct carry_chain {
     bool same_bits;
     carry_chain_op *ops;
     int count;
-    bool head;    /* the last operation makes the logits */
-    void *memory; /* on the device: all that follows, for CARRY_CHAIN_SEQUENCES sequences */
+    bool head;      /* the last operation makes the logits */
+    bool has_tiles; /* matrices are quantised */
+    void *memory;   /* on the device: all that follows, for CARRY_CHAIN_SEQUENCES sequences */
     float *h, *part, *rates, *weights;
     int32_t *numbers;
     carry_tensor low, maps, mixed, activated, x; /* [CARRY_CHAIN_SEQUENCES, width], bf16 */
@@ -61,37 +62,84 @@ static void add_norm(const carry_chain *c, carry_chain_product *p, int64_t norm)
     p->eps = (float)config->norm_eps;
 }
 
-/* The matrices of these slots as one: they follow each other in memory. starts: the first row of each. False: they do
-   not, or one is absent. */
-static bool join(const carry_chain *c, const carry_lm_sublayer *own, const int *slots, carry_tensor *W, int64_t *rows,
-                 int *starts) {
-    *rows = 0;
-    for (int i = 0; slots[i] >= 0; i++) {
-        const carry_tensor next = carry_decode_matrix(c->lm, own, slots[i]);
-        if (next.data == NULL || (i > 0 && next.data != (unsigned char *)W->data + (size_t)(*rows * next.shape[1]) *
-                                                                                       carry_dtype_size(next.dtype))) {
-            return false;
-        }
-        *W = i == 0 ? next : *W;
-        starts[i] = (int)*rows;
-        *rows += next.shape[0];
+/* A product with matrices that are quantised alike; its results begin at column y_at. */
+static carry_tile_product *add_tiles(carry_chain *c, const carry_tensor *W, int count, const carry_tensor *x,
+                                     const carry_tensor *y, int64_t y_at, carry_tile_output output) {
+    carry_quant_tiles layout;
+    carry_tile_product *p = &add(c, CARRY_CHAIN_TILES)->as.tiles;
+    *p = (carry_tile_product){.count = count,
+                              .x = x->data,
+                              .y = y->data,
+                              .h = output == CARRY_TILE_ADD ? c->h : NULL,
+                              .x_stride = x->shape[1],
+                              .y_stride = y->shape[1],
+                              .output = output};
+    for (int i = 0; i < count; i++) {
+        p->maps[i] = (carry_tile_map){.tiles = W[i].data, .rows = (int)W[i].shape[0], .y_at = (int)y_at};
+        y_at += W[i].shape[0];
     }
-    return true;
+    (void)carry_quant_tiles_of_tensor(&layout, &W[0]); /* as carry_decode_supports has found */
+    carry_tile_product_finish(p, &layout);
+    c->has_tiles = true;
+    return p;
 }
 
+static void add_tile_norm(const carry_chain *c, carry_tile_product *p, int64_t norm) {
+    const carry_lm_config *config = &c->lm->config;
+    p->norm = carry_lm_weight(c->lm, norm).data;
+    p->plus = config->norm_plus_one ? 1.0f : 0.0f;
+    p->eps = (float)config->norm_eps;
+}
+
+static bool is_quantised(const carry_tensor *W) {
+    return W->dtype == CARRY_QUANTISED;
+}
+
+/* True if b can be in one product with the matrix a before it: quantised alike, or next to it in memory. */
+static bool goes_on(const carry_tensor *a, const carry_tensor *b) {
+    return is_quantised(a) || is_quantised(b)
+               ? is_quantised(a) && is_quantised(b) && a->stride[1] == b->stride[1]
+               : b->data == (unsigned char *)a->data + (size_t)(a->shape[0] * a->shape[1]) * carry_dtype_size(a->dtype);
+}
+
+/* The matrices of these slots after one norm, in as few products as they allow. starts: the first column of each.
+   False: one is absent. */
 static bool add_maps(carry_chain *c, const carry_lm_sublayer *own, const int *slots, int *starts) {
-    carry_tensor W = {0};
-    int64_t rows;
-    if (!join(c, own, slots, &W, &rows, starts)) {
-        return false;
+    carry_tensor W[CARRY_TILE_PRODUCT_MAPS];
+    int64_t columns = 0;
+    int count = 0;
+    for (; slots[count] >= 0; count++) {
+        W[count] = carry_decode_matrix(c->lm, own, slots[count]);
+        starts[count] = (int)columns;
+        columns += W[count].data != NULL ? W[count].shape[0] : 0;
+        if (W[count].data == NULL) {
+            return false;
+        }
     }
-    add_norm(c, add_product(c, W, rows, &c->low, &c->maps, CARRY_CHAIN_STORE), own->norm);
+    for (int first = 0, next; first < count; first = next) {
+        int64_t rows = W[first].shape[0];
+        for (next = first + 1; next < count && goes_on(&W[next - 1], &W[next]); next++) {
+            rows += W[next].shape[0];
+        }
+        if (is_quantised(&W[first])) {
+            add_tile_norm(c, add_tiles(c, W + first, next - first, &c->low, &c->maps, starts[first], CARRY_TILE_STORE),
+                          own->norm);
+            continue;
+        }
+        carry_chain_product *p = add_product(c, W[first], rows, &c->low, &c->maps, CARRY_CHAIN_STORE);
+        p->y = (uint16_t *)p->y + starts[first];
+        add_norm(c, p, own->norm);
+    }
     return true;
 }
 
 static void add_out(carry_chain *c, const carry_lm_sublayer *own, int slot, const carry_tensor *x) {
     const carry_tensor W = carry_decode_matrix(c->lm, own, slot);
-    (void)add_product(c, W, W.shape[0], x, &c->low, CARRY_CHAIN_ADD);
+    if (is_quantised(&W)) {
+        (void)add_tiles(c, &W, 1, x, &c->low, 0, CARRY_TILE_ADD);
+    } else {
+        (void)add_product(c, W, W.shape[0], x, &c->low, CARRY_CHAIN_ADD);
+    }
 }
 
 static bool add_delta(carry_chain *c, const carry_lm_sublayer *own, const carry_tensor *state) {
@@ -170,12 +218,41 @@ static bool add_attention(carry_chain *c, const carry_lm_sublayer *own, const ca
     return true;
 }
 
-static void add_swiglu(carry_chain *c, const carry_lm_sublayer *own) {
-    const carry_tensor gate = carry_decode_matrix(c->lm, own, CARRY_LM_SWIGLU_GATE);
-    carry_chain_product *p = add_product(c, gate, gate.shape[0], &c->low, &c->activated, CARRY_CHAIN_SWIGLU);
-    p->up = carry_decode_matrix(c->lm, own, CARRY_LM_SWIGLU_UP).data;
-    add_norm(c, p, own->norm);
+static bool add_swiglu(carry_chain *c, const carry_lm_sublayer *own) {
+    const carry_tensor W[] = {carry_decode_matrix(c->lm, own, CARRY_LM_SWIGLU_GATE),
+                              carry_decode_matrix(c->lm, own, CARRY_LM_SWIGLU_UP)};
+    if (W[0].dtype != W[1].dtype || (is_quantised(&W[0]) && W[0].stride[1] != W[1].stride[1])) {
+        return false;
+    }
+    if (is_quantised(&W[0])) {
+        add_tile_norm(c, add_tiles(c, W, 2, &c->low, &c->activated, 0, CARRY_TILE_SWIGLU), own->norm);
+    } else {
+        carry_chain_product *p = add_product(c, W[0], W[0].shape[0], &c->low, &c->activated, CARRY_CHAIN_SWIGLU);
+        p->up = W[1].data;
+        add_norm(c, p, own->norm);
+    }
     add_out(c, own, CARRY_LM_SWIGLU_DOWN, &c->activated);
+    return true;
+}
+
+static void add_embed(carry_chain *c) {
+    const carry_lm *lm = c->lm;
+    const carry_tensor table = carry_parameters_product(&lm->own, lm->embeddings);
+    carry_chain_embed *e = &add(c, CARRY_CHAIN_EMBED)->as.embed;
+    *e = (carry_chain_embed){.table = table.data, .h = c->h, .low = c->low.data, .width = (int)lm->config.hidden_size};
+    e->is_quantised = is_quantised(&table) && carry_quant_tiles_of_tensor(&e->layout, &table);
+}
+
+/* The norm and the logits, whose place each step gives. */
+static void add_head(carry_chain *c) {
+    const carry_lm *lm = c->lm;
+    const carry_tensor W = carry_parameters_product(&lm->own, lm->head);
+    const carry_tensor logits = {.shape = {0, W.shape[0]}};
+    if (is_quantised(&W)) {
+        add_tile_norm(c, add_tiles(c, &W, 1, &c->low, &logits, 0, CARRY_TILE_STORE), lm->norm);
+    } else {
+        add_norm(c, add_product(c, W, W.shape[0], &c->low, &logits, CARRY_CHAIN_STORE), lm->norm);
+    }
 }
 
 static void add_experts(carry_chain *c, const carry_lm_sublayer *own) {
@@ -217,14 +294,10 @@ static void add_experts(carry_chain *c, const carry_lm_sublayer *own) {
 static bool make_list(carry_chain *c) {
     const carry_lm *lm = c->lm;
     const carry_lm_config *config = &lm->config;
-    const int width = (int)config->hidden_size;
+    const carry_tensor head = carry_parameters_product(&lm->own, lm->head);
     bool fits = true;
     c->count = 0;
-    add(c, CARRY_CHAIN_EMBED)->as.embed =
-        (carry_chain_embed){.table = carry_parameters_product(&lm->own, lm->embeddings).data,
-                            .h = c->h,
-                            .low = c->low.data,
-                            .width = width};
+    add_embed(c);
     for (int64_t i = 0; fits && i < config->num_hidden_layers; i++) {
         const carry_lm_layer *layer = &lm->layer[i];
         const int first = c->count;
@@ -236,14 +309,12 @@ static bool make_list(carry_chain *c) {
         if (layer->feedforward.part == &carry_lm_feedforward_experts) {
             add_experts(c, &layer->feedforward);
         } else {
-            add_swiglu(c, &layer->feedforward);
+            fits = fits && add_swiglu(c, &layer->feedforward);
         }
     }
-    c->head = c->same_bits;
+    c->head = c->same_bits || is_quantised(&head);
     if (c->head) {
-        const carry_tensor W = carry_parameters_product(&lm->own, lm->head);
-        const carry_tensor logits = {.shape = {0, W.shape[0]}}; /* given with each step */
-        add_norm(c, add_product(c, W, W.shape[0], &c->low, &logits, CARRY_CHAIN_STORE), lm->norm);
+        add_head(c);
         return fits;
     }
     add(c, CARRY_CHAIN_NORM)->as.norm = (carry_chain_norm){.h = c->h,
@@ -251,7 +322,7 @@ static bool make_list(carry_chain *c) {
                                                            .plus = config->norm_plus_one ? 1.0f : 0.0f,
                                                            .eps = (float)config->norm_eps,
                                                            .x = c->x.data,
-                                                           .width = width};
+                                                           .width = (int)config->hidden_size};
     return fits;
 }
 
@@ -313,7 +384,8 @@ carry_status carry_chain_open(carry_chain **made, carry_lm *lm, carry_lm_state *
     int64_t columns;
     *made = NULL;
     const carry_chain_device *device = carry_chain_device_of(lm->own.device, &ordinal);
-    if (device == NULL || !carry_decode_supports(lm, CARRY_CHAIN_GROUP, 1, true, &columns)) {
+    const carry_decode_needs needs = {.group = CARRY_CHAIN_GROUP, .rows = 1, .experts = true, .quantised = true};
+    if (device == NULL || !carry_decode_supports(lm, &needs, &columns)) {
         return CARRY_OK;
     }
     carry_chain *c = calloc(1, sizeof *c);
@@ -327,7 +399,8 @@ carry_status carry_chain_open(carry_chain **made, carry_lm *lm, carry_lm_state *
         c->lists.sequences = CARRY_CHAIN_SEQUENCES;
     }
     const carry_status status = open_memory(c);
-    if (status != CARRY_OK || !make_list(c)) {
+    /* The order of sums with quantised matrices depends on the number of sequences. */
+    if (status != CARRY_OK || !make_list(c) || (c->has_tiles && c->same_bits)) {
         carry_chain_close(c);
         return status;
     }
@@ -408,9 +481,13 @@ carry_status carry_chain_run(carry_chain *c, carry_tensor logits, int64_t sequen
                           (long long)sequences, c->lists.sequences);
     }
     lists.sequences = (int)sequences;
-    if (c->head) {
-        c->ops[c->count - 1].as.product.y = logits.data;
-        c->ops[c->count - 1].as.product.y_stride = (int)logits.stride[0];
+    carry_chain_op *last = &c->ops[c->count - 1];
+    if (c->head && last->kind == CARRY_CHAIN_TILES) {
+        last->as.tiles.y = logits.data;
+        last->as.tiles.y_stride = logits.stride[0];
+    } else if (c->head) {
+        last->as.product.y = logits.data;
+        last->as.product.y_stride = (int)logits.stride[0];
     }
     for (int i = 0; i < c->count; i++) {
         const carry_chain_op *op = &c->ops[i];

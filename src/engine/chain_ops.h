@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 #include "carry/device.h"
+#include "ops/quantised/tile_product.h"
 
 #define CARRY_CHAIN_SEQUENCES 64 /* of a step, at most */
 #define CARRY_CHAIN_TILE 16      /* sequences of a tile; rows of activations are a multiple of it */
@@ -74,7 +75,9 @@ typedef struct carry_chain_attend {
 } carry_chain_attend;
 
 typedef struct carry_chain_embed {
-    const void *table; /* bf16 [vocabulary, width] */
+    const void *table; /* bf16 [vocabulary, width], or tiles of the layout */
+    bool is_quantised;
+    carry_quant_tiles layout;
     float *h;
     void *low; /* h in bf16 */
     int width;
@@ -118,6 +121,7 @@ typedef struct carry_chain_lists {
 typedef enum carry_chain_kind {
     CARRY_CHAIN_EMBED,
     CARRY_CHAIN_PRODUCT,
+    CARRY_CHAIN_TILES, /* a product with quantised matrices */
     CARRY_CHAIN_DELTA,
     CARRY_CHAIN_ATTEND,
     CARRY_CHAIN_COMBINE,
@@ -131,6 +135,7 @@ typedef struct carry_chain_op {
     int layer; /* of an operation on states */
     union {
         carry_chain_product product;
+        carry_tile_product tiles;
         carry_chain_delta delta;
         carry_chain_attend attend;
         carry_chain_embed embed;

@@ -256,7 +256,8 @@ static carry_status make_list(carry_decode *d, int sequences) {
 
 static bool fits(carry_decode *d) {
     int64_t columns;
-    if (!carry_decode_supports(d->lm, CARRY_DECODE_GROUP, CARRY_DECODE_ROWS, false, &columns)) {
+    const carry_decode_needs needs = {.group = CARRY_DECODE_GROUP, .rows = CARRY_DECODE_ROWS};
+    if (!carry_decode_supports(d->lm, &needs, &columns)) {
         return false;
     }
     d->columns = (int)columns;

@@ -27,46 +27,47 @@ carry_tensor carry_decode_matrix(const carry_lm *lm, const carry_lm_sublayer *ow
     return at->parameter >= 0 ? rows_of(carry_parameters_product(&lm->own, at->parameter), at) : (carry_tensor){0};
 }
 
-static bool is_low(carry_tensor W, int64_t columns, int rows) {
-    return W.data != NULL && W.dtype == CARRY_BF16 && W.rank == 2 && W.shape[1] == columns && W.shape[0] % rows == 0 &&
-           columns % CARRY_DECODE_KEY == 0;
+static bool is_low(carry_tensor W, int64_t columns, const carry_decode_needs *needs) {
+    return W.data != NULL && (W.dtype == CARRY_BF16 || (needs->quantised && W.dtype == CARRY_QUANTISED)) &&
+           W.rank == 2 && W.shape[1] == columns && W.shape[0] % needs->rows == 0 && columns % CARRY_DECODE_KEY == 0;
 }
 
-static bool supports_delta(const carry_lm *lm, const carry_lm_sublayer *own, int rows) {
+static bool supports_delta(const carry_lm *lm, const carry_lm_sublayer *own, const carry_decode_needs *needs) {
     const carry_lm_config *c = &lm->config;
     return c->delta.use_delta_rule && c->delta.qk_activation == CARRY_SILU && c->delta.gated && c->delta.use_gate &&
            c->delta.use_short_conv && c->delta.key == CARRY_DECODE_KEY && c->delta.value == CARRY_DECODE_KEY &&
-           c->delta.conv_size >= 2 && c->delta.conv_size <= 4 && c->delta.value_heads % rows == 0 &&
-           is_low(carry_decode_matrix(lm, own, CARRY_LM_Q_PROJ), c->hidden_size, rows) &&
-           is_low(carry_decode_matrix(lm, own, CARRY_LM_O_PROJ), c->delta.value_width, rows);
+           c->delta.conv_size >= 2 && c->delta.conv_size <= 4 && c->delta.value_heads % needs->rows == 0 &&
+           is_low(carry_decode_matrix(lm, own, CARRY_LM_Q_PROJ), c->hidden_size, needs) &&
+           is_low(carry_decode_matrix(lm, own, CARRY_LM_O_PROJ), c->delta.value_width, needs);
 }
 
-static bool supports_attention(const carry_lm *lm, const carry_lm_sublayer *own, int group, int rows) {
+static bool supports_attention(const carry_lm *lm, const carry_lm_sublayer *own, const carry_decode_needs *needs) {
     const carry_lm_config *c = &lm->config;
     const int64_t width = c->attention.head_dim;
     return c->attention.window == 0 && c->attention.scale == 0.0 && c->attention.qk_norm != CARRY_LM_NORM_WIDTH &&
-           (width == 128 || width == 256) && c->attention.heads <= group * c->attention.kv_heads &&
+           (width == 128 || width == 256) && c->attention.heads <= needs->group * c->attention.kv_heads &&
            c->attention.rotary % (width / 16) == 0 &&
-           is_low(carry_decode_matrix(lm, own, CARRY_LM_ATTENTION_Q), c->hidden_size, rows) &&
-           is_low(carry_decode_matrix(lm, own, CARRY_LM_ATTENTION_O), c->attention.heads * width, rows);
+           is_low(carry_decode_matrix(lm, own, CARRY_LM_ATTENTION_Q), c->hidden_size, needs) &&
+           is_low(carry_decode_matrix(lm, own, CARRY_LM_ATTENTION_O), c->attention.heads * width, needs);
 }
 
-static bool supports_swiglu(const carry_lm *lm, const carry_lm_sublayer *own, int rows) {
+static bool supports_swiglu(const carry_lm *lm, const carry_lm_sublayer *own, const carry_decode_needs *needs) {
     const carry_lm_config *c = &lm->config;
-    return is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_GATE), c->hidden_size, rows) &&
-           is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_DOWN), c->swiglu.width, rows);
+    return is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_GATE), c->hidden_size, needs) &&
+           is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_DOWN), c->swiglu.width, needs);
 }
 
 /* Matrices of experts in one type, whose rows are whole pieces of 16 bytes. */
 static bool supports_experts(const carry_lm *lm, const carry_lm_sublayer *own) {
     const carry_lm_config *c = &lm->config;
     const carry_lm_experts_options *e = &c->experts;
+    const carry_decode_needs plain = {.rows = 1}; /* not quantised */
     const int slots[] = {CARRY_LM_EXPERTS_UP, CARRY_LM_EXPERTS_DOWN, CARRY_LM_EXPERTS_SHARED_GATE,
                          CARRY_LM_EXPERTS_SHARED_UP, CARRY_LM_EXPERTS_SHARED_DOWN};
     bool fits = e->gated && !e->bias && e->latent == 0 && e->router.score == CARRY_ROUTER_SOFTMAX &&
                 e->router.groups <= 1 && e->count <= CARRY_CHAIN_EXPERTS_MOST && e->chosen <= CARRY_CHAIN_CHOSEN_MOST &&
                 e->width % 8 == 0 && e->shared_width % 8 == 0 && e->chosen * e->width + e->shared_width <= WIDEST &&
-                is_low(carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_ROUTER), c->hidden_size, 1);
+                is_low(carry_decode_matrix(lm, own, CARRY_LM_EXPERTS_ROUTER), c->hidden_size, &plain);
     for (int i = 0; fits && i < (e->shared_width > 0 ? 5 : 2); i++) {
         const carry_tensor W = carry_decode_matrix(lm, own, slots[i]);
         fits = W.data != NULL && W.dtype == CARRY_BF16 && (uintptr_t)W.data % 16 == 0;
@@ -75,19 +76,18 @@ static bool supports_experts(const carry_lm *lm, const carry_lm_sublayer *own) {
     return fits && (scale.data == NULL || (scale.dtype == CARRY_BF16 && (uintptr_t)scale.data % 16 == 0));
 }
 
-static bool supports_layer(const carry_lm *lm, const carry_lm_layer *layer, int group, int rows, bool experts) {
+static bool supports_layer(const carry_lm *lm, const carry_lm_layer *layer, const carry_decode_needs *needs) {
     const carry_lm_sublayer *own = &layer->feedforward;
-    const bool mixer = layer->mixer.part == &carry_lm_mixer_delta ? supports_delta(lm, &layer->mixer, rows)
-                       : layer->mixer.part == &carry_lm_mixer_attention
-                           ? supports_attention(lm, &layer->mixer, group, rows)
-                           : false;
+    const bool mixer = layer->mixer.part == &carry_lm_mixer_delta       ? supports_delta(lm, &layer->mixer, needs)
+                       : layer->mixer.part == &carry_lm_mixer_attention ? supports_attention(lm, &layer->mixer, needs)
+                                                                        : false;
     return mixer && !layer->norms_after &&
-           (own->part == &carry_lm_feedforward_swiglu    ? supports_swiglu(lm, own, rows)
-            : own->part == &carry_lm_feedforward_experts ? experts && supports_experts(lm, own)
+           (own->part == &carry_lm_feedforward_swiglu    ? supports_swiglu(lm, own, needs)
+            : own->part == &carry_lm_feedforward_experts ? needs->experts && supports_experts(lm, own)
                                                          : false);
 }
 
-bool carry_decode_supports(const carry_lm *lm, int group, int rows, bool experts, int64_t *columns) {
+bool carry_decode_supports(const carry_lm *lm, const carry_decode_needs *needs, int64_t *columns) {
     const carry_lm_config *c = &lm->config;
     const int64_t heads = c->attention.heads * c->attention.head_dim;
     *columns = c->swiglu.width > c->hidden_size ? c->swiglu.width : c->hidden_size;
@@ -95,12 +95,12 @@ bool carry_decode_supports(const carry_lm *lm, int group, int rows, bool experts
     *columns = heads > *columns ? heads : *columns;
     if (c->embedding_factor != 0.0 || c->residual_factor != 0.0 || c->logits_divisor != 0.0 || *columns > WIDEST ||
         c->hidden_size > 64 * CARRY_DECODE_KEY ||
-        !is_low(carry_parameters_product(&lm->own, lm->head), c->hidden_size, rows) ||
-        !is_low(carry_parameters_product(&lm->own, lm->embeddings), c->hidden_size, rows)) {
+        !is_low(carry_parameters_product(&lm->own, lm->head), c->hidden_size, needs) ||
+        !is_low(carry_parameters_product(&lm->own, lm->embeddings), c->hidden_size, needs)) {
         return false;
     }
     for (int64_t i = 0; i < c->num_hidden_layers; i++) {
-        if (!supports_layer(lm, &lm->layer[i], group, rows, experts)) {
+        if (!supports_layer(lm, &lm->layer[i], needs)) {
             return false;
         }
     }

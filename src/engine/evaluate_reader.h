@@ -48,6 +48,6 @@ carry_status carry_evaluate_reader_next(carry_evaluate_files *files, carry_evalu
                                         carry_evaluate_piece *piece, int64_t *skipped);
 
 /* The most tokens that are predicted of one file. Encodes them all. */
-carry_status carry_evaluate_longest(const carry_evaluate_files *files, int64_t *longest);
+carry_status carry_evaluate_longest(const carry_evaluate_files *from, int64_t *longest);
 
 #endif

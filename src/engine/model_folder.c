@@ -185,7 +185,7 @@ carry_dtype carry_model_dtype(carry_ctx *ctx, const carry_model *model, char why
     const char *name = carry_dtype_name(stored);
     if (model->lm->own.quantised > 0) {
         (void)snprintf(why, CARRY_MODEL_WHY, "the weights are quantised%s",
-                       model->device != 0 ? ", and were decoded"
+                       model->device != 0 ? ", and the GPU has fast products in bf16"
                        : by != NULL       ? ""
                                           : ", without bf16 products here");
     } else if (stored == CARRY_F32) {

@@ -8,6 +8,7 @@
 #include "core/context.h"
 #include "core/file.h"
 #include "core/nearest.h"
+#include "ops/quantised/quantised.h"
 
 #define ROPE "\"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 1e7, \"partial_rotary_factor\": 0.25}"
 #define QWEN                                                                                                          \
@@ -74,20 +75,34 @@ carry_status carry_model_random_config(carry_ctx *ctx, carry_lm_config *config, 
     return carry_lm_config_read(ctx, config, S_ISDIR(about.st_mode) ? path : name);
 }
 
-carry_status carry_model_random(carry_ctx *ctx, carry_lm **lm, const char *name, int device, carry_dtype dtype,
-                                uint64_t seed) {
+carry_status carry_model_random_quantised(carry_ctx *ctx, carry_lm **lm, const char *name, int device,
+                                          carry_dtype dtype, const char *format, uint64_t seed) {
     carry_lm_config config;
+    char names[CARRY_QUANT_NAMES];
+    const carry_quant_format *found = format != NULL ? carry_quant_format_named(format) : NULL;
     *lm = NULL;
+    if (format != NULL && found == NULL) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "--quantise '%s': expected %s", format,
+                          carry_quant_format_names(names));
+    }
     CARRY_TRY(carry_model_random_config(ctx, &config, name));
     const bool narrow = device != 0 && dtype != CARRY_F32;
-    CARRY_TRY(narrow ? carry_lm_new_narrow(ctx, lm, &config, device, dtype) : carry_lm_new(ctx, lm, &config, device));
+    CARRY_TRY(found != NULL ? carry_lm_new_quantised(ctx, lm, &config, device, found, narrow ? dtype : CARRY_F32)
+              : narrow      ? carry_lm_new_narrow(ctx, lm, &config, device, dtype)
+                            : carry_lm_new(ctx, lm, &config, device));
     carry_status status = carry_lm_init_there(*lm, seed);
     if (status == CARRY_OK && dtype != CARRY_F32 && !narrow) {
         status = carry_parameters_want_low(&(*lm)->own, dtype);
     }
+    (*lm)->own.reads_only = true; /* as a model that was opened to be read */
     if (status != CARRY_OK) {
         carry_lm_free(*lm);
         *lm = NULL;
     }
     return status;
+}
+
+carry_status carry_model_random(carry_ctx *ctx, carry_lm **lm, const char *name, int device, carry_dtype dtype,
+                                uint64_t seed) {
+    return carry_model_random_quantised(ctx, lm, name, device, dtype, NULL, seed);
 }

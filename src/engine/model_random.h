@@ -14,5 +14,8 @@ carry_status carry_model_random_config(carry_ctx *ctx, carry_lm_config *config, 
 /* dtype: of the products that the weights are for. */
 carry_status carry_model_random(carry_ctx *ctx, carry_lm **lm, const char *name, int device, carry_dtype dtype,
                                 uint64_t seed);
+/* The same with matrices quantised in a format of ops/quantised/quantised.h; NULL: none. Their rows repeat. */
+carry_status carry_model_random_quantised(carry_ctx *ctx, carry_lm **lm, const char *name, int device,
+                                          carry_dtype dtype, const char *format, uint64_t seed);
 
 #endif

@@ -59,7 +59,7 @@ static carry_status open_kernels(carry_model_runner *r) {
     const carry_runner_sizes *sizes = &r->head.sizes;
     const carry_decode_options options = {.sequences = sizes->sequences < DECODE_MOST ? sizes->sequences : DECODE_MOST,
                                           .last = r->last_there};
-    const int64_t most = r->same_bits ? CARRY_CHAIN_SEQUENCES : CHAIN_MOST;
+    const int64_t most = r->same_bits || r->lm->own.quantised > 0 ? CARRY_CHAIN_SEQUENCES : CHAIN_MOST;
     const carry_chain_options chain = {.lists = {.slots = r->listed.slots,
                                                  .offsets = r->listed.offsets,
                                                  .pages = r->listed.pages,

@@ -10,6 +10,7 @@
 #include "engine/sample_device.h"
 #include "engine/slot_device.h"
 #include "model/lm/places.h"
+#include "ops/kernels/kernels.h"
 
 /* Lists of a call, in host memory or on the device. `pages` comes last: only those in use are sent. */
 typedef struct carry_model_runner_lists {
@@ -70,6 +71,7 @@ typedef struct carry_model_runner {
     carry_tensor logits, wide; /* [sequences, vocabulary], where the work is done: of the pass's type, and f32 */
     float *host_logits;        /* wide in host memory */
     int32_t *last; /* [slots]: the token that was sampled last; -1: none. With device: any, if there is one */
+    const carry_kernels *kernels;
     int workers;
     carry_sampler **sampler; /* of each worker */
     float **altered;         /* [vocabulary] of each worker: logits with penalties, biases and masks */

@@ -7,6 +7,8 @@
 #include "core/threads.h"
 #include "engine/model_runner_inside.h"
 
+#define PIECE 4096 /* logits whose exponentials are added in f32 */
+
 typedef struct job {
     carry_model_runner *r;
     const carry_run *runs;
@@ -29,7 +31,7 @@ void carry_model_runner_close_samplers(carry_model_runner *r) {
 carry_status carry_model_runner_open_samplers(carry_model_runner *r) {
     const carry_sampling any = {.top_p = 1.0};
     const int64_t vocabulary = r->head.sizes.vocabulary;
-    carry_status status = CARRY_OK;
+    carry_status status = carry_kernels_of(r->head.ctx, &r->kernels);
     r->workers = carry_ctx_threads(r->head.ctx);
     r->sampler = calloc((size_t)r->workers, sizeof(carry_sampler *));
     r->altered = calloc((size_t)r->workers, sizeof(float *));
@@ -44,14 +46,14 @@ carry_status carry_model_runner_open_samplers(carry_model_runner *r) {
 }
 
 /* log sum exp of logits that are not NaN or infinity. */
-static double log_sum(const float *logits, int64_t count) {
+static double log_sum(const carry_kernels *kernels, const float *logits, int64_t count) {
     float most = -INFINITY;
     double sum = 0.0;
     for (int64_t i = 0; i < count; i++) {
         most = logits[i] > most ? logits[i] : most;
     }
-    for (int64_t i = 0; i < count; i++) {
-        sum += (double)expf(logits[i] - most);
+    for (int64_t i = 0; i < count; i += PIECE) {
+        sum += (double)kernels->rows->sum_exp(NULL, logits + i, most, count - i < PIECE ? count - i : PIECE);
     }
     return (double)most + (sum > 0.0 ? log(sum) : 0.0); /* the largest has 1 */
 }
@@ -117,7 +119,7 @@ static void sample_one(const job *j, int64_t index, int worker) {
     const float *from = alter(run, logits, vocabulary, r->altered[worker]);
     result->is_failed = !carry_sample_quietly(r->sampler[worker], from, run->stream, run->at, &token);
     if (!result->is_failed && run->logprobs >= 0) {
-        const double sum = log_sum(logits, vocabulary);
+        const double sum = log_sum(r->kernels, logits, vocabulary);
         const int most = run->logprobs < CARRY_RUN_LOGPROBS ? run->logprobs : CARRY_RUN_LOGPROBS;
         result->logprob = (float)((double)logits[token] - sum);
         if (most > 0) {

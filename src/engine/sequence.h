@@ -89,8 +89,8 @@ typedef struct carry_sequence {
     uint32_t *mask;         /* with a constraint: the tokens that may be sampled next */
     int64_t mask_words;
     int32_t last;           /* token of the text; -1: none */
-    uint32_t *seen;         /* with a repetition penalty: each token of prompt and text once, */
-    unsigned char *is_seen; /* a bit for each token */
+    uint32_t *seen;         /* with a repetition penalty: each token of the prompt and the text, once */
+    unsigned char *is_seen; /* a bit for each token of the vocabulary: whether it is in seen */
     int64_t seen_count;
     int64_t before;                /* tokens of the kept state */
     int64_t prompt_end;            /* tokens before the text */

@@ -11,6 +11,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 #include "model/host.h"
+#include "ops/quantised/tiles.h"
 
 #define GAP 16 /* elements: every parameter starts on a line of the cache */
 
@@ -69,8 +70,9 @@ void carry_parameters_narrow(carry_parameters *own, carry_dtype dtype) {
     own->wide_count = 0;
     for (int64_t i = 0; i < own->parameters; i++) {
         carry_parameter *p = &own->parameter[i];
-        p->wide = p->may_be_narrow ? -1 : own->wide_count;
-        own->wide_count += p->may_be_narrow ? 0 : carry_parameters_room(p->count);
+        const bool is_wide = !p->may_be_narrow && p->mapped == NULL;
+        p->wide = is_wide ? own->wide_count : -1;
+        own->wide_count += is_wide ? carry_parameters_room(p->count) : 0;
     }
 }
 
@@ -151,7 +153,11 @@ carry_status carry_parameters_round(carry_parameters *own) {
 
 void carry_parameters_free(carry_parameters *own) {
     for (int64_t i = 0; i < own->parameters; i++) {
-        free(own->parameter[i].blocks);
+        if (own->device == 0) {
+            free(own->parameter[i].blocks);
+        } else {
+            carry_device_free(own->ctx, own->device, own->parameter[i].blocks);
+        }
     }
     carry_device_free(own->ctx, own->device, own->weights);
     carry_device_free(own->ctx, own->device, own->gradients);
@@ -164,7 +170,7 @@ void carry_parameters_free(carry_parameters *own) {
 carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index) {
     const carry_parameter *p = &own->parameter[index];
     if (p->mapped != NULL && buffer == own->weights && p->mapped_dtype == CARRY_QUANTISED) {
-        return carry_quant_view(p->mapped, p->format, p->shape[0], p->shape[1]);
+        return carry_quant_view_on(own->device, p->mapped, p->format, p->shape[0], p->shape[1]);
     }
     if (p->mapped != NULL && buffer == own->weights) {
         return carry_view((void *)(uintptr_t)p->mapped, p->mapped_dtype, p->rank, p->shape); /* only read */

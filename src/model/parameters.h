@@ -38,7 +38,10 @@ typedef struct carry_parameter {
     const void *mapped; /* its elements in a file that is mapped, for models that are only read; NULL: in the buffers */
     carry_dtype mapped_dtype;
     const carry_quant_format *format; /* where mapped_dtype is CARRY_QUANTISED */
-    void *blocks;                     /* that were made from the file's layout; mapped points to them, or NULL */
+    void *blocks;         /* made from the file's layout, on the parameters' device; mapped points to them, or NULL */
+    bool may_be_tiled;    /* operators that accept quantised matrices alone use it, in rows from a multiple of 16 on */
+    int64_t listed;       /* its offset before quantised parameters left the buffers of a GPU */
+    uint64_t blocks_hash; /* of the blocks in the file, of a parameter that is quantised on a GPU */
 } carry_parameter;
 
 typedef struct carry_parameters {
@@ -75,9 +78,16 @@ int64_t carry_parameters_room(int64_t count); /* elements of a buffer that a par
 carry_status carry_parameters_allocate(carry_parameters *own);
 /* Before memory is allocated, for a model on the CPU that is only read: matrices (rank 2) that a folder has in bf16 or
    f16, or in quantised blocks, are used where the file is mapped, and have no room in the buffers. Those that are
-   quantised in another layout are converted to blocks. On another device nothing is mapped: there, and for training,
-   quantised matrices are decoded. */
+   quantised in another layout are converted to blocks. On a GPU that reads quantised matrices as they are
+   (ops/quantised/tiles.h) those that may be tiled have memory of their own; others, and all of them for training, are
+   decoded. */
 carry_status carry_parameters_map(carry_parameters *own, const char *folder);
+/* The same without a folder: every matrix that may be tiled gets memory for this format. */
+carry_status carry_parameters_tile(carry_parameters *own, const carry_quant_format *format);
+/* Where an element of the buffers is after one of the two, on a GPU. */
+int64_t carry_parameters_moved(const carry_parameters *own, int64_t place);
+/* Fills a quantised parameter from `rows` rows of blocks in host memory, which repeat until all rows are there. */
+carry_status carry_parameters_put_blocks(carry_parameters *own, int64_t index, const void *blocks, int64_t rows);
 /* Before memory is allocated, for a model that is only read: parameters that may be narrow have no f32 master, only
    their elements in bf16 or f16; the others have both. */
 void carry_parameters_narrow(carry_parameters *own, carry_dtype dtype);

@@ -279,10 +279,30 @@ carry_status carry_parameters_check(carry_parameters *own, const char *folder) {
     return status;
 }
 
+/* On a GPU: quantised matrices get memory there, which is filled when the folder is loaded. */
+static carry_status map_tiles(carry_parameters *own, const char *folder) {
+    carry_weights weights;
+    carry_status status = CARRY_OK;
+    CARRY_TRY(carry_weights_open(own->ctx, &weights, folder));
+    for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
+        const carry_tensor *found;
+        status = find_one(own, &weights, i, folder, &found);
+        if (status == CARRY_OK && found != NULL && found->dtype == CARRY_QUANTISED) {
+            status = carry_parameters_map_quantised(own, i, found);
+        }
+    }
+    carry_weights_close(&weights);
+    carry_parameters_move(own);
+    return status;
+}
+
 carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
     own->reads_only = true;
-    if (own->device != 0 || own->ranks > 1) {
+    if (own->ranks > 1) {
         return CARRY_OK;
+    }
+    if (own->device != 0) {
+        return map_tiles(own, folder);
     }
     CARRY_TRY(carry_weights_open(own->ctx, &own->files, folder));
     own->count = 0;
@@ -317,7 +337,7 @@ carry_status carry_parameters_save(const carry_parameters *own, const char *fold
     char path[CARRY_FILE_PATH];
     const float *weights;
     float *copied;
-    if (own->is_narrow) {
+    if (own->is_narrow || (own->device != 0 && own->quantised > 0)) {
         return carry_fail(own->ctx, CARRY_EUNSUPPORTED, "%s: a model without f32 weights is not saved", folder);
     }
     CARRY_TRY(carry_file_in(own->ctx, path, folder, "model.safetensors"));

@@ -96,7 +96,8 @@ carry_status carry_parameters_hash(const carry_parameters *own, uint64_t *hash) 
         const carry_tensor weight = carry_parameters_view(own, own->weights, i);
         if (weight.dtype == CARRY_QUANTISED) { /* their blocks, whatever they decode to */
             memset(of, 0, blocks * sizeof *of);
-            of[0] = carry_hash(0, weight.data, (size_t)(weight.shape[0] * weight.stride[0]));
+            of[0] = own->device == 0 ? carry_hash(0, weight.data, (size_t)(weight.shape[0] * weight.stride[0]))
+                                     : p->blocks_hash;
         } else {
             status = hash_weight(own, weight, of, room);
         }

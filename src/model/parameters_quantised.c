@@ -5,12 +5,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/error.h"
+#include "carry/device.h"
+#include "core/context.h"
+#include "core/hash.h"
 #include "core/memory.h"
 #include "core/tensor.h"
 #include "core/threads.h"
+#include "ops/quantised/tiles.h"
 
-#define GRAIN 8 /* rows handed to a thread */
+#define GRAIN 8                       /* rows handed to a thread */
+#define PIECE_BYTES ((size_t)1 << 26) /* of blocks that are beside their tiles on a GPU */
 
 /* The blocks of a tensor: where they are, or made, which the caller frees (*made). */
 static carry_status take_blocks(carry_ctx *ctx, const carry_tensor *from, const char *name, carry_tensor *blocks,
@@ -64,11 +68,104 @@ carry_status carry_parameters_decode(const carry_parameters *own, const carry_te
     return status;
 }
 
+/* Memory on the device for a quantised parameter. */
+static carry_status tile(carry_parameters *own, carry_parameter *p, const carry_quant_format *format) {
+    size_t bytes;
+    if (!carry_quant_bytes_on(&bytes, own->device, format, p->shape[0], p->shape[1])) {
+        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
+    }
+    if (own->device != 0) {
+        CARRY_TRY(carry_device_alloc(own->ctx, &p->blocks, own->device, bytes));
+    } else if ((p->blocks = carry_aligned_new(bytes)) == NULL) {
+        return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
+    }
+    p->mapped = p->blocks;
+    p->mapped_dtype = CARRY_QUANTISED;
+    p->format = format;
+    return CARRY_OK;
+}
+
+int64_t carry_parameters_moved(const carry_parameters *own, int64_t place) {
+    int64_t moved = place;
+    for (int64_t i = 0; i < own->parameters; i++) {
+        const carry_parameter *p = &own->parameter[i];
+        moved -= p->mapped != NULL && p->listed < place ? carry_parameters_room(p->count) : 0;
+    }
+    return moved;
+}
+
+void carry_parameters_move(carry_parameters *own) {
+    for (int64_t i = 0; i < own->parameters; i++) {
+        own->parameter[i].listed = own->parameter[i].offset;
+    }
+    own->count = carry_parameters_moved(own, own->count);
+    for (int64_t i = 0; i < own->parameters; i++) {
+        carry_parameter *p = &own->parameter[i];
+        p->offset = p->wide = carry_parameters_moved(own, p->listed);
+    }
+}
+
+carry_status carry_parameters_tile(carry_parameters *own, const carry_quant_format *format) {
+    own->reads_only = true;
+    for (int64_t i = 0; i < own->parameters; i++) {
+        if (own->parameter[i].may_be_tiled && own->parameter[i].rank == 2) {
+            CARRY_TRY(tile(own, &own->parameter[i], format));
+            own->quantised += own->parameter[i].count;
+            own->stored[CARRY_BF16] += own->parameter[i].count;
+        }
+    }
+    carry_parameters_move(own);
+    return CARRY_OK;
+}
+
+/* Rows of blocks in host memory to rows first and on, a multiple of 16; beside: as much memory on the device. */
+static carry_status put_rows(const carry_parameters *own, carry_tensor W, int64_t first, int64_t count,
+                             const void *blocks, size_t bytes, void *beside) {
+    const carry_tensor part = carry_slice(W, first, count);
+    if (own->device == 0) {
+        return carry_quant_pack(own->ctx, part, blocks);
+    }
+    CARRY_TRY(
+        carry_device_copy(own->ctx, beside, own->device, blocks, 0, bytes, carry_ctx_stream(own->ctx, own->device)));
+    return carry_quant_pack(own->ctx, part, beside);
+}
+
+carry_status carry_parameters_put_blocks(carry_parameters *own, int64_t index, const void *blocks, int64_t rows) {
+    carry_parameter *p = &own->parameter[index];
+    const carry_tensor W = carry_parameters_view(own, own->weights, index);
+    const size_t row = carry_quant_row_bytes(p->format, p->shape[1]);
+    int64_t piece = (int64_t)(PIECE_BYTES / (row + 1)) / CARRY_QUANT_TILE_ROWS * CARRY_QUANT_TILE_ROWS;
+    void *beside = NULL;
+    carry_status status = CARRY_OK;
+    piece = piece < CARRY_QUANT_TILE_ROWS ? CARRY_QUANT_TILE_ROWS : piece;
+    piece = piece < rows ? piece : rows; /* a whole number of tiles, but for the last rows */
+    p->blocks_hash = carry_hash(0, blocks, (size_t)rows * row);
+    if (own->device != 0) {
+        CARRY_TRY(carry_device_alloc(own->ctx, &beside, own->device, (size_t)piece * row));
+    }
+    for (int64_t first = 0, some; status == CARRY_OK && first < p->shape[0]; first += some) {
+        const int64_t from = first % rows; /* of those that repeat */
+        some = piece < rows - from ? piece : rows - from;
+        some = some < p->shape[0] - first ? some : p->shape[0] - first;
+        status = put_rows(own, W, first, some, (const char *)blocks + (size_t)from * row, (size_t)some * row, beside);
+    }
+    if (beside != NULL) {
+        carry_device_free(own->ctx, own->device, beside);
+    }
+    return status;
+}
+
 carry_status carry_parameters_map_quantised(carry_parameters *own, int64_t index, const carry_tensor *from) {
     carry_parameter *p = &own->parameter[index];
     carry_tensor W;
     if (p->rank != 2 || p->order.groups != 0) {
         return CARRY_OK;
+    }
+    if (own->device != 0) {
+        const carry_quant_source *source = carry_quant_source_of(from);
+        return p->may_be_tiled && carry_quant_is_read_on(own->ctx, own->device)
+                   ? tile(own, p, source != NULL ? source->format : carry_quant_format_of(from))
+                   : CARRY_OK;
     }
     CARRY_TRY(take_blocks(own->ctx, from, p->name, &W, &p->blocks));
     p->mapped = W.data;
@@ -77,9 +174,23 @@ carry_status carry_parameters_map_quantised(carry_parameters *own, int64_t index
     return CARRY_OK;
 }
 
+static carry_status load_tiles(carry_parameters *own, int64_t index, const carry_tensor *from, const char *folder) {
+    const char *name = own->parameter[index].name;
+    carry_tensor W;
+    void *made;
+    carry_status status = take_blocks(own->ctx, from, name, &W, &made);
+    status = status == CARRY_OK ? check(own->ctx, folder, name, &W) : status;
+    status = status == CARRY_OK ? carry_parameters_put_blocks(own, index, W.data, W.shape[0]) : status;
+    free(made);
+    return status;
+}
+
 carry_status carry_parameters_load_quantised(carry_parameters *own, int64_t index, const carry_tensor *from,
                                              const char *folder) {
     const carry_parameter *p = &own->parameter[index];
+    if (p->mapped != NULL && own->device != 0) {
+        return load_tiles(own, index, from, folder);
+    }
     if (p->mapped != NULL) {
         const carry_tensor W = carry_parameters_view(own, own->weights, index);
         return check(own->ctx, folder, p->name, &W);
@@ -105,6 +216,10 @@ carry_status carry_parameters_load_quantised(carry_parameters *own, int64_t inde
 carry_status carry_parameters_sample_quantised(const carry_parameters *own, float *to, int64_t index, int64_t count) {
     const carry_tensor W = carry_parameters_view(own, own->weights, index);
     const int64_t columns = W.shape[1];
+    if (own->device != 0) {
+        return carry_fail(own->ctx, CARRY_EUNSUPPORTED, "%s is quantised on a GPU, from which it is not read",
+                          own->parameter[index].name);
+    }
     float *row = malloc((size_t)columns * sizeof *row);
     if (row == NULL) {
         return carry_fail(own->ctx, CARRY_EMEMORY, "out of memory: %s", own->parameter[index].name);

@@ -7,7 +7,9 @@
 /* The tensor in f32, to host memory; scales that are not finite are refused. */
 carry_status carry_parameters_decode(const carry_parameters *own, const carry_tensor *from, const char *name,
                                      const char *folder, float *to);
-/* For carry_parameters_map: the parameter stays quantised, where that is possible. */
+/* For carry_parameters_map: the parameter stays quantised, where that is possible. On a GPU carry_parameters_move then
+   takes those parameters out of the flat buffers. */
+void carry_parameters_move(carry_parameters *own);
 carry_status carry_parameters_map_quantised(carry_parameters *own, int64_t index, const carry_tensor *from);
 /* For loading: checks a mapped parameter, else stores the decoded values. */
 carry_status carry_parameters_load_quantised(carry_parameters *own, int64_t index, const carry_tensor *from,

@@ -21,6 +21,7 @@
 #include "ops/product/packed.h"
 #include "ops/quantised/products.h"
 #include "ops/quantised/quantised.h"
+#include "ops/quantised/tiles.h"
 #include "ops/product/widened.h"
 
 /* The largest and the smallest tile of what is not packed. Large ones are packed less often inside BLAS; a result of
@@ -243,11 +244,13 @@ static carry_matrix matrix_of(const carry_tensor *tensor, bool transposed) {
 carry_status carry_expect_matrix(carry_ctx *ctx, const char *name, const carry_tensor *W, int64_t rows,
                                  const carry_tensor *x) {
     const int64_t shape[] = {rows, x->shape[1]};
-    if (W->dtype != CARRY_QUANTISED || x->device != 0) {
+    if (W->dtype != CARRY_QUANTISED || W->device != x->device) {
         return carry_expect_weight(ctx, name, W, 2, shape, x);
     }
     const carry_quant_format *format = carry_quant_format_of(W);
-    if (format == NULL || W->stride[0] != (int64_t)carry_quant_row_bytes(format, shape[1])) {
+    carry_quant_tiles layout;
+    if (format == NULL || (W->device == 0 ? W->stride[0] != (int64_t)carry_quant_row_bytes(format, W->shape[1])
+                                          : !carry_quant_tiles_of_tensor(&layout, W))) {
         return carry_fail(ctx, CARRY_ESTRIDE, "%s is quantised in rows that no format has", name);
     }
     return carry_tensor_expect(ctx, name, W, 2, shape);

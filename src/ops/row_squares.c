@@ -54,13 +54,13 @@ static void scale_range(void *argument, int64_t begin, int64_t end, int worker) 
 
 static carry_status expect(carry_ctx *ctx, const carry_tensor *x, const carry_tensor *sums) {
     CARRY_TRY(carry_expect_rank(ctx, "x", x, 2));
-    CARRY_TRY(carry_expect_like(ctx, "x", x, x));
     return carry_expect_f32(ctx, "sums", sums, 1, &x->shape[0], x->device);
 }
 
 carry_status carry_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x) {
     CARRY_OPERATOR(ctx, operators, row_squares, &x)
     CARRY_TRY(expect(ctx, &x, &sums));
+    CARRY_TRY(carry_expect_rows(ctx, "x", &x, &x));
     return operators->row_squares(ctx, sums, x);
 }
 
@@ -75,6 +75,7 @@ carry_status carry_rms_scale(carry_ctx *ctx, carry_tensor y, carry_tensor x, car
                              int64_t whole, float eps) {
     CARRY_OPERATOR(ctx, operators, rms_scale, &x)
     CARRY_TRY(expect(ctx, &x, &sums));
+    CARRY_TRY(carry_expect_like(ctx, "x", &x, &x));
     CARRY_TRY(carry_expect_like(ctx, "y", &y, &x));
     if (carry_is_here(&w)) {
         CARRY_TRY(carry_expect_weight(ctx, "w", &w, 1, &x.shape[1], &x));

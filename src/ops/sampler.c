@@ -4,8 +4,11 @@
 #include <inttypes.h>
 #include <math.h>
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 #include "core/context.h"
+#include "core/memory.h"
 #include "core/tensor.h"
 #include "core/threads.h"
 #include "ops/cpu.h"
@@ -170,4 +173,39 @@ carry_status carry_random_fill(carry_ctx *ctx, carry_tensor out, uint64_t seed, 
 carry_status carry_cpu_random_fill(carry_ctx *ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean,
                                    float deviation) {
     return carry_random_normal(ctx, out, seed, stream, mean, deviation);
+}
+
+carry_status carry_random_part(carry_ctx *ctx, const carry_random_part_args *a) {
+    CARRY_OPERATOR(ctx, operators, random_part, &a->out)
+    const int64_t count = carry_tensor_count(&a->out);
+    if (!carry_dtype_is_real(a->out.dtype) || !carry_tensor_is_packed(&a->out, 0)) {
+        return carry_fail(ctx, CARRY_EARGUMENT, "out must be a packed f32, bf16 or f16 tensor");
+    }
+    if (a->columns < 1 || count % a->columns != 0 || a->first < 0 || a->next < a->columns ||
+        a->first > a->next - a->columns || count / a->columns > INT64_MAX / a->next) {
+        return carry_fail(ctx, CARRY_EARGUMENT,
+                          "%" PRId64 " elements are no columns %" PRId64 " to %" PRId64 " of rows of %" PRId64, count,
+                          a->first, a->first + a->columns, a->next);
+    }
+    CARRY_TRY(carry_device_expect(ctx, "out", &a->out, a->out.device));
+    return operators->random_part(ctx, a);
+}
+
+/* The whole, of which a part is kept. */
+carry_status carry_cpu_random_part(carry_ctx *ctx, const carry_random_part_args *a) {
+    const size_t size = carry_dtype_size(a->out.dtype);
+    const int64_t rows = carry_tensor_count(&a->out) / a->columns;
+    unsigned char *whole = carry_aligned_new((size_t)(rows * a->next) * size);
+    if (whole == NULL) {
+        return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %" PRId64 " random numbers", rows * a->next);
+    }
+    const carry_tensor all = carry_view_1d(whole, a->out.dtype, rows * a->next);
+    const carry_status status = carry_random_normal(ctx, all, a->seed, a->stream, a->mean, a->deviation);
+    const size_t bytes = (size_t)a->columns * size;
+    for (int64_t row = 0; row < rows && status == CARRY_OK; row++) {
+        memcpy((unsigned char *)a->out.data + (size_t)row * bytes, whole + (size_t)(row * a->next + a->first) * size,
+               bytes);
+    }
+    free(whole);
+    return status;
 }

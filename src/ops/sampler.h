@@ -27,4 +27,14 @@ carry_status carry_flow_step(carry_ctx *ctx, const carry_flow_step_args *args);
 carry_status carry_random_fill(carry_ctx *ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean,
                                float deviation);
 
+/* A part of the same: out, packed, is columns [first, first + columns) of every row of a whole tensor whose rows have
+   `next` elements. */
+typedef struct carry_random_part_args {
+    carry_tensor out;
+    uint64_t seed, stream;
+    float mean, deviation;
+    int64_t columns, next, first;
+} carry_random_part_args;
+carry_status carry_random_part(carry_ctx *ctx, const carry_random_part_args *args);
+
 #endif

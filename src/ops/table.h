@@ -94,6 +94,7 @@ extern "C" {
     X(flow_step, "f32", (carry_ctx * ctx, const carry_flow_step_args *args))                                           \
     X(random_fill, CARRY_REAL,                                                                                         \
       (carry_ctx * ctx, carry_tensor out, uint64_t seed, uint64_t stream, float mean, float deviation))                \
+    X(random_part, CARRY_REAL, (carry_ctx * ctx, const carry_random_part_args *args))                                  \
     X(dropout, CARRY_REAL,                                                                                             \
       (carry_ctx * ctx, carry_tensor y, carry_tensor x, double share, uint64_t seed, uint64_t stream))                 \
     X(sum_squares, "f32", (carry_ctx * ctx, carry_tensor sum, carry_tensor x, bool accumulate, void *workspace))       \
@@ -159,7 +160,8 @@ extern "C" {
     X(ssm_backward, CARRY_REAL, (carry_ctx * ctx, const carry_ssm_backward_args *args, void *workspace))               \
     X(decay_gate, CARRY_REAL,                                                                                          \
       (carry_ctx * ctx, carry_tensor g, carry_tensor a, carry_tensor A_log, carry_tensor dt_bias, float bound))        \
-    X(decay_gate_backward, CARRY_REAL, (carry_ctx * ctx, const carry_decay_gate_backward_args *args))
+    X(decay_gate_backward, CARRY_REAL, (carry_ctx * ctx, const carry_decay_gate_backward_args *args))                  \
+    X(quantised_pack, "quantised", (carry_ctx * ctx, carry_tensor W, const void *blocks))
 
 typedef struct carry_operators {
     const char *backend; /* its name in the device table */
@@ -173,6 +175,8 @@ typedef struct carry_operators {
     const char *const *ways; /* ends with NULL */
     const char *(*product_choice)(carry_ctx *ctx, const carry_device_product *product);
     carry_status (*product)(carry_ctx *ctx, const carry_device_product *product, const char *way);
+    /* True if steps of a few tokens read quantised matrices as they are: models then keep them so. NULL: false. */
+    bool (*reads_quantised)(int ordinal);
 } carry_operators;
 
 /* The table of a device; *ordinal, unless NULL, gets the device's number in its backend. CARRY_EUNSUPPORTED, with the

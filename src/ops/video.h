@@ -30,7 +30,8 @@ typedef struct carry_add_layer_norm_args {
 carry_status carry_add_layer_norm(carry_ctx *ctx, const carry_add_layer_norm_args *args);
 
 /* An RMS norm whose rows are split over ranks: sums[t] = sum of x[t]^2 (f32, [T]), which the caller adds over ranks;
-   then y[t] = x[t] / sqrt(sums[t] / whole + eps) * w, where `whole` is the length of the whole row. y may be x. */
+   then y[t] = x[t] / sqrt(sums[t] / whole + eps) * w, where `whole` is the length of the whole row. y may be x. On a
+   GPU the rows whose squares are summed may be apart. */
 carry_status carry_row_squares(carry_ctx *ctx, carry_tensor sums, carry_tensor x);
 carry_status carry_rms_scale(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor sums, carry_tensor w,
                              int64_t whole, float eps);

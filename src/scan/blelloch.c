@@ -1,91 +1,108 @@
-/* Tree scan: sweep up, sweep down. About 4T products in 2 log2 T rounds; T need not be a power of two.
+/* Tree scan: sweep up, sweep down. About 3T products in 2 log2 T rounds; T need not be a power of two.
 
-   Up: pairs are combined level by level. Down: S is the state that enters an element's first step; the left child's is
-   its parent's, and in the same memory; the right child's is the left child applied to it. At the leaves h = A S + b:
-   the exclusive scan of the textbook, then the element itself. An odd last element of a level goes up unchanged. */
-#include <string.h>
-
+   Up, level by level, in place: the later element of a pair takes in the earlier one, b2 = A2 b1 + b2, and is the
+   element of the next level; products of transitions have memory of their own. Down: every second element is final, and
+   the ones between follow from their left neighbours: b = A b' + b. An odd last element of a level waits for that. The
+   low levels are swept block by block. */
 #include "core/span.h"
 #include "scan/element.h"
 
 #define MAX_LEVELS 64
+#define WALKED 1 /* elements of the top level */
+#define LOW 4    /* levels that are swept block by block, while a block of 2^LOW elements is in the cache */
 
 typedef struct level {
     int64_t count;
-    carry_run A, b, S;
+    carry_run A, b;
 } level;
 
-static carry_run take(carry_scan_item *item, int64_t count, int64_t size) {
-    return (carry_run){carry_arena_take(&item->arena, (size_t)(count * size), sizeof(float)), size};
+/* Every element from `first` on, or every second one. */
+static carry_run from(carry_run run, int64_t first, int64_t apart) {
+    return (carry_run){run.data + first * run.next, apart * run.next};
 }
 
-static carry_run every_other(carry_run run, int64_t first) {
-    return (carry_run){run.data + first * run.next, 2 * run.next};
+/* Pairs among elements begin..end-1 of a level; begin is even. Nothing reads the transition of a level's first element,
+   which has no left neighbour. */
+static void sweep_up(carry_scan_item *item, const level *here, int64_t begin, int64_t end) {
+    const level *above = here + 1;
+    const int64_t first = begin / 2, count = end / 2 - first, composed = first > 0 ? first : 1;
+    const carry_run b = from(above->b, first, 1);
+    carry_scan_apply(item, count, b, b, from(here->A, 2 * first + 1, 2), from(here->b, 2 * first, 2));
+    carry_scan_compose(item, first + count - composed, from(above->A, composed, 1), from(here->A, 2 * composed + 1, 2),
+                       from(here->A, 2 * composed, 2));
 }
 
-static void copy_element(carry_run to, int64_t at, carry_run from, int64_t from_at, int64_t size) {
-    memcpy(to.data + at * to.next, from.data + from_at * from.next, (size_t)size * sizeof(float));
+static void sweep_down(carry_scan_item *item, const level *here, int64_t begin, int64_t end) {
+    const level *above = here + 1;
+    const int64_t first = begin > 0 ? begin / 2 : 1;
+    const carry_run b = from(here->b, 2 * first, 2);
+    carry_scan_apply(item, (end + 1) / 2 - first, b, b, from(here->A, 2 * first, 2), from(above->b, first - 1, 1));
 }
 
-static void sweep_up(carry_scan_item *item, const level *here, level *above) {
+static int64_t end_of(const level *levels, int k, int64_t block) {
+    return block < levels[0].count ? block >> k : levels[k].count;
+}
+
+static void climb(carry_scan_item *item, const level *levels, int low, int top) {
     CARRY_SPAN(item->work->ctx, "scan", "blelloch up");
-    int64_t pairs = here->count / 2;
-    carry_scan_apply(item, pairs, above->b, every_other(here->b, 1), every_other(here->A, 1), every_other(here->b, 0));
-    carry_scan_compose(item, pairs, above->A, every_other(here->A, 1), every_other(here->A, 0));
-    if (here->count % 2 == 1) {
-        copy_element(above->A, pairs, here->A, here->count - 1, carry_scan_A_size(item->work));
-        copy_element(above->b, pairs, here->b, here->count - 1, carry_scan_b_size(item->work));
+    for (int64_t i = 0; i < levels[0].count; i += (int64_t)1 << low) {
+        for (int k = 0; k < low; k++) {
+            sweep_up(item, &levels[k], i >> k, end_of(levels, k, i + ((int64_t)1 << low)));
+        }
+    }
+    for (int k = low; k < top; k++) {
+        sweep_up(item, &levels[k], 0, levels[k].count);
     }
 }
 
-static void sweep_down(carry_scan_item *item, const level *here, const level *above) {
+static void descend(carry_scan_item *item, const level *levels, int low, int top) {
     CARRY_SPAN(item->work->ctx, "scan", "blelloch down");
-    carry_scan_apply(item, here->count / 2, every_other(here->S, 1), every_other(here->b, 0), every_other(here->A, 0),
-                     above->S);
+    for (int k = top - 1; k >= low; k--) {
+        sweep_down(item, &levels[k], 0, levels[k].count);
+    }
+    for (int64_t i = 0; i < levels[0].count; i += (int64_t)1 << low) {
+        for (int k = low - 1; k >= 0; k--) {
+            sweep_down(item, &levels[k], i >> k, end_of(levels, k, i + ((int64_t)1 << low)));
+        }
+    }
 }
 
 static void solve(carry_scan_item *item) {
     int64_t A_size = carry_scan_A_size(item->work);
-    int64_t b_size = carry_scan_b_size(item->work);
     level levels[MAX_LEVELS];
     int top = 0;
-    levels[0] = (level){.count = item->work->steps,
-                        .A = carry_run_from(item->A, item->A_step),
-                        .b = {item->h, item->h_step},
-                        .S = take(item, item->work->steps, b_size)};
-    for (; levels[top].count > 1; top++) {
-        int64_t count = (levels[top].count + 1) / 2;
-        levels[top + 1] = (level){.count = count,
-                                  .A = take(item, count, A_size),
-                                  .b = take(item, count, b_size),
-                                  .S = every_other(levels[top].S, 0)};
-        sweep_up(item, &levels[top], &levels[top + 1]);
+    levels[0] =
+        (level){.count = item->work->steps, .A = carry_run_from(item->A, item->A_step), .b = {item->h, item->h_step}};
+    carry_scan_apply(item, 1, levels[0].b, levels[0].b, levels[0].A, carry_run_from(item->h0, 0));
+    for (; levels[top].count > WALKED; top++) {
+        int64_t count = levels[top].count / 2;
+        float *products = carry_arena_take(&item->arena, (size_t)(count * A_size), sizeof(float));
+        levels[top + 1] = (level){.count = count, .A = {products, A_size}, .b = from(levels[top].b, 1, 2)};
     }
-    memcpy(levels[top].S.data, item->h0, (size_t)b_size * sizeof(float));
-    for (int k = top - 1; k >= 0; k--) {
-        sweep_down(item, &levels[k], &levels[k + 1]);
+    /* Threads that share a sequence need whole levels. */
+    const int low = item->threaded ? 0 : top < LOW ? top : LOW;
+    climb(item, levels, low, top);
+    const level *last = &levels[top];
+    for (int64_t i = 1; i < last->count; i++) {
+        const carry_run b = from(last->b, i, 1);
+        carry_scan_apply(item, 1, b, b, from(last->A, i, 1), from(last->b, i - 1, 1));
     }
-    carry_scan_apply(item, item->work->steps, levels[0].b, levels[0].b, levels[0].A, levels[0].S);
+    descend(item, levels, low, top);
 }
 
 static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
     double steps = (double)shape->steps;
     double levels = 0.0;
-    for (int64_t count = shape->steps; count > 1; count = (count + 1) / 2) {
+    for (int64_t count = shape->steps; count > 1; count /= 2) {
         levels += 1.0;
     }
-    return carry_scan_items_cost(shape, rates, threads, steps - 1.0, 3.0 * steps - 2.0, 3.0 * levels + 1.0);
+    return carry_scan_items_cost(shape, rates, threads, steps - 1.0, 2.0 * steps, 3.0 * levels + 1.0);
 }
 
 static size_t item_bytes(const carry_scan_shape *shape) {
     carry_arena arena = carry_arena_over(NULL, 0);
-    size_t A_size = (size_t)carry_scan_A_size(shape);
-    size_t b_size = (size_t)carry_scan_b_size(shape);
-    (void)carry_arena_take(&arena, (size_t)shape->steps * b_size, sizeof(float));
-    for (int64_t count = shape->steps; count > 1;) {
-        count = (count + 1) / 2;
-        (void)carry_arena_take(&arena, (size_t)count * A_size, sizeof(float));
-        (void)carry_arena_take(&arena, (size_t)count * b_size, sizeof(float));
+    for (int64_t count = shape->steps / 2; count > 0; count /= 2) {
+        (void)carry_arena_take(&arena, (size_t)(count * carry_scan_A_size(shape)), sizeof(float));
     }
     return arena.used;
 }

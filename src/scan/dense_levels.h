@@ -57,12 +57,12 @@ static inline CARRY_BOTH int64_t carry_dense_step(const carry_dense_level *level
     return (element + 1) * level->stride - 1;
 }
 
-/* Even nodes of a height that end at or before element limit - 1. */
+/* The number of even nodes of a height that end at or before element limit - 1. */
 static inline CARRY_BOTH int64_t carry_dense_even_nodes(int64_t limit, int height) {
     return (limit + ((int64_t)1 << height)) >> (height + 1);
 }
 
-/* Where even node i (the i-th even one) of a height ends. */
+/* The last element of the i-th even node of a height. */
 static inline CARRY_BOTH int64_t carry_dense_even_end(int64_t i, int height) {
     return ((2 * i + 1) << height) - 1;
 }

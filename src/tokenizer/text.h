@@ -19,7 +19,7 @@
 #include "tokenizer/tokenizer.h"
 
 typedef struct carry_text_options {
-    const carry_tokenizer *tokenizer; /* whose added tokens are not to be cut; may be NULL */
+    const carry_tokenizer *tokenizer; /* blocks do not end inside its added tokens; may be NULL */
     int64_t block_bytes;              /* 0: 1 MiB; at least 4096 */
     bool take_binary; /* else a file with a 0 byte, or with too much that is no UTF-8, is refused when it is read; the
                          start of each is read when the text is opened */

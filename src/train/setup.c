@@ -48,7 +48,7 @@ static void choose_sizes(carry_train_options *o) {
     }
 }
 
-/* The folder with the model's weights; NULL: they are start values. A checkpoint of an adapter has none. */
+/* The folder with the model's weights; NULL: they are start values. Checkpoints of adapters do not hold them. */
 static const char *weights_folder(const carry_training *t) {
     const bool resumes = t->loop.found.step >= 0 && !carry_train_has_adapter(&t->options);
     return resumes ? t->loop.found.path : t->options.model[0] != '\0' ? t->options.model : NULL;

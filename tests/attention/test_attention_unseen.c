@@ -1,5 +1,5 @@
-/* NaN and infinity in keys and values change no bit of queries that do not see them: random causal calls, with every
-   kernel set and with tiles of bf16. */
+/* NaN and infinity in keys and values change no bit of queries that do not see them, neither of o and lse nor of dq:
+   random causal calls, with every kernel set and with tiles of bf16. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 typedef struct problem {
     carry_attention_args args;
-    unsigned char *q, *k, *v, *o[2];
+    unsigned char *q, *k, *v, *o[2], *d_o, *dq[2], *dk, *dv;
     float *lse[2];
 } problem;
 
@@ -37,8 +37,12 @@ static problem make(carry_ctx *ctx) {
     const int64_t HK = 1 + below(2), H = HK * (1 + below(2));
     problem p = {.q = numbers(ctx, type, T * H * D), .k = numbers(ctx, type, S * HK * D)};
     p.v = numbers(ctx, type, S * HK * D);
+    p.d_o = numbers(ctx, type, T * H * D);
+    p.dk = numbers(ctx, type, S * HK * D);
+    p.dv = numbers(ctx, type, S * HK * D);
     for (int i = 0; i < 2; i++) {
         p.o[i] = numbers(ctx, type, T * H * D);
+        p.dq[i] = numbers(ctx, type, T * H * D);
         p.lse[i] = (float *)(void *)numbers(ctx, CARRY_F32, H * T);
     }
     p.args = (carry_attention_args){.q = carry_view_3d(p.q, type, T, H, D),
@@ -55,8 +59,12 @@ static void drop(problem *p) {
     free(p->q);
     free(p->k);
     free(p->v);
+    free(p->d_o);
+    free(p->dk);
+    free(p->dv);
     for (int i = 0; i < 2; i++) {
         free(p->o[i]);
+        free(p->dq[i]);
         free(p->lse[i]);
     }
 }
@@ -64,10 +72,19 @@ static void drop(problem *p) {
 static void run(carry_ctx *ctx, problem *p, int into) {
     p->args.o.data = p->o[into];
     p->args.lse.data = p->lse[into];
-    const size_t bytes = carry_attention_workspace(&p->args);
+    carry_attention_backward_args back = {
+        .forward = p->args, .d_o = p->args.o, .dq = p->args.o, .dk = p->args.k, .dv = p->args.v};
+    back.d_o.data = p->d_o;
+    back.dq.data = p->dq[into];
+    back.dk.data = p->dk;
+    back.dv.data = p->dv;
+    const size_t forward = carry_attention_workspace(&p->args);
+    const size_t backward = carry_attention_backward_workspace(&back);
+    const size_t bytes = forward > backward ? forward : backward;
     void *workspace = malloc(bytes + 1);
     assert_non_null(workspace);
     assert_ok(ctx, carry_attention(ctx, &p->args, workspace, bytes));
+    assert_ok(ctx, carry_attention_backward(ctx, &back, workspace, bytes));
     free(workspace);
 }
 
@@ -93,7 +110,8 @@ static void compare_unseen(const problem *p, const int64_t *rows, int count, con
         for (int i = 0; i < count; i++) {
             sees = sees || (rows[i] >= first && rows[i] < end);
         }
-        bool same = memcmp(p->o[0] + (size_t)t * bytes, p->o[1] + (size_t)t * bytes, bytes) == 0;
+        bool same = memcmp(p->o[0] + (size_t)t * bytes, p->o[1] + (size_t)t * bytes, bytes) == 0 &&
+                    memcmp(p->dq[0] + (size_t)t * bytes, p->dq[1] + (size_t)t * bytes, bytes) == 0;
         for (int64_t h = 0; h < H; h++) {
             same = same && memcmp(&p->lse[0][h * T + t], &p->lse[1][h * T + t], sizeof(float)) == 0;
         }

@@ -142,6 +142,8 @@ static void test_sums_of_every_count_are_those_of_a_loop(void **state) {
     (void)state;
     static const int ranks[] = {1, 2, 3, 5, 8};
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0]; i++) {
+        (void)printf("%d ranks\n", ranks[i]);
+        (void)fflush(stdout);
         run_threads(ranks[i], 60, all_counts, NULL, CARRY_OK, NULL);
     }
 }

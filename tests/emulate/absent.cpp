@@ -1,5 +1,6 @@
 /* What an emulated GPU does not have: cuBLASLt, and the kernels that only Hopper GPUs run. */
 #include "attention/kernels.cuh"
+#include "attention/backward.cuh"
 #include "delta/cuda/chunk/chunk.h"
 #include "device/cuda.h"
 #include "engine/chain_ops.h"
@@ -13,6 +14,15 @@
 extern "C" {
 #include "delta/split.h"
 #include "ops/cuda/cuda.h"
+#include "ops/quantised/tile_product.h"
+
+bool carry_cuda_tile_product_works(int) {
+    return false;
+}
+
+carry_status carry_cuda_tile_product(carry_ctx *, int, carry_stream *, const carry_tile_product *, int, bool) {
+    return CARRY_EUNSUPPORTED;
+}
 
 carry_status carry_cuda_blaslt(carry_ctx *, const carry_device_product *, bool *done) {
     *done = false;
@@ -83,6 +93,10 @@ extern "C" const carry_sample_kernel carry_sample_cuda = {"cuda", never_samples,
 extern "C" const carry_slot_kernel carry_slot_cuda = {"none", NULL}; /* parts are copied one by one */
 
 extern const attention_way carry_attention_hopper = {"hopper", never, NULL, NULL};
+
+const backward_way *attention_backward_wgmma(bool, int) {
+    return NULL;
+}
 
 bool attention_causal_takes(const carry_attention_args *, int, int) {
     return false;

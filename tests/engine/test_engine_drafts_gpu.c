@@ -24,7 +24,11 @@ static void guesses_in_f32_equal_the_cpu(void **unused) {
     carry_ctx *ctx = support_ctx(2, NULL, NULL);
     static runner_case c;
     for (int i = 0; i < RUNNER_MODELS - 1; i++) { /* the last is for the CPU only */
-        carry_lm *lm = model(ctx, runner_model(i));
+        const carry_lm_config config = runner_model(i);
+        if (!carry_lm_family_describe(config.family).on_cuda) {
+            continue;
+        }
+        carry_lm *lm = model(ctx, config);
         carry_lm *there = gpu_moved_to(ctx, lm, 1);
         draft_open(&c, there, CARRY_F32, false);
         if (is_on_device(&c)) {
@@ -100,11 +104,14 @@ static void guesses_have_the_bits_of_single_tokens(void **unused) {
     runner_compare(&c, lm, 3e-2);
     runner_open(&plain, there, CARRY_BF16, true, 3);
     plain.wants_all = true;
-    runner_finish(&plain, true);
+    for (int i = 0; i < RUNNER_TOKENS; i++) {
+        runner_step(&plain, (const int64_t[RUNNER_SEQUENCES]){1, 1, 1, 1});
+    }
     for (int at = 0; at < RUNNER_SEQUENCES * RUNNER_TOKENS; at++) {
         const int s = at / RUNNER_TOKENS;
         const int t = at % RUNNER_TOKENS;
-        if (c.has[s][t] && plain.has[s][t]) {
+        if (c.has[s][t]) {
+            assert_true(plain.has[s][t]);
             assert_memory_equal(c.got[s][t], plain.got[s][t], sizeof c.got[s][t]);
             compared++;
         }

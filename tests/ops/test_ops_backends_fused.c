@@ -192,6 +192,34 @@ static void case_random_fill(carry_dtype type) {
     }
 }
 
+/* Columns of a whole that random_fill makes: the same bits. */
+static void case_random_part(carry_dtype type) {
+    static const int64_t cases[][4] = {{1, 7, 21, 14}, {5, 8, 16, 8}, {9, 13, 40, 27}, {3, 64, 64, 0}, {4, 1, 3, 2}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++, free_operands()) {
+        const int64_t rows = cases[i][0], columns = cases[i][1], next = cases[i][2], first = cases[i][3];
+        operand out = wanted(type, 2, SHAPE(rows, columns)), whole = wanted(type, 2, SHAPE(rows, next));
+        EACH_SIDE {
+            CALL(carry_random_fill(ctx, whole.t[side], 77, 5, 0.5f, 2.0f));
+            CALL(carry_random_part(ctx, &(carry_random_part_args){.out = out.t[side],
+                                                                  .seed = 77,
+                                                                  .stream = 5,
+                                                                  .mean = 0.5f,
+                                                                  .deviation = 2.0f,
+                                                                  .columns = columns,
+                                                                  .next = next,
+                                                                  .first = first}));
+        }
+        compare("out", &out, 0x1p-22);
+        compare("whole", &whole, 0x1p-22);
+        const size_t size = carry_dtype_size(type);
+        for (int64_t row = 0; row < rows; row++) { /* compare has brought both sides to the host */
+            assert_memory_equal((const char *)out.t[0].data + (size_t)(row * columns) * size,
+                                (const char *)whole.t[0].data + (size_t)(row * next + first) * size,
+                                (size_t)columns * size);
+        }
+    }
+}
+
 static void test_fused_operators_equal_the_cpu(void **state) {
     (void)state;
     for (device_tested = 1; device_tested < carry_device_count(); device_tested++) {
@@ -204,6 +232,7 @@ static void test_fused_operators_equal_the_cpu(void **state) {
         run_case("patchify", case_patchify, 1);
         run_case("flow_step", case_flow_step, 1);
         run_case("random_fill", case_random_fill, 3);
+        run_case("random_part", case_random_part, 3);
     }
     assert_int_equal(failures, 0);
 }

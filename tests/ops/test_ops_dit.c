@@ -3,6 +3,7 @@
 #include "nn_support.h"
 
 #include "carry/nn.h"
+#include "ops/sampler.h"
 #include "ops/video.h"
 
 static const int64_t widths[] = {1, 7, 16, 33, 1023, 1024, 1025, 2500};
@@ -276,8 +277,21 @@ static void test_wrong_tensors_are_named(void **state) {
     assert_refused(ctx, CARRY_ESHAPE, "pairs", carry_rotary(ctx, heads, heads, m, false));
 }
 
+static void test_parts_of_random_numbers_that_are_no_columns_are_refused(void **state) {
+    (void)state;
+    carry_ctx *own = support_ctx(1, NULL, NULL);
+    float numbers[12];
+    carry_random_part_args args = {.out = carry_view_1d(numbers, CARRY_F32, 12), .columns = 5, .next = 8};
+    assert_refused(own, CARRY_EARGUMENT, "12 elements", carry_random_part(own, &args));
+    args.columns = 4;
+    args.first = 5;
+    assert_refused(own, CARRY_EARGUMENT, "columns 5 to 9", carry_random_part(own, &args));
+    carry_ctx_free(own);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_parts_of_random_numbers_that_are_no_columns_are_refused),
         cmocka_unit_test_teardown(test_layer_norm_matches_float64, free_kept),
         cmocka_unit_test_teardown(test_layer_norm_keeps_rows_far_from_zero, free_kept),
         cmocka_unit_test_teardown(test_bias_and_gate_match_float64, free_kept),

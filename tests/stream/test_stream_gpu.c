@@ -56,6 +56,8 @@ static carry_envelope envelope(fixture *f, int k, int64_t *steps, int count) {
 /* A head of 128 and a longer text, of which a prompt has few rows: cross-attention of another kind on GPUs (dit_few.c).
  */
 static bool has_long_text;
+/* A rank of two has 32 columns of q, k and v: multiples of 16, so that the three are one product on GPUs. */
+static bool has_one_product;
 
 /* narrow: of weights that are kept in 16 bits alone; their start values are made on the device. */
 static carry_status run_on(carry_ctx *ctx, carry_comm *mesh, int device, carry_dtype dtype, bool narrow, bool no_graphs,
@@ -77,6 +79,10 @@ static carry_status run_on(carry_ctx *ctx, carry_comm *mesh, int device, carry_d
         config.dim = 128;
         config.num_heads = 1;
         config.text_len = 64;
+    }
+    if (has_one_product) {
+        config.dim = 64;
+        config.num_heads = 2;
     }
     CARRY_TRY(carry_dit_new_for(ctx, &dit, &config, mesh, device, NULL, narrow ? dtype : CARRY_F32));
     CARRY_TRY(carry_dit_init(dit, 3));
@@ -228,7 +234,7 @@ static void test_stream_batches_equal_the_cpu_and_their_graphs(void **state) {
 typedef struct pair {
     int device;
     carry_dtype dtype;
-    bool no_graphs;
+    bool narrow, no_graphs;
     uint16_t out[2][CALLS][COUNT];
     carry_dit_counts counts[2];
 } pair;
@@ -236,7 +242,8 @@ typedef struct pair {
 static carry_status run_rank(void *user, carry_comm *comm) {
     pair *p = user;
     const int rank = carry_comm_rank(comm);
-    return run_on(carry_comm_ctx(comm), comm, p->device, p->dtype, false, p->no_graphs, p->out[rank], &p->counts[rank]);
+    return run_on(carry_comm_ctx(comm), comm, p->device, p->dtype, p->narrow, p->no_graphs, p->out[rank],
+                  &p->counts[rank]);
 }
 
 static void run_pair(pair *p) {
@@ -249,15 +256,14 @@ static void run_pair(pair *p) {
     assert_memory_equal(p->out[0], p->out[1], sizeof p->out[0]);
 }
 
-static void test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives(void **state) {
-    (void)state;
+static void compare_meshes(void) {
     static pair of_cpu, of_device;
     of_cpu = (pair){.dtype = CARRY_F32};
     run_pair(&of_cpu);
     for (int device = 1; device < carry_device_count(); device++) {
-        static const carry_dtype types[] = {CARRY_F32, CARRY_BF16};
-        for (int i = 0; i < 2; i++) {
-            of_device = (pair){.device = device, .dtype = types[i]};
+        static const carry_dtype types[] = {CARRY_F32, CARRY_BF16, CARRY_BF16};
+        for (int i = 0; i < 3; i++) {
+            of_device = (pair){.device = device, .dtype = types[i], .narrow = i == 2};
             run_pair(&of_device);
             const double off = distance(of_device.out[0], of_cpu.out[0]);
             (void)printf("a mesh of two on device %d in %s: %.2g\n", device, carry_dtype_name(types[i]), off);
@@ -267,6 +273,18 @@ static void test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives(vo
             assert_int_equal(of_device.counts[0].forwards, of_cpu.counts[0].forwards);
         }
     }
+}
+
+static void test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives(void **state) {
+    (void)state;
+    compare_meshes();
+}
+
+static void test_a_mesh_whose_queries_keys_and_values_are_one_product_equals_the_cpu(void **state) {
+    (void)state;
+    has_one_product = true;
+    compare_meshes();
+    has_one_product = false;
 }
 
 static void test_replayed_graphs_of_a_mesh_give_the_same_bits(void **state) {
@@ -294,6 +312,7 @@ int main(void) {
         cmocka_unit_test(test_streams_of_a_short_prompt_in_a_long_text_equal_the_cpu),
         cmocka_unit_test(test_replayed_graphs_give_the_same_bits),
         cmocka_unit_test(test_a_mesh_on_one_device_equals_the_cpu_with_as_many_collectives),
+        cmocka_unit_test(test_a_mesh_whose_queries_keys_and_values_are_one_product_equals_the_cpu),
         cmocka_unit_test(test_stream_batches_equal_the_cpu_and_their_graphs),
         cmocka_unit_test(test_replayed_graphs_of_a_mesh_give_the_same_bits),
     };

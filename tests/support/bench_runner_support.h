@@ -24,13 +24,20 @@ static inline void check(carry_ctx *ctx, carry_status status) {
     }
 }
 
-/* A folder with a checkpoint, or a shape or config.json with random weights. */
+/* A folder with a checkpoint, or a shape or config.json with random weights; SHAPE:FORMAT: quantised ones. */
 static inline carry_lm *make(carry_ctx *ctx, int device, carry_dtype dtype, const char *folder) {
     carry_lm *lm;
     struct stat about;
     const bool is_folder = folder != NULL && stat(folder, &about) == 0 && S_ISDIR(about.st_mode);
     if (is_folder) {
         check(ctx, carry_lm_open(ctx, &lm, folder, device));
+        return lm;
+    }
+    char shape[64];
+    const char *format = folder != NULL ? strchr(folder, ':') : NULL;
+    if (format != NULL) {
+        (void)snprintf(shape, sizeof shape, "%.*s", (int)(format - folder), folder);
+        check(ctx, carry_model_random_quantised(ctx, &lm, shape, device, dtype, format + 1, 1));
         return lm;
     }
     check(ctx, carry_model_random(ctx, &lm, folder != NULL ? folder : "qwen3.5-0.8b", device, dtype, 1));

@@ -33,10 +33,10 @@ static void multiply(double *c, const double *a, const double *b, int64_t m, int
 
 /* x [rows, columns] of any shape: five steps of x = a x + (b A + c A^2) x with A = x x^T. */
 static void orthogonalise(double *x, int64_t rows, int64_t columns) {
-    double turned[256];
-    double a[4096];
-    double a2[4096];
-    double next[256];
+    double turned[256] = {0.0};
+    double a[4096] = {0.0};
+    double a2[4096] = {0.0};
+    double next[256] = {0.0};
     double norm = 0.0;
     for (int64_t i = 0; i < rows * columns; i++) {
         norm += x[i] * x[i];
@@ -61,7 +61,7 @@ static void orthogonalise(double *x, int64_t rows, int64_t columns) {
 }
 
 static void step_muon(double *w, double *m, const float *g, double clip, int64_t rows, int64_t columns) {
-    double u[256];
+    double u[256] = {0.0};
     for (int64_t i = 0; i < rows * columns; i++) {
         m[i] = MOMENTUM * m[i] + clip * (double)g[i];
         u[i] = clip * (double)g[i] + MOMENTUM * m[i];

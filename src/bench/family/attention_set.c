@@ -20,7 +20,8 @@ carry_tensor carry_attention_set_shape(const carry_attention_problem *p, int ten
         return carry_view_2d(NULL, CARRY_F32, p->heads, p->queries);
     }
     bool of_keys = tensor == SET_K || tensor == SET_V || tensor == SET_DK || tensor == SET_DV;
-    return carry_view_3d(NULL, p->dtype, of_keys ? p->keys : p->queries, p->heads, p->dim);
+    return of_keys ? carry_view_3d(NULL, p->dtype, p->keys, p->key_heads, p->dim)
+                   : carry_view_3d(NULL, p->dtype, p->queries, p->heads, p->dim);
 }
 
 size_t carry_attention_set_bytes(const carry_tensor *tensor) {
@@ -94,7 +95,8 @@ carry_attention_backward_args carry_attention_set_args(const carry_attention_pro
                                                        .k = set[SET_K],
                                                        .v = set[SET_V],
                                                        .run = p->run,
-                                                       .runs = p->biased ? CARRY_ATTENTION_BIASED_RUNS : 0}};
+                                                       .runs = p->biased ? CARRY_ATTENTION_BIASED_RUNS : 0,
+                                                       .causal = p->causal}};
 }
 
 size_t carry_attention_set_workspace(const carry_attention_problem *p) {

@@ -10,8 +10,8 @@
 
 typedef struct carry_attention_problem {
     carry_dtype dtype;
-    int64_t heads, queries, keys, dim;
-    bool biased, backward;
+    int64_t heads, key_heads, queries, keys, dim;
+    bool biased, backward, causal;
     int device;
     carry_key_run run[CARRY_ATTENTION_BIASED_RUNS]; /* of keys, where biased */
 } carry_attention_problem;

@@ -1,8 +1,8 @@
 /* Softmax attention as problems: attention:bf16:h40:q2160:kv4320:d128:bias.
 
    Inputs are normal, [rows, h, d] packed. bias: keys in three runs, the first eighth, the middle and the last half,
-   with ln 0.5 on the middle one. backward: the gradients of one forward pass, which is not timed; dk and dv add up over
-   the runs. */
+   with ln 0.5 on the middle one. causal: queries are the last q of kv tokens. hk: heads of keys and values. backward:
+   the gradients of one forward pass, which is not timed; dk and dv add up over the runs. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -31,17 +31,42 @@ typedef struct instance {
     double *reference; /* of what is compared */
 } instance;
 
-static const char takes[] = "f32, bf16 or f16, h, q, kv (q unless given), d, bias, backward, algo=NAME, device=cpu or "
-                            "cuda";
+static const char takes[] = "f32, bf16 or f16, h, hk (h unless given), q, kv (q unless given), d, bias, causal, "
+                            "backward, algo=NAME, device=cpu or cuda";
 
-static const char *const methods[] = {"blocks", "fused", NULL};
+static const struct {
+    const char *name, *about;
+} methods[] = {{"blocks", "blocks: blocks of queries over blocks of keys with an online softmax"},
+               {"fused", "fused: one kernel of the device with an online softmax"},
+               {"wgmma", "wgmma: one kernel on Hopper's tensor cores; dQ is summed in a fixed order"},
+               {"mma", "mma: two kernels on tensor cores, for dK and dV and for dQ"},
+               {"plain", "plain: two kernels without tensor cores"}};
+enum { METHODS = sizeof methods / sizeof *methods };
 
 static const char *method(int index) {
-    return index >= 0 && index < 2 ? methods[index] : NULL;
+    return index >= 0 && index < METHODS ? methods[index].name : NULL;
+}
+
+static int chosen_index(const instance *it) {
+    if (it->p.device == 0 || !it->p.backward) {
+        return it->p.device != 0 ? 1 : 0;
+    }
+    carry_tensor set[SET_TENSORS];
+    for (int i = 0; i < SET_TENSORS; i++) {
+        set[i] = carry_attention_set_shape(&it->p, i);
+        set[i].device = it->p.device;
+    }
+    const carry_attention_backward_args args = carry_attention_set_args(&it->p, set);
+    const char *name = carry_attention_backward_method(&args);
+    int index = 0;
+    while (index < METHODS - 1 && strcmp(methods[index].name, name) != 0) {
+        index++;
+    }
+    return index;
 }
 
 static const char *chosen(const void *given) {
-    return methods[((const instance *)given)->p.device != 0 ? 1 : 0];
+    return methods[chosen_index(given)].name;
 }
 
 static carry_status parse(void *given, carry_problem *problem) {
@@ -51,7 +76,9 @@ static carry_status parse(void *given, carry_problem *problem) {
     it->p.heads = carry_problem_size(problem, "h", 4);
     it->p.queries = carry_problem_size(problem, "q", 720);
     it->p.keys = carry_problem_size(problem, "kv", it->p.queries);
+    it->p.key_heads = carry_problem_size(problem, "hk", it->p.heads);
     it->p.dim = carry_problem_size(problem, "d", 128);
+    it->p.causal = carry_problem_has(problem, "causal");
     it->p.biased = carry_problem_has(problem, "bias");
     it->p.backward = carry_problem_has(problem, "backward");
     const char *algorithm = carry_problem_setting(problem, "algo");
@@ -59,9 +86,13 @@ static carry_status parse(void *given, carry_problem *problem) {
     CARRY_TRY(carry_problem_device(ctx, &it->p.device, problem));
     it->base.device = it->p.device;
     CARRY_TRY(carry_problem_finish(ctx, problem, takes));
-    if (it->p.backward && it->p.device != 0) {
-        return carry_fail(ctx, CARRY_EUNSUPPORTED,
-                          "'%s': the backward pass of attention is checked and timed on the CPU only", problem->text);
+    if (it->p.key_heads < 1 || it->p.heads % it->p.key_heads != 0) {
+        return carry_fail(ctx, CARRY_ESIZE, "hk is %" PRId64 " in '%s' and must divide h, %" PRId64, it->p.key_heads,
+                          problem->text, it->p.heads);
+    }
+    if (it->p.causal && it->p.keys < it->p.queries) {
+        return carry_fail(ctx, CARRY_ESIZE, "kv is %" PRId64 " in '%s': a causal call needs at least q, %" PRId64,
+                          it->p.keys, problem->text, it->p.queries);
     }
     if (it->p.dim < 1 || it->p.dim > CARRY_ATTENTION_DIM) {
         return carry_fail(ctx, CARRY_ESIZE, "d is %" PRId64 " in '%s': attention takes 1 to %d", it->p.dim,
@@ -116,12 +147,16 @@ static carry_status run_on(instance *it, int at) {
 
 static carry_status choose(void *given, const char *wanted) {
     instance *it = given;
-    if (wanted != NULL && strcmp(wanted, methods[0]) != 0 && strcmp(wanted, methods[1]) != 0) {
+    bool known = wanted == NULL;
+    for (int i = 0; i < METHODS; i++) {
+        known = known || strcmp(wanted, methods[i].name) == 0;
+    }
+    if (!known) {
         return carry_fail(it->base.ctx, CARRY_ENOTFOUND, "there is no attention '%s' in this build", wanted);
     }
     if (wanted != NULL && strcmp(wanted, chosen(it)) != 0) {
-        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "%s is for %s", wanted,
-                          it->p.device != 0 ? "the CPU" : "a GPU");
+        return carry_fail(it->base.ctx, CARRY_EUNSUPPORTED, "this problem is computed by %s, not by %s", chosen(it),
+                          wanted);
     }
     it->workspace_bytes = carry_attention_set_workspace(&it->p);
     if (it->workspace != NULL || it->base.copies == 0) {
@@ -135,9 +170,7 @@ static carry_status choose(void *given, const char *wanted) {
 }
 
 static const char *about_plan(const void *given) {
-    const instance *it = given;
-    return it->p.device != 0 ? "fused: one kernel of the device with an online softmax"
-                             : "blocks: blocks of queries over blocks of keys with an online softmax";
+    return methods[chosen_index(given)].about;
 }
 
 static carry_status run(void *given) {
@@ -152,7 +185,9 @@ static carry_status time_run(void *given, double *seconds) {
 
 static carry_counts counts(const void *given) {
     const instance *it = given;
-    double scores = (double)it->p.heads * (double)it->p.queries * (double)it->p.keys;
+    const double queries = (double)it->p.queries;
+    const double masked = it->p.causal ? 0.5 * queries * (queries - 1.0) : 0.0;
+    const double scores = (double)it->p.heads * (queries * (double)it->p.keys - masked);
     return (carry_counts){.flops = (it->p.backward ? 10.0 : 4.0) * scores * (double)it->p.dim,
                           .bytes = bytes(it),
                           .workspace = (double)it->workspace_bytes,
@@ -161,6 +196,9 @@ static carry_counts counts(const void *given) {
 
 /* A part of a tensor [rows, h, d] of set 0: every step-th row of the first heads. */
 static carry_tensor part_of(const instance *it, int tensor, int64_t rows, int64_t step, int64_t heads) {
+    const int64_t group = it->p.heads / it->p.key_heads;
+    const bool of_keys = it->here[tensor].shape[1] == it->p.key_heads;
+    heads = of_keys && group > 1 ? (heads + group - 1) / group : heads;
     carry_tensor part = it->here[tensor];
     part.shape[0] = rows;
     part.stride[0] *= step;
@@ -187,28 +225,44 @@ static carry_status reserve(instance *it, int64_t count) {
                                  : carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
 }
 
-/* Some queries of all heads: they are independent of each other. Errors of scores, exponentials and sums are a few
-   2^-24 times sqrt(d); a device rounds probabilities to its 16 bits before they meet v. */
+/* Set 0 from the CPU to the device or back. */
+static carry_status copy_set(instance *it, int tensor, bool back) {
+    const int device = it->p.device;
+    void *here = it->here[tensor].data, *there = it->set[0][tensor].data;
+    if (device == 0) {
+        return CARRY_OK;
+    }
+    carry_stream *stream = carry_ctx_stream(it->base.ctx, device);
+    CARRY_TRY(carry_device_copy(it->base.ctx, back ? here : there, back ? 0 : device, back ? there : here,
+                                back ? device : 0, carry_attention_set_bytes(&it->here[tensor]), stream));
+    return carry_stream_wait(it->base.ctx, device, stream);
+}
+
+/* Heads of which `each` products a head are within what is compared, whole groups. */
+static int64_t heads_compared(const instance *it, double each) {
+    const int64_t group = it->p.heads / it->p.key_heads;
+    const int64_t heads = ((int64_t)(COMPARED / each) / group + 1) * group;
+    return heads < it->p.heads ? heads : it->p.heads;
+}
+
+/* Some queries of all heads: they are independent of each other. Of a causal call, all queries of some heads. Errors of
+   scores, exponentials and sums are a few 2^-24 times sqrt(d); a device rounds probabilities to its 16 bits before they
+   meet v. */
 static carry_status compare_forward(instance *it, carry_deviation *deviations, int *count) {
     double each = (double)it->p.heads * (double)it->p.keys * (double)it->p.dim;
-    int64_t step = 1 + (int64_t)((double)it->p.queries * each / COMPARED);
+    int64_t step = it->p.causal ? 1 : 1 + (int64_t)((double)it->p.queries * each / COMPARED);
     int64_t rows = (it->p.queries + step - 1) / step;
+    const double per_head = (double)it->p.queries * (double)it->p.keys * (double)it->p.dim;
+    const int64_t heads = it->p.causal ? heads_compared(it, per_head) : it->p.heads;
     carry_poison(&it->here[SET_O]);
-    size_t size = carry_attention_set_bytes(&it->here[SET_O]);
-    carry_stream *stream = it->p.device != 0 ? carry_ctx_stream(it->base.ctx, it->p.device) : NULL;
-    if (it->p.device != 0) {
-        CARRY_TRY(carry_device_copy(it->base.ctx, it->set[0][SET_O].data, it->p.device, it->here[SET_O].data, 0, size,
-                                    stream));
-    }
+    CARRY_TRY(copy_set(it, SET_O, false));
     CARRY_TRY(forward_on(it, 0));
-    if (it->p.device != 0) {
-        CARRY_TRY(carry_device_copy(it->base.ctx, it->here[SET_O].data, 0, it->set[0][SET_O].data, it->p.device, size,
-                                    stream));
-        CARRY_TRY(carry_stream_wait(it->base.ctx, it->p.device, stream));
-    }
+    CARRY_TRY(copy_set(it, SET_O, true));
     carry_attention_args args = carry_attention_set_args(&it->p, it->here).forward;
-    args.o = part_of(it, SET_O, rows, step, it->p.heads);
-    args.q = part_of(it, SET_Q, rows, step, it->p.heads);
+    args.o = part_of(it, SET_O, rows, step, heads);
+    args.q = part_of(it, SET_Q, rows, step, heads);
+    args.k = part_of(it, SET_K, it->p.keys, 1, heads);
+    args.v = part_of(it, SET_V, it->p.keys, 1, heads);
     args.lse = (carry_tensor){.data = NULL};
     CARRY_TRY(reserve(it, carry_tensor_count(&args.o)));
     CARRY_TRY(carry_attention_reference(it->base.ctx, it->reference, NULL, &args));
@@ -225,13 +279,19 @@ static carry_status compare_forward(instance *it, carry_deviation *deviations, i
 /* The first heads. mean = dO.O is of the stored o: its rounding is in every gradient. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
     double each = (double)it->p.queries * (double)it->p.keys * (double)it->p.dim;
-    int64_t heads = 1 + (int64_t)(COMPARED / each);
-    heads = heads < it->p.heads ? heads : it->p.heads;
+    const int64_t heads = heads_compared(it, each);
     CARRY_TRY(forward_on(it, 0));
     carry_poison(&it->here[SET_DQ]);
     memset(it->here[SET_DK].data, 0, carry_attention_set_bytes(&it->here[SET_DK]));
     memset(it->here[SET_DV].data, 0, carry_attention_set_bytes(&it->here[SET_DV]));
+    static const int results[] = {SET_DQ, SET_DK, SET_DV};
+    for (int i = 0; i < 3; i++) {
+        CARRY_TRY(copy_set(it, results[i], false));
+    }
     CARRY_TRY(run_on(it, 0));
+    for (int i = 0; i < 3; i++) {
+        CARRY_TRY(copy_set(it, results[i], true));
+    }
     carry_tensor parts[SET_TENSORS] = {{.data = NULL}};
     for (int i = 0; i < SET_TENSORS; i++) {
         if (i != SET_LSE) {
@@ -244,7 +304,9 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
     CARRY_TRY(reserve(it, of_queries + 2 * of_keys));
     double *dk = it->reference + of_queries;
     CARRY_TRY(carry_attention_reference_backward(it->base.ctx, it->reference, dk, dk + of_keys, &args));
-    double bound = 1024.0 * 0x1p-24 + (it->p.dtype == CARRY_F32 ? 0.0 : 4.0) * carry_unit_roundoff(it->p.dtype);
+    /* A device rounds probabilities and their slopes to its 16 bits before they are multiplied. */
+    const double roundings = it->p.dtype == CARRY_F32 ? 0.0 : it->p.device != 0 ? 12.0 : 4.0;
+    double bound = 1024.0 * 0x1p-24 + roundings * carry_unit_roundoff(it->p.dtype);
     deviations[0] = deviation_of("dq", parts[SET_DQ], it->reference, bound);
     deviations[1] = deviation_of("dk", parts[SET_DK], dk, bound);
     deviations[2] = deviation_of("dv", parts[SET_DV], dk + of_keys, bound);
@@ -262,14 +324,17 @@ extern const carry_family carry_family_attention;
 
 const carry_family carry_family_attention = {
     .name = "attention",
-    .about = "softmax attention over runs of keys with a bias each: forward, or backward",
+    .about = "softmax attention, causal or over runs of keys with a bias each: forward, or backward",
     .takes = takes,
     .example = "attention:f32:h4:q720:kv2160:d128:bias",
-    .support = {.cpu = "f32 bf16 f16", .cuda = "f32 bf16 f16", .cpu_backward = "f32 bf16 f16"},
+    .support = {.cpu = "f32 bf16 f16",
+                .cuda = "f32 bf16 f16",
+                .cpu_backward = "f32 bf16 f16",
+                .cuda_backward = "f32 bf16 f16"},
     .instance_bytes = sizeof(instance),
     .parse = parse,
     .make_set = make_set,
-    .unmeasured = "attention has one way on each device",
+    .unmeasured = "attention has one method for each call",
     .release = release,
     .bytes = bytes,
     .method = method,

@@ -184,7 +184,7 @@ static void print_criteria(const show *s, bool failures) {
     }
 }
 
-/* The outcome whose times spread most, beyond the limit of its stage if there is such a one; NULL: none was timed. */
+/* The outcome whose times spread most. Outcomes beyond the limit of their stage come first. NULL: none was timed. */
 static const carry_outcome *least_steady(const carry_experiment *e) {
     const carry_outcome *worst = NULL;
     for (int i = 0; i < e->outcomes; i++) {

@@ -141,6 +141,22 @@ template <typename T> cudaError_t choose(const carry_sums_device &d, T *data, in
                                                        : launch<T, 1>(d, data, count, stream);
 }
 
+template <typename T, int N> cudaError_t load_kernels() {
+    cudaFuncAttributes loaded;
+    cudaError_t error = cudaFuncGetAttributes(&loaded, publish<T, N>);
+    error = error != cudaSuccess ? error : cudaFuncGetAttributes(&loaded, add<T, N>);
+    return error != cudaSuccess ? error : cudaFuncGetAttributes(&loaded, gather<T, N>);
+}
+
+/* CUDA loads a kernel when it is first launched, and may wait for all work of the device to end: a kernel that waits
+   for another rank must not be under way then. */
+cudaError_t load_all() {
+    cudaError_t error = load_kernels<float, 4>();
+    error = error != cudaSuccess ? error : load_kernels<float, 1>();
+    error = error != cudaSuccess ? error : load_kernels<__nv_bfloat16, 8>();
+    return error != cudaSuccess ? error : load_kernels<__nv_bfloat16, 1>();
+}
+
 } // namespace
 
 extern "C" carry_status carry_sums_alloc(carry_ctx *ctx, void **memory, int ordinal, const int *ordinals, int ranks,
@@ -155,6 +171,7 @@ extern "C" carry_status carry_sums_alloc(carry_ctx *ctx, void **memory, int ordi
                               ordinals[r]);
         }
     }
+    CARRY_CUDA_TRY(load_all(), "kernels for sums over ranks cannot be loaded");
     CARRY_CUDA_TRY(cudaMalloc(memory, bytes), "no memory for sums over ranks");
     CARRY_CUDA_TRY(cudaMemset(*memory, 0, bytes), "memory for sums cannot be zeroed");
     CARRY_CUDA_TRY(cudaDeviceSynchronize(), "memory for sums cannot be zeroed");

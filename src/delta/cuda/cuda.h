@@ -17,7 +17,7 @@ extern "C" {
 /* A [B, T, heads, size] or [B, T, heads] tensor; strides count elements. data NULL: absent. */
 typedef struct carry_delta_array {
     void *data;
-    carry_dtype dtype; /* here: after the strides, walks of keys/ spill 350 bytes more (nvcc 13.0) */
+    carry_dtype dtype; /* not after the strides: there, walks of keys/ spill 350 bytes more (nvcc 13.0) */
     int64_t batch, token, head;
 } carry_delta_array;
 

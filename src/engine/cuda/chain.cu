@@ -5,6 +5,7 @@
 #include "engine/cuda/chain_product.cuh"
 
 #include "device/cuda.h"
+#include "ops/cuda/quantised.cuh"
 
 namespace chain {
 
@@ -16,6 +17,21 @@ static __global__ __launch_bounds__(THREADS) void embed(const __grid_constant__ 
     await_previous();
     const int b = blockIdx.x;
     const int64_t given = lists.ids[b], id = given >= 0 ? given : lists.last[lists.slots[b]];
+    if (e.is_quantised) {
+        const unsigned char *tile = (const unsigned char *)e.table + (size_t)(id / 16) * e.layout.tile_bytes;
+        for (int i = threadIdx.x; i < e.width / 8; i += THREADS) {
+            float values[8];
+            quantised::decode_8_columns(values, e.layout, tile, (int)(id % 16), i * 8);
+#pragma unroll
+            for (int j = 0; j < 8; j++) {
+                const size_t at = (size_t)b * e.width + i * 8 + j;
+                const __nv_bfloat16 low = __float2bfloat16_rn(values[j]);
+                ((__nv_bfloat16 *)e.low)[at] = low;
+                e.h[at] = __bfloat162float(low);
+            }
+        }
+        return;
+    }
     for (int i = threadIdx.x; i < e.width / 2; i += THREADS) {
         const unsigned pair = ((const unsigned *)e.table)[(size_t)id * (e.width / 2) + i];
         ((unsigned *)e.low)[(size_t)b * (e.width / 2) + i] = pair;
@@ -103,6 +119,19 @@ static carry_status put_product(const launch_place &place, const carry_chain_pro
                     : put(place, product<TILES>, tiles, sizeof(product_memory<TILES>), p, sequences);
 }
 
+/* CARRY_TILE_PRODUCT_ROWS sequences at a time. */
+static carry_status put_tiles(const launch_place &place, const carry_tile_product &all, int sequences) {
+    for (int first = 0; first < sequences; first += CARRY_TILE_PRODUCT_ROWS) {
+        carry_tile_product p = all;
+        p.x = (const __nv_bfloat16 *)all.x + first * all.x_stride;
+        p.y = (__nv_bfloat16 *)all.y + first * all.y_stride;
+        p.h = all.h != nullptr ? all.h + first * all.y_stride : nullptr;
+        CARRY_TRY(carry_cuda_tile_product(place.ctx, place.ordinal, place.stream, &p,
+                                          min(sequences - first, CARRY_TILE_PRODUCT_ROWS), place.overlaps));
+    }
+    return CARRY_OK;
+}
+
 static carry_status put_attend(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists) {
     constexpr int FEW = CARRY_CHAIN_GROUP / 2; /* query heads: half of the registers */
     const int blocks = lists.sequences * a.key_heads * SPLITS;
@@ -130,6 +159,8 @@ static carry_status launch(carry_ctx *ctx, int ordinal, carry_stream *stream, co
     switch (op->kind) {
     case CARRY_CHAIN_EMBED:
         return put(place, embed, sequences, 0, op->as.embed, *lists);
+    case CARRY_CHAIN_TILES:
+        return put_tiles(place, op->as.tiles, sequences);
     case CARRY_CHAIN_NORM:
         return put(place, norm, sequences, 0, op->as.norm);
     case CARRY_CHAIN_DELTA:

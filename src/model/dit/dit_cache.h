@@ -20,7 +20,7 @@ struct carry_dit_cache {
     int64_t rows, columns, per_frame; /* patches */
     int64_t frames, tokens;           /* the most of one forward */
     int64_t ring;                     /* slots after the sink's */
-    int64_t next, top;                /* frames seen now, and at most since the cut: frames below top - ring are lost */
+    int64_t next, top; /* frames held now, and the most since the last cut: those below top - ring are lost */
     bool has_text;
     int64_t text_rows; /* of the text's rows, those before the ones that are all alike */
     carry_dit_few few; /* of this text; keys 0: too many, or not on this device */

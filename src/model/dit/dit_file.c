@@ -75,21 +75,25 @@ static uint64_t mix_config(const carry_dit_config *c) {
     return mix(digest, eps);
 }
 
+/* Of a parameter that ranks have in common: more would be a copy of gigabytes from a GPU at every start. */
+#define MOST_COMPARED (1 << 20)
+
 static uint64_t fingerprint(const carry_dit *dit, bool common) {
     uint64_t digest = mix_config(&dit->config);
     digest = common ? digest : mix(digest, (uint64_t)dit->rank << 32 | (uint64_t)dit->ranks);
     for (int64_t i = 0; i < dit->own.parameters; i++) {
-        const carry_parameter *p = &dit->own.parameter[i];
-        if (common && p->cut != CARRY_CUT_NONE) {
+        carry_parameter p = dit->own.parameter[i];
+        if (common && p.cut != CARRY_CUT_NONE) {
             continue;
         }
-        const bool is_here = dit->own.device == 0 && p->wide >= 0;
-        float *copied = is_here ? NULL : carry_aligned_new((size_t)p->count * sizeof *copied);
-        if (!is_here && (copied == NULL || carry_parameters_sample(&dit->own, copied, i, p->count) != CARRY_OK)) {
+        p.count = common && p.count > MOST_COMPARED ? MOST_COMPARED : p.count;
+        const bool is_here = dit->own.device == 0 && p.wide >= 0;
+        float *copied = is_here ? NULL : carry_aligned_new((size_t)p.count * sizeof *copied);
+        if (!is_here && (copied == NULL || carry_parameters_sample(&dit->own, copied, i, p.count) != CARRY_OK)) {
             free(copied);
             return 0;
         }
-        digest = mix_parameter(digest, is_here ? dit->own.weights + p->wide : copied, p);
+        digest = mix_parameter(digest, is_here ? dit->own.weights + p.wide : copied, &p);
         free(copied);
     }
     return digest;

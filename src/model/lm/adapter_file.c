@@ -162,6 +162,9 @@ static carry_status open_folder(carry_lm *lm, opened *o, const char *from) {
 /* A tensor of the file as f32 in host memory, rows in the order here; the caller frees *to. */
 static carry_status widen(const opened *o, const carry_tensor *from, const carry_row_order *order, float **to) {
     carry_ctx *ctx = o->lm->ctx;
+    if (from == NULL) {
+        return carry_fail(ctx, CARRY_EFORMAT, "%s lacks lora_A or lora_B of a target", o->folder);
+    }
     const int64_t count = carry_tensor_count(from);
     float *values = carry_aligned_new((size_t)count * sizeof *values);
     float *ordered = order != NULL && order->groups > 0 ? carry_aligned_new((size_t)count * sizeof *values) : values;

@@ -16,7 +16,7 @@ static carry_tensor rows_of(carry_tensor whole, const carry_lm_slot *slot) {
     return slot->rows > 0 ? carry_slice(whole, slot->first, slot->rows) : whole;
 }
 
-/* The adapter of a slot; false: it has none. */
+/* The adapter of a slot; false if the slot is not a target. */
 static bool find(const carry_lm_call *call, int slot, pair *of) {
     const carry_lm_adapter *adapter = call->pass->lm->adapter;
     const carry_lm_slot *at = &call->own->slot[slot];

@@ -14,6 +14,7 @@
 #include "model/lm/families/family.h"
 #include "model/lm/lm_names.h"
 #include "model/lm/lm_pass.h"
+#include "model/lm/lm_quantised.h"
 #include "ops/sampler.h"
 
 const carry_lm_part *carry_lm_part_at(int index) {
@@ -179,9 +180,10 @@ static carry_status check_device(const carry_lm *lm, int device) {
 
 /* Where weights come from and how they are kept. */
 typedef struct weights_options {
-    const char *folder; /* NULL: none */
-    bool maps;          /* matrices stay in the mapped file */
-    carry_dtype narrow; /* experts are kept in this type alone; CARRY_F32: all weights have f32 masters */
+    const char *folder;               /* NULL: none */
+    bool maps;                        /* matrices stay in the mapped file */
+    const carry_quant_format *format; /* of random matrices; NULL: they are not quantised */
+    carry_dtype narrow;               /* experts are kept in this type alone; CARRY_F32: all weights have f32 masters */
 } weights_options;
 
 static carry_status make(carry_lm *lm, int device, const weights_options *o) {
@@ -197,7 +199,13 @@ static carry_status make(carry_lm *lm, int device, const weights_options *o) {
     lm->own.names = lm->config.family->files;
     lm->own.other = lm->own.names != NULL ? carry_lm_other_name : NULL;
     CARRY_TRY(o->folder != NULL ? carry_parameters_check(&lm->own, o->folder) : CARRY_OK);
-    CARRY_TRY(o->maps ? carry_parameters_map(&lm->own, o->folder) : CARRY_OK);
+    carry_lm_mark_tiled(lm);
+    CARRY_TRY(o->maps             ? carry_parameters_map(&lm->own, o->folder)
+              : o->format != NULL ? carry_parameters_tile(&lm->own, o->format)
+                                  : CARRY_OK);
+    if (o->maps || o->format != NULL) {
+        carry_lm_move_rest(lm);
+    }
     const bool is_large = o->maps && device != 0 && carry_parameters_exceed(&lm->own);
     const carry_dtype narrow = is_large ? carry_parameters_stored(&lm->own) : o->narrow;
     if (narrow != CARRY_F32) {
@@ -242,6 +250,11 @@ carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm
 carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  carry_dtype dtype) {
     return new_model(ctx, made, config, device, &(weights_options){.narrow = dtype});
+}
+
+carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                                    const carry_quant_format *format, carry_dtype narrow) {
+    return new_model(ctx, made, config, device, &(weights_options){.format = format, .narrow = narrow});
 }
 
 void carry_lm_free(carry_lm *lm) {
@@ -308,6 +321,10 @@ static carry_status start_by_host(carry_lm *lm, int64_t index, uint64_t seed) {
 carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed) {
     for (int64_t i = 0; i < lm->own.parameters; i++) {
         const carry_parameter *p = &lm->own.parameter[i];
+        if (p->format != NULL) {
+            CARRY_TRY(carry_lm_start_quantised(lm, i, seed, carry_crc32c(0, p->name, strlen(p->name))));
+            continue;
+        }
         const uint64_t stream = carry_crc32c(0, p->name, strlen(p->name));
         const carry_tensor flat = p->wide < 0 ? carry_parameters_low(&lm->own, p->offset, p->count)
                                               : carry_parameters_flat(&lm->own, lm->own.weights, p->wide, p->count);

@@ -46,6 +46,10 @@ carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config
 /* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder);
+/* The same for random weights (carry_lm_init_there): the matrices of linear maps are quantised. Their rows repeat.
+   narrow: as the type of carry_lm_new_narrow, for experts; CARRY_F32: all others are in f32. */
+carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
+                                    const carry_quant_format *format, carry_dtype narrow);
 /* The same, for carry_lm_open: mapped where possible. */
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder);
@@ -60,8 +64,9 @@ carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed);
 carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them */
 
 /* Packs the weights of the layers' products once, for prompts in bf16 through a model that was opened to be read, on a
-   CPU with instructions for them (ops/product/kept.h); results have the same bits. `tokens` of a prompt are to be read:
-   nothing is packed before enough tokens were read that it pays, or if memory is short. */
+   CPU with instructions for them (ops/product/kept.h); results have the same bits, but for those of 9 to 24 tokens at
+   once. `tokens`, of prompts or of five sequences and more, are to be read: nothing is packed before enough tokens were
+   read that it pays, or if memory is short. */
 carry_status carry_lm_pack(carry_lm *lm, carry_dtype dtype, int64_t tokens);
 void carry_lm_unpack(carry_lm *lm);
 

@@ -128,7 +128,7 @@ carry_status carry_lm_project_all_backward(const carry_lm_call *call, const int 
 /* Those zeros: rows of the weights as products want them, or of the gradients. */
 carry_tensor carry_lm_rest(const carry_lm_call *call, bool gradient);
 /* With an adapter (adapter.h): y += scale B A x of a slot, after its product; dx += its gradient, and those of A and B.
-   Nothing where the slot has none. The functions above and below do it; others call it after their own products. */
+   Nothing if the slot is not a target. The functions above and below do it; others call it after their own products. */
 carry_status carry_lm_adapt(const carry_lm_call *call, int slot, carry_tensor y, carry_tensor x);
 carry_status carry_lm_adapt_backward(const carry_lm_call *call, int slot, carry_tensor dx, carry_tensor dy,
                                      carry_tensor x);

@@ -5,6 +5,7 @@
 #if defined(CARRY_HAVE_CUDA)
 
 #include "device/backend.h"
+#include "ops/quantised/tile_product.h"
 
 extern const carry_operators carry_operators_cuda;
 
@@ -41,6 +42,7 @@ const carry_operators carry_operators_cuda = {.backend = "cuda",
                                               .ways = carry_cuda_ways,
                                               .product_choice = carry_cuda_product_choice,
                                               .product = carry_cuda_product,
+                                              .reads_quantised = carry_cuda_tile_product_works,
                                               CARRY_OPERATOR_LIST(X)};
 
 #endif

@@ -8,6 +8,7 @@
    the sums go on from what the table has. */
 #include <math.h>
 
+#include "ops/cuda/quantised_linear.cuh"
 #include "ops/cuda/wide.cuh"
 
 constexpr int WARPS = THREADS / 32;
@@ -191,6 +192,9 @@ static void launch_gather(const place &at, const carry_tensor &y, const carry_te
 }
 
 extern "C" carry_status carry_cuda_embed(carry_ctx *ctx, carry_tensor y, carry_tensor table, carry_tensor ids) {
+    if (table.dtype == CARRY_QUANTISED) {
+        return quantised_embed(ctx, y, table, (const int64_t *)ids.data);
+    }
     place at = {};
     CARRY_TRY(open_place(ctx, &at, y.device));
     if (carry_tensor_count(&y) == 0) {

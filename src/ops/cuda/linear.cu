@@ -2,6 +2,7 @@
    one type. f32 weights under activations of 16 bits go through a plain kernel that widens both: right, and slow; keep
    a copy of the weights in the activations' type. */
 #include "ops/cuda/linear.cuh"
+#include "ops/cuda/quantised_linear.cuh"
 
 constexpr int TILE = 32, LINES = 8; /* of c; a thread makes TILE / LINES elements of a column */
 
@@ -115,6 +116,10 @@ static matrix matrix_of(const carry_tensor &tensor, bool transposed) {
 
 extern "C" carry_status carry_cuda_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W,
                                           bool accumulate) {
+    if (W.dtype == CARRY_QUANTISED) {
+        return quantised_linear(ctx, x.device, matrix_of(y, false), x.shape[0], matrix_of(x, false), W,
+                                accumulate ? y.data : NULL);
+    }
     return multiply(ctx, x.device, y.data, y.dtype, x.shape[0], y.shape[1], x.shape[1], matrix_of(x, false),
                     matrix_of(W, true), accumulate);
 }
@@ -134,6 +139,9 @@ extern "C" carry_status carry_cuda_linear_backward(carry_ctx *ctx, carry_tensor 
 
 extern "C" carry_status carry_cuda_linear_add(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W,
                                               carry_tensor base) {
+    if (W.dtype == CARRY_QUANTISED) {
+        return quantised_linear(ctx, x.device, matrix_of(y, false), x.shape[0], matrix_of(x, false), W, base.data);
+    }
     return multiply_into(ctx, x.device, matrix_of(y, false), x.shape[0], y.shape[1], x.shape[1], matrix_of(x, false),
                          matrix_of(W, true), base.data);
 }
@@ -166,6 +174,12 @@ static carry_tensor joined(const carry_tensor *parts, int count, int along) {
 
 extern "C" carry_status carry_cuda_merged_linear(carry_ctx *ctx, const carry_merged_linear_args *args) {
     for (int first = 0, count; first < args->maps; first += count) {
+        if (args->W[first].dtype == CARRY_QUANTISED) {
+            count = 1;
+            CARRY_TRY(quantised_linear(ctx, args->x.device, matrix_of(args->y[first], false), args->x.shape[0],
+                                       matrix_of(args->x, false), args->W[first], NULL));
+            continue;
+        }
         count = side_by_side(args->y, args->W, NULL, first, args->maps);
         const carry_tensor y = joined(args->y + first, count, 1), W = joined(args->W + first, count, 0);
         CARRY_TRY(multiply_into(ctx, args->x.device, matrix_of(y, false), y.shape[0], y.shape[1], args->x.shape[1],

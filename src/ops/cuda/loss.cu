@@ -7,6 +7,7 @@
    element on: a gradient of 16 bits never reaches logits that are still to be read. */
 #include <math.h>
 
+#include "ops/cuda/quantised_linear.cuh"
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/wide.cuh"
 
@@ -275,6 +276,14 @@ extern "C" carry_status carry_cuda_linear_cross_entropy(carry_ctx *ctx, carry_te
                                                         size_t workspace_bytes) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, x.device));
+    if (W.dtype == CARRY_QUANTISED) {
+        carry_tensor decoded;
+        CARRY_TRY(quantised_decoded(ctx, &decoded, W, x.dtype));
+        const carry_status status = carry_cuda_linear_cross_entropy(ctx, losses, dx, dW, x, decoded, targets, scale,
+                                                                    workspace, workspace_bytes);
+        carry_cuda_free_on(ctx, at.ordinal, decoded.data, (carry_stream *)at.stream);
+        return status;
+    }
     const int64_t tokens = x.shape[0], n = x.shape[1], vocabulary = W.shape[0];
     if (tokens == 0 || vocabulary == 0) {
         return CARRY_OK;

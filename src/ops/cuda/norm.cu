@@ -14,9 +14,10 @@ constexpr int WARPS = THREADS / 32;
 
 template <typename T, int GROUP>
 static __device__ __forceinline__ float squares_of(const norm_args<T> &a, int64_t row, int lane, float *parts) {
+    const int64_t x_row = a.x_row > 0 ? a.x_row : a.n;
     float sum = 0.0f;
     for (int64_t i = lane; i < a.n; i += GROUP) {
-        float x = a.x.get(row * a.n + i);
+        float x = a.x.get(row * x_row + i);
         sum = fmaf(x, x, sum);
     }
     return group_sum<GROUP>(sum, parts);
@@ -217,6 +218,7 @@ extern "C" carry_status carry_cuda_row_squares(carry_ctx *ctx, carry_tensor sums
         a.sums = (float *)sums.data;
         a.rows = x.shape[0];
         a.n = x.shape[1];
+        a.x_row = x.stride[0];
         launch_rows(a, at);
     });
     return launched(ctx, at, "row_squares cannot be launched");

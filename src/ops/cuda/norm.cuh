@@ -13,6 +13,7 @@ template <typename T> struct norm_args {
     int64_t rows, n, block; /* block: tokens of a block, backward */
     unsigned z_heads;       /* rows of z and dz that follow each other; from the first of them to the next such: */
     int64_t z_row, dz_row;
+    int64_t x_row;   /* the sums alone: elements from a row of x to the next; 0: n */
     float over, eps; /* over: the length that squares are divided by */
     bool accumulate;
 };

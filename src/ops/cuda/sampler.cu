@@ -114,3 +114,35 @@ extern "C" carry_status carry_cuda_random_fill(carry_ctx *ctx, carry_tensor out,
     });
     return launched(ctx, at, "random numbers cannot be made");
 }
+
+/* A thread has a block of four of a row of the whole, of which the part may have fewer at its ends. */
+template <typename T>
+__global__ void __launch_bounds__(THREADS)
+    normal_part_kernel(row_of<T> out, int64_t rows, carry_random_part_args a, int64_t blocks) {
+    for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < rows * blocks;
+         i += (int64_t)gridDim.x * THREADS) {
+        const int64_t row = i / blocks, begin = row * a.next + a.first, end = begin + a.columns;
+        const int64_t block = begin / 4 + i % blocks;
+        float normal[4];
+        four_normals(a.seed, a.stream, (uint64_t)block, normal);
+        for (int k = 0; k < 4; k++) {
+            const int64_t at = 4 * block + k;
+            if (at >= begin && at < end) {
+                out.put(row * a.columns + at - begin, a.mean + a.deviation * normal[k]);
+            }
+        }
+    }
+}
+
+extern "C" carry_status carry_cuda_random_part(carry_ctx *ctx, const carry_random_part_args *a) {
+    place at = {};
+    CARRY_TRY(open_place(ctx, &at, a->out.device));
+    const int64_t rows = carry_tensor_count(&a->out) / a->columns;
+    const int64_t blocks = a->columns / 4 + 2;
+    with_type(a->out.dtype, [&](auto type) {
+        using T = decltype(type);
+        normal_part_kernel<T>
+            <<<blocks_for(rows * blocks, THREADS), THREADS, 0, at.stream>>>(row<T>(a->out), rows, *a, blocks);
+    });
+    return launched(ctx, at, "random numbers cannot be made");
+}

@@ -114,6 +114,10 @@ typedef struct carry_bf16 {
     int few_tokens;
     void (*pack_few)(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k);
     void (*few)(const carry_bf16_few *few);
+    /* The same sums for more tokens, from panels of the weight that pack_b made, and of x that pack_a made: w is the
+       first of them, k a multiple of 8, and w_row is not used. The sums of 5 to few_tokens tokens have the bits that
+       `few` gives. NULL: not implemented. */
+    void (*few_panels)(const carry_bf16_few *few);
     /* NULL: f32 products by terms would not pay. split_a and split_b are false where a number is not finite, or too
        large to be rounded to bf16; what they wrote then is of no use. */
     bool (*split_a)(const carry_bf16_split *split);

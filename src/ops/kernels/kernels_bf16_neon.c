@@ -241,7 +241,7 @@ static void tile(const carry_bf16_tile *t) {
 
 #define BFMMLA                                                                                                         \
     .rows = ROWS, .columns = COLUMNS, .unit = GROUP, .halves = true, .pack_a = pack_a, .pack_b = pack_b, .tile = tile, \
-    .few_tokens = ROWS, .pack_few = pack_few, .few = few
+    .few_tokens = ROWS, .pack_few = pack_few, .few = few, .few_panels = few_panels
 
 static const char *missing(void) {
     const unsigned long bf16 = 1ul << 14; /* HWCAP2_BF16 */

@@ -6,14 +6,17 @@
 #include "core/threads.h"
 #include "ops/product/bf16.h"
 #include "ops/convert.h"
+#include "ops/product/kept.h"
 #include "ops/product/packed.h"
 
 /* Tokens done at once. Where the processor has instructions for it (carry_bf16.few), up to MORE_TOKENS are done in such
    parts: at 2048 x 2048 and 16 tokens 145 GFLOP/s against 96 with the weight packed, at 32 it is 145 against 140. Sums
    held at a time: of one token 8192 rows of the weight, since each part ends what is fetched ahead. Weights worth
-   handing to a thread: some 25 us of reading. */
+   handing to a thread: some 25 us of reading. Of PANEL_TOKENS tokens or more, panels of the weight are faster if they
+   are kept (kept.h): up to MORE_TOKENS are then done at once. */
 #define FEW_TOKENS 8
 #define MORE_TOKENS 24
+#define PANEL_TOKENS 5
 #define FEW_SUMS 8192
 #define FEW_PIECE ((int64_t)1 << 19)
 #define PIECES_PER_THREAD 4
@@ -28,13 +31,15 @@ typedef struct few_job {
     const carry_bf16 *bf16; /* NULL: the weight is widened */
     carry_half_dots dots;
     const uint16_t *packed; /* x for bf16 */
+    const uint16_t *panels; /* of the weight, with x in panels too; NULL: as it lies */
     carry_tensor y;
     bool accumulate;
 } few_job;
 
 static void few_rows(const few_job *j, int64_t begin, int64_t end) {
     const size_t size = carry_dtype_size(j->y.dtype);
-    const int64_t rows = FEW_SUMS / j->dots.tokens;
+    const int64_t panel = j->panels != NULL ? j->bf16->columns : 1;
+    const int64_t rows = FEW_SUMS / j->dots.tokens / panel * panel;
     float sums[FEW_SUMS];
     float old[FEW_SUMS];
     for (int64_t row = begin; row < end; row += rows) {
@@ -44,14 +49,15 @@ static void few_rows(const few_job *j, int64_t begin, int64_t end) {
         d.y = sums;
         d.y_row = rows;
         if (j->bf16 != NULL) {
-            j->bf16->few(&(carry_bf16_few){.rows = d.rows,
-                                           .tokens = d.tokens,
-                                           .k = d.k,
-                                           .x = j->packed,
-                                           .w = d.w,
-                                           .y = sums,
-                                           .w_row = d.w_row,
-                                           .y_row = rows});
+            (j->panels != NULL ? j->bf16->few_panels
+                               : j->bf16->few)(&(carry_bf16_few){.rows = d.rows,
+                                                                 .tokens = d.tokens,
+                                                                 .k = d.k,
+                                                                 .x = j->packed,
+                                                                 .w = j->panels != NULL ? j->panels + row * d.k : d.w,
+                                                                 .y = sums,
+                                                                 .w_row = d.w_row,
+                                                                 .y_row = rows});
         } else {
             j->kernels->half_dots(&d);
         }
@@ -80,8 +86,13 @@ static void merged_rows(void *argument, int64_t begin, int64_t end, int worker) 
     int64_t before = 0;
     for (int i = 0; i < all->maps; i++) {
         const int64_t rows = all->of[i].dots.rows;
-        const int64_t first = begin > before ? begin - before : 0;
-        const int64_t last = least(end - before, rows);
+        int64_t first = begin > before ? begin - before : 0;
+        int64_t last = least(end - before, rows);
+        if (all->of[i].panels != NULL) { /* a panel is done where its first row is */
+            const int64_t panel = all->of[i].bf16->columns;
+            first = (first + panel - 1) / panel * panel;
+            last = last > 0 ? least((last + panel - 1) / panel * panel, rows) : last;
+        }
         if (first < last) {
             few_rows(&all->of[i], first, last);
         }
@@ -98,7 +109,28 @@ static int64_t rows_of_piece(int64_t rows, int64_t k, int threads) {
     return rows <= small ? rows : ((rows + count - 1) / count + 3) / 4 * 4;
 }
 
-/* y = x W^T for every W, each read once, as it lies; false when there are too many tokens, or x does not fit beside. */
+/* The panels of every W, for this many tokens; false: some of them are not kept. */
+static bool find_panels(carry_ctx *ctx, const carry_bf16 *bf16, int maps, carry_tensor x, const carry_tensor *W,
+                        const uint16_t **panels) {
+    const int64_t k = x.shape[1];
+    bool found = bf16->few_panels != NULL && x.shape[0] >= PANEL_TOKENS && x.shape[0] <= MORE_TOKENS && k % 8 == 0;
+    for (int i = 0; found && i < maps; i++) {
+        const carry_mixed_product p = {
+            .m = x.shape[0], .n = W[i].shape[0], .k = k, .b = carry_weight_transposed(&W[i])};
+        panels[i] = carry_kept_find(ctx, bf16, &p);
+        found = panels[i] != NULL;
+    }
+    return found;
+}
+
+static void pack_panels(const carry_bf16 *bf16, uint16_t *to, carry_tensor x) {
+    const int64_t k = x.shape[1];
+    for (int64_t t = 0; t < x.shape[0]; t += bf16->rows) {
+        bf16->pack_a(to + t * k, (const uint16_t *)x.data + t * k, k, false, least(x.shape[0] - t, bf16->rows), k);
+    }
+}
+
+/* y = x W^T for every W, each read once; false when there are too many tokens, or x does not fit beside. */
 static bool few_at_once(carry_ctx *ctx, const carry_kernels *kernels, int maps, const carry_tensor *y, carry_tensor x,
                         const carry_tensor *W, bool accumulate) {
     const int64_t tokens = x.shape[0];
@@ -108,8 +140,11 @@ static bool few_at_once(carry_ctx *ctx, const carry_kernels *kernels, int maps, 
     int64_t elements;
     int64_t rows = 0;
     uint16_t *beside = carry_packed_buffer(ctx, &elements);
-    if (tokens < 1 || tokens > (by_bf16 ? least(bf16->few_tokens, FEW_TOKENS) : FEW_TOKENS / 2) || beside == NULL ||
-        FEW_TOKENS * (k + 64) > elements / 2) {
+    const uint16_t *panels[CARRY_MAX_MERGED_MAPS] = {NULL};
+    const bool by_panels = by_bf16 && find_panels(ctx, bf16, maps, x, W, panels);
+    const int64_t most = by_panels ? MORE_TOKENS : by_bf16 ? least(bf16->few_tokens, FEW_TOKENS) : FEW_TOKENS / 2;
+    if (tokens < 1 || tokens > most || beside == NULL ||
+        (by_panels ? MORE_TOKENS : FEW_TOKENS) * (k + 64) > elements / 2) {
         return false;
     }
     merged_job all = {.maps = maps};
@@ -126,12 +161,15 @@ static bool few_at_once(carry_ctx *ctx, const carry_kernels *kernels, int maps, 
                                        .x_row = k,
                                        .type = W[i].dtype},
                               .packed = beside,
+                              .panels = by_panels ? panels[i] : NULL,
                               .y = y[i],
                               .accumulate = accumulate};
     }
     CARRY_SPAN(ctx, "ops", "linear");
     carry_span_work(ctx, 2.0 * (double)tokens * (double)rows * (double)k, 0.0);
-    if (by_bf16) {
+    if (by_panels) {
+        pack_panels(bf16, beside, x);
+    } else if (by_bf16) {
         bf16->pack_few(beside, x.data, k, tokens, k);
     } else {
         carry_widen(kernels, (float *)(void *)beside, x.data, x.dtype, tokens * k);
@@ -154,6 +192,9 @@ bool carry_few_tokens(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor
                       bool accumulate) {
     const int64_t tokens = x.shape[0];
     bool done = tokens <= MORE_TOKENS;
+    if (tokens > FEW_TOKENS && done && few_at_once(ctx, kernels, 1, &y, x, &W, accumulate)) {
+        return true;
+    }
     for (int64_t t = 0; done && t < tokens; t += FEW_TOKENS) {
         carry_tensor rows = x;
         carry_tensor to = y;

@@ -14,9 +14,9 @@
 typedef struct layout {
     char *out, *in;       /* pairs, by position: what others get of this one, what this one gets of others */
     char *back, *arrived; /* states, likewise */
-    float *states;        /* [ranks, own heads, K, V]: that leave each position, then that enter it */
-    float *map;           /* of this rank, dense, where it was factors */
-    float *L, *M;         /* of a pair, f32 */
+    float *states; /* [ranks, own heads, K, V]: first those that leave each position, later those that enter it */
+    float *map;    /* of this rank, dense, where it was factors */
+    float *L, *M;  /* of a pair, f32 */
 } layout;
 
 static int64_t first_head(const carry_all_scan_plan *plan, int position) {

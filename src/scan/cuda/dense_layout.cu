@@ -127,8 +127,9 @@ static int choose_heights(const layout *l, const carry_scan_shape *shape, int mo
     return levels;
 }
 
-/* The heights of the levels' visits in a reduction, and after how many levels the rest is solved directly: the least of
-   products and applications one after the other in a block, and what a level costs by itself. */
+/* Chooses the heights at which a reduction stops, and the number of levels after which the rest is solved directly. It
+   takes the choice with the least cost: products and applications that a block does one after the other, plus a fixed
+   cost for each level. */
 static int choose_visits(const layout *l, const carry_scan_shape *shape, int *heights) {
     int top = 0;
     while (((int64_t)1 << top) < shape->steps) {

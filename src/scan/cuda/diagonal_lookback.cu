@@ -99,8 +99,8 @@ __device__ __forceinline__ void look_back(float (&entering)[V], const carry_diag
     }
 }
 
-/* The tile's element is published, what enters it is found, what leaves it is published; the segments' prefixes become
-   the states that leave them. */
+/* Publishes the tile's element, finds the state that enters the tile, and publishes the state that leaves it. The
+   segments' prefixes become the states that leave the segments. */
 template <int V>
 __device__ __forceinline__ void publish(float (&entering)[V], segment_elements<V> &s, const carry_diagonal &d,
                                         unsigned *flags, int64_t first, int tile) {

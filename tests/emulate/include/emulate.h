@@ -187,6 +187,11 @@ template <typename V> static inline V max(V a, V b) {
     return a < b ? b : a;
 }
 
+template <typename F> static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, F *) {
+    *attributes = {};
+    return cudaSuccess;
+}
+
 template <typename F> static inline cudaError_t cudaFuncSetAttribute(F *, cudaFuncAttribute, int) {
     return cudaSuccess;
 }

@@ -43,7 +43,8 @@ static __device__ __forceinline__ void store_number(const carry_delta_array &vie
     }
 }
 
-/* x = a b^T over 128, both tiles of two bands with rows along it. */
+/* x = a b^T. The summed dimension has 128 elements: both tiles have two bands of 64, and each of their rows lies
+   along it. */
 static __device__ __forceinline__ void rows_product(float (&x)[32], uint32_t a, uint32_t b) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {

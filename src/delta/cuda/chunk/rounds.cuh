@@ -144,8 +144,8 @@ static inline back_way way_of(const carry_delta_job *job, int units, double most
     return best;
 }
 
-/* In how many rounds heads and sequences (not packed) are done; packed ones: how many slots a round has room for, 0 if
-   all do. */
+/* The backward pass is split into rounds so that its workspace fits: rounds over heads and over sequences, or, where
+   sequences are packed, the number of slots in a round (0: all fit in one). */
 struct back_rounds {
     int heads, batches;
     int64_t slots;

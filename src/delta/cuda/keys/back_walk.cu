@@ -48,7 +48,7 @@ template <int D, int SIDES> struct back_walk {
         __pipeline_commit();
     }
 
-    /* Of a state in memory, where element x of dS[n] is; -1: it is not there. */
+    /* The index in a stored state of element x of dS[n]; -1 if it lies outside of the state. */
     __device__ int64_t element(int n, int x) const {
         const carry_delta_job &job = back.job;
         const int v = first + 16 * warp_of() + row_in(x / 2), k = 8 * n + column_in() + x % 2;

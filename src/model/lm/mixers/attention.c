@@ -1,6 +1,7 @@
 /* Attention layers: memory and forward. */
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "attention/attention.h"
 #include "carry/device.h"
@@ -80,6 +81,7 @@ void carry_lm_attention_close(void *opened) {
         }
         free(o->turns);
         free(o->rates);
+        free(o->starts);
         free(o);
     }
 }
@@ -90,6 +92,50 @@ void carry_lm_attention_rates(const carry_lm_config *c, float *rates) {
         const float exponent = (float)(2 * i) / (float)c->attention.rotary;
         rates[i] = 1.0f / (float)pow(c->attention.rope_theta, (double)exponent);
     }
+}
+
+/* The backward pass of all rows, without data. */
+static carry_attention_backward_args backward_of(const carry_lm_pass *pass) {
+    const carry_lm_config *c = &pass->lm->config;
+    const int64_t q[] = {pass->tokens, c->attention.heads, c->attention.head_dim};
+    const int64_t k[] = {pass->tokens, c->attention.kv_heads, c->attention.head_dim};
+    const int device = pass->lm->own.device;
+    const carry_tensor queries = carry_view_on(device, NULL, pass->options.dtype, 3, q);
+    const carry_tensor keys = carry_view_on(device, NULL, pass->options.dtype, 3, k);
+    return (carry_attention_backward_args){
+        .dq = queries,
+        .dk = keys,
+        .dv = keys,
+        .d_o = queries,
+        .forward = {.o = queries, .q = queries, .k = keys, .v = keys, .causal = true, .window = c->attention.window}};
+}
+
+/* First rows of the sequences of a batch, and a line about the kernels. */
+static carry_status open_backward(const carry_lm_pass *pass, carry_lm_attention *o) {
+    static const struct {
+        const char *method, *line;
+    } lines[] = {{"blocks", "attention by blocks with an online softmax"},
+                 {"wgmma", "attention with an online softmax; backward by wgmma kernels"},
+                 {"mma", "attention with an online softmax; backward by mma kernels"},
+                 {"plain", "attention with an online softmax; backward by plain kernels"}};
+    o->plan = lines[0].line;
+    if (pass->options.forward_only) {
+        return CARRY_OK;
+    }
+    const carry_attention_backward_args args = backward_of(pass);
+    const char *method = carry_attention_backward_method(&args);
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        o->plan = strcmp(method, lines[i].method) == 0 ? lines[i].line : o->plan;
+    }
+    o->starts = calloc((size_t)pass->options.batch + 1, sizeof *o->starts);
+    if (o->starts == NULL) {
+        return carry_fail(pass->ctx, CARRY_EMEMORY, "out of memory: the rows of %lld sequences",
+                          (long long)pass->options.batch);
+    }
+    for (int64_t i = 0; i <= pass->options.batch; i++) {
+        o->starts[i] = i * pass->options.tokens;
+    }
+    return CARRY_OK;
 }
 
 /* Workspace of attention, for documents of any length up to the pass's. */
@@ -105,19 +151,20 @@ static size_t workspace_of(const carry_lm_pass *pass) {
         }
         const int64_t q[] = {T, c->attention.heads, c->attention.head_dim};
         const int64_t k[] = {T > BLOCK ? T : BLOCK, c->attention.kv_heads, c->attention.head_dim};
-        carry_attention_backward_args args = {
-            .forward = {.q = carry_view(NULL, dtype, 3, q), .k = carry_view(NULL, dtype, 3, k), .causal = true}};
-        args.forward.q.device = args.forward.k.device = pass->lm->own.device;
-        const size_t forward = carry_attention_workspace(&args.forward);
+        const carry_attention_args args = {.q = carry_view_on(pass->lm->own.device, NULL, dtype, 3, q),
+                                           .k = carry_view_on(pass->lm->own.device, NULL, dtype, 3, k),
+                                           .causal = true};
+        const size_t forward = carry_attention_workspace(&args);
         most = forward > most ? forward : most;
         if (block == 0 && pass->options.pooled > 0) {
             const size_t pooled = carry_lm_attention_pooled_workspace(pass);
             most = pooled > most ? pooled : most;
         }
-        if (block == 0 && !pass->options.forward_only) {
-            const size_t backward = carry_attention_backward_workspace(&args);
-            most = backward > most ? backward : most;
-        }
+    }
+    if (!pass->options.forward_only) {
+        const carry_attention_backward_args args = backward_of(pass);
+        const size_t backward = carry_attention_backward_documents_workspace(&args, longest);
+        most = backward > most ? backward : most;
     }
     return most;
 }
@@ -163,7 +210,8 @@ carry_status carry_lm_attention_open(carry_lm_pass *pass, void **opened) {
     if (o->rates != NULL) {
         carry_lm_attention_rates(c, o->rates);
     }
-    const carry_status status = o->rates != NULL && pass->options.pooled > 0 ? bring_rates(pass, o) : CARRY_OK;
+    carry_status status = o->rates != NULL && pass->options.pooled > 0 ? bring_rates(pass, o) : CARRY_OK;
+    status = status == CARRY_OK ? open_backward(pass, o) : status;
     if (status != CARRY_OK) {
         carry_lm_attention_close(o);
         return status;
@@ -182,8 +230,7 @@ carry_status carry_lm_attention_open(carry_lm_pass *pass, void **opened) {
 }
 
 static const char *plan_line(const void *opened) {
-    (void)opened;
-    return "attention by blocks with an online softmax";
+    return ((const carry_lm_attention *)opened)->plan;
 }
 
 static size_t scratch(const carry_lm_pass *pass, const void *opened) {

@@ -25,8 +25,10 @@ typedef struct carry_lm_attention {
     float *turns;       /* in host memory: [tokens, rotary / 2, 2] */
     carry_tensor table; /* the same, where the work is done */
     float *rates;       /* [rotary / 2]: radians a position */
-    bool steps;         /* a pass of one token on a device that has steps of attention: nothing in it depends on how */
-    carry_ctx *ctx;     /* of a pooled pass: */
+    int64_t *starts;    /* of a pass with gradients that is not packed: first rows of the sequences, [batch + 1] */
+    const char *plan;
+    bool steps;     /* a pass of one token on a device that has steps of attention: nothing in it depends on how */
+    carry_ctx *ctx; /* of a pooled pass: */
     int device;
     float *rates_there;   /* [rotary / 2], on its device */
     carry_tensor lengths; /* many tokens were read, which is in these, [batch], on the device */

@@ -1,5 +1,5 @@
 /* Attention layers backward: forward's lines in mirror order. */
-#include "carry/attention.h"
+#include "attention/attention.h"
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
@@ -9,23 +9,19 @@ carry_status carry_lm_attend_backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention_rows *r = call->rows;
     carry_lm_attention_back *back = call->back;
-    int64_t first;
-    int64_t count;
-    CARRY_TRY(carry_zero(pass->ctx, back->dk));
-    CARRY_TRY(carry_zero(pass->ctx, back->dv));
-    for (int64_t i = 0; carry_lm_attention_document(pass, call->args, i, &first, &count); i++) {
-        const carry_attention_backward_args attention = {
-            .dq = carry_slice(carry_lm_attention_heads(pass, back->dq), first, count),
-            .dk = carry_slice(carry_lm_attention_heads(pass, back->dk), first, count),
-            .dv = carry_slice(carry_lm_attention_heads(pass, back->dv), first, count),
-            .d_o = carry_slice(carry_lm_attention_heads(pass, back->d_o), first, count),
-            .forward = carry_lm_attention_args(pass, r, first, count),
-        };
-        if (count > 0) {
-            CARRY_TRY(carry_attention_backward(pass->ctx, &attention, pass->scratch, pass->scratch_bytes));
-        }
-    }
-    return CARRY_OK;
+    const carry_tensor starts = call->args->cu_seqlens;
+    const bool packed = starts.data != NULL;
+    const carry_attention_documents documents = {.starts = packed ? starts.data
+                                                                  : ((const carry_lm_attention *)call->opened)->starts,
+                                                 .count = packed ? starts.shape[0] - 1 : pass->options.batch};
+    const carry_attention_backward_args attention = {
+        .dq = carry_lm_attention_heads(pass, back->dq),
+        .dk = carry_lm_attention_heads(pass, back->dk),
+        .dv = carry_lm_attention_heads(pass, back->dv),
+        .d_o = carry_lm_attention_heads(pass, back->d_o),
+        .forward = carry_lm_attention_args(pass, r, 0, pass->tokens),
+    };
+    return carry_attention_backward_documents(pass->ctx, &attention, &documents, pass->scratch, pass->scratch_bytes);
 }
 
 /* dfrom of what prepare made `from` into; dto is used up. */

@@ -1,0 +1,280 @@
+/* The backward pass of causal attention on tensor cores since Ampere, for D of 64, 128 and 256, by two kernels that
+   compute the scores anew: one has 64 keys a block and walks the queries that see them (dK, dV), the other has 64
+   queries and walks the keys that they see (dQ). So no sum is shared by blocks, and the order of all sums is fixed.
+
+   The kernels are one function: a block has ROWS rows of two tensors (k and v, or q and dO) and walks tiles of COLUMNS
+   rows of the other two, of which the next is copied while one is computed. With rows of its own as rows:
+
+       S = A0 B0^T,  dP = A1 B1^T,  P = exp(scale S - lse),  dS = P (dP - mean)
+       keys: dV += P B1, dK += dS B0;  queries: dQ += dS B0
+
+   Eight warps: four bands of 16 rows, and two halves of the columns, of a tile or of D. P and dS go through shared
+   memory. Rows in shared memory are D elements; piece c of 16 bytes of row r is at c ^ (r % 8).
+
+   NaN in k must not reach queries that do not see it: dQ += dS B0 would multiply it by 0. In tiles with masked scores,
+   pieces of k that are not finite are cleared once the scores are there. */
+#ifndef CARRY_ATTENTION_BACKWARD_AMPERE_CUH
+#define CARRY_ATTENTION_BACKWARD_AMPERE_CUH
+
+#include "attention/backward_job.cuh"
+#include "attention/tensor_cores.cuh"
+
+namespace ampere {
+
+constexpr int ROWS = 64, COLUMNS = 32, THREADS = 256;
+constexpr int PITCH = (COLUMNS + 8) * 2; /* bytes of a row of P or dS: eight rows are in different banks */
+
+template <int D> constexpr int ROW_BYTES = ROWS *D * 2;
+template <int D> constexpr int TILE_BYTES = COLUMNS *D * 2;
+template <int D> constexpr int shared_bytes(int stages) {
+    return 2 * ROW_BYTES<D> + 2 * stages * TILE_BYTES<D> + 2 * ROWS * PITCH;
+}
+
+template <int D> static __device__ __forceinline__ uint32_t place(uint32_t tile, int row, int piece) {
+    return tile + (uint32_t)(row * D * 2 + (piece ^ (row % 8)) * 16);
+}
+
+/* `count` rows from `first` on; those from `end` on come as zeros. */
+template <int D>
+static __device__ __forceinline__ void copy_rows(uint32_t to, const backward_rows &from, int64_t base, int head,
+                                                 int first, int end, int count) {
+    constexpr int EACH = D / 8;
+#pragma unroll 2
+    for (int i = (int)threadIdx.x; i < count * EACH; i += THREADS) {
+        const int row = i / EACH, piece = i % EACH;
+        const bool is_there = first + row < end;
+        const uint16_t *source =
+            from.data + (base + (is_there ? first + row : 0)) * from.row + head * from.head + 8 * piece;
+        const int bytes = is_there ? 16 : 0;
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(place<D>(to, row, piece)), "l"(source),
+                     "r"(bytes));
+    }
+}
+
+/* s[16, 16] = 16 rows of a times 16 of b. */
+template <typename T, int D>
+static __device__ __forceinline__ void scores(float (&s)[8], uint32_t a_rows, uint32_t b_rows, int row, int column) {
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        s[i] = 0.0f;
+    }
+#pragma unroll 4
+    for (int k = 0; k < D / 16; k++) {
+        uint32_t a[4], b[4];
+        load_matrices<false>(a, place<D>(a_rows, row + lane % 16, 2 * k + lane / 16));
+        load_matrices<false>(b, place<D>(b_rows, column + lane / 16 * 8 + lane % 8, 2 * k + lane / 8 % 2));
+        T::multiply(s, a, b[0], b[1]);
+        T::multiply(s + 4, a, b[2], b[3]);
+    }
+}
+
+/* sums[16, D / 2] += 16 rows of weights times half the columns of the tile. */
+template <typename T, int D>
+static __device__ __forceinline__ void add_products(float (&sums)[D / 4], uint32_t weights, uint32_t tile, int row,
+                                                    int half) {
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int k = 0; k < COLUMNS / 16; k++) {
+        uint32_t a[4];
+        load_matrices<false>(a, weights + (uint32_t)((row + lane % 16) * PITCH + (2 * k + lane / 16) * 16));
+#pragma unroll
+        for (int n = 0; n < D / 32; n++) {
+            uint32_t b[4];
+            load_matrices<true>(b, place<D>(tile, 16 * k + lane % 16, half * (D / 16) + 2 * n + lane / 16));
+            T::multiply(sums + 8 * n, a, b[0], b[1]);
+            T::multiply(sums + 8 * n + 4, a, b[2], b[3]);
+        }
+    }
+}
+
+/* Clears pieces of a tile that are not finite. */
+template <typename T, int D> static __device__ __forceinline__ void clear_odd(unsigned char *tile) {
+    for (int i = (int)threadIdx.x; i < COLUMNS * D / 8; i += THREADS) {
+        uint4 *piece = (uint4 *)tile + i;
+        const uint4 v = *piece;
+        if (is_odd<T>(v.x) || is_odd<T>(v.y) || is_odd<T>(v.z) || is_odd<T>(v.w)) {
+            *piece = make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+/* Rows row + g and row + g + 8 of a warp's sums: to += or = factor sums. */
+template <typename T, int D, bool ADDS>
+static __device__ __forceinline__ void store_rows(const backward_rows &to, int64_t base, int head, int row, int end,
+                                                  int half, const float (&sums)[D / 4], float factor, bool adds) {
+    const int lane = (int)threadIdx.x % 32;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int at = row + lane / 4 + 8 * r;
+        if (at >= end) {
+            continue;
+        }
+        uint16_t *out = to.data + (base + at) * to.row + head * to.head + half * (D / 2) + lane % 4 * 2;
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            uint32_t *target = (uint32_t *)(out + 8 * i);
+            float low = sums[4 * i + 2 * r] * factor, high = sums[4 * i + 2 * r + 1] * factor;
+            if (ADDS && adds) {
+                low += T::low(*target);
+                high += T::high(*target);
+            }
+            *target = T::pack(low, high);
+        }
+    }
+}
+
+/* KEYS: the block's rows are keys; otherwise queries. */
+template <typename T, int D, bool KEYS> struct worker {
+    const backward_job &job;
+    const backward_document &doc;
+    const int stages, head, first; /* head and first row of the block */
+    unsigned char *memory;
+    uint32_t rows, tiles, weights;
+    int row, half; /* of the warp: first row, columns */
+    float sums[D / 4], value_sums[KEYS ? D / 4 : 1];
+
+    __device__ __forceinline__ worker(const backward_job &j, const backward_document &d, int count, int h, int row0,
+                                      unsigned char *shared)
+        : job(j), doc(d), stages(count), head(h), first(row0), memory(shared), sums{}, value_sums{} {
+        rows = (uint32_t)__cvta_generic_to_shared(shared);
+        tiles = rows + 2 * ROW_BYTES<D>;
+        weights = tiles + (uint32_t)(2 * stages * TILE_BYTES<D>);
+        row = (int)threadIdx.x / 32 % 4 * 16;
+        half = (int)threadIdx.x / 128;
+    }
+
+    __device__ __forceinline__ void copy_own() {
+        if (KEYS) {
+            copy_rows<D>(rows, job.k_rows, doc.k_row, head, first, doc.keys, ROWS);
+            copy_rows<D>(rows + ROW_BYTES<D>, job.v_rows, doc.k_row, head, first, doc.keys, ROWS);
+        } else {
+            copy_rows<D>(rows, job.q_rows, doc.q_row, head, first, doc.queries, ROWS);
+            copy_rows<D>(rows + ROW_BYTES<D>, job.d_o_rows, doc.q_row, head, first, doc.queries, ROWS);
+        }
+    }
+
+    /* Tile `from` of the head that reads or is read. */
+    __device__ __forceinline__ void copy_tile(int stage, int other, int from) {
+        const uint32_t to = tiles + (uint32_t)(2 * stage * TILE_BYTES<D>);
+        if (KEYS) {
+            copy_rows<D>(to, job.q_rows, doc.q_row, other, from, doc.queries, COLUMNS);
+            copy_rows<D>(to + TILE_BYTES<D>, job.d_o_rows, doc.q_row, other, from, doc.queries, COLUMNS);
+        } else {
+            copy_rows<D>(to, job.k_rows, doc.k_row, other, from, doc.keys, COLUMNS);
+            copy_rows<D>(to + TILE_BYTES<D>, job.v_rows, doc.k_row, other, from, doc.keys, COLUMNS);
+        }
+    }
+
+    /* P and dS of the warp's 16 x 16, into shared memory. */
+    __device__ __forceinline__ void put_weights(const float (&s)[8], const float (&dp)[8], int query_head, int from) {
+        const int lane = (int)threadIdx.x % 32, past = doc.keys - doc.queries;
+        const int64_t numbers = (int64_t)query_head * job.padded + doc.padded;
+        unsigned char *to = memory + (weights - rows);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+            const int r = row + lane / 4 + i / 2 % 2 * 8, c = 16 * half + i / 4 * 8 + lane % 4 * 2;
+            float p[2], slope[2];
+#pragma unroll
+            for (int j = 0; j < 2; j++) {
+                const int key = KEYS ? first + r : from + c + j, query = KEYS ? from + c + j : first + r;
+                const bool is_there = query < doc.queries;
+                const float lse = is_there ? job.lse[numbers + query] : INFINITY;
+                const float mean = is_there ? job.mean[numbers + query] : 0.0f;
+                const bool seen = key <= past + query;
+                p[j] = seen ? exp2_fast(fmaf(s[i + j], job.scale_log2, -lse)) : 0.0f;
+                slope[j] = seen ? p[j] * (dp[i + j] - mean) : 0.0f;
+            }
+            if (KEYS) {
+                *(uint32_t *)(to + r * PITCH + c * 2) = T::pack(p[0], p[1]);
+            }
+            *(uint32_t *)(to + ROWS * PITCH + r * PITCH + c * 2) = T::pack(slope[0], slope[1]);
+        }
+    }
+
+    __device__ __forceinline__ void compute(int stage, int other, int from) {
+        const uint32_t tile = tiles + (uint32_t)(2 * stage * TILE_BYTES<D>);
+        float s[8], dp[8];
+        scores<T, D>(s, rows, tile, row, 16 * half);
+        scores<T, D>(dp, rows + ROW_BYTES<D>, tile + TILE_BYTES<D>, row, 16 * half);
+        put_weights(s, dp, KEYS ? other : head, from);
+        __syncthreads();
+        if (!KEYS && from + COLUMNS - 1 > doc.keys - doc.queries + first) {
+            clear_odd<T, D>(memory + (tile - rows));
+            __syncthreads();
+        }
+        if constexpr (KEYS) {
+            add_products<T, D>(value_sums, weights, tile + TILE_BYTES<D>, row, half);
+        }
+        add_products<T, D>(sums, weights + ROWS * PITCH, tile, row, half);
+        __syncthreads();
+    }
+
+    /* Tiles `from` to `to` of `heads` heads from `other` on. */
+    __device__ __forceinline__ void walk(int other, int heads, int from, int to) {
+        const int each = to - from, steps = each * heads;
+        copy_own();
+        copy_tile(0, other, from * COLUMNS);
+        asm volatile("cp.async.commit_group;");
+        for (int step = 0; step < steps; step++) {
+            const int next = step + 1;
+            if (stages == 2 && next < steps) {
+                copy_tile(next % 2, other + next / each, (from + next % each) * COLUMNS);
+            }
+            asm volatile("cp.async.commit_group;");
+            asm volatile("cp.async.wait_group 1;" ::: "memory");
+            __syncthreads();
+            compute(stages == 2 ? step % 2 : 0, other + step / each, (from + step % each) * COLUMNS);
+            if (stages == 1 && next < steps) {
+                copy_tile(0, other + next / each, (from + next % each) * COLUMNS);
+                asm volatile("cp.async.commit_group;");
+                asm volatile("cp.async.wait_group 0;" ::: "memory");
+            }
+        }
+    }
+};
+
+template <typename T, int D>
+static __device__ __forceinline__ void keys_item(const backward_job &job, const backward_document &doc, int index,
+                                                 int stages, unsigned char *memory) {
+    const int first = index / job.key_heads * ROWS, head = index % job.key_heads;
+    worker<T, D, true> w(job, doc, stages, head, first, memory);
+    w.walk(head * job.group, job.group, max(first - (doc.keys - doc.queries), 0) / COLUMNS,
+           (doc.queries + COLUMNS - 1) / COLUMNS);
+    store_rows<T, D, true>(job.dk, doc.k_row, head, first + w.row, doc.keys, w.half, w.sums, job.scale, job.adds);
+    store_rows<T, D, true>(job.dv, doc.k_row, head, first + w.row, doc.keys, w.half, w.value_sums, 1.0f, job.adds);
+}
+
+template <typename T, int D>
+static __device__ __forceinline__ void queries_item(const backward_job &job, const backward_document &doc, int index,
+                                                    int stages, unsigned char *memory) {
+    const int blocks = (doc.queries + ROWS - 1) / ROWS;
+    const int first = (blocks - 1 - index / job.heads) * ROWS, head = index % job.heads;
+    worker<T, D, false> w(job, doc, stages, head, first, memory);
+    const int last = min(doc.keys - doc.queries + first + ROWS - 1, doc.keys - 1);
+    w.walk(head / job.group, 1, 0, last / COLUMNS + 1);
+    store_rows<T, D, false>(job.dq, doc.q_row, head, first + w.row, doc.queries, w.half, w.sums, job.scale, false);
+}
+
+} // namespace ampere
+
+/* The blocks with the most work of a document come first. */
+template <typename T, int D, bool KEYS>
+__global__ void __launch_bounds__(ampere::THREADS, 1)
+    attention_backward_ampere(const __grid_constant__ backward_job job, int stages) {
+    extern __shared__ uint4 storage[];
+    const int index = (int)blockIdx.x;
+    int at = 0;
+    while (at + 1 < job.documents &&
+           (KEYS ? job.document[at + 1].item : job.document[at + 1].tile * job.heads) <= index) {
+        at++;
+    }
+    const backward_document &doc = job.document[at];
+    if constexpr (KEYS) {
+        ampere::keys_item<T, D>(job, doc, index - doc.item, stages, (unsigned char *)storage);
+    } else {
+        ampere::queries_item<T, D>(job, doc, index - doc.tile * job.heads, stages, (unsigned char *)storage);
+    }
+}
+
+#endif

@@ -1,0 +1,9 @@
+/* The backward pass of attention on Hopper GPUs, in f16: the products' element type is chosen once a file. */
+#define HOPPER_ELEMENT "f16"
+#include "attention/backward_hopper_launch.cuh"
+
+const backward_way *attention_backward_wgmma_f16(int D);
+
+const backward_way *attention_backward_wgmma_f16(int D) {
+    return backward_ways<backward_f16>(D);
+}

@@ -1,0 +1,95 @@
+/* Quantised matrices of a language model: which ones there may be, and random ones. */
+#include "model/lm/lm_quantised.h"
+
+#include <stdlib.h>
+
+#include "core/context.h"
+#include "core/memory.h"
+#include "core/threads.h"
+#include "model/lm/feedforward/feedforward.h"
+#include "model/lm/mixers/attention.h"
+#include "model/lm/mixers/delta.h"
+#include "ops/quantised/tiles.h"
+
+#define RANDOM_ROWS 256 /* a multiple of the rows of a tile */
+
+/* Slots may be rows of one parameter: those of all must begin with a tile. */
+static void mark_slots(carry_lm *lm, const carry_lm_sublayer *own) {
+    for (int slot = 0; slot < own->part->slots; slot++) {
+        const carry_lm_slot *s = &own->slot[slot];
+        if (s->parameter >= 0) {
+            carry_parameter *p = &lm->own.parameter[s->parameter];
+            p->may_be_tiled = p->rank == 2 && p->shape[1] >= CARRY_QUANT_TILE_COLUMNS;
+        }
+    }
+    for (int slot = 0; slot < own->part->slots; slot++) {
+        const carry_lm_slot *s = &own->slot[slot];
+        if (s->parameter >= 0 && s->first % CARRY_QUANT_TILE_ROWS != 0) {
+            lm->own.parameter[s->parameter].may_be_tiled = false;
+        }
+    }
+}
+
+void carry_lm_mark_tiled(carry_lm *lm) {
+    for (int64_t i = 0; i < lm->config.num_hidden_layers; i++) {
+        const carry_lm_layer *l = &lm->layer[i];
+        if (l->mixer.part == &carry_lm_mixer_delta || l->mixer.part == &carry_lm_mixer_attention) {
+            mark_slots(lm, &l->mixer);
+        }
+        if (l->feedforward.part == &carry_lm_feedforward_swiglu) {
+            mark_slots(lm, &l->feedforward);
+        }
+    }
+    lm->own.parameter[lm->embeddings].may_be_tiled = true;
+    lm->own.parameter[lm->head].may_be_tiled = true;
+}
+
+void carry_lm_move_rest(carry_lm *lm) {
+    for (int64_t i = 0; lm->own.device != 0 && i < lm->config.num_hidden_layers; i++) {
+        carry_lm_layer *l = &lm->layer[i];
+        l->mixer.rest = carry_parameters_moved(&lm->own, l->mixer.rest);
+        l->feedforward.rest = carry_parameters_moved(&lm->own, l->feedforward.rest);
+    }
+}
+
+typedef struct encode_job {
+    const carry_quant_format *format;
+    const float *from;
+    unsigned char *to;
+    int64_t columns;
+} encode_job;
+
+static void encode_rows(void *argument, int64_t begin, int64_t end, int worker) {
+    (void)worker;
+    const encode_job *j = argument;
+    const int64_t blocks = j->columns / j->format->block; /* padded */
+    for (int64_t row = begin; row < end; row++) {
+        j->format->encode(j->to + (size_t)(row * blocks) * j->format->bytes, j->from + row * j->columns, blocks);
+    }
+}
+
+carry_status carry_lm_start_quantised(carry_lm *lm, int64_t index, uint64_t seed, uint64_t stream) {
+    const carry_parameter *p = &lm->own.parameter[index];
+    const carry_quant_format *format = p->format;
+    const int64_t rows = p->shape[0] < RANDOM_ROWS ? p->shape[0] : RANDOM_ROWS;
+    encode_job j = {.format = format, .columns = (p->shape[1] + format->block - 1) / format->block * format->block};
+    float *from = carry_aligned_new((size_t)(rows * j.columns) * sizeof *from);
+    j.from = from;
+    j.to = carry_aligned_new((size_t)rows * carry_quant_row_bytes(format, p->shape[1]));
+    carry_status status = CARRY_OK;
+    if (format->encode == NULL) {
+        status = carry_fail(lm->ctx, CARRY_EUNSUPPORTED, "%s: %s is only read", p->name, format->name);
+    } else if (from == NULL || j.to == NULL) {
+        status = carry_fail(lm->ctx, CARRY_EMEMORY, "out of memory: %s", p->name);
+    } else {
+        status = carry_random_normal(lm->ctx, carry_view_1d(from, CARRY_F32, rows * j.columns), seed, stream, 0.0f,
+                                     (float)lm->config.initializer_range);
+    }
+    if (status == CARRY_OK) {
+        carry_parallel(lm->ctx, rows, 16, encode_rows, &j);
+        status = carry_parameters_put_blocks(&lm->own, index, j.to, rows);
+    }
+    free(from);
+    free(j.to);
+    return status;
+}
