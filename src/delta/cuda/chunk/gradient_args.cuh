@@ -26,7 +26,7 @@ struct gradient_args {
     }
 };
 
-/* Defined in gradients.cu. last: this is the last launch for this gradient. */
+/* Defined in gradients.cu. With `last`, the partial sums of dA_log and ddt_bias are added up afterwards. */
 carry_status launch_gradients(carry_ctx *ctx, const carry_delta_back_job *b, const gradient_args &a, bool last,
                               int units, int ordinal, cudaStream_t stream);
 

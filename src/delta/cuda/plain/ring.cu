@@ -46,8 +46,8 @@ template <int FOURS> struct piece : step_piece<FOURS> {
     __device__ void run(const ring_job &r, ring_memory<FOURS> &s, int side) const;
 };
 
-/* Puts the token's k and q, and the keys of the ring times the decays since, into shared memory; returns the token's
-   decay. One thread for each key channel. */
+/* Writes the token's k and q, and the keys of the ring times their decays up to this token, to shared memory. Returns
+   the token's decay. One thread for each key channel. */
 template <int FOURS>
 __device__ __forceinline__ float weigh(const ring_job &r, ring_memory<FOURS> &s, const piece<FOURS> &now) {
     const carry_delta_job &job = r.job;
@@ -126,7 +126,7 @@ template <int FOURS> __device__ void piece<FOURS>::run(const ring_job &r, ring_m
         s.on_k[warp] = on_k;
         s.on_q[warp] = on_q;
     }
-    __pipeline_wait_prior(1); /* the next piece may still be on its way */
+    __pipeline_wait_prior(1); /* the next piece may still be in flight */
     __syncthreads();
     float4 seen = none, out = none;
 #pragma unroll
