@@ -1,4 +1,4 @@
-/* Every refusal of the delta rule, before anything is written; and the table of sequences. */
+/* All argument checks of the delta rule, done before anything is written, and the table of sequences. */
 #include <inttypes.h>
 #include <string.h>
 

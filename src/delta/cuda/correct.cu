@@ -15,10 +15,10 @@ extern "C" {
 
 namespace {
 
-constexpr int TILE = 64, KEYS = 128,
-              LD = KEYS + 8; /* LD: padded rows, so that consecutive rows start in different banks */
-constexpr int ROUNDS = 4;    /* rounds of 128 tokens in a block */
-constexpr int NARROW = 16;   /* keys in a step of the f32 kernel */
+/* LD: padded rows, so that consecutive rows start in different banks. */
+constexpr int TILE = 64, KEYS = 128, LD = KEYS + 8;
+constexpr int ROUNDS = 4;  /* rounds of 128 tokens in a block */
+constexpr int NARROW = 16; /* keys in a step of the f32 kernel */
 
 __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -192,8 +192,8 @@ bool carry_delta_walks_workspace(carry_delta_plan *plan, const carry_delta_walks
     for (int keep = 0; keep < 2; keep++) {
         size_t bytes = p->sequences == 0 ? way_of(by, p->batch, p->tokens, keep == 1, plan->back_room).bytes
                                          : bytes_of(by, whole, keep == 1);
-        if (p->sequences > 0 &&
-            bytes > plan->back_room) { /* a group may use the whole limit, and one sequence alone may need more */
+        /* A group may use the whole limit, and one sequence alone may need more. */
+        if (p->sequences > 0 && bytes > plan->back_room) {
             bytes = way_of(by, 1, p->tokens, keep == 1, plan->back_room).bytes;
             bytes = bytes > plan->back_room ? bytes : plan->back_room;
         }

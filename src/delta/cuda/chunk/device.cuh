@@ -39,9 +39,8 @@ namespace DELTA_CHUNK {
 constexpr int C = 64, D = 128;
 constexpr int BAND = C * 128;  /* bytes of 64 columns */
 constexpr int TILE = 2 * BAND; /* of q or k */
-constexpr int HALF = C * 64, QUARTER = HALF / 2,
-              KEPT = HALF + QUARTER; /* bytes of T or W: of 32 columns, of 32 rows of 32 columns, and of both parts in
-                                        the workspace */
+/* Bytes of T or W: of 32 columns, of 32 rows of 32 columns, and of both parts in the workspace. */
+constexpr int HALF = C * 64, QUARTER = HALF / 2, KEPT = HALF + QUARTER;
 constexpr int NUMBERS_AT = 2 * KEPT;
 constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, HIGH = 256, LOW = 320, NORM_K = 384, NORM_Q = 448;
 constexpr int NUMBERS_BYTES = 2048;

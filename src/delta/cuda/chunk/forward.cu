@@ -125,8 +125,8 @@ static bool aligned(const carry_delta_array *view) {
 }
 
 static cuuint64_t stride_of(int64_t elements, int64_t count) {
-    return count > 1 ? (cuuint64_t)elements * 2
-                     : 256; /* the stride of a dimension of size 1 is unused but must be valid */
+    /* The stride of a dimension of size 1 is unused but must be valid. */
+    return count > 1 ? (cuuint64_t)elements * 2 : 256;
 }
 
 /* Makes a tensor map of shape [batch, heads, bands of 64, tokens, 64]. A tile is 64 tokens of one head and `bands`

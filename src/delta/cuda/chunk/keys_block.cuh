@@ -24,8 +24,8 @@ constexpr float CLOSE = -64.0f * LOG2_E;
 constexpr int KEYS_ROW = 256, KEYS_BLOCK = 16 * KEYS_ROW;
 constexpr int OF_K = 0, OF_Q = OF_K + C * KEYS_ROW; /* k and q as loaded, then times e^(G-G0) */
 constexpr int INSIDE = OF_Q + C * KEYS_ROW;         /* k e^(G0-G) of each block, or the sums of sum_pairs */
-constexpr int EARLIER =
-    INSIDE + C * KEYS_ROW; /* copies of k for blocks 1, 2 and 3: the 16, 32 and 48 rows before each */
+/* Copies of k for blocks 1, 2 and 3: the 16, 32 and 48 rows before each. */
+constexpr int EARLIER = INSIDE + C * KEYS_ROW;
 constexpr int WHOLE = EARLIER + 6 * KEYS_BLOCK;       /* sums of a block's gates, for each block and channel */
 constexpr int KEYS_NUMBERS = WHOLE + 4 * D * 4;       /* beta, 1 / |k|, 1 / |q|, bad */
 constexpr int KEYS_SHARED = KEYS_NUMBERS + 4 * C * 4; /* small enough for three blocks on a multiprocessor */

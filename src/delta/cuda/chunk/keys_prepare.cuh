@@ -75,9 +75,8 @@ static __device__ __forceinline__ void weigh_keys(const float (&kk)[32], const f
 
 /* Inverts one triangle, as `invert` does two. In the last step, each warp has half of the columns of a strip. */
 static __device__ __forceinline__ void invert_one(float *x, int warp, int lane) {
-    invert_block(x + 16 * warp * (ROW + 1),
-                 lane %
-                     16); /* both halves of the warp compute the same block, since invert_block synchronises the warp */
+    /* Both halves of the warp compute the same block, since invert_block synchronises the warp. */
+    invert_block(x + 16 * warp * (ROW + 1), lane % 16);
     __syncthreads();
     if (warp < 2) {
         float *own = x + 32 * warp * (ROW + 1), *below = own + 16 * ROW, z[2][4] = {};

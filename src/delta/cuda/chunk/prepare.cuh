@@ -236,8 +236,8 @@ static __device__ __forceinline__ void apply_inverse(float (&W)[32], const uint3
                                                      uint32_t rest) {
     hopper::products_begin();
 #pragma unroll
-    for (int i = 11; i >= 0;
-         i--) { /* for every 16 rows of T three products: both parts of P with T, and the first with `rest` */
+    /* For every 16 rows of T three products: both parts of P with T, and the first with `rest`. */
+    for (int i = 11; i >= 0; i--) {
         const uint32_t *left = P + 4 * (i / 3 * 2 + i % 3 % 2);
         uint64_t rows = describe_half((i % 3 == 2 ? rest : T) + i / 3 * 1024, QUARTER);
         if (i < 6) {

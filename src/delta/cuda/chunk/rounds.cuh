@@ -84,8 +84,8 @@ static inline int segments_at_once(const carry_delta_job *job, const shape &s, d
 static inline ring ring_of(const carry_delta_job *job, const shape &s, double most, int most_rounds) {
     ring r = {};
     double rooms = rooms_of(job, s.segments, most);
-    if (job->borders != NULL || job->split > 0 ||
-        all_fit(job, rooms)) { /* split: other ranks wait for the results */
+    /* split: other ranks wait for the results. */
+    if (job->borders != NULL || job->split > 0 || all_fit(job, rooms)) {
         return r;
     }
     r.count = s.segments > 1 ? segments_at_once(job, s, rooms, most_rounds) : 0;

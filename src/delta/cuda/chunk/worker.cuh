@@ -49,9 +49,9 @@ template <typename Shape> struct scan_worker {
         }
         state_place from = !item.begins ? between()
                            : first      ? place_of(a.initial_state)
-                           : Shape::REVERSE
-                               ? place_of(item.sequence + 1, PART_C)  /* of the next segment, after fix_up */
-                               : place_of(item.sequence - 1, PART_L); /* of the last one */
+                           /* Of the next segment, after fix_up. */
+                           : Shape::REVERSE ? place_of(item.sequence + 1, PART_C)
+                                            : place_of(item.sequence - 1, PART_L); /* of the last one */
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             S[0][i] = *from.at(i);

@@ -8,8 +8,8 @@
 
 namespace {
 
-constexpr double MOST = 1.497,
-                 LARGE = 32e6; /* workspace limit: MOST times the inputs, or LARGE bytes if that is more */
+/* Workspace limit: MOST times the inputs, or LARGE bytes if that is more. */
+constexpr double MOST = 1.497, LARGE = 32e6;
 
 /* The value heads and slots of one part. */
 struct cut {

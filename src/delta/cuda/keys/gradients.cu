@@ -9,8 +9,8 @@ namespace {
 
 template <int D> struct gradient_chunk {
     static constexpr int LD = D + 8, LG = D + 4;
-    static constexpr int GROUPS = WIDE / D,
-                         EACH = BLOCKS / GROUPS; /* groups of threads; blocks of tokens for each group */
+    /* Groups of threads; blocks of tokens for each group. */
+    static constexpr int GROUPS = WIDE / D, EACH = BLOCKS / GROUPS;
     gradient_products<D> p;
     gradient_memory<D> &m;
     const carry_delta_back_job &back;

@@ -10,8 +10,8 @@ namespace DELTA_MMA {
 template <int D> struct backward_memory {
     static constexpr int TILE = C * (D + 8);
     static constexpr int SIDES = D <= 32 ? 2 : 1;
-    alignas(16) uint16_t q[SIDES][TILE], k[SIDES][TILE], v[SIDES][TILE],
-        grad[SIDES][TILE]; /* v later holds x; grad is the gradient of o */
+    /* V later holds x; grad is the gradient of o. */
+    alignas(16) uint16_t q[SIDES][TILE], k[SIDES][TILE], v[SIDES][TILE], grad[SIDES][TILE];
     alignas(16) uint16_t dv[TILE];
     alignas(16) uint16_t S[D * (D + 8)], dS[D * (D + 8)]; /* transposed: rows of K */
     prepared p;
