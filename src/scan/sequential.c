@@ -1,6 +1,6 @@
-/* Step after step, as the definition says: T products, reading A once. The one to beat when batch, and the
-   channels of a diagonal or the columns of a dense recurrence, fill the machine: those are what it splits over threads.
- */
+/* Step after step, as in the definition: T products, reading A once. It divides the batch, and the channels of a
+   diagonal or the columns of a dense recurrence, among threads. If these fill the machine, no other algorithm does less
+   work. */
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"

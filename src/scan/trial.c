@@ -9,7 +9,7 @@
 
 #define RUNS 5
 #define PATIENCE 0.5 /* seconds an algorithm */
-#define GPU_RUNS 10  /* between two events: one is too short for them */
+#define GPU_RUNS 10  /* runs between two events, since one run is too short to measure */
 
 struct carry_scan_trial {
     carry_tensor A, b, h;
@@ -25,7 +25,7 @@ static carry_status make(carry_scan_plan *plan, carry_tensor *tensor, carry_dtyp
     return status;
 }
 
-/* Uniform in low..high; made on the CPU, since the generator works there. */
+/* Fills a tensor with uniform numbers in low..high. The generator runs on the CPU. */
 static carry_status fill(carry_scan_plan *plan, const carry_tensor *tensor, uint64_t stream, float low, float high,
                          size_t bytes) {
     carry_ctx *ctx = plan->ctx;

@@ -1,4 +1,4 @@
-/* Checks on problems and arguments, and that the ranks want the same. */
+/* Checks of problems and arguments, and the comparison between ranks. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -79,7 +79,7 @@ static void write_word(char word[WORD], const carry_all_scan_problem *p, const c
                    p->transposed ? " transposed" : "", o->algorithm != NULL ? o->algorithm : "any", o->blocks, o->tag);
 }
 
-/* Every rank reads the same words, so all of them say the same. */
+/* Every rank reads the same words, so all ranks return the same result. */
 static carry_status compare(carry_comm *comm, const char *words) {
     char text[DIFFERENCES];
     int used = 0, differing = 0;
@@ -138,7 +138,7 @@ static carry_status check_tensor(const carry_all_scan_plan *plan, const char *na
     return CARRY_OK;
 }
 
-/* One that is read: state does not overlap it, and leaving only where it may be the same. */
+/* Checks an input: it must not overlap state, and may overlap leaving only if `same` allows equal views. */
 static carry_status check_input(const carry_all_scan_plan *plan, const carry_all_scan_args *args, const char *name,
                                 const carry_tensor *tensor, int rank, const int64_t *shape, bool same) {
     CARRY_TRY(check_tensor(plan, name, tensor, rank, shape));
