@@ -1,4 +1,4 @@
-/* Attention that takes every type, D and layout, and its backward pass (plain.cu). Callers have checked. */
+/* Attention for every type, D and layout, and its backward pass (plain.cu). Callers have checked the arguments. */
 #ifndef CARRY_ATTENTION_PLAIN_CUH
 #define CARRY_ATTENTION_PLAIN_CUH
 
