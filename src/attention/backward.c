@@ -29,7 +29,7 @@ typedef struct call {
     carry_key_run seen[CARRY_MAX_KEY_RUNS];
     int runs;
     int64_t T, H, HK, D, S;
-    int64_t blocks; /* of queries */
+    int64_t blocks; /* blocks of queries */
     int64_t key_blocks, groups;
     float scale;
     float *mean; /* [H, T] */

@@ -74,7 +74,7 @@ template <typename T, typename Shape> struct backward_worker {
     const backward_item &item;
     const backward_places<Shape> &p;
     backward_shared<Shape> &shared;
-    const int group, warp, lane; /* warp: of the group */
+    const int group, warp, lane; /* warp: index within the warpgroup */
     float poison[2];
     bool poisoned;
     float dk[D / 2], dv[D / 2];
@@ -156,7 +156,7 @@ template <typename T, typename Shape> struct backward_worker {
         }
     }
 
-    /* dp: to dS, given probabilities. */
+    /* Replaces dp by dS, given the probabilities s. */
     __device__ __forceinline__ void slopes(float (&dp)[M / 2], const float (&s)[M / 2], const float *mean, bool masks,
                                            int reach) const {
 #pragma unroll
@@ -293,7 +293,7 @@ template <typename T, typename Shape> struct backward_worker {
 
 template <typename T, typename Shape> __device__ __forceinline__ void backward_worker<T, Shape>::run() {
     const backward_document &doc = job.document[item.document];
-    const int key = item.block * Shape::KEYS + 64 * group; /* the first of this warpgroup */
+    const int key = item.block * Shape::KEYS + 64 * group; /* the first key of this warpgroup */
     const int tiles = item.to - item.from, steps = tiles * job.group;
     float s[M / 2];
     barrier_wait(p.k_full, 0);

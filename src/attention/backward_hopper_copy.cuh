@@ -14,7 +14,7 @@ struct backward_hopper_job {
 /* M: queries of a tile. */
 template <int D_, int M_> struct backward_shape {
     static constexpr int D = D_, M = M_, KEYS = BACKWARD_KEYS, STAGES = 2;
-    static constexpr int THREADS = 384, WARPS = 8; /* of the computing warpgroups */
+    static constexpr int THREADS = 384, WARPS = 8; /* WARPS: warps of the computing warpgroups */
     static constexpr int BANDS = D / 64;
     static constexpr int KEY_BAND = KEYS * 128, KEY_BYTES = BANDS * KEY_BAND;
     static constexpr int ROW_BAND = M * 128, ROW_BYTES = BANDS * ROW_BAND;
@@ -153,7 +153,8 @@ static __device__ __forceinline__ void backward_sum(const backward_job &job, con
         for (int m = item.from; m < item.to; m++, parity ^= 1) {
             const int64_t tile = (int64_t)(doc.tile + m) * job.heads + h;
             float *sums = job.sums + tile * (Shape::DQ_BYTES / 4);
-            const int before = backward_last_block(doc, m, Shape::M) - item.block; /* parts that come first */
+            /* Number of parts that are added before this one. */
+            const int before = backward_last_block(doc, m, Shape::M) - item.block;
             if (item.block == 0) {
                 if (before > 0) {
                     barrier_wait(p.sum_empty, parity ^ 1);
@@ -161,7 +162,7 @@ static __device__ __forceinline__ void backward_sum(const backward_job &job, con
                     barrier_expect(p.sum_full, Shape::DQ_BYTES);
                     copy_bytes(p.sum, sums, Shape::DQ_BYTES, p.sum_full);
                 } else {
-                    parity ^= 1; /* no sum is needed */
+                    parity ^= 1; /* no other part exists, so no sum is read */
                 }
                 continue;
             }

@@ -12,9 +12,9 @@
 #include "attention/tensor_cores.cuh"
 
 #define BACKWARD_KEYS 128     /* keys of a block */
-#define BACKWARD_DOCUMENTS 64 /* of a launch */
+#define BACKWARD_DOCUMENTS 64 /* most documents of a launch */
 
-struct backward_rows { /* [rows, heads, D], in elements */
+struct backward_rows { /* [rows, heads, D]; strides in elements */
     uint16_t *data;
     int64_t row, head;
 };
@@ -44,7 +44,7 @@ struct backward_job {
 
 struct backward_item {
     int document, head; /* head of k */
-    int block;          /* of keys */
+    int block;          /* index of the block of keys */
     int from, to;       /* tiles of queries that see some of its keys */
 };
 
@@ -112,7 +112,7 @@ template <typename T> static __device__ __forceinline__ bool is_odd(uint32_t pai
     return (pair & ONES) == ONES || (pair >> 16 & ONES) == ONES;
 }
 
-#define BACKWARD_PREPARE_ROWS 16 /* of a block */
+#define BACKWARD_PREPARE_ROWS 16 /* rows of a thread block */
 
 /* Prepares lse and mean of all rows, and clears the counters. D / 8 threads for each row of a head. */
 template <typename T, int D>

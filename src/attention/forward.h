@@ -23,7 +23,7 @@ typedef struct carry_attention_call {
     int runs;
     int64_t T, D, S;
     int64_t blocks, queries; /* blocks of a head, and queries in each but the last */
-    const carry_bf16 *tiled; /* NULL: products of f32 */
+    const carry_bf16 *tiled; /* kernels for tiles, or NULL for f32 products */
     float scale;
 } carry_attention_call;
 
@@ -39,7 +39,7 @@ typedef struct carry_attention_scratch {
 _Static_assert(CARRY_ATTENTION_ROWS % CARRY_ATTENTION_UNIT == 0 && CARRY_ATTENTION_KEYS % CARRY_ATTENTION_UNIT == 0,
                "panels of a block are whole");
 
-/* To whole panels. */
+/* Rounds a size up to whole panels. */
 static inline int64_t carry_attention_padded(int64_t size) {
     return (size + CARRY_ATTENTION_UNIT - 1) / CARRY_ATTENTION_UNIT * CARRY_ATTENTION_UNIT;
 }

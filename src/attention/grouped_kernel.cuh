@@ -36,7 +36,7 @@ struct grouped_job {
     attention_rows q, k, v;
     uint16_t *o;
     int64_t o_row, o_head;
-    float *lse; /* [heads, tokens]; NULL: not wanted */
+    float *lse; /* [heads, tokens], or NULL if not wanted */
     int tokens, rows, group, key_heads, keys;
     int past;   /* row r sees keys up to past + r / group; all keys if nothing is masked */
     int window; /* a row sees only the last `window` of these keys; 0: all */
@@ -60,7 +60,7 @@ template <bool STEP> __device__ __forceinline__ grouped_job job_here(const group
         job.k.data += b * job.k_next;
         job.v.data += b * job.v_next;
         job.o += b * job.o_next;
-        job.past = (int)min(job.lengths[b], (int64_t)job.keys - 1); /* keys: the capacity */
+        job.past = (int)min(job.lengths[b], (int64_t)job.keys - 1); /* job.keys is the capacity */
         job.keys = job.past + 1;
         job.pages += job.pages != NULL ? job.offsets[b] : 0;
     }
@@ -68,7 +68,7 @@ template <bool STEP> __device__ __forceinline__ grouped_job job_here(const group
 }
 
 struct grouped_item {
-    int head, row; /* of keys; the first row */
+    int head, row; /* head of keys; first row of the tile */
     int from, to;  /* tiles of keys */
 };
 
@@ -98,7 +98,7 @@ template <int D> __device__ __forceinline__ uint32_t place(uint32_t tile, int ro
 }
 
 __device__ __forceinline__ void copy_16(uint32_t to, const uint16_t *from, bool is_there) {
-    const int bytes = is_there ? 16 : 0; /* the rest comes as zeros */
+    const int bytes = is_there ? 16 : 0; /* rows past the end are filled with zeros */
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 

@@ -54,7 +54,7 @@ template <int STAGES> struct stage {
 };
 
 template <typename Shape> struct places {
-    uint32_t q, k, v; /* shared memory */
+    uint32_t q, k, v; /* addresses in shared memory */
     uint32_t q_full, q_empty, k_full, k_empty, v_full, v_empty;
     __device__ __forceinline__ uint32_t key(int at) const {
         return k + at * Shape::KEY_BYTES;
@@ -156,7 +156,7 @@ static __device__ __forceinline__ void weighted(float (&o)[Shape::D / 2], const 
 /* Clears values past the end of the run: this memory may hold NaN or infinity, and 0 times these is not 0. Both
    warpgroups write the same zeros. */
 template <typename Shape> static __device__ __forceinline__ void clear_values(uint32_t v, int valid, int group) {
-    int words = (Shape::N - valid) * 8; /* of 16 bytes */
+    int words = (Shape::N - valid) * 8; /* 16-byte words */
     for (int i = (int)threadIdx.x % 128; i < Shape::BANDS * words; i += 128) {
         uint32_t to = v + (uint32_t)(i / words * Shape::KEY_BAND + valid * 128 + i % words * 16);
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
@@ -171,7 +171,7 @@ template <typename Shape> struct worker {
     const places<Shape> &p;
     int group;
     uint32_t q;
-    bool speaks; /* for its warp */
+    bool speaks; /* this thread arrives at barriers for its warp */
     int q_parity = 0;
     stage<Shape::STAGES> key, value;
 

@@ -16,10 +16,10 @@
 #include "carry/attention.h"
 
 #define CARRY_ATTENTION_ROWS 128  /* queries of a tile */
-#define CARRY_ATTENTION_PIECES 32 /* of a tile, at most */
+#define CARRY_ATTENTION_PIECES 32 /* most pieces of a tile */
 #define CARRY_ATTENTION_ROUNDS 2  /* most rounds of the blocks over pieces */
 
-struct attention_rows { /* [rows, heads, D], in elements */
+struct attention_rows { /* [rows, heads, D]; strides in elements */
     const uint16_t *data;
     int64_t row, head;
 };
@@ -40,9 +40,9 @@ struct attention_run {
 };
 
 struct attention_cut {
-    int rows, columns;     /* of a tile: queries, keys */
-    int row_tiles;         /* of one head */
-    int key_tiles;         /* over all runs */
+    int rows, columns;     /* queries and keys of a tile */
+    int row_tiles;         /* tiles of queries of one head */
+    int key_tiles;         /* tiles of keys over all runs */
     int whole;             /* tiles of queries that are not divided; they come first */
     int rest, pieces;      /* tiles that are divided, and the pieces of each */
     float *sums, *weights; /* for each piece: rows x D sums; rows x (largest score, sum of exponentials) */
@@ -85,7 +85,7 @@ static inline void cut_queries(attention_cut *c, int64_t tiles, int blocks) {
 }
 
 struct attention_item {
-    int head, row; /* the first query */
+    int head, row; /* row: the first query */
     int from, to;  /* tiles of keys */
     int piece;     /* the index of its sums; -1: not divided */
 };

@@ -51,7 +51,7 @@ template <typename T> struct job {
     int64_t queries, heads, keys;
     int64_t group;  /* query heads for each head of k and v */
     int64_t past;   /* for a causal call: query t sees rows up to past + t; otherwise all */
-    int64_t window; /* and of those this many */
+    int64_t window; /* a query sees only the last `window` of these rows */
     bool causal;
     int dim, runs;
     float scale;
@@ -237,7 +237,7 @@ __device__ __forceinline__ void walk_queries(const job<T> &j, int r, int64_t s, 
     }
 }
 
-/* Rows of one run. */
+/* Computes dk and dv for the rows of one run. */
 template <typename T, int EACH> __global__ void __launch_bounds__(THREADS) keys_kernel(job<T> j, int r) {
     const int64_t key_heads = j.heads / j.group;
     for (int64_t at = first_warp(); at < j.run[r].count * key_heads; at += warps()) {
@@ -332,7 +332,7 @@ carry_status attention_plain_forward(carry_ctx *ctx, const carry_attention_args 
 size_t attention_plain_backward_workspace(const carry_attention_backward_args *args) {
     const carry_tensor *q = &args->forward.q;
     size_t bytes = 0;
-    (void)carry_size_product(&bytes, q->shape, 2, sizeof(float)); /* mean */
+    (void)carry_size_product(&bytes, q->shape, 2, sizeof(float)); /* space for mean */
     return bytes;
 }
 

@@ -88,7 +88,7 @@ void carry_delta_back_gate_between(const carry_delta_back_unit *unit, int64_t t,
 
 bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_back *back);
 void carry_delta_back_start(carry_delta_back *back);  /* before the first part: sets sums to zero */
-void carry_delta_back_part(carry_delta_back *back);   /* what back->part says */
+void carry_delta_back_part(carry_delta_back *back);   /* computes back->part */
 void carry_delta_back_finish(carry_delta_back *back); /* after the last: dA_log and ddt_bias */
 
 /* The CPU's entry in the table of methods (cpu.c). */

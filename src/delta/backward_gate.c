@@ -31,7 +31,7 @@ int64_t carry_delta_back_first_bad(const carry_delta_back_unit *u, int64_t token
     return first;
 }
 
-/* Of gate t's channel c. */
+/* The gradient of gate t (of its channel c with a key gate). */
 static double between(const carry_delta_back_unit *u, int64_t t, int64_t tokens, int64_t c, const float *S,
                       const float *dS) {
     const carry_delta_plan *plan = u->back->plan;

@@ -57,7 +57,7 @@ static void rows_of_block(const unit *u, int64_t tokens, int64_t block, int64_t 
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t C = plan->chunk;
-    float *on_A = s->by_state; /* free by now */
+    float *on_A = s->by_state; /* by_state is free here */
     float *on_P = s->by_state + BLOCK * K;
     carry_product p = {.m = size, .n = K, .k = block, .count = 1, .a_row = C, .b_row = K, .c_row = K};
     p.b = s->heads.before_k;
@@ -89,7 +89,7 @@ static void columns_of_block(const unit *u, int64_t tokens, int64_t block, int64
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t C = plan->chunk;
-    float *on_k = s->left_k; /* free by now */
+    float *on_k = s->left_k; /* left_k is free here */
     for (int64_t i = 0; i < size; i++) {
         for (int64_t c = 0; c < K; c++) {
             s->heads.after_k[i * K + c] *= -s->heads.beta[block + i];
@@ -191,7 +191,7 @@ void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64
             s->key_dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0 : dg[c];
         }
     }
-    float *dg = s->by_end; /* free by now */
+    float *dg = s->by_end; /* by_end is free here */
     for (int64_t at = 0; at < tokens * K; at++) {
         dg[at] = (float)s->key_dG[at];
     }

@@ -199,7 +199,7 @@ bool carry_delta_back_terms_rows(const unit *u, int64_t t, int64_t tokens) {
                           {s->on_qk, true, q_rows, rows->q_norm, s->dk},
                           {s->on_kk, true, k_rows, rows->k_norm, s->dk}};
     bool finite = true;
-    for (int i = 0; finite && i < CARRY_DELTA_TRIANGLES; i++) { /* before the first is added */
+    for (int i = 0; finite && i < CARRY_DELTA_TRIANGLES; i++) { /* all are split before the first product is added */
         finite = split_part(u, tokens, &parts[i], &s->triangles[i]);
     }
     if (!finite) {

@@ -325,7 +325,7 @@ void carry_delta_solve_transposed(const carry_delta_plan *plan, const carry_delt
         int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
         int64_t after = block + size;
         float *here = X + block * columns;
-        plan->kernels->product(&(carry_product){.m = size, /* what is below, transposed */
+        plan->kernels->product(&(carry_product){.m = size, /* the rows below, transposed */
                                                 .n = columns,
                                                 .k = tokens - after,
                                                 .count = 1,

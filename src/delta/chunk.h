@@ -33,10 +33,10 @@ typedef struct carry_delta_rows {
     float *k_across;        /* [K, C]: k transposed */
     float *kk, *qk;         /* [C, C], lower triangle with its diagonal, complete in blocks of 16 */
     bool with_q;            /* if false, q, qk and P of the heads are not computed */
-    bool with_q_across;     /* panels.q_across are made too */
+    bool with_q_across;     /* panels.q_across is needed too */
     bool norms_suffice;     /* with products by terms, q and k are loaded only by carry_delta_rows_in_f32 */
-    bool in_f32;            /* q and k are made */
-    bool exact;             /* products go by terms: */
+    bool in_f32;            /* q and k are loaded in f32 */
+    bool exact;             /* products go by terms, which use: */
     carry_delta_panels panels;
 } carry_delta_rows;
 

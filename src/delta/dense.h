@@ -26,12 +26,12 @@ typedef struct carry_delta_units {
 
 /* The kernels of a backend. */
 typedef struct carry_delta_dense {
-    /* A and b. */
+    /* Computes A and b. */
     carry_status (*steps)(const carry_delta_plan *plan, const carry_delta_inputs *in, const carry_delta_units *units);
-    /* o from S. */
+    /* Computes o from S. */
     carry_status (*outputs)(const carry_delta_plan *plan, const carry_delta_inputs *in, carry_tensor o,
                             const carry_delta_units *units);
-    /* L before its scan. */
+    /* Computes L before its scan. */
     carry_status (*seeds)(const carry_delta_plan *plan, const carry_delta_inputs *in, carry_tensor grad_o,
                           const carry_delta_units *units);
     /* Computes dv and the parts of the other gradients from S and L. */

@@ -42,7 +42,7 @@ typedef struct carry_delta_run {
     int64_t columns, width, blocks; /* columns of the state: all, those of a unit; units of a head */
     carry_delta_part part;
     carry_delta_sequence *sequences;
-    carry_delta_scratch *scratch; /* a thread each */
+    carry_delta_scratch *scratch; /* one for each thread */
 } carry_delta_run;
 
 /* A unit of work: some columns of the state of one head's group in one sequence. */
@@ -50,8 +50,8 @@ typedef struct carry_delta_unit {
     const carry_delta_run *run;
     carry_delta_scratch *scratch;
     const carry_delta_sequence *sequence;
-    int64_t head;           /* of q and k */
-    int64_t first, columns; /* of the state */
+    int64_t head;           /* head of q and k */
+    int64_t first, columns; /* columns of the state */
     int64_t values;         /* columns that belong to V; those of M follow */
     int64_t panel;          /* columns of a panel */
     int64_t at, whole;      /* for a panel: its first column within the unit, and the columns of the unit */

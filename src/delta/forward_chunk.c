@@ -81,7 +81,7 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     CARRY_SPAN(plan->ctx, "delta", "residual");
     const carry_tensor *v = run->in.v;
     int64_t first = u->sequence->start + t;
-    const float *from = s->O; /* it is free */
+    const float *from = s->O; /* O is free here */
     const float *beta = s->heads.beta;
     ptrdiff_t row = u->values;
     if (u->values > 0 && v->dtype == CARRY_F32) {
@@ -90,7 +90,7 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     } else if (u->values > 0) {
         carry_delta_load(plan, s->O, v, u->sequence->batch, first, value_head, tokens, u->first, u->values);
     }
-    if (u->values < u->columns) { /* columns that have no v */
+    if (u->values < u->columns) { /* columns of M have no v */
         plan->kernels->rows->scale_rows(s->X, u->columns, from, row, beta, tokens, u->values);
         for (int64_t i = 0; i < tokens; i++) {
             memset(s->X + i * u->columns + u->values, 0, (size_t)(u->columns - u->values) * sizeof *s->X);

@@ -48,14 +48,14 @@ const carry_delta_method *carry_delta_choose(const carry_delta_problem *problem)
 
 struct carry_delta_plan {
     carry_ctx *ctx;
-    const carry_kernels *kernels; /* of the CPU */
+    const carry_kernels *kernels; /* kernels of the CPU */
     const carry_bf16 *terms;      /* kernels for products of chunks by terms (terms.h), or NULL for f32 */
     int ordinal;                  /* the device's index in its backend */
     carry_device_properties gpu;  /* properties of the device, unless it is the CPU */
     carry_delta_problem problem;
     const carry_delta_method *method;
     int64_t chunk; /* of the chunk form; also for the backward pass of a method that goes token by token */
-    int64_t group; /* value heads a head */
+    int64_t group; /* value heads for each head of q and k */
     int64_t sequences;
     float scale;
     size_t forward_workspace, backward_workspace, range_workspace, kept;

@@ -81,7 +81,7 @@ static void run_local(job *j, int group) {
     carry_delta_run_part(&run);
 }
 
-/* Outputs of some sequences. */
+/* Computes the outputs of some sequences. */
 static void run_final(job *j, int group, carry_delta_span span) {
     carry_delta_ranks_plan *plan = j->plan;
     const carry_delta_problem *p = &plan->problem;
@@ -185,7 +185,8 @@ static void sort_out(job *j) {
         enters = 0;
     }
     j->rest = (carry_delta_span){.first = enters, .count = count - enters - leaves};
-    if (j->role == CARRY_ALL_SCAN_CUT && j->early.count == 0 && plan->chained) { /* no rank uses it */
+    /* No rank uses L, but it must be defined. */
+    if (j->role == CARRY_ALL_SCAN_CUT && j->early.count == 0 && plan->chained) {
         size_t floats = (size_t)(plan->chains * plan->problem.value_heads * plan->problem.key * plan->problem.value);
         memset(j->memory.L, 0, floats * sizeof *j->memory.L);
     }

@@ -16,11 +16,11 @@
 struct carry_delta_ranks_plan {
     carry_comm *comm;
     carry_ctx *ctx;
-    carry_delta_problem problem; /* this rank's */
+    carry_delta_problem problem; /* the problem of this rank */
     carry_delta_plan *inner;     /* plan for this rank's tokens; NULL if it has none */
     int64_t first, total;        /* this rank's first token, and the tokens of all ranks (of one sequence of a batch) */
     bool is_first, is_last;      /* this is the first, the last of the ranks that have tokens */
-    bool chained;                /* more than one rank has */
+    bool chained;                /* more than one rank has tokens */
     int64_t chains;              /* sequences whose state may pass a rank's border: batch, or 1 when packed */
     int groups, first_tag;
     int64_t group_head[CARRY_DELTA_RANKS_GROUPS + 1]; /* the first head of every group, then the number of heads */
@@ -32,7 +32,7 @@ struct carry_delta_ranks_plan {
     carry_comm *host;       /* communicator of the same ranks on the host; equal to comm on the CPU */
     carry_delta_plan *maps; /* plan with K columns for M, or NULL if M is not needed */
     void *identity, *zeros;
-    int64_t *borders; /* of this rank's tokens */
+    int64_t *borders; /* borders of sequences within this rank's tokens */
     carry_event *started, *stopped;
     carry_all_scan_plan *last_scan;
     int sharing; /* the largest number of ranks that share one GPU */
@@ -84,7 +84,7 @@ typedef struct carry_delta_correction {
     void *o;
     const void *response;
     const float *state;
-    int dtype; /* of o and response */
+    int dtype; /* type of o and response */
     int64_t batch, tokens, heads;
     int key, value;
 } carry_delta_correction;

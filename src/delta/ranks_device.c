@@ -130,7 +130,7 @@ carry_status carry_delta_ranks_device_fill(carry_delta_ranks_plan *plan) {
     if (plan->borders == NULL) {
         return carry_fail(plan->ctx, CARRY_EMEMORY, "out of memory: a plan");
     }
-    if (p->tokens > 0 && plan->chained && !plan->split && !plan->is_first && !plan->is_last) { /* M may be wanted */
+    if (p->tokens > 0 && plan->chained && !plan->split && !plan->is_first && !plan->is_last) { /* M may be needed */
         carry_delta_problem maps = *p;
         maps.value = p->key;
         maps.sequences = 0;
@@ -214,7 +214,7 @@ static carry_status backward_pass(const call *c) {
     return carry_delta_backward(c->plan->inner, &args, c->at.inner, c->at.inner_bytes);
 }
 
-/* M of this rank's tokens. */
+/* Computes M of this rank's tokens. */
 static carry_status map_pass(const call *c, float *M) {
     const carry_delta_problem *p = &c->plan->maps->problem;
     const int64_t maps[] = {p->batch, p->value_heads, p->key, p->key};
@@ -304,7 +304,7 @@ static carry_status run_forward(call *c, float *M) {
             CARRY_TRY(map_pass(c, M));
         }
     } else if (plan->chained) {
-        CARRY_TRY(put_chain(&(call){.plan = c->plan}, c->at.L, 0, NULL)); /* no rank uses it */
+        CARRY_TRY(put_chain(&(call){.plan = c->plan}, c->at.L, 0, NULL)); /* no rank uses it, but it must be defined */
     }
     if (plan->chained) {
         CARRY_TRY(exchange(c, M));

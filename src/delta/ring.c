@@ -18,7 +18,7 @@
 
 #define MOST CARRY_MAX_DELTA_RING
 #define DIM CARRY_MAX_DELTA_DIM
-#define LARGE 128e6 /* bytes of all states */
+#define LARGE 128e6 /* bytes of all states from which rings pay */
 
 /* Offsets in the ring do not depend on its address, so a copy of the bytes is a copy of the ring. */
 size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring, int64_t length, void *memory) {
@@ -42,7 +42,7 @@ size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring
     return at * sizeof(float);
 }
 
-/* NULL: it has one. */
+/* Returns the reason why the plan has no ring, or NULL if it has one. */
 static const char *no_ring(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     return p->tokens != 1 || p->sequences != 0  ? "a step takes one token for each of batch sequences"

@@ -10,11 +10,11 @@
 extern "C" {
 #endif
 
-#define CARRY_DELTA_RING_COUNTS 8 /* blocks of columns, at most */
+#define CARRY_DELTA_RING_COUNTS 8 /* most blocks of columns */
 
 typedef struct carry_delta_ring {
     int64_t length;
-    int64_t decays;  /* a token: K, or 1 */
+    int64_t decays;  /* decays of a token: K, or 1 */
     int32_t *counts; /* [N HV, 8] */
     float *k;        /* [N HV, length, K] */
     float *decay;    /* [N HV, length, decays] */

@@ -22,7 +22,7 @@ typedef struct carry_delta_split {
     const float *states;       /* backward: the states that entered the tokens */
     float *M, *L;              /* pair writes L and, in the forward pass, M */
     float *leaving;  /* rest writes the final state (backward: the gradient of the initial state); may be NULL */
-    void *workspace; /* the same for both */
+    void *workspace; /* the same memory for pair and rest */
 } carry_delta_split;
 
 /* splits: true if the plan's method supports it. split_bytes: the bytes of workspace for `heads` heads. */

@@ -31,7 +31,7 @@ typedef struct carry_scan_work {
     const carry_kernels *kernels;
     carry_scan_kind kind;
     int64_t batch, steps, n, width;
-    int64_t radix; /* the algorithm's */
+    int64_t radix; /* radix of the algorithm */
     int64_t chunk; /* steps of a chunk for chunkwise; 0: it chooses */
     bool transposed;
     carry_scan_array A, b, h;
@@ -41,7 +41,7 @@ typedef struct carry_scan_work {
     const struct carry_scan_algorithm *algorithm;
     const carry_gpu *gpu; /* NULL on the CPU */
     carry_stream *stream; /* of the device; NULL: the default stream */
-    int64_t products;     /* done so far */
+    int64_t products;     /* products computed so far */
     double flops;
 } carry_scan_work;
 
@@ -50,7 +50,7 @@ typedef carry_scan_work carry_scan_shape;
 
 typedef struct carry_scan_algorithm {
     const char *name, *about;
-    carry_span_site span; /* of its runs */
+    carry_span_site span; /* span of its runs */
     int64_t radix;        /* for algorithms with several radices, else 0 */
     int method;           /* for algorithms that share their functions (cuda.c) */
     bool by_value;        /* works only for some values of A and b, so the planner never chooses it */

@@ -34,7 +34,7 @@ static float *l_at(const pass *p, int64_t item, int64_t t) {
     return p->l + (item * p->steps + t) * p->b_size;
 }
 
-/* l = g, in f32. */
+/* Loads g into l, in f32. */
 static void load_steps(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const pass *p = argument;

@@ -26,7 +26,7 @@ typedef struct job {
     int64_t A_size, state_floats, scratch_floats;
     float *transitions;    /* [batch, chunks, A_size] */
     float *states;         /* [batch, chunks, state]: L, then S */
-    float *scratch, *hold; /* per thread */
+    float *scratch, *hold; /* one for each thread */
 } job;
 
 static int64_t chunk_of(const carry_scan_shape *shape, int threads) {

@@ -12,7 +12,7 @@ typedef struct carry_scan_item {
     ptrdiff_t h_step;
     const float *h0; /* [n, w]; zeros if the caller gave none */
     bool has_h0;
-    bool threaded; /* may split over threads */
+    bool threaded; /* solve may use several threads */
     carry_arena arena;
     int64_t products;
     double flops;

@@ -1,4 +1,4 @@
-/* The inside of a plan. */
+/* The internals of a plan. */
 #ifndef CARRY_SCAN_PLAN_H
 #define CARRY_SCAN_PLAN_H
 
@@ -14,7 +14,7 @@ struct carry_scan_plan {
     int threads;      /* threads of the context that it uses; 0: all */
     size_t workspace; /* for run or backward, whichever was planned */
     double seconds;
-    int64_t products; /* of the last run */
+    int64_t products; /* products of the last run */
     double flops;
     char about[256];
 };

@@ -10,7 +10,7 @@
 typedef struct job {
     const carry_scan_work *work;
     carry_scan_lanes lanes;
-    float *states, *scratch; /* a piece per thread */
+    float *states, *scratch; /* one piece for each thread */
     int64_t state_floats, scratch_floats;
 } job;
 

@@ -85,7 +85,8 @@ static void put_plan(carry_wisdom *wisdom, const carry_wisdom_plan *plan) {
         at++;
     }
     if (at == CARRY_WISDOM_PLANS) {
-        memmove(wisdom->plan, wisdom->plan + 1, sizeof wisdom->plan - sizeof wisdom->plan[0]); /* the oldest goes */
+        /* Drops the oldest plan. */
+        memmove(wisdom->plan, wisdom->plan + 1, sizeof wisdom->plan - sizeof wisdom->plan[0]);
         at--;
         wisdom->plans--;
     }
@@ -102,7 +103,7 @@ static int lock_file(carry_ctx *ctx) {
         return -1;
     }
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (file < 0 && errno == ENOENT && carry_file_replace(ctx, path, "", 0) == CARRY_OK) { /* which makes folders */
+    if (file < 0 && errno == ENOENT && carry_file_replace(ctx, path, "", 0) == CARRY_OK) { /* creates missing folders */
         file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     }
     const double until = carry_seconds() + LOCK_SECONDS;

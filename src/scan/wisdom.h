@@ -25,7 +25,7 @@ typedef struct carry_wisdom_plan {
     char kernels[16];
     char key[CARRY_SCAN_KEY];
     char algorithm[24];
-    int64_t chunk; /* 0: the algorithm's own */
+    int64_t chunk; /* 0: the algorithm chooses */
     int used;      /* threads of the context that the plan uses; 0: all */
     double seconds;
 } carry_wisdom_plan;

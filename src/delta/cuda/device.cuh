@@ -8,7 +8,7 @@
 
 #define WARP 0xffffffffu
 
-/* Tokens of a sequence. */
+/* The position of a sequence's tokens. */
 struct delta_place {
     int64_t batch, start, length, token; /* token: the first token, counted over the batch */
     int64_t kept;                        /* the same, counted over the tokens that `kept` covers */

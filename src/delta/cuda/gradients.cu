@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* dg with a key gate. */
+/* Computes dg with a key gate. */
 __global__ void __launch_bounds__(THREADS)
     delta_key_gradients(const __grid_constant__ carry_delta_back_job back, int64_t count) {
     const carry_delta_job &job = back.job;
@@ -170,7 +170,7 @@ cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaS
     const carry_delta_job *job = &back->job;
     int64_t tokens = job->borders == NULL ? job->sequences * job->tokens : job->tokens;
     int64_t numbers = tokens * job->value_heads;
-    if (back->part_q != NULL) { /* else they are written already */
+    if (back->part_q != NULL) { /* otherwise dq and dk are already written */
         (void)carry_delta_rows_launch(back, stream);
     }
     delta_number_gradients<<<grid_for(numbers, THREADS), THREADS, 0, stream>>>(*back, numbers);

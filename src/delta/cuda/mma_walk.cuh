@@ -147,7 +147,7 @@ __device__ __forceinline__ int solve(float (&rest)[8][4], unsigned (&x)[4][4], c
             put_from(rest, b, first, __int_as_float(0x7fffffff));
         }
         weighed(x[b], rest, b, [&](int t) { return s.beta[t]; });
-        first = first < C ? first : first_bad(x[b], b); /* by its beta */
+        first = first < C ? first : first_bad(x[b], b); /* beta may be NaN or infinite */
         if (first < C) {
             cut_from(x[b], b, first);
         }
@@ -186,7 +186,7 @@ __device__ __forceinline__ void put_outputs(uint16_t *tile, float (&o)[8][4], co
     for (int b = 0; b < BLOCKS && first < C; b++) {
         put_from(o, b, first, __int_as_float(0x7fffffff));
     }
-    __syncwarp(); /* every lane has its v */
+    __syncwarp(); /* every lane has read its v */
     put_columns<D>(tile, o);
 }
 

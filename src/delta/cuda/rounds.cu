@@ -82,7 +82,7 @@ carry_status run_piece(const planned &by, carry_delta_back_job part, float *kept
     return CARRY_OK;
 }
 
-/* Piece `index` of a round. */
+/* Returns the job of piece `index` of a round. */
 carry_delta_back_job piece_of(const carry_delta_back_job &round, const cut &c, const layout &l, int64_t index) {
     const int64_t first = index * c.piece;
     const size_t states = (size_t)c.sequences * states_of(round.job);

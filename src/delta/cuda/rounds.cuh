@@ -18,7 +18,7 @@ struct cut {
     int64_t sequences, heads, tokens, piece;
     bool packed;
     bool again;          /* recompute the state that enters a piece from the first token on, instead of storing it */
-    int64_t most_blocks; /* of a grid */
+    int64_t most_blocks; /* most blocks in a grid */
 
     int64_t pieces() const {
         return piece > 0 && tokens > piece ? (tokens + piece - 1) / piece : 1;
@@ -43,7 +43,7 @@ carry_delta_job job_of(const planned &by, const cut &c) {
     return job;
 }
 
-/* Of V. */
+/* The number of blocks of V. */
 int64_t blocks_of(const planned &by, const carry_delta_job *job) {
     return by.walks->blocks != NULL ? by.walks->blocks(job, by.plan->gpu.units) : 1;
 }

@@ -121,7 +121,7 @@ carry_status carry_all_scan_plan_new_for(carry_comm *comm, carry_all_scan_plan *
     made->tag = o->tag;
     made->shape =
         (carry_all_scan_shape){.problem = *problem, .ranks = carry_comm_size(comm), .threads = carry_ctx_threads(ctx)};
-    if (made->device > 0 || (machine != NULL && machine->start > 0)) { /* a launch does all heads */
+    if (made->device > 0 || (machine != NULL && machine->start > 0)) { /* one launch handles all heads */
         made->shape.threads = (int)(problem->heads < INT32_MAX ? problem->heads : INT32_MAX);
     }
     made->position = carry_all_scan_rank(made, carry_comm_rank(comm));

@@ -19,14 +19,14 @@
 #include "core/span.h"
 #include "ops/kernels/kernels.h"
 
-/* The parts of a prediction. */
+/* The rates and times that predictions use. */
 typedef struct carry_all_scan_machine {
     double latency;   /* seconds for an empty message one way, between the slowest pair */
     double overhead;  /* seconds for each further message that is passed on behind another */
     double bandwidth; /* bytes/s from one rank to the next while all send, for the slowest pair */
     /* Latency from one rank to the next, averaged over all: most neighbours may be near each other. */
     double mean_latency;
-    double mean_bandwidth;              /* 0: as above, both */
+    double mean_bandwidth;              /* 0: use latency and bandwidth for both means */
     double near_bandwidth;              /* bandwidth for the fastest pair; 0: the same everywhere */
     double far_latency[CARRY_COMM_FAR]; /* between ranks that are 2^i apart; 0: as latency and bandwidth */
     double far_bandwidth[CARRY_COMM_FAR];
@@ -89,19 +89,19 @@ typedef struct carry_all_scan_arith {
                  int64_t columns);
     void (*unpack)(carry_all_scan_plan *plan, carry_all_scan_view to, const void *wire, int64_t heads, int64_t rows,
                    int64_t columns);
-    void (*walk)(carry_all_scan_plan *plan, const carry_all_scan_walk *walk); /* NULL: position by position */
+    void (*walk)(carry_all_scan_plan *plan, const carry_all_scan_walk *walk); /* NULL: walk position by position */
     /* Writes zero bytes, so that no uninitialised ones are sent. */
     void (*clear)(carry_all_scan_plan *plan, void *bytes, size_t count);
 } carry_all_scan_arith;
 
 typedef struct carry_all_scan_algorithm {
     const char *name, *about;
-    carry_span_site span; /* of its begins and ends */
+    carry_span_site span; /* span of its begin and end calls */
     bool cuts;            /* it divides states into blocks: a given number, or one that it chooses */
     /* Returns true if it applies; otherwise writes the reason, which is never empty, to `why`. */
     bool (*applies)(const carry_all_scan_shape *shape, int64_t blocks, char *why, size_t why_size);
     double (*cost)(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks);
-    int64_t (*requests)(const carry_all_scan_shape *shape, int64_t blocks); /* each way */
+    int64_t (*requests)(const carry_all_scan_shape *shape, int64_t blocks); /* requests in each direction */
     bool (*workspace)(const carry_all_scan_plan *plan, size_t *bytes);      /* false: overflow */
     carry_status (*begin)(carry_all_scan_plan *plan);
     /* Goes as far as it can. Sets *done once nothing is left, which is always so with `wait`. */
@@ -111,7 +111,7 @@ typedef struct carry_all_scan_algorithm {
 typedef enum carry_all_scan_state {
     CARRY_ALL_SCAN_IDLE,
     CARRY_ALL_SCAN_UNDER_WAY,
-    CARRY_ALL_SCAN_DONE, /* but not ended */
+    CARRY_ALL_SCAN_DONE, /* finished, but end was not called */
     CARRY_ALL_SCAN_FAILED,
 } carry_all_scan_state;
 
@@ -122,7 +122,7 @@ struct carry_all_scan_plan {
     carry_all_scan_shape shape;
     const carry_all_scan_algorithm *algorithm;
     const carry_all_scan_arith *arith;
-    void *arith_user; /* a simulator's */
+    void *arith_user; /* used by the simulator */
     carry_all_scan_machine machine;
     int64_t blocks;
     int position, tag;
@@ -145,19 +145,19 @@ struct carry_all_scan_plan {
     unsigned char *roles_got, *roles_sent;     /* [requests] */
     carry_status broken;                       /* the first error of the arithmetic */
 
-    /* The scan under way. */
+    /* State of the scan in progress. */
     carry_all_scan_state state;
     carry_all_scan_args args;
     void *area;                     /* the algorithm's part of the workspace */
-    float *scratch;                 /* of factors: [threads, rows, value] */
+    float *scratch;                 /* for maps given as factors: [threads, rows, value] */
     int64_t next;                   /* the first block, position or round that is not done */
-    int64_t posted, sent;           /* sends */
+    int64_t posted, sent;           /* sends that were posted, and those that have completed */
     carry_all_scan_role role;       /* of the pair so far (doubling) */
     carry_all_scan_role sent_role;  /* of the pair that is sent */
     carry_all_scan_role roles_seen; /* of this rank's own pair (heads) */
-    unsigned char *walked;          /* [ranks] (heads) */
-    const float *M;                 /* of it */
-    float *S;                       /* so far (gather) */
+    unsigned char *walked;          /* [ranks]: roles for the walk (heads) */
+    const float *M;                 /* map of the pair (doubling, heads) */
+    float *S;                       /* the state so far (gather) */
     carry_all_scan_counts counts;
 };
 
@@ -294,7 +294,7 @@ static inline int64_t carry_all_scan_state_floats(const carry_all_scan_problem *
     return p->heads * p->key * p->value;
 }
 
-static inline size_t carry_all_scan_state_bytes(const carry_all_scan_problem *p) { /* on the wire */
+static inline size_t carry_all_scan_state_bytes(const carry_all_scan_problem *p) { /* bytes in a message */
     return (size_t)carry_all_scan_state_floats(p) * carry_dtype_size(p->wire);
 }
 

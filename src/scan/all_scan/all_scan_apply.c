@@ -221,7 +221,7 @@ static void wire_range(void *argument, int64_t begin, int64_t end, int worker) {
     const carry_dtype wire = j->plan->shape.problem.wire;
     int64_t run;
     const int64_t runs = runs_of(view, end - begin, j->rows, j->columns, &run);
-    const int64_t a_head = runs / (end - begin); /* 0: one run for all */
+    const int64_t a_head = runs / (end - begin); /* runs of a head; 0: one run covers all heads */
     char *bytes = (char *)j->wire + (size_t)(begin * j->rows * j->columns) * carry_dtype_size(wire);
     for (int64_t i = 0; i < runs; i++) {
         const int64_t head = begin + (a_head > 0 ? i / a_head : 0), row = a_head > 0 ? i % a_head : 0;

@@ -8,7 +8,7 @@
 #include "scan/all_scan/all_scan.h"
 
 typedef struct layout {
-    char *in, *out; /* wire */
+    char *in, *out; /* message buffers */
     float *block;   /* the state that leaves, before it is narrowed */
 } layout;
 
@@ -167,7 +167,7 @@ static carry_status pass_on(carry_all_scan_plan *plan, const layout *l, carry_al
         carry_all_scan_leave(plan, carry_all_scan_view_at(carry_all_scan_packed(p, plan->args.leaving.data), block), S,
                              block);
     }
-    if (!sends || role == CARRY_ALL_SCAN_CUT) { /* L has been sent */
+    if (!sends || role == CARRY_ALL_SCAN_CUT) { /* then L has already been sent */
         return CARRY_OK;
     }
     return plan->position > 0 ? send_block(plan, arrives_at(plan, l, block), block, index)

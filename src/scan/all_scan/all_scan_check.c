@@ -9,7 +9,7 @@
 #include "scan/all_scan/all_scan.h"
 #include "scan/check.h"
 
-#define MAX_SIZE ((int64_t)1 << 40) /* far beyond any in use */
+#define MAX_SIZE ((int64_t)1 << 40) /* far beyond any size in use */
 #define WORD 192
 #define DIFFERENCES 400
 
@@ -29,7 +29,7 @@ static carry_status check_sizes(carry_ctx *ctx, const carry_all_scan_problem *pr
     const int64_t state[] = {problem->heads, problem->key, problem->value};
     const int64_t map[] = {problem->heads, problem->key, problem->key};
     const int64_t factors[] = {problem->heads, sizes[3], problem->key};
-    const int64_t scratch[] = {sizes[3], problem->value, 1024}; /* threads */
+    const int64_t scratch[] = {sizes[3], problem->value, 1024}; /* 1024: most threads */
     size_t bytes;
     if (!carry_size_product(&bytes, state, 3, 64) || !carry_size_product(&bytes, map, 3, 64) ||
         !carry_size_product(&bytes, factors, 3, 64) || !carry_size_product(&bytes, scratch, 3, 64)) {
@@ -70,7 +70,7 @@ carry_status carry_all_scan_check_problem(carry_ctx *ctx, const carry_all_scan_p
 
 static void write_word(char word[WORD], const carry_all_scan_problem *p, const carry_all_scan_options *o) {
     static const char *const kinds[] = {"dense", "diagonal", "factors"};
-    memset(word, 0, WORD); /* all of it travels */
+    memset(word, 0, WORD); /* all bytes of it are sent */
     (void)snprintf(word, WORD,
                    "%s h%" PRId64 " k%" PRId64 " v%" PRId64 " rows %" PRId64 " %s%s%s, %.24s in %" PRId64
                    " blocks, tag %d",
@@ -89,7 +89,7 @@ static carry_status compare(carry_comm *comm, const char *words) {
             continue;
         }
         differing++;
-        if (used < (int)sizeof text / 2) { /* the first ones are named */
+        if (used < (int)sizeof text / 2) { /* only the first differences are listed */
             used += snprintf(text + used, sizeof text - (size_t)used, ", rank %d '%.*s'", rank, WORD - 1, word);
             used = used < (int)sizeof text ? used : (int)sizeof text - 1;
         }

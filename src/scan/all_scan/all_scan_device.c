@@ -102,7 +102,7 @@ static carry_status time_walk(carry_all_scan_plan *plan, double *seconds) {
     const int64_t heads = (p->heads + plan->shape.ranks - 1) / plan->shape.ranks;
     const int64_t state = heads * p->key * p->value, map = heads * carry_all_scan_map_floats(p);
     const size_t bytes = (size_t)(MANY * (2 * state + map)) * sizeof(float);
-    unsigned char role[MANY] = {CARRY_ALL_SCAN_CUT}; /* then maps */
+    unsigned char role[MANY] = {CARRY_ALL_SCAN_CUT}; /* a cut, then maps */
     double least[2] = {INFINITY, INFINITY};
     void *data;
     CARRY_TRY(carry_device_alloc(plan->ctx, &data, plan->device, bytes));

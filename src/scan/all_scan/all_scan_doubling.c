@@ -115,9 +115,9 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     if (shape->ranks == 1) {
         return product;
     }
-    double seconds = product + message_cost(p, machine, 0, 0); /* folding in, handing over */
+    double seconds = product + message_cost(p, machine, 0, 0); /* folding `initial` in, and the hand-over */
     for (int round = 0; round < rounds_of(shape->ranks); round++) {
-        const bool composes = (int64_t)2 << round <= shape->ranks - 2; /* another rank does */
+        const bool composes = (int64_t)2 << round <= shape->ranks - 2; /* some rank still composes maps in this round */
         const int64_t numbers = composes ? carry_all_scan_map_floats(p) : 0;
         seconds += product + (composes ? carry_all_scan_spread(machine, heads * machine->compose) : 0.0) +
                    message_cost(p, machine, round, numbers);

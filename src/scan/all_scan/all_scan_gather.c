@@ -6,7 +6,7 @@
    maps given as factors are sent as factors if that is smaller. */
 #include "scan/all_scan/all_scan.h"
 
-#define AT_ONCE 2 /* sends */
+#define AT_ONCE 2 /* sends in flight at once */
 
 typedef struct layout {
     char *out;

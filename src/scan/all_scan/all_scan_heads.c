@@ -13,10 +13,10 @@
 
 typedef struct layout {
     char *out, *in;       /* pairs by position: those that others receive, those that this one receives */
-    char *back, *arrived; /* states, likewise */
+    char *back, *arrived; /* states, sent and received in the same way */
     float *states; /* [ranks, own heads, K, V]: first the states that leave each position, later those that enter it */
     float *map;    /* this rank's map made dense, if it was given as factors */
-    float *L, *M;  /* of a pair, f32 */
+    float *L, *M;  /* one pair in f32 */
 } layout;
 
 static int64_t first_head(const carry_all_scan_plan *plan, int position) {
@@ -115,7 +115,8 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     const double messages = 2.0 * (carry_all_scan_far_latency(m, far) + (others - 1.0) * m->message);
     const double walk = m->start + others * (m->step > 0 ? m->step : product);
     const double nodes = carry_all_scan_nodes(m, shape->ranks);
-    const double beyond = nodes > 1 ? (shape->ranks - shape->ranks / nodes) / others : 1.0; /* to other nodes */
+    /* Share of messages to other nodes. */
+    const double beyond = nodes > 1 ? (shape->ranks - shape->ranks / nodes) / others : 1.0;
     const double byte = beyond * carry_all_scan_far_byte(m, far) + (nodes > 1 ? (1.0 - beyond) / m->near_bandwidth : 0);
     return messages + crowding(shape, nodes) * bytes * byte + handled + walk;
 }
@@ -146,7 +147,7 @@ static void put_pair(carry_all_scan_plan *plan, const layout *l, int to) {
     some.heads = heads;
     const carry_all_scan_block block = {.head = head, .heads = heads, .columns = p->value};
     carry_all_scan_put_role(plan, message, pair_bytes(p, heads, plan->position), role);
-    if (plan->position == 0) { /* folded in */
+    if (plan->position == 0) { /* the pair is folded into a state */
         const carry_all_scan_view L = carry_all_scan_packed(p, l->states);
         carry_all_scan_leave(plan, L, carry_all_scan_view_at(carry_all_scan_packed(p, plan->args.state.data), block),
                              block);
@@ -191,7 +192,8 @@ static carry_status begin(carry_all_scan_plan *plan) {
         plan->arith->densify(plan, l.map, &map, p->heads);
         plan->M = l.map;
     }
-    for (int step = 1; step <= ranks && self < ranks - 1; step++) { /* the next first, itself last */
+    /* Starts with the next position, ends with itself. */
+    for (int step = 1; step <= ranks && self < ranks - 1; step++) {
         const int to = (self + step) % ranks;
         if (heads_of(plan, to) == 0) {
             continue;

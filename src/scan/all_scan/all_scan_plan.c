@@ -53,7 +53,7 @@ double carry_all_scan_predict(const carry_all_scan_algorithm *algorithm, const c
     return best;
 }
 
-/* "chain in 8 blocks" */
+/* Writes a name such as "chain in 8 blocks". */
 static void write_name(char *text, size_t size, const carry_all_scan_algorithm *algorithm, int64_t blocks) {
     if (algorithm->cuts) {
         (void)snprintf(text, size, "%s in %lld block%s", algorithm->name, (long long)blocks, blocks == 1 ? "" : "s");

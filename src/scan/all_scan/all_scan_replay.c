@@ -21,7 +21,7 @@ typedef struct world {
     const carry_all_scan_network *network;
     int ranks;
     rank *rank;
-    queue *queues;     /* [ranks, ranks], from and to */
+    queue *queues;     /* [ranks, ranks]: by sender and receiver */
     double *out, *in;  /* [ranks, 2]: the time at which each port is free */
     int *heap, *place; /* heap of ranks that can go on, by clock; the index of each rank in it, or -1 */
     int waiting;
@@ -29,7 +29,7 @@ typedef struct world {
 
 static bool is_before(const world *w, int a, int b) {
     const double x = w->rank[a].clock, y = w->rank[b].clock;
-    return x < y || (x == y && a < b); /* the same bits every time */
+    return x < y || (x == y && a < b); /* ties are broken by rank, so that results are reproducible */
 }
 
 static void put_at(world *w, int at, int r) {

@@ -35,7 +35,8 @@ static void post(carry_wire *wire, carry_request *request) {
     }
 }
 
-/* No message is there before it is waited for, so ranks behave as if every message came late, as most do. */
+/* A message is never reported as arrived before a rank waits for it. So ranks behave as if every message came late, as
+   most do. */
 static void progress(carry_wire *wire, carry_request *request, double until) {
     if (until > 0) {
         add(wire->state, request->to != NULL ? CARRY_STEP_RECEIVED : CARRY_STEP_SENT, request->world,

@@ -13,24 +13,24 @@
 
 #include "scan/all_scan/all_scan.h"
 
-#define CARRY_ALL_SCAN_SIMULATED 4096 /* ranks */
+#define CARRY_ALL_SCAN_SIMULATED 4096 /* most ranks */
 
 /* node: ranks in a node. Index 0: links inside a node, index 1: links between nodes. */
 typedef struct carry_all_scan_network {
     int node;
-    double latency[2], bandwidth[2]; /* seconds, bytes a second */
+    double latency[2], bandwidth[2]; /* seconds, bytes/s */
 } carry_all_scan_network;
 
 typedef struct carry_all_scan_costs {
     double launch;  /* seconds of an empty kernel */
     double step;    /* seconds between two dependent products of one launch */
-    double product; /* operations a second of products */
-    double memory;  /* bytes a second */
+    double product; /* flop/s of products */
+    double memory;  /* bytes/s */
 } carry_all_scan_costs;
 
 typedef struct carry_all_scan_simulated {
     double seconds;   /* until the last rank has its state */
-    double predicted; /* by the planner */
+    double predicted; /* the planner's prediction */
     int64_t blocks, messages;
     int64_t received; /* bytes received by the rank that receives most */
     char algorithm[16];
@@ -41,7 +41,7 @@ carry_status carry_all_scan_simulate(carry_ctx *ctx, carry_all_scan_simulated *r
                                      const carry_all_scan_problem *problem, int ranks, const char *algorithm,
                                      const carry_all_scan_network *network, const carry_all_scan_costs *costs);
 
-/* Between record and replay. */
+/* A step of a rank, recorded and then replayed. */
 typedef enum carry_all_scan_step_kind {
     CARRY_STEP_COMPUTE,
     CARRY_STEP_SEND,

@@ -211,7 +211,7 @@ void finish(carry_all_scan_plan *plan, const char *what) {
 }
 
 void launch(const carry_all_scan_plan *plan, const product &p, int64_t heads) {
-    const int64_t most = 65535; /* of a grid's z */
+    const int64_t most = 65535; /* limit of a grid's z */
     for (int64_t first = 0; first < heads; first += most) {
         product part = p;
         const int64_t some = heads - first < most ? heads - first : most;

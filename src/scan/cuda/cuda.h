@@ -39,7 +39,7 @@ typedef struct carry_cuda_gradients {
     carry_scan_kind kind;
     int64_t batch, steps, n, width;
     carry_scan_array l, h, h0, A; /* in the order of the recurrence of the forward pass */
-    carry_scan_array dA, dh0;     /* data NULL: not wanted */
+    carry_scan_array dA, dh0;     /* data is NULL if not wanted */
     carry_stream *stream;
     int device;
 } carry_cuda_gradients;

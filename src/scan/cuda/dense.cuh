@@ -35,7 +35,7 @@ struct matrices {
 
 struct level_data {
     carry_dense_level at;
-    matrices A;    /* of its elements */
+    matrices A;    /* transitions of its elements */
     matrices made; /* cyclic: the elements of the next level; tree: matrix (e-1)/2 is the node that ends at odd element
                       e; groups: products up to e */
     float *states; /* blelloch: the states that enter elements, [batch, count, n, w] */

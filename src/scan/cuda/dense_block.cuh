@@ -238,7 +238,7 @@ template <int SIZE> struct product<float, SIZE> {
     }
 };
 
-/* Eight neighbours of a row. */
+/* Loads eight adjacent elements of a row. */
 __device__ inline void load_eight(float (&to)[8], const float *from) {
     float4 low = *(const float4 *)from;
     float4 high = *(const float4 *)(from + 4);

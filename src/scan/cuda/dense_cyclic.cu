@@ -51,8 +51,8 @@ template <typename E, int SIZE> struct reduction {
     static constexpr int ELEMENTS = slot<E, SIZE>::ELEMENTS;
     const params &p;
     E *slots;      /* on the way up: one or two products, then the ring */
-    float *values; /* of neighbouring elements */
-    float *state;  /* before them */
+    float *values; /* values of adjacent elements */
+    float *state;  /* the state before them */
     int apart;     /* floats between elements in shared memory */
     int size;      /* n w */
 

@@ -147,7 +147,7 @@ struct elements {
     const fold_job &job;
     int64_t task; /* visit, over all sequences */
     int64_t item, visit;
-    int at; /* in the visit */
+    int at; /* index of the element in the visit */
 
     __device__ explicit elements(const fold_job &j) : job(j), task(blockIdx.x), at(0) {
         enter();
@@ -265,7 +265,7 @@ template <typename E> __device__ __forceinline__ void walk(const fold_job &job, 
     copy_wait_for<0>();
 }
 
-/* The first two warpgroups. */
+/* The first two warpgroups compute the products. */
 template <typename E> __device__ __forceinline__ void multiply(const fold_job &job, fold_shared &s) {
     folding<E> product;
     int stage = 0;

@@ -11,7 +11,7 @@ namespace dense {
 /* Visits of `radix` transitions of 128 x 128 in 16 bits, each aligned to 16 bytes and not transposed, with one column
    of values. */
 struct fold_job {
-    int64_t tasks, visits; /* of all sequences, of one */
+    int64_t tasks, visits; /* visits of all sequences, visits of one */
     int64_t radix;
     matrices A, made;
     array b, values; /* values: f32 */

@@ -13,7 +13,7 @@ struct layout {
     params p; /* workspace pointers are set if the arena has memory */
     int size; /* n padded: 16, 32, 64 or 128 */
     size_t shared_bytes;
-    int64_t blocks; /* that have work */
+    int64_t blocks; /* number of blocks that have work */
     dense::kernel_of_params kernel;
     double product_s; /* estimated seconds for one n x n product by one block */
     int per_unit;     /* planned number of blocks on each multiprocessor */

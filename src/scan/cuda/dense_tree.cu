@@ -98,7 +98,7 @@ template <typename E, int SIZE> struct tree {
     const params &p;
     E *slots;      /* the kept nodes, the newest one, the ring */
     float *values; /* of a visit's elements */
-    float *states; /* what enters each element */
+    float *states; /* states that enter elements */
     int apart;     /* floats between elements in shared memory */
     int size;      /* n w */
 

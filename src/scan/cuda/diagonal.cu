@@ -32,7 +32,8 @@ double channels_of(const carry_scan_shape *s) {
 
 bool is_wide(const carry_scan_shape *s, carry_cuda_method method) {
     int channels = s->b.dtype == CARRY_F32 || method != CARRY_CUDA_SEQUENTIAL ? 4 : 8;
-    double threads_wanted = method == CARRY_CUDA_SEQUENTIAL ? 256.0 : 16.0; /* of one segment, a multiprocessor */
+    /* Threads of one segment for each multiprocessor. */
+    double threads_wanted = method == CARRY_CUDA_SEQUENTIAL ? 256.0 : 16.0;
     return can_be_wide(s, channels) && channels_of(s) / channels >= threads_wanted * s->gpu->units;
 }
 

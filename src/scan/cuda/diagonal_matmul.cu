@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
         } else {
             __syncthreads();
         }
-        bool is_last = done + tile >= d.steps; /* the same for all */
+        bool is_last = done + tile >= d.steps; /* the same for all threads */
 #pragma unroll
         for (int m = 0; m < TILES && done > 0; m++) {
             state[m][0] = rooms[m].state[side][g];

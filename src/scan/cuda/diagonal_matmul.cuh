@@ -113,7 +113,7 @@ template <int RADIX> struct triangle {
             odd[half] = __shfl_sync(ALL, a[half], 4 * (2 * q + 1));
             inside[half] = product_up_to(g >= 2 * q + 2 ? a[half] : 1.0f, g);
         }
-        /* Q = 0: over the first 8 steps; q = 1: over the others. */
+        /* from_start is over the first 8 steps if q = 0, and over the others if q = 1. */
         float from_start = product_up_to(q == 0 ? a[0] : a[1], g);
         float to_middle = __shfl_sync(ALL, inside[0], 28 + q);
         float late_here = to_middle * __shfl_sync(ALL, from_start, 4 * g + 1);
@@ -169,7 +169,7 @@ __device__ __forceinline__ void enter_units(float (&before)[UNITS][2], const flo
     bool is_here = q == own / 4;
 #pragma unroll
     for (int j = 0; j < (UNITS + 1) / 2; j++) {
-        int unit = own % 4 + 2 * j + (UNITS > 1 ? g % 2 : 0); /* of its four */
+        int unit = own % 4 + 2 * j + (UNITS > 1 ? g % 2 : 0); /* index within its group of four */
         float since = unit == 0 ? to[0] : unit == 1 ? to[1] : unit == 2 ? to[2] : to[3];
         float weight = is_here ? 1.0f : between * since;
         float entry[4];

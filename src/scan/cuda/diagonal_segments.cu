@@ -218,7 +218,7 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
         carry_initial<V>(state, d, item, channel);
     }
     int tile = segments * LONG;
-    for (int64_t left = d.steps - first;; left -= tile) { /* steps from here on */
+    for (int64_t left = d.steps - first;; left -= tile) { /* left: steps from here on */
         carry_segment<V, LONG, TA, TB> raw;
         float a[LONG];
         float b[LONG][V];

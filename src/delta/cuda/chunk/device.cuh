@@ -38,7 +38,7 @@ namespace DELTA_CHUNK {
 
 constexpr int C = 64, D = 128;
 constexpr int BAND = C * 128;  /* bytes of 64 columns */
-constexpr int TILE = 2 * BAND; /* of q or k */
+constexpr int TILE = 2 * BAND; /* bytes of a tile of q or k */
 /* Bytes of T or W: of 32 columns, of 32 rows of 32 columns, and of both parts in the workspace. */
 constexpr int HALF = C * 64, QUARTER = HALF / 2, KEPT = HALF + QUARTER;
 constexpr int NUMBERS_AT = 2 * KEPT;
@@ -123,7 +123,7 @@ static __device__ __forceinline__ int64_t kept_at(const ring &r, bool reverse, i
 }
 
 struct sequence_place {
-    int batch, first, length, slot; /* slot: of its first chunk */
+    int batch, first, length, slot; /* slot: the slot of its first chunk */
 };
 
 /* Returns the position of sequence or segment `index`. The first slot of packed sequence i is cu[i] / 64 + i (cu

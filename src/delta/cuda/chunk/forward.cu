@@ -36,7 +36,7 @@ static __device__ __forceinline__ void make_tiles(const prepare_args &a, prepare
         uint32_t T = start + e * CHUNK_BYTES, P[32];
         float W[32];
         load_scores(P, scores_of(data + e * CHUNK_BYTES, warp, lane), warp);
-        __syncthreads(); /* all threads have read them */
+        __syncthreads(); /* all threads have read P */
         finish(a, n, e, triangles + e * TRIANGLE, T, start + REST_AT, data + e * CHUNK_BYTES, thread);
         hopper::fence_async();
         __syncthreads();

@@ -12,7 +12,7 @@ constexpr int GQ = 0, GO = 4 * TILE, GV = 8 * TILE, GS = 9 * TILE, GDS = GS + ST
 constexpr int GRADIENT_SHARED = 1024 + GN + 2 * NUMBERS_BYTES;
 constexpr int GRADIENT_THREADS = 3 * 128; /* the last warpgroup copies */
 
-/* Of one value head. */
+/* Sums for one value head. */
 struct gradient_numbers {
     float row_p[C], row_m[C], column[8][C];                   /* sums of dP P and M D kk by row; by column and warp */
     float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: dv . V', y_value: Y . v where beta is tiny */
@@ -131,7 +131,7 @@ static __device__ __forceinline__ void weigh_square(bool queries, float scale, c
             float x0 = d0 * x[4 * block + 2 * r], x1 = d1 * x[4 * block + 2 * r + 1];
             float p0 = x0 * norm[r] * w.x * products[4 * block + 2 * r];
             float p1 = x1 * norm[r] * w.y * products[4 * block + 2 * r + 1];
-            total[r] += p0 + p1; /* without `by` */
+            total[r] += p0 + p1; /* without the factor `by` */
             down.x += by[r] * p0;
             down.y += by[r] * p1;
             x0 *= by[r];

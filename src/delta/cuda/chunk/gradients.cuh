@@ -37,7 +37,7 @@ struct gradient_places {
     __device__ __forceinline__ int qk(int n) const {
         return GQ + n % 2 * 2 * TILE;
     }
-    __device__ __forceinline__ int rows(int n) const { /* dO, then Y */
+    __device__ __forceinline__ int rows(int n) const { /* offset of dO, which Y follows */
         return GO + n % 2 * 2 * TILE;
     }
     __device__ __forceinline__ const float *numbers(int n) const {
@@ -67,7 +67,7 @@ static __device__ __forceinline__ void clear_places(const shape &s, uint32_t sta
 static __device__ __forceinline__ void copy_items(const gradient_args &a, const gradient_places &p) {
     using namespace hopper;
     const shape &s = a.in.s;
-    int group = s.value_heads / s.heads, done = 0, n = 0; /* of items, of value heads */
+    int group = s.value_heads / s.heads, done = 0, n = 0; /* items and value heads done */
     int first = a.turn * state_bytes(s);
     for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
         gradient_item one = item_of(a, item);
@@ -132,7 +132,7 @@ static __device__ __forceinline__ void inner_items(const gradient_args &a, const
 struct gradient_worker {
     const gradient_args &a;
     const gradient_places &p;
-    gradient_numbers *all; /* two */
+    gradient_numbers *all; /* two of them */
     bool queries;
     int warp, lane;
 
@@ -243,7 +243,7 @@ struct gradient_worker {
                 product_turned(sum, describe(rows + BAND + i * 2048, 0), describe(k + i * 2048, BAND), 1);
             }
             products_commit();
-            if (a.last_turn()) { /* while they are made */
+            if (a.last_turn()) { /* runs while the products are computed */
                 finish_values(a, numbers, at, value_head, p.data + (left - p.start), thread);
             }
         } else if (warp == 0) {

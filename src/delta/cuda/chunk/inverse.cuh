@@ -8,7 +8,7 @@
 namespace DELTA_CHUNK {
 
 constexpr int ROW = 68;                /* floats in a row of a triangle, with padding */
-constexpr int TRIANGLE = C * ROW + 16; /* floats of one value head */
+constexpr int TRIANGLE = C * ROW + 16; /* floats for one value head */
 
 /* Computes column `column` of the inverse of I + a. It overwrites a once all threads of the warp have read it. */
 static __device__ __forceinline__ void invert_block(float *a, int column) {

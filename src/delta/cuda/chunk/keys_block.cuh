@@ -35,10 +35,10 @@ static_assert(KEYS_SHARED <= 76800 && KEYS_TRIANGLE + TRIANGLE * 4 <= WHOLE, "th
 struct keys_block {
     const keys_args &a;
     chunk_place at;
-    int head; /* of v */
+    int head; /* value head */
     uint32_t start;
     char *data, *page;
-    int warp, lane, block; /* block: of 16 tokens */
+    int warp, lane, block; /* block: index of the block of 16 tokens */
     float G[16][4];        /* log2 of the decay since the block's start */
 
     __device__ __forceinline__ float *numbers(int which) const {
@@ -59,7 +59,7 @@ struct keys_block {
             int row = 16 * block + 2 * i + lane / 16, part = lane % 16;
             uint32_t to = start + (uint32_t)place(tile, row, part);
             const uint16_t *there = rows + (int64_t)(at.first + min(row, at.length - 1)) * from.token + part * 8;
-            int bytes = row < at.length ? 16 : 0; /* else zeros */
+            int bytes = row < at.length ? 16 : 0; /* rows past the end are filled with zeros */
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(there), "r"(bytes) : "memory");
         }
     }

@@ -17,7 +17,7 @@
 
 namespace DELTA_CHUNK {
 
-/* As mark_bad of prepare.cuh. */
+/* The same as mark_bad in prepare.cuh. */
 static __device__ __forceinline__ void mark_bad_keys(float *triangle, const float *beta, float *bad, int row,
                                                      int lane) {
     __syncwarp();
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(128, 3) prepare_keys(const __grid_constant__ k
     uint32_t P[32];
     float W[32];
     load_scores(P, scores_of(memory, warp, lane), warp);
-    __syncthreads(); /* all threads have read them */
+    __syncthreads(); /* all threads have read the scores */
     round_inverse(triangle, start, start + KEYS_REST, thread);
     if (thread < C) {
         *(float *)(page + NUMBERS_AT + (BETA + thread) * 4) = beta[thread] + bad[thread];

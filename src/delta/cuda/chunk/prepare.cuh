@@ -29,7 +29,7 @@ static_assert(PREPARE_SHARED >= 1024 + 4 * TILE, "q and k of 256 are there first
 struct prepare_numbers {
     float high[2][C], low[2][C]; /* log2 of the cumulative decay */
     float beta[2][C];
-    float inverse_norm[2][C]; /* of k, of q */
+    float inverse_norm[2][C]; /* for k and for q */
     float bad[2][C];          /* 0, or NaN for a token whose row of A has NaN or infinity */
     uint64_t full;
 };
@@ -174,7 +174,7 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
         by_q[r] = a.scale * n.inverse_norm[1][i];
     }
     uint32_t P[4], rest[4];
-    float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* a number, if A is */
+    float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* finite if all elements of A are */
 #pragma unroll
     for (int block = 0; block < 8; block++) {
         int column = 8 * block + lane % 4 * 2;

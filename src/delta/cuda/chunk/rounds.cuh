@@ -26,7 +26,7 @@ struct back_way {
 /* The workspace may have at most 1.5 times the bytes of q, k, v and do, or LARGE bytes if that is more. Borders of
    packed sequences come before this part of the workspace, so sizes are compared with slightly less (COUNTED). */
 constexpr double MOST = 1.497, LARGE = 32e6, COUNTED = 0.999;
-constexpr int LEAST = 8;      /* chunks of a ring's part */
+constexpr int LEAST = 8;      /* fewest chunks in a part of a ring */
 constexpr int FEW_ROUNDS = 3; /* rounds of segments that cost little */
 
 static inline double inputs_of(const carry_delta_job *job) {
@@ -197,7 +197,7 @@ static inline void find_sequences(const carry_delta_job *job, int units, back_ro
         found->slots = found->slots > 2 ? found->slots : 2;
         return;
     }
-    for (int64_t count = job->batch - 1; count > 0; count--) { /* sequences of a round */
+    for (int64_t count = job->batch - 1; count > 0; count--) { /* count: sequences of a round */
         part.batch = part.sequences = count;
         if (count == 1 || (double)way_of(&part, units, found->most, true).l.bytes <= found->most) {
             found->batches = (int)((job->batch + count - 1) / count);

@@ -21,7 +21,7 @@ template <typename Shape> struct scan_worker {
     __device__ __forceinline__ state_place place_of(const float *states) const {
         int keys = 64 * a.s.key_bands, values = 64 * a.s.bands << a.s.shift, by_value = a.state_transposed ? keys : 1;
         int64_t head = (int64_t)(item.sequence / a.s.segments) * a.s.state_heads + (item.value_head >> a.s.shift);
-        int first = item.value_head - (item.value_head >> a.s.shift << a.s.shift); /* which part of the head */
+        int first = item.value_head - (item.value_head >> a.s.shift << a.s.shift); /* index of the part of the head */
         return begin(states + head * (keys * values) + first * D * by_value, by_value, a.state_transposed ? 1 : values);
     }
     __device__ __forceinline__ state_place place_of(int segment, pair_part part) const {
@@ -51,7 +51,7 @@ template <typename Shape> struct scan_worker {
                            : first      ? place_of(a.initial_state)
                            /* Of the next segment, after fix_up. */
                            : Shape::REVERSE ? place_of(item.sequence + 1, PART_C)
-                                            : place_of(item.sequence - 1, PART_L); /* of the last one */
+                                            : place_of(item.sequence - 1, PART_L); /* of the previous segment */
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             S[0][i] = *from.at(i);
@@ -85,7 +85,7 @@ template <typename Shape> struct scan_worker {
     }
     /* Memory after the end of a sequence may hold NaN or infinity. */
     __device__ __forceinline__ void clear(uint32_t k, uint32_t v, int left) {
-        if (!Shape::BY_KEY) { /* prepare has zeros there */
+        if (!Shape::BY_KEY) { /* with gates by key channel, prepare has stored zeros there */
             clear_rows(k, 2 * HALVES, left, 32 * warp + lane);
         }
         clear_rows(v, 1, left, 32 * warp + lane);

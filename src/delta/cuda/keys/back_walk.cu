@@ -9,7 +9,7 @@ namespace {
 template <int D> struct side {
     static constexpr int LD = D + 8;
     alignas(16) uint16_t faded_k[C * LD], faded_q[C * LD], left_k[C * LD];
-    alignas(16) uint16_t grad[C * LV], y[C * LV]; /* grad: of o */
+    alignas(16) uint16_t grad[C * LV], y[C * LV]; /* grad: the gradient of o */
     alignas(16) uint16_t A[C * LC], P[C * LC];
     alignas(16) uint16_t U[BLOCKS][BLOCK * LB];
     alignas(16) float end[D], beta[C];
@@ -20,7 +20,7 @@ template <int D, int SIDES> struct back_walk {
     const carry_delta_keys_part &part;
     side<D> *sides;
     int64_t sequence, head;
-    int first; /* column of V */
+    int first; /* first column of V */
     delta_place place;
     float dS[D / 8][4];
 

@@ -183,7 +183,7 @@ carry_status carry_delta_keys_backward(carry_delta_plan *plan, const carry_delta
         part.heads = left < c.heads ? left : c.heads;
         CARRY_TRY(run_heads(plan, &back, part, c.slots, borders, stream));
     }
-    back.part_q = back.part_k = NULL; /* they, and dg, are written */
+    back.part_q = back.part_k = NULL; /* dq, dk and dg are already written */
     back.dg.data = NULL;
     CARRY_CUDA_TRY(carry_delta_gradients_launch(&back, stream), "gradients of the delta rule could not be summed");
     carry_delta_count_work(plan, args->kept == NULL ? 26.0 : 20.0);

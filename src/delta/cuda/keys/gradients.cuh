@@ -48,7 +48,7 @@ template <int D> struct gradient_products {
     int64_t slot, head, page;
     float dqf[N][4], dkf[N][4]; /* dkf has the opposite sign */
 
-    static __device__ __forceinline__ int block() { /* of tokens */
+    static __device__ __forceinline__ int block() { /* index of the warp's block of tokens */
         return warp_of() % 4;
     }
     static __device__ __forceinline__ int half() {
@@ -168,7 +168,7 @@ template <int D> struct gradient_products {
         }
     }
 
-    /* All sums over V. */
+    /* Computes all sums over V. */
     __device__ void over_values() {
         float dkl[N][4], z[4][4], w[4][4], through = 0.0f;
         clear<N>(dqf);

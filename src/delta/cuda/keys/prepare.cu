@@ -169,7 +169,7 @@ template <int D, typename PAGE> struct prepare_chunk {
         }
     }
 
-    /* For backward also U. */
+    /* Inverts the diagonal blocks; for the backward pass also computes U. */
     __device__ void invert() {
         const int warp = warp_of();
         uint16_t *U = nullptr;

@@ -8,7 +8,7 @@ namespace {
 
 template <int D> struct value_memory {
     alignas(16) uint16_t faded_k[C * (D + 8)];
-    alignas(16) uint16_t v[C * LV], y[C * LV]; /* then x, and dv */
+    alignas(16) uint16_t v[C * LV], y[C * LV]; /* later x and dv */
     prepared p;
     float on_beta[WARPS][C];
 };
@@ -26,7 +26,7 @@ template <int D> struct value_chunk {
         copy_whole<THREADS>(m.p.A, from.A, sizeof from.A);
         copy_whole<THREADS>(m.p.T, from.T, sizeof from.T);
         copy_whole<THREADS>(m.p.beta, from.beta, sizeof from.beta);
-        if (threadIdx.x < C) { /* the page has them */
+        if (threadIdx.x < C) { /* the page already includes these factors */
             m.p.fade[threadIdx.x] = m.p.k_norm[threadIdx.x] = 1.0f;
         }
         for (int i = (int)threadIdx.x; i < WARPS * C; i += THREADS) {

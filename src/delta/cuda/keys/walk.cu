@@ -10,7 +10,7 @@ namespace {
 template <int D> struct side {
     static constexpr int LD = D + 8;
     alignas(16) uint16_t faded_k[C * LD], faded_q[C * LD], left_k[C * LD];
-    alignas(16) uint16_t v[C * (COLUMNS + 8)]; /* then o */
+    alignas(16) uint16_t v[C * (COLUMNS + 8)]; /* later o */
     alignas(16) uint16_t rest[C * LC];
     alignas(16) float end[D];
     prepared p;
@@ -21,7 +21,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
     const carry_delta_keys_part &part;
     side<D> *sides;
     int64_t sequence, head;
-    int first; /* column of V */
+    int first; /* first column of V */
     delta_place place;
     float S[D / 8][4];
 
@@ -111,7 +111,8 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
         if (!PAGE::BACK && job.o.data != nullptr) {
             output(m, x, bad);
         }
-        const float number = bad < C ? __int_as_float(0x7fffffff) : 1.0f; /* of a warp's columns */
+        /* NaN spoils the state of this warp's columns. */
+        const float number = bad < C ? __int_as_float(0x7fffffff) : 1.0f;
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
             const float2 end = *reinterpret_cast<const float2 *>(m.end + 8 * n + column_in());
@@ -126,7 +127,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
         }
     }
     __device__ void run() {
-        for (int i = (int)threadIdx.x; i < SIDES * C; i += THREADS) { /* the pages have them */
+        for (int i = (int)threadIdx.x; i < SIDES * C; i += THREADS) { /* the pages already include these factors */
             sides[i / C].p.fade[i % C] = sides[i / C].p.k_norm[i % C] = 1.0f;
         }
         load_state();

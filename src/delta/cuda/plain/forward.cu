@@ -18,7 +18,7 @@ template <int KR, bool KEYS> struct tile {
     alignas(16) float q[TOKENS * KP];
     alignas(16) float decay[KEYS ? TOKENS * KP : TOKENS];
     float beta[TOKENS];
-    float v[TOKENS * COLUMNS]; /* then o */
+    float v[TOKENS * COLUMNS]; /* later o */
 };
 
 /* The number of tokens of the sequence after which snapshot i is taken. */
@@ -39,11 +39,11 @@ template <int KR, bool KEYS> struct unit {
     tile<KR, KEYS> &s;
     int64_t sequence, head;
     delta_place place;
-    int first;     /* of the block's columns */
-    int column, r; /* this thread's */
+    int first;     /* the block's first column */
+    int column, r; /* of this thread */
     float S[KR];
     int64_t next, due; /* the next snapshot, and the number of tokens after which it is due */
-    delta_tile<tile<KR, KEYS>::TOKENS, tile<KR, KEYS>::KP, THREADS> k, q; /* of the next tile */
+    delta_tile<tile<KR, KEYS>::TOKENS, tile<KR, KEYS>::KP, THREADS> k, q; /* for the next tile */
     delta_tile<tile<KR, KEYS>::TOKENS, COLUMNS, THREADS> v;
     delta_gates<tile<KR, KEYS>::TOKENS, tile<KR, KEYS>::KP, THREADS, KEYS> gates;
 
@@ -53,7 +53,7 @@ template <int KR, bool KEYS> struct unit {
     }
 
     __device__ void start() {
-        if (column >= job.value) { /* M's */
+        if (column >= job.value) { /* the column belongs to M */
 #pragma unroll
             for (int e = 0; e < KR; e++) {
                 S[e] = row_of(r, e) == column - job.value ? 1.0f : 0.0f;

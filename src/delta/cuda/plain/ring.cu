@@ -17,7 +17,7 @@ static_assert(MOST <= WARPS, "a warp weighs a token");
 
 template <int FOURS> struct ring_memory {
     static constexpr int KEYS = ROWS * THREADS / FOURS;
-    static constexpr int BLOCKS = FOURS == 8 ? 2 : 3; /* of a multiprocessor */
+    static constexpr int BLOCKS = FOURS == 8 ? 2 : 3; /* blocks on a multiprocessor */
     float4 state[2][ROWS][THREADS];
     float k[KEYS], q[KEYS], base[KEYS], keys[MOST][KEYS];
     float on_k[MOST], on_q[MOST];
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(THREADS) delta_ring_flush(const __grid_constan
     const carry_delta_job &job = r.job;
     for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
         const int waiting = r.ring.counts[unit * CARRY_DELTA_RING_COUNTS];
-        __syncthreads(); /* all threads have read it */
+        __syncthreads(); /* all threads have read the count */
         if ((int)threadIdx.x < CARRY_DELTA_RING_COUNTS) {
             r.ring.counts[unit * CARRY_DELTA_RING_COUNTS + threadIdx.x] = 0;
         }

@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int BLOCKS = 3; /* of a multiprocessor */
+constexpr int BLOCKS = 3; /* blocks on a multiprocessor */
 
 template <int FOURS> struct step_memory {
     float4 state[2][ROWS][THREADS];
@@ -69,7 +69,8 @@ template <int FOURS> struct piece : step_piece<FOURS> {
         for (int i = 0; i < ROWS; i++) {
             const int row = this->row(i);
             if (this->has_row(job, i)) {
-                float4 S = faded(s.state[side][i][threadIdx.x], s.decay[side][row]); /* again: registers are fewer */
+                /* Computed again to save registers. */
+                float4 S = faded(s.state[side][i][threadIdx.x], s.decay[side][row]);
                 fma_four(S, u, s.k[side][row] * k_norm);
                 *reinterpret_cast<float4 *>(state + row * job.value) = S;
             }

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int ROWS = 8; /* of a thread */
+constexpr int ROWS = 8; /* rows of a thread */
 
 __device__ __forceinline__ float4 add_four(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
@@ -141,7 +141,7 @@ __device__ __forceinline__ void run_pieces(const Job &job, Memory &s, int64_t pi
     }
 }
 
-/* resident: blocks of a multiprocessor. */
+/* resident: blocks on each multiprocessor. */
 template <int FOURS, typename Job>
 cudaError_t launch_pieces(void (*kernel)(Job, int64_t, int), const Job &argument, const carry_delta_job *job, int bytes,
                           int resident, int units, cudaStream_t stream) {

@@ -32,7 +32,7 @@ __device__ __forceinline__ float4 load_four(const carry_delta_array &array, int6
 template <int FOURS, int ROWS>
 __global__ void __launch_bounds__(THREADS) delta_step_rows(const __grid_constant__ carry_delta_job job, int blocks) {
     const int lane = (int)threadIdx.x % 32;
-    const int64_t lines = blockIdx.x / blocks; /* items and heads */
+    const int64_t lines = blockIdx.x / blocks; /* index over items and heads */
     const int64_t head = lines % job.value_heads, item = lines / job.value_heads;
     const int first = ((int)(blockIdx.x % blocks) * WARPS + (int)threadIdx.x / 32) * ROWS;
     const int64_t slot = job.slots != nullptr ? job.slots[item] : item;

@@ -78,7 +78,7 @@ template <int D> struct columns_walk {
                 x[n][i] = m.p.beta[token_in(n, i)] * rest[n][i];
             }
         }
-        __syncwarp(); /* every lane has its v */
+        __syncwarp(); /* every lane has read its v */
         put_columns<D>(m.v[side], x);
     }
 

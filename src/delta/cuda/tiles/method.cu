@@ -8,7 +8,7 @@ extern const carry_delta_method carry_delta_cuda_tiles64;
 
 namespace {
 
-constexpr int LEAST = 16, MOST = 64; /* of K and of V */
+constexpr int LEAST = 16, MOST = 64; /* limits of K and V */
 
 bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     const carry_delta_problem *p = &plan->problem;
