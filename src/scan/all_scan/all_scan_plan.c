@@ -114,8 +114,8 @@ carry_status carry_all_scan_choose(carry_all_scan_plan *plan, const carry_all_sc
             plan->algorithm = candidate;
             plan->seconds = seconds;
             plan->blocks = blocks;
-            /* Skips equal times: the chain with one block is "serial". */
         } else if (seconds < next_seconds && seconds > plan->seconds) {
+            /* Equal times are skipped: the chain with one block is "serial". */
             next = candidate;
             next_seconds = seconds;
             next_in = blocks;
