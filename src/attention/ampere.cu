@@ -1,8 +1,9 @@
-/* Attention on GPUs since Ampere: one block of eight warps per multiprocessor, a warp has 16 queries in registers. Keys
-   and values of the next tile are copied into shared memory past the registers while this one is computed.
+/* Attention on GPUs since Ampere: one block of eight warps on each multiprocessor, with 16 queries in the registers of
+   each warp. Keys and values of the next tile are copied asynchronously to shared memory while the current one is
+   computed.
 
-   Rows in shared memory lie one after the other, D elements each, and piece c of 16 bytes of row r is at c ^ (r % 8):
-   so the eight rows that the tensor cores' loads take at once are in different banks. */
+   Rows in shared memory are contiguous, D elements each, and 16-byte piece c of row r is at c ^ (r % 8). So the eight
+   rows that the tensor cores' loads read at once are in different banks. */
 #include "device/cuda.h"
 
 #include "attention/rows.cuh"
@@ -14,13 +15,13 @@ constexpr int WARPS = CARRY_ATTENTION_ROWS / 16;
 constexpr int COLUMNS = 64;
 
 template <int D> constexpr int TILE_BYTES = COLUMNS *D * 2;
-template <int D> constexpr int SHARED_BYTES = 4 * TILE_BYTES<D>; /* keys and values, this tile and the next */
+template <int D> constexpr int SHARED_BYTES = 4 * TILE_BYTES<D>; /* keys and values of this tile and the next */
 
 template <int D> __device__ __forceinline__ uint32_t place(uint32_t tile, int row, int piece) {
     return tile + (uint32_t)(row * D * 2 + (piece ^ (row % 8)) * 16);
 }
 
-/* Rows past the run's end come as zeros. */
+/* Copies the rows of a tile. Rows past the end of the run are zeros. */
 template <int D>
 __device__ __forceinline__ void copy_rows(uint32_t to, const attention_rows &from, const attention_cursor &at,
                                           int head) {
@@ -41,7 +42,8 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[D / 4], const attenti
     int lane = (int)threadIdx.x % 32;
     int first = item.row + (int)threadIdx.x / 32 * 16 + lane / 4;
 #pragma unroll
-    for (int i = 0; i < D / 4; i++) { /* four of each 16 columns: rows g, g + 8, then the same of the upper 8 columns */
+    /* For each 16 columns: rows g and g + 8 of the lower 8 columns, then of the upper 8. */
+    for (int i = 0; i < D / 4; i++) {
         int row = first + i % 2 * 8;
         int column = i / 4 * 16 + i % 4 / 2 * 8 + lane % 4 * 2;
         const uint16_t *from = job.q.data + row * job.q.row + item.head * job.q.head + column;

@@ -1,7 +1,7 @@
-/* Attention on CUDA devices: the entry of the table. In bf16, with D of 64 or 128, a call's arguments become a job
-   (kernels.cuh), which one of two ways takes: hopper.cu where that is what the GPU is, ampere.cu on all others. Causal
-   calls, grouped heads and D of 256 go to grouped.cu, those of many queries with D of 256 to hopper.cu. What none of
-   them takes goes through plain.cu. The backward pass is in backward.cu. */
+/* Attention on CUDA devices: the entry in the table of devices. For bf16 with D of 64 or 128, the arguments of a call
+   become a job (kernels.cuh), which hopper.cu runs on Hopper GPUs and ampere.cu on all others. Causal calls, grouped
+   heads and D of 256 go to grouped.cu, or to hopper.cu if D is 256 and there are many queries. All other calls go to
+   plain.cu. The backward pass is in backward.cu. */
 #include <limits.h>
 #include <math.h>
 
@@ -34,7 +34,7 @@ bool is_grouped(const carry_attention_args *args) {
     return masks || args->k.shape[1] != args->q.shape[1] || args->q.shape[2] == 256;
 }
 
-/* Do the fast kernels take it? */
+/* True if the fast kernels support the call. */
 bool is_fast(const carry_attention_args *args) {
     const int64_t tiles = (args->q.shape[0] + CARRY_ATTENTION_ROWS - 1) / CARRY_ATTENTION_ROWS;
     const bool is_small = args->q.shape[0] <= INT_MAX / 2 && args->k.shape[0] <= INT_MAX / 2 &&
@@ -48,7 +48,7 @@ attention_rows rows_of(const carry_tensor *t) {
     return {(const uint16_t *)t->data, t->stride[0], t->stride[1]};
 }
 
-/* Biases are at most 0; below this one nothing is left of a key in f32 either. */
+/* Biases are at most 0. With a bias below this limit, the weight of a key is 0 in f32 anyway. */
 float clamp(float bias) {
     return fmaxf(bias, -1e30f) * LOG2_E;
 }
@@ -87,7 +87,8 @@ int blocks_of(int ordinal) {
     return known && units > 0 ? units : 1;
 }
 
-/* For the pieces that there can be, whatever the runs: a cache that fills needs one workspace. */
+/* Enough for any number of pieces, whatever the runs are, so that one workspace serves a cache that is filled step by
+   step. */
 size_t workspace(const carry_attention_args *args) {
     int ordinal;
     if (!is_typical(args) || carry_backend_of(args->q.device, &ordinal) == NULL || args->q.shape[0] > INT_MAX / 2 ||

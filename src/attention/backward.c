@@ -1,12 +1,12 @@
-/* The backward pass by blocks. Probabilities are made again from lse; with mean[t] = dO[t].O[t]:
+/* The backward pass by blocks. Probabilities are recomputed from lse. With mean[t] = dO[t].O[t]:
 
        P = exp(scale Q K^T + bias - lse);   dP = dO V^T;   dS = P (dP - mean)
        dV += P^T dO;   dK += scale dS^T Q;   dQ = scale dS K
 
-   A unit of work is one head of keys, with the heads of queries that read it, and one group of blocks of keys. It holds
-   dK and dV of a block while it walks the queries, and adds to a dQ of its own, of all queries. Groups are chosen by
-   the shape alone and their dQ are summed in order, so results do not depend on the number of threads, and no product
-   is done twice. */
+   A unit of work is one head of keys, with the heads of queries that read it, and one group of blocks of keys. It
+   holds dK and dV of a block while it walks the queries, and adds to a separate dQ of all queries. Groups depend on
+   the shape alone and their dQ are summed in order, so results do not depend on the number of threads, and no
+   product is computed twice. */
 #include <math.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@
 
 #define QUERIES 128
 #define KEYS 128
-/* As many units as keep this many threads busy, where keys allow; each costs a dQ in f32. */
+/* The number of threads to keep busy, if there are enough keys. Each unit needs a dQ in f32. */
 #define UNITS 16
 
 typedef struct call {
@@ -29,7 +29,7 @@ typedef struct call {
     carry_key_run seen[CARRY_MAX_KEY_RUNS];
     int runs;
     int64_t T, H, HK, D, S;
-    int64_t blocks; /* of queries */
+    int64_t blocks; /* blocks of queries */
     int64_t key_blocks, groups;
     float scale;
     float *mean; /* [H, T] */
@@ -113,7 +113,7 @@ static void mean_unit(const void *given, void *memory, int64_t unit) {
     }
 }
 
-/* c [m, n] = a [m, k] b [n, k]^T. */
+/* to [m, n] = a [m, k] b [n, k]^T. */
 static void product_transposed(const call *c, int64_t m, int64_t n, const float *a, const float *b, float *to) {
     c->kernels->product(&(carry_product){.m = m,
                                          .n = n,
@@ -128,7 +128,7 @@ static void product_transposed(const call *c, int64_t m, int64_t n, const float 
                                          .b_transposed = true});
 }
 
-/* to [m, D] += a b: a [m, k], or [k, m] when transposed. */
+/* to [m, D] += a b, where a is [m, k], or [k, m] if transposed. */
 static void product_added(const call *c, int64_t m, int64_t k, const float *a, bool a_transposed, const float *b,
                           float *to) {
     c->kernels->product(&(carry_product){.m = m,
@@ -146,7 +146,7 @@ static void product_added(const call *c, int64_t m, int64_t k, const float *a, b
                                          .a_transposed = a_transposed});
 }
 
-/* One row of P and dS; keys that query t does not see get zeros. */
+/* Computes one row of P and dS. Keys that query t does not see get zeros. */
 static void soften(const call *c, int64_t t, int64_t key, int64_t keys, float minus, float mean, float *p, float *ds) {
     int64_t from;
     int64_t end;
@@ -170,8 +170,8 @@ static bool sees_all(const call *c, int64_t query, int64_t queries, int64_t firs
     return from <= first && end >= first + keys;
 }
 
-/* k as the right side of dQ = dS K. dS of a key that a query does not see is zero, and zero times NaN is NaN: so NaN
-   and infinity become zeros. Queries that see such a key get NaN by its dS. */
+/* k as the right operand of dQ = dS K. dS of a key that a query does not see is zero, but zero times NaN is NaN, so NaN
+   and infinity are replaced by zeros. Queries that see such a key get NaN through its dS. */
 static const float *finite_keys(const call *c, const scratch *s, const float *k, int64_t keys) {
     for (int64_t i = 0; i < keys * c->D; i++) {
         s->finite[i] = isfinite(k[i]) ? k[i] : 0.0f;
@@ -189,7 +189,7 @@ static void query_block(const call *c, const scratch *s, int64_t head, int64_t f
     const float *d_o = carry_attention_load(c->kernels, &c->args->d_o, head, first, queries, s->d_o);
     product_transposed(c, queries, keys, s->q, k, s->p);
     product_transposed(c, queries, keys, d_o, v, s->ds);
-    for (int64_t i = 0; i < queries; i++) { /* a query that sees nothing has a lse of -infinity, and P of zeros */
+    for (int64_t i = 0; i < queries; i++) { /* a query that sees no key has a lse of -infinity, and its P is zero */
         float minus = lse[i] > -INFINITY || isnan(lse[i]) ? lse[i] - bias : INFINITY;
         soften(c, first + i, key, keys, minus, mean[i], s->p + i * keys, s->ds + i * keys);
     }
@@ -201,7 +201,7 @@ static void query_block(const call *c, const scratch *s, int64_t head, int64_t f
     product_added(c, queries, keys, s->ds, false, k, dq + first * c->D);
 }
 
-/* Adds packed f32 rows to rows of a head of a tensor. `row` is free memory. */
+/* Adds packed f32 rows to rows of a head in a tensor. `row` is scratch memory. */
 static void add_rows(const call *c, const carry_tensor *to, int64_t head, int64_t first, int64_t count,
                      const float *from, float *row) {
     for (int64_t i = 0; i < count; i++) {
@@ -212,7 +212,7 @@ static void add_rows(const call *c, const carry_tensor *to, int64_t head, int64_
     }
 }
 
-/* Is any of these keys seen by a query of the block from `query` on? */
+/* True if a query of the block from `query` on sees any of these keys. */
 static bool is_seen(const call *c, int64_t query, int64_t first, int64_t keys) {
     int64_t from;
     int64_t end;
@@ -222,7 +222,7 @@ static bool is_seen(const call *c, int64_t query, int64_t first, int64_t keys) {
     return first < end && first + keys > from;
 }
 
-/* dq: of all groups of the first head that reads these keys. */
+/* Processes one block of keys. dq: this group's dQ for the first query head that reads these keys. */
 static void key_block(const call *c, const scratch *s, int64_t head, int64_t first, int64_t keys, float bias,
                       float *dq) {
     const carry_attention_args *f = &c->args->forward;
@@ -267,7 +267,7 @@ static void keys_unit(const void *given, void *memory, int64_t unit) {
     }
 }
 
-/* dq = scale times the groups' dQ, summed in order. */
+/* dq = scale times the sum of the groups' dQ, in order. */
 static void dq_unit(const void *given, void *memory, int64_t unit) {
     const call *c = given;
     int64_t head = unit / c->blocks;
@@ -285,7 +285,7 @@ static void dq_unit(const void *given, void *memory, int64_t unit) {
     }
 }
 
-/* Of a workspace that begins at a multiple of CARRY_ALIGN. */
+/* The bytes of a workspace that begins at a multiple of CARRY_ALIGN. */
 static size_t aligned_workspace(const carry_attention_backward_args *args) {
     const carry_tensor *q = &args->forward.q;
     const carry_tensor *k = &args->forward.k;
@@ -329,7 +329,7 @@ static carry_status backward_here(carry_ctx *ctx, const carry_attention_backward
     return CARRY_OK;
 }
 
-/* 0 for a call that carry_attention_backward refuses before it looks at the workspace. */
+/* Returns 0 for a call that carry_attention_backward refuses before it checks the workspace. */
 size_t carry_attention_backward_workspace(const carry_attention_backward_args *args) {
     return carry_attention_with_spare(aligned_workspace(args));
 }

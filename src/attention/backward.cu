@@ -1,6 +1,6 @@
-/* The backward pass of attention on CUDA devices: which kernels take a call, and how it is cut into launches. Causal
-   calls of bf16 or f16 with D of 64, 128 or 256 go to tensor cores: backward_hopper.cuh where the GPU and D allow it,
-   otherwise backward_ampere.cuh. Everything else goes through plain.cu. */
+/* The backward pass of attention on CUDA devices: chooses the kernels for a call and divides it into launches. Causal
+   calls in bf16 or f16 with D of 64, 128 or 256 use tensor cores: backward_hopper.cuh if the GPU and D allow it,
+   otherwise backward_ampere.cuh. Everything else goes to plain.cu. */
 #include <limits.h>
 
 #include "device/cuda.h"
@@ -25,7 +25,7 @@ bool is_typical(const carry_attention_args *f) {
            f->k.shape[1] > 0 && f->k.shape[0] <= ROWS_LIMIT && f->q.shape[1] <= ROWS_LIMIT / f->k.shape[0];
 }
 
-/* The kernels for a type and D on a device; NULL: none. */
+/* The kernels for a type and D on a device, or NULL if there are none. */
 const backward_way *way_of(const carry_attention_args *f) {
     int ordinal;
     if (!is_typical(f) || carry_backend_of(f->q.device, &ordinal) == NULL) {
@@ -58,7 +58,8 @@ size_t round_up(size_t bytes) {
     return (bytes + PIECE - 1) / PIECE * PIECE;
 }
 
-/* Bytes of a workspace for this many tiles of queries of all heads; sets the job's pointers if there is memory. */
+/* Returns the bytes of a workspace for `tiles` tiles of queries of all heads. If memory is not NULL, sets the job's
+   pointers. */
 size_t lay_out(backward_job *job, const backward_way *way, int64_t heads, int64_t D, int64_t tiles, void *memory) {
     size_t used = 0;
     auto take = [&](size_t each) {
@@ -84,7 +85,7 @@ int64_t tiles_of(const backward_way *way, int64_t rows) {
     return (rows + way->rows - 1) / way->rows;
 }
 
-/* Tiles that a workspace of this size has memory for. */
+/* The number of tiles for which a workspace of this size is enough. */
 int64_t capacity(const backward_way *way, int64_t heads, int64_t D, size_t bytes) {
     const size_t rows = (size_t)way->rows * sizeof(float);
     const size_t each = (size_t)heads * (2 * rows + sizeof(int) + (way->keeps_sums ? rows * (size_t)D : 0));
@@ -123,7 +124,7 @@ void add_document(backward_job *job, const backward_way *way, int64_t q_row, int
     job->items += (int)((keys + way->keys - 1) / way->keys) * job->key_heads;
 }
 
-/* As many documents in a launch as the workspace and the kernel's arguments hold. */
+/* Each launch has all documents that fit into the workspace and the kernel's arguments. */
 carry_status launch_documents(carry_ctx *ctx, backward_job *job, const backward_way *way, int D, int ordinal,
                               const carry_attention_documents *documents, void *workspace, size_t bytes,
                               cudaStream_t stream) {
@@ -155,7 +156,7 @@ const char *attention_backward_method(const carry_attention_backward_args *args)
     return way != NULL && is_aligned(args) ? way->name : "plain";
 }
 
-/* Also enough for fewer queries, and for the plain kernels, which only keep mean. */
+/* Also enough for fewer queries, and for the plain kernels, which need only mean. */
 size_t attention_backward_workspace(const carry_attention_backward_args *args) {
     const carry_attention_args *f = &args->forward;
     const backward_way *way = way_of(f);

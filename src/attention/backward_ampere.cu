@@ -10,7 +10,7 @@ extern "C" {
 
 namespace {
 
-/* Two tiles in shared memory where they fit, and otherwise one, which is then not copied ahead; 0: not even that. */
+/* Two stages of tiles in shared memory if they fit, otherwise one, without copying ahead; 0 if not even one fits. */
 template <int D> int stages_on(int ordinal) {
     int major = 0, shared = 0;
     (void)cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal);

@@ -1,18 +1,18 @@
-/* The backward pass of causal attention on tensor cores since Ampere, for D of 64, 128 and 256, by two kernels that
-   compute the scores anew: one has 64 keys a block and walks the queries that see them (dK, dV), the other has 64
+/* The backward pass of causal attention on tensor cores since Ampere, for D of 64, 128 and 256. Two kernels compute the
+   scores again: in one, a block has 64 keys and walks the queries that see them (dK, dV); in the other, a block has 64
    queries and walks the keys that they see (dQ). So no sum is shared by blocks, and the order of all sums is fixed.
 
-   The kernels are one function: a block has ROWS rows of two tensors (k and v, or q and dO) and walks tiles of COLUMNS
-   rows of the other two, of which the next is copied while one is computed. With rows of its own as rows:
+   Both kernels are one function: a block has ROWS rows of two tensors A0, A1 (k and v, or q and dO) and walks tiles of
+   COLUMNS rows of the other two, B0, B1. The next tile is copied while one is computed. With the block's rows as rows:
 
        S = A0 B0^T,  dP = A1 B1^T,  P = exp(scale S - lse),  dS = P (dP - mean)
        keys: dV += P B1, dK += dS B0;  queries: dQ += dS B0
 
-   Eight warps: four bands of 16 rows, and two halves of the columns, of a tile or of D. P and dS go through shared
-   memory. Rows in shared memory are D elements; piece c of 16 bytes of row r is at c ^ (r % 8).
+   The eight warps are four bands of 16 rows by two halves of the columns (of a tile, or of D). P and dS go through
+   shared memory. Rows in shared memory have D elements; 16-byte piece c of row r is at c ^ (r % 8).
 
-   NaN in k must not reach queries that do not see it: dQ += dS B0 would multiply it by 0. In tiles with masked scores,
-   pieces of k that are not finite are cleared once the scores are there. */
+   A NaN in k must not reach queries that do not see it: dQ += dS B0 would multiply it by 0. In tiles with masked
+   scores, pieces of k that are not finite are cleared after the scores are computed. */
 #ifndef CARRY_ATTENTION_BACKWARD_AMPERE_CUH
 #define CARRY_ATTENTION_BACKWARD_AMPERE_CUH
 
@@ -22,7 +22,8 @@
 namespace ampere {
 
 constexpr int ROWS = 64, COLUMNS = 32, THREADS = 256;
-constexpr int PITCH = (COLUMNS + 8) * 2; /* bytes of a row of P or dS: eight rows are in different banks */
+/* Bytes of a row of P or dS, padded so that eight rows are in different banks. */
+constexpr int PITCH = (COLUMNS + 8) * 2;
 
 template <int D> constexpr int ROW_BYTES = ROWS *D * 2;
 template <int D> constexpr int TILE_BYTES = COLUMNS *D * 2;
@@ -34,7 +35,7 @@ template <int D> static __device__ __forceinline__ uint32_t place(uint32_t tile,
     return tile + (uint32_t)(row * D * 2 + (piece ^ (row % 8)) * 16);
 }
 
-/* `count` rows from `first` on; those from `end` on come as zeros. */
+/* Copies `count` rows from `first` on. Rows from `end` on are zeros. */
 template <int D>
 static __device__ __forceinline__ void copy_rows(uint32_t to, const backward_rows &from, int64_t base, int head,
                                                  int first, int end, int count) {
@@ -51,7 +52,7 @@ static __device__ __forceinline__ void copy_rows(uint32_t to, const backward_row
     }
 }
 
-/* s[16, 16] = 16 rows of a times 16 of b. */
+/* s[16, 16] = 16 rows of a times 16 rows of b. */
 template <typename T, int D>
 static __device__ __forceinline__ void scores(float (&s)[8], uint32_t a_rows, uint32_t b_rows, int row, int column) {
     const int lane = (int)threadIdx.x % 32;
@@ -88,7 +89,7 @@ static __device__ __forceinline__ void add_products(float (&sums)[D / 4], uint32
     }
 }
 
-/* Clears pieces of a tile that are not finite. */
+/* Clears 16-byte pieces of a tile that are not finite. */
 template <typename T, int D> static __device__ __forceinline__ void clear_odd(unsigned char *tile) {
     for (int i = (int)threadIdx.x; i < COLUMNS * D / 8; i += THREADS) {
         uint4 *piece = (uint4 *)tile + i;
@@ -99,7 +100,7 @@ template <typename T, int D> static __device__ __forceinline__ void clear_odd(un
     }
 }
 
-/* Rows row + g and row + g + 8 of a warp's sums: to += or = factor sums. */
+/* Stores rows row + g and row + g + 8 of a warp's sums: to = factor sums, or to += factor sums. */
 template <typename T, int D, bool ADDS>
 static __device__ __forceinline__ void store_rows(const backward_rows &to, int64_t base, int head, int row, int end,
                                                   int half, const float (&sums)[D / 4], float factor, bool adds) {
@@ -124,14 +125,14 @@ static __device__ __forceinline__ void store_rows(const backward_rows &to, int64
     }
 }
 
-/* KEYS: the block's rows are keys; otherwise queries. */
+/* KEYS: the block's rows are keys, otherwise queries. */
 template <typename T, int D, bool KEYS> struct worker {
     const backward_job &job;
     const backward_document &doc;
     const int stages, head, first; /* head and first row of the block */
     unsigned char *memory;
     uint32_t rows, tiles, weights;
-    int row, half; /* of the warp: first row, columns */
+    int row, half; /* the first row of the warp, and its half of the columns */
     float sums[D / 4], value_sums[KEYS ? D / 4 : 1];
 
     __device__ __forceinline__ worker(const backward_job &j, const backward_document &d, int count, int h, int row0,
@@ -154,7 +155,7 @@ template <typename T, int D, bool KEYS> struct worker {
         }
     }
 
-    /* Tile `from` of the head that reads or is read. */
+    /* Copies the tile of rows from `from` on: of q and dO of head `other` (KEYS), or of k and v. */
     __device__ __forceinline__ void copy_tile(int stage, int other, int from) {
         const uint32_t to = tiles + (uint32_t)(2 * stage * TILE_BYTES<D>);
         if (KEYS) {
@@ -166,7 +167,7 @@ template <typename T, int D, bool KEYS> struct worker {
         }
     }
 
-    /* P and dS of the warp's 16 x 16, into shared memory. */
+    /* Stores P and dS of the warp's 16 x 16 scores in shared memory. */
     __device__ __forceinline__ void put_weights(const float (&s)[8], const float (&dp)[8], int query_head, int from) {
         const int lane = (int)threadIdx.x % 32, past = doc.keys - doc.queries;
         const int64_t numbers = (int64_t)query_head * job.padded + doc.padded;
@@ -210,7 +211,7 @@ template <typename T, int D, bool KEYS> struct worker {
         __syncthreads();
     }
 
-    /* Tiles `from` to `to` of `heads` heads from `other` on. */
+    /* Walks tiles `from` to `to` - 1 of `heads` heads from `other` on. */
     __device__ __forceinline__ void walk(int other, int heads, int from, int to) {
         const int each = to - from, steps = each * heads;
         copy_own();
@@ -258,7 +259,7 @@ static __device__ __forceinline__ void queries_item(const backward_job &job, con
 
 } // namespace ampere
 
-/* The blocks with the most work of a document come first. */
+/* Blocks with the most work of a document come first. */
 template <typename T, int D, bool KEYS>
 __global__ void __launch_bounds__(ampere::THREADS, 1)
     attention_backward_ampere(const __grid_constant__ backward_job job, int stages) {

@@ -1,20 +1,20 @@
 /* The backward pass of causal attention on Hopper GPUs, for D of 64 and 128.
 
-   A block has 128 keys of one head and walks the tiles of queries that see them, and with grouped heads those of every
-   query head of the group in order. One warp copies tiles of q and dO by the copy engine, STAGES ahead; two warpgroups
-   have 64 keys each and keep their dK and dV in registers. For each tile, with keys as rows:
+   A block has 128 keys of one head and walks the tiles of queries that see them; with grouped heads, it does so for
+   every query head of the group in order. One warp copies tiles of q and dO with the copy engine, STAGES ahead. Two
+   warpgroups have 64 keys each and keep their dK and dV in registers. For each tile, with keys as rows:
 
        S^T = K Q^T,  P^T = exp(scale S^T - lse),  dV += P^T dO,
        dP^T = V dO^T,  dS^T = P^T (dP^T - mean),  dK += dS^T Q,  dQ = dS K
 
    P^T and dS^T are operands from registers; dS^T also goes to shared memory, since dQ sums over the keys of both
-   warpgroups. The scores of the next tile are begun before dQ is stored.
+   warpgroups. The products for the next tile's scores are started before dQ is stored.
 
-   A tile of dQ gets a part from each block of keys that it sees. The parts are added in one order, from the last block
-   of keys to the first: the first part is stored, the others are added in memory by the copy engine, and a counter per
-   tile says how many are there. The block of the first keys adds the sum to its own part and writes dQ. Blocks start in
-   the same order (a ticket each), and a block reaches a tile one step after the block of the next keys does, so that
-   waiting is rare and cannot deadlock.
+   Each block of keys that a tile of queries sees adds a part to the tile's dQ. The parts are added in a fixed order,
+   from the last block of keys to the first: the first part is stored, the copy engine adds the others in memory, and
+   a counter for each tile holds the number of parts so far. The block of the first keys adds the sum to its own part
+   and writes dQ. Blocks start in the same order (each takes a ticket), and a block reaches a tile one step after the
+   block of the next keys does, so waiting is rare and cannot deadlock.
 
    A NaN in k must not reach queries that do not see it: dQ = dS K would multiply it by 0. Rows of k that have one are
    cleared in shared memory, and NaN is added to their scores. */
@@ -25,13 +25,13 @@
 
 namespace hopper {
 
-/* Clears rows of k that the document does not have and rows that are not finite; the latter are marked. Two threads
-   have a row. Returns whether any is marked. */
+/* Clears rows of k beyond the document, and rows that are not finite, which are also marked. Two threads for each row.
+   Returns true if any row is marked. */
 template <typename T, typename Shape>
 static __device__ __forceinline__ bool clear_keys(const backward_places<Shape> &p, backward_shared<Shape> &shared,
                                                   int valid) {
     const int thread = (int)threadIdx.x - 128, row = thread / 2;
-    const uint32_t words = Shape::D / 16; /* of 16 bytes, of half a row */
+    const uint32_t words = Shape::D / 16; /* 16-byte words in half a row */
     bool odd = false;
     for (uint32_t i = 0; i < words; i++) {
         const uint32_t word = (uint32_t)(thread & 1) * words + i;
@@ -56,7 +56,7 @@ static __device__ __forceinline__ bool clear_keys(const backward_places<Shape> &
     return group_any(1, 256, odd);
 }
 
-/* Clears the rows of a tile from `valid` on, which belong to another document. By both warpgroups. */
+/* Clears the rows of a tile from `valid` on, which belong to another document. Called by both warpgroups. */
 template <typename Shape> static __device__ __forceinline__ void clear_rows(uint32_t tile, int valid) {
     const int words = (Shape::M - valid) * 8;
     for (int i = (int)threadIdx.x - 128; i < Shape::BANDS * words; i += 256) {
@@ -74,7 +74,7 @@ template <typename T, typename Shape> struct backward_worker {
     const backward_item &item;
     const backward_places<Shape> &p;
     backward_shared<Shape> &shared;
-    const int group, warp, lane; /* warp: of the group */
+    const int group, warp, lane; /* warp: index within the warpgroup */
     float poison[2];
     bool poisoned;
     float dk[D / 2], dv[D / 2];
@@ -91,7 +91,7 @@ template <typename T, typename Shape> struct backward_worker {
         }
     }
 
-    /* s = keys (k or v) times rows (q or dO) */
+    /* Starts s = keys (k or v) times rows (q or dO). */
     __device__ __forceinline__ void begin_scores(float (&s)[M / 2], uint32_t keys, uint32_t rows) const {
         products_begin();
 #pragma unroll
@@ -113,7 +113,7 @@ template <typename T, typename Shape> struct backward_worker {
         products_commit();
     }
 
-    /* 64 x 64 of dQ: half the columns of 64 queries, or all 64 columns of half the queries. */
+    /* Starts 64 x 64 of dQ: half of the columns for 64 queries, or all 64 columns for half of the queries. */
     __device__ __forceinline__ void begin_dq(float (&dq)[32], uint32_t ds) const {
         const uint32_t left = M == 64 ? ds : ds + (uint32_t)group * Shape::KEY_BAND;
         const uint32_t right = M == 64 ? p.k + (uint32_t)group * Shape::KEY_BAND : p.k;
@@ -125,7 +125,7 @@ template <typename T, typename Shape> struct backward_worker {
         products_commit();
     }
 
-    /* s: scores to probabilities; those of queries before the key are 0. */
+    /* Replaces scores by probabilities. Those of queries before the key are 0. */
     __device__ __forceinline__ void soften(float (&s)[M / 2], const float *lse, bool masks, int reach) const {
         if (poisoned) {
 #pragma unroll
@@ -146,7 +146,7 @@ template <typename T, typename Shape> struct backward_worker {
         }
     }
 
-    /* reach: the column of the first query that sees the thread's first key; its second key is eight later. */
+    /* reach: the column of the first query that sees the thread's first key. The thread's second key is eight later. */
     __device__ __forceinline__ void mask(float (&s)[M / 2], int reach) const {
 #pragma unroll
         for (int i = 0; i < M / 2; i++) {
@@ -156,7 +156,7 @@ template <typename T, typename Shape> struct backward_worker {
         }
     }
 
-    /* dp: to dS, given probabilities. */
+    /* Replaces dp by dS, given the probabilities s. */
     __device__ __forceinline__ void slopes(float (&dp)[M / 2], const float (&s)[M / 2], const float *mean, bool masks,
                                            int reach) const {
 #pragma unroll
@@ -179,7 +179,7 @@ template <typename T, typename Shape> struct backward_worker {
         }
     }
 
-    /* dS^T of this warpgroup's keys, as the copy engine would leave it. */
+    /* Stores dS^T of this warpgroup's keys in shared memory, in the layout of the copy engine. */
     __device__ __forceinline__ void put_slopes(uint32_t ds, const uint32_t (&w)[M / 4]) const {
         const int row = 64 * group + 16 * warp + lane % 16;
 #pragma unroll
@@ -193,7 +193,7 @@ template <typename T, typename Shape> struct backward_worker {
         }
     }
 
-    /* Where the thread's 16 bytes i of a tile of sums are. */
+    /* The address of the thread's i-th 16 bytes in a tile of sums. */
     __device__ __forceinline__ uint32_t sum_at(int i) const {
         return p.sum + (uint32_t)((group * 8 + i) * 128 + (int)threadIdx.x % 128) * 16;
     }
@@ -225,8 +225,8 @@ template <typename T, typename Shape> struct backward_worker {
         arrive(p.sum_empty);
     }
 
-    /* Rows of 16-bit numbers from `row` on, of which `rows` are there: the thread's columns of each 32 from `column`.
-     */
+    /* Stores rows of 16-bit numbers from `row` on, up to row `rows`: this thread's columns in each 32 columns from
+       `column` on. */
     template <int COUNT, bool ADDS>
     __device__ __forceinline__ void put_rows(const backward_rows &to, int head, int64_t first, int row, int rows,
                                              int column, const float (&sums)[COUNT], float factor) const {
@@ -293,7 +293,7 @@ template <typename T, typename Shape> struct backward_worker {
 
 template <typename T, typename Shape> __device__ __forceinline__ void backward_worker<T, Shape>::run() {
     const backward_document &doc = job.document[item.document];
-    const int key = item.block * Shape::KEYS + 64 * group; /* the first of this warpgroup */
+    const int key = item.block * Shape::KEYS + 64 * group; /* the first key of this warpgroup */
     const int tiles = item.to - item.from, steps = tiles * job.group;
     float s[M / 2];
     barrier_wait(p.k_full, 0);
@@ -323,7 +323,7 @@ template <typename T, typename Shape> __device__ __forceinline__ void backward_w
         keep_below(dp);
         slopes(dp, s, shared.mean[at], masks, reach);
         pack(w, s);
-        begin_sums(dv, w, d_o); /* dV and dK run while the other warpgroup is waited for */
+        begin_sums(dv, w, d_o); /* dV and dK run while this warpgroup waits for the other */
         uint32_t e[M / 4];
         pack(e, dp);
         put_slopes(ds, e);
@@ -346,7 +346,7 @@ template <typename T, typename Shape> __device__ __forceinline__ void backward_w
             wait_rows(p.q_full + 8 * at, parity, p.q + at * Shape::ROW_BYTES, m);
         }
         products_wait<1>();                                           /* the registers of w and e are free */
-        begin_scores(s, p.k, more ? p.q + at * Shape::ROW_BYTES : q); /* without effect after the last tile */
+        begin_scores(s, p.k, more ? p.q + at * Shape::ROW_BYTES : q); /* the result is not used after the last tile */
         products_wait<1>();
         keep_below(dq);
         finish_dq(dq, this_head, this_m, sum_parity);
@@ -374,7 +374,7 @@ __global__ void __launch_bounds__(Shape::THREADS, 1)
     using namespace hopper;
     extern __shared__ char memory[];
     const backward_job &job = given.job;
-    __shared__ backward_shared<Shape> shared; /* static: its size tells whether the kernel is there */
+    __shared__ backward_shared<Shape> shared; /* static: its size shows whether the kernel is compiled */
     const backward_places<Shape> p = backward_open<Shape>(memory, shared);
     if (threadIdx.x == 0) {
         shared.ticket = atomicAdd(job.ticket, 1);

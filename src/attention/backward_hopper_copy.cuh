@@ -1,5 +1,5 @@
-/* The backward pass of attention on Hopper GPUs (backward_hopper.cuh): shapes, shared memory, and the two threads that
-   copy: one brings tiles of q and dO, the other moves tiles of dQ between shared and global memory. */
+/* The backward pass of attention on Hopper GPUs (backward_hopper.cuh): shapes, shared memory, and the two copying
+   threads. One copies tiles of q and dO, the other moves tiles of dQ between shared and global memory. */
 #ifndef CARRY_ATTENTION_BACKWARD_HOPPER_COPY_CUH
 #define CARRY_ATTENTION_BACKWARD_HOPPER_COPY_CUH
 
@@ -14,7 +14,7 @@ struct backward_hopper_job {
 /* M: queries of a tile. */
 template <int D_, int M_> struct backward_shape {
     static constexpr int D = D_, M = M_, KEYS = BACKWARD_KEYS, STAGES = 2;
-    static constexpr int THREADS = 384, WARPS = 8; /* of the computing warpgroups */
+    static constexpr int THREADS = 384, WARPS = 8; /* WARPS: warps of the computing warpgroups */
     static constexpr int BANDS = D / 64;
     static constexpr int KEY_BAND = KEYS * 128, KEY_BYTES = BANDS * KEY_BAND;
     static constexpr int ROW_BAND = M * 128, ROW_BYTES = BANDS * ROW_BAND;
@@ -66,7 +66,7 @@ template <typename Shape>
 static __device__ __forceinline__ void backward_barriers(const backward_places<Shape> &p, bool first_keys) {
     barrier_init(p.k_full, 1);
     barrier_init(p.v_full, 1);
-    /* The block of the first keys reads sums; the others write them. */
+    /* The block of the first keys reads sums; all other blocks write them. */
     barrier_init(p.sum_full, first_keys ? 1 : Shape::WARPS);
     barrier_init(p.sum_empty, first_keys ? Shape::WARPS : 1);
     for (int i = 0; i < Shape::STAGES; i++) {
@@ -78,7 +78,7 @@ static __device__ __forceinline__ void backward_barriers(const backward_places<S
     fence_async();
 }
 
-/* All copies of an item, by one thread. */
+/* Run by one thread: all copies of an item. */
 template <typename Shape>
 static __device__ __forceinline__ void backward_copy(const backward_hopper_job &maps, const backward_item &item,
                                                      const backward_places<Shape> &p, backward_shared<Shape> &shared) {
@@ -126,7 +126,7 @@ static __device__ __forceinline__ void store_release(int *to, int value) {
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(to), "r"(value) : "memory");
 }
 
-/* The copy engine and ordinary accesses see each other's writes to global memory. */
+/* Makes writes to global memory by the copy engine and by ordinary stores visible to each other. */
 static __device__ __forceinline__ void fence_async_global() {
     asm volatile("fence.proxy.async;" ::: "memory");
 }
@@ -143,7 +143,7 @@ static __device__ __forceinline__ void wait_for_parts(const int *done, int parts
     fence_async_global();
 }
 
-/* Tiles of dQ between shared and global memory, by one thread. */
+/* Run by one thread: moves tiles of dQ between shared and global memory. */
 template <typename Shape>
 static __device__ __forceinline__ void backward_sum(const backward_job &job, const backward_item &item,
                                                     const backward_places<Shape> &p) {
@@ -153,7 +153,8 @@ static __device__ __forceinline__ void backward_sum(const backward_job &job, con
         for (int m = item.from; m < item.to; m++, parity ^= 1) {
             const int64_t tile = (int64_t)(doc.tile + m) * job.heads + h;
             float *sums = job.sums + tile * (Shape::DQ_BYTES / 4);
-            const int before = backward_last_block(doc, m, Shape::M) - item.block; /* parts that come first */
+            /* Number of parts that are added before this one. */
+            const int before = backward_last_block(doc, m, Shape::M) - item.block;
             if (item.block == 0) {
                 if (before > 0) {
                     barrier_wait(p.sum_empty, parity ^ 1);
@@ -161,7 +162,7 @@ static __device__ __forceinline__ void backward_sum(const backward_job &job, con
                     barrier_expect(p.sum_full, Shape::DQ_BYTES);
                     copy_bytes(p.sum, sums, Shape::DQ_BYTES, p.sum_full);
                 } else {
-                    parity ^= 1; /* no sum is needed */
+                    parity ^= 1; /* no other part exists, so no sum is read */
                 }
                 continue;
             }

@@ -1,4 +1,4 @@
-/* The backward pass of attention on Hopper GPUs, in f16: the products' element type is chosen once a file. */
+/* The backward pass of attention on Hopper GPUs, in f16. Each file can use only one element type for its products. */
 #define HOPPER_ELEMENT "f16"
 #include "attention/backward_hopper_launch.cuh"
 

@@ -1,7 +1,7 @@
-/* Shared by the kernels of the backward pass of causal attention: a job, how it is cut, and the kernel that prepares
-   it.
+/* Shared by the kernels of the backward pass of causal attention: a job, its division into items, and the kernel
+   that prepares it.
 
-   A job is a number of documents of one packed call: queries and keys of a document do not see those of others. */
+   A job has one or more documents of one packed call. Queries of a document do not see keys of others. */
 #ifndef CARRY_ATTENTION_BACKWARD_JOB_CUH
 #define CARRY_ATTENTION_BACKWARD_JOB_CUH
 
@@ -12,43 +12,43 @@
 #include "attention/tensor_cores.cuh"
 
 #define BACKWARD_KEYS 128     /* keys of a block */
-#define BACKWARD_DOCUMENTS 64 /* of a launch */
+#define BACKWARD_DOCUMENTS 64 /* most documents of a launch */
 
-struct backward_rows { /* [rows, heads, D], in elements */
+struct backward_rows { /* [rows, heads, D]; strides in elements */
     uint16_t *data;
     int64_t row, head;
 };
 
 struct backward_document {
-    int q_row, k_row;  /* the first in q and in k */
+    int q_row, k_row;  /* its first row in q and in k */
     int queries, keys; /* query t sees keys up to keys - queries + t */
-    int padded;        /* the first row in the prepared lse and mean */
+    int padded;        /* its first row in the prepared lse and mean */
     int tile;          /* its first tile of queries */
     int item;          /* its first item */
 };
 
 struct backward_job {
     backward_rows q_rows, k_rows, v_rows, d_o_rows, o, dq, dk, dv;
-    const float *lse_in; /* [heads, queries] of each document, one after the other */
-    float *lse, *mean;   /* [heads, padded]: lse in powers of 2, infinite in rows that see nothing; dO.O */
-    float *sums;         /* [tiles, heads]: unfinished tiles of dQ, as the threads have them */
-    int *done;           /* [tiles, heads]: parts that are in the sum */
+    const float *lse_in; /* [heads, queries] for each document, one after the other */
+    float *lse, *mean;   /* [heads, padded]: lse in base 2, infinite in rows that see no key; mean = dO.O */
+    float *sums;         /* [tiles, heads]: partial tiles of dQ, in the layout of the threads */
+    int *done;           /* [tiles, heads]: number of parts in the sum */
     int *ticket;
     int queries, keys;           /* rows of q and of k */
-    int heads, key_heads, group; /* group: query heads of a key head */
+    int heads, key_heads, group; /* group: query heads for each key head */
     int padded, tiles, items, documents;
     float scale, scale_log2;
-    bool adds; /* to dk and dv; otherwise they are overwritten */
+    bool adds; /* add to dk and dv; otherwise they are overwritten */
     backward_document document[BACKWARD_DOCUMENTS];
 };
 
 struct backward_item {
     int document, head; /* head of k */
-    int block;          /* of keys */
-    int from, to;       /* tiles of queries that see some of them */
+    int block;          /* index of the block of keys */
+    int from, to;       /* tiles of queries that see some of its keys */
 };
 
-/* Items of a document: head by head, from the last block of keys to the first. */
+/* Items of a document are ordered by head, then from the last block of keys to the first. */
 static __device__ __forceinline__ backward_item backward_item_of(const backward_job &job, int index, int rows) {
     backward_item item = {0, 0, 0, 0, 0};
     while (item.document + 1 < job.documents && job.document[item.document + 1].item <= index) {
@@ -69,7 +69,7 @@ static __device__ __forceinline__ int backward_last_block(const backward_documen
     return min(doc.keys - doc.queries + m * rows + rows - 1, doc.keys - 1) / BACKWARD_KEYS;
 }
 
-/* 16-bit types, two in a word. */
+/* Operations on 16-bit types, two in a word. */
 struct backward_bf16 {
     static constexpr uint32_t EXPONENT = 0x7f80;
     static __device__ __forceinline__ uint32_t pack(float low, float high) {
@@ -106,15 +106,15 @@ struct backward_f16 {
     }
 };
 
-/* True if one of two is infinite or NaN. */
+/* True if one of the two numbers is infinite or NaN. */
 template <typename T> static __device__ __forceinline__ bool is_odd(uint32_t pair) {
     constexpr uint32_t ONES = T::EXPONENT;
     return (pair & ONES) == ONES || (pair >> 16 & ONES) == ONES;
 }
 
-#define BACKWARD_PREPARE_ROWS 16 /* of a block */
+#define BACKWARD_PREPARE_ROWS 16 /* rows of a thread block */
 
-/* lse and mean of all rows; counters are cleared. D / 8 threads have a row of a head. */
+/* Prepares lse and mean of all rows, and clears the counters. D / 8 threads for each row of a head. */
 template <typename T, int D>
 __global__ void __launch_bounds__(256) attention_backward_prepare(const __grid_constant__ backward_job job, int rows) {
     constexpr int LANES = D / 8;

@@ -1,4 +1,4 @@
-/* Every refusal of attention, before anything is written; and the runs of a call. */
+/* All argument checks of attention, done before anything is written, and the runs of a call. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -7,9 +7,9 @@
 #include "core/tensor.h"
 #include "ops/device.h"
 
-#define GIVEN_ALIGN 16 /* of a workspace, as malloc gives it */
+#define GIVEN_ALIGN 16 /* alignment of a workspace, which malloc guarantees */
 
-/* Rows and heads may be any strides apart, as long as everything stays within reach of a pointer. */
+/* Strides between rows and heads are arbitrary, but all addresses must be representable. */
 static carry_status check_rows(carry_ctx *ctx, const char *name, const carry_tensor *tensor, const carry_tensor *q,
                                int64_t rows, int64_t heads) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 3, (const int64_t[]){rows, heads, q->shape[2]}));

@@ -1,6 +1,6 @@
-/* The end of attention in pieces: o = sum of a tile's pieces, each scaled from its own largest score to the largest of
-   all, over the sum of their exponentials scaled alike; in the order of the pieces, so that a result is always the
-   same. A warp has a query. */
+/* The end of attention in pieces: o is the sum of a tile's pieces, each scaled from its own largest score to the
+   largest of all, divided by the sum of their exponentials, scaled in the same way. Pieces are added in order, so that
+   results are reproducible. A warp has a query. */
 #ifndef CARRY_ATTENTION_COMBINE_CUH
 #define CARRY_ATTENTION_COMBINE_CUH
 
@@ -29,7 +29,7 @@ template <int D> __global__ void attention_combine(const __grid_constant__ atten
     for (int i = 0; i < c.pieces; i++) {
         largest = fmaxf(largest, weights[first + i * c.rows].x);
     }
-#pragma unroll 8 /* loads of many pieces at once */
+#pragma unroll 8 /* many loads in flight */
     for (int i = 0; i < c.pieces; i++) {
         float2 weight = weights[first + i * c.rows];
         vector part = sums[(first + i * c.rows) * 32];

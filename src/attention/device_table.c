@@ -1,4 +1,4 @@
-/* The only list of attention on devices. */
+/* The only list of the devices that attention supports. */
 #include "attention/device.h"
 
 #include <string.h>

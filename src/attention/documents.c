@@ -7,7 +7,7 @@
 #include "core/context.h"
 #include "core/tensor.h"
 
-#define SUMS_LIMIT ((size_t)512 << 20) /* bytes for documents that share a launch */
+#define SUMS_LIMIT ((size_t)512 << 20) /* bytes of sums for documents that share a launch */
 
 const char *carry_attention_backward_method(const carry_attention_backward_args *args) {
     int ordinal;
@@ -16,7 +16,7 @@ const char *carry_attention_backward_method(const carry_attention_backward_args 
     return there != NULL ? there->backward_method(args) : "blocks";
 }
 
-/* The call of `count` rows from `first` on. */
+/* Returns the arguments for `count` rows from `first` on. */
 static carry_attention_backward_args document_of(const carry_attention_backward_args *args, int64_t first,
                                                  int64_t count) {
     carry_attention_backward_args one = *args;

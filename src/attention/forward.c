@@ -1,10 +1,10 @@
 /* Attention by blocks with an online softmax. A unit of work is one head and one block of queries; it walks the keys
    run by run, block by block, and holds for each query the largest score so far m, the sum l of exp(score - m), and
-   o = sum exp(score - m) v. When a block has a larger score, what was summed is scaled down to it. At the end o / l is
-   the result and m + ln l is lse, both less the largest bias. No block of keys is in two runs, so a bias is one number
-   for a block: it shifts m.
+   o = sum exp(score - m) v. When a block has a larger score, the sums so far are scaled down to it. At the end o / l
+   is the result and m + ln l is lse, both relative to the largest bias. No block of keys is in two runs, so a block
+   has one bias, which shifts m.
 
-   Units do not depend on the number of threads, so neither do results. */
+   Units do not depend on the number of threads, so results do not either. */
 #include <math.h>
 #include <string.h>
 
@@ -16,11 +16,12 @@
 #include "ops/convert.h"
 #include "ops/pool.h"
 
-/* With fewer queries or narrower heads than this, a tile would be half empty. */
+/* With fewer queries or narrower heads, a tile would be half empty. */
 #define TILED_QUERIES 32
 
-/* Does not depend on the processor, since the workspace is queried without a context. Depends on q alone, whose type
-   all tensors have: a caller that queries the workspace need not have v yet. */
+/* True if the call may use tiles. This does not depend on the processor, since the workspace is queried without a
+   context. It depends on q alone, whose type all tensors share: a caller that queries the workspace need not have v
+   yet. */
 static bool may_be_tiled(const carry_attention_call *c) {
     return c->args->q.dtype == CARRY_BF16 && c->queries >= TILED_QUERIES && c->D >= CARRY_ATTENTION_UNIT;
 }
@@ -63,7 +64,7 @@ static void call_of(carry_attention_call *c, const carry_attention_args *args) {
                                 .S = args->k.shape[0],
                                 .scale = carry_attention_scale(args)};
     c->blocks = c->T > 0 ? (c->T - 1) / CARRY_ATTENTION_QUERIES + 1 : 0;
-    c->queries = c->T > 0 ? (c->T - 1) / c->blocks + 1 : 0; /* even: no short block is left over */
+    c->queries = c->T > 0 ? (c->T - 1) / c->blocks + 1 : 0; /* equal sizes, so that no short block is left over */
 }
 
 static size_t place_bytes(const carry_attention_call *c) {
@@ -73,8 +74,8 @@ static size_t place_bytes(const carry_attention_call *c) {
     return arena.used;
 }
 
-/* Scores of one query to exp(score - m), and m, l, o to the new m. The shift is chosen so that no exponent exceeds 0,
-   whatever a large bias rounded away. */
+/* Replaces the scores of one query by exp(score - m), and updates m, l and o to the new m. The shift is chosen so that
+   no exponent is positive, even if adding a large bias was rounded. */
 static void soften(const carry_attention_call *c, const carry_attention_scratch *s, int64_t i, float *scores,
                    int64_t keys, float bias) {
     const carry_rows *rows = c->kernels->rows;
@@ -91,7 +92,7 @@ static void soften(const carry_attention_call *c, const carry_attention_scratch 
     s->sum[i] += rows->sum_exp(scores, scores, minus > -INFINITY ? minus : 0.0f, keys);
 }
 
-/* The scores of a causal call: those of keys that query t does not see become zeros. */
+/* The same for a causal call: weights of keys that query t does not see become zero. */
 static void soften_seen(const carry_attention_call *c, const carry_attention_scratch *s, int64_t t, int64_t i,
                         int64_t first, int64_t keys, float bias, float *scores) {
     int64_t from;
@@ -105,7 +106,7 @@ static void soften_seen(const carry_attention_call *c, const carry_attention_scr
     soften(c, s, i, scores + from, end - from, bias);
 }
 
-/* Is any of these keys seen by any of these queries? */
+/* True if any of these queries sees any of these keys. */
 static bool is_seen(const carry_attention_call *c, int64_t query, int64_t queries, int64_t first, int64_t keys) {
     int64_t from;
     int64_t end;
@@ -208,7 +209,7 @@ static carry_status forward_here(carry_ctx *ctx, const carry_attention_args *arg
     return CARRY_OK;
 }
 
-/* Of a workspace that begins at a multiple of CARRY_ALIGN. */
+/* The bytes of a workspace that begins at a multiple of CARRY_ALIGN. */
 static size_t aligned_workspace(const carry_attention_args *args) {
     const carry_tensor *q = &args->q;
     if (q->rank != 3 || args->k.rank != 3 || q->shape[0] < 0 || q->shape[1] < 0 || args->k.shape[0] < 0 ||
@@ -229,7 +230,7 @@ static size_t aligned_workspace(const carry_attention_args *args) {
     return (size_t)carry_attention_places(units) * place_bytes(&c);
 }
 
-/* 0 for a call that carry_attention refuses before it looks at the workspace. */
+/* Returns 0 for a call that carry_attention refuses before it checks the workspace. */
 size_t carry_attention_workspace(const carry_attention_args *args) {
     return carry_attention_with_spare(aligned_workspace(args));
 }
@@ -256,7 +257,7 @@ carry_status carry_attention(carry_ctx *ctx, const carry_attention_args *args, v
     return forward_here(ctx, args, NULL, workspace);
 }
 
-/* On a device keys and values are copied into the workspace, in order. */
+/* On a device, keys and values are copied into the workspace, in the order of tokens. */
 static void take_copies(const carry_attention_args *args, carry_arena *arena, carry_tensor copy[2]) {
     for (int i = 0; i < 2; i++) {
         copy[i] = carry_arena_tensor(arena, args->k.device, args->k.dtype, 3, args->k.shape);

@@ -1,5 +1,5 @@
-/* Blocks of keys for forward: loading them, scores of queries against them, and the weighted sums of their values. By
-   products of f32, or by tiles of bf16 where the call has them. */
+/* Blocks of keys for the forward pass: loads them, computes the scores of queries with them, and adds the weighted sums
+   of their values. Products are f32, or tiles of bf16 if the call uses them. */
 #include "attention/forward.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 #include "ops/pool.h"
 #include "ops/product/triangle.h"
 
-#define FEW 4 /* queries: with at most this many, transposing k does not pay; each is k times a vector */
+#define FEW 4 /* with at most this many queries, transposing k does not pay: each is a product of k and a vector */
 
 void carry_attention_pack(carry_bf16_pack pack, uint16_t *to, const carry_tensor *from, int64_t head, int64_t first,
                           int64_t count, bool across) {
@@ -37,7 +37,7 @@ static void tiled_scores(const carry_attention_call *c, const carry_attention_sc
                                         .c_row = keys});
 }
 
-/* o += scores v; false: some score is not finite, and nothing was done. */
+/* o += scores v. Returns false and does nothing if a score is not finite. */
 static bool tiled_values(const carry_attention_call *c, const carry_attention_scratch *s, int64_t at, int64_t rows,
                          int64_t keys) {
     const ptrdiff_t next = (ptrdiff_t)CARRY_ATTENTION_ROWS * CARRY_ATTENTION_KEYS;
@@ -66,7 +66,7 @@ static bool tiled_values(const carry_attention_call *c, const carry_attention_sc
     return true;
 }
 
-/* to [D, rows] = from [rows, D]^T, by squares that stay in the cache. */
+/* to [D, rows] = from [rows, D]^T, in squares that stay in the cache. */
 static void transpose(float *to, const float *from, int64_t rows, int64_t D) {
     const int64_t side = 16;
     for (int64_t i = 0; i < rows; i += side) {
@@ -116,7 +116,7 @@ bool carry_attention_seen_keys(const carry_attention_call *c, int64_t t, int64_t
     return *from < *end;
 }
 
-/* Does each of these queries see all of these keys? */
+/* True if each of these queries sees all of these keys. */
 static bool sees_all(const carry_attention_call *c, int64_t query, int64_t queries, int64_t first, int64_t keys) {
     int64_t from;
     int64_t end;
@@ -128,13 +128,13 @@ static bool sees_all(const carry_attention_call *c, int64_t query, int64_t queri
 
 _Static_assert(CARRY_ATTENTION_KEYS == CARRY_POOL_PAGE, "a block of keys is in one page");
 
-/* The row of a key that is the first of its block. */
+/* The row of a block's first key, in the tensor or in the pool. */
 static int64_t row_of_key(const carry_attention_call *c, int64_t first) {
     return c->pages != NULL ? (int64_t)c->pages[first / CARRY_POOL_PAGE] * CARRY_POOL_PAGE + first % CARRY_POOL_PAGE
                             : first;
 }
 
-/* Are these rows of bf16 all finite? */
+/* True if these rows of bf16 are all finite. */
 static bool finite_halves(const carry_tensor *x, int64_t head, int64_t first, int64_t rows) {
     const int16_t infinity = 0x7f80;
     int16_t most = 0;
@@ -148,7 +148,7 @@ static bool finite_halves(const carry_tensor *x, int64_t head, int64_t first, in
     return most < infinity;
 }
 
-/* o += scores v of the queries from row `at` on. */
+/* o += scores v, for the queries from row `at` on. */
 static void add_values(const carry_attention_call *c, const carry_attention_scratch *s, const float *v, int64_t at,
                        int64_t rows, int64_t keys) {
     c->kernels->product(&(carry_product){.m = rows,
@@ -165,9 +165,9 @@ static void add_values(const carry_attention_call *c, const carry_attention_scra
                                          .c_row = c->D});
 }
 
-/* Rows of v, packed, with zeros in place of NaN and infinity: f32 rows, or those of bf16 that are packed into tiles.
-   The weight of a key that a query does not see is zero, and zero times NaN or infinity is NaN. With zeros, queries
-   that do not see such a value have the bits that they have without it; add_bad_values adds it for the others. */
+/* Copies rows of v, with zeros in place of NaN and infinity: f32 rows, or bf16 rows to be packed into tiles. The weight
+   of a key that a query does not see is zero, and zero times NaN or infinity is NaN. With zeros, the results of queries
+   that do not see such a value are the same bit for bit as without it; add_bad_values adds it for the others. */
 static const float *finite_values(const carry_attention_call *c, const carry_attention_scratch *s, const float *v,
                                   int64_t keys) {
     for (int64_t i = 0; i < keys * c->D; i++) {
@@ -188,7 +188,7 @@ static carry_tensor finite_half_values(const carry_attention_call *c, const carr
     return carry_view_3d(to, CARRY_BF16, keys, 1, c->D);
 }
 
-/* o += weights times the values that finite_values left out, of the queries that see them. */
+/* o += weights times the values that finite_values replaced, for the queries that see them. */
 static void add_bad_values(const carry_attention_call *c, const carry_attention_scratch *s, int64_t key_head,
                            int64_t query, int64_t at, int64_t rows, int64_t first, int64_t keys) {
     for (int64_t j = 0; j < keys; j++) {
@@ -211,7 +211,7 @@ static void add_bad_values(const carry_attention_call *c, const carry_attention_
     }
 }
 
-/* o += weights times values for the weights that are not finite, which become zero: tiles take finite ones only. */
+/* o += weights times values for the weights that are not finite, which become zero: tiles support only finite ones. */
 static void add_bad_weights(const carry_attention_call *c, const carry_attention_scratch *s, int64_t key_head,
                             int64_t at, int64_t rows, int64_t first, int64_t keys) {
     for (int64_t i = 0; i < rows * keys; i++) {

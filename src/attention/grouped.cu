@@ -1,4 +1,5 @@
-/* Attention of language models on tensor cores (grouped_kernel.cuh): which kernel, how many pieces, and its launch. */
+/* Attention of language models on tensor cores (grouped_kernel.cuh): chooses the kernel and the number of pieces, and
+   launches it. */
 #include <limits.h>
 #include <math.h>
 
@@ -111,7 +112,7 @@ carry_status attention_grouped_forward(carry_ctx *ctx, const carry_attention_arg
     return launch_with<false>(ctx, job, args->q.shape[2], 1, ordinal, stream);
 }
 
-/* Pieces are as many as the room of the caches asks for: those beyond a sequence's keys have nothing to do. */
+/* The number of pieces depends on the capacity of the caches. Pieces beyond a sequence's keys have no work. */
 static int step_pieces(const carry_attention_step_args *args, int blocks) {
     const int tiles = (int)(args->q.shape[0] * args->k.shape[1]);
     const int64_t most = args->paged ? args->most : args->keys.shape[1];

@@ -6,14 +6,15 @@ extern "C" {
 #include "attention/attention.h"
 }
 
-/* For bf16 with D of 64, 128 or 256, whatever the other arguments: enough for this many queries or fewer. */
+/* The workspace for bf16 with D of 64, 128 or 256 and any other arguments. It is enough for this many queries or
+   fewer. */
 size_t attention_grouped_workspace(const carry_attention_args *args, int blocks);
 /* Callers have checked that rows can be read 16 bytes at a time and that sizes fit an int. */
 bool attention_grouped_takes(const carry_attention_args *args, int ordinal);
 carry_status attention_grouped_forward(carry_ctx *ctx, const carry_attention_args *args, int ordinal, int blocks,
                                        carry_stream *stream, void *workspace);
 
-/* A step: one token of every sequence (attention.h). */
+/* A step of generation: one token of every sequence (attention.h). */
 size_t attention_grouped_step_workspace(const carry_attention_step_args *args, int blocks);
 bool attention_grouped_steps(const carry_attention_step_args *args, int ordinal);
 carry_status attention_grouped_step(carry_ctx *ctx, const carry_attention_step_args *args, int ordinal, int blocks,

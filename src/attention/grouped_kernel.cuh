@@ -1,17 +1,17 @@
 /* Attention of language models on tensor cores since Ampere: causal, with or without a window, grouped heads, D of 64,
    128 or 256, over all rows of k and v.
 
-   The queries of the heads that read one head of keys are rows of one matrix: row r is token r / group of head r %
-   group of the group. So keys and values are read once for a group, and a step of generation, one token, fills as many
-   rows of a tile as the group has. A block has a tile of 128 rows, a warp 16 of them; queries are in shared memory as
-   keys and values are (piece c of 16 bytes of row r at c ^ (r % 8)), of which the next tile is copied while one is
-   computed. Tiles of keys that no row of a block sees are not visited, and blocks with the most keys come first.
+   The queries of the heads that read one head of keys are the rows of one matrix: row r is token r / group of the
+   group's head r % group. So keys and values are read once for a group, and a step of generation, which has one token,
+   fills `group` rows of a tile. A block has a tile of 128 rows, a warp 16 of them. Queries, keys and values are in
+   shared memory (16-byte piece c of row r is at c ^ (r % 8)), and the next tile of keys and values is copied while one
+   is computed. Tiles of keys that no row of a block sees are skipped, and blocks with the most keys come first.
 
-   Fewer tiles than multiprocessors are cut into pieces along the keys, which leave unfinished sums in the workspace;
-   grouped_combine adds them in their order.
+   If there are fewer tiles than multiprocessors, tiles are divided into pieces along the keys. Pieces store partial
+   sums in the workspace, and grouped_combine adds them in order.
 
-   STEP: one token each of several sequences, blockIdx.y being the sequence, whose lengths are read from the GPU's
-   memory, so that the launch is the same for every token and can be recorded. */
+   STEP: one token each of several sequences. blockIdx.y is the sequence. Lengths are read from GPU memory, so that the
+   launch is the same for every token and can be recorded. */
 #ifndef CARRY_ATTENTION_GROUPED_KERNEL_CUH
 #define CARRY_ATTENTION_GROUPED_KERNEL_CUH
 
@@ -23,10 +23,10 @@ namespace {
 constexpr int ROWS = CARRY_ATTENTION_ROWS;
 constexpr int WARPS = ROWS / 16;
 constexpr int COLUMNS = 64; /* keys of a tile */
-constexpr int PIECES = 64;  /* of a tile of queries, at most */
-constexpr int ROUNDS = 2;   /* of the multiprocessors over pieces, at most */
+constexpr int PIECES = 64;  /* most pieces of a tile of queries */
+constexpr int ROUNDS = 2;   /* most rounds of the multiprocessors over pieces */
 constexpr float LOG2_E = 1.4426950408889634f;
-constexpr float NOTHING = -1e30f; /* the largest score of a row that has seen no key: below all, and not infinite */
+constexpr float NOTHING = -1e30f; /* initial largest score of a row: below all scores, and not infinite */
 
 template <int D> constexpr int TILE_BYTES = COLUMNS *D * 2;
 template <int D> constexpr int QUERY_BYTES = ROWS *D * 2;
@@ -36,21 +36,22 @@ struct grouped_job {
     attention_rows q, k, v;
     uint16_t *o;
     int64_t o_row, o_head;
-    float *lse; /* [heads, tokens]; NULL: not wanted */
+    float *lse; /* [heads, tokens], or NULL if not wanted */
     int tokens, rows, group, key_heads, keys;
-    int past;   /* row r sees keys up to past + r / group; where nothing is masked: all */
-    int window; /* and of those this many; 0: all */
+    int past;   /* row r sees keys up to past + r / group; all keys if nothing is masked */
+    int window; /* a row sees only the last `window` of these keys; 0: all */
     bool causal;
     float scale; /* times log2 e */
     int row_tiles, pieces;
-    float *sums, *weights; /* per piece: ROWS x D sums; ROWS x (largest score, sum of exponentials) */
-    /* Of a step: keys of a sequence before this token, and elements from one sequence to the next. */
+    float *sums, *weights; /* for each piece: ROWS x D sums; ROWS x (largest score, sum of exponentials) */
+    /* For a step: the number of keys of each sequence before this token, and strides between sequences in elements. */
     const int64_t *lengths;
     int64_t q_next, k_next, v_next, o_next;
-    const int32_t *pages, *offsets; /* of tiles of keys in a pool, and where those of each sequence begin; NULL: none */
+    /* Pages of keys in a pool, and the index of each sequence's first page; NULL: no pool. */
+    const int32_t *pages, *offsets;
 };
 
-/* The job of a block; of a step, that of its sequence. */
+/* The job of a block; for a step, the job of its sequence. */
 template <bool STEP> __device__ __forceinline__ grouped_job job_here(const grouped_job &given) {
     grouped_job job = given;
     if (STEP) {
@@ -59,7 +60,7 @@ template <bool STEP> __device__ __forceinline__ grouped_job job_here(const group
         job.k.data += b * job.k_next;
         job.v.data += b * job.v_next;
         job.o += b * job.o_next;
-        job.past = (int)min(job.lengths[b], (int64_t)job.keys - 1); /* keys: the capacity */
+        job.past = (int)min(job.lengths[b], (int64_t)job.keys - 1); /* job.keys is the capacity */
         job.keys = job.past + 1;
         job.pages += job.pages != NULL ? job.offsets[b] : 0;
     }
@@ -67,7 +68,7 @@ template <bool STEP> __device__ __forceinline__ grouped_job job_here(const group
 }
 
 struct grouped_item {
-    int head, row; /* of keys; the first row */
+    int head, row; /* head of keys; first row of the tile */
     int from, to;  /* tiles of keys */
 };
 
@@ -79,7 +80,7 @@ __device__ __forceinline__ int first_key(const grouped_job &job, int row) {
     return job.window > 0 ? max(0, last_key(job, row) - job.window + 1) : 0;
 }
 
-/* Blocks come in the order of their indices: the last rows, which see the most keys, first. */
+/* Blocks run in the order of their indices, so the last rows, which see the most keys, come first. */
 __device__ __forceinline__ grouped_item item_of(const grouped_job &job, int index) {
     const int tile = index / job.pieces, part = index % job.pieces;
     grouped_item item;
@@ -97,7 +98,7 @@ template <int D> __device__ __forceinline__ uint32_t place(uint32_t tile, int ro
 }
 
 __device__ __forceinline__ void copy_16(uint32_t to, const uint16_t *from, bool is_there) {
-    const int bytes = is_there ? 16 : 0; /* the rest comes as zeros */
+    const int bytes = is_there ? 16 : 0; /* rows past the end are filled with zeros */
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes));
 }
 
@@ -106,7 +107,7 @@ __device__ __forceinline__ void copy_keys(uint32_t to, const attention_rows &fro
                                           int first) {
     constexpr int EACH = D / 8;
     const int64_t base = job.pages != NULL ? (int64_t)job.pages[first / COLUMNS] * COLUMNS : first;
-#pragma unroll 2 /* more addresses at a time would not fit beside the sums of D = 256 */
+#pragma unroll 2 /* more addresses at a time would not fit in registers beside the sums of D = 256 */
     for (int i = (int)threadIdx.x; i < COLUMNS * EACH; i += 32 * WARPS) {
         const int row = i / EACH, piece = i % EACH;
         const bool is_there = first + row < job.keys;
@@ -128,7 +129,7 @@ __device__ __forceinline__ void copy_queries(uint32_t to, const grouped_job &job
     }
 }
 
-/* s[16, COLUMNS] = q k^T of a warp's rows. */
+/* s[16, COLUMNS] = q k^T for a warp's rows. */
 template <int D>
 __device__ __forceinline__ void scores(float (&s)[COLUMNS / 2], uint32_t queries, uint32_t keys, int warp) {
     const int lane = (int)threadIdx.x % 32;
@@ -136,7 +137,7 @@ __device__ __forceinline__ void scores(float (&s)[COLUMNS / 2], uint32_t queries
     for (int i = 0; i < COLUMNS / 2; i++) {
         s[i] = 0.0f;
     }
-#pragma unroll 4 /* all 16 of D = 256 spill */
+#pragma unroll 4 /* unrolling all 16 of D = 256 would spill registers */
     for (int k = 0; k < D / 16; k++) {
         uint32_t a[4];
         load_matrices<false>(a, place<D>(queries, 16 * warp + lane % 16, 2 * k + lane / 16));
@@ -165,7 +166,7 @@ __device__ __forceinline__ void weighted(float (&o)[D / 2], const uint32_t (&w)[
     }
 }
 
-/* Keys that a row does not see; `first` is the tile's first key. */
+/* Masks the scores of keys that a row does not see. `first` is the tile's first key. */
 __device__ __forceinline__ void hide(float (&s)[COLUMNS / 2], const int (&least)[2], const int (&most)[2], int first) {
     const int column = first + (int)threadIdx.x % 4 * 2;
 #pragma unroll
@@ -177,8 +178,8 @@ __device__ __forceinline__ void hide(float (&s)[COLUMNS / 2], const int (&least)
     }
 }
 
-/* Values of a tile that are not finite: o of rows that see them gets them, and they become zeros (rows.cuh). By all
-   threads of a block. */
+/* Handles values of a tile that are not finite: adds them to o of rows that see them, and replaces them by zeros
+   (rows.cuh). Called by all threads of a block. */
 template <int D>
 __device__ __forceinline__ void contain(float (&o)[D / 2], unsigned char *values, const int (&least)[2],
                                         const int (&most)[2], int first) {
@@ -212,7 +213,7 @@ __device__ __forceinline__ void contain(float (&o)[D / 2], unsigned char *values
     __syncthreads();
 }
 
-/* STEP: all rows of a block see the same keys. */
+/* Computes a block's item. STEP: all rows of the block see the same keys. */
 template <int D, bool STEP>
 __device__ __forceinline__ void compute(const grouped_job &job, const grouped_item &item, uint32_t shared,
                                         unsigned char *memory, float (&o)[D / 2], softmax_state &state) {
@@ -220,7 +221,7 @@ __device__ __forceinline__ void compute(const grouped_job &job, const grouped_it
     const bool is_idle = item.row + 16 * warp >= job.rows;
     const int most[2] = {last_key(job, row), last_key(job, row + 8)};
     const int least[2] = {first_key(job, row), first_key(job, row + 8)};
-    /* Keys that all rows of the block see. */
+    /* The range of keys that all rows of the block see. */
     const int all_from = first_key(job, item.row + ROWS - 1), all_to = last_key(job, item.row);
     const uint32_t tiles = shared + QUERY_BYTES<D>;
     auto copy = [&](int tile) {
@@ -323,7 +324,7 @@ __global__ void __launch_bounds__(32 * WARPS, 1) attention_grouped(const __grid_
     }
 }
 
-/* A warp has a row; a lane every 32nd pair of its elements. */
+/* A warp has a row, and a lane every 32nd pair of its elements. */
 template <int D, bool STEP>
 __global__ void __launch_bounds__(32 * WARPS) grouped_combine(const __grid_constant__ grouped_job given) {
     const grouped_job job = job_here<STEP>(given);
@@ -367,7 +368,7 @@ __global__ void __launch_bounds__(32 * WARPS) grouped_combine(const __grid_const
     }
 }
 
-/* The keys and values of a step, behind those that the caches have: a block a sequence, 16 bytes a thread. */
+/* Appends the keys and values of a step to the caches. A block for each sequence, 16 bytes for each thread. */
 struct append_job {
     attention_rows k, v;     /* [sequences, key heads, D] */
     uint16_t *keys, *values; /* [sequences, room, key heads, D], packed */

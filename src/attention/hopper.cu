@@ -1,14 +1,15 @@
-/* Attention on Hopper GPUs: which kernel, and its launch. Tensor maps tell the copy engine how q, k and v lie. */
+/* Attention on Hopper GPUs: chooses the kernel and launches it. Tensor maps describe the layout of q, k and v to the
+   copy engine. */
 #include "attention/hopper_causal.cuh"
 #include "attention/hopper_map.cuh"
 
 namespace {
 
-/* Kernels differ in the keys of a tile: what a run leaves of its last tile is computed for nothing, so the one that
-   leaves least is taken. 144 divides the 720 tokens of a frame of video, for instance. */
+/* Kernels differ in the number of keys of a tile. The part of a run's last tile beyond its end is wasted, so the choice
+   is the kernel that wastes least. For example, 144 divides the 720 tokens of a frame of video. */
 struct kernel {
     int D, columns, shared;
-    int percent; /* of a column's time, of that of the fastest */
+    int percent; /* time for a column, as a percentage of that of the fastest kernel */
     void (*run)(hopper_job);
 };
 
@@ -17,11 +18,12 @@ template <int D, int N> constexpr kernel kernel_of(int percent) {
     return {D, N, shape::SHARED, percent, attention_hopper<shape>};
 }
 
-/* Percents: alone, and inside streams, where 4320 keys took 300 us in tiles of 144 and 324 in tiles of 160. */
+/* The percentages were measured alone, and inside streams, where 4320 keys took 300 us in tiles of 144 and 324 in tiles
+   of 160. */
 const kernel kernels[] = {kernel_of<128, 176>(103), kernel_of<128, 160>(102), kernel_of<128, 144>(100),
                           kernel_of<128, 128>(102), kernel_of<64, 176>(100),  kernel_of<64, 128>(100)};
 
-/* A tile costs its columns and about one more. */
+/* Returns the cheapest kernel. A tile costs its columns and about one more. */
 const kernel *choose(const attention_job *job, int D) {
     const kernel *best = NULL;
     int64_t least = INT64_MAX;
@@ -39,7 +41,8 @@ int columns(const attention_job *job, int D) {
     return choose(job, D)->columns;
 }
 
-/* The kernels are empty but in code for sm_90a, which a build may be without: then they have no barriers. */
+/* The kernels are empty except in code for sm_90a, which a build may not have. An empty kernel is recognised by its
+   missing barriers. */
 bool works(int ordinal) {
     int major = 0, minor = 0;
     cudaFuncAttributes attributes;
@@ -76,7 +79,7 @@ carry_status launch(carry_ctx *ctx, const attention_job *job, int D, int blocks,
 
 } // namespace
 
-/* Tiles of keys fill the shared memory beside the queries. */
+/* Tiles of keys fill the shared memory that the queries leave. */
 using causal_shape = hopper_shape<256, 80, 2, true>;
 
 bool attention_causal_takes(const carry_attention_args *args, int ordinal, int blocks) {

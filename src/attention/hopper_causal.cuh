@@ -1,8 +1,8 @@
-/* Causal attention on Hopper GPUs, of heads of which several may read one head of keys: the warpgroups, tiles and turns
-   of hopper_kernel.cuh, over the keys that each query sees.
+/* Causal attention on Hopper GPUs, with grouped heads: the warpgroups, tiles and turns of hopper_kernel.cuh, over
+   the keys that each query sees.
 
-   A block has 128 queries of one head. Blocks run beside each other over the same keys, which the second-level cache
-   then has. Tiles with the most keys come first. */
+   A block has 128 queries of one head. Concurrent blocks read the same keys, so these are in the L2 cache. Tiles
+   with the most keys come first. */
 #ifndef CARRY_ATTENTION_HOPPER_CAUSAL_CUH
 #define CARRY_ATTENTION_HOPPER_CAUSAL_CUH
 
@@ -11,7 +11,7 @@
 struct causal_job {
     CUtensorMap q, k, v;
     attention_job job;
-    int group, past; /* query heads of a key head; query r sees the keys up to past + r */
+    int group, past; /* group: query heads for each key head; query r sees the keys up to past + r */
     int row_tiles, items;
 };
 
@@ -57,7 +57,7 @@ static __device__ __forceinline__ void copy_causal(const causal_job &c, const pl
     }
 }
 
-/* Keys after `last` of the thread's first row are not seen; its second row sees eight more. */
+/* Masks keys after `last` for the thread's first row; its second row sees eight more. */
 template <int COUNT> static __device__ __forceinline__ void mask_after(float (&s)[COUNT], int first, int last) {
     const int column = first + (int)threadIdx.x % 4 * 2;
 #pragma unroll
@@ -68,7 +68,7 @@ template <int COUNT> static __device__ __forceinline__ void mask_after(float (&s
     }
 }
 
-/* last: the key up to which the thread's first row sees; seen: up to which all rows of the warpgroup do. */
+/* last: the last key that the thread's first row sees. seen: the last key that all rows of the warpgroup see. */
 template <typename Shape>
 static __device__ __forceinline__ void compute_causal(const attention_job &job, const attention_item &item, int last,
                                                       int seen, worker<Shape> &me, float (&o)[Shape::D / 2],
@@ -139,7 +139,7 @@ __global__ void __launch_bounds__(Shape::THREADS, 1) attention_causal(const __gr
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace hopper;
     extern __shared__ char memory[];
-    __shared__ barriers<Shape::STAGES> b; /* static: its size tells whether the kernel is there */
+    __shared__ barriers<Shape::STAGES> b; /* static: its size shows whether the kernel is compiled */
     const places<Shape> p = open_places<Shape>(memory, b);
     const int group = (int)threadIdx.x / 128;
     if (group == 0) {

@@ -1,11 +1,12 @@
-/* Attention on Hopper GPUs: one block per multiprocessor, one warpgroup that copies and two that compute.
+/* Attention on Hopper GPUs: one block on each multiprocessor, with one warpgroup that copies and two that compute.
 
-   The copying warpgroup is one thread that asks the copy engine for tiles of keys and values, STAGES ahead. Each of the
-   others has 64 queries. While the tensor cores multiply this tile's probabilities with its values, the warpgroup takes
-   the exponentials of the next tile's scores; and with TURNS the two warpgroups take turns at the tensor cores, so that
-   one's exponentials run beside the other's products.
+   In the copying warpgroup, one thread starts copies of tiles of keys and values, STAGES ahead. Each of the others
+   has 64 queries. While the tensor cores multiply this tile's probabilities by its values, the warpgroup computes
+   the exponentials of the next tile's scores. With TURNS, the two warpgroups take turns at the tensor cores, so that
+   the exponentials of one run at the same time as the products of the other.
 
-   Measured on an H200, 40 heads, 2160 queries, 4320 keys, D 128: 685 TFLOP/s, of about 790 that a large product has. */
+   Measured on an H200, 40 heads, 2160 queries, 4320 keys, D 128: 685 TFLOP/s, where a large matrix product reaches
+   about 790. */
 #ifndef CARRY_ATTENTION_HOPPER_KERNEL_CUH
 #define CARRY_ATTENTION_HOPPER_KERNEL_CUH
 
@@ -27,20 +28,21 @@ template <int D_, int N_, int STAGES_, bool TURNS_> struct hopper_shape {
     static constexpr int BANDS = D / 64;
     static constexpr int Q_BAND = ROWS * 128, KEY_BAND = N * 128; /* bytes */
     static constexpr int Q_BYTES = BANDS * Q_BAND, KEY_BYTES = BANDS * KEY_BAND;
-    static constexpr int SHARED = 1024 + Q_BYTES + 2 * STAGES * KEY_BYTES; /* atoms start at multiples of 1024 */
+    /* Atoms of the swizzle start at multiples of 1024. */
+    static constexpr int SHARED = 1024 + Q_BYTES + 2 * STAGES * KEY_BYTES;
 };
 
 namespace hopper {
 
 constexpr int COPY_REGISTERS = 24, COMPUTE_REGISTERS = 240; /* 128 * 24 + 256 * 240 fit a multiprocessor */
 
-/* Barriers: a tile is full, a tile is empty. */
+/* Barriers for each buffer: it is full, it is empty. */
 template <int STAGES> struct barriers {
     uint64_t q_full, q_empty;
     uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 };
 
-/* The place in a ring of stages, and the parity of its round. */
+/* The index in a ring of stages, and the parity of its round. */
 template <int STAGES> struct stage {
     int at = 0, parity = 0;
     __device__ __forceinline__ void next() {
@@ -52,7 +54,7 @@ template <int STAGES> struct stage {
 };
 
 template <typename Shape> struct places {
-    uint32_t q, k, v; /* shared memory */
+    uint32_t q, k, v; /* addresses in shared memory */
     uint32_t q_full, q_empty, k_full, k_empty, v_full, v_empty;
     __device__ __forceinline__ uint32_t key(int at) const {
         return k + at * Shape::KEY_BYTES;
@@ -62,7 +64,7 @@ template <typename Shape> struct places {
     }
 };
 
-/* Where everything lies, with its barriers set up: by all threads of a block. */
+/* Computes the addresses in shared memory and initialises the barriers. Called by all threads of a block. */
 template <typename Shape>
 static __device__ __forceinline__ places<Shape> open_places(const char *memory, const barriers<Shape::STAGES> &b) {
     constexpr int STAGES = Shape::STAGES;
@@ -92,7 +94,7 @@ static __device__ __forceinline__ places<Shape> open_places(const char *memory, 
     return p;
 }
 
-/* Keys run one tile ahead of values, as they are wanted. */
+/* Copies keys one tile ahead of values, in the order in which they are needed. */
 template <typename Shape>
 static __device__ __forceinline__ void copy_items(const hopper_job &h, const places<Shape> &p, int items) {
     stage<Shape::STAGES> key, value;
@@ -130,7 +132,7 @@ static __device__ __forceinline__ void copy_items(const hopper_job &h, const pla
     }
 }
 
-/* s = q k^T of this warpgroup's 64 queries. */
+/* s = q k^T for this warpgroup's 64 queries. */
 template <typename Shape>
 static __device__ __forceinline__ void scores(float (&s)[Shape::N / 2], uint32_t q, uint32_t k) {
 #pragma unroll
@@ -151,10 +153,10 @@ static __device__ __forceinline__ void weighted(float (&o)[Shape::D / 2], const 
     }
 }
 
-/* Values past the run's end are no numbers that anyone wrote: 0 times them need not be 0. Both warpgroups write the
-   same. */
+/* Clears values past the end of the run: this memory may hold NaN or infinity, and 0 times these is not 0. Both
+   warpgroups write the same zeros. */
 template <typename Shape> static __device__ __forceinline__ void clear_values(uint32_t v, int valid, int group) {
-    int words = (Shape::N - valid) * 8; /* of 16 bytes */
+    int words = (Shape::N - valid) * 8; /* 16-byte words */
     for (int i = (int)threadIdx.x % 128; i < Shape::BANDS * words; i += 128) {
         uint32_t to = v + (uint32_t)(i / words * Shape::KEY_BAND + valid * 128 + i % words * 16);
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(to), "r"(0) : "memory");
@@ -163,13 +165,13 @@ template <typename Shape> static __device__ __forceinline__ void clear_values(ui
     group_sync(3 + group, 128);
 }
 
-/* One of the computing warpgroups, `group` 0 or 1, and where it is in the rings of keys and values. Barrier 1 + group
-   says that it is this one's turn at the tensor cores. */
+/* One of the computing warpgroups, `group` 0 or 1, and its position in the rings of keys and values. Barrier 1 + group
+   signals its turn at the tensor cores. */
 template <typename Shape> struct worker {
     const places<Shape> &p;
     int group;
     uint32_t q;
-    bool speaks; /* for its warp */
+    bool speaks; /* this thread arrives at barriers for its warp */
     int q_parity = 0;
     stage<Shape::STAGES> key, value;
 
@@ -305,7 +307,8 @@ __global__ void __launch_bounds__(Shape::THREADS, 1) attention_hopper(const __gr
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     using namespace hopper;
     extern __shared__ char memory[];
-    __shared__ barriers<Shape::STAGES> b; /* hopper.cu tells by this static memory that the kernel is not empty */
+    /* Hopper.cu uses the size of this static memory to see that the kernel is not empty. */
+    __shared__ barriers<Shape::STAGES> b;
     const places<Shape> p = open_places<Shape>(memory, b);
     int items = h.job.cut.whole + h.job.cut.rest * h.job.cut.pieces;
     int group = (int)threadIdx.x / 128;

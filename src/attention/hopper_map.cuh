@@ -4,8 +4,8 @@
 
 #include "device/tensor_map.cuh"
 
-/* [heads, D / 64, rows, 64], of which a tile is one head's `box` rows, all bands; `row` and `head` are strides in
-   elements. The stride of a dimension of one element is not used, but must be valid. */
+/* Makes a tensor map of shape [heads, D / 64, rows, 64]. A tile is `box` rows of one head, with all bands. `row` and
+   `head` are strides in elements. The stride of a dimension of size 1 is not used, but must be valid. */
 static inline carry_status attention_make_map(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map,
                                               const char *name, const void *data, int64_t row, int64_t head, int rows,
                                               int heads, int D, int box, int ordinal) {

@@ -1,9 +1,10 @@
-/* Shared by the kernels of attention: a job, made from a call's arguments by attention.cu, and how it is cut.
+/* Shared by the kernels of attention: a job, which attention.cu makes from a call's arguments, and its division into
+   items.
 
-   Queries are cut into tiles of rows of one head, keys into tiles that never cross the end of a run: so a bias is one
-   number per tile of keys. A block takes items one after the other: first whole tiles of queries, over all keys; then
-   the tiles that would not fill the last round of blocks, each cut into pieces along the keys. Pieces leave unfinished
-   sums in the workspace, and combine (combine.cu) adds those of a tile in their order. */
+   Queries are divided into tiles of rows of one head, keys into tiles that never cross the end of a run, so that each
+   tile of keys has one bias. A block processes items one after the other: first whole tiles of queries, over all keys,
+   then the tiles that would not fill the last round of blocks, each divided into pieces along the keys. Pieces store
+   partial sums in the workspace, and combine (combine.cuh) adds those of a tile in order. */
 #ifndef CARRY_ATTENTION_KERNELS_CUH
 #define CARRY_ATTENTION_KERNELS_CUH
 
@@ -15,15 +16,15 @@
 #include "carry/attention.h"
 
 #define CARRY_ATTENTION_ROWS 128  /* queries of a tile */
-#define CARRY_ATTENTION_PIECES 32 /* of a tile, at most */
-#define CARRY_ATTENTION_ROUNDS 2  /* of the blocks over pieces, at most */
+#define CARRY_ATTENTION_PIECES 32 /* most pieces of a tile */
+#define CARRY_ATTENTION_ROUNDS 2  /* most rounds of the blocks over pieces */
 
-struct attention_rows { /* [rows, heads, D], in elements */
+struct attention_rows { /* [rows, heads, D]; strides in elements */
     const uint16_t *data;
     int64_t row, head;
 };
 
-/* 16 bytes are loaded and stored at once, and the copy engine wants strides that go forward. */
+/* True if rows can be loaded and stored 16 bytes at a time and strides are positive, as the copy engine requires. */
 static inline bool attention_fits(const carry_tensor *t) {
     for (int i = 0; i < 2; i++) {
         if (t->shape[i] > 1 && (t->stride[i] <= 0 || t->stride[i] % 8 != 0 || t->stride[i] >= (int64_t)1 << 38)) {
@@ -39,29 +40,29 @@ struct attention_run {
 };
 
 struct attention_cut {
-    int rows, columns;     /* of a tile: queries, keys */
-    int row_tiles;         /* of one head */
-    int key_tiles;         /* over all runs */
-    int whole;             /* tiles of queries that are done in one piece; then the rest */
-    int rest, pieces;      /* tiles in pieces, pieces of each */
-    float *sums, *weights; /* per piece: rows x D sums; rows x (largest score, sum of exponentials) */
+    int rows, columns;     /* queries and keys of a tile */
+    int row_tiles;         /* tiles of queries of one head */
+    int key_tiles;         /* tiles of keys over all runs */
+    int whole;             /* tiles of queries that are not divided; they come first */
+    int rest, pieces;      /* tiles that are divided, and the pieces of each */
+    float *sums, *weights; /* for each piece: rows x D sums; rows x (largest score, sum of exponentials) */
 };
 
 struct attention_job {
     attention_rows q, k, v;
     uint16_t *o;
     int64_t o_row, o_head;
-    float *lse;               /* [heads, queries], packed; NULL: not wanted */
+    float *lse;               /* [heads, queries], packed, or NULL if not wanted */
     int queries, heads, keys; /* keys: rows of the buffers */
     float scale;              /* times log2 e */
     attention_cut cut;
-    int runs; /* without empty ones and those whose bias is -infinity */
+    int runs; /* number of runs, without empty ones and those whose bias is -infinity */
     attention_run run[CARRY_MAX_KEY_RUNS];
 };
 
-/* Tiles of queries that fill whole rounds of `blocks` blocks are done whole. What is left would keep a part of the
-   blocks busy for a round: it is cut into as many pieces as end soonest, where a piece costs a tile of keys more for
-   the sums that it leaves, and pieces at all cost two for combine. */
+/* Tiles of queries that fill whole rounds of `blocks` blocks are not divided. The remaining tiles would keep only some
+   of the blocks busy for a round, so they are divided into the number of pieces that finishes first. In this estimate a
+   piece costs one more tile of keys for the sums that it stores, and dividing costs two more for combine. */
 static inline void cut_queries(attention_cut *c, int64_t tiles, int blocks) {
     int most = c->key_tiles < CARRY_ATTENTION_PIECES ? c->key_tiles : CARRY_ATTENTION_PIECES;
     int rest = (int)(tiles % blocks), best = c->key_tiles;
@@ -84,9 +85,9 @@ static inline void cut_queries(attention_cut *c, int64_t tiles, int blocks) {
 }
 
 struct attention_item {
-    int head, row; /* the first query */
+    int head, row; /* row: the first query */
     int from, to;  /* tiles of keys */
-    int piece;     /* where its sums go; -1: it is whole */
+    int piece;     /* the index of its sums; -1: not divided */
 };
 
 static __device__ __forceinline__ attention_item item_of(const attention_cut &c, int index) {
@@ -104,7 +105,7 @@ static __device__ __forceinline__ attention_item item_of(const attention_cut &c,
     return item;
 }
 
-/* A walk over tiles of keys. */
+/* A position in the walk over tiles of keys. */
 struct attention_cursor {
     int run, row, left; /* the tile starts at `row`; rows left in its run */
 };
@@ -153,7 +154,7 @@ static __device__ __forceinline__ float lse_of(float largest, float sum) {
     return 0.6931471805599453f * (largest + log2f(sum));
 }
 
-/* Tiles of keys over all runs. */
+/* The number of tiles of keys over all runs. */
 static inline int key_tiles(const attention_job *job, int columns) {
     int tiles = 0;
     for (int i = 0; i < job->runs; i++) {
@@ -162,7 +163,7 @@ static inline int key_tiles(const attention_job *job, int columns) {
     return tiles;
 }
 
-/* The two ways, of hopper.cu and ampere.cu. The device is the current one. */
+/* The two sets of kernels, in hopper.cu and ampere.cu. They run on the current device. */
 struct attention_way {
     const char *name;
     bool (*works)(int ordinal);
@@ -173,7 +174,8 @@ struct attention_way {
 
 extern const attention_way carry_attention_hopper, carry_attention_ampere;
 
-/* Causal calls with D of 256 whose tiles of queries keep all `blocks` multiprocessors busy (hopper.cu). */
+/* Causal calls with D of 256 that have enough tiles of queries to keep all `blocks` multiprocessors busy
+   (hopper.cu). */
 bool attention_causal_takes(const carry_attention_args *args, int ordinal, int blocks);
 carry_status attention_causal_forward(carry_ctx *ctx, const attention_job *job, int key_heads, int ordinal, int blocks,
                                       cudaStream_t stream);

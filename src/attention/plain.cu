@@ -1,11 +1,11 @@
-/* Attention on CUDA devices for everything that the fast kernels do not take (f32, f16, other D, any strides, causal
-   calls, grouped heads), and its backward pass. Plain: a warp has a query, or a key in backward, of one head, and walks
-   all of the others that it may see; a lane has every 32nd element of D. Where there are few queries, as in a step of
-   generation, the warps of a block share the keys of one. Sums are f32, in one order, so the same inputs give the same
-   bits.
+/* Attention on CUDA devices for all calls that the fast kernels do not support (f32, f16, other D, any strides, causal
+   calls, grouped heads), and its backward pass. A warp has a query (or, in the backward pass, a key) of one head and
+   walks all keys (or queries) that it may see; a lane has every 32nd element of D. If there are few queries, as in a
+   step of generation, the warps of a block share the keys of one query. Sums are f32 in a fixed order, so the same
+   inputs give the same bits.
 
    Backward, from lse, with mean[t] = dO[t].O[t]: P = exp(scale q.k + bias - lse), dS = P (dO.v - mean),
-   dq = scale sum dS k (a warp a query), dk += scale sum dS q and dv += sum P dO (a warp a key). */
+   dq = scale sum dS k (one warp for each query), dk += scale sum dS q and dv += sum P dO (one warp for each key). */
 #include <math.h>
 
 #include "attention/plain.cuh"
@@ -20,8 +20,8 @@ namespace {
 
 constexpr int WARPS = THREADS / 32;
 constexpr int SHARERS = 16;         /* warps of a block that share a query */
-constexpr int64_t FEW_UNITS = 512;  /* queries times heads: up to here they do */
-constexpr int USUAL = 8, WIDE = 20; /* elements of a row that a lane has: D up to 256 and 640 */
+constexpr int64_t FEW_UNITS = 512;  /* up to this product of queries and heads, warps share a query */
+constexpr int USUAL = 8, WIDE = 20; /* most elements of a row in a lane: for D up to 256 and up to 640 */
 
 template <typename T> struct rows {
     typename T::stored *data;
@@ -47,11 +47,11 @@ template <typename T> struct rows {
 
 template <typename T> struct job {
     rows<T> q, k, v, o, d_o, dq, dk, dv;
-    float *lse, *mean; /* [heads, queries]; lse NULL: not wanted */
+    float *lse, *mean; /* [heads, queries]; lse is NULL if not wanted */
     int64_t queries, heads, keys;
-    int64_t group;  /* heads of q that read one head of k and v */
-    int64_t past;   /* of a causal call: query t sees rows up to past + t; otherwise all */
-    int64_t window; /* and of those this many */
+    int64_t group;  /* query heads for each head of k and v */
+    int64_t past;   /* for a causal call: query t sees rows up to past + t; otherwise all */
+    int64_t window; /* a query sees only the last `window` of these rows */
     bool causal;
     int dim, runs;
     float scale;
@@ -102,7 +102,8 @@ __device__ __forceinline__ int64_t warps() {
     return (int64_t)gridDim.x * WARPS;
 }
 
-/* Largest score m, sum l of exp(score - m), o of those times v: scaled down when a larger score comes. */
+/* The largest score m, the sum l of exp(score - m), and o, the sum of these weights times v. They are scaled down when
+   a larger score comes. */
 template <int EACH> struct walk { float o[EACH], most, sum; };
 
 template <int EACH> __device__ __forceinline__ void see(walk<EACH> &w, float score, const float (&v)[EACH]) {
@@ -117,7 +118,7 @@ template <int EACH> __device__ __forceinline__ void see(walk<EACH> &w, float sco
     add(w.o, p, v);
 }
 
-/* Every `step`th key of query t from the `from`th on. */
+/* Walks every `step`th key of query t, starting at key `from`. */
 template <int EACH, typename T>
 __device__ __forceinline__ walk<EACH> walk_keys(const job<T> &j, int64_t t, int64_t h, int from, int step) {
     walk<EACH> w = {{}, -INFINITY, 0.0f};
@@ -152,7 +153,7 @@ template <typename T, int EACH> __global__ void __launch_bounds__(THREADS) forwa
     }
 }
 
-/* A block has a query: its warps walk keys in turn, then the first adds up what they have, in order. */
+/* A block has one query. Its warps walk the keys in turn, then the first warp adds up their results in order. */
 template <typename T, int EACH> __global__ void __launch_bounds__(32 * SHARERS) few_kernel(job<T> j) {
     __shared__ float most[SHARERS], sum[SHARERS], rows[SHARERS][32 * EACH];
     const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32;
@@ -185,7 +186,7 @@ template <typename T, int EACH> __global__ void __launch_bounds__(32 * SHARERS) 
     finish(j, w, t, h);
 }
 
-/* The probability of a score, as in forward; a query that saw no key has a lse of -infinity. */
+/* The probability of a score, as in the forward pass. A query that saw no key has a lse of -infinity. */
 __device__ __forceinline__ float probability(float score, float lse) {
     return lse > -INFINITY || isnan(lse) ? expf(score - lse) : 0.0f;
 }
@@ -236,7 +237,7 @@ __device__ __forceinline__ void walk_queries(const job<T> &j, int r, int64_t s, 
     }
 }
 
-/* Rows of one run. */
+/* Computes dk and dv for the rows of one run. */
 template <typename T, int EACH> __global__ void __launch_bounds__(THREADS) keys_kernel(job<T> j, int r) {
     const int64_t key_heads = j.heads / j.group;
     for (int64_t at = first_warp(); at < j.run[r].count * key_heads; at += warps()) {
@@ -331,7 +332,7 @@ carry_status attention_plain_forward(carry_ctx *ctx, const carry_attention_args 
 size_t attention_plain_backward_workspace(const carry_attention_backward_args *args) {
     const carry_tensor *q = &args->forward.q;
     size_t bytes = 0;
-    (void)carry_size_product(&bytes, q->shape, 2, sizeof(float)); /* mean */
+    (void)carry_size_product(&bytes, q->shape, 2, sizeof(float)); /* space for mean */
     return bytes;
 }
 

@@ -20,7 +20,8 @@ static double dot(const carry_tensor *x, int64_t x_row, int64_t x_head, const ca
     return sum;
 }
 
-/* p[j] for every row j of the keys, zero for those that are not seen; returns lse, less the largest bias. */
+/* Computes p[j] for every row j of the keys, zero for rows that are not seen. Returns lse relative to the largest
+   bias. */
 static double probabilities(double *p, const carry_attention_args *args, int64_t t, int64_t head) {
     carry_key_run seen[CARRY_MAX_KEY_RUNS];
     int runs = carry_attention_runs(args, seen);
@@ -38,7 +39,7 @@ static double probabilities(double *p, const carry_attention_args *args, int64_t
             most = p[j] > most ? p[j] : most; /* GCC 12 at -O3 fails on fmax here */
         }
     }
-    double minus = most > -INFINITY ? most : 0.0; /* and then exp gives zeros, or NaN for NaN */
+    double minus = most > -INFINITY ? most : 0.0; /* with 0, exp gives zeros, or NaN for NaN */
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 0; i < runs; i++) {
             for (int64_t j = seen[i].first; j < seen[i].first + seen[i].count; j++) {
@@ -68,7 +69,7 @@ carry_status carry_attention_reference(carry_ctx *ctx, double *o, double *lse, c
             }
             for (int64_t d = 0; d < D; d++) {
                 double sum = 0.0;
-                for (int64_t j = 0; j < S; j++) { /* a row that is not seen may hold anything, NaN too */
+                for (int64_t j = 0; j < S; j++) { /* rows that are not seen may hold NaN */
                     sum += p[j] != 0.0 ? p[j] * element(&args->v, j, carry_attention_key_head(args, h), d) : 0.0;
                 }
                 o[(t * H + h) * D + d] = sum;

@@ -1,9 +1,9 @@
-/* A thread's part of the scores and sums of 16 queries, which a warp has: rows g and g + 8 of them, g being its lane
-   over 4, and in them two columns of every eight. Both kinds of tensor-core instruction leave their results so.
+/* A thread's part of the scores and sums of a warp's 16 queries: rows g and g + 8, where g is its lane / 4, and two
+   columns of every eight. Both kinds of tensor-core instruction have this result layout.
 
-   Scores are kept times log2 e, so that an exponential is one instruction after one multiply-add, and the bias of a run
-   is a part of that one's constant. The largest score that is subtracted may lag behind by LAG, a factor of 2^LAG: sums
-   are then scaled hardly ever, and no probability leaves what bf16 and f32 hold. */
+   Scores are multiplied by log2 e, so that an exponential is one multiply-add and one instruction, and the bias of a
+   run is part of the constant of that multiply-add. The largest score that is subtracted may be too small by up to LAG,
+   a factor of 2^LAG. So sums are rarely rescaled, and probabilities stay in the range of bf16 and f32. */
 #ifndef CARRY_ATTENTION_ROWS_CUH
 #define CARRY_ATTENTION_ROWS_CUH
 
@@ -11,7 +11,7 @@
 
 constexpr float LAG = 8.0f;
 
-/* Columns past the run's end are not there. */
+/* Masks columns past the end of the run. */
 template <int COUNT> static __device__ __forceinline__ void mask(float (&s)[COUNT], int valid) {
     int column = (int)threadIdx.x % 4 * 2;
 #pragma unroll
@@ -22,8 +22,9 @@ template <int COUNT> static __device__ __forceinline__ void mask(float (&s)[COUN
     }
 }
 
-/* NaN and infinity in values must not reach queries that do not see them: a probability of 0 times either is NaN. In
-   tiles of keys that some query does not see they become zeros, and are added to the sums of queries that see them. */
+/* NaN and infinity in values must not reach queries that do not see them, since a probability of 0 times either is NaN.
+   In tiles with keys that some query does not see, they are replaced by zeros and added to the sums of the queries that
+   see them. */
 static __device__ __forceinline__ bool is_odd_bf16(uint32_t pair) {
     return (pair & 0x7f80u) == 0x7f80u || (pair & 0x7f800000u) == 0x7f800000u;
 }
@@ -41,7 +42,7 @@ static __device__ __forceinline__ uint4 clear_odd_bf16(const uint4 &v) {
     return make_uint4(clear_odd_bf16(v.x), clear_odd_bf16(v.y), clear_odd_bf16(v.z), clear_odd_bf16(v.w));
 }
 
-/* Adds the numbers of a pair of values that are not finite to two sums. */
+/* Adds those of a pair of values that are not finite to two sums. */
 static __device__ __forceinline__ void add_odd_bf16(float &low, float &high, uint32_t pair) {
     low += (pair & 0x7f80u) == 0x7f80u ? __uint_as_float(pair << 16) : 0.0f;
     high += (pair & 0x7f800000u) == 0x7f800000u ? __uint_as_float(pair & 0xffff0000u) : 0.0f;
@@ -49,11 +50,11 @@ static __device__ __forceinline__ void add_odd_bf16(float &low, float &high, uin
 
 /* The softmax of a thread's two rows so far. */
 struct softmax_state {
-    float largest[2], sum[2]; /* sums of this thread's columns alone */
+    float largest[2], sum[2]; /* sums over this thread's columns only */
 };
 
-/* Scores to exponentials; the factors are for the sums so far. Returns whether any row of the warp has another one
-   than 1. */
+/* Replaces scores by exponentials, and computes the factors for the sums so far. Returns true if any row of the warp
+   has a factor other than 1. */
 template <int COUNT>
 static __device__ __forceinline__ bool exponentials(float (&s)[COUNT], softmax_state &state, float (&factor)[2],
                                                     float scale, float bias) {
@@ -96,7 +97,7 @@ static __device__ __forceinline__ bool exponentials(float (&s)[COUNT], softmax_s
     return grows;
 }
 
-/* Sums of all columns of the rows. */
+/* Sums over all columns of the rows, across the four lanes. */
 static __device__ __forceinline__ void add_columns(softmax_state &state) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -119,7 +120,7 @@ template <int COUNT> static __device__ __forceinline__ void scale_rows(float (&o
     }
 }
 
-/* Word j of lane t of four becomes word t of lane j. */
+/* Transposes words among four lanes: word j of lane t becomes word t of lane j. */
 static __device__ __forceinline__ void transpose4(uint32_t (&w)[4]) {
     int lane = (int)threadIdx.x % 4;
 #pragma unroll
@@ -182,7 +183,7 @@ static __device__ __forceinline__ void store_piece(const attention_job &job, con
     }
 }
 
-/* Of warp `warp` of the block: rows 16 * warp and on of the item. */
+/* Stores the results of warp `warp` of the block: rows from 16 * warp on of the item. */
 template <int D>
 static __device__ __forceinline__ void store(const attention_job &job, const attention_item &item, int warp,
                                              const float (&o)[D / 2], const softmax_state &state) {

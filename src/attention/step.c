@@ -1,4 +1,4 @@
-/* A step of generation on a device: one token of every sequence, behind the keys and values that its cache has. */
+/* A step of generation on a device: one token of every sequence, appended to the keys and values in its cache. */
 #include "attention/attention.h"
 #include "attention/device.h"
 #include "core/context.h"

@@ -1,4 +1,4 @@
-/* The tensor cores' instructions since Ampere: operands from shared memory, and a product of bf16. */
+/* Tensor-core instructions since Ampere: loads of operands from shared memory, and a product of bf16. */
 #ifndef CARRY_ATTENTION_TENSOR_CORES_CUH
 #define CARRY_ATTENTION_TENSOR_CORES_CUH
 

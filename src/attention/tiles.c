@@ -1,4 +1,4 @@
-/* Tiles of rows as f32, and units of work over the places that have scratch memory. */
+/* Tiles of rows as f32, and the distribution of units of work over places with scratch memory. */
 #include <stdatomic.h>
 #include <string.h>
 
@@ -42,7 +42,7 @@ typedef struct taken {
     _Atomic int64_t next; /* first unit not yet taken */
 } taken;
 
-/* A place works until no unit is left; where all places are one piece, the first does everything. */
+/* A place works until no unit is left. If all places run in one piece, the first does all units. */
 static void run_places(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     taken *t = argument;

@@ -1,5 +1,5 @@
 /* The backward pass, from the last chunk to the first (backward_chunk.c). A unit of work is one head of one sequence,
-   so that dq and dk sum over the group's value heads in one place and in one order. */
+   so that one thread sums dq and dk over the group's value heads in a fixed order. */
 #include "delta/backward.h"
 
 #include <string.h>
@@ -13,7 +13,7 @@
 
 typedef carry_delta_back_unit unit;
 
-/* The gradient of the state that leaves the sequence's last chunk. */
+/* Sets dS to the gradient of the state that leaves the sequence's last chunk. */
 static void start(const unit *u) {
     const carry_delta_back *back = u->back;
     const carry_delta_plan *plan = back->plan;
@@ -33,7 +33,7 @@ static void start(const unit *u) {
     }
 }
 
-/* The gradient of the state that entered its first chunk. */
+/* Stores the gradient of the state that entered the sequence's first chunk. */
 static void finish(const unit *u) {
     const carry_delta_back *back = u->back;
     const carry_delta_plan *plan = back->plan;
@@ -156,7 +156,7 @@ carry_status carry_delta_check_state_gradients(carry_ctx *ctx, const carry_delta
     return args->ddt_bias.data != NULL ? carry_delta_check_heads(ctx, p, "ddt_bias", &args->ddt_bias) : CARRY_OK;
 }
 
-/* Nothing was kept: the forward pass again, without output, for what backward needs of it. */
+/* Used if nothing was kept: runs the forward pass again, without output, to fill `kept`. */
 static void make_kept(carry_delta_plan *plan, const carry_delta_inputs *in, carry_arena *arena, void *kept) {
     CARRY_SPAN(plan->ctx, "delta", "forward again");
     carry_delta_run run = {.in = *in, .kept = kept};
@@ -164,7 +164,7 @@ static void make_kept(carry_delta_plan *plan, const carry_delta_inputs *in, carr
     carry_delta_run_all(&run);
 }
 
-/* Sums over sequences in their order, so that threads do not matter. */
+/* Sums over sequences in a fixed order, so that results do not depend on the threads. */
 static void sum_heads(const carry_delta_plan *plan, const carry_tensor *to, const double *parts) {
     int64_t heads = plan->problem.value_heads;
     for (int64_t head = 0; to != NULL && head < heads; head++) {

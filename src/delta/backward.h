@@ -1,4 +1,4 @@
-/* The backward machinery that the plan, backward and the ranks share. */
+/* Backward functions shared by the plan, the backward pass and the ranks. */
 #ifndef CARRY_DELTA_BACKWARD_H
 #define CARRY_DELTA_BACKWARD_H
 
@@ -18,14 +18,14 @@ typedef struct carry_delta_back_scratch {
     float *by_state;      /* [2C, K]: dR S^T, then dO S^T */
     float *by_end;        /* [C, K]: V' dS^T */
     float *by_values;     /* [2C, C]: dR V'^T, then dO V'^T */
-    float *on_kk, *on_qk; /* [C, C]: gradients of kk and qk, over the group */
+    float *on_kk, *on_qk; /* [C, C]: gradients of kk and qk, summed over the group */
     float *dq, *dk;       /* [C, K] */
-    double *dG;           /* [C]: gradients of G, the gate's sums (through_states says why they are double) */
+    double *dG;           /* [C]: gradients of G, the sums of gates (double: see through_states) */
     double *key_dG;       /* [C, K]: the same with a key gate */
     float *dbeta;         /* [C] */
     float *beside;        /* [16, V] */
-    float *dS;            /* [group, K, V]: gradient of the state that leaves the chunk, then of the one that enters */
-    bool exact;           /* products go by terms (backward_terms.c), which has: */
+    float *dS;  /* [group, K, V]: gradient of the state that leaves the chunk, then of the state that enters */
+    bool exact; /* products go by terms (backward_terms.c), which uses the members below */
     float *norm_k, *norm_q, *norm_left;                 /* [C]: factors of k, q and left k times the rows' norms */
     uint16_t *out_a, *out_b;                            /* panels of dO */
     carry_delta_terms rows_a, state_b, values_b;        /* dR or V'; S or dS; V' */
@@ -37,32 +37,35 @@ typedef struct carry_delta_back {
     const carry_delta_backward_args *args;
     carry_delta_inputs in;
     const void *kept;
-    /* Gradients of states that travel between ranks, as in carry_delta_run: they arrive for sequences that leave (which
-       may be NULL: zero), and depart from those that enter. */
+    /* Gradients of states that cross ranks, in the layout of carry_delta_run. They arrive for sequences that continue
+       on the next rank (arriving, or NULL for zero) and depart for those that began on an earlier one. */
     const float *arriving;
     float *departing;
-    bool states_only; /* nothing but the gradients of states is made */
+    bool states_only; /* compute only the gradients of states */
     carry_delta_part part;
-    carry_delta_sequence *sequences; /* all of the rank's; the part's are some of them */
+    carry_delta_sequence *sequences; /* all sequences of the rank; those of the part are among them */
     carry_delta_back_scratch *scratch;
     double *on_A_log, *on_dt_bias; /* [sequences, HV]: parts that are summed in order at the end */
 } carry_delta_back;
 
-/* One head of q and k of one sequence. */
+/* A unit of work: one head of q and k of one sequence. */
 typedef struct carry_delta_back_unit {
     const carry_delta_back *back;
     carry_delta_back_scratch *s;
     const carry_delta_sequence *sequence;
     int64_t head;
-    bool pauses; /* it runs in the thread that called */
+    bool pauses; /* it runs in the calling thread */
 } carry_delta_back_unit;
 
-/* backward_chunk.c: tokens t..t+tokens-1 of it, a chunk: dS of its value heads goes from behind it to before it. */
+/* backward_chunk.c: processes the chunk of tokens t..t+tokens-1. dS of its value heads turns from the gradient of the
+   state that leaves into that of the state that enters. */
 void carry_delta_back_chunk(const carry_delta_back_unit *unit, int64_t t, int64_t tokens);
 
-/* backward_terms.c: panels of dO and factors; dR before it is solved; which of the products with dR, dO and V' it made;
-   dS of the state that entered; what reaches q and k by way of kk and qk. False where a number is not finite: nothing
-   was done then. */
+/* backward_terms.c, products by terms:
+   load packs the panels of dO and the factors; solve computes dR before the triangular solve; spread computes products
+   with dR, dO and V' and returns the set of those it computed; pass_on computes dS of the state that entered; rows
+   computes the gradients that reach q and k through kk and qk. They return false and do nothing if a number is not
+   finite. */
 bool carry_delta_back_terms_load(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, int64_t value_head);
 bool carry_delta_back_terms_solve(const carry_delta_back_unit *unit, int64_t tokens, const float *dS);
 enum { CARRY_DELTA_BY_VALUES = 1, CARRY_DELTA_BY_STATE = 2, CARRY_DELTA_BY_END = 4 };
@@ -70,28 +73,29 @@ int carry_delta_back_terms_spread(const carry_delta_back_unit *unit, int64_t tok
 bool carry_delta_back_terms_pass_on(const carry_delta_back_unit *unit, int64_t tokens, float *dS);
 bool carry_delta_back_terms_rows(const carry_delta_back_unit *unit, int64_t t, int64_t tokens);
 
-/* backward_keys.c: with a key gate, what reaches q, k, beta and G through the states, and inside the chunk; dg. */
+/* backward_keys.c, with a key gate: adds the gradients of q, k, beta and G that come through the states; adds those
+   from inside the chunk; stores dg. */
 void carry_delta_back_keys_states(const carry_delta_back_unit *unit, int64_t tokens, const float *S, const float *dS);
 void carry_delta_back_keys_triangles(const carry_delta_back_unit *unit, int64_t tokens);
 void carry_delta_back_keys_store(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, int64_t value_head,
                                  const float *S, const float *dS);
 
-/* backward_gate.c: the first token whose V' is not finite while the state that entered is; -1: none. dg of a token of
-   the chunk up to that one, [K] with a key gate, else [1]. */
+/* backward_gate.c. first_bad returns the first token whose V' is not finite although the state that entered is, or -1.
+   gate_between computes dg of a token up to that one: [K] with a key gate, else [1]. */
 int64_t carry_delta_back_first_bad(const carry_delta_back_unit *unit, int64_t tokens, const float *S);
 void carry_delta_back_gate_between(const carry_delta_back_unit *unit, int64_t t, int64_t tokens, const float *S,
                                    const float *dS, double *dg);
 
 bool carry_delta_back_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_back *back);
-void carry_delta_back_start(carry_delta_back *back);  /* before the first part: sums are zero */
-void carry_delta_back_part(carry_delta_back *back);   /* what back->part says */
+void carry_delta_back_start(carry_delta_back *back);  /* before the first part: sets sums to zero */
+void carry_delta_back_part(carry_delta_back *back);   /* computes back->part */
 void carry_delta_back_finish(carry_delta_back *back); /* after the last: dA_log and ddt_bias */
 
-/* The CPU's entry of the table (cpu.c). */
+/* The CPU's entry in the table of methods (cpu.c). */
 carry_status carry_delta_cpu_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
                                       size_t workspace_bytes);
 
-/* Every tensor of a call but for those that carry_delta_check_inputs looks at. */
+/* Check all tensors of a call except those that carry_delta_check_inputs checks. */
 carry_status carry_delta_check_gradients(carry_ctx *ctx, const carry_delta_problem *problem,
                                          const carry_delta_backward_args *args);
 carry_status carry_delta_check_state_gradients(carry_ctx *ctx, const carry_delta_problem *problem,

@@ -1,13 +1,15 @@
 /* One chunk of the backward pass: exact reverse mode of the chunk form.
 
-   With dS the gradient of the state that leaves the chunk, S the state that entered it and V' as kept:
+   dS is the gradient of the state that leaves the chunk, S the state that entered it, and V' was kept by the forward
+   pass:
 
        dV' = P^T dO + (left K) dS            dR = (I + A)^-T dV'           dV = beta dR
        d(-A) = dR V'^T                       dP = dO V'^T
        dS <- e^{G[C]} dS + (scale fade Q)^T dO - (beta fade K)^T dR
 
-   dR S^T, dO S^T and V' dS^T give what reaches q, k, beta and the gate through the state; d(-A) and dP what reaches
-   them inside the chunk. The gate gets sums of gradient times value: e^x is its own derivative. */
+   The gradients of q, k, beta and the gate through the state come from dR S^T, dO S^T and V' dS^T, those inside the
+   chunk from d(-A) and dP. The gradient of the gate is a sum of gradient times value, since e^x is its own
+   derivative. */
 #include "delta/backward.h"
 
 #include <math.h>
@@ -26,8 +28,8 @@ static void product(const carry_delta_plan *plan, carry_product p) {
     plan->kernels->product(&p);
 }
 
-/* a's columns from `first` on, as many as rows, are a lower triangle, or where a is transposed an upper one. finite: b
-   is known to be. */
+/* Computes a product in which the columns of a from `first` on form a square lower triangle, or an upper one if a is
+   transposed. finite: b is known to be finite. */
 static void triangle_product(const carry_delta_plan *plan, carry_product p, float *b, int64_t first, bool finite) {
     p.b = b;
     if (finite) {
@@ -38,7 +40,7 @@ static void triangle_product(const carry_delta_plan *plan, carry_product p, floa
     carry_triangle_product(plan->kernels, &p, b, first, p.a_transposed);
 }
 
-/* The inputs and what forward kept of one value head's chunk. */
+/* Loads the inputs and the kept data for a chunk of one value head. */
 static void load_chunk(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
     const carry_delta_plan *plan = u->back->plan;
     const carry_delta_problem *p = &plan->problem;
@@ -60,7 +62,7 @@ static void load_chunk(const unit *u, int64_t t, int64_t tokens, int64_t value_h
     }
 }
 
-/* dV' = P^T dO + (left K) dS, by blocks since P is a triangle; then dR. */
+/* dV' = P^T dO + (left K) dS, by blocks since P is a triangle, then solves for dR. */
 static void solve_back(const unit *u, int64_t tokens, const float *dS) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -95,7 +97,7 @@ static void solve_back(const unit *u, int64_t tokens, const float *dS) {
     carry_delta_solve_transposed(plan, &s->heads, tokens, dR, V, s->beside);
 }
 
-/* Lower triangles of dR V'^T and dO V'^T. */
+/* Computes the lower triangles of dR V'^T and dO V'^T. */
 static void multiply_values(const unit *u, int64_t tokens) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -117,7 +119,7 @@ static void multiply_values(const unit *u, int64_t tokens) {
     }
 }
 
-/* The five products with dR and dO on top of each other. */
+/* Computes the five products with dR and dO, which lie one below the other. */
 static void spread_gradients(const unit *u, int64_t tokens, const float *S, const float *dS) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -154,7 +156,7 @@ static void spread_gradients(const unit *u, int64_t tokens, const float *S, cons
     }
 }
 
-/* dS of the state that entered. */
+/* Computes dS of the state that entered. */
 static void pass_on(const unit *u, int64_t tokens, float *dS) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -185,16 +187,17 @@ static void pass_on(const unit *u, int64_t tokens, float *dS) {
 
 /* The parts of the gradients of q, k, beta and G that come through the states.
 
-   dG is double. Every pair of tokens i > j adds to dG[i] and subtracts the same number from dG[j], and dg[t] is the sum
-   of dG from t on: pairs behind t cancel. In f32 their rounding would stay, of terms that are up to 100 times larger
-   than dg and grow with the chunk (docs/attempts/hardening.md); in double it is 1e-16 of them. */
+   dG is double. Every pair of tokens i > j adds to dG[i] and subtracts the same number from dG[j], and dg[t] is the
+   sum of dG from t on, so pairs behind t cancel. In f32 their rounding errors would remain, and these terms are up
+   to 100 times larger than dg and grow with the chunk (docs/attempts/hardening.md). In double the error is 1e-16 of
+   them. */
 static void through_states(const unit *u, int64_t tokens, const float *S, const float *dS) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t V = plan->problem.value;
     CARRY_SPAN(plan->ctx, "delta", "through states");
-    if (s->exact) { /* other roundings than below: the bits of f32 problems stay */
+    if (s->exact) { /* rounds differently from the code below, which keeps the results of f32 problems bit for bit */
         const double at_last = plan->kernels->rows->delta_states(&(carry_delta_states){.tokens = tokens,
                                                                                        .key = K,
                                                                                        .value = V,
@@ -235,8 +238,8 @@ static void through_states(const unit *u, int64_t tokens, const float *S, const 
         float seen = fade * carry_delta_dot(k, on_R, K);
         float kept = left * carry_delta_dot(k, on_end, K);
         s->dbeta[i] = carry_delta_dot(s->gradients + i * V, s->v + i * V, V) - seen;
-        /* The last token's own term has the factor e^{G[C] - G[C]}: subtracting and adding it again would lose the rest
-           of the sum to rounding at deep decay. */
+        /* The last token's own term has the factor e^{G[C] - G[C]} = 1. If it were subtracted and added again, rounding
+           would lose the rest of the sum at deep decay. */
         float beyond = i < tokens - 1 ? kept : 0.0f;
         s->dG[i] = (double)(plan->scale * fade * carry_delta_dot(q, on_O, K) - beta * seen) - (double)beyond;
         at_end += (double)beyond;
@@ -255,7 +258,7 @@ static void through_triangles(const unit *u, int64_t tokens) {
     int64_t C = plan->chunk;
     bool gated = plan->problem.gate != CARRY_DELTA_NO_GATE;
     CARRY_SPAN(plan->ctx, "delta", "through triangles");
-    if (s->exact) { /* without a gate D is ones */
+    if (s->exact) { /* without a gate, all decays D are 1 */
         plan->kernels->rows->delta_triangles(&(carry_delta_triangles){.tokens = tokens,
                                                                       .stride = C,
                                                                       .dnA = s->by_values,
@@ -302,7 +305,7 @@ static float sigmoid(float x) {
     return x >= 0.0f ? 1.0f / (1.0f + expf(-x)) : expf(x) / (1.0f + expf(x));
 }
 
-/* beta and the gate: from the gradients of the values used to those of the values given. */
+/* Stores the gradients of beta and the gate inputs, from those of the values used. */
 static void store_beta(const unit *u, int64_t t, int64_t tokens, int64_t value_head) {
     const carry_delta_problem *p = &u->back->plan->problem;
     carry_delta_back_scratch *s = u->s;
@@ -329,7 +332,7 @@ static void store_gate(const unit *u, int64_t t, int64_t tokens, int64_t value_h
         if (i <= bad) {
             carry_delta_back_gate_between(u, i, tokens, S, dS, &dg);
         }
-        bool erases = expf(s->heads.g[i]) == 0.0f; /* nothing before i reaches i or what follows */
+        bool erases = expf(s->heads.g[i]) == 0.0f; /* no token before i affects i or later tokens */
         dg = erases ? 0.0 : dg;
         double given = dg;
         if (p->gate_inside) {
@@ -398,7 +401,7 @@ static void through_norm(float *dy, const float *y, const float *inverse, int64_
     }
 }
 
-/* kk and qk belong to the whole group: their gradients reach q and k once. */
+/* Stores dq and dk. kk and qk belong to the whole group, so their gradients are added to q and k once. */
 static void store_rows(const unit *u, int64_t t, int64_t tokens) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;

@@ -1,10 +1,10 @@
 /* dg of the tokens before one whose V' is not finite.
 
    The recurrence S[t] = e^{g[t]} (I - beta k k^T) S[t-1] + beta k v^T is linear in S, so the gradient of a state does
-   not depend on v, and dg[t] is made of it and of S[t-1]: a NaN in v[s] belongs in dg[t] for t > s only. The sums over
-   G (backward_chunk.c) put every pair of tokens in twice, with both signs, which a NaN survives. Here the pairs that
-   gate t lies between are added up alone: tokens i >= t with tokens j < t, with the state that entered, and with the
-   one that leaves. Slow, and only of chunks in which such a token is. */
+   not depend on v. dg[t] is computed from that gradient and S[t-1], so a NaN in v[s] may affect dg[t] for t > s only.
+   The sums over G (backward_chunk.c) contain every pair of tokens twice with opposite signs, and a NaN does not cancel.
+   This file adds up only the pairs on both sides of gate t: tokens i >= t with tokens j < t, with the state that
+   entered, and with the state that leaves. It is slow, and used only for chunks with such a token. */
 #include <math.h>
 
 #include "delta/backward.h"
@@ -31,7 +31,7 @@ int64_t carry_delta_back_first_bad(const carry_delta_back_unit *u, int64_t token
     return first;
 }
 
-/* Of gate t's channel c. */
+/* The gradient of gate t (of its channel c with a key gate). */
 static double between(const carry_delta_back_unit *u, int64_t t, int64_t tokens, int64_t c, const float *S,
                       const float *dS) {
     const carry_delta_plan *plan = u->back->plan;

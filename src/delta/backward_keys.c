@@ -1,12 +1,13 @@
-/* The parts of a backward chunk that a key gate (KDA) has of its own: decays differ by channel, so what reaches q, k,
-   beta and G is summed channel by channel. With E = e^{G[i]-G[j]} of a channel, n = d(-A)[i,j] and p = scale dP[i,j]:
+/* The parts of a backward chunk that are specific to a key gate (KDA): decays differ by channel, so the gradients of
+   q, k, beta and G are summed channel by channel. With E = e^{G[i]-G[j]} for a channel, n = d(-A)[i,j] and p = scale
+   dP[i,j]:
 
        dq[i] += p k[j] E       dk[i] -= beta[i] n k[j] E       dbeta[i] -= n k[i].(k[j] E)
        dk[j] += (p q[i] - beta[i] n k[i]) E
        dG[i] += q[i] dq[i] + k[i] dk[i];   dG[j] -= k[j] dk[j]   of these parts
 
-   dG is double, as with one gate a head (backward_chunk.c). Off the diagonal blocks E is a product around the block's
-   first token, and the sums are matrix products. */
+   dG is double, as with one gate for each head (backward_chunk.c). Outside of the diagonal blocks, E is split into
+   two factors at the block's first token, and the sums are matrix products. */
 #include <math.h>
 
 #include "core/context.h"
@@ -35,7 +36,8 @@ void carry_delta_back_keys_states(const unit *u, int64_t tokens, const float *S,
             float on_R = s->heads.fade[at] * s->by_state[at];
             float on_O = plan->scale * s->heads.fade[at] * s->by_state[tokens * K + at];
             float on_end = s->heads.left[at] * s->by_end[at];
-            float beyond = i < tokens - 1 ? s->rows.k[at] * on_end : 0.0f; /* as with one gate a head */
+            /* As with one gate for each head (through_states). */
+            float beyond = i < tokens - 1 ? s->rows.k[at] * on_end : 0.0f;
             seen += s->rows.k[at] * on_R;
             s->key_dG[at] = (double)(s->rows.q[at] * on_O - beta * s->rows.k[at] * on_R) - (double)beyond;
             at_end[c] += (double)beyond;
@@ -49,13 +51,13 @@ void carry_delta_back_keys_states(const unit *u, int64_t tokens, const float *S,
     }
 }
 
-/* Rows of the block from the tokens before it: by products with k e^{G[b]-G[j]}. */
+/* Adds the terms of tokens before the block to the block's rows, by products with k e^{G[b]-G[j]}. */
 static void rows_of_block(const unit *u, int64_t tokens, int64_t block, int64_t size) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t C = plan->chunk;
-    float *on_A = s->by_state; /* free by now */
+    float *on_A = s->by_state; /* by_state is free here */
     float *on_P = s->by_state + BLOCK * K;
     carry_product p = {.m = size, .n = K, .k = block, .count = 1, .a_row = C, .b_row = K, .c_row = K};
     p.b = s->heads.before_k;
@@ -81,13 +83,13 @@ static void rows_of_block(const unit *u, int64_t tokens, int64_t block, int64_t 
     }
 }
 
-/* The tokens before the block from its rows. */
+/* Adds the terms of the block's rows to the tokens before the block. */
 static void columns_of_block(const unit *u, int64_t tokens, int64_t block, int64_t size) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
     int64_t K = plan->problem.key;
     int64_t C = plan->chunk;
-    float *on_k = s->left_k; /* free by now */
+    float *on_k = s->left_k; /* left_k is free here */
     for (int64_t i = 0; i < size; i++) {
         for (int64_t c = 0; c < K; c++) {
             s->heads.after_k[i * K + c] *= -s->heads.beta[block + i];
@@ -111,7 +113,7 @@ static void columns_of_block(const unit *u, int64_t tokens, int64_t block, int64
     }
 }
 
-/* Tokens j < i of one block. */
+/* Adds the terms of tokens j < i of the same block. */
 static void pair_of_block(const unit *u, int64_t tokens, int64_t i, int64_t j) {
     const carry_delta_plan *plan = u->back->plan;
     carry_delta_back_scratch *s = u->s;
@@ -155,7 +157,8 @@ void carry_delta_back_keys_triangles(const unit *u, int64_t tokens) {
             for (int64_t j = block; j < i; j++) {
                 pair_of_block(u, tokens, i, j);
             }
-            float p = plan->scale * s->by_values[(tokens + i) * plan->chunk + i]; /* of q[i].k[i], which no gate sees */
+            /* The gradient of q[i].k[i], which does not depend on gates. */
+            float p = plan->scale * s->by_values[(tokens + i) * plan->chunk + i];
             for (int64_t c = i * K; c < (i + 1) * K; c++) {
                 s->dq[c] += p * s->rows.k[c];
                 s->dk[c] += p * s->rows.q[c];
@@ -164,7 +167,8 @@ void carry_delta_back_keys_triangles(const unit *u, int64_t tokens) {
     }
 }
 
-/* dG to dg: G[i] holds the gates of all tokens up to i. The gradient of a gate that lets nothing through is 0. */
+/* Computes dg from dG, where G[i] is the sum of the gates of all tokens up to i. The gradient of a gate whose decay is
+   0 is 0. */
 void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S,
                                  const float *dS) {
     const carry_delta_plan *plan = u->back->plan;
@@ -187,7 +191,7 @@ void carry_delta_back_keys_store(const unit *u, int64_t t, int64_t tokens, int64
             s->key_dG[i * K + c] = expf(s->heads.g[i * K + c]) == 0.0f ? 0.0 : dg[c];
         }
     }
-    float *dg = s->by_end; /* free by now */
+    float *dg = s->by_end; /* by_end is free here */
     for (int64_t at = 0; at < tokens * K; at++) {
         dg[at] = (float)s->key_dG[at];
     }

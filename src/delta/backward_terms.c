@@ -1,5 +1,6 @@
-/* Products of a backward chunk by terms (terms.h). dO is exact as q and k are; dR, V', S and dS have terms. dS and dR,
-   which further products read, are computed with the accuracy of f32; gradients that end in 16 bits have two terms. */
+/* Products of a backward chunk by terms (terms.h). dO is exact in bf16, as q and k are; dR, V', S and dS are split
+   into terms. dS and dR, which further products read, are computed with the accuracy of f32; gradients that end in
+   16 bits have two terms. */
 #include "core/span.h"
 #include "delta/backward.h"
 #include "ops/product/triangle.h"
@@ -59,14 +60,14 @@ bool carry_delta_back_terms_solve(const unit *u, int64_t tokens, const float *dS
     return true;
 }
 
-/* Rows of tokens, as the left operand of products over V. */
+/* Splits rows of tokens into terms, as the left operand of products over V. */
 static bool split_rows(const unit *u, int64_t tokens, const float *from) {
     const int64_t V = u->back->plan->problem.value;
     return carry_delta_terms_a(u->back->plan, &u->s->rows_a,
                                (carry_bf16_split){.lines = tokens, .k = V, .from = from, .row = V, .terms = END_TERMS});
 }
 
-/* A transposed state, as the right one. */
+/* Splits a transposed state into terms, as the right operand. */
 static bool split_state(const unit *u, const float *S) {
     const int64_t V = u->back->plan->problem.value;
     return carry_delta_terms_b(
@@ -139,7 +140,7 @@ bool carry_delta_back_terms_pass_on(const unit *u, int64_t tokens, float *dS) {
     return true;
 }
 
-/* One of the four products by which kk and qk reach q and k: to += triangle (norms rows). */
+/* One of the four products through which kk and qk affect q and k: to += triangle (norms rows). */
 typedef struct part {
     const float *triangle;
     bool transposed;
@@ -198,7 +199,7 @@ bool carry_delta_back_terms_rows(const unit *u, int64_t t, int64_t tokens) {
                           {s->on_qk, true, q_rows, rows->q_norm, s->dk},
                           {s->on_kk, true, k_rows, rows->k_norm, s->dk}};
     bool finite = true;
-    for (int i = 0; finite && i < CARRY_DELTA_TRIANGLES; i++) { /* before the first is added */
+    for (int i = 0; finite && i < CARRY_DELTA_TRIANGLES; i++) { /* all are split before the first product is added */
         finite = split_part(u, tokens, &parts[i], &s->triangles[i]);
     }
     if (!finite) {

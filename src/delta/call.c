@@ -1,4 +1,4 @@
-/* The calls: every refusal, then the entry of the plan's method. */
+/* The public calls: each checks its arguments, then calls the entry of the plan's method. */
 #include "core/context.h"
 #include "core/launching.h"
 #include "core/span.h"
@@ -64,7 +64,7 @@ static carry_status step(carry_delta_plan *plan, carry_tensor o, carry_tensor st
     CARRY_TRY(carry_delta_check_inputs(ctx, p, &in));
     CARRY_TRY(carry_delta_check_written(ctx, p, "o", &o, p->value_heads, p->value));
     carry_tensor rows = state;
-    rows.shape[0] = slots != NULL ? p->batch : state.shape[0]; /* a pool has any number of them */
+    rows.shape[0] = slots != NULL ? p->batch : state.shape[0]; /* a pool may have any number of rows */
     CARRY_TRY(carry_delta_check_state(ctx, p, "state", &rows));
     CARRY_TRY(check_workspace(plan, workspace, workspace_bytes, plan->forward_workspace));
     return plan->method->step != NULL ? plan->method->step(plan, &o, &state, slots, inputs, workspace, workspace_bytes)

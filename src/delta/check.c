@@ -1,4 +1,4 @@
-/* Every refusal of the delta rule, before anything is written; and the table of sequences. */
+/* All argument checks of the delta rule, done before anything is written, and the table of sequences. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -119,7 +119,7 @@ carry_status carry_delta_check_like(carry_ctx *ctx, const carry_delta_problem *p
     return check_rows(ctx, p, name, tensor, size > 0 ? 4 : 3, shape, size == 0);
 }
 
-/* The gate, or its gradient. */
+/* Checks the gate, or its gradient. */
 static carry_status check_gate(carry_ctx *ctx, const carry_delta_problem *p, const char *name,
                                const carry_tensor *tensor) {
     const int64_t shape[] = {p->batch, p->tokens, p->value_heads, p->key};

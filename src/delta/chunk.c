@@ -110,7 +110,7 @@ static void lower_products(const carry_delta_plan *plan, const carry_delta_rows 
     }
 }
 
-/* Rows of q or k, divided by their norms where that is asked for. */
+/* Loads rows of q or k, divided by their norms if l2norm is set. */
 static void load_side(const carry_delta_plan *plan, float *to, float *norms, const carry_tensor *from, int64_t batch,
                       int64_t first, int64_t head, int64_t tokens) {
     int64_t K = plan->problem.key;
@@ -139,8 +139,8 @@ void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inpu
     load_rows(plan, in, batch, token, head, 1, rows);
 }
 
-/* Norms of q and k as they are given, which products by terms need of them; the same bits whether q and k are made or
-   not. False: they are not for such products, and nothing was done. */
+/* Computes the norms of q and k from the given tensors, for products by terms. The result has the same bits whether or
+   not q and k are loaded in f32. Returns false and does nothing if such products are not used. */
 static bool load_norms(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                        int64_t head, const carry_delta_rows *rows) {
     const carry_half_rows *half = plan->kernels->half_rows;
@@ -180,7 +180,8 @@ void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_input
         return;
     }
     carry_delta_rows_in_f32(plan, in, batch, first, head, rows);
-    if (!by_key(plan)) { /* a key gate weighs every channel on its own: its triangles are made with the decays */
+    /* With a key gate, carry_delta_head_load computes the triangles with the decays of each channel. */
+    if (!by_key(plan)) {
         plan->kernels->transpose(rows->k_across, plan->chunk, rows->k, K, tokens, K);
         lower_products(plan, rows, rows->kk, rows->k);
         if (rows->with_q) {
@@ -217,7 +218,8 @@ static void load_beta(const carry_delta_plan *plan, const carry_delta_inputs *in
     }
 }
 
-/* Row i of an inverse, where a factor is NaN or infinite: times the zeros right of a row's end it would spread. */
+/* Row i of an inverse if a factor is NaN or infinite. The usual code would multiply it by the zeros right of a row's
+   end and spread the NaN. */
 static void careful_row(float *row, const float *factors, const float *inverse, int64_t i) {
     memset(row, 0, BLOCK * sizeof *row);
     row[i] = 1.0f;
@@ -228,7 +230,7 @@ static void careful_row(float *row, const float *factors, const float *inverse, 
     }
 }
 
-/* The inverse of every diagonal block I + A. */
+/* Inverts every diagonal block of I + A. */
 static void invert_blocks(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens) {
     for (int64_t block = 0; block < tokens; block += BLOCK) {
         int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
@@ -277,7 +279,7 @@ void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_input
     invert_blocks(plan, head, rows->tokens);
 }
 
-/* to = inverse beside, or inverse^T beside. */
+/* to = inverse * beside, or inverse^T * beside. */
 static void solve_block(const carry_delta_plan *plan, const float *inverse, int64_t size, float *beside, float *to,
                         int64_t columns, bool transposed) {
     carry_triangle_product(plan->kernels,
@@ -301,7 +303,7 @@ void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *hea
     for (int64_t block = 0; block < tokens; block += BLOCK) {
         int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
         float *here = X + block * columns;
-        plan->kernels->product(&(carry_product){.m = size, /* what is above: nA holds -A */
+        plan->kernels->product(&(carry_product){.m = size, /* the rows above; nA holds -A */
                                                 .n = columns,
                                                 .k = block,
                                                 .count = 1,
@@ -323,7 +325,7 @@ void carry_delta_solve_transposed(const carry_delta_plan *plan, const carry_delt
         int64_t size = tokens - block < BLOCK ? tokens - block : BLOCK;
         int64_t after = block + size;
         float *here = X + block * columns;
-        plan->kernels->product(&(carry_product){.m = size, /* what is below, transposed */
+        plan->kernels->product(&(carry_product){.m = size, /* the rows below, transposed */
                                                 .n = columns,
                                                 .k = tokens - after,
                                                 .count = 1,

@@ -1,16 +1,16 @@
 /* One chunk of one head: its rows in f32, its decays and its two triangles.
 
-   With G the cumulative gate inside the chunk (differences only are exponentiated, all of them <= 0). G is summed in
-   double with every gate cut off at -4096: e^-4096 is 0, so what a deeper gate or -inf erases stays erased, and the
-   gates behind it are not rounded away beside it.
+   G is the cumulative gate inside the chunk. Only differences of G are exponentiated, all of them <= 0. G is summed
+   in double, and gates below -4096 count as -4096: e^-4096 is 0 as for a deeper gate or -inf, and the gates behind
+   it are not lost to rounding.
 
        fade[i]   = e^{G[i]}             what is left of the incoming state at token i
        left[i]   = e^{G[C]-G[i]}        what is left of token i at the chunk's end
        nA[i,j]   = -beta[i] e^{G[i]-G[j]} k[i].k[j]   j < i, else 0
        P[i,j]    = scale e^{G[i]-G[j]} q[i].k[j]      j <= i, else 0
 
-   V' = (I + A)^-1 R is solved by blocks of 16: products with what is above, then the inverse of the 16 x 16 block on
-   the diagonal. */
+   V' = (I + A)^-1 R is solved by blocks of 16: products with the rows above, then with the inverse of the 16 x 16
+   diagonal block. */
 #ifndef CARRY_DELTA_CHUNK_H
 #define CARRY_DELTA_CHUNK_H
 
@@ -18,29 +18,29 @@
 
 #define CARRY_DELTA_BLOCK 16
 
-/* q and k as they are given, in bf16, in panels of products by terms (terms.h). */
+/* q and k as given, in bf16, packed into panels for products by terms (terms.h). */
 typedef struct carry_delta_panels {
-    uint16_t *q, *k;               /* of a: tokens by channels */
-    uint16_t *q_across, *k_across; /* of a: channels by tokens */
-    uint16_t *k_columns;           /* of b: channels by tokens */
+    uint16_t *q, *k;               /* left operands: tokens by channels */
+    uint16_t *q_across, *k_across; /* left operands: channels by tokens */
+    uint16_t *k_columns;           /* right operand: channels by tokens */
 } carry_delta_panels;
 
-/* Rows of a chunk shared by the value heads of a group. */
+/* Rows of a chunk that the value heads of a group share. */
 typedef struct carry_delta_rows {
     int64_t tokens;
     float *q, *k;           /* [C, K], after l2norm */
     float *q_norm, *k_norm; /* [C]: 1/sqrt(sum of squares + 1e-6), or 1 */
     float *k_across;        /* [K, C]: k transposed */
-    float *kk, *qk;         /* [C, C], lower triangle with its diagonal (by blocks) */
-    bool with_q;            /* else q and qk, and P of the heads, are not made */
-    bool with_q_across;     /* panels.q_across are made too */
-    bool norms_suffice;     /* where products go by terms q and k are not made, but by carry_delta_rows_in_f32 */
-    bool in_f32;            /* q and k are made */
-    bool exact;             /* products go by terms: */
+    float *kk, *qk;         /* [C, C], lower triangle with its diagonal, complete in blocks of 16 */
+    bool with_q;            /* if false, q, qk and P of the heads are not computed */
+    bool with_q_across;     /* panels.q_across is needed too */
+    bool norms_suffice;     /* with products by terms, q and k are loaded only by carry_delta_rows_in_f32 */
+    bool in_f32;            /* q and k are loaded in f32 */
+    bool exact;             /* products go by terms, which use: */
     carry_delta_panels panels;
 } carry_delta_rows;
 
-/* Scratch arrays of one value head. by_key arrays are [C, K] with a key gate, else [C] (one number a token). */
+/* Scratch arrays of one value head. by_key arrays are [C, K] with a key gate, else [C] (one number for each token). */
 typedef struct carry_delta_head {
     float *g;           /* the gate */
     double *G;          /* its inclusive sums */
@@ -50,9 +50,9 @@ typedef struct carry_delta_head {
     float *nA, *P;      /* [C, C] */
     float *inverse;     /* [C, 16]: inverses of the diagonal blocks, one under the other */
     float *D;           /* [C, C]: decays e^{G[i]-G[j]}, for backward; not with a key gate */
-    /* With a key gate: decays around the first token b of a block of 16, and rows times them. */
+    /* With a key gate: decays relative to the first token b of a block of 16, and rows times them. */
     float *before, *before_k;         /* [C, K]: e^{G[b]-G[j]}, and k[j] e^{G[b]-G[j]}, j < b */
-    float *after, *after_k, *after_q; /* [16, K]: e^{G[i]-G[b]} of the block's tokens, and k[i] and q[i] times it */
+    float *after, *after_k, *after_q; /* [16, K]: e^{G[i]-G[b]} for the block's tokens, and k[i] and q[i] times it */
 } carry_delta_head;
 
 /* `count` floats of an arena and five cache lines of padding: arrays whose sizes are powers of two would otherwise map
@@ -64,7 +64,7 @@ static inline float *carry_delta_floats(carry_arena *arena, size_t count) {
 void carry_delta_rows_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_rows *rows);
 void carry_delta_head_take(const carry_delta_plan *plan, carry_arena *arena, carry_delta_head *head);
 
-/* A sum in sixteen parts, so that it need not wait for itself. */
+/* A dot product in sixteen partial sums, so that additions do not wait for each other. */
 static inline float carry_delta_dot(const float *a, const float *b, int64_t count) {
     float part[16] = {0};
     int64_t i = 0;
@@ -83,56 +83,59 @@ static inline float carry_delta_dot(const float *a, const float *b, int64_t coun
     return sum;
 }
 
-/* Loads q (if rows->with_q) and k of tokens first..first+tokens-1 (counted over the batch's T) of one head, and makes
-   kk and qk. */
+/* Loads q (if rows->with_q) and k of tokens first..first+tokens-1 (counted over the batch's T) of one head, and
+   computes kk and qk. */
 void carry_delta_rows_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t head, int64_t tokens, carry_delta_rows *rows);
-/* Makes q and k of rows that were loaded from there, if they are not made yet. */
+/* Loads q and k of these rows in f32 unless that is done already. */
 void carry_delta_rows_in_f32(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                              int64_t head, carry_delta_rows *rows);
-/* The same of one token, without kk and qk; and its gate and beta without triangles: head->end and head->beta only. */
+/* carry_delta_token_load loads one token without kk and qk. carry_delta_token_head_load loads its gate and beta,
+   without triangles: it sets only head->end and head->beta. */
 void carry_delta_token_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t token,
                             int64_t head, carry_delta_rows *rows);
 void carry_delta_token_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch,
                                  int64_t token, int64_t value_head, carry_delta_head *head);
-/* Loads gate and beta of one value head, and makes decays and triangles. */
+/* Loads gate and beta of one value head, and computes decays and triangles. */
 void carry_delta_head_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, const carry_delta_rows *rows, carry_delta_head *head);
 
-/* gate.c: the gates of some tokens; head->end of one token alone; G and what only depends on it (fade, left, end). */
+/* gate.c. Loads the gates of some tokens; computes head->end of one token; computes G and the values that depend only
+   on it (fade, left, end). */
 void carry_delta_gate_load(const carry_delta_plan *plan, const carry_delta_inputs *in, int64_t batch, int64_t first,
                            int64_t value_head, int64_t tokens, float *g);
 void carry_delta_gate_end(const carry_delta_plan *plan, carry_delta_head *head, const float *g);
 void carry_delta_gate_sum(const carry_delta_plan *plan, carry_delta_head *head, int64_t tokens);
-/* With a key gate: nA and P; the factors of the block of `size` tokens from `block` on; e^{G[i]-G[j]} of all channels.
- */
+/* With a key gate: computes nA and P; the factors of the block of `size` tokens from `block` on; e^{G[i]-G[j]} for all
+   channels. */
 void carry_delta_key_triangles(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head);
 void carry_delta_key_factors(const carry_delta_plan *plan, const carry_delta_rows *rows, carry_delta_head *head,
                              int64_t block, int64_t size);
 void carry_delta_key_decays(const carry_delta_plan *plan, const carry_delta_head *head, int64_t i, int64_t j,
                             float *to);
 
-/* X <- (I + A)^-1 X, and X <- (I + A)^-T X; X is [C, columns], rows `stride` apart; beside holds 16 rows of columns. */
+/* X <- (I + A)^-1 X, and X <- (I + A)^-T X. X is [C, columns]; beside is scratch for 16 rows. */
 void carry_delta_solve(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
                        int64_t columns, float *beside);
 void carry_delta_solve_transposed(const carry_delta_plan *plan, const carry_delta_head *head, int64_t tokens, float *X,
                                   int64_t columns, float *beside);
 
-/* to[i] = factor[i] * by[i] * from[i] for the rows of a chunk; by is one number a row, or [C, K] with a key gate. */
+/* to[i] = factor[i] * by[i] * from[i] for the rows of a chunk. by is one number for each row, or [C, K] with a key
+   gate. */
 void carry_delta_scale_rows(const carry_delta_plan *plan, float *to, const float *from, const float *by,
                             const float *factor, float constant, int64_t tokens);
 
-/* Rows of a [B, T, heads, size] tensor to f32, and back. */
+/* Converts rows of a [B, T, heads, size] tensor to f32, and back. */
 void carry_delta_load(const carry_delta_plan *plan, float *to, const carry_tensor *from, int64_t batch, int64_t first,
                       int64_t head, int64_t tokens, int64_t offset, int64_t size);
 void carry_delta_store(const carry_delta_plan *plan, const carry_tensor *to, const float *from, int64_t batch,
                        int64_t first, int64_t head, int64_t tokens, int64_t offset, int64_t size);
-/* Where a head's numbers of one token are. */
+/* The address of a head's elements for one token. */
 void *carry_delta_place(const carry_tensor *tensor, int64_t batch, int64_t token, int64_t head);
-/* One number a token of a [B, T, HV] tensor. */
+/* Reads one number for a token of a [B, T, HV] tensor. */
 float carry_delta_scalar(const carry_tensor *from, int64_t batch, int64_t token, int64_t head);
 void carry_delta_scalars(float *to, const carry_tensor *from, int64_t batch, int64_t first, int64_t head,
-                         int64_t tokens); /* the same of some tokens */
+                         int64_t tokens); /* the same for several tokens */
 void carry_delta_scalar_store(const carry_tensor *to, int64_t batch, int64_t token, int64_t head, float value);
 
 #endif

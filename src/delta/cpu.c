@@ -12,12 +12,12 @@ static bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     return true;
 }
 
-/* Work per token, in units of a product's flop: chunks of C cost 6KV + C(2K + 2V) at the rate of products, tokens alone
-   7KV at about a third of that rate, being bound by the first cache. A chunk beyond the sequence is wasted; products of
-   16 rows run at about 0.8 of the rate of 64. The factors are measured (docs/results/delta.md).
+/* Work per token, in units of a flop in a product. Chunks of C cost 6KV + C(2K + 2V) at the rate of products. Single
+   tokens cost 7KV at about a third of that rate, bounded by the L1 cache. The part of a chunk beyond the sequence is
+   wasted; products of 16 rows run at about 0.8 of the rate of 64. The factors are measured (docs/results/delta.md).
 
-   By terms (terms.h) there are three times the products at 12 times the rate, but the state is split once a chunk, and
-   the solves stay in f32: an estimate (docs/attempts/bf16-cpu.md). */
+   With terms (terms.h) there are three times the products at 12 times the rate, but the state is split once for each
+   chunk, and the solves stay in f32. This is an estimate (docs/attempts/bf16-cpu.md). */
 static double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double K = (double)p->key;
@@ -62,7 +62,7 @@ static bool workspace(carry_delta_plan *plan) {
     if (!carry_delta_back_take(plan, &backward, &back) || !carry_arena_total(&backward, &plan->backward_workspace)) {
         return false;
     }
-    /* Nothing kept: room for it, and for the forward pass that makes it. */
+    /* If the caller kept nothing: space for the kept data and for the forward pass that computes it. */
     return carry_size_add(&plan->backward_workspace, plan->backward_workspace, plan->forward_workspace) &&
            carry_size_add(&plan->backward_workspace, plan->backward_workspace, plan->kept + 2 * CARRY_ALIGN);
 }

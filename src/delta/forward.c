@@ -1,9 +1,9 @@
 /* The forward pass. A unit of work is one head of one sequence and some columns of V: columns of the state are
-   independent of each other, so where sequences and heads are fewer than threads V is cut instead of time. (Cutting
-   time by the scan of (M, L) pairs does the work three times over, cutting V repeats only k k^T and q k^T:
+   independent of each other, so if there are fewer sequences and heads than threads, V is divided and not time.
+   (Dividing time by a scan of (M, L) pairs does three times the work; dividing V repeats only k k^T and q k^T:
    docs/attempts/delta.md.)
 
-   Chunk by chunk, S the state that enters and V' = (I + A)^-1 R:
+   For each chunk, with S the state that enters and V' = (I + A)^-1 R:
 
        R = beta (V - fade K S);   O = scale fade Q S + P V';   S <- e^{G[C]} S + (left K)^T V' */
 #include "delta/forward.h"
@@ -16,9 +16,9 @@
 
 typedef carry_delta_unit unit;
 
-#define LEAST_COLUMNS 16 /* narrower products leave the vectors half full */
-/* Columns of the state that a chunk takes at a time. They lie without gaps: 32 KiB at 128 keys, which a first cache of
-   48 KiB holds; as columns of rows of 512 bytes they would share half of its places. */
+#define LEAST_COLUMNS 16 /* narrower products leave vector registers half full */
+/* Columns of the state that a chunk processes at a time. They are stored contiguously: 32 KiB with 128 keys, which fits
+   in an L1 cache of 48 KiB. As columns of rows of 512 bytes they would map to half of its sets. */
 #define PANEL 64
 
 static int64_t snapshot_position(const carry_delta_plan *plan, int64_t length, int64_t index) {
@@ -44,7 +44,7 @@ static bool by_tokens(const carry_delta_run *run) {
     return run->plan->method->chunk == 0 && !run->chunks_only;
 }
 
-/* Snapshots that are due at token t of the sequence; the number of the next one. */
+/* Stores the snapshots that are due at token t of the sequence. Returns the index of the next one. */
 static int64_t store_snapshots(const unit *u, int64_t next, int64_t t) {
     const carry_delta_plan *plan = u->run->plan;
     if (u->run->snapshots == NULL) {
@@ -65,7 +65,7 @@ static int64_t store_snapshots(const unit *u, int64_t next, int64_t t) {
     return next;
 }
 
-/* The state of every value head of the group before the first token. */
+/* Sets the state of every value head of the group before the first token. */
 static void start(const unit *u) {
     const carry_delta_run *run = u->run;
     const carry_delta_plan *plan = run->plan;
@@ -141,7 +141,7 @@ static void run_unit(const unit *u) {
     }
 }
 
-/* `width`, or more so that no part has a single column: it would be summed in another order. */
+/* Returns `width`, or more so that no part has a single column, which would be summed in another order. */
 static int64_t no_column_alone(int64_t width, int64_t columns) {
     while (width < columns && columns % width == 1) {
         width += LEAST_COLUMNS;
@@ -227,7 +227,8 @@ void carry_delta_run_all(carry_delta_run *run) {
     carry_delta_run_part(run);
 }
 
-/* Products as they are done, triangles by blocks; the work of one value head, and of one head shared by its group. */
+/* Counts products as they are done, with triangles by blocks: the work of each value head, and the work that the value
+   heads of a group share. */
 double carry_delta_forward_flops(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double tokens = (double)(p->batch * p->tokens);
@@ -236,7 +237,7 @@ double carry_delta_forward_flops(const carry_delta_plan *plan) {
         return tokens * (double)p->value_heads * 7.0 * KV;
     }
     double C = (double)plan->chunk;
-    double triangle = 0.5 * (C + CARRY_DELTA_BLOCK); /* columns of a triangle's row on average */
+    double triangle = 0.5 * (C + CARRY_DELTA_BLOCK); /* average columns in a row of a triangle */
     double shared = 4.0 * triangle * (double)p->key;
     double own = 6.0 * KV + 4.0 * triangle * (double)p->value;
     return tokens * ((double)p->heads * shared + (double)p->value_heads * own);

@@ -7,13 +7,13 @@
 #include "core/span.h"
 #include "ops/product/triangle.h"
 
-#define OUTPUT_ORDER 1 /* of products by terms that are rounded to 16 bits: 2^-16 */
+#define OUTPUT_ORDER 1 /* order of products by terms whose results are rounded to 16 bits: error 2^-16 */
 
 typedef carry_delta_unit unit;
 
-/* Rows of a tensor that are read or written soon, this panel's columns of them: the product that is computed now
-   fetches them. They are short and a page apart, which processors do not foresee; and a store to memory that no cache
-   holds waits for it. */
+/* Describes rows of a tensor that are read or written soon, restricted to this panel's columns. The current product
+   prefetches them. They are short and a page apart, so hardware prefetchers do not find them, and a store to memory
+   outside of the caches has to wait. */
 static carry_rows_ahead ahead(const unit *u, const carry_tensor *x, int64_t head, int64_t from, int64_t to,
                               int64_t first, int64_t columns) {
     int64_t size = (int64_t)carry_dtype_size(x->dtype);
@@ -26,7 +26,7 @@ static carry_rows_ahead ahead(const unit *u, const carry_tensor *x, int64_t head
         .at = row + first * size, .row = x->stride[1] * size, .rows = to - from, .size = columns * size};
 }
 
-/* Columns of q or k of the next chunk: every panel of every value head fetches its part of them. */
+/* Describes columns of q or k of the next chunk. Every panel of every value head prefetches a part of them. */
 static carry_rows_ahead ahead_keys(const unit *u, const carry_tensor *x, int64_t t, int64_t tokens) {
     int64_t K = u->run->plan->problem.key;
     int64_t whole = u->run->plan->group * u->whole;
@@ -35,7 +35,8 @@ static carry_rows_ahead ahead_keys(const unit *u, const carry_tensor *x, int64_t
     return ahead(u, x, u->head, t + tokens, t + 2 * tokens, first, K * (done + u->columns) / whole - first);
 }
 
-/* c = by (a S) + base_by base of all tokens; base NULL: none. By terms a has the panels and norm_by. */
+/* c = by (a S) + base_by base for all tokens; base may be NULL. With products by terms, the left operand is `panels`
+   and the factor norm_by. */
 static void state_product(const unit *u, int64_t tokens, const float *a, const uint16_t *panels, int order,
                           const float *S, const float *by, const float *norm_by, const float *base, ptrdiff_t base_row,
                           const float *base_by, float *c, carry_rows_ahead soon) {
@@ -72,7 +73,7 @@ static void state_product(const unit *u, int64_t tokens, const float *a, const u
                                                     .ahead = soon});
 }
 
-/* R into X: beta times the difference between v and the value that the state already holds for k. */
+/* Computes R into X: beta times the difference between v and the value that the state already holds for k. */
 static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S) {
     const carry_delta_run *run = u->run;
     const carry_delta_plan *plan = run->plan;
@@ -80,7 +81,7 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     CARRY_SPAN(plan->ctx, "delta", "residual");
     const carry_tensor *v = run->in.v;
     int64_t first = u->sequence->start + t;
-    const float *from = s->O; /* it is free */
+    const float *from = s->O; /* O is free here */
     const float *beta = s->heads.beta;
     ptrdiff_t row = u->values;
     if (u->values > 0 && v->dtype == CARRY_F32) {
@@ -89,7 +90,7 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     } else if (u->values > 0) {
         carry_delta_load(plan, s->O, v, u->sequence->batch, first, value_head, tokens, u->first, u->values);
     }
-    if (u->values < u->columns) { /* columns that have no v */
+    if (u->values < u->columns) { /* columns of M have no v */
         plan->kernels->rows->scale_rows(s->X, u->columns, from, row, beta, tokens, u->values);
         for (int64_t i = 0; i < tokens; i++) {
             memset(s->X + i * u->columns + u->values, 0, (size_t)(u->columns - u->values) * sizeof *s->X);
@@ -105,7 +106,7 @@ static void residual(const unit *u, int64_t t, int64_t tokens, int64_t value_hea
     state_product(u, tokens, s->faded.k, s->rows.panels.k, 2, S, s->faded.by_k, s->norm_k, from, row, beta, s->X, soon);
 }
 
-/* to = O + P V' by terms; false: some number is not finite, and nothing was done. */
+/* to = O + P V' by terms. Returns false and does nothing if a number is not finite. */
 static bool output_by_terms(const unit *u, int64_t t, int64_t tokens, int64_t value_head, float *to, ptrdiff_t row) {
     const carry_delta_plan *plan = u->run->plan;
     carry_delta_scratch *s = u->scratch;
@@ -137,7 +138,8 @@ static bool output_by_terms(const unit *u, int64_t t, int64_t tokens, int64_t va
     return true;
 }
 
-/* O = scale fade Q S + P V', the second by blocks of rows since P is a triangle; in f32 straight to where it goes. */
+/* O = scale fade Q S + P V'. The second product goes by blocks of rows since P is a triangle. f32 outputs are written
+   directly to o. */
 static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head, const float *S) {
     const carry_delta_plan *plan = u->run->plan;
     const carry_tensor *o = u->run->o;
@@ -178,13 +180,13 @@ static void output(const unit *u, int64_t t, int64_t tokens, int64_t value_head,
     }
 }
 
-/* A product in f32 needs q and k. */
+/* Loads q and k in f32, which a product in f32 needs. */
 static void rows_in_f32(const unit *u, int64_t t) {
     carry_delta_rows_in_f32(u->run->plan, &u->run->in, u->sequence->batch, u->sequence->start + t, u->head,
                             &u->scratch->rows);
 }
 
-/* S <- e^{G[C]} S + (left K)^T V'; with one gate a token it is V' that is multiplied by left, in place. */
+/* S <- e^{G[C]} S + (left K)^T V'. With one gate for each token, V' is multiplied by left in place. */
 static void advance(const unit *u, int64_t t, int64_t tokens, float *S) {
     const carry_delta_plan *plan = u->run->plan;
     carry_delta_scratch *s = u->scratch;
@@ -251,8 +253,9 @@ static void keep(const unit *u, int64_t t, int64_t tokens, int64_t value_head, c
     }
 }
 
-/* Decays of one value head. One number a token is multiplied to the rows of products, which saves writing the rows of
-   the chunk three times; with a key gate it is one number a channel, and the rows are multiplied before. */
+/* Computes the decays of one value head. With one gate for each token, they multiply the rows of the results, which
+   saves writing the rows of the chunk three times. With a key gate there is one number for each channel, and the rows
+   are multiplied before the products. */
 static void weigh(const carry_delta_run *run, carry_delta_scratch *s, int64_t tokens) {
     const carry_delta_plan *plan = run->plan;
     if (plan->problem.gate == CARRY_DELTA_KEY_GATE) {
@@ -281,7 +284,7 @@ static void weigh(const carry_delta_run *run, carry_delta_scratch *s, int64_t to
     }
 }
 
-/* The state that enters, in terms. */
+/* Splits the state that enters into terms. */
 static bool split_state(const unit *u, const float *S) {
     const carry_delta_plan *plan = u->run->plan;
     CARRY_SPAN(plan->ctx, "delta", "split");
@@ -291,7 +294,7 @@ static bool split_state(const unit *u, const float *S) {
             .lines = u->columns, .k = plan->problem.key, .from = S, .row = u->columns, .across = true, .terms = 3});
 }
 
-/* A chunk of some columns of a value head. */
+/* Processes a chunk for some columns of a value head. */
 static void panel_chunk(const unit *u, int64_t t, int64_t tokens) {
     const carry_delta_run *run = u->run;
     int64_t value_head = u->head * run->plan->group + u->member;

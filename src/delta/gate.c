@@ -1,4 +1,4 @@
-/* The gate of a chunk: its sums, the decays between tokens, and with a key gate the triangles that are made with them.
+/* The gate of a chunk: its sums, the decays between tokens, and, with a key gate, the triangles that depend on them.
 
    Only differences of sums are exponentiated. The sums are double, and a gate below DEEPEST counts as DEEPEST:
    e^DEEPEST is 0, and 128 of them leave an ulp of 1e-10, so a gate of -0.001 behind one of -1e6 or -inf is as exact as
@@ -41,7 +41,7 @@ void carry_delta_gate_load(const carry_delta_plan *plan, const carry_delta_input
     }
 }
 
-/* e^x of all of them: in vectors, which a call for each would not be. */
+/* Replaces every x by e^x, with vector instructions, which single calls of expf would not use. */
 static void decays(const carry_delta_plan *plan, float *x, int64_t count) {
     (void)plan->kernels->rows->sum_exp(x, x, 0.0f, count);
 }

@@ -1,7 +1,7 @@
-/* The halo of a causal convolution: the last W-1 tokens before a rank's own, of as many ranks as that takes, and the
-   way back of their gradients. The ranks tell each other how many tokens they have; then each owner sends straight to
-   each rank that wants some of its tokens, which are always its last ones. Messages are [tokens, B, channels] in f32,
-   so that the last tokens of a block are contiguous. */
+/* The halo of a causal convolution: the last W-1 tokens before a rank's own tokens, which may come from several ranks,
+   and the way back of their gradients. The ranks tell each other how many tokens they have; then each owner sends
+   directly to each rank that needs some of its tokens, which are always its last ones. Messages are [tokens, B,
+   channels] in f32, so that the last tokens of a block are contiguous. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,7 @@ static carry_status check(carry_ctx *ctx, int device, const carry_tensor *before
     return CARRY_OK;
 }
 
-/* Where token t of sequence b lies. */
+/* The address of token t of sequence b. */
 static void *place(const carry_tensor *x, int64_t b, int64_t t) {
     return (char *)x->data + (b * x->stride[0] + t * x->stride[1]) * (int64_t)carry_dtype_size(x->dtype);
 }
@@ -66,9 +66,9 @@ static carry_status compare(const carry_halo *h) {
     return CARRY_OK;
 }
 
-/* The block that a call works in: [size] records and requests, then messages. */
+/* Allocates the memory of a call: [size] records and requests, then messages. */
 static carry_status take(carry_halo *h) {
-    if (h->window > 0) { /* else there is nothing to do, or the tensors were refused */
+    if (h->window > 0) { /* otherwise there is nothing to do, or the tensors were refused */
         h->tail = h->own->shape[1] < h->window ? h->own->shape[1] : h->window;
     }
     const int64_t floats[] = {h->window, 4, h->batch, h->channels};
@@ -78,7 +78,7 @@ static carry_status take(carry_halo *h) {
     }
     h->row = h->batch * h->channels;
     h->device = carry_comm_device(h->comm);
-    const size_t item = h->device == 0 ? sizeof(float) : 0; /* on a GPU messages are elsewhere */
+    const size_t item = h->device == 0 ? sizeof(float) : 0; /* on a GPU, messages are in device memory */
     for (int pass = 0; pass < 2; pass++) {
         carry_arena arena = carry_arena_over(h->block, pass == 0 ? 0 : bytes);
         h->all = carry_arena_take(&arena, (size_t)h->size, sizeof *h->all);
@@ -141,7 +141,7 @@ static carry_status give_tokens(carry_halo *h) {
     return status;
 }
 
-/* Everything that comes is summed before it is added, in the order of ranks, so that a short type rounds once. */
+/* Sums all received gradients in the order of ranks before adding them, so that 16-bit types are rounded once. */
 static carry_status give_gradients(carry_halo *h) {
     carry_status status = CARRY_OK;
     for (int64_t i = 0; i < h->window * h->batch; i++) {
@@ -199,7 +199,7 @@ static carry_status run(carry_halo *h, const char *before_name, const char *name
         mine.status = carry_kernels_of(h->ctx, &h->kernels);
     }
     carry_status status = take(h);
-    if (status == CARRY_OK) { /* a rank that refuses says so, else the others would wait for it */
+    if (status == CARRY_OK) { /* a rank that refuses must tell the others, which would otherwise wait for it */
         status = carry_all_gather(carry_comm_host(h->comm), h->all, &mine, sizeof mine);
     } else {
         carry_comm_abort(h->comm, carry_ctx_error(h->ctx));

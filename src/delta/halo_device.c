@@ -1,5 +1,5 @@
-/* The halo on a GPU: the same messages as on the CPU, [tokens, B, channels] in f32, in memory of the GPU; what is read
-   and written beside them are kernels on the context's stream. Their memory is ordered in that stream too. */
+/* The halo on a GPU: the same messages as on the CPU, [tokens, B, channels] in f32, but in device memory. Kernels on
+   the context's stream pack and unpack them, and their memory is allocated and freed in the order of that stream. */
 #include "carry/device.h"
 #include "core/context.h"
 #include "core/memory.h"
@@ -26,7 +26,7 @@ static carry_status take(carry_halo *h, void **memory) {
         h->one = carry_arena_take(&arena, (size_t)(h->tail * h->row), sizeof(float));
         h->others = carry_arena_take(&arena, (size_t)(h->window * h->row), sizeof(float));
         if (pass == 0) {
-            (void)carry_arena_total(&arena, &bytes); /* halo.c has counted the same */
+            (void)carry_arena_total(&arena, &bytes); /* cannot overflow: halo.c has counted the same size */
             CARRY_TRY(carry_device_alloc_on(h->ctx, memory, h->device, bytes, stream_of(h)));
         }
     }
@@ -60,7 +60,7 @@ static carry_status clear(const carry_halo *h, float *data, int64_t tokens) {
     return carry_device_fill(h->ctx, data, h->device, 0, (size_t)(tokens * h->row) * sizeof(float), stream_of(h));
 }
 
-/* Through messages from owners to those who want their tokens (forth), or the gradients the other way. */
+/* Messages go from owners to the ranks that need their tokens; gradients go the other way. */
 static carry_status send(carry_halo *h, const float *from, int64_t count, int to) {
     return carry_isend(h->comm, &h->requests[to], from, (size_t)(count * h->row) * sizeof(float), to, CARRY_HALO_TAG);
 }
@@ -83,7 +83,7 @@ static carry_status exchange_tokens(carry_halo *h) {
     return carry_halo_wait_all(h, status);
 }
 
-/* Summed in the order of ranks before it is added to dx, so that a short type rounds once. */
+/* Sums gradients in the order of ranks before adding them to dx, so that 16-bit types are rounded once. */
 static carry_status exchange_gradients(carry_halo *h) {
     carry_status status = CARRY_OK;
     int64_t between;

@@ -1,4 +1,4 @@
-/* Plans of the delta rule: the device, the method, the chunk, the bytes. */
+/* Plans of the delta rule: choose the device, the method and the chunk size, and compute the workspace. */
 #include "delta/plan.h"
 
 #include <math.h>
@@ -12,7 +12,7 @@
 #include "delta/terms.h"
 #include "device/backend.h"
 
-#define BACKWARD_CHUNK 64 /* of a plan that goes forward token by token */
+#define BACKWARD_CHUNK 64 /* backward chunk of a plan whose forward pass goes token by token */
 #define WHY 128
 
 size_t carry_delta_test_room = 0;
@@ -51,7 +51,8 @@ static void use(carry_delta_plan *plan, const carry_delta_method *method) {
     plan->chunk = method->chunk > 0 ? method->chunk : BACKWARD_CHUNK;
 }
 
-/* The cheapest that applies; NULL: none does, for the reason of the first, which takes every size and option. */
+/* Returns the cheapest method that applies, or NULL. Then `why` is the reason of the first method, which takes every
+   size and option. */
 static const carry_delta_method *cheapest(const carry_delta_plan *plan, char why[WHY]) {
     char reason[WHY] = "";
     const carry_delta_method *best = NULL;

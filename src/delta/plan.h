@@ -1,4 +1,4 @@
-/* The inside of a delta-rule plan, and what its parts share. */
+/* The internals of a delta-rule plan, shared by its files. */
 #ifndef CARRY_DELTA_PLAN_H
 #define CARRY_DELTA_PLAN_H
 
@@ -14,100 +14,102 @@
 extern "C" {
 #endif
 
-/* A method: a const struct, one line in table.c. The calls (call.c) have checked every tensor and the workspace before
-   they come to an entry; what is left to it is what it alone cannot do, which it refuses with CARRY_EUNSUPPORTED. An
-   entry that is NULL is refused by name. Entries of a GPU put their work into the context's stream and return. */
+/* A method: a const struct, one line in table.c. The public calls (call.c) check every tensor and the workspace before
+   they call an entry. An entry itself refuses only what its method does not support, with CARRY_EUNSUPPORTED. If an
+   entry is NULL, the call is refused with the name of the method. Entries for GPUs enqueue their work on the context's
+   stream and return. */
 typedef struct carry_delta_method {
     const char *name, *about;
     int64_t chunk; /* 0: token by token */
-    /* Writes the reason into why (never empty) when it does not. */
+    /* Returns true if the method applies; otherwise writes the reason, which is never empty, to `why`. */
     bool (*applies)(const carry_delta_plan *plan, char *why, size_t why_size);
-    double (*cost)(const carry_delta_plan *plan); /* of forward, in any unit that methods of one device share */
-    /* Sets forward_workspace, backward_workspace, range_workspace and kept of the plan; false: overflow. */
+    /* Cost of a forward pass, in a unit that all methods of a device share. */
+    double (*cost)(const carry_delta_plan *plan);
+    /* Sets forward_workspace, backward_workspace, range_workspace and kept of the plan. Returns false on overflow. */
     bool (*workspace)(carry_delta_plan *plan);
     carry_status (*forward)(carry_delta_plan *plan, const carry_delta_forward_args *args, void *workspace,
                             size_t bytes);
     carry_status (*backward)(carry_delta_plan *plan, const carry_delta_backward_args *args, void *workspace,
                              size_t bytes);
-    /* slots: [sequences], on the plan's device: sequence i has row slots[i] of state. NULL: row i. */
+    /* slots: [sequences] on the plan's device, or NULL. Sequence i uses row slots[i] of state; with NULL, row i. */
     carry_status (*step)(carry_delta_plan *plan, const carry_tensor *o, const carry_tensor *state, const int32_t *slots,
                          const carry_delta_forward_args *inputs, void *workspace, size_t bytes);
     carry_status (*range)(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,
                           const carry_delta_forward_args *inputs, void *workspace, size_t bytes);
 } carry_delta_method;
 
-/* Set by tests alone: bytes that a backward pass in rounds (cuda/rounds.cu) may use, so that small problems need many;
-   0: as always. */
+/* Set only by tests: the bytes that a backward pass in rounds (cuda/rounds.cu) may use, so that small problems need
+   many rounds. 0: the normal limit. */
 extern size_t carry_delta_test_room;
 
-/* table.c: of the CPU, or of GPUs; NULL past the end. */
+/* table.c: methods of the CPU or of GPUs, or NULL past the end. */
 const carry_delta_method *carry_delta_at(bool on_gpu, int index);
-const carry_delta_method *carry_delta_choose(const carry_delta_problem *problem); /* the planner's, on the CPU */
+const carry_delta_method *carry_delta_choose(const carry_delta_problem *problem); /* the planner's choice on the CPU */
 
 struct carry_delta_plan {
     carry_ctx *ctx;
-    const carry_kernels *kernels; /* of the CPU */
-    const carry_bf16 *terms;      /* products of chunks go through it (terms.h); NULL: through kernels */
-    int ordinal;                  /* of the device in its backend; */
-    carry_device_properties gpu;  /* its properties, unless it is the CPU */
+    const carry_kernels *kernels; /* kernels of the CPU */
+    const carry_bf16 *terms;      /* kernels for products of chunks by terms (terms.h), or NULL for f32 */
+    int ordinal;                  /* the device's index in its backend */
+    carry_device_properties gpu;  /* properties of the device, unless it is the CPU */
     carry_delta_problem problem;
     const carry_delta_method *method;
-    int64_t chunk; /* of the chunk form; also what backward uses when the method is token by token */
-    int64_t group; /* value heads a head */
+    int64_t chunk; /* of the chunk form; also for the backward pass of a method that goes token by token */
+    int64_t group; /* value heads for each head of q and k */
     int64_t sequences;
     float scale;
     size_t forward_workspace, backward_workspace, range_workspace, kept;
-    bool is_named;    /* the method was asked for by name */
+    bool is_named;    /* the caller named the method */
     size_t back_room; /* bytes that the rounds of a backward pass may use (cuda/rounds.cu) */
     double flops;
     char about[320];
 };
 
-/* The same plan for other sizes, which keep its method if it was asked for by name. Allocates nothing; the caller has
+/* Changes the sizes of a plan. A method that the caller named stays the same. Allocates nothing; the caller has
    workspace for every size that it will set. */
 carry_status carry_delta_plan_resize(carry_delta_plan *plan, int64_t batch, int64_t tokens);
-/* Bytes of forward workspace for this many tokens of one sequence, or this many sequences of one token, or fewer, by
-   any method that carry_delta_plan_resize may choose. */
+/* Bytes of forward workspace that are enough for `tokens` tokens of one sequence, for `batch` sequences of one token,
+   and for fewer, with any method that carry_delta_plan_resize may choose. */
 size_t carry_delta_plan_most_workspace(const carry_delta_plan *plan, int64_t batch, int64_t tokens);
-/* carry_delta_step for states in a pool [rows, HV, K, V]: sequence i has row slots[i], no row twice. */
+/* carry_delta_step for states in a pool [rows, HV, K, V]. Sequence i has row slots[i]; no row may occur twice. */
 carry_status carry_delta_step_slots(carry_delta_plan *plan, carry_tensor o, carry_tensor pool, const int32_t *slots,
                                     const carry_delta_forward_args *inputs, void *workspace, size_t workspace_bytes);
 
-/* One sequence, or this rank's part of one: where its tokens are, where its chunks start among all chunks, and where
-   its states come from and go to. */
+/* One sequence, or this rank's part of one: the position of its tokens, the index of its first chunk among all chunks,
+   and the indices of its states. */
 typedef struct carry_delta_sequence {
     int64_t batch, start, length, chunk_start;
-    int64_t index;       /* of its states in a tensor of all sequences */
-    int64_t chain;       /* of its states among those that travel between ranks (ranks.c) */
-    bool enters, leaves; /* it began before this rank; it goes on after it */
+    int64_t index;       /* index of its states in a tensor of all sequences */
+    int64_t chain;       /* index of its states among those that cross ranks (ranks.c) */
+    bool enters, leaves; /* it began on an earlier rank; it continues on the next rank */
 } carry_delta_sequence;
 
 /* The part of a problem that a pass computes: some sequences, and some heads of q and k with all their value heads. */
 typedef struct carry_delta_part {
     const carry_delta_sequence *sequences;
     int64_t count, first_head, heads;
-    void (*pause)(void *user); /* called between chunks by the thread that called; NULL: nothing */
+    void (*pause)(void *user); /* called between chunks in the calling thread; may be NULL */
     void *user;
 } carry_delta_part;
 
-/* A tensor of the arguments; NULL where it is absent. */
+/* Returns a tensor of the arguments, or NULL if it is absent. */
 static inline const carry_tensor *carry_delta_given(const carry_tensor *tensor) {
     return tensor->data != NULL ? tensor : NULL;
 }
 
-/* The inputs of a call; NULL where absent. */
+/* The inputs of a call. Absent ones are NULL. */
 typedef struct carry_delta_inputs {
     const carry_tensor *q, *k, *v, *beta, *g, *initial_state, *cu_seqlens, *A_log, *dt_bias;
 } carry_delta_inputs;
 carry_delta_inputs carry_delta_inputs_of(const carry_delta_forward_args *args);       /* check.c */
 carry_delta_inputs carry_delta_back_inputs_of(const carry_delta_backward_args *args); /* backward.c */
 
-/* check.c: every refusal, before anything is written. */
+/* check.c: all argument checks, done before anything is written. */
 carry_status carry_delta_check_problem(carry_ctx *ctx, const carry_delta_problem *problem);
 carry_status carry_delta_check_inputs(carry_ctx *ctx, const carry_delta_problem *problem,
                                       const carry_delta_inputs *inputs);
-/* Its three parts: tensors with a token dimension; A_log, dt_bias and the initial state; cu_seqlens, which ends at
-   `tokens`. */
+/* The three parts of carry_delta_check_inputs: tensors with a token dimension; A_log, dt_bias and the initial state;
+   cu_seqlens, whose last element must be `tokens`. */
 carry_status carry_delta_check_rows(carry_ctx *ctx, const carry_delta_problem *problem,
                                     const carry_delta_inputs *inputs);
 carry_status carry_delta_check_parameters(carry_ctx *ctx, const carry_delta_problem *problem,
@@ -129,16 +131,17 @@ carry_status carry_delta_check_f32(carry_ctx *ctx, const carry_delta_problem *pr
                                    const carry_tensor *tensor, int rank, const int64_t *shape);
 carry_status carry_delta_check_workspace(carry_ctx *ctx, const void *workspace, size_t bytes, size_t needed);
 
-/* The table of sequences, from batch or cu_seqlens (already checked), with room for plan->sequences. */
+/* Fills the table of sequences from batch or cu_seqlens (already checked). The table has plan->sequences entries. */
 void carry_delta_sequences(const carry_delta_plan *plan, const carry_delta_inputs *inputs, carry_delta_sequence *table);
 
-/* Columns of state `index` of packed ones, however they lie there. */
+/* Load or store columns of state `index` in an array of states, transposed or not. */
 void carry_delta_state_load(const carry_delta_plan *plan, float *S, ptrdiff_t stride, const float *states,
                             int64_t index, int64_t first, int64_t columns);
 void carry_delta_state_store(const carry_delta_plan *plan, float *states, int64_t index, const float *S,
                              ptrdiff_t stride, int64_t first, int64_t columns);
 
-/* Which state of a tensor of all sequences is a value head's of a sequence; and which of those that travel. */
+/* The index of a value head's state of a sequence: in a tensor of all sequences, and among the states that cross
+   ranks. */
 static inline int64_t carry_delta_state_at(const carry_delta_plan *plan, const carry_delta_sequence *sequence,
                                            int64_t value_head) {
     return sequence->index * plan->problem.value_heads + value_head;
@@ -149,7 +152,8 @@ static inline int64_t carry_delta_chain_at(const carry_delta_plan *plan, const c
     return (sequence->chain * part->heads - part->first_head) * plan->group + value_head;
 }
 
-/* Forward keeps for backward: states that enter chunks, [chunks, HV, K, V]; then corrected values [B T, HV, V]. */
+/* The forward pass keeps for the backward pass: states that enter chunks, [chunks, HV, K, V], then corrected values [B
+   T, HV, V]. */
 static inline int64_t carry_delta_most_chunks(const carry_delta_plan *plan) {
     int64_t whole = plan->problem.tokens * plan->problem.batch / plan->chunk;
     return whole + plan->sequences;

@@ -1,5 +1,6 @@
-/* The effect of a range of tokens on a state, S -> M S + L: L is the final state from a zero initial state, and M that
-   from the identity with zero values. One walk without output computes both, the columns of L and M side by side. */
+/* The effect of a range of tokens on a state, S -> M S + L: L is the final state from a zero initial state, and M
+   the final state from the identity with zero values. One walk without output computes both, the columns of L and M
+   side by side. */
 #include "delta/forward.h"
 
 carry_status carry_delta_cpu_range(carry_delta_plan *plan, const carry_tensor *M, const carry_tensor *L,

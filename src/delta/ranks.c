@@ -1,15 +1,15 @@
-/* The delta rule over ranks: the schedule of a call. A rank's sequences are of three kinds.
+/* The delta rule over ranks: the schedule of a call. A rank has three kinds of sequences.
 
-       early  the state that leaves them is wanted by the next rank, and all they need is here: they run first
-       rest   nothing of theirs crosses a border: they run while states travel
-       late   they need a state of the rank before, and run when it has come
+       early  the next rank needs their final state, and they need nothing from other ranks: they run first
+       rest   none of their states crosses a border: they run while states travel
+       late   they need a state of the previous rank, and run when it has arrived
 
-   One that both enters and leaves is late, and its (M, L) is made first by a local pass. Backward is the same with the
-   ranks in the other order: gradients of states travel, M is what forward kept, and L comes from a pass back that makes
-   nothing else.
+   A sequence that both enters and leaves the rank is late, and a local pass computes its (M, L) first. The backward
+   pass is the same with the ranks in reverse order: gradients of states travel, M was kept by the forward pass, and L
+   comes from a backward pass that computes only gradients of states.
 
-   Group by group of heads: what must be sent, then the exchange begins; then the rest; then group by group the end of
-   the exchange, and what is late. Exchanges under way are polled between chunks. */
+   For each group of heads, the call computes the states to send and begins the exchange. Then it runs the rest. Then,
+   for each group, it ends the exchange and runs the late sequences. Exchanges in progress are polled between chunks. */
 #include <string.h>
 
 #include "core/clock.h"
@@ -57,7 +57,7 @@ static carry_delta_part part_of(job *j, int group, carry_delta_span span) {
                               .user = j};
 }
 
-/* M and L of a group's heads, or backward L alone. */
+/* Computes M and L for a group's heads; in the backward pass only L. */
 static void run_local(job *j, int group) {
     carry_delta_ranks_plan *plan = j->plan;
     const carry_delta_problem *p = &plan->problem;
@@ -81,7 +81,7 @@ static void run_local(job *j, int group) {
     carry_delta_run_part(&run);
 }
 
-/* Outputs of some sequences. */
+/* Computes the outputs of some sequences. */
 static void run_final(job *j, int group, carry_delta_span span) {
     carry_delta_ranks_plan *plan = j->plan;
     const carry_delta_problem *p = &plan->problem;
@@ -89,7 +89,7 @@ static void run_final(job *j, int group, carry_delta_span span) {
         return;
     }
     CARRY_SPAN(plan->ctx, "delta", "ranks final");
-    /* With role MAP, L is the exchange's until its end, and what leaves is not wanted again. */
+    /* With role MAP, the exchange uses L until its end, and the final state is not needed again. */
     float *L = j->role == CARRY_ALL_SCAN_CUT ? of_group(j, j->memory.L, group, p->value) : NULL;
     const float *state = of_group(j, j->memory.state, group, p->value);
     if (j->backward != NULL) {
@@ -128,7 +128,7 @@ static carry_status begin(job *j, int group) {
 
 static carry_status end(job *j, int group) {
     CARRY_SPAN(j->plan->ctx, "delta", "ranks exposed");
-    CARRY_TRY(j->polled); /* of another group, maybe: this one is still under way */
+    CARRY_TRY(j->polled); /* the error may be of another group; this one is still in progress */
     j->ended++;
     CARRY_TRY(carry_all_scan_end(j->scans[group]));
     carry_all_scan_counts counts = {CARRY_INIT(carry_all_scan_counts)};
@@ -160,8 +160,8 @@ static carry_status run_groups(job *j) {
     return j->polled;
 }
 
-/* Sequences of one kind are neighbours in the table: those that enter are first, those that leave are last. If one does
-   both (packed, or all of a batch), the table has no others. */
+/* Sequences of one kind are adjacent in the table: those that enter are first, those that leave are last. If one
+   sequence does both (a packed one, or all of a batch), the table has no other kinds. */
 static void sort_out(job *j) {
     carry_delta_ranks_plan *plan = j->plan;
     const carry_delta_sequence *table = j->memory.table;
@@ -185,13 +185,14 @@ static void sort_out(job *j) {
         enters = 0;
     }
     j->rest = (carry_delta_span){.first = enters, .count = count - enters - leaves};
-    if (j->role == CARRY_ALL_SCAN_CUT && j->early.count == 0 && plan->chained) { /* no rank uses it */
+    /* No rank uses L, but it must be defined. */
+    if (j->role == CARRY_ALL_SCAN_CUT && j->early.count == 0 && plan->chained) {
         size_t floats = (size_t)(plan->chains * plan->problem.value_heads * plan->problem.key * plan->problem.value);
         memset(j->memory.L, 0, floats * sizeof *j->memory.L);
     }
 }
 
-/* After a failure: waits for the scans under way, since their memory goes back to the caller. */
+/* After a failure: waits for the scans in progress, since the caller will reuse their memory. */
 static void give_up(job *j) {
     j->plan->is_broken = true;
     while (j->ended < j->begun) {
@@ -234,7 +235,7 @@ static carry_status check_call(const carry_delta_ranks_plan *plan, const carry_d
     return carry_delta_check_workspace(plan->ctx, workspace, workspace_bytes, plan->workspace);
 }
 
-/* The address of a rank's M in the kept memory: after the data that forward keeps on one rank. */
+/* The address of a rank's M in the kept memory, after the data that one rank alone would keep. */
 static float *kept_maps(const carry_delta_ranks_plan *plan, const void *kept) {
     size_t before = plan->inner != NULL ? plan->inner->kept : 0;
     return (float *)((uintptr_t)kept + before);

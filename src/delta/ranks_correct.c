@@ -1,4 +1,4 @@
-/* The outputs of a rank whose state came after them. */
+/* Corrects the outputs of a rank whose entering state arrived after they were computed. */
 #include "core/context.h"
 #include "delta/ranks.h"
 

@@ -1,13 +1,14 @@
-/* The delta rule over ranks on a GPU: calls of the one-rank plan with the states that come and go between ranks.
+/* The delta rule over ranks on a GPU: calls of the one-rank plan, with exchanges of states between ranks.
 
-   All heads go together: a GPU wants them at once. L is the state that a forward pass from zero ends with, M the one
-   that it ends with from the identity when no values come in: a forward pass of K columns whose v is zero. The outputs
-   of that pass, times the state that enters, are what is missing in those of the first: a product instead of a third
-   pass, unless backward wants what only a pass from the right state keeps. Backward, L
-   is the gradient that a pass with none arriving gives to the state that entered; its other results are written again
-   by the pass that follows. Passes are on the context's stream, the exchange on one of its own (scan/all_scan).
+   All heads go together, to fill the GPU. L is the final state of a forward pass from zero. M is the final state of a
+   pass from the identity with K columns whose v is zero. The outputs of that pass, times the state that enters, are
+   missing in the outputs of the first pass. They are added by a product instead of a third pass, unless the backward
+   pass needs data that only a pass from the right state keeps. In the backward pass, L is the gradient of the state
+   that entered, from a pass in which no gradient arrives; the pass that follows overwrites its other results. Passes
+   run on the context's stream, the exchange on a separate stream (scan/all_scan).
 
-   A rank's sequences keep their numbers among all of them: those without tokens here are empty ones to its plan. */
+   A rank's sequences keep their indices among all sequences: those without tokens on this rank are empty in its plan.
+ */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,7 +18,7 @@
 #include "core/tensor.h"
 #include "delta/ranks_split.h"
 
-#define LINE 256 /* bytes that pieces of memory start at a multiple of */
+#define LINE 256 /* alignment in bytes of each piece of memory */
 
 typedef struct memory {
     float *L, *state, *M;
@@ -30,8 +31,9 @@ typedef struct call {
     carry_delta_ranks_plan *plan;
     const carry_delta_forward_args *forward; /* one of the two is NULL */
     const carry_delta_backward_args *backward;
-    const int64_t *borders; /* of the whole row, or NULL */
-    int64_t entered, left;  /* the sequence that comes from the rank before, that goes on in the next; -1: none */
+    const int64_t *borders; /* borders of the whole row of packed sequences, or NULL */
+    /* The sequence that continues from the previous rank, and the one that continues on the next; -1: none. */
+    int64_t entered, left;
     carry_all_scan_role role;
     memory at;
     float *kept_states; /* states that entered; in the kept memory */
@@ -50,7 +52,7 @@ static size_t lines(size_t bytes) {
     return (bytes + LINE - 1) / LINE * LINE;
 }
 
-/* After the data that the plan of one rank keeps: M, and the states that entered. */
+/* The offset in the kept memory of M and of the states that entered, after the data that the one-rank plan keeps. */
 static size_t maps_at(const carry_delta_ranks_plan *plan) {
     return lines(plan->inner != NULL ? plan->inner->kept : 0);
 }
@@ -89,7 +91,7 @@ static void take(const carry_delta_ranks_plan *plan, carry_arena *arena, memory 
     at->inner_bytes = inner + LINE;
 }
 
-/* Zeros for v, and the identity for every head. */
+/* Allocates zeros for v, and the identity for every head. */
 static carry_status make_constants(carry_delta_ranks_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     carry_ctx *ctx = plan->ctx;
@@ -128,7 +130,7 @@ carry_status carry_delta_ranks_device_fill(carry_delta_ranks_plan *plan) {
     if (plan->borders == NULL) {
         return carry_fail(plan->ctx, CARRY_EMEMORY, "out of memory: a plan");
     }
-    if (p->tokens > 0 && plan->chained && !plan->split && !plan->is_first && !plan->is_last) { /* M may be wanted */
+    if (p->tokens > 0 && plan->chained && !plan->split && !plan->is_first && !plan->is_last) { /* M may be needed */
         carry_delta_problem maps = *p;
         maps.value = p->key;
         maps.sequences = 0;
@@ -168,8 +170,8 @@ static carry_status copy(const call *c, float *to, const float *from, size_t flo
                         : carry_device_fill(c->plan->ctx, to, device, 0, floats * sizeof(float), stream);
 }
 
-/* The states that cross a border, into or out of those of all sequences: one of a packed row, or the whole batch. from
-   NULL: zero. */
+/* Copies the states that cross a border into the array of all sequences' states, or out of it: one state of a packed
+   row, or those of the whole batch. If from is NULL, writes zeros. */
 static carry_status put_chain(const call *c, float *states, int64_t sequence, const float *from) {
     const size_t floats = state_floats(c->plan);
     return c->borders != NULL ? copy(c, states + (size_t)sequence * floats, from, floats)
@@ -202,7 +204,7 @@ static carry_status forward_pass(const call *c, void *kept) {
     return carry_delta_forward(c->plan->inner, &args, c->at.inner, c->at.inner_bytes);
 }
 
-/* at.entering has the gradients of states that end here, at.ending gets those of states that start. */
+/* at.entering holds the gradients of states that end on this rank; at.ending receives those of states that start. */
 static carry_status backward_pass(const call *c) {
     carry_delta_backward_args args = *c->backward;
     args.initial_state = states_view(c, c->kept_states);
@@ -212,7 +214,7 @@ static carry_status backward_pass(const call *c) {
     return carry_delta_backward(c->plan->inner, &args, c->at.inner, c->at.inner_bytes);
 }
 
-/* M of this rank's tokens. */
+/* Computes M of this rank's tokens. */
 static carry_status map_pass(const call *c, float *M) {
     const carry_delta_problem *p = &c->plan->maps->problem;
     const int64_t maps[] = {p->batch, p->value_heads, p->key, p->key};
@@ -227,7 +229,7 @@ static carry_status map_pass(const call *c, float *M) {
     return carry_delta_forward(c->plan->maps, &args, c->at.inner, c->at.inner_bytes);
 }
 
-/* Which sequences cross this rank's borders. */
+/* Finds the sequences that cross this rank's borders. */
 static void find_crossing(call *c) {
     carry_delta_ranks_plan *plan = c->plan;
     const carry_delta_problem *p = &plan->problem;
@@ -250,7 +252,7 @@ static void find_crossing(call *c) {
     c->role = p->tokens == 0 ? CARRY_ALL_SCAN_PASS : through ? CARRY_ALL_SCAN_MAP : CARRY_ALL_SCAN_CUT;
 }
 
-/* The state that arrives is written to at.state, on the context's stream. */
+/* Runs the exchange on the context's stream. The state that arrives is written to at.state. */
 static carry_status exchange(call *c, float *M) {
     const carry_delta_problem *p = &c->plan->problem;
     carry_all_scan_plan *scan = c->backward != NULL ? c->plan->backward[0] : c->plan->forward[0];
@@ -264,7 +266,7 @@ static carry_status exchange(call *c, float *M) {
     return carry_all_scan_run(scan, &args, c->at.scan, carry_all_scan_run_workspace(scan));
 }
 
-/* Does sequence i end (start) here, with tokens here? */
+/* True if sequence i has tokens on this rank and ends (starts) here. */
 static bool ends_here(const call *c, int64_t i) {
     return c->borders != NULL ? c->plan->borders[i] < c->plan->borders[i + 1] && i != c->left : c->left < 0;
 }
@@ -273,7 +275,7 @@ static bool starts_here(const call *c, int64_t i) {
     return c->borders != NULL ? c->plan->borders[i] < c->plan->borders[i + 1] && i != c->entered : c->entered < 0;
 }
 
-/* to[i] = from[i] of the sequences that the rank has that end of; from absent: zero. */
+/* to[i] = from[i] for the sequences that end (or start) on this rank, or zero if from is NULL. */
 static carry_status copy_states(const call *c, float *to, const float *from, bool (*here)(const call *, int64_t)) {
     const size_t floats = state_floats(c->plan);
     for (int64_t i = 0; i < sequences_of(c->plan) && c->plan->problem.tokens > 0 && to != NULL; i++) {
@@ -302,7 +304,7 @@ static carry_status run_forward(call *c, float *M) {
             CARRY_TRY(map_pass(c, M));
         }
     } else if (plan->chained) {
-        CARRY_TRY(put_chain(&(call){.plan = c->plan}, c->at.L, 0, NULL)); /* no rank uses it */
+        CARRY_TRY(put_chain(&(call){.plan = c->plan}, c->at.L, 0, NULL)); /* no rank uses it, but it must be defined */
     }
     if (plan->chained) {
         CARRY_TRY(exchange(c, M));

@@ -1,4 +1,4 @@
-/* Which sequences, and which parts of them, are this rank's. */
+/* Determines which sequences, and which parts of them, belong to this rank. */
 #include <string.h>
 
 #include "core/context.h"
@@ -35,7 +35,7 @@ int64_t carry_delta_ranks_layout(const carry_delta_ranks_plan *plan, const int64
     return count;
 }
 
-/* Does this rank have token t, or would it? Past the last token: the last rank that has any. */
+/* True if token t belongs to this rank. The position past the last token belongs to the last rank that has tokens. */
 static bool has_token(const carry_delta_ranks_plan *plan, int64_t t) {
     if (plan->total == 0) {
         return carry_comm_rank(plan->comm) == 0;
@@ -64,7 +64,7 @@ carry_status carry_delta_ranks_empty(const carry_delta_ranks_plan *plan, const i
     return CARRY_OK;
 }
 
-/* FNV-1a over the borders' bytes. */
+/* The FNV-1a hash of the borders' bytes. */
 static uint64_t sum_of(const int64_t *borders, int64_t count) {
     uint64_t sum = 0xcbf29ce484222325u;
     for (int64_t i = 0; i < count; i++) {
@@ -75,8 +75,8 @@ static uint64_t sum_of(const int64_t *borders, int64_t count) {
     return sum;
 }
 
-/* Each rank compares with the previous one. A comparison of all would hold the first rank at every call until the last
-   one has reached it. */
+/* Each rank compares its borders with the previous rank only. A comparison among all would hold the first rank in every
+   call until the last one has reached it. */
 carry_status carry_delta_borders_begin(const carry_delta_ranks_plan *plan, const int64_t *borders, bool backward,
                                        carry_delta_borders_check *check) {
     *check = (carry_delta_borders_check){.is_open = borders != NULL};

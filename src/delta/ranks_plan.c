@@ -1,4 +1,5 @@
-/* Plans of the delta rule over ranks: the agreement of the ranks, the groups of heads, the sizes in bytes. */
+/* Plans of the delta rule over ranks: the ranks agree on a problem, heads are divided into groups, and the workspace is
+   computed. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,7 +12,7 @@
 #include "delta/ranks.h"
 #include "delta/split.h"
 
-/* Defaults. A rank that has no local pass waits for the first one (docs/results/ranks.md). */
+/* Default numbers of groups. A rank that has no local pass waits for the first one (docs/results/ranks.md). */
 #define GROUPS 16
 #define GPU_GROUPS 2
 #define WORD 224
@@ -20,7 +21,7 @@
 typedef struct record {
     int64_t tokens, threads;
     int32_t status;
-    char word[WORD]; /* all that must be equal; or why it refuses */
+    char word[WORD]; /* all values that must be equal, or the reason for refusing */
 } record;
 
 static carry_status check(const carry_comm *comm, const carry_delta_problem *problem,
@@ -95,7 +96,7 @@ static carry_status compare(carry_delta_ranks_plan *plan, const record *all) {
     return CARRY_OK;
 }
 
-/* The same on every rank: by the longest part, or the average sequence. */
+/* Chooses the method, which is the same on every rank, by the longest part or the average sequence. */
 static const char *method_of(const carry_delta_ranks_plan *plan, const record *all) {
     carry_delta_problem p = plan->problem;
     p.tokens = p.sequences > 0 ? plan->total : 1;
@@ -105,7 +106,7 @@ static const char *method_of(const carry_delta_ranks_plan *plan, const record *a
     return carry_delta_choose(&p)->name;
 }
 
-/* A group has a head for every thread where there are so many. */
+/* Divides heads into groups. Each group has one head for every thread if there are enough heads. */
 static void make_groups(carry_delta_ranks_plan *plan, const record *all, int64_t asked) {
     int64_t heads = plan->problem.heads;
     int64_t threads = 1;
@@ -113,7 +114,7 @@ static void make_groups(carry_delta_ranks_plan *plan, const record *all, int64_t
         threads = all[r].threads > threads ? all[r].threads : threads;
     }
     int64_t groups = asked;
-    if (plan->problem.device > 0) { /* a GPU wants many heads at once */
+    if (plan->problem.device > 0) { /* a GPU needs many heads at once */
         groups = !plan->split || plan->chains > 1 ? 1 : asked > 0 ? asked : GPU_GROUPS;
     } else if (groups == 0) {
         groups = plan->chains * heads / threads;
@@ -140,7 +141,8 @@ static carry_status make_scans(carry_delta_ranks_plan *plan, const carry_delta_r
                                        .reversed = backward,
                                        .transposed = backward};
         carry_all_scan_options how = {CARRY_INIT(carry_all_scan_options), .algorithm = options->all_scan_algorithm,
-                                      .blocks = plan->split ? 1 : 0, /* the groups are what is in flight at once */
+                                      /* The groups already keep several exchanges in flight. */
+                                      .blocks = plan->split ? 1 : 0,
                                       .tag = options->first_tag + group + (backward ? CARRY_DELTA_RANKS_GROUPS : 0)};
         CARRY_TRY(carry_all_scan_plan_new(plan->comm, backward ? &plan->backward[group] : &plan->forward[group], &scan,
                                           &how));
@@ -167,7 +169,7 @@ bool carry_delta_ranks_take(const carry_delta_ranks_plan *plan, carry_arena *are
     } else if (plan->inner != NULL) {
         memory->table = carry_arena_take(arena, (size_t)plan->inner->sequences, sizeof *memory->table);
         memory->pass = *arena;
-        /* The widest pass, of M beside L, and not cut among threads. */
+        /* The widest pass computes M beside L and is not divided among threads. */
         carry_delta_run run = {.part = {.count = 1, .heads = 1}};
         (void)carry_delta_run_take_part(plan->inner, arena, &run, p->value + p->key, false);
     }
@@ -191,7 +193,7 @@ static carry_status state_bytes(carry_delta_ranks_plan *plan) {
     return CARRY_OK;
 }
 
-/* All ranks, or none: a method depends on how many tokens a rank has. */
+/* Splits on all ranks or on none, since the method depends on the number of tokens of a rank. */
 static carry_status choose_split(carry_delta_ranks_plan *plan) {
     int64_t cannot = plan->inner != NULL && !carry_delta_splits(plan->inner) ? 1 : 0;
     if (plan->problem.device > 0 && plan->chained) {
@@ -207,7 +209,7 @@ static carry_status fill(carry_delta_ranks_plan *plan, const record *all, const 
     plan->chains = p->sequences > 0 ? 1 : p->batch;
     plan->first_tag = options->first_tag;
     if (p->tokens > 0) {
-        carry_delta_problem inner = *p; /* of sequences it sees those that have tokens here */
+        carry_delta_problem inner = *p; /* of the sequences, it sees those that have tokens on this rank */
         const bool on_gpu = p->device > 0;
         inner.sequences = p->sequences < p->tokens || on_gpu ? p->sequences : p->tokens;
         const char *chosen = on_gpu ? NULL : method_of(plan, all);
@@ -227,7 +229,8 @@ static carry_status fill(carry_delta_ranks_plan *plan, const record *all, const 
     return CARRY_OK;
 }
 
-/* The others wait for a rank that fails alone, unless it tells them. That no algorithm applies all of them say. */
+/* If one rank fails alone, it aborts the communicator, since the others would wait for it. All ranks find out by
+   themselves that no algorithm applies. */
 static carry_status fill_together(carry_delta_ranks_plan *plan, const record *all,
                                   const carry_delta_ranks_options *options) {
     CARRY_TRY(compare(plan, all));
@@ -258,7 +261,7 @@ carry_status carry_delta_ranks_plan_new(carry_comm *comm, carry_delta_ranks_plan
     } else {
         (void)snprintf(mine.word, sizeof mine.word, "%s", carry_ctx_error(ctx));
     }
-    /* A rank that refuses says so, else the others would wait for it. */
+    /* A rank that refuses must tell the others, which would otherwise wait for it. */
     carry_status gathered = status;
     if (all != NULL) {
         gathered = carry_all_gather(carry_comm_host(comm), all, &mine, sizeof mine);

@@ -1,10 +1,12 @@
-/* The delta rule over ranks on a GPU, by methods that make a pair before the outputs (split.h), some heads at a time:
+/* The delta rule over ranks on a GPU, with methods that compute a pair before the outputs (split.h), some heads at a
+   time:
 
-       pair of group 0, its exchange begins; pair of group 1, ...; then group by group: what arrived, the rest
+       pair of group 0, its exchange begins; pair of group 1, ...; then for each group: the arrived state, the rest
 
-   So the states of a group travel, on streams of All-Scan's own, while the next group's pairs are made, and those of
-   the last group while the first one's outputs are; no rank walks its tokens more than one rank alone would. The CPU
-   waits for the CPUs of other ranks only, and its stream for a state that has arrived, not for what is passed on. */
+   So the states of a group travel, on the streams of All-Scan, while the pairs of the next group are computed, and
+   those of the last group travel while the outputs of the first are computed. No rank walks its tokens more often than
+   it would alone. The CPU waits only for the CPUs of other ranks. Its stream waits for a state to arrive, not for it to
+   be passed on. */
 #include "delta/ranks_split.h"
 
 #include "core/context.h"
@@ -85,7 +87,7 @@ static float *from_group(const job *j, const void *states, int g, int64_t column
     return states != NULL ? (float *)(uintptr_t)states + before : NULL;
 }
 
-/* The arguments of a group, with the addresses of its states. */
+/* Returns the arguments of a group, with the addresses of its states. */
 static carry_delta_split part_of(const job *j, int g) {
     const carry_delta_ranks_plan *plan = j->plan;
     const carry_delta_ranks_call *c = j->call;
@@ -123,7 +125,7 @@ static carry_status begin(job *j, int g) {
     return CARRY_OK;
 }
 
-/* Forward: the states that entered, for backward. */
+/* Forward: stores the states that entered, for the backward pass. */
 static carry_status keep(const job *j, int g, const carry_delta_split *part) {
     const carry_delta_ranks_plan *plan = j->plan;
     const carry_delta_problem *p = &plan->problem;
@@ -171,14 +173,14 @@ carry_status carry_delta_ranks_split_run(carry_delta_ranks_plan *plan, const car
     j.M = call->M != NULL ? call->M : j.at.M;
     plan->last_scan = j.scans[0];
     carry_status status = run_groups(&j);
-    for (int g = 0; g < j.begun; g++) { /* after a failure too: the memory goes back to the caller */
+    for (int g = 0; g < j.begun; g++) { /* also after a failure: the caller will reuse the memory */
         const carry_status ended = carry_all_scan_end(j.scans[g]);
         status = status == CARRY_OK ? ended : status;
     }
     return status;
 }
 
-/* By events, once the call has happened. */
+/* Reads the times from events, after the call has finished. */
 void carry_delta_ranks_device_times(carry_delta_ranks_plan *plan) {
     carry_all_scan_plan *const *scans = plan->last_scan == plan->backward[0] ? plan->backward : plan->forward;
     (void)carry_event_elapsed(plan->ctx, &plan->seconds, plan->problem.device, plan->started, plan->stopped);

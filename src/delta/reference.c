@@ -6,7 +6,7 @@
 #include "core/context.h"
 #include "delta/forward.h"
 
-/* One token's row of a [B, T, heads, size] tensor in float64, divided by its norm if wanted. */
+/* Reads one token's row of a [B, T, heads, size] tensor in float64, divided by its norm if l2norm is set. */
 static void row_of(double *to, const carry_tensor *from, int64_t batch, int64_t token, int64_t head, int64_t size,
                    bool l2norm) {
     double sum = 1e-6;
@@ -49,7 +49,7 @@ static void decays_of(double *decay, const carry_delta_problem *p, const carry_d
     }
 }
 
-/* One token on a state S [K, V]. */
+/* Applies one token to a state S [K, V]. */
 static void one_token(double *S, double *o, const carry_delta_problem *p, const double *q, const double *k,
                       const double *v, const double *decay, double beta, double scale) {
     for (int64_t j = 0; j < p->value; j++) {

@@ -1,9 +1,10 @@
-/* Steps with a ring: the calls, and the CPU's way. With S the state as it was written last, d[j] the decays of the
-   tokens that wait and w[j] the product of those after j, this token's among them,
+/* Steps with a ring: the public calls, and the computation on the CPU. S is the state as last written. The ring
+   holds waiting tokens with decays d[j]; w[j] is the product of the decays after j, including this token's, and w
+   the product of all:
 
        seen = (w S)^T k + sum_j (w[j] k[j] . k) u[j];   u = beta (v - seen);   o = scale (the same with q + (k.q) u)
 
-   and k, u and the decay join the ring; or, when it is full, S <- w S + sum_j w[j] k[j] u[j]^T + k u^T. */
+   Then k, u and the decay are appended to the ring or, if it is full, S <- w S + sum_j w[j] k[j] u[j]^T + k u^T. */
 #include "delta/ring.h"
 
 #include <inttypes.h>
@@ -17,9 +18,9 @@
 
 #define MOST CARRY_MAX_DELTA_RING
 #define DIM CARRY_MAX_DELTA_DIM
-#define LARGE 128e6 /* bytes of all states */
+#define LARGE 128e6 /* bytes of all states from which rings pay */
 
-/* Places do not depend on the address, so that a copy of the bytes is a copy of the ring. */
+/* Offsets in the ring do not depend on its address, so a copy of the bytes is a copy of the ring. */
 size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring, int64_t length, void *memory) {
     const carry_delta_problem *p = &plan->problem;
     const size_t units = (size_t)(plan->sequences * p->value_heads);
@@ -41,7 +42,7 @@ size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring
     return at * sizeof(float);
 }
 
-/* NULL: it has one. */
+/* Returns the reason why the plan has no ring, or NULL if it has one. */
 static const char *no_ring(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     return p->tokens != 1 || p->sequences != 0  ? "a step takes one token for each of batch sequences"
@@ -50,9 +51,10 @@ static const char *no_ring(const carry_delta_plan *plan) {
                                                 : NULL;
 }
 
-/* Bytes of a step with a ring of L: KV (1 + 1/L) of the state and (K + V) (L - 1) / 2 of the ring; least at sqrt(2 KV /
-   (K + V)), which is 11 of K = V = 128. It pays on GPUs alone, for states that no cache holds, and K up to 128:
-   elsewhere the plain step is measured faster (docs/results/delta-cuda.md). */
+/* The length that minimises the bytes of a step with a ring of L: KV (1 + 1/L) for the state and (K + V) (L - 1) / 2
+   for the ring. The minimum is at sqrt(2 KV / (K + V)), which is 11 for K = V = 128. Rings pay only on GPUs, for states
+   that do not fit in a cache and K up to 128: elsewhere the plain step was measured to be faster
+   (docs/results/delta-cuda.md). */
 int64_t carry_delta_ring_length(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     const double K = (double)p->key;
@@ -100,8 +102,8 @@ typedef struct ring_run {
     carry_delta_ring ring;
 } ring_run;
 
-/* The waiting tokens of a unit as they act now: keys times the decays since, and the product of all decays. decay: of
-   this token; NULL: no decay. */
+/* Computes the effect of a unit's waiting tokens now: their keys times the decays since then (keys), and the product of
+   all decays (base). decay: of this token, or NULL for no decay. */
 static void weigh(const ring_run *r, int64_t unit, int64_t waiting, const float *decay, float (*keys)[DIM],
                   float *base) {
     const int64_t K = r->run.plan->problem.key;
@@ -142,7 +144,7 @@ static void set_count(const ring_run *r, int64_t unit, int64_t waiting) {
     }
 }
 
-/* q (times scale), k, v, beta and decays of the token are in scratch. */
+/* Processes one unit. scratch holds q (times scale), k, v, beta and the decays of the token. */
 static void step_unit(const ring_run *r, carry_delta_scratch *s, int64_t unit, float *S) {
     const int64_t K = r->run.plan->problem.key;
     const int64_t V = r->run.plan->problem.value;
@@ -170,7 +172,8 @@ static void step_unit(const ring_run *r, carry_delta_scratch *s, int64_t unit, f
         }
     }
     const float kq = carry_delta_dot(k, q, K);
-    float *u = ring->u + (unit * ring->length + waiting) * V; /* the last place is used when the ring fills, too */
+    /* The last entry is also used in the step that fills the ring. */
+    float *u = ring->u + (unit * ring->length + waiting) * V;
     for (int64_t c = 0; c < V; c++) {
         u[c] = s->heads.beta[0] * (s->X[c] - seen[c]);
         s->O[c] = out[c] + kq * u[c];

@@ -1,6 +1,6 @@
-/* The layout of a ring (carry_delta_step_ring): for every sequence and value head the number of tokens that wait, once
-   for each block of columns that a GPU takes; then keys after their norms, decays e^g, and corrected values u. Packed,
-   f32. */
+/* The layout of a ring (carry_delta_step_ring), in contiguous f32: for every sequence and value head the number of
+   waiting tokens, repeated for each block of columns that a GPU processes; then keys after normalisation, decays e^g,
+   and corrected values u. */
 #ifndef CARRY_DELTA_RING_H
 #define CARRY_DELTA_RING_H
 
@@ -10,18 +10,18 @@
 extern "C" {
 #endif
 
-#define CARRY_DELTA_RING_COUNTS 8 /* blocks of columns, at most */
+#define CARRY_DELTA_RING_COUNTS 8 /* most blocks of columns */
 
 typedef struct carry_delta_ring {
     int64_t length;
-    int64_t decays;  /* a token: K, or 1 */
+    int64_t decays;  /* decays of a token: K, or 1 */
     int32_t *counts; /* [N HV, 8] */
     float *k;        /* [N HV, length, K] */
     float *decay;    /* [N HV, length, decays] */
     float *u;        /* [N HV, length, V] */
 } carry_delta_ring;
 
-/* Lays it out in memory (NULL: nowhere); how many bytes it takes. */
+/* Sets the pointers of the ring to memory (or to offsets from NULL). Returns the number of bytes that it takes. */
 size_t carry_delta_ring_lay(const carry_delta_plan *plan, carry_delta_ring *ring, int64_t length, void *memory);
 
 /* ring.cu: the tensors are checked. */

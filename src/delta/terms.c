@@ -5,8 +5,8 @@
 #include "ops/product/bf16.h"
 #include "ops/product/triangle.h"
 
-#define LEAST_SIZE 32 /* of K and V: a tile of 32 would be half empty below */
-/* Panels of q and k, and terms: as carry_delta_floats, sizes are no powers of two. */
+#define LEAST_SIZE 32 /* least K and V: smaller ones leave more than half of a tile of 32 empty */
+/* Padding of panels of q and k and of terms, so that their sizes are not powers of two (as in carry_delta_floats). */
 #define APART 160
 /* Rows longer than 2^20 could overflow in products that are divided by their norms afterwards. */
 #define LEAST_NORM 0x1p-20f
@@ -74,7 +74,7 @@ static bool norms_allow(const float *norms, int64_t tokens) {
     return all;
 }
 
-/* Can products go by terms? Without l2norm the norms are ones. */
+/* True if products can go by terms. Sets the norms to 1 if there is no l2norm. */
 static bool allowed(const carry_delta_plan *plan, carry_delta_rows *rows) {
     if (!carry_delta_by_terms(plan) || rows->tokens < CARRY_DELTA_TERMS_TOKENS) {
         return false;

@@ -6,7 +6,7 @@
 #include "core/threads.h"
 #include "delta/forward.h"
 
-/* One row of q and k, their gate and beta come through the same loaders as a chunk of one token. */
+/* Loads one token's row of q and k, gate and beta, with the same functions as a chunk of one token. */
 static void load_token(const carry_delta_run *run, carry_delta_scratch *s, const carry_delta_sequence *sequence,
                        int64_t head, int64_t t) {
     carry_delta_token_load(run->plan, &run->in, sequence->batch, sequence->start + t, head, &s->rows);
@@ -16,7 +16,7 @@ static void load_token(const carry_delta_run *run, carry_delta_scratch *s, const
     }
 }
 
-/* The state before a token that starts a chunk of the backward pass: some columns of it. */
+/* Stores some columns of the state before a token that starts a chunk of the backward pass. */
 static void keep_state(const carry_delta_run *run, const carry_delta_sequence *sequence, int64_t value_head, int64_t t,
                        int64_t first, int64_t columns, const float *S, ptrdiff_t stride) {
     const carry_delta_plan *plan = run->plan;
@@ -68,7 +68,7 @@ void carry_delta_tokens(const carry_delta_run *run, carry_delta_scratch *scratch
     }
 }
 
-/* A step works on the caller's state where it lies; only a transposed one goes through scratch. */
+/* A step updates the caller's state in place. Only a transposed state is copied through scratch. */
 static void step_units(void *argument, int64_t begin, int64_t end, int worker) {
     const carry_delta_run *run = argument;
     const carry_delta_plan *plan = run->plan;

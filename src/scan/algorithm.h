@@ -1,7 +1,8 @@
 /* The interface of an algorithm, and its arguments.
 
-   A scan of a whole batch (carry_scan_work) is in the order of the recurrence: step s = 0..steps-1, whichever way time
-   runs and whether or not A stands transposed (the gradient's scan). Two kinds of algorithms use it:
+   A scan of a whole batch (carry_scan_work) is in the order of the recurrence: steps s = 0..steps-1, for either
+   direction of time, and with A transposed or not (the scan of the gradient uses it transposed). Two kinds of
+   algorithms use it:
 
    - those that walk through time (sequential, chunkwise) go through carry_scan_walk (walk.h), which converts 16-bit
      storage block by block;
@@ -30,17 +31,17 @@ typedef struct carry_scan_work {
     const carry_kernels *kernels;
     carry_scan_kind kind;
     int64_t batch, steps, n, width;
-    int64_t radix; /* the algorithm's */
-    int64_t chunk; /* steps a chunk for chunkwise; 0: its own choice */
+    int64_t radix; /* radix of the algorithm */
+    int64_t chunk; /* steps of a chunk for chunkwise; 0: it chooses */
     bool transposed;
     carry_scan_array A, b, h;
-    carry_scan_array h0; /* step unused; data NULL for zero */
+    carry_scan_array h0; /* step is unused; data is NULL for zero */
     void *workspace;
     size_t workspace_bytes;
     const struct carry_scan_algorithm *algorithm;
     const carry_gpu *gpu; /* NULL on the CPU */
-    carry_stream *stream; /* of the device; NULL: its default one */
-    int64_t products;     /* done so far */
+    carry_stream *stream; /* of the device; NULL: the default stream */
+    int64_t products;     /* products computed so far */
     double flops;
 } carry_scan_work;
 
@@ -49,21 +50,21 @@ typedef carry_scan_work carry_scan_shape;
 
 typedef struct carry_scan_algorithm {
     const char *name, *about;
-    carry_span_site span; /* of its runs */
-    int64_t radix;        /* for those that come in several radices, else 0 */
-    int method;           /* for those that share their functions (cuda.c) */
-    bool by_value;        /* holds for some values of A and b only, so the planner never chooses it */
-    /* Writes the reason into why (never empty) when it does not. */
+    carry_span_site span; /* span of its runs */
+    int64_t radix;        /* for algorithms with several radices, else 0 */
+    int method;           /* for algorithms that share their functions (cuda.c) */
+    bool by_value;        /* works only for some values of A and b, so the planner never chooses it */
+    /* Returns true if it applies; otherwise writes the reason, which is never empty, to `why`. */
     bool (*applies)(const carry_scan_shape *shape, char *why, size_t why_size);
     double (*cost)(const carry_scan_shape *shape, const carry_rates_table *rates, int threads); /* seconds */
     bool (*workspace)(const carry_scan_shape *shape, int threads, size_t *bytes);               /* false: overflow */
     carry_status (*run)(carry_scan_work *work);
 } carry_scan_algorithm;
 
-/* table.c: of the CPU, or of GPUs; NULL past the end. */
+/* table.c: algorithms of the CPU or of GPUs, or NULL past the end. */
 const carry_scan_algorithm *carry_scan_at(bool on_gpu, int index);
 
-/* Functions for gradients on a GPU besides its scans; NULL in a build without CUDA (table.c). */
+/* GPU functions for gradients besides the scans; NULL in a build without CUDA (table.c). */
 struct carry_cuda_gradients;
 typedef struct carry_scan_gpu_steps {
     carry_status (*copy)(carry_ctx *ctx, const carry_gpu *gpu, carry_stream *stream, carry_scan_array to,
@@ -73,7 +74,7 @@ typedef struct carry_scan_gpu_steps {
 
 const carry_scan_gpu_steps *carry_scan_gpu(void);
 
-/* An algorithm that applies to everything. */
+/* `applies` of an algorithm without restrictions. */
 bool carry_scan_always(const carry_scan_shape *shape, char *why, size_t why_size);
 
 /* Elements in one step of A, and in one step of b and h. */

@@ -1,9 +1,9 @@
-/* Gradients of a scan. With l[T-1] = g[T-1] known, the rest is the same scan the other way round,
+/* Gradients of a scan. With l[T-1] = g[T-1], the rest is the same scan in reverse,
 
        l[t] = A[t+1]^T l[t+1] + g[t],   t = T-2..0,
 
-   of T - 1 steps from the state l[T-1], over transitions that stand transposed. It runs in f32 throughout, so that dA
-   is made of what was summed and not of what was stored. */
+   with T - 1 steps from the state l[T-1], over transposed transitions. It runs in f32 throughout, so that dA is
+   computed from unrounded sums. */
 #include <string.h>
 
 #include "core/context.h"
@@ -21,7 +21,7 @@ typedef struct pass {
     const carry_scan_backward_args *given;
     int64_t batch, steps, n, width, A_size, b_size;
     float *l;       /* [batch, T, n, w] in the order of time */
-    float *scratch; /* per thread: h[t-1], A[t] or dA[t] */
+    float *scratch; /* for each thread: h[t-1], A[t] or dA[t] */
     int64_t scratch_floats;
 } pass;
 
@@ -34,7 +34,7 @@ static float *l_at(const pass *p, int64_t item, int64_t t) {
     return p->l + (item * p->steps + t) * p->b_size;
 }
 
-/* l = g, in f32. */
+/* Loads g into l, in f32. */
 static void load_steps(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const pass *p = argument;
@@ -70,7 +70,7 @@ static void outer(const pass *p, float *dA, const float *l, const float *before)
     }
 }
 
-/* The state before step t: h of the neighbour, or h0, or nothing. */
+/* Loads the state before step t: h of the previous step, or h0. Returns false if there is none. */
 static bool state_before(const pass *p, int64_t item, int64_t t, float *state) {
     const carry_scan_backward_args *given = p->given;
     int64_t neighbour = p->plan->problem.reversed ? t + 1 : t - 1;
@@ -141,7 +141,7 @@ static void store_dh0(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* The scan itself, over l in place. */
+/* Runs the scan over l in place. */
 static carry_status scan_l(pass *p, void *workspace, size_t workspace_bytes) {
     const carry_scan_problem *problem = &p->plan->problem;
     if (p->steps == 1) {
@@ -149,7 +149,7 @@ static carry_status scan_l(pass *p, void *workspace, size_t workspace_bytes) {
     }
     CARRY_SPAN_OF(p->plan->ctx, &p->plan->algorithm->span);
     carry_scan_work work = carry_scan_plan_shape(p->plan, p->plan->algorithm);
-    /* From the last step back to the first; the other way when the problem itself is reversed. */
+    /* From the last step to the first, or the other way if the problem itself is reversed. */
     int64_t start = problem->reversed ? 0 : p->steps - 1;
     int64_t way = problem->reversed ? 1 : -1;
     const carry_tensor *A = &p->given->A;
@@ -211,7 +211,7 @@ static carry_status check_backward(carry_scan_plan *plan, const carry_scan_backw
             CARRY_TRY(carry_scan_check_apart(ctx, "dh0", &given->dh0, "dA", &given->dA, false));
         }
     }
-    if (given->h0.data != NULL) { /* read while db and dA are written */
+    if (given->h0.data != NULL) { /* h0 is read while db and dA are written */
         CARRY_TRY(carry_scan_check_state(ctx, problem, "h0", &given->h0, true));
         CARRY_TRY(carry_scan_check_apart(ctx, "db", &given->db, "h0", &given->h0, false));
         if (given->dA.data != NULL) {
@@ -241,7 +241,7 @@ bool carry_scan_backward_extra(const carry_scan_problem *problem, int threads, s
     return lay_out(problem, threads, &arena, &p) && carry_arena_total(&arena, bytes);
 }
 
-/* In the order of the recurrence, or of time. */
+/* A tensor as an array, in the order of the recurrence or of time. */
 static carry_scan_array array_of(const carry_tensor *tensor, bool reversed) {
     return (carry_scan_array){.data = place(tensor, 0, reversed ? tensor->shape[1] - 1 : 0),
                               .dtype = tensor->dtype,
@@ -253,7 +253,7 @@ static carry_scan_array state_of(const carry_tensor *tensor) {
     return (carry_scan_array){.data = tensor->data, .dtype = tensor->dtype, .item = tensor->stride[0]};
 }
 
-/* The same on a GPU: everything is put into the stream, nothing waited for. */
+/* The same on a GPU: enqueues all work on the stream and does not wait. */
 static carry_status backward_on_gpu(pass *p, void *workspace, size_t workspace_bytes) {
     const carry_scan_backward_args *given = p->given;
     const carry_scan_problem *problem = &p->plan->problem;

@@ -1,28 +1,28 @@
 /* Tree scan: sweep up, sweep down. About 3T products in 2 log2 T rounds; T need not be a power of two.
 
-   Up, level by level, in place: the later element of a pair takes in the earlier one, b2 = A2 b1 + b2, and is the
-   element of the next level; products of transitions have memory of their own. Down: every second element is final, and
-   the ones between follow from their left neighbours: b = A b' + b. An odd last element of a level waits for that. The
-   low levels are swept block by block. */
+   Up, level by level, in place: the later element of a pair absorbs the earlier one, b2 = A2 b1 + b2, and becomes
+   the element of the next level. Products of transitions are stored separately. Down: every second element is final,
+   and the ones between are computed from their left neighbours: b = A b' + b. An odd last element of a level is
+   handled on the way down. The low levels are swept block by block. */
 #include "core/span.h"
 #include "scan/element.h"
 
 #define MAX_LEVELS 64
 #define WALKED 1 /* elements of the top level */
-#define LOW 4    /* levels that are swept block by block, while a block of 2^LOW elements is in the cache */
+#define LOW 4    /* levels that are swept block by block, so that a block of 2^LOW elements stays in the cache */
 
 typedef struct level {
     int64_t count;
     carry_run A, b;
 } level;
 
-/* Every element from `first` on, or every second one. */
+/* The elements from `first` on, `apart` from each other. */
 static carry_run from(carry_run run, int64_t first, int64_t apart) {
     return (carry_run){run.data + first * run.next, apart * run.next};
 }
 
-/* Pairs among elements begin..end-1 of a level; begin is even. Nothing reads the transition of a level's first element,
-   which has no left neighbour. */
+/* Combines pairs among elements begin..end-1 of a level; begin is even. The transition of a level's first element is
+   never read, since it has no left neighbour. */
 static void sweep_up(carry_scan_item *item, const level *here, int64_t begin, int64_t end) {
     const level *above = here + 1;
     const int64_t first = begin / 2, count = end / 2 - first, composed = first > 0 ? first : 1;
@@ -79,7 +79,7 @@ static void solve(carry_scan_item *item) {
         float *products = carry_arena_take(&item->arena, (size_t)(count * A_size), sizeof(float));
         levels[top + 1] = (level){.count = count, .A = {products, A_size}, .b = from(levels[top].b, 1, 2)};
     }
-    /* Threads that share a sequence need whole levels. */
+    /* If threads share a sequence, every level is swept as a whole. */
     const int low = item->threaded ? 0 : top < LOW ? top : LOW;
     climb(item, levels, low, top);
     const level *last = &levels[top];

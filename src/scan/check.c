@@ -23,7 +23,7 @@ static carry_status check_dtype(carry_ctx *ctx, const carry_scan_problem *proble
     return carry_device_check_pointer(ctx, name, tensor->data, tensor->device);
 }
 
-/* Bytes that a view touches: from its first to past its last element, wherever strides lead. */
+/* The range of bytes that a view touches, from its first to past its last element, for any strides. */
 static void extent(const carry_tensor *tensor, uintptr_t *low, uintptr_t *high) {
     ptrdiff_t down = 0;
     ptrdiff_t up = 0;
@@ -52,7 +52,7 @@ static bool same_view(const carry_tensor *a, const carry_tensor *b) {
     return true;
 }
 
-/* Strides over batch and time are free, but an address must exist. */
+/* Strides over batch and time are arbitrary, but addresses must be representable. */
 static carry_status check_strides(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int outer) {
     if (!carry_tensor_is_packed(tensor, outer)) {
         return carry_fail(ctx, CARRY_ESTRIDE, "%s is not packed inside a step: make the last %d indices contiguous",
@@ -145,7 +145,8 @@ carry_status carry_scan_check_apart(carry_ctx *ctx, const char *name, const carr
     uintptr_t other_high;
     extent(tensor, &low, &high);
     extent(other, &other_low, &other_high);
-    /* Interleaved views reach across each other without sharing an element: only packed ones are sure to. */
+    /* The ranges of interleaved views overlap although no element is shared, so only packed views are certain to
+       overlap. */
     bool certain = carry_tensor_is_packed(tensor, 0) && carry_tensor_is_packed(other, 0);
     if (certain && low < other_high && other_low < high) {
         return carry_fail(ctx, CARRY_EARGUMENT, "%s shares memory with %s%s", name, other_name,

@@ -1,11 +1,12 @@
-/* Chunk by chunk. Where sequences are fewer than threads, time is cut:
+/* Chunk by chunk. If there are fewer sequences than threads, time is divided:
 
-       1. every chunk but the last, at once: its own transition M and its end state L from zero, without writing h;
+       1. all chunks but the last, in parallel: the chunk's transition M and its end state L from zero, without writing
+   h;
        2. one after the other: S[c+1] = M[c] S[c] + L[c], the state that enters each chunk;
-       3. every chunk at once: walk it again from S[c] and write h.
+       3. all chunks in parallel: walk the chunk again from S[c] and write h.
 
-   Reading b twice is cheaper than writing h, reading it again and correcting it. Where the batch alone keeps all
-   threads busy a chunk's incoming state is known when its turn comes, so 1 and 2 fall away and 3 is all there is. */
+   Reading b twice is cheaper than writing h, reading it again and correcting it. If the batch alone keeps all threads
+   busy, the state that enters a chunk is known when its turn comes, so only step 3 is done. */
 #include <string.h>
 
 #include "core/context.h"
@@ -15,7 +16,7 @@
 #include "scan/algorithm.h"
 #include "scan/walk.h"
 
-/* A chunk shorter than this spends more on starting than on walking. */
+/* A shorter chunk would spend more time on starting than on walking. */
 #define LEAST_CHUNK 16
 
 typedef struct job {
@@ -25,7 +26,7 @@ typedef struct job {
     int64_t A_size, state_floats, scratch_floats;
     float *transitions;    /* [batch, chunks, A_size] */
     float *states;         /* [batch, chunks, state]: L, then S */
-    float *scratch, *hold; /* per thread */
+    float *scratch, *hold; /* one for each thread */
 } job;
 
 static int64_t chunk_of(const carry_scan_shape *shape, int threads) {
@@ -61,7 +62,7 @@ static void lay_out(const carry_scan_shape *shape, int threads, carry_arena *are
     j->hold = carry_arena_take(arena, (size_t)threads, (size_t)(2 * j->A_size) * sizeof(float));
 }
 
-/* Where a's step lies as f32, widened into `beside` if need be. */
+/* The address of a step of A as f32, converted into `beside` if needed. */
 static const float *A_step(const job *j, int64_t item, int64_t step, float *beside);
 
 static void multiply_diagonal(const job *j, int64_t item, int64_t from, int64_t to, float *M, float *beside) {
@@ -83,7 +84,7 @@ static void multiply_dense(const job *j, int64_t item, int64_t from, int64_t to,
     memcpy(M, A_step(j, item, from, beside), (size_t)j->A_size * sizeof *M);
     for (int64_t t = from + 1; t < to; t++) {
         const float *A = A_step(j, item, t, beside);
-        /* Transposed transitions are kept as they stand and multiplied the other way round (element.c). */
+        /* Transposed transitions stay as stored and are multiplied in reverse order (element.c). */
         work->kernels->product(&(carry_product){.m = work->n,
                                                 .n = work->n,
                                                 .k = work->n,
@@ -156,7 +157,7 @@ static void chain(const job *j, int64_t item) {
                                 .a_next = j->A_size,
                                 .x_next = j->state_floats,
                                 .base_next = j->state_floats,
-                                .y_next = j->state_floats}); /* in order, so that x[i] is y[i-1] */
+                                .y_next = j->state_floats}); /* processed in order, so that x[i] is y[i-1] */
 }
 
 static void finish(void *argument, int64_t begin, int64_t end, int worker) {
@@ -184,7 +185,7 @@ static double cost(const carry_scan_shape *shape, const carry_rates_table *rates
     double busy = pieces < threads ? pieces : (double)threads;
     double split = busy > 1.0 && shape->batch < threads ? 1.0 + (busy - 1.0) * CARRY_TIME_SPLIT : busy;
     double work = rounds * (double)chunk * (apply + first) * busy / split + (chunks > 1.0 ? 5.0 : 1.0) * rates->fork;
-    /* The second pass over A and b comes from the caches where the first has left them there. */
+    /* The second pass reads A and b from the caches if the first pass fits there. */
     double once = (double)carry_scan_A_size(shape) + 2.0 * (double)carry_scan_b_size(shape);
     double again = chunks > 1.0 ? (double)(carry_scan_A_size(shape) + carry_scan_b_size(shape)) : 0.0;
     double steps = (double)shape->batch * (double)shape->steps;

@@ -1,10 +1,12 @@
-/* Cyclic reduction: eliminate every other step, solve for the rest, put the eliminated ones back.
+/* Cyclic reduction: eliminates every other step, solves for the rest, and computes the eliminated steps.
 
-   Up: for each pair, A' = A[2i+1] A[2i] and b' = A[2i+1] b[2i] + b[2i+1]; recurse on the T/2 odd steps; down:
-   h[2i] = A[2i] h[2i-1] + b[2i]. 2 products a pair going up and 1 coming down: 3(T - 1) when T is a power of two.
+   Up: for each pair, A' = A[2i+1] A[2i] and b' = A[2i+1] b[2i] + b[2i+1]; recurse on the T/2 odd steps; down: h[2i]
+   = A[2i] h[2i-1] + b[2i]. There are 2 products for each pair on the way up and 1 on the way down: 3(T - 1) when T
+   is a power of two.
 
-   Values stay in place: element i of a level of stride 2^k lives at step (i+1) 2^k - 1 of h, so b' overwrites b[2i+1].
-   Only the transitions of the levels, T in all, need room. An odd last element of a level waits for the way down. */
+   Values stay in place: element i of a level of stride 2^k is at step (i+1) 2^k - 1 of h, so b' overwrites b[2i+1].
+   Only the transitions of the levels, T in all, need memory. An odd last element of a level is handled on the way
+   down. */
 #include "core/span.h"
 #include "scan/element.h"
 
@@ -15,7 +17,7 @@ typedef struct level {
     carry_run A;
 } level;
 
-/* The value of element i of a level, for elements first, first + 2, ...: a run with twice the level's stride. */
+/* The values of elements first, first + 2, ... of a level, as a run with twice the level's stride. */
 static carry_run every_other(const carry_scan_item *item, int k, int64_t first) {
     ptrdiff_t stride = (ptrdiff_t)1 << k;
     return (carry_run){item->h + ((first + 1) * stride - 1) * item->h_step, 2 * stride * item->h_step};

@@ -1,4 +1,4 @@
-/* The operator on runs of elements, for both kinds; sequences one by one in f32. */
+/* The operator on runs of elements for both kinds, and calls for one sequence at a time in f32. */
 #include "scan/element.h"
 
 #include <inttypes.h>
@@ -10,9 +10,9 @@
 #include "core/threads.h"
 #include "ops/convert.h"
 
-/* Splitting less than this over threads costs more than it brings: about 5 us of products. */
+/* Dividing less work than this among threads costs more than it saves: about 5 us of products. */
 #define PIECE_FLOPS 100000
-/* Cost of a sequence before its first product: its arena, its state, its share of the sums. */
+/* Fixed cost of a sequence: its arena, its state, its share of the sums. */
 #define SET_UP_SECONDS 5e-7
 
 typedef struct combination {
@@ -70,8 +70,7 @@ static void compose_range(void *argument, int64_t begin, int64_t end, int worker
     const float *later = c->A.data + begin * c->A.next;
     const float *earlier = c->x.data + begin * c->x.next;
     if (work->kind == CARRY_SCAN_DENSE) {
-        /* (A2^T)(A1^T) = (A1 A2)^T: transitions that stand transposed are kept so, and multiplied the other way round.
-         */
+        /* (A2^T)(A1^T) = (A1 A2)^T: transposed transitions stay as stored and are multiplied in reverse order. */
         bool swap = work->transposed;
         work->kernels->product(&(carry_product){.m = work->n,
                                                 .n = work->n,
@@ -136,7 +135,7 @@ typedef struct each {
     pthread_mutex_t lock; /* guards the sums above */
 } each;
 
-/* Bytes of f32 copies of one sequence: A and h where their storage is not f32. */
+/* Bytes of f32 copies of one sequence: of A and h, unless they are stored in f32. */
 static bool copies_bytes(const carry_scan_shape *shape, size_t *bytes) {
     carry_arena arena = carry_arena_over(NULL, 0);
     (void)carry_arena_take(&arena, (size_t)carry_scan_b_size(shape), sizeof(float)); /* h0 */
@@ -201,7 +200,7 @@ static void transfer_steps(bool threaded, carry_task task, transfer *t) {
     }
 }
 
-/* One sequence: its arrays in f32, then solve, then back to storage. */
+/* Solves one sequence: converts its arrays to f32, solves, and converts the result to its storage type. */
 static void solve_one(each *e, int64_t index, unsigned char *slot) {
     carry_scan_work *work = e->work;
     carry_scan_item item = {.work = work, .threaded = e->threaded, .refused_step = -1};
@@ -303,8 +302,8 @@ double carry_scan_items_cost(const carry_scan_shape *shape, const carry_rates_ta
     double apply = dense ? carry_rates_product(rates, shape->n, shape->width)
                          : carry_rates_diagonal(rates, shape->n, shape->width);
     double work = compositions * compose + fmax(applications, steps) * apply;
-    /* Inputs once from memory and b copied to h; a level reads its operands and writes its results, from and to memory
-       as well when a sequence exceeds the caches. */
+    /* Inputs are read once from memory and b is copied to h. Each level reads its operands and writes its results, also
+       from and to memory if a sequence exceeds the caches. */
     double A_bytes = 4.0 * (double)carry_scan_A_size(shape);
     double b_bytes = 4.0 * (double)carry_scan_b_size(shape);
     double inputs = steps * (A_bytes + 3.0 * b_bytes);

@@ -1,7 +1,8 @@
-/* Doubling: in round o = 1, 2, 4, ... every element s >= o takes in element s - o. log2 T rounds of 2(T - o) products.
+/* Doubling: in round o = 1, 2, 4, ... every element s >= o absorbs element s - o. log2 T rounds of 2(T - o)
+   products.
 
-   The textbook form, the baseline of experiment 026: every element carries its pair to the end. Leaving out transitions
-   that nobody reads any more would save 1,023 of 18,434 products at T = 1024. */
+   This is the textbook form, the baseline of experiment 026: every element keeps its pair to the end. Skipping
+   transitions that are not read again would save 1,023 of 18,434 products at T = 1024. */
 #include <string.h>
 
 #include "core/span.h"

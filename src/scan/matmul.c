@@ -1,13 +1,13 @@
-/* MatMulScan: groups of s steps at once, as products with a triangle, then the same over the groups' ends.
+/* MatMulScan: computes groups of s steps as products with a triangle, then does the same over the groups' ends.
 
-   Diagonal: per group and channel the decayed triangle L[i,j] = a[j+1] ... a[i] (1 on the diagonal, 0 above) times the
-   group's s x w block gives the group's own scan. Entries are products of decays, never quotients, so decays of e^-40
-   or exactly 0 are harmless. Dense: prefix products inside the group.
+   Diagonal: for each group and channel, the triangle of decays L[i,j] = a[j+1] ... a[i] (1 on the diagonal, 0 above)
+   times the group's s x w block gives the scan of the group. Entries are products of decays, never quotients, so
+   decays of e^-40 or exactly 0 are harmless. Dense: prefix products inside the group.
 
-   The group's last element, with the product of its transitions, is an element of the next level; when that level is
-   solved every other element takes in the state before its group: h[i] += P[i] H, P[i] the product of the transitions
-   up to i. Values stay in place, as in cyclic.c: element i of a level of stride s^k lives at step (i+1) s^k - 1 of h. A
-   last group that is not full waits for the way down. */
+   The group's last element, with the product of its transitions, is an element of the next level. When that level is
+   solved, every other element adds the effect of the state H before its group: h[i] += P[i] H, where P[i] is the
+   product of the transitions up to i. Values stay in place, as in cyclic.c: element i of a level of stride s^k is at
+   step (i+1) s^k - 1 of h. A last group that is not full is handled on the way down. */
 #include "scan/matmul.h"
 
 #include <string.h>
@@ -22,9 +22,9 @@
 #define MAX_COLUMNS 64
 
 typedef struct level {
-    int64_t count, stride; /* elements, and steps of h between them */
+    int64_t count, stride; /* the number of elements, and the steps of h between them */
     carry_run A;           /* transitions of the elements */
-    carry_run P;           /* products of them from the group's first on */
+    carry_run P;           /* products of transitions from the group's first on */
 } level;
 
 typedef struct triangles {
@@ -37,7 +37,8 @@ static float *value(const carry_scan_item *item, const level *here, int64_t i) {
     return item->h + ((i + 1) * here->stride - 1) * item->h_step;
 }
 
-/* The scan of one channel of one group: its block of w columns times the decayed triangle, some columns at a time. */
+/* Computes the scan of one channel of one group: its block of w columns times the triangle of decays, some columns at a
+   time. */
 static void one_channel(const triangles *t, int64_t first, int64_t size, int64_t channel) {
     const carry_scan_work *work = t->item->work;
     float triangle[MAX_RADIX * MAX_RADIX];
@@ -82,7 +83,7 @@ static void diagonal_groups(void *argument, int64_t begin, int64_t end, int work
     }
 }
 
-/* Elements first, first + radix, ... of a level. */
+/* The values of elements first, first + radix, ... of a level. */
 static carry_run values_from(const carry_scan_item *item, const level *here, int64_t first, int64_t radix) {
     return (carry_run){value(item, here, first), radix * here->stride * item->h_step};
 }
@@ -91,12 +92,12 @@ static carry_run transitions_from(carry_run run, int64_t first, int64_t radix) {
     return (carry_run){run.data + first * run.next, radix * run.next};
 }
 
-/* How many groups have an element j? */
+/* The number of groups that have an element j. */
 static int64_t groups_with(const level *here, int64_t j, int64_t radix) {
     return here->count > j ? (here->count - j - 1) / radix + 1 : 0;
 }
 
-/* The scan inside every group, and the products P; the first element of a group has P = A. */
+/* Computes the scan inside every group, and the products P. The first element of a group has P = A. */
 static void scan_groups(carry_scan_item *item, const level *here, int64_t radix) {
     bool dense = item->work->kind == CARRY_SCAN_DENSE;
     if (!dense) {
@@ -130,7 +131,7 @@ static void scan_groups(carry_scan_item *item, const level *here, int64_t radix)
     }
 }
 
-/* Every element takes in the state before its group; those that went up to the next level have it already. */
+/* Adds the effect of the state before its group to every element, except those that the next level has solved. */
 static void take_in_states(carry_scan_item *item, const level *here, int64_t radix, bool is_top) {
     for (int64_t j = 0; j < radix; j++) {
         if (j == radix - 1 && !is_top) {
@@ -196,7 +197,7 @@ static double cost(const carry_scan_shape *shape, const carry_rates_table *rates
         levels += 1.0;
         elements += (double)(count / shape->radix);
     }
-    /* A triangle's product of one channel costs about as much as radix/4 steps of it, at the rate of products. */
+    /* For one channel, the product with a triangle costs about as much as radix/4 steps, at the rate of products. */
     bool dense = shape->kind == CARRY_SCAN_DENSE;
     double inside = dense ? 1.0 : 0.25 * (double)shape->radix + 1.0;
     double rounds = (dense ? 3.0 : 2.0) * (double)shape->radix + 1.0;

@@ -1,9 +1,9 @@
-/* The log form of MatMulScan, kept to be measured: P = exp(cumulative sum of log a), then h = P (prefix sum of b/P +
-   h0).
+/* The log form of MatMulScan, kept for measurements: P = exp(cumulative sum of log a), then
+   h = P (prefix sum of b/P + h0).
 
    Its prefix sum is a product with the all-ones triangle, which is why it was proposed. Its limits: transitions must be
-   diagonal and positive, and the cumulative product must stay within e^-80..e^80, or b/P overflows and P loses
-   everything. It looks before it works and refuses what it cannot do (CARRY_ERANGE). */
+   diagonal and positive, and the cumulative product must stay within e^-80..e^80, or b/P overflows and P underflows. It
+   checks this first and refuses other inputs (CARRY_ERANGE). */
 #include <math.h>
 #include <stdio.h>
 
@@ -15,7 +15,7 @@
 #define LOG_LIMIT 80.0f
 #define QUOTIENT_LIMIT 1e36f
 
-/* P[t] for every step; false at the first step and channel that the form cannot take. */
+/* Computes P[t] for every step. Returns false at the first step and channel outside of the limits. */
 static bool cumulative(carry_scan_item *item, float *P) {
     int64_t n = item->work->n;
     for (int64_t r = 0; r < n; r++) {
@@ -34,7 +34,7 @@ static bool cumulative(carry_scan_item *item, float *P) {
     return true;
 }
 
-/* b/P and the sums of it must stay far from the end of f32; so must h0, which enters undivided. */
+/* b/P and its sums must stay far from the limits of f32, and so must h0, which is added undivided. */
 static bool quotients_fit(carry_scan_item *item, const float *P) {
     int64_t n = item->work->n;
     int64_t width = item->work->width;
@@ -51,7 +51,7 @@ static bool quotients_fit(carry_scan_item *item, const float *P) {
     return true;
 }
 
-/* h[t] = h[t]/P[t], or h[t]*P[t]. */
+/* h[t] = h[t] / P[t], or h[t] = h[t] P[t]. */
 static void scale(carry_scan_item *item, const float *P, bool divide) {
     int64_t n = item->work->n;
     int64_t width = item->work->width;
@@ -97,7 +97,8 @@ static bool applies(const carry_scan_shape *shape, char *why, size_t why_size) {
     return true;
 }
 
-/* Listed, but never the planner's choice: matmul16 does the same without the logarithms and without the limits. */
+/* In the table, but never the planner's choice: matmul16 does the same without the logarithms and without the
+   limits. */
 static double cost(const carry_scan_shape *shape, const carry_rates_table *rates, int threads) {
     double steps = (double)shape->steps;
     double transcendental = (double)shape->batch * steps * (double)shape->n * 20e-9 / (double)threads;

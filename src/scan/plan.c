@@ -1,8 +1,8 @@
-/* The planner: which algorithm a problem gets, and why.
+/* The planner: chooses an algorithm for a problem, and records why.
 
-   It asks, in this order: the caller (by name), the wisdom (measured here before), and the cost model fed with this
-   machine's measured rates; with CARRY_PLAN_MEASURE it times every algorithm that applies instead of asking the model.
- */
+   It uses, in this order: the caller's choice by name, wisdom (earlier measurements on this machine), and the cost
+   model with this machine's measured rates. With CARRY_PLAN_MEASURE it times every algorithm that applies instead of
+   using the model. */
 #include "scan/plan.h"
 
 #include <inttypes.h>
@@ -151,7 +151,7 @@ static void tell(carry_scan_plan *plan, const choice *c, const char *how) {
     plan->seconds = c->seconds;
 }
 
-/* Rates of one GPU do not hold for another: the key contains the GPU's name, without blanks. */
+/* Rates of one GPU do not hold for another, so the key contains the GPU's name without spaces. */
 static carry_status add_gpu(carry_scan_plan *plan, char key[CARRY_SCAN_KEY]) {
     if (plan->gpu == NULL) {
         return CARRY_OK;
@@ -179,7 +179,8 @@ static carry_status choose(carry_scan_plan *plan, const carry_scan_options *opti
     carry_scan_key(key, &plan->problem);
     CARRY_TRY(add_gpu(plan, key));
     bool measures = options->effort == CARRY_PLAN_MEASURE;
-    /* A chunk that was asked for changes what is fastest: such plans are neither looked up nor remembered. */
+    /* A chunk size given by the caller changes which algorithm is fastest, so such plans are neither looked up nor
+       remembered. */
     CARRY_TRY(carry_wisdom_ready(plan->ctx));
     const carry_wisdom_plan *known = measures || plan->chunk > 0 ? NULL : carry_wisdom_find(plan->ctx, key);
     if (known != NULL && (algorithm = find(plan, known->algorithm)) != NULL) {

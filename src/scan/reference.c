@@ -23,7 +23,7 @@ static void one_step(double *h, const double *before, const carry_scan_problem *
     }
 }
 
-/* l[t] in l, and the two other gradients, of one sequence; h and l are packed [T, n, w]. */
+/* Computes l[t] in l, and the two other gradients, for one sequence. h and l are packed [T, n, w]. */
 static void gradients_of(const carry_scan_problem *p, int64_t item, const carry_tensor *A, const carry_tensor *h0,
                          const double *h, double *dA, double *l, double *dh0) {
     int64_t size = p->n * p->width;
@@ -32,7 +32,7 @@ static void gradients_of(const carry_scan_problem *p, int64_t item, const carry_
     for (int64_t s = p->steps - 1; s >= 0; s--) {
         int64_t t = p->reversed ? p->steps - 1 - s : s;
         int64_t before = p->reversed ? t + 1 : t - 1;
-        double *to = s > 0 ? l + before * size : dh0; /* takes in A[t]^T l[t] */
+        double *to = s > 0 ? l + before * size : dh0; /* A[t]^T l[t] is added to this */
         for (int64_t r = 0; r < p->n; r++) {
             for (int64_t j = 0; j < p->width; j++) {
                 double here = l[t * size + r * p->width + j];

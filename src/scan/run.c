@@ -1,4 +1,4 @@
-/* Running a plan: checks, the order of the recurrence, the algorithm. */
+/* Runs a plan: checks, brings arrays into the order of the recurrence, and calls the algorithm. */
 #include "core/context.h"
 #include "core/launching.h"
 #include "core/limit.h"
@@ -6,7 +6,7 @@
 #include "scan/check.h"
 #include "scan/plan.h"
 
-/* A tensor of steps in the order of the recurrence. */
+/* A tensor of steps as an array in the order of the recurrence. */
 static carry_scan_array in_order(const carry_tensor *tensor, bool reversed) {
     size_t item = carry_dtype_size(tensor->dtype);
     int64_t last = reversed ? (tensor->shape[1] - 1) * tensor->stride[1] : 0;

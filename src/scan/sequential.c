@@ -1,6 +1,6 @@
-/* Step after step, as the definition says: T products, reading A once. The one to beat when batch, and the
-   channels of a diagonal or the columns of a dense recurrence, fill the machine: those are what it splits over threads.
- */
+/* Step after step, as in the definition: T products, reading A once. It divides the batch, and the channels of a
+   diagonal or the columns of a dense recurrence, among threads. If these fill the machine, no other algorithm does less
+   work. */
 #include "core/context.h"
 #include "core/span.h"
 #include "core/threads.h"
@@ -10,7 +10,7 @@
 typedef struct job {
     const carry_scan_work *work;
     carry_scan_lanes lanes;
-    float *states, *scratch; /* a piece per thread */
+    float *states, *scratch; /* one piece for each thread */
     int64_t state_floats, scratch_floats;
 } job;
 

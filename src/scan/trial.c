@@ -8,12 +8,12 @@
 #include "core/context.h"
 
 #define RUNS 5
-#define PATIENCE 0.5 /* seconds an algorithm */
-#define GPU_RUNS 10  /* between two events: one is too short for them */
+#define PATIENCE 0.5 /* seconds for each algorithm */
+#define GPU_RUNS 10  /* runs between two events, since one run is too short to measure */
 
 struct carry_scan_trial {
     carry_tensor A, b, h;
-    carry_event *from, *to; /* of a GPU */
+    carry_event *from, *to; /* events of a GPU */
 };
 
 static carry_status make(carry_scan_plan *plan, carry_tensor *tensor, carry_dtype dtype, int rank, const int64_t *shape,
@@ -25,7 +25,7 @@ static carry_status make(carry_scan_plan *plan, carry_tensor *tensor, carry_dtyp
     return status;
 }
 
-/* Uniform in low..high; made on the CPU, since the generator works there. */
+/* Fills a tensor with uniform numbers in low..high. The generator runs on the CPU. */
 static carry_status fill(carry_scan_plan *plan, const carry_tensor *tensor, uint64_t stream, float low, float high,
                          size_t bytes) {
     carry_ctx *ctx = plan->ctx;
@@ -93,7 +93,7 @@ static carry_status run(carry_scan_plan *plan, const carry_scan_trial *t, void *
                                workspace, plan->workspace);
 }
 
-/* One sample. */
+/* Measures one sample. */
 static carry_status time_once(carry_scan_plan *plan, const carry_scan_trial *t, void *workspace, double *seconds) {
     int device = plan->problem.device;
     carry_ctx *ctx = plan->ctx;

@@ -6,9 +6,9 @@
 
 typedef struct carry_scan_trial carry_scan_trial;
 
-/* Inputs of the plan's problem, on its device: any contractive transitions do. */
+/* Creates inputs for the plan's problem on its device. Any contractive transitions will do. */
 carry_status carry_scan_trial_new(carry_scan_plan *plan, carry_scan_trial **trial);
-/* Seconds of the fastest of a few runs of the plan as it is settled now; INFINITY when it cannot run. */
+/* The least seconds of a few runs of the plan with its current settings, or INFINITY if it cannot run. */
 double carry_scan_trial_seconds(carry_scan_plan *plan, carry_scan_trial *trial);
 void carry_scan_trial_free(carry_scan_plan *plan, carry_scan_trial *trial);
 

@@ -1,14 +1,14 @@
-/* Walking through time: diagonal steps as the data lies, whatever its type; dense ones in f32, through a small buffer
-   for 16-bit storage. */
+/* Walks through time: diagonal steps directly on the stored type, dense ones in f32, through a small buffer for 16-bit
+   storage. */
 #include "scan/walk.h"
 
 #include <string.h>
 
 #include "ops/convert.h"
 
-/* A lane narrower than this would share cache lines with its neighbours and leave vectors half full. */
+/* A narrower lane would share cache lines with its neighbours and leave vector registers half full. */
 #define LANE_FLOATS 64
-/* Floats of A, and of b, that are converted at a time: both stay in the first cache. */
+/* Floats of A, and of b, that are converted at a time, so that both stay in the L1 cache. */
 #define BLOCK_FLOATS 4096
 
 static bool is_dense(const carry_scan_shape *shape) {
@@ -32,8 +32,8 @@ static layout layout_of(const carry_scan_work *work, carry_scan_lane lane) {
     return (layout){.rows = extent, .columns = work->width, .row = work->width, .offset = lane.first * work->width};
 }
 
-/* Of the whole step and not of a lane: every lane then fits the scratch that was stated, the last and narrower one too.
- */
+/* The number of steps in a block. It is computed from the whole step and not from a lane, so that every lane, also the
+   narrower last one, fits the scratch size. */
 static int64_t block_steps(const carry_scan_shape *shape) {
     int64_t A_size = carry_scan_A_size(shape);
     int64_t b_size = carry_scan_b_size(shape);
@@ -47,7 +47,7 @@ static const char *address(const carry_scan_array *array, int64_t item, int64_t 
     return (const char *)array->data + elements * (ptrdiff_t)carry_dtype_size(array->dtype);
 }
 
-/* Packed floats from or to a lane's rows. */
+/* Converts between packed floats and a lane's rows. */
 static void widen_rows(const carry_kernels *kernels, float *to, const char *from, carry_dtype dtype, layout l) {
     if (l.row == l.columns) {
         carry_widen(kernels, to, from, dtype, l.rows * l.columns);
@@ -70,8 +70,8 @@ static void narrow_rows(const carry_kernels *kernels, char *to, const float *fro
     }
 }
 
-/* Diagonal: the kernel reads and writes 16-bit storage itself; only the few factors are widened first, block by block.
- */
+/* Diagonal: the kernel reads and writes 16-bit storage itself. Only the transitions, which are few, are converted
+   first, block by block. */
 static void walk_diagonal(const carry_scan_work *work, carry_scan_lane lane, layout l, int64_t from, int64_t to,
                           bool only_state, float *state, float *scratch) {
     bool as_it_lies = work->A.dtype == CARRY_F32;
@@ -99,7 +99,7 @@ static void walk_diagonal(const carry_scan_work *work, carry_scan_lane lane, lay
     }
 }
 
-/* Some dense steps whose arrays are f32: A, b and h point at the first of them, at the lane's first column. */
+/* Some dense steps whose arrays are f32. A, b and h point to the first of them, at the lane's first column. */
 typedef struct stretch {
     const float *A, *b;
     float *h;
@@ -107,7 +107,7 @@ typedef struct stretch {
     int64_t steps;
 } stretch;
 
-/* The first step reads the packed state; the others read the step before them in h, all in one call (kernels.h). */
+/* The first step reads the packed state. The others read the previous step in h, all in one call (kernels.h). */
 static void step_dense(const carry_scan_work *work, layout l, const stretch *s, float *state) {
     carry_product p = {.m = work->n,
                        .n = l.columns,
@@ -141,7 +141,7 @@ static void step_dense(const carry_scan_work *work, layout l, const stretch *s, 
     }
 }
 
-/* 16-bit storage, or no output wanted: blocks of steps through scratch. */
+/* For 16-bit storage, or if no output is wanted: processes blocks of steps through scratch. */
 static void walk_dense_blocks(const carry_scan_work *work, carry_scan_lane lane, layout l, int64_t from, int64_t to,
                               bool only_state, float *state, float *scratch) {
     int64_t size = l.rows * l.columns;
@@ -185,7 +185,7 @@ carry_scan_lanes carry_scan_cut(const carry_scan_shape *shape, int threads) {
     int64_t wanted = (threads + shape->batch - 1) / shape->batch;
     int64_t size = (extent + wanted - 1) / wanted;
     size = (size + least - 1) / least * least;
-    /* A lane of one column would take the matrix-times-vector kernel and round differently than its neighbours. */
+    /* A lane of one column would use the matrix-vector kernel and round differently from its neighbours. */
     while (size < extent && extent % size == 1) {
         size += least;
     }

@@ -28,8 +28,8 @@ static void describe_machine(carry_ctx *ctx, char machine[192]) {
     (void)snprintf(machine, 192, "%s, %ld cores, carry %s", cpu.name, sysconf(_SC_NPROCESSORS_CONF), carry_version());
 }
 
-/* The file into an empty wisdom. A damaged or foreign file is reported (if warn) and ignored: *foreign; one that
-   cannot be read, being no file or too large, is an error. */
+/* Reads the file into an empty wisdom. A damaged file, or one from another machine, sets *foreign; it is reported (if
+   warn) and ignored. A file that cannot be read, is not a regular file or is too large is an error. */
 static carry_status load(carry_ctx *ctx, carry_wisdom *wisdom, bool warn, bool *foreign) {
     char *text;
     size_t length;
@@ -69,7 +69,7 @@ static carry_status wisdom_of(carry_ctx *ctx, carry_wisdom **wisdom) {
         (*wisdom)->is_unusable = true;
         return CARRY_OK;
     }
-    if (status != CARRY_OK) { /* the next call shall fail too */
+    if (status != CARRY_OK) { /* so that the next call fails too */
         ctx->slots[CARRY_SLOT_WISDOM].data = NULL;
         ctx->slots[CARRY_SLOT_WISDOM].free = NULL;
         free(*wisdom);
@@ -85,7 +85,8 @@ static void put_plan(carry_wisdom *wisdom, const carry_wisdom_plan *plan) {
         at++;
     }
     if (at == CARRY_WISDOM_PLANS) {
-        memmove(wisdom->plan, wisdom->plan + 1, sizeof wisdom->plan - sizeof wisdom->plan[0]); /* the oldest goes */
+        /* Drops the oldest plan. */
+        memmove(wisdom->plan, wisdom->plan + 1, sizeof wisdom->plan - sizeof wisdom->plan[0]);
         at--;
         wisdom->plans--;
     }
@@ -93,16 +94,16 @@ static void put_plan(carry_wisdom *wisdom, const carry_wisdom_plan *plan) {
     wisdom->plans = at == wisdom->plans ? at + 1 : wisdom->plans;
 }
 
-/* FILE.lock, so that processes that save at the same time do so one after the other; the kernel releases it with its
-   holder. -1 if it cannot be taken: the file is then written all the same, and one of two processes may lose its plans.
- */
+/* Locks FILE.lock, so that processes that save at the same time do so one after the other. The kernel releases the lock
+   when its holder exits. Returns -1 if it cannot be taken: the file is then written anyway, and one of two processes
+   may lose its plans. */
 static int lock_file(carry_ctx *ctx) {
     char path[4096];
     if (snprintf(path, sizeof path, "%s.lock", ctx->wisdom) >= (int)sizeof path) {
         return -1;
     }
     int file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-    if (file < 0 && errno == ENOENT && carry_file_replace(ctx, path, "", 0) == CARRY_OK) { /* which makes folders */
+    if (file < 0 && errno == ENOENT && carry_file_replace(ctx, path, "", 0) == CARRY_OK) { /* creates missing folders */
         file = open(path, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     }
     const double until = carry_seconds() + LOCK_SECONDS;
@@ -117,7 +118,7 @@ static int lock_file(carry_ctx *ctx) {
     return file;
 }
 
-/* Plans that another process has written since the file was read are kept; those of this context replace them. */
+/* Keeps the plans that another process has written since the file was read. Plans of this context replace them. */
 static carry_status merge_and_write(carry_ctx *ctx, const carry_wisdom *wisdom) {
     carry_wisdom *merged = calloc(1, sizeof *merged);
     char *text = NULL;
@@ -131,7 +132,7 @@ static carry_status merge_and_write(carry_ctx *ctx, const carry_wisdom *wisdom) 
     if (status == CARRY_OK && foreign) {
         char aside[4096];
         if (snprintf(aside, sizeof aside, "%s.old", ctx->wisdom) < (int)sizeof aside) {
-            (void)rename(ctx->wisdom, aside); /* another thread may still use it */
+            (void)rename(ctx->wisdom, aside); /* another thread may still read it */
         }
     }
     for (int i = 0; i < wisdom->plans; i++) {
@@ -186,7 +187,7 @@ carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates,
         return carry_rates_of(ctx, rates, false);
     }
     CARRY_TRY(carry_rates_of(ctx, rates, true));
-    if (carry_ceilings_are_rough()) { /* for this context: a file is also used when ceilings are not rough */
+    if (carry_ceilings_are_rough()) { /* for this context only: the file is also used when ceilings are not rough */
         return CARRY_OK;
     }
     kept = carry_wisdom_rates_for(wisdom, ctx->threads, carry_ctx_kernels(ctx), true);

@@ -1,4 +1,4 @@
-/* Wisdom: what was measured on this machine, rates and plans, kept in a small text file.
+/* Wisdom: rates and plans that were measured on this machine, kept in a small text file.
 
        carry-wisdom 1
        machine Neoverse-V1, 2 cores, carry 0.1.0
@@ -25,8 +25,8 @@ typedef struct carry_wisdom_plan {
     char kernels[16];
     char key[CARRY_SCAN_KEY];
     char algorithm[24];
-    int64_t chunk; /* 0: the algorithm's own */
-    int used;      /* threads, of those of the context; 0: all */
+    int64_t chunk; /* 0: the algorithm chooses */
+    int used;      /* threads of the context that the plan uses; 0: all */
     double seconds;
 } carry_wisdom_plan;
 
@@ -42,28 +42,29 @@ typedef struct carry_wisdom {
     } rate[CARRY_WISDOM_RATES];
 } carry_wisdom;
 
-/* Reads a file's text into an empty wisdom whose machine is set. CARRY_EFORMAT: damaged, with line; CARRY_EUNSUPPORTED:
-   from another machine. The wisdom is then empty. */
+/* Reads a file's text into an empty wisdom whose machine is set. CARRY_EFORMAT: damaged (the message has the line).
+   CARRY_EUNSUPPORTED: from another machine. In both cases the wisdom is empty afterwards. */
 carry_status carry_wisdom_parse(carry_ctx *ctx, carry_wisdom *wisdom, const char *text, size_t length);
-/* The file's text; the caller frees it. */
+/* Returns the file's text in *text; the caller frees it. */
 carry_status carry_wisdom_print(carry_ctx *ctx, const carry_wisdom *wisdom, char **text, size_t *length);
 
-/* The entry of these threads and kernels, made where `make` is set; NULL: not found, or the table is full. */
+/* The entry for these threads and kernels, created if `make` is set. NULL: not found, or the table is full. */
 carry_rates_table *carry_wisdom_rates_for(carry_wisdom *wisdom, int threads, const char *kernels, bool make);
 
-/* Rates of this context, from wisdom or measured and then remembered. */
+/* The rates of this context, from wisdom, or measured and then remembered. */
 carry_status carry_wisdom_rates(carry_ctx *ctx, const carry_rates_table **rates, bool again);
-/* Reads the file if it has not been read; fails when it cannot be read. */
+/* Reads the file if that was not done yet. Fails if it cannot be read. */
 carry_status carry_wisdom_ready(carry_ctx *ctx);
 /* The remembered plan, or NULL. */
 const carry_wisdom_plan *carry_wisdom_find(carry_ctx *ctx, const char *key);
 /* Remembers a measured plan, and writes the file if the context has one. CARRY_EIO: the file cannot be read or written,
-   and the context alone knows it. */
+   and only this context has the plan. */
 carry_status carry_wisdom_remember(carry_ctx *ctx, const char *key, const char *algorithm, double seconds);
-/* The same with a chunk and fewer threads than the context's (0: its own, all), as carry climb tune finds them. */
+/* The same with a chunk (0: the algorithm's choice) and a number of threads (0: all), as carry climb tune finds
+   them. */
 carry_status carry_wisdom_remember_tuned(carry_ctx *ctx, const char *key, const char *algorithm, int64_t chunk,
                                          int used, double seconds);
-/* For who can do without the file: CARRY_EIO of the above becomes a warning. */
+/* For callers that can do without the file: turns CARRY_EIO of the functions above into a warning. */
 carry_status carry_wisdom_excuse(carry_ctx *ctx, carry_status status);
 
 #endif

@@ -1,4 +1,4 @@
-/* Where wisdom is kept: one file a machine, so that a home folder shared by several keeps what each has measured. */
+/* The location of the wisdom file: one file for each machine, so that several machines can share a home folder. */
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>

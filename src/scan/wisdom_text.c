@@ -1,4 +1,4 @@
-/* The text of a wisdom file. */
+/* Reads and writes the text of a wisdom file. */
 #include <errno.h>
 #include <inttypes.h>
 #include <locale.h>
@@ -17,9 +17,8 @@
 #define MOST_CHUNK ((int64_t)1 << 40)
 #define HOW 80
 
-/* One line without its newline into line; the start of the next, or NULL when this one is too long, not ended or no
- * text.
- */
+/* Copies one line without its newline to `line`. Returns the start of the next line, or NULL if this one is too long,
+   has no newline or contains a zero byte. */
 static const char *next_line(char line[LINE_LIMIT], const char *at, const char *end) {
     const char *newline = memchr(at, '\n', (size_t)(end - at));
     if (newline == NULL || newline - at >= LINE_LIMIT || memchr(at, '\0', (size_t)(newline - at)) != NULL) {
@@ -100,7 +99,7 @@ static bool parse_rate(carry_wisdom *wisdom, const char *at) {
     return false;
 }
 
-/* ",NAME=NUMBER" at the start of *at. */
+/* Parses ",NAME=NUMBER" at the start of *at. */
 static bool parse_extra(const char **at, const char *name, int64_t most, int64_t *number) {
     const size_t length = strlen(name);
     char *end;
@@ -119,7 +118,7 @@ static bool parse_extra(const char **at, const char *name, int64_t most, int64_t
     return true;
 }
 
-/* "chunkwise", "chunkwise,chunk=512", "chunkwise,chunk=512,threads=1". */
+/* Parses "chunkwise", "chunkwise,chunk=512" or "chunkwise,chunk=512,threads=1". */
 static bool parse_how(carry_wisdom_plan *plan, const char *word) {
     const size_t length = strcspn(word, ",");
     int64_t used = 0;
@@ -227,7 +226,7 @@ static carry_status print_text(carry_ctx *ctx, const carry_wisdom *wisdom, char 
     return CARRY_OK;
 }
 
-/* Numbers in a file have a point, whatever the host program's locale says. */
+/* Numbers in a file have a decimal point in every locale of the host program. */
 static locale_t begin_plain_numbers(locale_t *before) {
     locale_t plain = newlocale(LC_ALL_MASK, "C", (locale_t)0);
     *before = plain != (locale_t)0 ? uselocale(plain) : (locale_t)0;

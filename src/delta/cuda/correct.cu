@@ -1,8 +1,9 @@
 /* Adds the effect of the state that enters a rank to its outputs: o += R S, where R is the output of the tokens'
-   queries for the identity as the state. A product for every head: [tokens, K] by [K, V].
+   queries for the identity as the state. This is a product [tokens, K] by [K, V] for every head.
 
-   bf16 with K up to 128, K a multiple of 16 and V even: on tensor cores by mma.sync, S as two numbers of bf16 (its
-   first 16 bits) in shared memory, for 512 tokens a block. All else in f32, tiles of 64 tokens by 64 columns. */
+   For bf16 with K up to 128, K a multiple of 16 and V even, tensor cores are used by mma.sync: S is split into two
+   bf16 numbers (its first 16 bits) in shared memory, and a block has 512 tokens. Everything else is computed in f32,
+   in tiles of 64 tokens by 64 columns. */
 #include "device/cuda.h"
 
 extern "C" {
@@ -14,9 +15,10 @@ extern "C" {
 
 namespace {
 
-constexpr int TILE = 64, KEYS = 128, LD = KEYS + 8; /* rows of shared memory start in other banks */
-constexpr int ROUNDS = 4;                           /* of 128 tokens, in a block */
-constexpr int NARROW = 16;                          /* K in a step of the f32 kernel */
+/* LD: padded rows, so that consecutive rows start in different banks. */
+constexpr int TILE = 64, KEYS = 128, LD = KEYS + 8;
+constexpr int ROUNDS = 4;  /* rounds of 128 tokens in a block */
+constexpr int NARROW = 16; /* keys in a step of the f32 kernel */
 
 __device__ __forceinline__ void multiply(float (&d)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -29,12 +31,12 @@ __device__ __forceinline__ unsigned two(const uint16_t *at) {
     return *(const unsigned *)at;
 }
 
-/* Token t of a batch's item, head h: row (item tokens + t) heads + h of R and of o. */
+/* The row of R and of o for token t of batch item b and head h: (b tokens + t) heads + h. */
 __device__ __forceinline__ int64_t row_of(const carry_delta_correction &c, int64_t token) {
     return ((int64_t)(blockIdx.z / c.heads) * c.tokens + token) * c.heads + blockIdx.z % c.heads;
 }
 
-/* The state's columns of this block, as two numbers each: [column][k]. */
+/* Loads this block's columns of the state, each element as two bf16 numbers: [column][k]. */
 __device__ __forceinline__ void load_state(const carry_delta_correction &c, int column, uint16_t *high, uint16_t *low) {
     const float *S = c.state + (int64_t)blockIdx.z * c.key * c.value;
     for (int i = (int)threadIdx.x; i < TILE * KEYS; i += 128) {
@@ -47,7 +49,7 @@ __device__ __forceinline__ void load_state(const carry_delta_correction &c, int 
     __syncthreads();
 }
 
-/* Two numbers of R, k even. */
+/* Loads elements k and k + 1 of R; k is even. */
 __device__ __forceinline__ unsigned left_of(const carry_delta_correction &c, int64_t token, int k) {
     return token < c.tokens && k < c.key ? two((const uint16_t *)c.response + row_of(c, token) * c.key + k) : 0u;
 }
@@ -62,7 +64,7 @@ __device__ __forceinline__ void add_two(const carry_delta_correction &c, int64_t
     }
 }
 
-/* Warps of 32 tokens by 64 columns, one after the other. */
+/* Each warp handles 32 tokens by 64 columns at a time. */
 __global__ void __launch_bounds__(128) correct_bf16(carry_delta_correction c) {
     __shared__ uint16_t high[TILE * LD], low[TILE * LD];
     const int column = (int)blockIdx.y * TILE, lane = (int)threadIdx.x % 32, group = lane / 4, pair = lane % 4 * 2;
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(128) correct_bf16(carry_delta_correction c) {
     }
 }
 
-/* Threads of 4 tokens by 4 columns. */
+/* Each thread computes 4 tokens by 4 columns. */
 __global__ void __launch_bounds__(256) correct_f32(carry_delta_correction c) {
     __shared__ float left[NARROW][TILE + 1], right[NARROW][TILE];
     const int64_t first = (int64_t)blockIdx.x * TILE;

@@ -9,8 +9,8 @@ extern "C" {
 }
 #include "device/cuda.h"
 
-#define OLDEST 80    /* compute capability, times ten */
-#define BORDERS 1000 /* copied by one launch */
+#define OLDEST 80    /* lowest compute capability, times ten */
+#define BORDERS 1000 /* borders that one launch copies */
 
 namespace {
 

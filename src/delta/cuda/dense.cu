@@ -1,6 +1,6 @@
-/* Around a dense scan: kernels in which a warp has one token of one unit. Its lanes share the columns of V, so that a
-   row of a state is read and written whole; sums over V go through shuffles. Plain: every state is read once or twice
-   from memory, which is what bounds it. */
+/* Kernels around a dense scan. A warp has one token of one unit. Its lanes share the columns of V, so that whole rows
+   of a state are read and written; sums over V use shuffles. The kernels read every state once or twice from memory,
+   which bounds their time. */
 #include "delta/cuda/device.cuh"
 
 extern "C" {
@@ -12,7 +12,7 @@ extern "C" {
 namespace {
 
 constexpr int WARPS = 4;
-constexpr int EACH = CARRY_MAX_DELTA_DIM / 32; /* columns a lane has at most */
+constexpr int EACH = CARRY_MAX_DELTA_DIM / 32; /* most columns of a lane */
 constexpr int64_t MOST_BLOCKS = 1 << 20;
 
 struct dense_job {
@@ -21,9 +21,9 @@ struct dense_job {
     carry_delta_units units;
 };
 
-/* A token of a unit, and its row of q or k in shared memory, normalised where the problem says so. */
+/* A token of a unit. load_row puts its row of q or k into shared memory, normalised if the problem asks for it. */
 struct dense_token {
-    int64_t item, batch, token, head; /* item: among the units of this call */
+    int64_t item, batch, token, head; /* item: the index among the tokens of all units of this call */
 
     __device__ __forceinline__ dense_token(const dense_job &d, int64_t at) : item(at) {
         const int64_t unit = d.units.first + at / d.job.tokens;

@@ -8,9 +8,9 @@
 
 #define WARP 0xffffffffu
 
-/* Tokens of a sequence. */
+/* The position of a sequence's tokens. */
 struct delta_place {
-    int64_t batch, start, length, token; /* token: its first one, counted over the batch */
+    int64_t batch, start, length, token; /* token: the first token, counted over the batch */
     int64_t kept;                        /* the same, counted over the tokens that `kept` covers */
 };
 
@@ -22,8 +22,8 @@ static __device__ __forceinline__ delta_place place_of(const carry_delta_job &jo
     return {0, at, job.borders[sequence + 1] - at, at, job.kept_token + at};
 }
 
-/* The index of the first state that a sequence keeps: tokens/64 + sequences are enough, and no two sequences share one.
-   In a job of some sequences, `kept` starts at the first of them. */
+/* The index of the first state that a sequence keeps. There are at most tokens/64 + sequences indices, and no two
+   sequences share one. In a job of some sequences, `kept` starts at the first of them. */
 static __device__ __forceinline__ int64_t kept_of(const delta_place &place, int64_t sequence) {
     return place.kept / CARRY_DELTA_KEEP + sequence;
 }
@@ -37,7 +37,8 @@ static __device__ __forceinline__ float load_one(const carry_delta_array &array,
     return carry_load_any(array.data, array.dtype, at);
 }
 
-/* The bits of an element, and its value. Separate functions, since computing the value waits for the load. */
+/* load_bits loads the bits of an element, value_of converts them. They are separate so that several loads can be in
+   flight. */
 static __device__ __forceinline__ unsigned load_bits(const carry_delta_array &array, int64_t at) {
     return array.dtype == CARRY_F32 ? static_cast<const unsigned *>(array.data)[at]
                                     : static_cast<const unsigned short *>(array.data)[at];
@@ -53,7 +54,7 @@ static __device__ __forceinline__ float softplus_of(float x) {
     return x > 30.0f ? x : log1pf(expf(x));
 }
 
-/* The logarithm of the decay, one number for each head. */
+/* The logarithm of a head's decay for gate input g. */
 static __device__ __forceinline__ float gate_of(const carry_delta_job &job, float g, int64_t head) {
     return job.gate_inside ? -expf(job.A_log[head]) * softplus_of(g + job.dt_bias[head]) : g;
 }

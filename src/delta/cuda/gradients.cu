@@ -1,13 +1,13 @@
-/* The end of a backward pass on a GPU: parts of gradients, made by blocks of V and by the value heads that share q and
-   k, are added up in their order, taken back through what was done inside (l2norm, sigmoid, the gate's formula), and
-   written in the tensors' types. */
+/* The end of a backward pass on a GPU. Adds up the parts of gradients from blocks of V and from the value heads that
+   share q and k in a fixed order, applies the gradients of l2norm, sigmoid and the gate's formula, and writes the
+   results in the types of the tensors. */
 #include "delta/cuda/device.cuh"
 
 namespace {
 
 constexpr int THREADS = 256;
 
-/* Where a token, counted over the batch, is. */
+/* The offset of a token, counted over the batch, in a tensor. */
 __device__ __forceinline__ int64_t place(const carry_delta_job &job, const carry_delta_array &array, int64_t token,
                                          int64_t head) {
     return at_of(array, token / job.tokens, token % job.tokens, head);
@@ -21,7 +21,7 @@ __device__ __forceinline__ float sum_of(const float *parts, int64_t at, int64_t 
     return sum;
 }
 
-/* dq or dk of a token and a head, by a warp. */
+/* Computes dq or dk of a token and a head. One warp for each. */
 __global__ void __launch_bounds__(THREADS)
     delta_row_gradients(const __grid_constant__ carry_delta_back_job back, int64_t rows) {
     constexpr int EACH = CARRY_MAX_DELTA_DIM / 32;
@@ -54,7 +54,7 @@ __global__ void __launch_bounds__(THREADS)
             dot = fmaf(value[e], gradient[e], dot);
         }
         const float norm = job.l2norm ? 1.0f / sqrtf(over_warp(squares) + 1e-6f) : 1.0f;
-        const float along = over_warp(dot) * norm * norm; /* (y . dy) / |x| of y = x / |x| */
+        const float along = over_warp(dot) * norm * norm; /* (y . dy) / |x| with y = x / |x| */
 #pragma unroll
         for (int e = 0; e < EACH; e++) {
             int at = e * 32 + lane;
@@ -69,7 +69,7 @@ struct gate_gradients {
     float on_input, on_A_log;
 };
 
-/* The gradients of a head's gate, from that of g. */
+/* Returns the gradients of a head's gate inputs, from the gradient of g. */
 __device__ gate_gradients gate_gradients_of(const carry_delta_back_job &back, int64_t token, int64_t head) {
     const carry_delta_job &job = back.job;
     const float dg = sum_of(back.part_g, (token * job.value_heads + head) * back.blocks, back.blocks, 1);
@@ -81,7 +81,7 @@ __device__ gate_gradients gate_gradients_of(const carry_delta_back_job &back, in
     return {dg * rate / (1.0f + expf(-x)), dg * rate * softplus_of(x)};
 }
 
-/* dbeta and dg, one number a token and value head. */
+/* Computes dbeta and dg, one number for each token and value head. */
 __global__ void __launch_bounds__(THREADS)
     delta_number_gradients(const __grid_constant__ carry_delta_back_job back, int64_t rows) {
     const carry_delta_job &job = back.job;
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* dg with a key gate. */
+/* Computes dg with a key gate. */
 __global__ void __launch_bounds__(THREADS)
     delta_key_gradients(const __grid_constant__ carry_delta_back_job back, int64_t count) {
     const carry_delta_job &job = back.job;
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* dA_log and ddt_bias of a value head, by a block: sums over all tokens. */
+/* Computes dA_log and ddt_bias of a value head as sums over all tokens. One block for each head. */
 __global__ void __launch_bounds__(THREADS)
     delta_head_gradients(const __grid_constant__ carry_delta_back_job back, int64_t tokens) {
     __shared__ float sums[2][THREADS];
@@ -170,7 +170,7 @@ cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaS
     const carry_delta_job *job = &back->job;
     int64_t tokens = job->borders == NULL ? job->sequences * job->tokens : job->tokens;
     int64_t numbers = tokens * job->value_heads;
-    if (back->part_q != NULL) { /* else they are written already */
+    if (back->part_q != NULL) { /* otherwise dq and dk are already written */
         (void)carry_delta_rows_launch(back, stream);
     }
     delta_number_gradients<<<grid_for(numbers, THREADS), THREADS, 0, stream>>>(*back, numbers);
@@ -179,7 +179,7 @@ cudaError_t carry_delta_gradients_launch(const carry_delta_back_job *back, cudaS
     }
     if (job->gate_inside && (back->dA_log != NULL || back->ddt_bias != NULL)) {
         delta_head_gradients<<<grid_for(job->value_heads, 1), THREADS, 0, stream>>>(*back, tokens);
-    } else { /* as on the CPU: they have no part in it */
+    } else { /* without a gate inside, their gradients are zero, as on the CPU */
         float *none[] = {back->dA_log, back->ddt_bias};
         for (int i = 0; i < 2; i++) {
             if (none[i] != NULL) {

@@ -1,4 +1,4 @@
-/* Rows of a halo on a GPU: a few tokens of every sequence, moved or added. */
+/* Copies or adds the rows of a halo on a GPU: a few tokens of every sequence. */
 #include "device/cuda.h"
 #include "scan/cuda/value.cuh"
 

@@ -1,16 +1,17 @@
 /* Chunks of 64 tokens on tensor cores by mma.sync: tiles in shared memory, operands, products and the solve, for tiles/
    and keys/.
 
-   A block walks one value head of one sequence. Tiles of q, k, v are bf16 in shared memory as they came: norms, gates
-   and beta are factors in f32 around the products. Of a chunk, with D[i,j] = e^{G[i]-G[j]} and k, q after their norms,
+   A block walks one value head of one sequence. Tiles of q, k, v stay bf16 in shared memory; norms, gates and beta
+   are applied as f32 factors before and after the products. For a chunk, with D[i,j] = e^{G[i]-G[j]} and normalised
+   k and q,
 
        A[i,j] = D[i,j] k[i].k[j], j < i;   P[i,j] = scale D[i,j] q[i].k[j], j <= i
        rest = v - e^G k S - A (beta rest);   x = beta rest
 
-   A warp takes 16 columns of V, all 64 tokens of them, transposed: [16, 64] and the state [16, K] stay in registers as
-   the tensor cores leave them, and are used again as left operands. So the solve by blocks of 16 tokens needs no other
-   warp: A gives the terms of earlier blocks, and the inverse of I + A beta those inside a block (f32, rounded, without
-   its diagonal). */
+   A warp takes 16 columns of V for all 64 tokens, transposed: [16, 64] and the state [16, K] stay in registers in
+   the layout of the tensor cores' results, and are used again as left operands. So the solve by blocks of 16 tokens
+   needs no other warp: A gives the terms of earlier blocks, and the inverse of I + A beta the terms inside a block
+   (computed in f32, rounded, without its diagonal). */
 #ifndef CARRY_DELTA_MMA_CUH
 #define CARRY_DELTA_MMA_CUH
 
@@ -18,7 +19,7 @@
 
 #include "delta/cuda/device.cuh"
 
-/* The kernels of keys/ are compiled for each type (cmake/instances.cmake), in a namespace of its own. */
+/* The kernels of keys/ are compiled once for each type (cmake/instances.cmake), each time in a separate namespace. */
 #ifdef CARRY_INSTANCE_F16
 #define DELTA_MMA delta_mma_f16
 #else
@@ -29,7 +30,7 @@ namespace DELTA_MMA {
 
 constexpr int C = 64, THREADS = 128, WARPS = 4;
 constexpr int BLOCK = 16, BLOCKS = C / BLOCK;
-constexpr int LC = C + 8, LB = BLOCK + 8, LF = BLOCK + 4; /* rows in shared memory, without bank conflicts */
+constexpr int LC = C + 8, LB = BLOCK + 8, LF = BLOCK + 4; /* row lengths in shared memory that avoid bank conflicts */
 constexpr double DEEPEST = -4096.0;                       /* as on the CPU (gate.c) */
 
 __device__ __forceinline__ int warp_of() {
@@ -38,7 +39,7 @@ __device__ __forceinline__ int warp_of() {
 __device__ __forceinline__ int lane_of() {
     return (int)threadIdx.x % 32;
 }
-/* Where element e (0 or 1) of half r of a lane is, in a [16, 8] result. */
+/* The row of half r, and the column of the first element, that a lane has in a [16, 8] result. */
 __device__ __forceinline__ int row_in(int r) {
     return lane_of() / 4 + 8 * r;
 }
@@ -84,7 +85,7 @@ template <bool TRANSPOSED> __device__ __forceinline__ void load_blocks(unsigned 
     }
 }
 
-/* The left operand [16, 16] at (m, k) of a tile that is stored [m][k], or [k][m]. */
+/* Loads the left operand [16, 16] at (m, k) of a tile that is stored as [m][k], or as [k][m] (_t). */
 template <int LD> __device__ __forceinline__ void load_left(unsigned (&a)[4], const uint16_t *tile, int m, int k) {
     const int lane = lane_of();
     load_blocks<false>(a, tile + (m + lane % 16) * LD + k + lane / 16 * 8);
@@ -94,8 +95,8 @@ template <int LD> __device__ __forceinline__ void load_left_t(unsigned (&a)[4], 
     load_blocks<true>(a, tile + (k + lane / 16 * 8 + lane % 8) * LD + m + lane / 8 % 2 * 8);
 }
 
-/* The right operands of two results side by side, [16, 8] each, at (k, n) of a tile that is stored [n][k], or [k][n].
- */
+/* Loads the right operands of two adjacent results, [16, 8] each, at (k, n) of a tile that is stored as [n][k], or as
+   [k][n] (_t). */
 template <int LD> __device__ __forceinline__ void load_right(unsigned (&b)[4], const uint16_t *tile, int k, int n) {
     const int lane = lane_of();
     load_blocks<false>(b, tile + (n + lane / 16 * 8 + lane % 8) * LD + k + lane / 8 % 2 * 8);
@@ -124,7 +125,7 @@ __device__ __forceinline__ void multiply_two(float (&d0)[4], float (&d1)[4], con
     multiply(d1, a, b[2], b[3]);
 }
 
-/* Two results side by side as a left operand. */
+/* Packs two adjacent results as a left operand. */
 __device__ __forceinline__ void as_left(unsigned (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
     a[0] = pack(d0[0], d0[1]);
     a[1] = pack(d0[2], d0[3]);
@@ -145,8 +146,8 @@ template <int N> __device__ __forceinline__ void clear(float (&x)[N][4]) {
     }
 }
 
-/* Results for a chunk that do not depend on the state. T is the inverse of I + A beta of diagonal blocks, U that of
-   I + beta A, both without the identity. norms are 1 / |k| and 1 / |q|, or 1. */
+/* Results for a chunk that do not depend on the state. T is the inverse of I + A beta for diagonal blocks, U the
+   inverse of I + beta A, both without the identity. norms are 1 / |k| and 1 / |q|, or 1. */
 struct prepared {
     alignas(16) uint16_t A[C * LC];
     alignas(16) uint16_t P[C * LC];
@@ -162,7 +163,8 @@ __device__ __forceinline__ bool is_aligned(const carry_delta_array &a) {
            0;
 }
 
-/* Asks for `count` rows of `size` from token t of the sequence on; zeros behind them. By N threads. */
+/* Starts to copy `count` rows of `size` elements from token t of the sequence on, with zeros after them. Called by N
+   threads. */
 template <int D, int N = THREADS>
 __device__ void load_tile(uint16_t *to, const carry_delta_array &from, const delta_place &place, int64_t t,
                           int64_t head, int count, int size) {
@@ -205,8 +207,9 @@ __device__ void store_tile(const carry_delta_array &to, const uint16_t *from, co
     }
 }
 
-/* The inverse of I + A beta of the diagonal block of a warp, without the identity, into T: a lane has a column. With
-   BOTH, the upper half of the warp puts that of I + beta A into U. SUMS: partial sums of a row, which fix the order. */
+/* Stores the inverse of I + A beta for a warp's diagonal block, without the identity, in T. A lane has a column. With
+   BOTH, the upper half of the warp stores the inverse of I + beta A in U. SUMS is the number of partial sums for a row,
+   which determines the order of summation. */
 template <int SUMS, bool BOTH>
 __device__ __forceinline__ void invert_diagonal(const float *A, const float *beta, uint16_t *T, uint16_t *U) {
     const int column = lane_of() % BLOCK;

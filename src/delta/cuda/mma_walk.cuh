@@ -1,4 +1,4 @@
-/* Operations of a warp on its 16 columns of a state (tiles.cuh): results are [16, 64], tokens across. */
+/* Operations of a warp on its 16 columns of a state (mma.cuh). Results are [16, 64], with tokens as columns. */
 #ifndef CARRY_DELTA_MMA_WALK_CUH
 #define CARRY_DELTA_MMA_WALK_CUH
 
@@ -6,7 +6,7 @@
 
 namespace DELTA_MMA {
 
-/* The token of element x of result n. */
+/* The token index of element x of result n. */
 __device__ __forceinline__ int token_in(int n, int x) {
     return 8 * n + column_in() + x % 2;
 }
@@ -18,7 +18,7 @@ template <int D> __device__ __forceinline__ void slice_left(unsigned (&a)[D / 16
     }
 }
 
-/* S^T times the rows of all 64 tokens. */
+/* Multiplies S^T by the rows of all 64 tokens. */
 template <int D>
 __device__ __forceinline__ void times_tokens(float (&to)[8][4], const unsigned (&a)[D / 16][4], const uint16_t *rows) {
     clear<8>(to);
@@ -33,7 +33,7 @@ __device__ __forceinline__ void times_tokens(float (&to)[8][4], const unsigned (
     }
 }
 
-/* S^T += a rows, a [16, 16] over the tokens of block c. */
+/* S^T += a rows, where a is [16, 16] over the tokens of block c. */
 template <int D>
 __device__ __forceinline__ void add_tokens(float (&S)[D / 8][4], const unsigned (&a)[4], const uint16_t *rows, int c) {
 #pragma unroll
@@ -44,7 +44,7 @@ __device__ __forceinline__ void add_tokens(float (&S)[D / 8][4], const unsigned 
     }
 }
 
-/* A result as a left operand, times a factor of each token. */
+/* Multiplies each token of block c of a result by its factor, and packs it as a left operand. */
 template <typename F>
 __device__ __forceinline__ void weighed(unsigned (&a)[4], const float (&x)[8][4], int c, F factor) {
     float two[2][4];
@@ -58,7 +58,7 @@ __device__ __forceinline__ void weighed(unsigned (&a)[4], const float (&x)[8][4]
     as_left(a, two[0], two[1]);
 }
 
-/* v - e^G k S, from the product of S and k. */
+/* v - e^G k S, where h is the product of S and k on entry. */
 template <int D> __device__ __forceinline__ void right_side(float (&h)[8][4], const prepared &s, const uint16_t *v) {
 #pragma unroll
     for (int p = 0; p < 4; p++) {
@@ -106,7 +106,7 @@ __device__ __forceinline__ int first_bad(const unsigned (&a)[4], int b) {
     return first_bad(both, b);
 }
 
-/* Tokens of block b from `first` on: another number in a result, zero in a left operand of it. */
+/* For tokens of block b from `first` on: put_from sets a result to `number`, cut_from sets a left operand to zero. */
 __device__ __forceinline__ void put_from(float (&x)[8][4], int b, int first, float number) {
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -122,9 +122,9 @@ __device__ __forceinline__ void cut_from(unsigned (&a)[4], int b, int first) {
     }
 }
 
-/* rest, in place of the right side; x = beta rest as left operands of the four blocks. A NaN or infinity of a token
-   must not reach the ones before it by a zero of T or P: from the first such token on, which is returned, rest is NaN
-   and x is zero. */
+/* Replaces the right side by rest, and computes x = beta rest as left operands of the four blocks. A NaN or infinity of
+   a token must not reach earlier tokens through a zero of T or P: from the first such token on, rest is NaN and x is
+   zero. Returns that token, or C if there is none. */
 __device__ __forceinline__ int solve(float (&rest)[8][4], unsigned (&x)[4][4], const prepared &s) {
     int first = C;
 #pragma unroll
@@ -147,7 +147,7 @@ __device__ __forceinline__ int solve(float (&rest)[8][4], unsigned (&x)[4][4], c
             put_from(rest, b, first, __int_as_float(0x7fffffff));
         }
         weighed(x[b], rest, b, [&](int t) { return s.beta[t]; });
-        first = first < C ? first : first_bad(x[b], b); /* by its beta */
+        first = first < C ? first : first_bad(x[b], b); /* beta may be NaN or infinite */
         if (first < C) {
             cut_from(x[b], b, first);
         }
@@ -166,8 +166,8 @@ template <int D> __device__ __forceinline__ void put_columns(uint16_t *tile, con
     }
 }
 
-/* o += (P + rest) x, then NaN from token `first` on, in place of v in a tile of tokens. rest: what rounding left of P;
-   where keys are alike, P rounded once puts outputs off by 4e-3. */
+/* o += (P + rest) x, then NaN from token `first` on. The result overwrites v in a tile of tokens. rest is the rounding
+   error of P: without it, the error of outputs is 4e-3 where keys are alike. */
 template <int D>
 __device__ __forceinline__ void put_outputs(uint16_t *tile, float (&o)[8][4], const unsigned (&x)[4][4],
                                             const uint16_t *P, const uint16_t *rest, int first) {
@@ -186,12 +186,13 @@ __device__ __forceinline__ void put_outputs(uint16_t *tile, float (&o)[8][4], co
     for (int b = 0; b < BLOCKS && first < C; b++) {
         put_from(o, b, first, __int_as_float(0x7fffffff));
     }
-    __syncwarp(); /* every lane has its v */
+    __syncwarp(); /* every lane has read its v */
     put_columns<D>(tile, o);
 }
 
-/* y += P^T do, then (I + beta A)^T y = the right side, from the last block of tokens to the first; left: dv = beta y as
-   left operands. U: the inverses of diagonal blocks of I + beta A. D: columns of the tile do. */
+/* y += P^T do, then solves (I + beta A)^T y = that right side from the last block of tokens to the first. `left`
+   receives dv = beta y as left operands. U holds the inverses of the diagonal blocks of I + beta A. D is the number of
+   columns of the tile do. */
 template <int D>
 __device__ __forceinline__ void solve_back(float (&y)[8][4], unsigned (&left)[4][4], const uint16_t *grad,
                                            const uint16_t *P, const uint16_t *A,

@@ -1,12 +1,12 @@
-/* Forward and backward of methods that walk tokens in order (carry_delta_walks, cuda.h).
+/* Forward and backward pass of methods that walk tokens in order (carry_delta_walks, cuda.h).
 
-   Backward is done in rounds, so that its workspace stays below one and a half times q, k, v and do (or 32 MB, if that
-   is more: plan->back_room). Its memory grows with the tokens of a round: sums over blocks of V for dq, dk, dg and
-   dbeta, and a state every 64 tokens. A round therefore has some of the sequences, or some heads of one, and goes
-   through pieces of their tokens from the last to the first, with dS passed on between them. A piece starts from the
+   Backward is done in rounds, so that its workspace stays below one and a half times q, k, v and do (or 32 MB, if
+   that is more: plan->back_room). Its memory grows with the tokens of a round: sums over blocks of V for dq, dk, dg
+   and dbeta, and a state every 64 tokens. A round therefore has some of the sequences, or some heads of one. It goes
+   through pieces of their tokens from the last to the first and passes dS on between them. A piece starts from the
    state that enters it: unless the caller kept all states, a forward walk first stores these states, and each piece
-   then walks its own tokens again. Packed sequences are done together as far as they fit; one that does not fit is done
-   alone, as an unpacked one. */
+   then walks its own tokens again. Packed sequences are done together as far as they fit; one that does not fit is
+   done alone, as an unpacked one. */
 #include "delta/cuda/rounds.cuh"
 
 #include "device/cuda.h"
@@ -27,12 +27,13 @@ size_t most_of(const planned &by) {
     return carry_delta_test_room > 0 ? carry_delta_test_room : most < 9e18 ? (size_t)most : (size_t)9e18;
 }
 
-/* Where a round begins; head: of q and k. */
+/* The position where a round begins. head: of q and k. */
 struct start {
     int64_t batch, token, sequence, head;
 };
 
-/* The job of a round of `c` from `at` on. l was made for `like`, which is c or has more heads or sequences. */
+/* Returns the job of a round of size `c` that begins at `at`. `l` was computed for `like`, which is c or has more heads
+   or sequences. */
 carry_delta_back_job part_of(const planned &by, const carry_delta_back_job &all, const cut &c, const cut &like,
                              const start &at, const layout &l) {
     carry_delta_back_job part = all;
@@ -64,7 +65,8 @@ carry_status walk_forward(const planned &by, const carry_delta_job *job, cudaStr
     return CARRY_OK;
 }
 
-/* A piece, whose `initial` and dS are set: its states again unless they were kept, then both kernels. */
+/* Runs a piece whose `initial` and dS are set: computes its states again unless they were kept, then runs both
+   kernels. */
 carry_status run_piece(const planned &by, carry_delta_back_job part, float *kept, cudaStream_t stream) {
     carry_ctx *ctx = by.plan->ctx;
     int ordinal = by.plan->ordinal;
@@ -80,7 +82,7 @@ carry_status run_piece(const planned &by, carry_delta_back_job part, float *kept
     return CARRY_OK;
 }
 
-/* Piece `index` of a round. */
+/* Returns the job of piece `index` of a round. */
 carry_delta_back_job piece_of(const carry_delta_back_job &round, const cut &c, const layout &l, int64_t index) {
     const int64_t first = index * c.piece;
     const size_t states = (size_t)c.sequences * states_of(round.job);
@@ -123,7 +125,7 @@ carry_status run_round(const planned &by, const carry_delta_back_job &round, con
     return CARRY_OK;
 }
 
-/* Sequences that are not packed, from `from` on. */
+/* Runs sequences that are not packed, from `from` on. */
 carry_status run_way(const planned &by, const carry_delta_back_job &all, const way &how, int64_t sequences,
                      const start &from, bool keep, carry_arena arena, cudaStream_t stream) {
     const layout l = take(by, how.c, keep, &arena);
@@ -139,7 +141,7 @@ carry_status run_way(const planned &by, const carry_delta_back_job &all, const w
     return CARRY_OK;
 }
 
-/* Of packed sequences from `first` on, as many as have room, all of them or one at least. */
+/* Returns the largest group of packed sequences from `first` on that fits: all of them, or at least one. */
 cut group_of(const planned &by, const int64_t *cu, int64_t first, bool keep) {
     const int64_t last = by.plan->sequences;
     const int64_t all = cu[last] - cu[first];
@@ -190,7 +192,8 @@ bool carry_delta_walks_workspace(carry_delta_plan *plan, const carry_delta_walks
     for (int keep = 0; keep < 2; keep++) {
         size_t bytes = p->sequences == 0 ? way_of(by, p->batch, p->tokens, keep == 1, plan->back_room).bytes
                                          : bytes_of(by, whole, keep == 1);
-        if (p->sequences > 0 && bytes > plan->back_room) { /* a group may take all of it, one alone more */
+        /* A group may use the whole limit, and one sequence alone may need more. */
+        if (p->sequences > 0 && bytes > plan->back_room) {
             bytes = way_of(by, 1, p->tokens, keep == 1, plan->back_room).bytes;
             bytes = bytes > plan->back_room ? bytes : plan->back_room;
         }

@@ -6,18 +6,19 @@
 
 namespace {
 
-/* A plan, and the launches of its method. */
+/* A plan and the launches of its method. */
 struct planned {
     carry_delta_plan *plan;
     const carry_delta_walks *walks;
 };
 
-/* Of a round: sequences, heads of q and k, tokens of a sequence (or of all packed ones), and of a piece of them. */
+/* The size of a round: sequences, heads of q and k, tokens of a sequence (or of all packed ones), and tokens of a
+   piece. */
 struct cut {
     int64_t sequences, heads, tokens, piece;
     bool packed;
-    bool again;          /* the state that enters a piece is made again from the first token, not stored */
-    int64_t most_blocks; /* of a grid */
+    bool again;          /* recompute the state that enters a piece from the first token on, instead of storing it */
+    int64_t most_blocks; /* most blocks in a grid */
 
     int64_t pieces() const {
         return piece > 0 && tokens > piece ? (tokens + piece - 1) / piece : 1;
@@ -28,7 +29,8 @@ struct cut {
 struct layout {
     int64_t *borders;
     float *part_q, *part_k, *part_beta, *part_g, *kept;
-    float *starts, *between; /* states that enter pieces but for the first; dS from a piece to the one before it */
+    float *starts, *between; /* starts: states that enter all pieces but the first; between: dS from a piece to the one
+                                before it */
     float4 *stash;
 };
 
@@ -41,7 +43,7 @@ carry_delta_job job_of(const planned &by, const cut &c) {
     return job;
 }
 
-/* Of V. */
+/* The number of blocks of V. */
 int64_t blocks_of(const planned &by, const carry_delta_job *job) {
     return by.walks->blocks != NULL ? by.walks->blocks(job, by.plan->gpu.units) : 1;
 }
@@ -50,7 +52,7 @@ size_t states_of(const carry_delta_job &job) {
     return (size_t)(job.value_heads * job.key * job.value);
 }
 
-/* keep: the caller kept no states. */
+/* keep: the caller kept no states, so the workspace has space for them. */
 layout take(const planned &by, const cut &c, bool keep, carry_arena *arena) {
     const carry_delta_job job = job_of(by, c);
     const int64_t tokens = c.packed ? job.tokens : job.sequences * job.tokens;
@@ -76,7 +78,7 @@ layout take(const planned &by, const cut &c, bool keep, carry_arena *arena) {
     return l;
 }
 
-/* SIZE_MAX: more than can be counted. */
+/* The bytes of workspace, or SIZE_MAX on overflow. */
 size_t bytes_of(const planned &by, const cut &c, bool keep) {
     carry_arena arena = carry_arena_over(NULL, 0);
     size_t bytes = 0;
@@ -84,7 +86,7 @@ size_t bytes_of(const planned &by, const cut &c, bool keep) {
     return carry_arena_total(&arena, &bytes) ? bytes : SIZE_MAX;
 }
 
-/* Microseconds: of the walks, and 30 for the launches of a piece. */
+/* Microseconds for the walks, plus 30 for the launches of each piece. */
 double cost_of(const planned &by, const cut &c, int64_t sequences, bool keep) {
     const carry_delta_job job = job_of(by, c);
     int64_t resident = 2 * (int64_t)(by.plan->gpu.units > 0 ? by.plan->gpu.units : 1);
@@ -103,7 +105,7 @@ struct way {
     double cost;
 };
 
-/* The quickest that has room, else the smallest. */
+/* Replaces *best by c if that is better: the fastest that fits, else the smallest. */
 void consider(const planned &by, way *best, const cut &c, int64_t sequences, bool keep, size_t most) {
     const way one = {c, bytes_of(by, c, keep), cost_of(by, c, sequences, keep)};
     const bool fits = one.bytes <= most;
@@ -112,8 +114,8 @@ void consider(const planned &by, way *best, const cut &c, int64_t sequences, boo
     }
 }
 
-/* Pieces of 64, 128, 192, 256, 384, 512, ... tokens and of all; the same ones for every length, so that a sequence
-   fits where a longer one fits. */
+/* Considers pieces of 64, 128, 192, 256, 384, 512, ... tokens and of all tokens. The sizes are the same for every
+   length, so that a sequence fits wherever a longer one fits. */
 void consider_pieces(const planned &by, way *best, cut c, int64_t sequences, bool keep, size_t most) {
     for (int64_t two = CARRY_DELTA_KEEP; two < c.tokens && two <= INT64_MAX / 4; two *= 2) {
         for (int64_t piece = two; piece < 2 * two && piece < c.tokens; piece += two / 2) {
@@ -127,7 +129,7 @@ void consider_pieces(const planned &by, way *best, cut c, int64_t sequences, boo
     consider(by, best, c, sequences, keep, most);
 }
 
-/* How sequences that are not packed are done in `most` bytes. */
+/* Chooses how unpacked sequences are divided so that they fit into `most` bytes. */
 way way_of(const planned &by, int64_t sequences, int64_t tokens, bool keep, size_t most) {
     cut c = {sequences, by.plan->problem.heads, tokens, tokens, false, false, INT64_MAX};
     way best = {c, bytes_of(by, c, keep), cost_of(by, c, sequences, keep)};
@@ -143,7 +145,7 @@ way way_of(const planned &by, int64_t sequences, int64_t tokens, bool keep, size
             c.heads = (c.heads + 1) / 2;
         }
     }
-    c.again = keep; /* one head of one sequence does not fit: at any cost */
+    c.again = keep; /* not even one head of one sequence fits: minimise memory at any cost */
     for (c.most_blocks = 64; best.bytes > most && c.most_blocks > 0; c.most_blocks /= 4) {
         consider_pieces(by, &best, c, sequences, keep, most);
     }

@@ -1,4 +1,4 @@
-/* Plans of All-Scan, and scans from begin to end. */
+/* Plans of All-Scan, and the calls of a scan from begin to end. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -20,7 +20,7 @@ static carry_status lay_out_workspace(const carry_all_scan_plan *plan, carry_are
                              : CARRY_OK;
 }
 
-/* Everything that a scan needs besides the caller's memory. */
+/* Allocates everything that a scan needs besides the caller's memory. */
 static carry_status make_room(carry_all_scan_plan *plan) {
     carry_arena arena = carry_arena_over(NULL, 0);
     float *scratch;
@@ -63,7 +63,7 @@ static carry_status fill_plan(carry_all_scan_plan *plan, const carry_all_scan_op
     return make_room(plan);
 }
 
-/* Nothing of it stays with the communicator: the caller may free all memory of the scan. */
+/* Cancels all requests of the scan, so that the caller may free its memory. */
 static carry_status fail_plan(carry_all_scan_plan *plan, carry_status status) {
     carry_comm_withdraw(plan->receives, plan->requests);
     carry_comm_withdraw(plan->sends, plan->requests);
@@ -105,7 +105,8 @@ carry_status carry_all_scan_plan_new_for(carry_comm *comm, carry_all_scan_plan *
                                          const carry_all_scan_machine *machine) {
     carry_ctx *ctx = carry_comm_ctx(comm);
     *plan = NULL;
-    CARRY_TRY(carry_all_scan_check_problem(ctx, problem, o)); /* they agree: all refuse, or none */
+    /* The arguments are equal on all ranks, so all refuse or none. */
+    CARRY_TRY(carry_all_scan_check_problem(ctx, problem, o));
     carry_all_scan_plan *made = calloc(1, sizeof *made);
     if (made == NULL) {
         const carry_status status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: a plan");
@@ -120,14 +121,15 @@ carry_status carry_all_scan_plan_new_for(carry_comm *comm, carry_all_scan_plan *
     made->tag = o->tag;
     made->shape =
         (carry_all_scan_shape){.problem = *problem, .ranks = carry_comm_size(comm), .threads = carry_ctx_threads(ctx)};
-    if (made->device > 0 || (machine != NULL && machine->start > 0)) { /* a launch does all heads */
+    if (made->device > 0 || (machine != NULL && machine->start > 0)) { /* one launch handles all heads */
         made->shape.threads = (int)(problem->heads < INT32_MAX ? problem->heads : INT32_MAX);
     }
     made->position = carry_all_scan_rank(made, carry_comm_rank(comm));
     const carry_status status = fill_plan(made, o, machine);
     if (status != CARRY_OK) {
         carry_all_scan_plan_free(made);
-        if (status != CARRY_EUNSUPPORTED) { /* which all of them say; the rest befalls one alone */
+        /* All ranks find that out by themselves; other errors may affect one rank only. */
+        if (status != CARRY_EUNSUPPORTED) {
             carry_comm_abort(comm, carry_ctx_error(ctx));
         }
         return status;
@@ -160,7 +162,7 @@ void carry_all_scan_plan_free(carry_all_scan_plan *plan) {
         return;
     }
     if (plan->roles_sent != NULL) {
-        (void)fail_plan(plan, CARRY_OK); /* what was begun and never ended */
+        (void)fail_plan(plan, CARRY_OK); /* cancels a scan that was begun and never ended */
     }
     carry_all_scan_device_close(plan);
     free(plan->role_receives);

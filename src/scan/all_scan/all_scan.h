@@ -1,11 +1,12 @@
-/* All-Scan on the inside: what an algorithm is, and what it works with.
+/* The internals of All-Scan: the interface of an algorithm, and the types and functions that it uses.
 
-   Algorithms are written over positions, in the order of the recurrence: the first one has `initial`, and reversed or
-   not is decided once (carry_all_scan_rank). An algorithm posts all its receives in begin and goes as far as it can in
-   advance, with or without waiting; which message it looks at next never depends on timing, so neither do its bits.
+   Algorithms work with positions, which are ranks in the order of the recurrence: position 0 has `initial`, and
+   carry_all_scan_rank alone handles the reversed order. An algorithm posts all its receives in begin and goes as far as
+   it can in poll, with or without waiting. The message that it handles next never depends on timing, so neither do the
+   bits of its results.
 
-   States, maps and messages are touched through carry_all_scan_arith alone, so that a simulator may charge time instead
-   of computing. Sizes of messages are functions of problem, blocks, position and round. */
+   Algorithms access states, maps and messages only through carry_all_scan_arith, so that a simulator can charge time
+   instead of computing. Message sizes are functions of problem, blocks, position and round. */
 #ifndef CARRY_SCAN_ALL_SCAN_H
 #define CARRY_SCAN_ALL_SCAN_H
 
@@ -18,23 +19,24 @@
 #include "core/span.h"
 #include "ops/kernels/kernels.h"
 
-/* The parts of a prediction. */
+/* The rates and times that predictions use. */
 typedef struct carry_all_scan_machine {
-    double latency;        /* seconds of a message without bytes, one way, where that takes longest */
-    double overhead;       /* seconds that one more of them takes, passed on behind another */
-    double bandwidth;      /* bytes a second from one rank to the next, while all of them send, where that is least */
-    double mean_latency;   /* from one rank to the next, over all of them: most neighbours may be near each other */
-    double mean_bandwidth; /* 0: as above, both */
-    double near_bandwidth; /* as bandwidth, where it is most; 0: everywhere the same */
-    double far_latency[CARRY_COMM_FAR]; /* between ranks that are 2^i apart; 0: as above, both */
+    double latency;   /* seconds for an empty message one way, between the slowest pair */
+    double overhead;  /* seconds for each further message that is passed on behind another */
+    double bandwidth; /* bytes/s from one rank to the next while all send, for the slowest pair */
+    /* Latency from one rank to the next, averaged over all: most neighbours may be near each other. */
+    double mean_latency;
+    double mean_bandwidth;              /* 0: use latency and bandwidth for both means */
+    double near_bandwidth;              /* bandwidth for the fastest pair; 0: the same everywhere */
+    double far_latency[CARRY_COMM_FAR]; /* between ranks that are 2^i apart; 0: as latency and bandwidth */
     double far_bandwidth[CARRY_COMM_FAR];
-    double product;     /* seconds of M S for one head, V columns, on one thread */
-    double compose;     /* seconds of M M for one head, likewise */
-    double memory;      /* bytes a second, read and written, that one thread handles */
-    double start;       /* seconds of a launch that does nothing, on a GPU; 0: not known, or the CPU */
-    double step;        /* seconds of a position of a walk, of the heads that a rank takes; 0: a product's */
-    double message;     /* seconds by which one more message delays its sender; 0: not known */
-    double speed, fork; /* what all threads of a rank are worth, and seconds to set them to work; 0: one thread */
+    double product;     /* seconds of M S for one head with V columns, on one thread */
+    double compose;     /* seconds of M M for one head, on one thread */
+    double memory;      /* bytes/s, read and written, that one thread packs or unpacks */
+    double start;       /* seconds of an empty launch on a GPU; 0: unknown, or the CPU */
+    double step;        /* seconds of one position of a walk over a rank's share of heads; 0: that of a product */
+    double message;     /* seconds by which each further message delays its sender; 0: unknown */
+    double speed, fork; /* speed-up by all threads of a rank, and seconds to start them; 0: one thread */
 } carry_all_scan_machine;
 
 typedef struct carry_all_scan_shape {
@@ -48,7 +50,7 @@ typedef struct carry_all_scan_block {
     int64_t head, heads, column, columns;
 } carry_all_scan_block;
 
-/* Numbers of several heads: row r of head h starts at data + h*head + r*row. */
+/* Floats of several heads: row r of head h starts at data + h*head + r*row. */
 typedef struct carry_all_scan_view {
     float *data;
     ptrdiff_t head, row;
@@ -59,10 +61,10 @@ typedef struct carry_all_scan_map {
     const float *M, *W, *Y, *gamma;
 } carry_all_scan_map;
 
-#define CARRY_ALL_SCAN_WALKED 512 /* K at most: a block keeps some columns of a state in shared memory */
+#define CARRY_ALL_SCAN_WALKED 512 /* largest K: a block keeps some columns of a state in shared memory */
 
-/* Positions 0..count-1 one after the other, for some heads: states[q] = M[q] states[q-1] + L[q] by its role; before the
-   first is zero. states, L: [count, heads, K, V]; M: [count, heads, map]. states must not be L. */
+/* Processes positions 0..count-1 in order, for some heads: states[q] = M[q] states[q-1] + L[q] according to its role,
+   from a zero state. states, L: [count, heads, K, V]; M: [count, heads, map]. states must not be L. */
 typedef struct carry_all_scan_walk {
     float *states;
     const float *L, *M;
@@ -71,12 +73,13 @@ typedef struct carry_all_scan_walk {
     int count;
 } carry_all_scan_walk;
 
-/* All of them for `heads` heads, which are the first ones of what they are given. */
+/* Each function handles `heads` heads, the first ones of its arguments. */
 typedef struct carry_all_scan_arith {
     /* out = M S + L; L may be out. */
     void (*apply)(carry_all_scan_plan *plan, carry_all_scan_view out, const carry_all_scan_map *map,
                   carry_all_scan_view S, carry_all_scan_view L, int64_t heads, int64_t columns);
-    /* out = what `first` and then `second` do: dense or diagonal, packed, transposed as the problem is. */
+    /* out = the map of `first` followed by `second`. Both are packed, dense or diagonal, and transposed if the problem
+       is. */
     void (*compose)(carry_all_scan_plan *plan, float *out, const float *second, const float *first, int64_t heads);
     /* out = gamma (I - W^T Y) */
     void (*densify)(carry_all_scan_plan *plan, float *out, const carry_all_scan_map *map, int64_t heads);
@@ -86,28 +89,29 @@ typedef struct carry_all_scan_arith {
                  int64_t columns);
     void (*unpack)(carry_all_scan_plan *plan, carry_all_scan_view to, const void *wire, int64_t heads, int64_t rows,
                    int64_t columns);
-    void (*walk)(carry_all_scan_plan *plan, const carry_all_scan_walk *walk); /* NULL: position by position */
-    void (*clear)(carry_all_scan_plan *plan, void *bytes, size_t count); /* zero bytes, that no strange ones leave */
+    void (*walk)(carry_all_scan_plan *plan, const carry_all_scan_walk *walk); /* NULL: walk position by position */
+    /* Writes zero bytes, so that no uninitialised ones are sent. */
+    void (*clear)(carry_all_scan_plan *plan, void *bytes, size_t count);
 } carry_all_scan_arith;
 
 typedef struct carry_all_scan_algorithm {
     const char *name, *about;
-    carry_span_site span; /* of its begins and ends */
-    bool cuts;            /* into blocks, as many as are asked for or pay */
-    /* Writes the reason into why (never empty) when it does not. */
+    carry_span_site span; /* span of its begin and end calls */
+    bool cuts;            /* it divides states into blocks: a given number, or one that it chooses */
+    /* Returns true if it applies; otherwise writes the reason, which is never empty, to `why`. */
     bool (*applies)(const carry_all_scan_shape *shape, int64_t blocks, char *why, size_t why_size);
     double (*cost)(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks);
-    int64_t (*requests)(const carry_all_scan_shape *shape, int64_t blocks); /* each way */
+    int64_t (*requests)(const carry_all_scan_shape *shape, int64_t blocks); /* requests in each direction */
     bool (*workspace)(const carry_all_scan_plan *plan, size_t *bytes);      /* false: overflow */
     carry_status (*begin)(carry_all_scan_plan *plan);
-    /* As far as it goes; *done once nothing is left. Waiting, it is. */
+    /* Goes as far as it can. Sets *done once nothing is left, which is always so with `wait`. */
     carry_status (*poll)(carry_all_scan_plan *plan, bool wait, bool *done);
 } carry_all_scan_algorithm;
 
 typedef enum carry_all_scan_state {
     CARRY_ALL_SCAN_IDLE,
     CARRY_ALL_SCAN_UNDER_WAY,
-    CARRY_ALL_SCAN_DONE, /* but not ended */
+    CARRY_ALL_SCAN_DONE, /* finished, but end was not called */
     CARRY_ALL_SCAN_FAILED,
 } carry_all_scan_state;
 
@@ -118,7 +122,7 @@ struct carry_all_scan_plan {
     carry_all_scan_shape shape;
     const carry_all_scan_algorithm *algorithm;
     const carry_all_scan_arith *arith;
-    void *arith_user; /* a simulator's */
+    void *arith_user; /* used by the simulator */
     carry_all_scan_machine machine;
     int64_t blocks;
     int position, tag;
@@ -128,32 +132,32 @@ struct carry_all_scan_plan {
     carry_request *receives, *sends; /* [requests] each */
     char about[256];
 
-    /* On a GPU (all_scan_device.c): roles of pairs are messages of their own, in host memory, since the CPU reads them;
-       work and messages are on a stream of the plan's own. */
-    carry_comm *host; /* of the same ranks; comm itself on the CPU */
+    /* On a GPU (all_scan_device.c). Roles of pairs are separate messages in host memory, since the CPU reads them. Work
+       and messages run on a separate stream of the plan. */
+    carry_comm *host; /* communicator of the same ranks on the host; equal to comm on the CPU */
     int device;
-    carry_stream *stream, *callers; /* the second while a function of the plan runs */
+    carry_stream *stream, *callers; /* callers: set while a function of the plan runs */
     carry_event *before, *reached, *after;
-    carry_event *closing, *left;               /* as the last two, of an end after arrive */
-    bool is_marked;                            /* `after` is recorded where the state was there */
+    carry_event *closing, *left;               /* as reached and after, for an end that follows arrive */
+    bool is_marked;                            /* `after` was recorded when the state was ready */
     bool arriving, has_arrived;                /* arrive is running, has run */
     carry_request *role_receives, *role_sends; /* [requests], as receives and sends */
     unsigned char *roles_got, *roles_sent;     /* [requests] */
-    carry_status broken;                       /* what the arithmetic could not do */
+    carry_status broken;                       /* the first error of the arithmetic */
 
-    /* The scan under way. */
+    /* State of the scan in progress. */
     carry_all_scan_state state;
     carry_all_scan_args args;
     void *area;                     /* the algorithm's part of the workspace */
-    float *scratch;                 /* of factors: [threads, rows, value] */
-    int64_t next;                   /* block, position or round that is not done yet */
-    int64_t posted, sent;           /* sends */
+    float *scratch;                 /* for maps given as factors: [threads, rows, value] */
+    int64_t next;                   /* the first block, position or round that is not done */
+    int64_t posted, sent;           /* sends that were posted, and those that have completed */
     carry_all_scan_role role;       /* of the pair so far (doubling) */
     carry_all_scan_role sent_role;  /* of the pair that is sent */
     carry_all_scan_role roles_seen; /* of this rank's own pair (heads) */
-    unsigned char *walked;          /* [ranks] (heads) */
-    const float *M;                 /* of it */
-    float *S;                       /* so far (gather) */
+    unsigned char *walked;          /* [ranks]: roles for the walk (heads) */
+    const float *M;                 /* map of the pair (doubling, heads) */
+    float *S;                       /* the state so far (gather) */
     carry_all_scan_counts counts;
 };
 
@@ -161,7 +165,7 @@ struct carry_all_scan_plan {
 const carry_all_scan_algorithm *carry_all_scan_at(int index);
 const carry_all_scan_algorithm *carry_all_scan_find(const char *name);
 
-/* Runs work that takes `seconds` on one thread, on all threads where that is faster. */
+/* True if work of `seconds` on one thread is faster on all threads. */
 static inline bool carry_all_scan_spreads(const carry_all_scan_machine *m, double seconds) {
     return m->speed > 1 && seconds / m->speed + m->fork < seconds;
 }
@@ -170,7 +174,7 @@ static inline double carry_all_scan_spread(const carry_all_scan_machine *m, doub
     return carry_all_scan_spreads(m, seconds) ? seconds / m->speed + m->fork : seconds;
 }
 
-/* Seconds of a message between ranks that are 2^i apart: without bytes, and of each byte. */
+/* Seconds for a message between ranks that are 2^i apart: for an empty one, and for each byte. */
 static inline double carry_all_scan_far_latency(const carry_all_scan_machine *m, int i) {
     const bool known = i < CARRY_COMM_FAR && m->far_latency[i] > 0;
     return known ? m->far_latency[i] : m->latency;
@@ -181,22 +185,24 @@ static inline double carry_all_scan_far_byte(const carry_all_scan_machine *m, in
     return 1.0 / (known ? m->far_bandwidth[i] : m->bandwidth);
 }
 
-/* all_scan_plan.c: how many nodes there are, by how many neighbours are as far apart as any; 1: all are near. */
+/* all_scan_plan.c: estimates the number of nodes from the share of neighbours with the slowest link; 1: all ranks are
+   near. */
 double carry_all_scan_nodes(const carry_all_scan_machine *machine, int ranks);
-/* all_scan_plan.c: seconds. *blocks 0: chosen, where the algorithm cuts. Pure. */
+/* all_scan_plan.c: returns the predicted seconds. If *blocks is 0 and the algorithm divides states, it chooses the
+   number. Has no side effects. */
 double carry_all_scan_predict(const carry_all_scan_algorithm *algorithm, const carry_all_scan_problem *problem,
                               int ranks, const carry_all_scan_machine *machine, int64_t *blocks);
 /* Sets algorithm, blocks, seconds and about of a plan whose machine is known. */
 carry_status carry_all_scan_choose(carry_all_scan_plan *plan, const carry_all_scan_options *options);
 void carry_all_scan_put_far(carry_all_scan_machine *machine, const carry_comm_rates *rates);
-/* Collective: the slowest of the ranks counts. */
+/* Measures the machine. Collective: the slowest rank counts. */
 carry_status carry_all_scan_measure(carry_all_scan_plan *plan);
 
-/* all_scan.c: a plan for a given machine (NULL: this one, measured) and another arithmetic. */
+/* all_scan.c: creates a plan for a given machine, or NULL to measure this one. */
 carry_status carry_all_scan_plan_new_on(carry_comm *comm, carry_all_scan_plan **plan,
                                         const carry_all_scan_problem *problem, const carry_all_scan_options *options,
                                         const carry_all_scan_machine *machine);
-/* The same without asking the other ranks, which are known to want the same. */
+/* The same without comparing with the other ranks, which are known to pass the same arguments. */
 carry_status carry_all_scan_plan_new_for(carry_comm *comm, carry_all_scan_plan **plan,
                                          const carry_all_scan_problem *problem, const carry_all_scan_options *options,
                                          const carry_all_scan_machine *machine);
@@ -210,17 +216,19 @@ carry_status carry_all_scan_check_args(const carry_all_scan_plan *plan, const ca
 carry_status carry_all_scan_agree(carry_comm *comm, const carry_all_scan_problem *problem,
                                   const carry_all_scan_options *options);
 
-/* all_scan_message.c: to and from positions. */
+/* all_scan_message.c: sends to, and receives from, a position. */
 carry_status carry_all_scan_send(carry_all_scan_plan *plan, int64_t request, const void *from, size_t bytes,
                                  int position);
 carry_status carry_all_scan_receive(carry_all_scan_plan *plan, int64_t request, void *to, size_t bytes, int position);
-/* *here once the request is over; waiting, it is. */
+/* Sets *here once the request has completed, which is always so with `wait`. */
 carry_status carry_all_scan_arrived(carry_all_scan_plan *plan, carry_request *request, bool wait, bool *here);
 
-/* A pair on the wire: a line of 64 bytes with the role, L, and the map, of `numbers` a head; 0: without. */
+/* The bytes of a pair in a message: a line of 64 bytes with the role, then L, then the map with `numbers` floats for
+   each head (0: no map). */
 #define CARRY_ALL_SCAN_LINE 64
 size_t carry_all_scan_pair_bytes(const carry_all_scan_problem *problem, int64_t numbers);
-/* Into a message that is about to be packed and sent; and from the one of a request that has arrived. */
+/* Write the role into a message that is about to be packed and sent; read it from the message of a completed
+   request. */
 void carry_all_scan_put_role(carry_all_scan_plan *plan, void *message, size_t bytes, carry_all_scan_role role);
 carry_all_scan_role carry_all_scan_get_role(const carry_all_scan_plan *plan, int64_t request, const void *message);
 carry_status carry_all_scan_send_pair(carry_all_scan_plan *plan, int64_t request, const void *from, size_t bytes,
@@ -229,44 +237,45 @@ carry_status carry_all_scan_receive_pair(carry_all_scan_plan *plan, int64_t requ
                                          int position);
 char *carry_all_scan_pair_L(void *message);
 char *carry_all_scan_pair_map(const carry_all_scan_problem *problem, void *message);
-bool carry_all_scan_fits(size_t bytes, char *why, size_t why_size); /* into one message of every kind */
+bool carry_all_scan_fits(size_t bytes, char *why, size_t why_size); /* true if `bytes` fit into one message */
 
-/* all_scan_device.c: a plan on a GPU. enter and leave around everything that puts work into streams. */
+/* all_scan_device.c: a plan on a GPU. enter and exit surround all code that enqueues work on streams. */
 carry_status carry_all_scan_device_open(carry_all_scan_plan *plan);
 void carry_all_scan_device_close(carry_all_scan_plan *plan);
 carry_status carry_all_scan_enter(carry_all_scan_plan *plan, bool begins);
 carry_status carry_all_scan_exit(carry_all_scan_plan *plan, bool ends);
-/* Seconds of a product and a composition of all heads, of a byte's handling, and of a position of a walk. */
+/* Seconds for a product and for a composition of all heads, bytes/s of packing, and seconds for a position of a
+   walk. */
 carry_status carry_all_scan_device_measure(carry_all_scan_plan *plan, double *product, double *compose, double *rate,
                                            double *step);
-/* cuda/all_scan.cu: a stream whose work goes before that of others, since other ranks wait for it. */
+/* cuda/all_scan.cu: creates a stream with high priority, since other ranks wait for its work. */
 carry_status carry_all_scan_stream_new(carry_ctx *ctx, carry_stream **stream, int device);
-/* The state is there: marks the place in the plan's stream. */
+/* Records in the plan's stream that the state is ready. */
 carry_status carry_all_scan_mark(carry_all_scan_plan *plan);
-/* all_scan.c: between begin and end, on a GPU: the caller's stream goes on with the state, while it is passed on. The
-   memory of the scan is its own until the end. */
+/* all_scan.c: called between begin and end on a GPU. The caller's stream continues once it has the state, while the
+   scan passes the state on. The scan uses its memory until the end. */
 carry_status carry_all_scan_arrive(carry_all_scan_plan *plan);
-/* Seconds that the caller's stream waited for the scan at its end, by events; waits for it. 0 on the CPU. */
+/* Seconds that the caller's stream waited at the end of the scan, measured by events; waits for them. 0 on the CPU. */
 carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds);
 
 /* cuda/all_scan.cu */
 extern const carry_all_scan_arith carry_all_scan_on_gpu;
 
-/* all_scan_apply.c: what `arith` does, counted and with its span. */
+/* all_scan_apply.c: calls of `arith` that also count work and open spans. */
 extern const carry_all_scan_arith carry_all_scan_real;
 void carry_all_scan_apply(carry_all_scan_plan *plan, carry_all_scan_view out, const carry_all_scan_map *map,
                           carry_all_scan_view S, carry_all_scan_view L, int64_t heads, int64_t columns);
 void carry_all_scan_compose(carry_all_scan_plan *plan, float *out, const float *second, const float *first,
                             int64_t heads);
-/* By arith's own walk where it has one. */
+/* Uses the walk of `arith` if it has one. */
 void carry_all_scan_walk_run(carry_all_scan_plan *plan, const carry_all_scan_walk *walk);
 /* Writes to out the state that leaves this rank, by its role, if S enters it. */
 void carry_all_scan_leave(carry_all_scan_plan *plan, carry_all_scan_view out, carry_all_scan_view S,
                           carry_all_scan_block block);
-/* state of the first position: initial, or zero. */
+/* Sets the state of position 0 to initial, or to zero. */
 void carry_all_scan_start(carry_all_scan_plan *plan);
 
-/* The rank at a position, and the other way round. */
+/* Converts a position to a rank, or a rank to a position. */
 static inline int carry_all_scan_rank(const carry_all_scan_plan *plan, int position) {
     return plan->shape.problem.reversed ? plan->shape.ranks - 1 - position : position;
 }
@@ -275,7 +284,7 @@ static inline bool carry_all_scan_is_last(const carry_all_scan_plan *plan) {
     return plan->position == plan->shape.ranks - 1;
 }
 
-/* Does anything of what enters leave? Without initial, nothing enters the first position. */
+/* The role of this rank's pair. Without `initial`, nothing enters position 0, so its map becomes a cut. */
 static inline carry_all_scan_role carry_all_scan_role_of(const carry_all_scan_plan *plan) {
     const bool nothing = plan->position == 0 && plan->args.initial.data == NULL;
     return nothing && plan->args.role == CARRY_ALL_SCAN_MAP ? CARRY_ALL_SCAN_CUT : plan->args.role;
@@ -285,11 +294,11 @@ static inline int64_t carry_all_scan_state_floats(const carry_all_scan_problem *
     return p->heads * p->key * p->value;
 }
 
-static inline size_t carry_all_scan_state_bytes(const carry_all_scan_problem *p) { /* on the wire */
+static inline size_t carry_all_scan_state_bytes(const carry_all_scan_problem *p) { /* bytes in a message */
     return (size_t)carry_all_scan_state_floats(p) * carry_dtype_size(p->wire);
 }
 
-/* Of one head, in memory: dense, also where it was factors; or diagonal. */
+/* Floats of one head's map in memory: dense (also for a map given as factors) or diagonal. */
 static inline int64_t carry_all_scan_map_floats(const carry_all_scan_problem *p) {
     return p->kind == CARRY_ALL_SCAN_DIAGONAL ? p->key : p->key * p->key;
 }
@@ -298,7 +307,7 @@ static inline carry_all_scan_block carry_all_scan_whole(const carry_all_scan_pro
     return (carry_all_scan_block){.head = 0, .heads = p->heads, .column = 0, .columns = p->value};
 }
 
-/* Of a whole state, and of a block in it. */
+/* Views of a whole state, and of a block in it. */
 static inline carry_all_scan_view carry_all_scan_packed(const carry_all_scan_problem *p, const void *data) {
     return (carry_all_scan_view){.data = (float *)data, .head = p->key * p->value, .row = p->value};
 }

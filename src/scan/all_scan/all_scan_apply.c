@@ -1,6 +1,6 @@
-/* The arithmetic of All-Scan over the CPU's kernels: M S + L for some heads and columns, products of maps, and numbers
-   onto the wire and back. Heads, and columns where there are fewer heads than threads, are split over the context's
-   threads. */
+/* The arithmetic of All-Scan with the CPU's kernels: M S + L for some heads and columns, products of maps, and
+   conversions to and from messages. Heads, and columns if there are fewer heads than threads, are divided among the
+   context's threads. */
 #include <string.h>
 
 #include "core/context.h"
@@ -8,7 +8,7 @@
 #include "ops/convert.h"
 #include "scan/all_scan/all_scan.h"
 
-#define COLUMNS 16 /* a piece for a thread is a multiple of it: what the kernels take at a time */
+#define COLUMNS 16 /* columns that kernels process at a time; a thread's piece is a multiple of it */
 
 typedef struct job {
     carry_all_scan_plan *plan;
@@ -17,7 +17,7 @@ typedef struct job {
     const float *first, *second;
     void *wire;
     int64_t rows, columns;
-    int64_t pieces, piece; /* of a head's columns: how many, and how wide */
+    int64_t pieces, piece; /* for each head: the number of pieces, and their columns */
 } job;
 
 static ptrdiff_t step(carry_all_scan_view view, int64_t head) {
@@ -41,7 +41,7 @@ static void apply_dense(const job *j, int64_t head, int64_t column, int64_t colu
                                                .a_transposed = p->transposed});
 }
 
-/* A row is an item, since rows of some columns are apart. */
+/* Each row is a separate call, since rows of some columns are not adjacent. */
 static void apply_diagonal(const job *j, int64_t head, int64_t column, int64_t columns) {
     const carry_all_scan_problem *p = &j->plan->shape.problem;
     j->plan->kernels->diagonal_apply(&(carry_diagonal_apply){.count = p->key,
@@ -103,7 +103,7 @@ static void apply_range(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Runs work of this many seconds on all threads if that is faster. */
+/* Runs work of `seconds` on all threads if that is faster. */
 static void spread(carry_all_scan_plan *plan, double seconds, int64_t items, carry_task task, job *j) {
     const bool spreads = carry_all_scan_spreads(&plan->machine, seconds);
     carry_parallel(plan->ctx, items, spreads ? 1 : items, task, j);
@@ -122,7 +122,7 @@ static void apply(carry_all_scan_plan *plan, carry_all_scan_view out, const carr
     spread(plan, seconds, heads * j.pieces, apply_range, &j);
 }
 
-/* Transposed, stored maps multiply the other way round: M2^T M1^T = (M1 M2)^T. */
+/* Stored maps that are transposed are multiplied in reverse order: M2^T M1^T = (M1 M2)^T. */
 static void compose_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
@@ -205,7 +205,7 @@ static void copy(carry_all_scan_plan *plan, carry_all_scan_view to, carry_all_sc
     }
 }
 
-/* How many numbers follow each other in the view, and how many such runs there are. */
+/* Sets *run to the number of contiguous floats in the view. Returns the number of such runs. */
 static int64_t runs_of(carry_all_scan_view view, int64_t heads, int64_t rows, int64_t columns, int64_t *run) {
     const bool rows_follow = rows == 1 || view.row == columns;
     const bool heads_follow = rows_follow && (heads == 1 || view.head == rows * columns);
@@ -221,7 +221,7 @@ static void wire_range(void *argument, int64_t begin, int64_t end, int worker) {
     const carry_dtype wire = j->plan->shape.problem.wire;
     int64_t run;
     const int64_t runs = runs_of(view, end - begin, j->rows, j->columns, &run);
-    const int64_t a_head = runs / (end - begin); /* 0: one run for all */
+    const int64_t a_head = runs / (end - begin); /* runs of a head; 0: one run covers all heads */
     char *bytes = (char *)j->wire + (size_t)(begin * j->rows * j->columns) * carry_dtype_size(wire);
     for (int64_t i = 0; i < runs; i++) {
         const int64_t head = begin + (a_head > 0 ? i / a_head : 0), row = a_head > 0 ? i % a_head : 0;
@@ -293,7 +293,7 @@ void carry_all_scan_compose(carry_all_scan_plan *plan, float *out, const float *
     carry_span_work(plan->ctx, flops, 0);
 }
 
-/* One position of a walk, by its role. */
+/* Processes one position of a walk according to its role. */
 static void walk_one(carry_all_scan_plan *plan, const carry_all_scan_walk *walk, int q) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const int64_t state = walk->heads * p->key * p->value, map = walk->heads * carry_all_scan_map_floats(p);

@@ -1,18 +1,18 @@
-/* Chain: each position hands the state on to the next, in blocks of columns, which do not depend on each other; while
-   one block is multiplied the one before travels. M never leaves its rank, and what a rank receives does not grow with
-   the number of ranks. "serial" is the chain in one block.
+/* Chain: each position passes the state on to the next, in blocks of columns, which are independent of each other.
+   While one block is multiplied, the one before it travels. M never leaves its rank, and the bytes that a rank receives
+   do not grow with the number of ranks. "serial" is the chain with one block.
 
-   Blocks are whole heads, and columns of heads only where there are more blocks than heads: a block of heads is
-   contiguous in memory, so f32 needs no copy at either end. A rank whose part is cut sends L at once; one that passes
-   the state on forwards the bytes it got. */
+   Blocks are whole heads, or columns of heads if there are more blocks than heads. A block of heads is contiguous in
+   memory, so f32 needs no copy at either end. A rank whose role is a cut sends L at once. A rank that passes the state
+   on forwards the bytes that it received. */
 #include "scan/all_scan/all_scan.h"
 
 typedef struct layout {
-    char *in, *out; /* wire */
-    float *block;   /* what leaves, before it is narrowed */
+    char *in, *out; /* message buffers */
+    float *block;   /* the state that leaves, before it is narrowed */
 } layout;
 
-/* Begin of part `index` of `parts` parts of count, whose sizes differ by at most one. */
+/* The start of part `index` when `count` is divided into `parts` parts whose sizes differ by at most one. */
 static int64_t part_begin(int64_t count, int64_t parts, int64_t index) {
     const int64_t each = count / parts, rest = count % parts;
     return each * index + (index < rest ? index : rest);
@@ -24,7 +24,7 @@ static carry_all_scan_block block_at(const carry_all_scan_problem *p, int64_t bl
         return (carry_all_scan_block){
             .head = head, .heads = part_begin(p->heads, blocks, index + 1) - head, .columns = p->value};
     }
-    /* The last `rest` heads have one block more than the others, so that block 0 is as large as any. */
+    /* The last `blocks % heads` heads have one block more than the others, so that block 0 is one of the largest. */
     const int64_t each = blocks / p->heads, few = p->heads - blocks % p->heads;
     const bool early = index < few * each;
     const int64_t head = early ? index / each : few + (index - few * each) / (each + 1);
@@ -42,7 +42,7 @@ static int64_t largest_block(const carry_all_scan_problem *p, int64_t blocks) {
     return block_floats(p, block_at(p, blocks, 0));
 }
 
-/* Numbers on the wire before those of this block. */
+/* The number of floats before this block in the message layout. */
 static int64_t block_offset(const carry_all_scan_problem *p, carry_all_scan_block block) {
     return block.head * p->key * p->value + p->key * block.column;
 }
@@ -51,7 +51,7 @@ static bool is_contiguous(const carry_all_scan_problem *p, carry_all_scan_block 
     return block.columns == p->value;
 }
 
-/* Blocks that are sent and received where they lie. */
+/* True if the block is sent and received without a copy. */
 static bool is_in_place(const carry_all_scan_problem *p, carry_all_scan_block block) {
     return p->wire == CARRY_F32 && is_contiguous(p, block);
 }
@@ -75,14 +75,14 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
     return carry_all_scan_fits((size_t)largest_block(p, blocks) * carry_dtype_size(p->wire), why, why_size);
 }
 
-/* P-1 hops for the first block; for each block after it the time of a stage where that is slowest: its latency passes
-   meanwhile. */
+/* P-1 hops for the first block, plus the time of the slowest stage for each further block. The latency of further
+   blocks is hidden. */
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks) {
     const carry_all_scan_problem *p = &shape->problem;
     const carry_all_scan_block block = block_at(p, blocks, 0);
     const double numbers = (double)block_floats(p, block), wire = (double)carry_dtype_size(p->wire);
     const double handled = is_in_place(p, block) ? 0.0 : 2.0 * numbers * (sizeof(float) + wire);
-    /* Kernels take 16 columns at a time: fewer cost as much. */
+    /* Kernels process 16 columns at a time, so fewer columns cost as much. */
     const double columns = (double)((block.columns + 15) / 16 * 16), all = (double)((p->value + 15) / 16 * 16);
     const double product = carry_all_scan_spread(machine, machine->product * (double)block.heads * columns / all);
     const double work = product + handled / machine->memory;
@@ -104,7 +104,7 @@ static bool workspace(const carry_all_scan_plan *plan, size_t *bytes) {
     return carry_arena_total(&arena, bytes);
 }
 
-/* Where block arrives: in the state itself, or on the wire. */
+/* The address at which a block arrives: in the state itself, or in the message buffer. */
 static void *arrives_at(const carry_all_scan_plan *plan, const layout *l, carry_all_scan_block block) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     if (is_in_place(p, block)) {
@@ -121,7 +121,7 @@ static carry_status send_block(carry_all_scan_plan *plan, const void *from, carr
     return CARRY_OK;
 }
 
-/* Sends numbers that stay as they are until the end. */
+/* Sends floats that do not change until the end of the scan. */
 static carry_status send_view(carry_all_scan_plan *plan, const layout *l, const void *whole, carry_all_scan_block block,
                               int64_t index) {
     const carry_all_scan_problem *p = &plan->shape.problem;
@@ -134,7 +134,7 @@ static carry_status send_view(carry_all_scan_plan *plan, const layout *l, const 
     return send_block(plan, wire, block, index);
 }
 
-/* M S + L of a block, onto the wire; and into `leaving` where it is wanted. */
+/* Computes M S + L of a block into the message buffer, and into `leaving` if that is wanted. */
 static carry_status send_product(carry_all_scan_plan *plan, const layout *l, carry_all_scan_view S,
                                  carry_all_scan_block block, int64_t index) {
     const carry_all_scan_problem *p = &plan->shape.problem;
@@ -144,7 +144,7 @@ static carry_status send_product(carry_all_scan_plan *plan, const layout *l, car
                              block);
         return send_view(plan, l, plan->args.leaving.data, block, index);
     }
-    const bool is_f32 = p->wire == CARRY_F32; /* then the product is made on the wire */
+    const bool is_f32 = p->wire == CARRY_F32; /* then the product is written directly to the message buffer */
     const carry_all_scan_view out = {
         .data = is_f32 ? (float *)wire : l->block, .head = p->key * block.columns, .row = block.columns};
     carry_all_scan_leave(plan, out, S, block);
@@ -154,7 +154,7 @@ static carry_status send_product(carry_all_scan_plan *plan, const layout *l, car
     return send_block(plan, wire, block, index);
 }
 
-/* The block of the state is there: what leaves goes on. */
+/* Called when a block of the state has arrived: sends the block that leaves. */
 static carry_status pass_on(carry_all_scan_plan *plan, const layout *l, carry_all_scan_block block, int64_t index) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const carry_all_scan_role role = carry_all_scan_role_of(plan);
@@ -167,7 +167,7 @@ static carry_status pass_on(carry_all_scan_plan *plan, const layout *l, carry_al
         carry_all_scan_leave(plan, carry_all_scan_view_at(carry_all_scan_packed(p, plan->args.leaving.data), block), S,
                              block);
     }
-    if (!sends || role == CARRY_ALL_SCAN_CUT) { /* L has been sent */
+    if (!sends || role == CARRY_ALL_SCAN_CUT) { /* then L has already been sent */
         return CARRY_OK;
     }
     return plan->position > 0 ? send_block(plan, arrives_at(plan, l, block), block, index)
@@ -212,7 +212,7 @@ static carry_status poll_blocks(carry_all_scan_plan *plan, bool wait, bool *done
             }
         }
         if (plan->next + 1 == plan->blocks) {
-            CARRY_TRY(carry_all_scan_mark(plan)); /* what is passed on comes behind it */
+            CARRY_TRY(carry_all_scan_mark(plan)); /* the blocks that are passed on come later in the stream */
         }
         CARRY_TRY(pass_on(plan, &l, block, plan->next));
     }

@@ -1,4 +1,4 @@
-/* Checks on problems and arguments, and that the ranks want the same. */
+/* Checks of problems and arguments, and the comparison between ranks. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "scan/all_scan/all_scan.h"
 #include "scan/check.h"
 
-#define MAX_SIZE ((int64_t)1 << 40) /* far beyond any in use */
+#define MAX_SIZE ((int64_t)1 << 40) /* far beyond any size in use */
 #define WORD 192
 #define DIFFERENCES 400
 
@@ -29,7 +29,7 @@ static carry_status check_sizes(carry_ctx *ctx, const carry_all_scan_problem *pr
     const int64_t state[] = {problem->heads, problem->key, problem->value};
     const int64_t map[] = {problem->heads, problem->key, problem->key};
     const int64_t factors[] = {problem->heads, sizes[3], problem->key};
-    const int64_t scratch[] = {sizes[3], problem->value, 1024}; /* threads */
+    const int64_t scratch[] = {sizes[3], problem->value, 1024}; /* 1024: most threads */
     size_t bytes;
     if (!carry_size_product(&bytes, state, 3, 64) || !carry_size_product(&bytes, map, 3, 64) ||
         !carry_size_product(&bytes, factors, 3, 64) || !carry_size_product(&bytes, scratch, 3, 64)) {
@@ -70,7 +70,7 @@ carry_status carry_all_scan_check_problem(carry_ctx *ctx, const carry_all_scan_p
 
 static void write_word(char word[WORD], const carry_all_scan_problem *p, const carry_all_scan_options *o) {
     static const char *const kinds[] = {"dense", "diagonal", "factors"};
-    memset(word, 0, WORD); /* all of it travels */
+    memset(word, 0, WORD); /* all bytes of it are sent */
     (void)snprintf(word, WORD,
                    "%s h%" PRId64 " k%" PRId64 " v%" PRId64 " rows %" PRId64 " %s%s%s, %.24s in %" PRId64
                    " blocks, tag %d",
@@ -79,7 +79,7 @@ static void write_word(char word[WORD], const carry_all_scan_problem *p, const c
                    p->transposed ? " transposed" : "", o->algorithm != NULL ? o->algorithm : "any", o->blocks, o->tag);
 }
 
-/* Every rank reads the same words, so all of them say the same. */
+/* Every rank reads the same words, so all ranks return the same result. */
 static carry_status compare(carry_comm *comm, const char *words) {
     char text[DIFFERENCES];
     int used = 0, differing = 0;
@@ -89,7 +89,7 @@ static carry_status compare(carry_comm *comm, const char *words) {
             continue;
         }
         differing++;
-        if (used < (int)sizeof text / 2) { /* the first ones are named */
+        if (used < (int)sizeof text / 2) { /* only the first differences are listed */
             used += snprintf(text + used, sizeof text - (size_t)used, ", rank %d '%.*s'", rank, WORD - 1, word);
             used = used < (int)sizeof text ? used : (int)sizeof text - 1;
         }
@@ -138,7 +138,7 @@ static carry_status check_tensor(const carry_all_scan_plan *plan, const char *na
     return CARRY_OK;
 }
 
-/* One that is read: state does not overlap it, and leaving only where it may be the same. */
+/* Checks an input: it must not overlap state, and may overlap leaving only if `same` allows equal views. */
 static carry_status check_input(const carry_all_scan_plan *plan, const carry_all_scan_args *args, const char *name,
                                 const carry_tensor *tensor, int rank, const int64_t *shape, bool same) {
     CARRY_TRY(check_tensor(plan, name, tensor, rank, shape));

@@ -1,7 +1,7 @@
-/* Plans whose states are in memory of a GPU. Products, copies and messages are put into a stream of the plan's own,
-   which starts after what the caller's stream had been given at begin; at the end the caller's stream goes on after it.
-   So states travel while the caller's stream computes, and the CPU waits for other ranks' CPUs alone. The stream is the
-   context's while a function of the plan runs: messages and kernels are put there by what knows nothing of plans. */
+/* Plans whose states are in GPU memory. Products, copies and messages are enqueued on a separate stream of the plan. It
+   starts after the work that was on the caller's stream at begin, and at the end the caller's stream waits for it. So
+   states travel while the caller's stream computes, and the CPU waits only for the CPUs of other ranks. While a
+   function of the plan runs, this stream is the context's stream, since messages and kernels use that one. */
 #include <math.h>
 
 #include "carry/device.h"
@@ -12,7 +12,7 @@
 #define TRIES 5
 
 #ifndef CARRY_HAVE_CUDA
-const carry_all_scan_arith carry_all_scan_on_gpu; /* no device above 0 is there */
+const carry_all_scan_arith carry_all_scan_on_gpu; /* never used: no device above 0 exists */
 
 carry_status carry_all_scan_stream_new(carry_ctx *ctx, carry_stream **stream, int device) {
     return carry_stream_new(ctx, stream, device);
@@ -52,7 +52,8 @@ carry_status carry_all_scan_enter(carry_all_scan_plan *plan, bool begins) {
     if (begins) {
         CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->before, plan->callers));
         CARRY_TRY(carry_stream_after(plan->ctx, plan->device, plan->stream, plan->before));
-    } else { /* what the caller has done meanwhile: the last of these, before the CPU waits for other ranks, counts */
+    } else { /* marks the caller's work so far; the last mark before the CPU waits for other ranks is the one that
+                counts */
         CARRY_TRY(carry_event_record(plan->ctx, plan->device, plan->has_arrived ? plan->closing : plan->reached,
                                      plan->callers));
     }
@@ -94,14 +95,14 @@ carry_status carry_all_scan_exposed(carry_all_scan_plan *plan, double *seconds) 
     return CARRY_OK;
 }
 
-/* Seconds of a position of a walk over some, of the heads that a rank takes. */
+/* Measures the seconds for one position of a walk over a rank's share of heads. */
 static carry_status time_walk(carry_all_scan_plan *plan, double *seconds) {
     enum { FEW = 1, MANY = 9 };
     const carry_all_scan_problem *p = &plan->shape.problem;
     const int64_t heads = (p->heads + plan->shape.ranks - 1) / plan->shape.ranks;
     const int64_t state = heads * p->key * p->value, map = heads * carry_all_scan_map_floats(p);
     const size_t bytes = (size_t)(MANY * (2 * state + map)) * sizeof(float);
-    unsigned char role[MANY] = {CARRY_ALL_SCAN_CUT}; /* then maps */
+    unsigned char role[MANY] = {CARRY_ALL_SCAN_CUT}; /* a cut, then maps */
     double least[2] = {INFINITY, INFINITY};
     void *data;
     CARRY_TRY(carry_device_alloc(plan->ctx, &data, plan->device, bytes));
@@ -122,7 +123,7 @@ static carry_status time_walk(carry_all_scan_plan *plan, double *seconds) {
     return status;
 }
 
-/* Least seconds of one launch, with the wait for it. */
+/* The least seconds for one launch, including the wait for it. */
 static carry_status time_one(carry_all_scan_plan *plan, float *data, int which, double *seconds) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const int64_t state = carry_all_scan_state_floats(p), map = p->heads * carry_all_scan_map_floats(p);

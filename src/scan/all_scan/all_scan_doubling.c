@@ -1,23 +1,24 @@
-/* Doubling: in round r a position sends what the 2^r positions up to it do together, as one pair (M, L), to the one 2^r
-   after it, which composes. After log2 (P-1) rounds each holds the state that leaves it, and hands it to the next.
+/* Doubling: in round r, each position sends the combined effect of the 2^r positions up to it, as one pair (M, L), to
+   the position 2^r after it, which composes the pairs. After log2 (P-1) rounds each position holds the state that
+   leaves it, and hands it over to the next.
 
-   The first position folds `initial` into its L, so a pair that reaches back to it is complete: its M is zero and does
-   not travel, and who gets it is complete too. That is known from position and round. The last position's own pair is
-   of use to nobody: it only receives, at the end. A cut is M = 0 and a rank without tokens M = 1, as roles of pairs.
+   Position 0 folds `initial` into its L, so a pair that reaches back to it is complete: its M is zero and is not sent,
+   and its receiver is complete too. Position and round determine this. No rank needs the pair of the last position: it
+   only receives, at the end. A cut is M = 0 and a rank without tokens M = 1, as roles of pairs.
 
-   Factors are made dense: composed ones would grow. Transposed maps stay as they are stored, and are composed the other
-   way round. */
+   Maps given as factors are made dense, since composed factors would grow. Transposed maps stay as stored and are
+   composed in reverse order. */
 #include "scan/all_scan/all_scan.h"
 
 typedef struct layout {
     char *out;
-    char *in;           /* of all rounds, and of the hand-over */
-    float *L, *M[2];    /* the pair so far; M takes turns */
+    char *in;           /* messages of all rounds, then of the hand-over */
+    float *L, *M[2];    /* the pair so far; two buffers alternate for M */
     float *L_in, *M_in; /* of a group of heads, f32 */
     int64_t group;
 } layout;
 
-/* ceil(log2(P - 1)): what the positions but the last need. */
+/* ceil(log2(P - 1)): the rounds that all positions but the last need. */
 static int rounds_of(int ranks) {
     int rounds = 0;
     while (((int64_t)1 << rounds) < ranks - 1) {
@@ -34,7 +35,8 @@ static size_t bytes_from(const carry_all_scan_problem *p, int64_t position, int 
     return carry_all_scan_pair_bytes(p, is_complete(position, round) ? 0 : carry_all_scan_map_floats(p));
 }
 
-/* The position that a round's message comes from or goes to, or -1. Round `rounds` is the hand-over to the next. */
+/* The position that a round's message comes from or goes to, or -1. Round `rounds` is the hand-over to the next
+   position. */
 static int64_t sender(const carry_all_scan_plan *plan, int round) {
     const int rounds = rounds_of(plan->shape.ranks);
     if (round == rounds) {
@@ -53,7 +55,7 @@ static int64_t receiver(const carry_all_scan_plan *plan, int round) {
     return to < last ? to : -1;
 }
 
-/* The hand-over is always of a complete pair. */
+/* The hand-over always sends a complete pair. */
 static size_t message_bytes(const carry_all_scan_plan *plan, int64_t position, int round) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     return round == rounds_of(plan->shape.ranks) ? carry_all_scan_pair_bytes(p, 0) : bytes_from(p, position, round);
@@ -98,7 +100,7 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
     return carry_all_scan_fits(carry_all_scan_pair_bytes(&shape->problem, numbers), why, why_size);
 }
 
-/* A message of a round, at both ends. */
+/* The cost of a round's message, including packing and unpacking. */
 static double message_cost(const carry_all_scan_problem *p, const carry_all_scan_machine *machine, int round,
                            int64_t numbers) {
     const double widening = 2.0 * (1.0 + sizeof(float) / (double)carry_dtype_size(p->wire));
@@ -113,9 +115,9 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     if (shape->ranks == 1) {
         return product;
     }
-    double seconds = product + message_cost(p, machine, 0, 0); /* folding in, handing over */
+    double seconds = product + message_cost(p, machine, 0, 0); /* folding `initial` in, and the hand-over */
     for (int round = 0; round < rounds_of(shape->ranks); round++) {
-        const bool composes = (int64_t)2 << round <= shape->ranks - 2; /* another rank does */
+        const bool composes = (int64_t)2 << round <= shape->ranks - 2; /* some rank still composes maps in this round */
         const int64_t numbers = composes ? carry_all_scan_map_floats(p) : 0;
         seconds += product + (composes ? carry_all_scan_spread(machine, heads * machine->compose) : 0.0) +
                    message_cost(p, machine, round, numbers);
@@ -139,7 +141,7 @@ static carry_all_scan_view map_view(const carry_all_scan_problem *p, const float
     return (carry_all_scan_view){.data = (float *)M, .head = numbers, .row = numbers};
 }
 
-/* The pair of this rank alone. */
+/* Sets the pair to this rank's own. */
 static void start_pair(carry_all_scan_plan *plan, const layout *l) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const carry_all_scan_view L = carry_all_scan_packed(p, l->L);
@@ -175,7 +177,7 @@ static carry_status send_pair(carry_all_scan_plan *plan, const layout *l, int ro
     return carry_all_scan_send_pair(plan, 0, l->out, bytes, (int)to);
 }
 
-/* This pair maps nothing yet: it becomes the one that came. */
+/* The pair so far is the identity: it becomes the received one. */
 static void take_pair(carry_all_scan_plan *plan, const layout *l, char *message, carry_all_scan_role role) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     plan->role = role;
@@ -190,7 +192,7 @@ static void take_pair(carry_all_scan_plan *plan, const layout *l, char *message,
     }
 }
 
-/* L = M L' + L and M = M M', of a pair (M', L') that comes before this one. */
+/* L = M L' + L and M = M M', where the received pair (M', L') comes before this one. */
 static void compose_pair(carry_all_scan_plan *plan, const layout *l, char *message, bool is_cut) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const carry_all_scan_kind kind =
@@ -217,7 +219,7 @@ static void compose_pair(carry_all_scan_plan *plan, const layout *l, char *messa
     plan->role = is_cut ? CARRY_ALL_SCAN_CUT : CARRY_ALL_SCAN_MAP;
 }
 
-/* Where no M has come, it is not believed that there is one. */
+/* Composes a round's pair. If the message has no M, the role in it is ignored and the pair is a cut. */
 static void combine(carry_all_scan_plan *plan, const layout *l, int round) {
     char *message = message_of(plan, l, round);
     const carry_all_scan_role role =
@@ -261,7 +263,7 @@ static void finish_state(carry_all_scan_plan *plan, const layout *l, char *messa
     }
 }
 
-/* The one send buffer is packed anew in each round: the send before must be over. */
+/* There is one send buffer for all rounds, so the previous send must have completed before it is packed again. */
 static carry_status poll_rounds(carry_all_scan_plan *plan, bool wait, bool *done) {
     const layout l = layout_of(plan);
     const int rounds = rounds_of(plan->shape.ranks);

@@ -1,12 +1,12 @@
 /* Gather: LASP-2's all-gather, with transitions. Every position sends its pair (M, L) to all later ones, and each
-   applies the pairs of those before it, in order, as they arrive: K K V a pair, never M M. One message deep, but what
-   a rank receives and computes grows with the number of ranks.
+   position applies the pairs of those before it in order, as they arrive: K K V for each pair, never M M. The depth is
+   one message, but the bytes that a rank receives and its work grow with the number of ranks.
 
-   Better than an all-gather by what can be left out: pairs go to later positions only; the first one folds `initial`
-   in and sends no M; factors travel as factors where that is less. */
+   It sends less than an all-gather: pairs go only to later positions, position 0 folds `initial` in and sends no M, and
+   maps given as factors are sent as factors if that is smaller. */
 #include "scan/all_scan/all_scan.h"
 
-#define AT_ONCE 2 /* sends */
+#define AT_ONCE 2 /* sends in flight at once */
 
 typedef struct layout {
     char *out;
@@ -54,13 +54,14 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
     return carry_all_scan_fits(pair_bytes(&shape->problem, shape->ranks > 1), why, why_size);
 }
 
-/* The way of one more pair: AT_ONCE of them are under way at a time, so each waits its part of the latency. */
+/* The time of each further pair. AT_ONCE pairs are in flight at a time, so each waits for its share of the latency. */
 static double travel_cost(const carry_all_scan_machine *machine, int far, double bytes) {
     return machine->overhead + carry_all_scan_far_latency(machine, far) / AT_ONCE +
            bytes * carry_all_scan_far_byte(machine, far);
 }
 
-/* The last position: its P-1 pairs come over one link, from near and far, and are applied while later ones come. */
+/* The cost of the last position: its P-1 pairs arrive over one link, from near and far, and are applied while later
+   ones arrive. */
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *machine, int64_t blocks) {
     (void)blocks;
     const carry_all_scan_problem *p = &shape->problem;
@@ -143,7 +144,7 @@ static void put_pair(carry_all_scan_plan *plan, const layout *l) {
     }
 }
 
-/* The map of some heads in a message, widened where it must be. */
+/* The map of some heads in a message, converted to f32 if needed. */
 static carry_all_scan_map get_map(carry_all_scan_plan *plan, const layout *l, const char *wire, int64_t head,
                                   int64_t heads) {
     const carry_all_scan_problem *p = &plan->shape.problem;
@@ -168,7 +169,7 @@ static carry_all_scan_map get_map(carry_all_scan_plan *plan, const layout *l, co
         .kind = p->kind == CARRY_ALL_SCAN_DIAGONAL ? CARRY_ALL_SCAN_DIAGONAL : CARRY_ALL_SCAN_DENSE, .M = parts[0]};
 }
 
-/* S = M S + L of the pair that has come, from one of two states into the other. */
+/* S = M S + L with a received pair, from one of two states into the other. */
 static void apply_pair(carry_all_scan_plan *plan, const layout *l, int position) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     char *message = pair_at(p, l, position);
@@ -196,8 +197,8 @@ static void apply_pair(carry_all_scan_plan *plan, const layout *l, int position)
     plan->S = out;
 }
 
-/* The position that gets this one's pair in a step: the last one gets pair after pair in the order it needs them, and
-   in every step each position gets about one, so that no link has to deliver to many at once. */
+/* The position that receives this position's pair in a step. The last position receives the pairs in the order in which
+   it needs them. In every step each position receives about one pair, so that no link delivers to many at once. */
 static int receiver_at(const carry_all_scan_plan *plan, int64_t step) {
     const int64_t others = plan->shape.ranks - 1 - plan->position;
     const int64_t before_last = (step - plan->position % others + others) % others;
@@ -223,7 +224,7 @@ static carry_status begin(carry_all_scan_plan *plan) {
     if (plan->position == 0) {
         carry_all_scan_start(plan);
     }
-    /* Without cuts the last of position - 1 products then ends in the state. */
+    /* Without cuts, the last of the position - 1 products then writes to the state. */
     plan->S = plan->position > 0 && plan->position % 2 == 0 ? l.other : plan->args.state.data;
     if (!carry_all_scan_is_last(plan)) {
         put_pair(plan, &l);
@@ -241,14 +242,14 @@ static void finish_state(carry_all_scan_plan *plan, const layout *l) {
         return;
     }
     const carry_all_scan_view leaving = carry_all_scan_packed(p, plan->args.leaving.data);
-    if (plan->position == 0 && plan->posted > 0) { /* it has been made to be sent */
+    if (plan->position == 0 && plan->posted > 0) { /* it was already computed in order to be sent */
         plan->arith->copy(plan, leaving, carry_all_scan_packed(p, l->other), p->heads, p->key, p->value);
     } else {
         carry_all_scan_leave(plan, leaving, state, carry_all_scan_whole(p));
     }
 }
 
-/* Sends that are over make room for others. */
+/* Checks for completed sends, and posts others in their place. */
 static carry_status poll_sends(carry_all_scan_plan *plan, const layout *l, bool wait, bool *over) {
     bool here = true;
     *over = false;
@@ -271,7 +272,7 @@ static carry_status poll_pairs(carry_all_scan_plan *plan, bool wait, bool *done)
         CARRY_TRY(carry_all_scan_arrived(plan, &plan->receives[plan->next], false, &here));
         if (!here) {
             bool over;
-            CARRY_TRY(poll_sends(plan, &l, wait, &over)); /* later positions must not wait for what comes here */
+            CARRY_TRY(poll_sends(plan, &l, wait, &over)); /* later positions must not wait for what arrives here */
             CARRY_TRY(carry_all_scan_arrived(plan, &plan->receives[plan->next], wait, &here));
         }
         if (!here) {

@@ -1,22 +1,22 @@
-/* Heads: every position takes the scan of some heads over all positions. Each sends to each its pair (M, L) of that
-   one's heads, and gets back the states of its own position: two exchanges between all ranks, whatever the
-   number of ranks, and each rank receives (P-1)/P of one pair and of one state. The walk over positions is one launch
-   on a GPU.
+/* Heads: every position scans some heads over all positions. Each position sends to each other position its pair (M, L)
+   for that one's heads, and gets back the states of its own position. This takes two exchanges between all ranks, for
+   any number of ranks, and each rank receives (P-1)/P of one pair and of one state. The walk over positions is one
+   launch on a GPU.
 
-   Inside a node latency decides: the chain waits for P-1 messages one after the other, this for two; gathering has
-   every rank receive and apply all pairs, this a P-th of them. Beyond a node its messages are small, and there are
-   many.
+   Inside a node, latency decides: the chain waits for P-1 messages one after the other, this algorithm for two. With
+   gather, every rank receives and applies all pairs; here it is a P-th of them. Across nodes, the messages are many and
+   small.
 
-   A cut is M = 0 and a rank without tokens M = 1, as roles of pairs; the first position folds `initial` in. Factors are
-   made dense. */
+   A cut is M = 0 and a rank without tokens M = 1, as roles of pairs; position 0 folds `initial` in. Maps given as
+   factors are made dense. */
 #include "scan/all_scan/all_scan.h"
 
 typedef struct layout {
-    char *out, *in;       /* pairs, by position: what others get of this one, what this one gets of others */
-    char *back, *arrived; /* states, likewise */
-    float *states; /* [ranks, own heads, K, V]: first those that leave each position, later those that enter it */
-    float *map;    /* of this rank, dense, where it was factors */
-    float *L, *M;  /* of a pair, f32 */
+    char *out, *in;       /* pairs by position: those that others receive, those that this one receives */
+    char *back, *arrived; /* states, sent and received in the same way */
+    float *states; /* [ranks, own heads, K, V]: first the states that leave each position, later those that enter it */
+    float *map;    /* this rank's map made dense, if it was given as factors */
+    float *L, *M;  /* one pair in f32 */
 } layout;
 
 static int64_t first_head(const carry_all_scan_plan *plan, int position) {
@@ -35,7 +35,7 @@ static size_t padded(size_t bytes) {
     return (bytes + CARRY_ALIGN - 1) / CARRY_ALIGN * CARRY_ALIGN;
 }
 
-/* The message of `heads` heads from a position; the first position's has no map. */
+/* The bytes of a message with `heads` heads from a position. Position 0 sends no map. */
 static size_t pair_bytes(const carry_all_scan_problem *p, int64_t heads, int position) {
     carry_all_scan_problem some = *p;
     some.heads = heads;
@@ -46,7 +46,7 @@ static size_t state_bytes(const carry_all_scan_problem *p, int64_t heads) {
     return (size_t)(heads * p->key * p->value) * carry_dtype_size(p->wire);
 }
 
-/* Room for each position's message is as large as the largest. */
+/* The buffer for each position's message has the size of the largest. */
 static size_t pair_room(const carry_all_scan_plan *plan) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     return pair_bytes(p, most_heads(p, plan->shape.ranks), 1);
@@ -85,9 +85,9 @@ static bool applies(const carry_all_scan_shape *shape, int64_t blocks, char *why
                                why_size);
 }
 
-/* Messages of all to all meet at ports, and those behind one that waits wait too: by how much longer they take, as it
-   was simulated (docs/attempts/ranks.md). The more nodes the longer where all ranks have heads, and longer still where
-   some have one more than others. */
+/* All-to-all messages compete for ports, and messages behind one that waits are delayed too. Returns the factor by
+   which they take longer, from simulations (docs/attempts/ranks.md). If all ranks have heads, it grows with the number
+   of nodes, and more so if some ranks have one head more than others. */
 static double crowding(const carry_all_scan_shape *shape, double nodes) {
     const int64_t heads = shape->problem.heads;
     if (nodes < 2.5) {
@@ -96,7 +96,8 @@ static double crowding(const carry_all_scan_shape *shape, double nodes) {
     return heads < shape->ranks ? 1.5 : 1.3 + (heads % shape->ranks != 0 ? 0.25 : 0.1) * (nodes < 8 ? nodes : 8);
 }
 
-/* Two exchanges, each a latency of the farthest and what a rank's link carries; the walk, a product a position. */
+/* Two exchanges, each with the latency of the farthest pair and the bytes of a rank's link, plus the walk with one
+   product for each position. */
 static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machine *m, int64_t blocks) {
     (void)blocks;
     const carry_all_scan_problem *p = &shape->problem;
@@ -114,7 +115,8 @@ static double cost(const carry_all_scan_shape *shape, const carry_all_scan_machi
     const double messages = 2.0 * (carry_all_scan_far_latency(m, far) + (others - 1.0) * m->message);
     const double walk = m->start + others * (m->step > 0 ? m->step : product);
     const double nodes = carry_all_scan_nodes(m, shape->ranks);
-    const double beyond = nodes > 1 ? (shape->ranks - shape->ranks / nodes) / others : 1.0; /* to other nodes */
+    /* Share of messages to other nodes. */
+    const double beyond = nodes > 1 ? (shape->ranks - shape->ranks / nodes) / others : 1.0;
     const double byte = beyond * carry_all_scan_far_byte(m, far) + (nodes > 1 ? (1.0 - beyond) / m->near_bandwidth : 0);
     return messages + crowding(shape, nodes) * bytes * byte + handled + walk;
 }
@@ -135,7 +137,7 @@ static carry_all_scan_view map_view(const carry_all_scan_problem *p, const float
     return (carry_all_scan_view){.data = (float *)M, .head = numbers, .row = numbers};
 }
 
-/* This position's pair of another's heads, into its message. The first position's is a state. */
+/* Writes this position's pair for another position's heads into its message. Position 0 sends a state. */
 static void put_pair(carry_all_scan_plan *plan, const layout *l, int to) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const carry_all_scan_role role = plan->role;
@@ -145,7 +147,7 @@ static void put_pair(carry_all_scan_plan *plan, const layout *l, int to) {
     some.heads = heads;
     const carry_all_scan_block block = {.head = head, .heads = heads, .columns = p->value};
     carry_all_scan_put_role(plan, message, pair_bytes(p, heads, plan->position), role);
-    if (plan->position == 0) { /* folded in */
+    if (plan->position == 0) { /* the pair is folded into a state */
         const carry_all_scan_view L = carry_all_scan_packed(p, l->states);
         carry_all_scan_leave(plan, L, carry_all_scan_view_at(carry_all_scan_packed(p, plan->args.state.data), block),
                              block);
@@ -190,7 +192,8 @@ static carry_status begin(carry_all_scan_plan *plan) {
         plan->arith->densify(plan, l.map, &map, p->heads);
         plan->M = l.map;
     }
-    for (int step = 1; step <= ranks && self < ranks - 1; step++) { /* the next first, itself last */
+    /* Starts with the next position, ends with itself. */
+    for (int step = 1; step <= ranks && self < ranks - 1; step++) {
         const int to = (self + step) % ranks;
         if (heads_of(plan, to) == 0) {
             continue;
@@ -205,7 +208,7 @@ static carry_status begin(carry_all_scan_plan *plan) {
     return CARRY_OK;
 }
 
-/* The pairs of this rank's heads, unpacked: a walk wants them in f32. */
+/* Unpacks the pair of a position for this rank's heads to f32, which a walk needs. */
 static void take_pair(carry_all_scan_plan *plan, const layout *l, int position, carry_all_scan_walk *walk) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const int64_t own = heads_of(plan, plan->position), state = own * p->key * p->value;
@@ -227,7 +230,7 @@ static void take_pair(carry_all_scan_plan *plan, const layout *l, int position, 
     }
 }
 
-/* states[q] = what leaves position q, of this rank's heads. */
+/* states[q] = the state that leaves position q, for this rank's heads. */
 static carry_status walk_positions(carry_all_scan_plan *plan, const layout *l) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const int64_t own = heads_of(plan, plan->position);
@@ -262,7 +265,7 @@ static void finish_state(carry_all_scan_plan *plan, const layout *l, int from) {
                         l->arrived + (size_t)from * state_room(plan), block.heads, p->key, p->value);
 }
 
-/* next: pairs that have come, 0..P-1; then states, P..2P-1; then sends, 2P..4P-1. */
+/* plan->next counts the pairs that have arrived (0..P-1), then states (P..2P-1), then sends (2P..4P-1). */
 static carry_status poll(carry_all_scan_plan *plan, bool wait, bool *done) {
     const layout l = layout_of(plan);
     const int ranks = plan->shape.ranks;

@@ -1,4 +1,4 @@
-/* Messages between positions, and what a message that carries a map looks like. */
+/* Messages between positions, and the layout of a message that carries a map. */
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
@@ -42,7 +42,7 @@ carry_status carry_all_scan_receive_pair(carry_all_scan_plan *plan, int64_t requ
     return carry_all_scan_receive(plan, request, to, bytes, position);
 }
 
-/* The message of the role beside a request; NULL on the CPU. */
+/* The request of the role's message beside a request, or NULL on the CPU. */
 static carry_request *role_of(const carry_all_scan_plan *plan, const carry_request *request) {
     if (plan->device == 0) {
         return NULL;
@@ -88,7 +88,7 @@ void carry_all_scan_put_role(carry_all_scan_plan *plan, void *message, size_t by
     }
 }
 
-/* Any other message is a map, in which only numbers can be wrong. */
+/* An unknown role is read as a map: then only numbers can be wrong. */
 carry_all_scan_role carry_all_scan_get_role(const carry_all_scan_plan *plan, int64_t request, const void *message) {
     const unsigned char role = plan->device > 0 ? plan->roles_got[request] : *(const unsigned char *)message;
     return role <= CARRY_ALL_SCAN_PASS ? (carry_all_scan_role)role : CARRY_ALL_SCAN_MAP;

@@ -1,5 +1,5 @@
-/* The planner of All-Scan: what each algorithm would take on a machine, and which one takes least. Predictions are pure
-   functions, so that tests and simulators may feed them; all ranks are fed the same numbers. */
+/* The planner of All-Scan: predicts the time of each algorithm on a machine and takes the fastest. Predictions have no
+   side effects, so that tests and simulators can call them, and all ranks use the same numbers. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -12,9 +12,9 @@
 #include "ops/product/rates.h"
 #include "scan/all_scan/all_scan.h"
 
-#define HANDLED 16384 /* numbers packed and unpacked to learn how fast that is: a head of 128 x 128 */
-#define FORKS 4       /* threads that have waited for a block are slower to start than those that rates measures */
-#define EVERY 64      /* block counts that are all tried; above, steps of a quarter */
+#define HANDLED 16384 /* floats that are packed and unpacked to measure the rate: a head of 128 x 128 */
+#define FORKS 4  /* factor: threads that have waited for a block start more slowly than in the measurement of rates */
+#define EVERY 64 /* up to this number, every block count is tried; above it, steps of a quarter */
 
 static double cost_of(const carry_all_scan_algorithm *algorithm, const carry_all_scan_shape *shape,
                       const carry_all_scan_machine *machine, int64_t blocks) {
@@ -53,7 +53,7 @@ double carry_all_scan_predict(const carry_all_scan_algorithm *algorithm, const c
     return best;
 }
 
-/* "chain in 8 blocks" */
+/* Writes a name such as "chain in 8 blocks". */
 static void write_name(char *text, size_t size, const carry_all_scan_algorithm *algorithm, int64_t blocks) {
     if (algorithm->cuts) {
         (void)snprintf(text, size, "%s in %lld block%s", algorithm->name, (long long)blocks, blocks == 1 ? "" : "s");
@@ -114,7 +114,8 @@ carry_status carry_all_scan_choose(carry_all_scan_plan *plan, const carry_all_sc
             plan->algorithm = candidate;
             plan->seconds = seconds;
             plan->blocks = blocks;
-        } else if (seconds < next_seconds && seconds > plan->seconds) { /* as much: the chain in one block, serial */
+        } else if (seconds < next_seconds && seconds > plan->seconds) {
+            /* Equal times are skipped: the chain with one block is "serial". */
             next = candidate;
             next_seconds = seconds;
             next_in = blocks;
@@ -127,13 +128,13 @@ carry_status carry_all_scan_choose(carry_all_scan_plan *plan, const carry_all_sc
     return CARRY_OK;
 }
 
-/* Threads share a head's columns or the heads; two of them are not worth two. */
+/* The speed-up by threads, which share the heads or the columns of a head. Two threads are less than twice as fast. */
 static double speed_up(int threads) {
     return 1.0 + CARRY_TIME_SPLIT * (threads - 1);
 }
 
-/* Bytes a second, read and written, of a state onto the wire and back. It was just made, or is about to be used: it is
-   in a cache, so the rate of memory says little. */
+/* Measures bytes/s, read and written, of packing and unpacking a state. The state was just computed or is about to be
+   used, so it is in a cache, and the rate of memory says little. */
 static carry_status measure_handling(carry_all_scan_plan *plan, double *rate) {
     const carry_dtype wire = plan->shape.problem.wire;
     const size_t item = sizeof(float) + carry_dtype_size(wire);
@@ -155,7 +156,8 @@ static carry_status measure_handling(carry_all_scan_plan *plan, double *rate) {
     return CARRY_OK;
 }
 
-/* Of P-1 pairs of neighbours one less than the nodes crosses a border, and the mean tells which share that is. */
+/* One of the P-1 pairs of neighbours crosses each border between nodes. The mean bandwidth gives the share of such
+   pairs. */
 double carry_all_scan_nodes(const carry_all_scan_machine *machine, int ranks) {
     if (machine->near_bandwidth < 2.0 * machine->bandwidth || machine->mean_bandwidth <= 0) {
         return 1.0;
@@ -170,14 +172,14 @@ void carry_all_scan_put_far(carry_all_scan_machine *machine, const carry_comm_ra
     memcpy(machine->far_bandwidth, rates->far_bandwidth, sizeof machine->far_bandwidth);
 }
 
-/* On a GPU a launch does all heads: numbers of one head are those of all, divided. */
+/* On a GPU one launch handles all heads: the numbers for one head are those of all heads, divided. */
 static carry_status measure_on_device(carry_all_scan_plan *plan) {
     const double heads = (double)plan->shape.problem.heads;
     carry_comm_rates messages;
     double slowest[4] = {0};
     carry_status status = carry_all_scan_device_measure(plan, &slowest[0], &slowest[1], &slowest[2], &slowest[3]);
     if (status != CARRY_OK) {
-        carry_comm_abort(plan->comm, carry_ctx_error(plan->ctx)); /* the others are about to compare */
+        carry_comm_abort(plan->comm, carry_ctx_error(plan->ctx)); /* else the others would wait for this rank */
         return status;
     }
     CARRY_TRY(carry_comm_rates_of(plan->comm, &messages));
@@ -210,7 +212,7 @@ carry_status carry_all_scan_measure(carry_all_scan_plan *plan) {
         status = measure_handling(plan, &handling);
     }
     if (status != CARRY_OK) {
-        carry_comm_abort(plan->comm, carry_ctx_error(plan->ctx)); /* the others are about to compare */
+        carry_comm_abort(plan->comm, carry_ctx_error(plan->ctx)); /* else the others would wait for this rank */
         return status;
     }
     CARRY_TRY(carry_comm_rates_of(plan->comm, &messages));

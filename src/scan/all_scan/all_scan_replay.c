@@ -1,13 +1,13 @@
-/* The event loop: ranks in the order of their clocks. */
+/* The event loop: runs the ranks in the order of their clocks. */
 #include <stdlib.h>
 
 #include "scan/all_scan/all_scan_simulate.h"
 
 /* Messages from one rank to another that have been sent and not yet received. */
 typedef struct queue {
-    double *arrival, *gone; /* when it is there, and when its bytes have left */
+    double *arrival, *gone; /* the times at which each has arrived, and at which its bytes have left */
     int64_t count, room;
-    int64_t received, sent_waited; /* how many were waited for, at either end */
+    int64_t received, sent_waited; /* how many were waited for, by the receiver and by the sender */
 } queue;
 
 typedef struct rank {
@@ -21,15 +21,15 @@ typedef struct world {
     const carry_all_scan_network *network;
     int ranks;
     rank *rank;
-    queue *queues;     /* [ranks, ranks], from and to */
-    double *out, *in;  /* [ranks, 2]: when a port is free */
-    int *heap, *place; /* ranks that can go on, least clock first; where a rank is in it, or -1 */
+    queue *queues;     /* [ranks, ranks]: by sender and receiver */
+    double *out, *in;  /* [ranks, 2]: the time at which each port is free */
+    int *heap, *place; /* heap of ranks that can go on, by clock; the index of each rank in it, or -1 */
     int waiting;
 } world;
 
 static bool is_before(const world *w, int a, int b) {
     const double x = w->rank[a].clock, y = w->rank[b].clock;
-    return x < y || (x == y && a < b); /* the same bits every time */
+    return x < y || (x == y && a < b); /* ties are broken by rank, so that results are reproducible */
 }
 
 static void put_at(world *w, int at, int r) {
@@ -108,7 +108,8 @@ static bool send(world *w, int from, int to, double bytes) {
     return true;
 }
 
-/* One step of a rank; false: out of memory. A rank that waits for what was not sent yet does not come back. */
+/* Runs one step of a rank. Returns false if out of memory. A rank that waits for a message that is not sent yet is not
+   put back into the heap. */
 static bool step(world *w, int r) {
     rank *me = &w->rank[r];
     const carry_all_scan_step *s = &w->traces[r].steps[me->next];
@@ -125,7 +126,7 @@ static bool step(world *w, int r) {
     case CARRY_STEP_SENT:
         q = &w->queues[(size_t)r * (size_t)w->ranks + (size_t)s->peer];
         if (q->gone == NULL || q->sent_waited == q->count) {
-            return false; /* it was never sent: no trace is like that */
+            return false; /* the message was never sent, which no valid trace contains */
         }
         me->clock = larger(me->clock, q->gone[q->sent_waited++]);
         break;

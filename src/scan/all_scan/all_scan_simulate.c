@@ -1,4 +1,4 @@
-/* Recording what each rank would do. */
+/* Records the steps of each rank. */
 #include "scan/all_scan/all_scan_simulate.h"
 
 #include <math.h>
@@ -35,7 +35,8 @@ static void post(carry_wire *wire, carry_request *request) {
     }
 }
 
-/* Nothing is there before it is waited for: then ranks go on as if every message came late, as most do. */
+/* A message is never reported as arrived before a rank waits for it. So ranks behave as if every message came late, as
+   most do. */
 static void progress(carry_wire *wire, carry_request *request, double until) {
     if (until > 0) {
         add(wire->state, request->to != NULL ? CARRY_STEP_RECEIVED : CARRY_STEP_SENT, request->world,
@@ -99,7 +100,7 @@ static void densify(carry_all_scan_plan *plan, float *out, const carry_all_scan_
     compose(plan, out, NULL, NULL, heads);
 }
 
-/* Conversions are part of the kernel before or after them: their bytes count, not a start of their own. */
+/* Conversions are part of the kernel before or after them, so their bytes count but not the start of a launch. */
 static void pack(carry_all_scan_plan *plan, void *wire, carry_all_scan_view from, int64_t heads, int64_t rows,
                  int64_t columns) {
     const carry_all_scan_costs *c = ((const recorder *)plan->arith_user)->costs;
@@ -121,7 +122,7 @@ static void copy(carry_all_scan_plan *plan, carry_all_scan_view to, carry_all_sc
     charge(plan, 8.0 * (double)(heads * rows * columns) / c->memory);
 }
 
-/* One launch, and the products of all positions one after the other. */
+/* One launch, with the products of all positions one after the other. */
 static void walk(carry_all_scan_plan *plan, const carry_all_scan_walk *w) {
     const carry_all_scan_costs *c = ((const recorder *)plan->arith_user)->costs;
     const carry_all_scan_problem *p = &plan->shape.problem;
@@ -143,7 +144,7 @@ static const carry_all_scan_arith charged = {.apply = apply,
                                              .walk = walk,
                                              .clear = clear};
 
-/* As carry_comm_rates_of would find it between neighbours, and between those that are 2^i apart. */
+/* The machine that carry_comm_rates_of would measure between neighbours and between ranks that are 2^i apart. */
 static carry_all_scan_machine machine_of(const carry_all_scan_problem *p, int ranks, const carry_all_scan_network *n,
                                          const carry_all_scan_costs *c) {
     const int slow = ranks > n->node ? 1 : 0;
@@ -163,7 +164,7 @@ static carry_all_scan_machine machine_of(const carry_all_scan_problem *p, int ra
         .start = c->launch};
     m.step = c->step + m.product * (double)((p->heads + ranks - 1) / ranks);
     for (int i = 0; i < CARRY_COMM_FAR && (1 << i) < ranks; i++) {
-        const int between = (1 << i) >= n->node || slow; /* some pairs cross a node's border */
+        const int between = (1 << i) >= n->node || slow; /* some pairs are in different nodes */
         m.far_latency[i] = n->latency[between] + c->launch;
         m.far_bandwidth[i] = n->bandwidth[between];
     }
@@ -175,7 +176,7 @@ static carry_tensor view(char *memory, int64_t heads, int64_t rows, int64_t colu
                        : carry_view_2d(memory, CARRY_F32, heads, rows);
 }
 
-/* Addresses only: nothing is read or written there but the lines of messages. */
+/* Passes addresses only: nothing is read or written there except the first lines of messages. */
 static carry_status run_rank(carry_all_scan_plan *plan) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const size_t state = (size_t)(p->heads * p->key * p->value) * sizeof(float);

@@ -1,4 +1,4 @@
-/* The only list of the algorithms of All-Scan. Of two that cost the same the planner takes the first. */
+/* The only list of the algorithms of All-Scan. If two have the same cost, the planner takes the first. */
 #include <string.h>
 
 #include "scan/all_scan/all_scan.h"

@@ -1,5 +1,5 @@
-/* The arithmetic of All-Scan on a GPU: products of f32 in tiles of shared memory, copies and conversions. A state of 16
-   heads of 128 x 128 is 1 MiB: what counts is that one launch does all heads. Sums go in the order of k, in f32. */
+/* The arithmetic of All-Scan on a GPU: f32 products in tiles of shared memory, copies and conversions. A state of 16
+   heads of 128 x 128 is only 1 MiB, so each launch handles all heads. Sums are f32, in the order of k. */
 #include <cuda_bf16.h>
 #include <string.h>
 
@@ -13,8 +13,8 @@ extern "C" {
 namespace {
 
 constexpr int THREADS = 256;
-/* Of a tile; a thread has 4 sums. All of a head's K at once: other ranks wait for this product, and its loads are what
-   it waits for. */
+/* The size of a tile; a thread has 4 sums. DEPTH covers all of a head's K at once, since other ranks wait for this
+   product and the latency of its loads bounds it. */
 constexpr int ROWS = 32, COLUMNS = 32, DEPTH = 128;
 
 struct view {
@@ -22,7 +22,7 @@ struct view {
     ptrdiff_t head, row;
 };
 
-/* c = factor * scale[h] * (a b) + base: a is m x k, packed, or its transpose, which is k x m. */
+/* c = factor * scale[h] * (a b) + base. a is m x k, packed, or k x m if transposed. */
 struct product {
     int64_t m, n, k;
     const float *a;
@@ -42,7 +42,7 @@ __global__ __launch_bounds__(THREADS) void multiply(product p) {
     float sum[4] = {0, 0, 0, 0};
     for (int64_t k0 = 0; k0 < p.k; k0 += DEPTH) {
 #pragma unroll
-        for (int j = 0; j < ROWS * DEPTH / THREADS; j++) { /* neighbours of memory are read by neighbours */
+        for (int j = 0; j < ROWS * DEPTH / THREADS; j++) { /* adjacent threads read adjacent elements */
             const int i = j * THREADS + (int)threadIdx.x;
             const int at_row = p.a_transposed ? i % ROWS : i / DEPTH, at_k = p.a_transposed ? i / ROWS : i % DEPTH;
             const int64_t r = row0 + at_row, k = k0 + at_k;
@@ -78,7 +78,8 @@ __global__ __launch_bounds__(THREADS) void multiply(product p) {
     }
 }
 
-/* out = (by row M[row] of a head, or by head gamma) * S + L; key rows a head. */
+/* out = M * S + L, where M is one number for each row of a head (diagonal) or for each head (gamma). A head has `key`
+   rows. */
 __global__ void scale_add(view out, const float *M, int64_t a_row, int64_t a_head, view S, view L, int64_t key,
                           int64_t columns, int64_t count) {
     for (int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
@@ -118,7 +119,7 @@ __device__ void narrow_to(__nv_bfloat16 *to, float x) {
     *to = __float2bfloat16(x);
 }
 
-/* Elements of views with heads and rows; from NULL: zero. */
+/* Copies elements between views with heads and rows. If from is NULL, writes zeros. */
 template <typename To, typename From>
 __global__ void move(To *to, ptrdiff_t to_head, ptrdiff_t to_row, const From *from, ptrdiff_t from_head,
                      ptrdiff_t from_row, int64_t rows, int64_t columns, int64_t count) {
@@ -129,8 +130,8 @@ __global__ void move(To *to, ptrdiff_t to_head, ptrdiff_t to_row, const From *fr
     }
 }
 
-/* A walk: a block has WALKED columns of a head and keeps its state in shared memory from position to position. Threads
-   share rows and columns; M is read from memory, a row of it by the threads of a row. */
+/* A walk. A block has WALKED columns of a head and keeps its state in shared memory from position to position. Its
+   threads share rows and columns. M is read from global memory; the threads of a row read that row of it. */
 constexpr int WALKED = 8, STEPS = 256;
 
 struct steps {
@@ -191,7 +192,7 @@ unsigned blocks_for(int64_t count) {
     return (unsigned)(blocks < 1 ? 1 : blocks < 4096 ? blocks : 4096);
 }
 
-/* Before the first launch of a function, and after its last. */
+/* prepare is called before the first launch of a function, finish after its last. */
 void prepare(carry_all_scan_plan *plan) {
     int ordinal = 0;
     (void)carry_backend_of(plan->device, &ordinal);
@@ -210,7 +211,7 @@ void finish(carry_all_scan_plan *plan, const char *what) {
 }
 
 void launch(const carry_all_scan_plan *plan, const product &p, int64_t heads) {
-    const int64_t most = 65535; /* of a grid's z */
+    const int64_t most = 65535; /* limit of a grid's z */
     for (int64_t first = 0; first < heads; first += most) {
         product part = p;
         const int64_t some = heads - first < most ? heads - first : most;
@@ -284,7 +285,7 @@ void apply(carry_all_scan_plan *plan, carry_all_scan_view out, const carry_all_s
     finish(plan, "a product of All-Scan cannot be started");
 }
 
-/* Transposed, stored maps multiply the other way round: M2^T M1^T = (M1 M2)^T. */
+/* Stored maps that are transposed are multiplied in reverse order: M2^T M1^T = (M1 M2)^T. */
 void compose(carry_all_scan_plan *plan, float *out, const float *second, const float *first, int64_t heads) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     prepare(plan);
@@ -364,7 +365,8 @@ void walk(carry_all_scan_plan *plan, const carry_all_scan_walk *w) {
     const carry_all_scan_problem *p = &plan->shape.problem;
     const int64_t room = 2 * p->key * WALKED * (int64_t)sizeof(float);
     prepare(plan);
-    for (int first = 0; first < w->count; first += STEPS) { /* roles are a parameter of the launch */
+    /* The roles of at most STEPS positions fit into the launch parameters. */
+    for (int first = 0; first < w->count; first += STEPS) {
         steps s = {};
         s.states = w->states;
         s.L = w->L;

@@ -1,7 +1,7 @@
 /* Gradients of a scan on a GPU, once l is known: dA[t] = l[t] h[t-1]^T, or its diagonal, and dh0 = A[0]^T l[0].
 
-   Every kernel walks its results with a grid as large as the GPU holds; results are written once, four neighbours at a
-   time where they are aligned to such boundaries. Sums over the width are in f32, in a fixed order. */
+   Every kernel steps over its results with a grid as large as the GPU holds. Results are written once, four adjacent
+   elements at a time if they are aligned to that. Sums over the width are f32, in a fixed order. */
 #include <cuda_runtime.h>
 
 extern "C" {
@@ -24,7 +24,7 @@ struct sizes {
     int64_t batch, steps, n, width;
 };
 
-/* Where the state before a step lies; data NULL: it is zero. */
+/* The location of the state before a step. data is NULL if the state is zero. */
 struct before {
     const void *data;
     int dtype;
@@ -38,7 +38,7 @@ __device__ before state_before(const place &h, const place &h0, int64_t item, in
     return {h0.data, h0.dtype, item * h0.item};
 }
 
-/* Four neighbours of a row of l[t] h[t-1]^T, or fewer at its end. */
+/* Four adjacent elements of a row of l[t] h[t-1]^T, or fewer at its end. */
 __device__ float4 outer_four(const void *l, int l_dtype, int64_t l_at, const before &state, int64_t row, int64_t column,
                              const sizes &s) {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};
@@ -56,7 +56,7 @@ __device__ float4 outer_four(const void *l, int l_dtype, int64_t l_at, const bef
     return make_float4(sum[0], sum[1], sum[2], sum[3]);
 }
 
-/* A block takes steps one after the other, a thread four neighbours of a row. */
+/* A block handles one step at a time, a thread four adjacent elements of a row. */
 __global__ void __launch_bounds__(THREADS)
     dense_transitions(place dA, place l, place h, place h0, sizes s, bool in_fours) {
     int64_t fours = (s.n + 3) / 4;
@@ -89,13 +89,13 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* `lanes` neighbouring lanes, a power of two, share the sum of one channel of one step. */
+/* `lanes` adjacent lanes, a power of two, share the sum for one channel of one step. */
 __global__ void __launch_bounds__(THREADS)
     diagonal_transitions(place dA, place l, place h, place h0, sizes s, int lanes, bool in_fours) {
     int64_t rows = s.batch * s.steps * s.n;
     int lane = (int)threadIdx.x % lanes;
     int64_t per_block = THREADS / lanes;
-    /* All lanes of a warp go round together: the sum is exchanged between them. */
+    /* All lanes of a warp do the same number of iterations, since they exchange the sum. */
     for (int64_t base = blockIdx.x * per_block; base < rows; base += gridDim.x * per_block) {
         int64_t row = base + (int64_t)threadIdx.x / lanes;
         bool there = row < rows;
@@ -154,14 +154,15 @@ place place_of(const carry_scan_array *array) {
     return {array->data, (int)array->dtype, array->item, array->step};
 }
 
-/* Does every step start on a boundary of four elements? */
+/* True if every step starts at a multiple of four elements. */
 bool starts_in_fours(const carry_scan_array *array, bool has_steps) {
     size_t bytes = 4 * carry_dtype_size(array->dtype);
     return array->data == NULL ||
            ((uintptr_t)array->data % bytes == 0 && array->item % 4 == 0 && (!has_steps || array->step % 4 == 0));
 }
 
-/* Blocks for this many tasks: at most eight a multiprocessor, which is what it holds of 256 threads. */
+/* The number of blocks for this many tasks: at most eight for each multiprocessor, which is as many blocks of 256
+   threads as it holds. */
 unsigned blocks_for(int64_t tasks, int units) {
     int64_t most = 8 * (int64_t)units;
     return (unsigned)(tasks < 1 ? 1 : tasks < most ? tasks : most);
@@ -214,7 +215,7 @@ extern "C" carry_status carry_cuda_scan_gradients(carry_ctx *ctx, const carry_cu
         error = cudaGetLastError();
     }
     if (error != cudaSuccess) {
-        (void)cudaGetLastError(); /* an error that was reported must not come up again in the next call */
+        (void)cudaGetLastError(); /* clears the error, which was reported, so that the next call does not see it */
         return carry_fail(ctx, CARRY_EDEVICE, "gradients of a scan on a CUDA device: %s", cudaGetErrorString(error));
     }
     return CARRY_OK;

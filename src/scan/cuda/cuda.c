@@ -1,5 +1,5 @@
-/* The scans that GPUs have: one entry per method, each over two families of kernels, for diagonal and for dense
-   transitions (cuda.h). */
+/* The scans on GPUs: one table entry for each method. Each entry uses two families of kernels, for diagonal and for
+   dense transitions (cuda.h). */
 #include "scan/cuda/cuda.h"
 
 static const carry_cuda_family *family_of(const carry_scan_shape *shape) {

@@ -1,8 +1,8 @@
-/* Scans on CUDA devices: what the two families of kernels, diagonal.cu and dense.cu, offer to cuda.c, which makes
-   entries of the table of algorithms from them. A C header: nothing of CUDA's own is needed to include it.
+/* Scans on CUDA devices: the interface of the two families of kernels, diagonal.cu and dense.cu. cuda.c makes
+   entries of the table of algorithms from them. This is a C header that needs no CUDA headers.
 
-   run enqueues on work->stream and returns without waiting; data and workspace are on work->device; arrays are in the
-   order of the recurrence, with strides (negative ones too) over batch and step, as on the CPU (algorithm.h). */
+   run enqueues on work->stream and returns without waiting. Data and workspace are on work->device. Arrays are in
+   the order of the recurrence, with strides over batch and step that may be negative, as on the CPU (algorithm.h). */
 #ifndef CARRY_SCAN_CUDA_H
 #define CARRY_SCAN_CUDA_H
 
@@ -22,7 +22,7 @@ typedef enum carry_cuda_method {
     CARRY_CUDA_MATMUL, /* radix work->radix: 4, 8 or 16 */
 } carry_cuda_method;
 
-/* A family: the same four questions for every method. */
+/* A family of kernels: the same four functions for every method. */
 typedef struct carry_cuda_family {
     bool (*applies)(const carry_scan_shape *shape, carry_cuda_method method, char *why, size_t why_size);
     double (*cost)(const carry_scan_shape *shape, carry_cuda_method method); /* seconds, by shape->gpu */
@@ -32,20 +32,21 @@ typedef struct carry_cuda_family {
 
 extern const carry_cuda_family carry_cuda_diagonal, carry_cuda_dense;
 
-/* backward.cu: dA[t] = l[t] h[t-1]^T (diagonal: its diagonal), dh0 = A[0]^T l[0], after the scan has given l. */
-/* In table.c behind carry_scan_gpu. */
+/* backward.cu: dA[t] = l[t] h[t-1]^T (diagonal: only its diagonal) and dh0 = A[0]^T l[0], after the scan has computed
+   l. */
+/* Reached through carry_scan_gpu in table.c. */
 typedef struct carry_cuda_gradients {
     carry_scan_kind kind;
     int64_t batch, steps, n, width;
     carry_scan_array l, h, h0, A; /* in the order of the recurrence of the forward pass */
-    carry_scan_array dA, dh0;     /* data NULL: not wanted */
+    carry_scan_array dA, dh0;     /* data is NULL if not wanted */
     carry_stream *stream;
     int device;
 } carry_cuda_gradients;
 
 carry_status carry_cuda_scan_gradients(carry_ctx *ctx, const carry_cuda_gradients *gradients);
 
-/* steps.cu: to = from in another type; batch x steps pieces of `size` elements each. */
+/* steps.cu: to = from, converted to another type; batch x steps pieces of `size` elements each. */
 carry_status carry_cuda_copy_steps(carry_ctx *ctx, const carry_gpu *gpu, carry_stream *stream, carry_scan_array to,
                                    carry_scan_array from, int64_t batch, int64_t steps, int64_t size);
 

@@ -1,6 +1,6 @@
-/* Scans with dense transitions on GPUs: the family that scan/cuda/cuda.c makes algorithms of. The kernels are in
-   dense_cyclic.cu, dense_tree.cu, dense_groups.cu, dense_chunks.cu and dense_doubling.cu; dense.cuh says what they
-   share. */
+/* Scans with dense transitions on GPUs: the family of kernels that scan/cuda/cuda.c uses. The kernels are in
+   dense_cyclic.cu, dense_tree.cu, dense_groups.cu, dense_chunks.cu and dense_doubling.cu; dense.cuh has their shared
+   declarations. */
 #include <cuda_runtime.h>
 
 #include <math.h>
@@ -33,7 +33,7 @@ static double at_least(double rate, double least) {
     return rate > least ? rate : least;
 }
 
-/* Matrices that are moved, in units of all transitions: read up, written, read down. */
+/* Matrices that are moved, as a multiple of all transitions: read on the way up, written, read on the way down. */
 static double passes(const layout *l, carry_cuda_method method) {
     switch (method) {
     case CARRY_CUDA_CYCLIC:
@@ -53,8 +53,8 @@ static double passes(const layout *l, carry_cuda_method method) {
     }
 }
 
-/* Time that neither arithmetic nor movement explains: products, barriers and loads that wait for each other, measured
-   on an H200 with batch 1 (n = 32, 64, 128; T = 1024 to 8192). Trees wait by the level, a walk by the step. */
+/* Time beyond arithmetic and data movement: dependent products, barriers and loads, measured on an H200 with batch 1 (n
+   = 32, 64, 128; T = 1024 to 8192). For trees it grows with the levels, for a walk with the steps. */
 static double latency_of(const carry_scan_shape *shape, carry_cuda_method method) {
     double levels = log2((double)shape->steps + 1.0);
     if (method == CARRY_CUDA_SEQUENTIAL) {
@@ -83,7 +83,7 @@ static double cost(const carry_scan_shape *shape, carry_cuda_method method) {
     double apply_s = 0.3 * l.product_s / l.per_unit + 2.0 * (double)(shape->n * shape->n * shape->width) /
                                                           at_least(0.3 * gpu->plain_flops_s / units, 1e9);
     double products = batch * (work.composed * l.product_s / l.per_unit + work.applied * apply_s) / busy;
-    /* A block moves at most its share of what the whole GPU does. */
+    /* A block's data rate is at most its share of the whole GPU's. */
     double moved = passes(&l, method) * (A_bytes + b_bytes) / (rate * fmin(1.0, busy / units));
     double barriers = 2.0 * at_least(gpu->barrier_s, 1e-7) * (double)l.p.levels;
     if (method == CARRY_CUDA_CHUNKWISE && l.p.chunks > 1) {
@@ -92,18 +92,19 @@ static double cost(const carry_scan_shape *shape, carry_cuda_method method) {
         barriers = at_least(gpu->barrier_s, 1e-7) * ceil(log2((double)shape->steps + 0.5) / l.p.rounds);
     }
     double waits = latency_of(shape, method);
-    if (method == CARRY_CUDA_SEQUENTIAL) { /* other sequences fill a walk's waits */
+    if (method == CARRY_CUDA_SEQUENTIAL) { /* other sequences fill the waiting times of a walk */
         return gpu->launch_s + fmax(waits, fmax(products, moved));
     }
     return gpu->launch_s + fmax(products, moved) + barriers + waits;
 }
 
 static carry_status failed(carry_ctx *ctx, cudaError_t error, const char *what) {
-    (void)cudaGetLastError(); /* an error that was reported must not come up again in the next call */
+    (void)cudaGetLastError(); /* clears the error, which was reported, so that the next call does not see it */
     return carry_fail(ctx, CARRY_EDEVICE, "a dense scan on a CUDA device: %s: %s", what, cudaGetErrorString(error));
 }
 
-/* As many blocks as can be resident together, since they wait for each other, and no more than have work. */
+/* The number of blocks: all that can be resident at once, since they wait for each other, but no more than have
+   work. */
 static cudaError_t blocks_of(const layout *l, int *blocks) {
     int device = 0;
     int units = 0;
@@ -123,7 +124,8 @@ static cudaError_t blocks_of(const layout *l, int *blocks) {
     return error;
 }
 
-/* The way up of a reduction's first level by Hopper's products, where they take the shape; the kernel does the rest. */
+/* Runs the way up of a reduction's first level with Hopper's warpgroup products, if they support the shape. The kernel
+   does the rest. */
 static cudaError_t fold_first(layout *l, const carry_scan_work *work, carry_cuda_method method) {
     dense::level_data *first = &l->p.level[0];
     bool fits = method == CARRY_CUDA_CYCLIC && l->p.levels > 1 && l->p.n == 128 && l->p.width == 1 &&

@@ -1,10 +1,11 @@
 /* The dense scans on GPUs: kernel arguments, and the five kernels that take them.
 
-   cyclic: cyclic. tree: blelloch. groups: matmul. doubling: hillis_steele. chunks: chunkwise and sequential. Each is
-   one persistent kernel: levels inside a visit in shared memory, a barrier of the grid between levels.
+   The kernels and their algorithms: cyclic is cyclic, tree is blelloch, groups is matmul, doubling is hillis_steele,
+   chunks is chunkwise and sequential. Each is one persistent kernel that combines the elements of a visit in shared
+   memory and has a grid barrier between levels.
 
-   Transitions stay in their storage type E, sums and values are f32. n is padded to SIZE = 16, 32, 64 or 128 with zeros
-   in shared memory only. Transitions that stand transposed are kept so and multiplied the other way round:
+   Transitions stay in their storage type E; sums and values are f32. n is padded with zeros to SIZE = 16, 32, 64 or
+   128, in shared memory only. Transposed transitions stay as stored and are multiplied in reverse order:
    (A2^T)(A1^T) = (A1 A2)^T. */
 #ifndef CARRY_SCAN_DENSE_CUH
 #define CARRY_SCAN_DENSE_CUH
@@ -17,7 +18,7 @@ namespace dense {
 
 constexpr int THREADS = 256;
 
-/* As carry_dtype counts them; here so that device code needs no header of C. */
+/* The values of carry_dtype, repeated so that device code needs no C header. */
 enum : int { F32 = 0, BF16 = 1, F16 = 2 };
 
 struct array {
@@ -34,10 +35,10 @@ struct matrices {
 
 struct level_data {
     carry_dense_level at;
-    matrices A;    /* of its elements */
-    matrices made; /* cyclic: the elements of the next level; tree: the node that ends at odd element e is matrix
-                      (e-1)/2; groups: products up to e */
-    float *states; /* blelloch: what enters element e, [batch, count, n, w] */
+    matrices A;    /* transitions of its elements */
+    matrices made; /* cyclic: the elements of the next level; tree: matrix (e-1)/2 is the node that ends at odd element
+                      e; groups: products up to e */
+    float *states; /* blelloch: the states that enter elements, [batch, count, n, w] */
 };
 
 struct params {
@@ -47,16 +48,16 @@ struct params {
     array A, b, h, h0;
     array values; /* f32, over steps: h itself or workspace */
     int levels;
-    int folded; /* cyclic: levels whose way up another kernel has done, 0 or 1 (dense_hopper.cu) */
+    int folded; /* cyclic: number of levels whose way up another kernel has done, 0 or 1 (dense_hopper.cu) */
     level_data level[CARRY_DENSE_MAX_LEVELS];
-    /* Shared memory: `kept` matrices (tree: and one more for what was just made), then a ring of `ring` of them. */
+    /* Shared memory holds `kept` matrices (tree: one more for the newest product), then a ring of `ring` matrices. */
     int kept, ring, slots;
-    int tile;          /* values in shared memory: elements at a time */
-    matrices spare[2]; /* doubling: what the rounds write in turn; chunks: the transitions of chunks */
-    array turns[2];    /* doubling: values in turn; chunks: end states, states that enter */
-    int rounds;        /* doubling: most rounds in a pass */
+    int tile;          /* elements whose values are in shared memory at a time */
+    matrices spare[2]; /* doubling: the two buffers that rounds alternate between; chunks: the transitions of chunks */
+    array turns[2];    /* doubling: the same for values; chunks: end states, and states that enter */
+    int rounds;        /* doubling: the largest number of rounds in a pass */
     int64_t chunk, chunks;
-    int columns; /* chunks: of the width, per task */
+    int columns; /* chunks: columns of the width in a task */
 
     CARRY_BOTH matrices A_matrices() const {
         return {A.data, A.item, A.step};
@@ -65,7 +66,7 @@ struct params {
 
 typedef void (*kernel_of_params)(params p, size_t shared_bytes);
 
-/* The kernel for a type and a padded size; NULL if it does not exist. size is 16, 32, 64 or 128. */
+/* Returns the kernel for a type and a padded size (16, 32, 64 or 128), or NULL if it does not exist. */
 kernel_of_params cyclic_kernel(int dtype, int size);
 kernel_of_params tree_kernel(int dtype, int size);
 kernel_of_params groups_kernel(int dtype, int size);

@@ -1,5 +1,5 @@
-/* Operations of one block on matrices in shared memory: fetch, multiply, apply, store, and a ring of prefetched ones.
- */
+/* Operations of one block on matrices in shared memory: fetch, multiply, apply, store, and a ring of prefetched
+   matrices. */
 #ifndef CARRY_SCAN_DENSE_BLOCK_CUH
 #define CARRY_SCAN_DENSE_BLOCK_CUH
 
@@ -9,7 +9,7 @@
 
 namespace dense {
 
-/* Matrices that are applied between two barriers of the block, where they do not wait for each other. */
+/* Independent matrices that are applied between two barriers of the block. */
 constexpr int TOGETHER = 4;
 
 template <typename E, int SIZE> struct slot {
@@ -28,8 +28,8 @@ __device__ inline float to_float(__nv_bfloat16 x) {
     return __bfloat162float(x);
 }
 
-/* Waits until at most `pending` of the groups of copies are under way. The assembler must know the count: from four on
-   fewer may be left under way than asked, since three branches cost less than a jump through a table. */
+/* Waits until at most `pending` groups of copies are in flight. The instruction needs a constant count. From four on,
+   it may leave fewer in flight than asked for, since three branches cost less than a jump table. */
 __device__ inline void copy_wait(int pending) {
     if (pending >= 4) {
         if (pending >= 8) {
@@ -52,7 +52,7 @@ __device__ inline void copy_wait(int pending) {
     }
 }
 
-/* The position of a thread in rows of `size`, when the block visits them THREADS at a time. */
+/* The position of a thread in rows of `size` elements, when the block goes through them THREADS elements at a time. */
 struct place_of_thread {
     int member, at, size, more_members, more;
 
@@ -60,7 +60,7 @@ struct place_of_thread {
         : member((int)threadIdx.x / given), at((int)threadIdx.x % given), size(given), more_members(THREADS / given),
           more(THREADS % given) {
     }
-    /* THREADS further on, without a division. */
+    /* Moves THREADS elements further, without a division. */
     __device__ void advance() {
         member += more_members;
         at += more;
@@ -75,13 +75,13 @@ template <typename E> __device__ inline bool in_sixteens(const E *matrix, int n)
     return ((uintptr_t)matrix & 15) == 0 && n * (int)sizeof(E) % 16 == 0;
 }
 
-/* Starts to bring an n x n matrix into a slot; NULL brings nothing. One group of copies either way. */
+/* Starts to copy an n x n matrix into a slot, or nothing if it is NULL. It is one group of copies in both cases. */
 template <typename E, int SIZE> __device__ void fetch(E *to, const E *matrix, int n) {
     constexpr int ROW = slot<E, SIZE>::ROW;
     constexpr int PIECE = 16 / (int)sizeof(E);
     constexpr int PIECES = SIZE / PIECE;
     if (matrix != nullptr && n == SIZE && in_sixteens(matrix, SIZE)) {
-        /* Pieces of a thread are so far apart that only constants are added for each. */
+        /* The pieces of a thread are at constant distances, so addresses need only constant offsets. */
         constexpr int STEP = THREADS / PIECES;
         int row = (int)threadIdx.x / PIECES;
         int column = (int)threadIdx.x % PIECES * PIECE;
@@ -126,8 +126,8 @@ template <typename E, int SIZE> __device__ void store(E *matrix, const E *from, 
     }
 }
 
-/* A product of two slots, spread over the registers of the block: on tensor cores for 16-bit types. Warps stand DOWN by
-   ACROSS, each with a tile of 16 HIGH by 8 WIDE. */
+/* The product of two slots, in the registers of the block's threads. 16-bit types use tensor cores. Warps are arranged
+   DOWN by ACROSS, each with a tile of 16 HIGH by 8 WIDE. */
 template <typename E, int SIZE> struct product {
     static constexpr int ROW = slot<E, SIZE>::ROW;
     static constexpr int HIGH = SIZE == 128 ? 2 : 1;
@@ -198,7 +198,8 @@ template <typename E, int SIZE> struct product {
     }
 };
 
-/* f32: plain multiply-adds, since 1e-5 is asked for. Rows and columns 16 apart, so that a warp reads 16 neighbours. */
+/* f32 uses plain multiply-adds, since an accuracy of 1e-5 is required. A thread's rows and columns are 16 apart, so
+   that a warp reads 16 adjacent elements. */
 template <int SIZE> struct product<float, SIZE> {
     static constexpr int ROW = slot<float, SIZE>::ROW;
     static constexpr int EACH = SIZE / 16;
@@ -237,7 +238,7 @@ template <int SIZE> struct product<float, SIZE> {
     }
 };
 
-/* Eight neighbours of a row. */
+/* Loads eight adjacent elements of a row. */
 __device__ inline void load_eight(float (&to)[8], const float *from) {
     float4 low = *(const float4 *)from;
     float4 high = *(const float4 *)(from + 4);
@@ -263,7 +264,7 @@ __device__ inline void load_eight(float (&to)[8], const __nv_bfloat16 *from) {
     }
 }
 
-/* y = base + A x for a single column: several neighbouring lanes share a row. Of x the rows from n on are zero. */
+/* y = base + A x for a single column. Several adjacent lanes share a row. Rows of x from n on are zero. */
 template <typename E, int SIZE>
 __device__ void apply_column(float *y, const float *base, const E *A, bool transposed, const float *x, int n) {
     constexpr int ROW = slot<E, SIZE>::ROW;
@@ -298,7 +299,7 @@ __device__ void apply_column(float *y, const float *base, const E *A, bool trans
     }
 }
 
-/* The same for any width: a thread has four rows of a column. */
+/* The same for any width. A thread has four rows of a column. */
 template <typename E, int SIZE>
 __device__ void apply_columns(float *y, const float *base, const E *A, bool transposed, const float *x, int n, int w) {
     constexpr int ROW = slot<E, SIZE>::ROW;
@@ -327,7 +328,7 @@ __device__ void apply_columns(float *y, const float *base, const E *A, bool tran
     }
 }
 
-/* y = base + A x, all in shared memory; base may be y, x may not. Barriers are the caller's. */
+/* y = base + A x, all in shared memory. base may be y, x may not. The caller provides the barriers. */
 template <typename E, int SIZE>
 __device__ void apply(float *y, const float *base, const E *A, bool transposed, const float *x, int n, int w) {
     if (w == 1) {
@@ -337,8 +338,8 @@ __device__ void apply(float *y, const float *base, const E *A, bool transposed, 
     }
 }
 
-/* to = later * earlier, y += later * x. `to` may be one of the two. Everything must be visible before; everything is
-   after. */
+/* to = later * earlier, and y += later * x. `to` may be one of the two. All operands must be visible to the block
+   before the call, and all results are visible after it. */
 template <typename E, int SIZE>
 __device__ void combine(const params &p, E *to, const E *later, const E *earlier, float *y, const float *x) {
     product<E, SIZE> c;
@@ -349,8 +350,8 @@ __device__ void combine(const params &p, E *to, const E *later, const E *earlier
     __syncthreads();
 }
 
-/* Slots that are filled in the order in which a cursor names matrices. Groups of copies and slots go round together, so
-   waiting for the first k is waiting until size - k groups are under way. */
+/* A ring of slots, filled in the order in which a cursor returns matrices. There is one group of copies for each slot,
+   so to wait for the first k slots is to wait until size - k groups are in flight. */
 template <typename E, int SIZE, typename Cursor> struct ring {
     E *slots;
     int size, head, n;
@@ -367,17 +368,17 @@ template <typename E, int SIZE, typename Cursor> struct ring {
         int k = head + i;
         return slots + (k < size ? k : k - size) * slot<E, SIZE>::ELEMENTS;
     }
-    /* How many of those to come to take between two barriers of the block. */
+    /* The number of matrices to use between two barriers of the block, if `left` remain. */
     __device__ int some(int left) const {
         int most = size < TOGETHER ? size : TOGETHER;
         return left < most ? left : most;
     }
-    /* The first k have arrived, for all threads. */
+    /* Waits until the first k matrices have arrived for all threads. */
     __device__ void wait(int k) const {
         copy_wait(size - k);
         __syncthreads();
     }
-    /* No thread reads the first k any more, since a barrier of the block. */
+    /* Refills the first k slots. A barrier of the block must separate this from the last read of them. */
     __device__ void release(int k) {
 #pragma unroll 1
         for (int i = 0; i < k; i++) {
@@ -385,7 +386,7 @@ template <typename E, int SIZE, typename Cursor> struct ring {
             head = head + 1 < size ? head + 1 : 0;
         }
     }
-    /* No thread reads the first `used` after the barrier, and the one after them has arrived. */
+    /* Waits for the matrix after the first `used`, and then refills those. */
     __device__ void advance(int used) {
         if (size > used) {
             copy_wait(size - used - 1);
@@ -396,16 +397,16 @@ template <typename E, int SIZE, typename Cursor> struct ring {
             wait(1);
         }
     }
-    /* The slots may be used for something else. */
+    /* Waits for all copies. The slots may then be used for something else. */
     __device__ void finish() const {
         copy_wait(0);
         __syncthreads();
     }
 };
 
-/* Values of `members` elements, from the steps where they end: array to shared memory, and back. Elements are `apart`
-   floats from each other there. A thread touches the same places each time, so a tile may be stored and loaded again
-   without a barrier. */
+/* Copies values of `members` elements, from the steps where they end, between an array and shared memory. In shared
+   memory they are `apart` floats from each other. A thread always handles the same elements, so a tile may be stored
+   and loaded again without a barrier. */
 __device__ inline void load_tile(float *tile, int64_t apart, const array &from, int64_t item, int64_t first,
                                  int64_t next, int members, int size) {
     constexpr int AT_ONCE = 8; /* loads that wait for memory together */
@@ -446,7 +447,7 @@ __device__ inline void store_tile(const float *tile, int64_t apart, const array 
     }
 }
 
-/* One state, or zeros without an initial state. */
+/* Loads one state, or zeros if there is no initial state. */
 __device__ inline void load_state(float *state, const array &from, int64_t item, int64_t step, int size) {
 #pragma unroll 1
     for (int i = threadIdx.x; i < size; i += THREADS) {
@@ -456,8 +457,8 @@ __device__ inline void load_state(float *state, const array &from, int64_t item,
     }
 }
 
-/* Elements beyond n stay zero from here on: fetches and stores never touch it. Products do: there zeros meet what a
-   factor has, which a NaN or an infinity does not leave zero (clear_products). */
+/* Sets elements beyond n to zero. Fetches and stores never write there. Products do: they multiply these zeros by the
+   other factor, and with NaN or infinity the result is not zero (clear_products). */
 template <typename E, int SIZE> __device__ void clear_shared(void *shared, size_t bytes, int n) {
     if (n == SIZE) {
         return;
@@ -468,8 +469,8 @@ template <typename E, int SIZE> __device__ void clear_shared(void *shared, size_
     __syncthreads();
 }
 
-/* `count` slots that had products, before matrices are fetched into them: else a NaN beyond n would reach all of those.
- */
+/* Clears `count` slots that held products before matrices are fetched into them. Otherwise a NaN beyond n would spread
+   to all later products. */
 template <typename E, int SIZE> __device__ void clear_products(E *slots, int count, int n) {
     clear_shared<E, SIZE>(slots, (size_t)count * slot<E, SIZE>::ELEMENTS * sizeof(E), n);
 }

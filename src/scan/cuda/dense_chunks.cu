@@ -1,16 +1,17 @@
 /* Chunk by chunk, dense:
 
-       1. every chunk but the last, at once: its transition M and its end state L from zero;
-       2. one block an item: S[c+1] = M[c] S[c] + L[c], the state that enters each chunk;
-       3. every chunk at once: walk it again from its state and write h.
+       1. all chunks but the last, in parallel: the chunk's transition M and its end state L from zero;
+       2. one block for each item: S[c+1] = M[c] S[c] + L[c], the state that enters each chunk;
+       3. all chunks in parallel: walk the chunk again from its state and write h.
 
-   With one chunk only 3 is left, over blocks of columns: that is the sequential scan, at the pace at which transitions
-   arrive. */
+   With a single chunk only step 3 is done, over blocks of columns. That is the sequential scan, bounded by the rate at
+   which transitions arrive. */
 #include "scan/cuda/dense_block.cuh"
 
 namespace dense {
 
-/* Ranges of elements, each walked by one block: `columns` blocks of columns of each of `per_item` ranges. */
+/* Ranges of elements. Each item has `per_item` ranges, and one task walks one range for one of `columns` groups of
+   columns. */
 struct ranges {
     matrices A;
     int64_t batch, columns, per_item, length, total;
@@ -57,7 +58,7 @@ template <typename E> struct range_cursor {
     }
 };
 
-/* Columns first .. first + w - 1 of steps. */
+/* Loads columns first .. first + w - 1 of some steps. */
 __device__ static void load_columns(float *tile, int apart, const array &from, int64_t item, int64_t step, int members,
                                     int n, int w, int width, int64_t first) {
     for (int i = threadIdx.x; i < members * n * w; i += THREADS) {
@@ -92,7 +93,7 @@ template <typename E, int SIZE> struct chunks {
           state(values + given.tile * SIZE * given.columns), apart(SIZE * given.columns) {
     }
 
-    /* The last element of a tile goes on into the next; barriers before and after. */
+    /* Copies the last element of a tile to the state that enters the next. Needs a barrier before and after. */
     __device__ void keep_last(int members) const {
         for (int i = threadIdx.x; i < apart; i += THREADS) {
             state[i] = values[(members - 1) * apart + i];
@@ -100,7 +101,7 @@ template <typename E, int SIZE> struct chunks {
         __syncthreads();
     }
 
-    /* M and L of one chunk of `length` steps from `from` on. */
+    /* Computes M and L of one chunk of p.chunk steps from `from` on. */
     template <typename Ring> __device__ void summarise(Ring &coming, int64_t item, int64_t from, int64_t c) const {
         int size = p.n * p.width;
         int members = 0;
@@ -143,8 +144,8 @@ template <typename E, int SIZE> struct chunks {
         coming.finish();
     }
 
-    /* h = A h + b over ranges. What enters range 0 is h0, and what enters another is `states` before it. The
-       transitions of steps may come before the states are known. */
+    /* h = A h + b over ranges. h0 enters range 0, and the entry of `states` before it enters another range. The
+       transitions of steps may be prefetched before the states are known. */
     __device__ void walk(const ranges &r, const array &b, const array &h, const array &states, bool waits) const {
         ring<E, SIZE, range_cursor<E>> coming(slots, p.slots, p.n, range_cursor<E>(r));
         if (waits) {
@@ -164,7 +165,8 @@ template <typename E, int SIZE> struct chunks {
                     float *y = values + i * apart;
                     const float *x = i == 0 ? state : y - apart;
                     coming.wait(1);
-                    /* A last block of one column among wider ones would read what those left beyond its n rows. */
+                    /* If a last block of one column took the other function, it would read rows beyond n that wider
+                       blocks have left. */
                     if (p.columns == 1) {
                         apply_column<E, SIZE>(y, y, coming.at(0), p.transposed, x, p.n);
                     } else {

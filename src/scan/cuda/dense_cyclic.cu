@@ -1,18 +1,19 @@
 /* Cyclic reduction of dense transitions, several elements at a time.
 
-   Up, level by level: a visit of `radix` neighbouring elements is folded from left to right into one transition and one
-   value, the element of the next level. Only these are stored: the elements themselves stay as they are. Few elements
-   are left at the top: that small system is solved directly, h[e] = A[e] h[e-1] + b[e], one after the other.
+   Up, level by level: a visit of `radix` adjacent elements is folded from left to right into one transition and one
+   value, the element of the next level. Only these are stored; the elements themselves do not change. The few
+   elements at the top are solved directly, h[e] = A[e] h[e-1] + b[e], one after the other.
 
-   Down: h at a visit's end is known, and h before it, so the elements between follow from the left in the same way.
-   Transitions are read twice and almost none is written, where a binary tree would write half as many as it reads; a
-   fold has as many products as a tree and needs no waiting nodes, so that shared memory is a deep ring of those to
-   come. A visit with a step that does not exist is not folded: it waits for the way down. */
+   Down: h before a visit and at its end is known, so the elements between are computed from left to right in the
+   same way. Transitions are read twice and almost none is written, whereas a binary tree would write half as many as
+   it reads. A fold has as many products as a tree and keeps no intermediate nodes, so shared memory can be a deep
+   ring of prefetched transitions. A visit with a step that does not exist is not folded: it is handled on the way
+   down. */
 #include "scan/cuda/dense_block.cuh"
 
 namespace dense {
 
-/* The transitions of all visits of a block, from left to right. */
+/* Returns the transitions of all visits of a block, from left to right. */
 template <typename E> struct visit_cursor {
     const level_data &here;
     int64_t task, tasks, visits, left;
@@ -49,9 +50,9 @@ template <typename E> struct visit_cursor {
 template <typename E, int SIZE> struct reduction {
     static constexpr int ELEMENTS = slot<E, SIZE>::ELEMENTS;
     const params &p;
-    E *slots;      /* on the way up: one or two products, the ring */
-    float *values; /* of neighbouring elements */
-    float *state;  /* before them */
+    E *slots;      /* on the way up: one or two products, then the ring */
+    float *values; /* values of adjacent elements */
+    float *state;  /* the state before them */
     int apart;     /* floats between elements in shared memory */
     int size;      /* n w */
 
@@ -60,12 +61,13 @@ template <typename E, int SIZE> struct reduction {
           state(values + given.tile * SIZE * given.width), apart(SIZE * given.width), size(given.n * given.width) {
     }
 
-    /* The product of a visit's elements up to e: two take turns, so that one is read while the other is written. */
+    /* The slot for the product of a visit's elements up to e. Two slots alternate if they fit, so that one is read
+       while the other is written. */
     __device__ E *product_to(int e) const {
         return slots + (p.kept == 2 ? e & 1 : 0) * ELEMENTS;
     }
 
-    /* Elements done..done+some-1 of a visit, which are in values. */
+    /* Processes elements done..done+some-1 of a visit, whose values are loaded. */
     template <bool UP, typename Ring> __device__ void walk(Ring &coming, int done, int some) const {
         for (int j = UP && done == 0 ? 1 : 0; j < some; j++) {
             int e = done + j;
@@ -89,14 +91,15 @@ template <typename E, int SIZE> struct reduction {
         }
     }
 
-    /* The result of a visit goes to the level above. */
+    /* Stores the result of a visit for the level above. */
     __device__ void store_fold(const level_data &here, int64_t item, int64_t visit, int last) const {
         int64_t end = carry_dense_step(&here.at, (visit + 1) * here.at.radix - 1);
         store<E, SIZE>(matrix<E>(here.made, item, visit), product_to((int)here.at.radix - 1), p.n);
         store_tile(values + last * apart, apart, p.values, item, end, 1, 1, size);
     }
 
-    /* h before a visit; and at its end, which the level above has found, where h is not the array of values. */
+    /* Loads h before a visit. If h is not the array of values, also stores h at the visit's end, which the level above
+       has computed. */
     __device__ void enter(const level_data &here, int k, int64_t item, int64_t first, int members) const {
         int64_t before = carry_dense_step(&here.at, first - 1);
         load_state(state, first == 0 ? p.h0 : p.values, item, first == 0 ? 0 : before, size);
@@ -118,8 +121,8 @@ template <typename E, int SIZE> struct reduction {
         }
     }
 
-    /* A level, up or down. On the way down transitions and values may come while the level above is being solved, since
-       it changes only the ends of visits. */
+    /* Processes a level, up or down. On the way down, transitions and values may be loaded while the level above is
+       still being solved, since that changes only the ends of visits. */
     template <bool UP> __device__ void pass(int k) const {
         using Cursor = visit_cursor<E>;
         const level_data &here = p.level[k];

@@ -13,7 +13,7 @@ __device__ inline unsigned shared_address(const void *pointer) {
     return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
-/* 16 bytes from device memory, past the first cache: other blocks may have written them. */
+/* Copies 16 bytes from global memory, bypassing the L1 cache, since other blocks may have written them. */
 __device__ inline void copy_async(void *to, const void *from) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
 }
@@ -26,7 +26,7 @@ template <int PENDING> __device__ inline void copy_wait_for() {
     asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
-/* Four 8x8 blocks of 16-bit elements; lane l gives the address of row l % 8 of block l / 8. */
+/* Loads four 8x8 blocks of 16-bit elements. Lane l gives the address of row l % 8 of block l / 8. */
 __device__ inline void load_blocks(uint32_t (&to)[4], const void *row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3])
@@ -39,7 +39,7 @@ __device__ inline void load_blocks_transposed(uint32_t (&to)[4], const void *row
                  : "r"(shared_address(row)));
 }
 
-/* c += a b for a of 16x16 and b of 16x8. */
+/* c += a b, where a is 16x16 and b is 16x8. */
 template <typename E> __device__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1);
 
 template <>

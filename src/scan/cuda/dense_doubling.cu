@@ -1,16 +1,16 @@
-/* Doubling (Hillis-Steele), dense: in round o = 1, 2, 4, ... every element s >= o takes in element s - o.
+/* Doubling (Hillis-Steele), dense: in round o = 1, 2, 4, ... every element s >= o absorbs element s - o.
 
-   Elements o apart are a sequence of their own, and rounds o, 2o, 4o of it are rounds 1, 2, 4. So a pass of q rounds
-   reads a tile of that sequence and the 2^q - 1 elements before it, does its rounds in shared memory from the last
-   element to the first, in place, and writes the tile: log2 T / q passes over memory with a barrier of the grid between
-   them, for (2^q - 1) more elements a tile. */
+   Elements that are o apart form a separate sequence, in which rounds o, 2o, 4o are rounds 1, 2, 4. So a pass of q
+   rounds reads a tile of that sequence and the 2^q - 1 elements before it, does its rounds in shared memory from the
+   last element to the first, in place, and writes the tile. This takes log2 T / q passes over memory with a grid
+   barrier between them, and each tile reads 2^q - 1 more elements. */
 #include "scan/cuda/dense_block.cuh"
 
 namespace dense {
 
 /* One pass: rounds 2^from .. 2^(from + rounds - 1). */
 struct pass {
-    matrices A, to; /* to.data NULL: they are not read again */
+    matrices A, to; /* to.data is NULL if the transitions are not read again */
     array b, h;
     int from, rounds;
 };
@@ -27,7 +27,7 @@ template <typename E, int SIZE> struct doubling {
           state(values + given.slots * SIZE * given.width), apart(SIZE * given.width), size(given.n * given.width) {
     }
 
-    /* Rounds over elements low .. high - 1, of which those from `first` on are wanted at last. */
+    /* Runs the rounds over elements low .. high - 1. Only those from `first` on need the final result. */
     __device__ void rounds(int count, int64_t low, int64_t first, int64_t high) const {
         int64_t halo = ((int64_t)1 << count) - 1;
         for (int j = 0; j < count; j++) {
@@ -42,7 +42,7 @@ template <typename E, int SIZE> struct doubling {
         }
     }
 
-    /* The initial state enters element 0 before the first round. */
+    /* Applies the initial state to element 0 before the first round. */
     __device__ void begin(int64_t item) const {
         load_state(state, p.h0, item, 0, size);
         __syncthreads();
@@ -50,8 +50,8 @@ template <typename E, int SIZE> struct doubling {
         __syncthreads();
     }
 
-    /* Elements first .. first + wanted - 1 of the sequence of elements `apart_by` from each other that begins at `r`.
-     */
+    /* Processes elements first .. first + wanted - 1 of the sequence that begins at step `r`, whose elements are 2^from
+       steps apart. */
     __device__ void do_tile(const pass &now, int64_t item, int64_t r, int64_t first, int64_t wanted) const {
         int64_t next = (int64_t)1 << now.from;
         int64_t length = (p.steps - r + next - 1) / next;

@@ -1,14 +1,15 @@
-/* MatMulScan of dense transitions: prefix products inside groups of r elements, then the same over the groups' ends.
+/* MatMulScan of dense transitions: computes prefix products inside groups of r elements, then does the same over the
+   groups' ends.
 
-   Up: P[0] = A[0], P[j] = A[j] P[j-1] and b[j] += A[j] b[j-1] in shared memory; every P but the first goes to the
-   workspace, the last of a full group being an element of the next level. Down: h[j] = b[j] + P[j] H, H the state
-   before the group. Values are in place. */
+   Up: P[0] = A[0], P[j] = A[j] P[j-1] and b[j] += A[j] b[j-1] in shared memory; every P but the first is stored in
+   the workspace. The last P of a full group is an element of the next level. Down: h[j] = b[j] + P[j] H, where H is
+   the state before the group. Values are updated in place. */
 #include "scan/cuda/dense_block.cuh"
 
 namespace dense {
 
-/* All transitions of a block's groups, in order; down: the products in their place. A lonely element has no use for
-   its transition on the way up. */
+/* Returns all transitions of a block's groups in order, or on the way down the products in their place. The transition
+   of a group's only element is not needed on the way up. */
 template <typename E, bool DOWN> struct group_cursor {
     const params &p;
     const level_data &here;
@@ -84,7 +85,8 @@ template <typename E, int SIZE> struct groups {
         const level_data &here = p.level[k];
         bool is_top = k == p.levels - 1;
         ring<E, SIZE, Cursor> coming(slots, p.slots, p.n, Cursor(p, k));
-        /* This block made the products of its groups, so they may come while the level above is being solved. */
+        /* This block computed the products of its groups, so they may be loaded while the level above is still being
+           solved. */
         if (!is_top) {
             wait_for_grid();
         }

@@ -1,14 +1,14 @@
 /* The first level of a dense cyclic reduction on Hopper GPUs: each visit of `radix` transitions of 128 x 128 is folded
    into one, P = A[r-1] ... A[0], and its value, y[e] = b[e] + A[e] y[e-1], for single columns of f16 and bf16.
 
-   The product so far stays in registers. Its transpose is what a warpgroup's product leaves behind as sums, 64 columns
-   of P each for two warpgroups, and, rounded to 16 bits, what the next product takes as its left side from registers:
-   P'^T = P^T A^T. The right side is A in its memory layout, rows along k, in a ring of shared memory. A third warpgroup
-   fills the ring and walks the values. So a transition is read from shared memory once by the products and once by the
-   walk, nothing of P is written before the end, and the chain of a visit is products alone.
+   The product so far stays in registers, transposed. Two warpgroups hold 64 columns of P each as the sums of a
+   product; rounded to 16 bits, these are the left operand of the next product: P'^T = P^T A^T. The right operand is
+   A in its memory layout, with rows along k, in a ring in shared memory. A third warpgroup fills the ring and walks
+   the values. So the products and the walk each read a transition from shared memory once, P is not written before
+   the end, and the critical path of a visit has only products.
 
-   By count: 128^3 multiply-adds are 1024 cycles of a multiprocessor's tensor cores, 0.56 us; 64 of them 36 us, less
-   than the 70 us in which 268 MB are read. Measured on an H200, 8192 transitions: 93 us. */
+   An estimate: 128^3 multiply-adds take 1024 cycles of a multiprocessor's tensor cores, 0.56 us, and 64 products
+   take 36 us, less than the 70 us in which 268 MB are read. Measured on an H200, 8192 transitions: 93 us. */
 #include "scan/cuda/dense_hopper.cuh"
 
 #include <cuda_runtime.h>
@@ -25,10 +25,10 @@ constexpr int STAGE_BYTES = SIDE * SIDE * 2;
 constexpr int BAND_BYTES = STAGE_BYTES / 2; /* 64 columns: rows of 128 bytes, swizzled */
 constexpr int GROUP = 128;                  /* threads of a warpgroup */
 constexpr int ALL_THREADS = 3 * GROUP;
-constexpr int OUT_ROW = SIDE + 8; /* elements of a row of the result on its way out */
+constexpr int OUT_ROW = SIDE + 8; /* elements in a row of the result's buffer in shared memory */
 constexpr int WALK_BARRIER = 1;   /* among the third warpgroup */
 constexpr int OUT_BARRIER = 2;    /* among the first two */
-constexpr int AHEAD = 4;          /* values that a thread of the walk has under way */
+constexpr int AHEAD = 4;          /* values that a thread of the walk has in flight */
 
 struct fold_shared {
     alignas(1024) unsigned char stage[STAGES][STAGE_BYTES];
@@ -53,7 +53,7 @@ struct fold_shared {
     : EIGHT(d, 0), EIGHT(d, 8), EIGHT(d, 16), EIGHT(d, 24), EIGHT(d, 32), EIGHT(d, 40), EIGHT(d, 48), EIGHT(d, 56) \
     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)
 
-/* d[64, 128] = or += a b over 16 of k: a in registers, rows of b along k. */
+/* d[64, 128] = (or +=) a b over 16 elements of k. a is in registers, and the rows of b lie along k. */
 template <typename E>
 __device__ __forceinline__ void product_along(float (&d)[64], const uint32_t *a, uint64_t b, int add);
 template <>
@@ -116,13 +116,13 @@ template <typename E> struct folding {
 #pragma unroll
         for (int kb = 0; kb < 8; kb++) {
 #pragma unroll
-            for (int i = 0; i < 4; i++) { /* rows r, r + 8, then the same 8 columns on */
+            for (int i = 0; i < 4; i++) { /* i: rows r and r + 8, then the same rows 8 columns further */
                 left[4 * kb + i] =
                     pair<E>(d[8 * kb + 4 * (i / 2) + 2 * (i % 2)], d[8 * kb + 4 * (i / 2) + 2 * (i % 2) + 1]);
             }
         }
     }
-    /* The product itself, row after row: through shared memory, since a thread has a column. */
+    /* Stores the product row by row, through shared memory, since a thread holds parts of columns. */
     __device__ __forceinline__ void store(E *to, uint16_t *out) const {
         int row = (int)threadIdx.x / 32 * 16 + (int)threadIdx.x % 32 / 4;
         int column = (int)threadIdx.x % 4 * 2;
@@ -142,12 +142,12 @@ template <typename E> struct folding {
     }
 };
 
-/* The transitions of this block's visits, one after the other. */
+/* Enumerates the transitions of this block's visits, one after the other. */
 struct elements {
     const fold_job &job;
     int64_t task; /* visit, over all sequences */
     int64_t item, visit;
-    int at; /* in the visit */
+    int at; /* index of the element in the visit */
 
     __device__ explicit elements(const fold_job &j) : job(j), task(blockIdx.x), at(0) {
         enter();
@@ -174,13 +174,13 @@ struct elements {
     }
 };
 
-/* Starts to bring a transition into a stage, if any is left. One group of copies either way. */
+/* Starts to copy a transition into a stage, if there is one left. It is one group of copies in both cases. */
 __device__ __forceinline__ void bring(unsigned char *stage, elements &from) {
     if (!from.done()) {
         const unsigned char *matrix =
             (const unsigned char *)from.job.A.data + 2 * (from.item * from.job.A.item + from.step() * from.job.A.step);
         int thread = (int)threadIdx.x - 2 * GROUP;
-        int piece = thread % 16; /* of 16 bytes, in a row */
+        int piece = thread % 16; /* index of the 16-byte piece in a row */
 #pragma unroll
         for (int i = 0; i < 16; i++) {
             int row = thread / 16 + 8 * i; /* row % 8 is the same for all i */
@@ -192,7 +192,7 @@ __device__ __forceinline__ void bring(unsigned char *stage, elements &from) {
     copy_commit();
 }
 
-/* One row of A[e] y[e-1], by one thread. */
+/* Computes one row of A[e] y[e-1]. One thread for each row. */
 template <typename E> __device__ __forceinline__ float row_times(const unsigned char *stage, const float *x) {
     int row = (int)threadIdx.x - 2 * GROUP;
     float sum[4] = {};
@@ -210,7 +210,7 @@ template <typename E> __device__ __forceinline__ float row_times(const unsigned 
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-/* The third warpgroup: the ring, and the values. */
+/* The third warpgroup: fills the ring and computes the values. */
 template <typename E> __device__ __forceinline__ void walk(const fold_job &job, fold_shared &s) {
     int row = (int)threadIdx.x - 2 * GROUP;
     elements coming(job);
@@ -238,7 +238,7 @@ template <typename E> __device__ __forceinline__ void walk(const fold_job &job, 
         copy_wait_for<STAGES - 2>();
         hopper::fence_async();
         hopper::barrier_arrive(hopper::shared_address(&s.full[stage]));
-        hopper::group_sync(WALK_BARRIER, GROUP); /* all pieces are here, and the last state */
+        hopper::group_sync(WALK_BARRIER, GROUP); /* all pieces have arrived, and the last state is written */
         float value = added[0];
         if (here.at > 0) {
             value += row_times<E>(s.stage[stage], s.state[(i + 1) % 2]);
@@ -253,7 +253,8 @@ template <typename E> __device__ __forceinline__ void walk(const fold_job &job, 
             added[j] = added[j + 1];
         }
         fetch(added[AHEAD - 1]);
-        /* The stage before this one: the products are done with it, and since the barrier above the walk is, too. */
+        /* Refills the stage before this one: the products have released it, and after the barrier above the walk has,
+           too. */
         hopper::barrier_wait(hopper::shared_address(&s.empty[emptied]), emptied_parity);
         bring(s.stage[emptied], coming);
         emptied = emptied + 1 < STAGES ? emptied + 1 : 0;
@@ -264,7 +265,7 @@ template <typename E> __device__ __forceinline__ void walk(const fold_job &job, 
     copy_wait_for<0>();
 }
 
-/* The first two warpgroups. */
+/* The first two warpgroups compute the products. */
 template <typename E> __device__ __forceinline__ void multiply(const fold_job &job, fold_shared &s) {
     folding<E> product;
     int stage = 0;
@@ -309,7 +310,8 @@ __global__ void __launch_bounds__(ALL_THREADS, 1) dense_fold(const __grid_consta
 #endif
 }
 
-/* The kernel is empty but in code for sm_90a, which a build may be without. */
+/* Returns true if the GPU and the build support it. The kernel is empty except in code for sm_90a, which a build may
+   not have. */
 bool fold_works(int device) {
     int major = 0;
     int minor = 0;

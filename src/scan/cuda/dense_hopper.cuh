@@ -8,16 +8,16 @@
 
 namespace dense {
 
-/* Visits of `radix` transitions of 128 x 128 in 16 bits, each 16 bytes aligned and not transposed; one column of
- * values. */
+/* Visits of `radix` transitions of 128 x 128 in 16 bits, each aligned to 16 bytes and not transposed, with one column
+   of values. */
 struct fold_job {
-    int64_t tasks, visits; /* of all sequences, of one */
+    int64_t tasks, visits; /* visits of all sequences, visits of one */
     int64_t radix;
     matrices A, made;
     array b, values; /* values: f32 */
 };
 
-/* Can this CUDA device run it, and was it compiled for it? */
+/* True if this CUDA device can run it and the build has code for it. */
 bool fold_works(int device);
 cudaError_t fold(const fold_job &job, int dtype, int blocks, cudaStream_t stream);
 

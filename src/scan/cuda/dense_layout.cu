@@ -7,15 +7,15 @@
 
 namespace dense {
 
-/* Shared memory of a block on the GPUs that are compiled for first, when no GPU is at hand. */
+/* Shared memory of a block if no GPU is given: that of the GPUs that the kernels are primarily for. */
 constexpr size_t SHARED_BYTES = 227 * 1024;
 constexpr int MAX_HEIGHT = 5;
 constexpr int MAX_VISIT_HEIGHT = 6;
-/* Cost of a level, up and down, besides its grid barriers: the first transitions and values must come. */
+/* Cost of a level, up and down, besides its grid barriers: waiting for the first transitions and values. */
 constexpr double LEVEL_SECONDS = 2.5e-6;
-/* More matrices under way bring nothing: waiting for copies knows 8 of them apart. */
+/* More matrices in flight do not help: the wait for copies distinguishes at most 8. */
 constexpr int MAX_SLOTS = 14;
-/* Chunks shorter than this spend more on their ends than on their steps. */
+/* Shorter chunks would spend more time on their ends than on their steps. */
 constexpr int64_t LEAST_CHUNK = 8;
 
 static int padded(int64_t n) {
@@ -30,15 +30,15 @@ static size_t slot_bytes(int size, size_t element) {
     return (size_t)size * ((size_t)size * element + 16);
 }
 
-/* Seconds of one product by one block, its barriers with it: what weighs levels against each other. */
+/* Seconds for one product by one block with its barriers, used to compare levels. */
 static double product_seconds(int size, size_t element) {
     bool plain = element == 4;
     return size == 128 ? (plain ? 10e-6 : 2.5e-6) : size == 64 ? (plain ? 2e-6 : 7e-7) : plain ? 6e-7 : 4e-7;
 }
 
-/* Seconds of one transition applied to a state by one block, its barrier with it. */
+/* Seconds to apply one transition to a state by one block, with its barrier. */
 static double apply_seconds(int size, int64_t width) {
-    double first = size == 128 ? 5e-7 : 1.5e-7; /* 32 KB at what one multiprocessor draws from the second cache */
+    double first = size == 128 ? 5e-7 : 1.5e-7; /* 32 KB at the rate of one multiprocessor from the L2 cache */
     return first + (double)(width - 1) * (double)(size * size) / 5e10;
 }
 
@@ -54,7 +54,7 @@ static double barrier_of(const carry_scan_shape *shape) {
     return shape->gpu != NULL && shape->gpu->barrier_s > 0.0 ? shape->gpu->barrier_s : 2e-6;
 }
 
-/* Shared memory of `tiles` values and the slots that fit beside them, 0 when fewer than `least` do. */
+/* The number of slots that fit beside `values` bytes in shared memory, or 0 if there are fewer than `least`. */
 static int slots_beside(size_t budget, size_t slot, size_t values, int least) {
     if (values >= budget) {
         return 0;
@@ -64,7 +64,7 @@ static int slots_beside(size_t budget, size_t slot, size_t values, int least) {
     return (int)slots >= least ? (int)slots : 0;
 }
 
-/* Values of this many elements, and one state more; the size of one value is bounded by lay_out. */
+/* Bytes for the values of `elements` elements and one more state. lay_out bounds the size of one value. */
 static size_t value_bytes(const layout *l, int64_t elements) {
     return (size_t)(elements + 1) * (size_t)l->size * (size_t)l->p.columns * sizeof(float);
 }
@@ -89,8 +89,8 @@ static array take_values(carry_arena *arena, const carry_scan_shape *shape, int6
     return array{carry_arena_take(arena, elements, sizeof(float)), F32, count * size, size};
 }
 
-/* The heights of the levels' visits that cost least: products one after the other in a block, and two barriers of the
-   grid a level. best[s] is the least of what is left when elements have 2^s steps. */
+/* Chooses the heights of the levels' visits with the least cost: the products that a block does one after the other,
+   and two grid barriers for each level. best[s] is the least cost of the rest when elements have 2^s steps. */
 static int choose_heights(const layout *l, const carry_scan_shape *shape, int most, int *heights) {
     int top = 0;
     while (((int64_t)1 << top) < shape->steps) {
@@ -137,7 +137,7 @@ static int choose_visits(const layout *l, const carry_scan_shape *shape, int *he
     }
     double best[64];
     int choice[64];
-    /* Two blocks share the registers of a multiprocessor, whatever shared memory would hold. */
+    /* The registers of a multiprocessor allow two blocks, even if shared memory would hold more. */
     double blocks = (double)(units_of(shape) * (l->per_unit < 2 ? l->per_unit : 2));
     double apply_s = apply_seconds(l->size, shape->width);
     for (int s = top; s >= 0; s--) {
@@ -179,7 +179,7 @@ static void link_levels(layout *l, const carry_scan_shape *shape, bool groups, c
     }
 }
 
-/* Values live in h where it is f32, and in the workspace where it is not or where b is read again at the end. */
+/* Values are stored in h if it is f32, and in the workspace if it is not or if b is read again at the end. */
 static void place_values(layout *l, const carry_scan_shape *shape, bool apart, carry_arena *arena) {
     if (shape->h.dtype == CARRY_F32 && !apart) {
         l->p.values = l->p.h;
@@ -206,7 +206,7 @@ static bool lay_out_cyclic(layout *l, const carry_scan_shape *shape, size_t budg
     for (int k = 0; k <= folds; k++) {
         level_data *here = &l->p.level[k];
         int64_t count = (shape->steps + stride - 1) / stride;
-        /* The top level is a single visit that never fills. */
+        /* The top level is a single visit that is never full. */
         int64_t radix = k < folds ? (int64_t)1 << heights[k] : count + 1;
         here->at = carry_dense_level_of(shape->steps, stride, k < folds ? heights[k] : 0, radix);
         here->A = k == 0 ? matrices{shape->A.data, shape->A.item, shape->A.step} : l->p.level[k - 1].made;
@@ -244,7 +244,7 @@ static bool lay_out_tree(layout *l, const carry_scan_shape *shape, size_t budget
     l->p.kept = highest - 1 < l->p.slots / 2 - 1 ? highest - 1 : l->p.slots / 2 - 1;
     l->p.ring = l->p.slots - l->p.kept - 1;
     if (highest - 1 > l->p.kept) {
-        /* A high node comes back through the ring: it must have been stored before the ring looks that far ahead. */
+        /* A high node comes back through the ring, so it must be stored before the ring prefetches it. */
         int furthest = (1 << (l->p.kept + 1)) - 2;
         l->p.ring = l->p.ring < furthest ? l->p.ring : furthest;
     }
@@ -279,8 +279,8 @@ static bool lay_out_groups(layout *l, const carry_scan_shape *shape, size_t budg
     return true;
 }
 
-/* Steps a chunk: all of them when the batch fills the GPU; otherwise enough that walking the chunks' ends one after
-   the other costs no more than a chunk does. */
+/* The steps of a chunk: all of them if the batch fills the GPU. Otherwise enough that the walk over the ends of chunks
+   costs no more than a chunk does. */
 static int64_t choose_chunk(const layout *l, const carry_scan_shape *shape) {
     if (shape->chunk > 0) {
         return shape->chunk < shape->steps ? shape->chunk : shape->steps;
@@ -296,7 +296,7 @@ static int64_t choose_chunk(const layout *l, const carry_scan_shape *shape) {
     return chunk < shape->steps ? chunk : shape->steps;
 }
 
-/* Columns of a task when there is one chunk: as many as keep the GPU full, and no fewer than a sector of memory. */
+/* The columns of a task if there is one chunk: few enough to fill the GPU, but at least one memory sector. */
 static int choose_columns(const layout *l, const carry_scan_shape *shape) {
     int64_t most = 4096 / l->size;
     int64_t parts = units_of(shape) * l->per_unit / shape->batch;
@@ -340,7 +340,8 @@ static bool lay_out_doubling(layout *l, const carry_scan_shape *shape, size_t bu
     if (slots < 3) {
         return false;
     }
-    /* Of a round, per element that is no halo: matrices read and written, and products, which cost about the same. */
+    /* The cost of a round for each element outside of the halo: matrices read and written, and products, which cost
+       about the same. */
     double least = 0.0;
     for (int rounds = 1; (1 << rounds) < slots; rounds++) {
         double wanted = (double)(slots - (1 << rounds) + 1);
@@ -354,7 +355,8 @@ static bool lay_out_doubling(layout *l, const carry_scan_shape *shape, size_t bu
             l->p.rounds = rounds;
         }
     }
-    /* One pass over several tiles would read b where another block has written h already, when they are the same. */
+    /* If h and b are the same, a single pass over several tiles would read b where another block has already written
+       h. */
     if (shape->steps <= (1 << l->p.rounds) && slots - (1 << l->p.rounds) + 1 < shape->steps) {
         l->p.rounds = 1;
     }
@@ -426,7 +428,7 @@ bool lay_out(layout *made, const carry_scan_shape *shape, carry_cuda_method meth
         made->p.b = array_of(&shape->b);
         made->p.h = array_of(&shape->h);
         made->p.h0 = array_of(&shape->h0);
-        /* A block's own kilobyte counts too when several share a multiprocessor. */
+        /* If several blocks share a multiprocessor, the reserved kilobyte of each block counts too. */
         size_t budget = shared_of(shape) / (size_t)per_unit - (per_unit > 1 ? 1024 : 0);
         if (lay_out_in(made, shape, method, budget, arena)) {
             return true;

@@ -1,4 +1,4 @@
-/* How a dense scan is laid out on a GPU: levels, shared memory and workspace, from the shape alone. */
+/* The layout of a dense scan on a GPU: levels, shared memory and workspace, computed from the shape alone. */
 #ifndef CARRY_SCAN_DENSE_LAYOUT_CUH
 #define CARRY_SCAN_DENSE_LAYOUT_CUH
 
@@ -10,20 +10,21 @@ extern "C" {
 namespace dense {
 
 struct layout {
-    params p; /* workspace pointers are set when the arena has a block */
+    params p; /* workspace pointers are set if the arena has memory */
     int size; /* n padded: 16, 32, 64 or 128 */
     size_t shared_bytes;
-    int64_t blocks; /* that have work */
+    int64_t blocks; /* number of blocks that have work */
     dense::kernel_of_params kernel;
-    double product_s; /* one product of n x n by one block, roughly */
-    int per_unit;     /* blocks that share a multiprocessor, as planned */
+    double product_s; /* estimated seconds for one n x n product by one block */
+    int per_unit;     /* planned number of blocks on each multiprocessor */
 };
 
-/* False, with the reason in why, when the kernels cannot take the shape. Workspace is taken from the arena. */
+/* Returns false, with the reason in `why`, if the kernels do not support the shape. Workspace is taken from the
+   arena. */
 bool lay_out(layout *made, const carry_scan_shape *shape, carry_cuda_method method, carry_arena *arena, char *why,
              size_t why_size);
 
-/* Matrix products, and applications of a matrix to values, of one sequence. */
+/* The matrix products, and the applications of a matrix to values, for one sequence. */
 struct work_count {
     double composed, applied;
 };

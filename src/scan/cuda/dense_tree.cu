@@ -1,16 +1,17 @@
-/* The tree scan of dense transitions (blelloch), which keeps what enters every element.
+/* The tree scan of dense transitions (blelloch), which stores the state that enters every element.
 
-   Up, level by level: a block takes a visit's transitions in order, pairs them and carries like a binary counter: an
-   even node waits in shared memory, or in the workspace when it is high, and the odd one after it is combined with it.
-   Even nodes go to the workspace, since the way down applies them.
+   Up, level by level: a block takes a visit's transitions in order, pairs them and carries like a binary counter. An
+   even node is kept in shared memory, or in the workspace if it is high, until the odd node after it is combined
+   with it. Even nodes are also stored in the workspace, since the way down applies them.
 
-   Down: the state that enters a node's right half is its left half applied to what enters the node; at the leaves
-   h = A S + b. On the way down transitions only pass by: all of shared memory is their ring. */
+   Down: the state that enters a node's right half is its left half applied to the state that enters the node; at the
+   leaves h = A S + b. On the way down each transition is used once, so all of shared memory is a ring for them. */
 #include "scan/cuda/dense_block.cuh"
 
 namespace dense {
 
-/* The transitions of all visits of a block on the way up, and the high even nodes that they meet again. */
+/* Returns the transitions of all visits of a block on the way up, and the high even nodes that they are combined
+   with. */
 template <typename E> struct up_cursor {
     const params &p;
     const level_data &here;
@@ -51,7 +52,7 @@ template <typename E> struct up_cursor {
     }
 };
 
-/* The even nodes of all visits of a block from the highest to the lowest, and then the leaves. */
+/* Returns the even nodes of all visits of a block from the highest to the lowest, then the leaves. */
 template <typename E> struct down_cursor {
     const params &p;
     const level_data &here;
@@ -95,9 +96,9 @@ template <typename E> struct down_cursor {
 template <typename E, int SIZE> struct tree {
     static constexpr int ELEMENTS = slot<E, SIZE>::ELEMENTS;
     const params &p;
-    E *slots;      /* kept ones, the one just made, the ring */
+    E *slots;      /* the kept nodes, the newest one, the ring */
     float *values; /* of a visit's elements */
-    float *states; /* what enters each element */
+    float *states; /* states that enter elements */
     int apart;     /* floats between elements in shared memory */
     int size;      /* n w */
 
@@ -106,12 +107,13 @@ template <typename E, int SIZE> struct tree {
           states(values + given.tile * SIZE * given.width), apart(SIZE * given.width), size(given.n * given.width) {
     }
 
-    /* A node that is the last of its chain of carries waits where the chain will look for it. */
+    /* The slot for a new node. A node that waits for its odd neighbour is kept in the slot of its height; others use
+       the slot of the newest node. */
     __device__ E *place(int height, bool waits) const {
         return slots + (waits && height <= p.kept ? height - 1 : p.kept) * ELEMENTS;
     }
 
-    /* One pair and the nodes that it completes. */
+    /* Combines one pair, and the nodes that it completes. */
     template <typename Ring> __device__ E *climb(Ring &coming, int64_t pair) const {
         int carries = carry_dense_carries(pair);
         coming.wait(2);
@@ -155,15 +157,16 @@ template <typename E, int SIZE> struct tree {
         coming.finish();
     }
 
-    /* All transitions of the way down are made on the way up by the block that needs them: they may come while the
-       level above is being solved. The top's one visit of an item goes up and down in the same block. */
+    /* The block that needs the transitions of the way down computed them all on the way up, so they may be loaded while
+       the level above is still being solved. At the top level, the one visit of an item goes up and down in the same
+       block. */
     __device__ void wait_for_level_above(int k) const {
         if (k + 1 < p.levels) {
             wait_for_grid();
         }
     }
 
-    /* The states that enter the right half of every node of a visit, from the highest nodes to the lowest. */
+    /* Computes the states that enter the right half of every node of a visit, from the highest nodes to the lowest. */
     template <typename Ring> __device__ void spread(Ring &coming, const level_data &here, int entered) const {
         for (int height = here.at.height - 1; height >= 0; height--) {
             int nodes = (int)carry_dense_even_nodes(entered - 1, height);
@@ -198,7 +201,7 @@ template <typename E, int SIZE> struct tree {
             load_state(states, k + 1 < p.levels ? above : p.h0, item, visit, size);
             spread(coming, here, entered);
             if (k > 0) {
-                __syncthreads(); /* a visit of one element has met no barrier */
+                __syncthreads(); /* needed because a visit of one element has no barrier */
                 array to = {here.states, F32, here.at.count * size, size};
                 store_tile(states, apart, to, item, first, 1, entered, size);
                 __syncthreads();

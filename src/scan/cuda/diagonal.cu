@@ -1,4 +1,4 @@
-/* Diagonal transitions on CUDA: which kernel, in what shape, and what it costs. */
+/* Diagonal transitions on CUDA: chooses the kernel and its shape, and estimates its cost. */
 #include <math.h>
 #include <stdio.h>
 
@@ -11,8 +11,8 @@ namespace {
 
 constexpr int LANES = 32;
 
-/* Threads carry four or eight channels when all of them are in one row, 16 bytes apart, and there are enough of
-   them to keep the GPU busy; else one. */
+/* True if a thread can have `channels` channels: all of them must be in one row, and accesses aligned to 16 bytes.
+   is_wide also asks for enough channels to keep the GPU busy. Otherwise a thread has one channel. */
 bool can_be_wide(const carry_scan_shape *s, int channels) {
     const carry_scan_array *arrays[] = {&s->b, &s->h};
     if (s->width % channels != 0) {
@@ -32,7 +32,8 @@ double channels_of(const carry_scan_shape *s) {
 
 bool is_wide(const carry_scan_shape *s, carry_cuda_method method) {
     int channels = s->b.dtype == CARRY_F32 || method != CARRY_CUDA_SEQUENTIAL ? 4 : 8;
-    double threads_wanted = method == CARRY_CUDA_SEQUENTIAL ? 256.0 : 16.0; /* of one segment, a multiprocessor */
+    /* Threads of one segment for each multiprocessor. */
+    double threads_wanted = method == CARRY_CUDA_SEQUENTIAL ? 256.0 : 16.0;
     return can_be_wide(s, channels) && channels_of(s) / channels >= threads_wanted * s->gpu->units;
 }
 
@@ -69,14 +70,14 @@ double bytes_of(const carry_scan_shape *s) {
             (double)s->width * (double)(carry_dtype_size(s->b.dtype) + carry_dtype_size(s->h.dtype)));
 }
 
-/* Movement at the rate of memory or of the cache, or, with too few threads to fill the GPU, one latency for every batch
-   of loads that a thread waits for. */
+/* Data movement at the rate of memory or of the cache. If there are too few threads to fill the GPU, one latency for
+   every batch of loads that a thread waits for. */
 double cost(const carry_scan_shape *s, carry_cuda_method method) {
     const carry_gpu *gpu = s->gpu;
     double bytes = bytes_of(s);
     double movement = bytes / (bytes < 0.6 * (double)gpu->cache ? gpu->cache_bytes_s : gpu->copy_bytes_s);
-    double tiles;       /* batches of loads, one after the other */
-    double extra = 0.0; /* barriers and exchange of a tile */
+    double tiles;       /* batches of loads that follow each other */
+    double extra = 0.0; /* barriers and exchange for each tile */
     switch (method) {
     case CARRY_CUDA_SEQUENTIAL:
         tiles = ceil((double)s->steps / 8.0);
@@ -105,7 +106,7 @@ bool workspace(const carry_scan_shape *s, carry_cuda_method method, size_t *byte
     if (method != CARRY_CUDA_LOOKBACK) {
         return true;
     }
-    size_t most = 0; /* of the two forms, one channel a thread or four */
+    size_t most = 0; /* for the larger of both forms, one or four channels for each thread */
     for (int wide = 0; wide < 2; wide++) {
         const int64_t records[] = {s->batch, channel_blocks(s, wide != 0), lookback_tiles(s)};
         size_t form;
@@ -122,7 +123,8 @@ carry_lane_array lane_array(const carry_scan_array *a) {
     return {a->data, (int64_t)a->item, (int)a->step, a->dtype};
 }
 
-/* Additions and multiplications per element of b: a multiply-add reducing, one filling in; trees and triangles more. */
+/* Additions and multiplications for each element of b: one multiply-add to reduce and one to fill in; trees and
+   triangles need more. */
 double flops_of(const carry_scan_work *w, carry_cuda_method method) {
     double elements = channels_of(w) * (double)w->steps;
     switch (method) {
@@ -130,7 +132,7 @@ double flops_of(const carry_scan_work *w, carry_cuda_method method) {
         return 2.0 * elements;
     case CARRY_CUDA_MATMUL:
         return (2.0 * 12.0 * (w->b.dtype == CARRY_F32 ? 3.0 : 2.0) + 2.0) *
-               elements; /* 3 of the 4 quarters of 16 x 16 */
+               elements; /* 3 of the 4 quarters of 16 x 16 are not zero */
     default:
         return 4.0 * elements;
     }

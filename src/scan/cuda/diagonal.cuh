@@ -1,15 +1,15 @@
 /* Shared by the kernels for diagonal transitions.
 
-   A channel is one of the n*w recurrences h = a h + b of a sequence; a row's w channels share their decays. A thread
-   carries V neighbouring channels of one row, or one where w does not divide. Blocks lie along channels (x) and
-   sequences (y). */
+   A channel is one of the n*w recurrences h = a h + b of a sequence; the w channels of a row share their decays. A
+   thread has V adjacent channels of one row, or one channel if V does not divide w. The grid has channels along x
+   and sequences along y. */
 #ifndef CARRY_SCAN_DIAGONAL_CUH
 #define CARRY_SCAN_DIAGONAL_CUH
 
 #include "scan/cuda/cuda_types.cuh"
 
-/* An array over (sequence, step) on the device. Strides over steps are at most CARRY_MOST_STEP elements, so that a few
-   of them fit 32 bits: half of the instructions of a small scan would be 64-bit addresses. */
+/* An array over (sequence, step) on the device. Strides over steps are at most CARRY_MOST_STEP elements, so that small
+   multiples fit 32 bits. With 64-bit addresses they would be half of the instructions of a small scan. */
 struct carry_lane_array {
     void *data;
     int64_t item;
@@ -23,20 +23,21 @@ struct carry_diagonal {
     carry_lane_array A, b, h, h0; /* h0.data NULL: zero */
     int64_t steps;
     int channels, width; /* n*w, w */
-    int width_log2;      /* -1: w is no power of two */
+    int width_log2;      /* -1: w is not a power of two */
     int items;
-    int tiles;     /* over time, of those kernels that cut it */
-    float *totals; /* look-back: per tile, block of channels and sequence */
+    int tiles;     /* number of tiles over time, for kernels that divide it */
+    float *totals; /* look-back: for each tile, block of channels and sequence */
     unsigned *flags;
     int channel_blocks;
 };
 
-/* The row of a channel: a division only where it must be, since it is a tenth of a small scan's instructions. */
+/* The row of a channel. It avoids the division if w is a power of two, since a division is a tenth of a small scan's
+   instructions. */
 static __device__ __forceinline__ int carry_row(const carry_diagonal &d, int channel) {
     return d.width_log2 >= 0 ? channel >> d.width_log2 : channel / d.width;
 }
 
-/* The state that enters, of V channels. */
+/* Loads the state that enters, for V channels. */
 template <int V>
 static __device__ __forceinline__ void carry_initial(float (&state)[V], const carry_diagonal &d, int item,
                                                      int channel) {
@@ -52,8 +53,8 @@ static __device__ __forceinline__ void carry_initial(float (&state)[V], const ca
     }
 }
 
-/* LONG neighbouring steps of V channels as they are stored: they become floats when they are needed, since a conversion
-   straight after its load would wait for it. Steps past the end are no change: decay 1, value 0. */
+/* LONG adjacent steps of V channels in storage format. They are converted to floats only when needed, since a
+   conversion right after its load would wait for it. Steps past the end change nothing: decay 1, value 0. */
 template <int V, int LONG, typename TA, typename TB> struct carry_segment {
     TA decay[LONG];
     carry_pack<V, TB> value[LONG];
@@ -87,7 +88,7 @@ template <int V, int LONG, typename TA, typename TB> struct carry_segment {
     }
 };
 
-/* The element of LONG steps: the product of their decays, and what they make of zero. */
+/* The combined element of LONG steps: the product of their decays, and their result from zero. */
 template <int V, int LONG>
 static __device__ __forceinline__ void carry_total(float &decay, float (&value)[V], const float (&a)[LONG],
                                                    const float (&b)[LONG][V]) {
@@ -106,7 +107,7 @@ static __device__ __forceinline__ void carry_total(float &decay, float (&value)[
     }
 }
 
-/* LONG steps of the result, of which the first `count` exist. */
+/* Stores LONG steps of the result, of which the first `count` exist. */
 template <int V, int LONG, typename TH>
 static __device__ __forceinline__ void carry_store_steps(TH *h, int h_step, const float (&x)[LONG][V], int64_t count) {
 #pragma unroll
@@ -119,7 +120,7 @@ static __device__ __forceinline__ void carry_store_steps(TH *h, int h_step, cons
     }
 }
 
-/* diagonal_*.cu: launchers. wide: several channels a thread, else 1. */
+/* diagonal_*.cu: launch functions. wide: several channels for each thread, else one. */
 cudaError_t carry_diagonal_sequential(const carry_diagonal &d, bool wide, cudaStream_t stream);
 cudaError_t carry_diagonal_segments(const carry_diagonal &d, bool wide, carry_cuda_method method, cudaStream_t stream);
 cudaError_t carry_diagonal_lookback(const carry_diagonal &d, bool wide, cudaStream_t stream);
@@ -128,8 +129,8 @@ cudaError_t carry_diagonal_matmul(const carry_diagonal &d, int radix, bool wide,
 /* Steps of a tile of the look-back. */
 #define CARRY_LOOKBACK_STEPS 128
 
-/* Calls body(V, TA, TB, TH) with the arrays' types: the seven that a scan or a gradient's scan can have. V32 and V16:
-   channels of a thread when b has 32 and 16 bits. */
+/* Calls body(V, TA, TB, TH) with the types of the arrays: the seven combinations that a scan or the scan of a gradient
+   can have. V32 and V16 are the channels of a thread if b has 32 or 16 bits. */
 #define CARRY_DIAGONAL_TYPES(d, V32, V16, body)                            \
     do {                                                                   \
         if ((d).b.type == CARRY_F32 && (d).A.type == CARRY_F32) {          \

@@ -1,11 +1,11 @@
-/* Diagonal transitions by decoupled look-back: time is cut into tiles, a block takes the next tile that is free,
-   reduces it, publishes its element, finds the state that enters it from the tiles before, publishes the state that
-   leaves it, and fills in its steps. One pass over memory, and as many blocks at work as the GPU holds however long the
-   sequence.
+/* Diagonal transitions by decoupled look-back. Time is divided into tiles. A block takes the next free tile, reduces
+   it, publishes its element, finds the state that enters it from the tiles before, publishes the state that leaves
+   it, and fills in its steps. This is one pass over memory, and all blocks that the GPU holds are busy for any
+   length of the sequence.
 
-   A block that finds no state before it yet goes back over published elements until it meets a state, and then applies
-   the elements forwards from there. Since the state that a tile publishes is computed by that very application, the
-   result does not depend on who was faster: it is the same in every run. */
+   If the tile before has no state yet, a block goes back over published elements until it finds a state, and then
+   applies the elements forwards from there. The state that a tile publishes is computed by the same operations, so
+   the result does not depend on timing: it is the same in every run. */
 #include "scan/cuda/diagonal.cuh"
 
 namespace {
@@ -51,7 +51,7 @@ template <int V> struct tile_record {
     }
 };
 
-/* The segments' elements become prefixes of the tile. By the first warp, as all that follows. */
+/* Turns the segments' elements into prefixes of the tile. Run by the first warp, like all functions below. */
 template <int V> __device__ __forceinline__ void combine_segments(segment_elements<V> &s) {
     int lane = (int)threadIdx.x;
     for (int i = 1; i < SEGMENTS; i++) {
@@ -64,8 +64,8 @@ template <int V> __device__ __forceinline__ void combine_segments(segment_elemen
     }
 }
 
-/* The state that enters tile `tile` > 0 of the strip whose first record is `first`: the nearest published state before
-   it, and the elements of the tiles between applied to it. */
+/* Computes the state that enters tile `tile` > 0 of the strip whose first record is `first`: the nearest published
+   state before it, with the elements of the tiles between applied to it. */
 template <int V>
 __device__ __forceinline__ void look_back(float (&entering)[V], const carry_diagonal &d, const unsigned *flags,
                                           int64_t first, int tile) {
@@ -137,8 +137,8 @@ __device__ __forceinline__ void publish(float (&entering)[V], segment_elements<V
     }
 }
 
-/* Tiles of a strip (a block of channels of one sequence) are taken in order, so those before ours are done or under
-   way, and waiting for them ends. */
+/* Tiles of a strip (a block of channels of one sequence) are taken in order, so earlier tiles are done or in progress,
+   and the wait for them ends. */
 template <int V, typename TA, typename TB, typename TH>
 __global__ void __launch_bounds__(LANES *SEGMENTS) lookback_kernel(const carry_diagonal d) {
     __shared__ segment_elements<V> s;
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(LANES *SEGMENTS) lookback_kernel(const carry_d
     int lane = (int)threadIdx.x;
     int strips = d.channel_blocks * d.items;
     if (segment == 0 && lane == 0) {
-        taken = atomicAdd(d.flags, 1u); /* over all strips at once: strip after strip within one tile of time */
+        taken = atomicAdd(d.flags, 1u); /* counts over all strips: all strips of one tile of time, then the next tile */
     }
     __syncthreads();
     int tile = (int)(taken / (unsigned)strips);

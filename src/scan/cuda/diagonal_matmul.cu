@@ -1,29 +1,30 @@
 /* Diagonal transitions as small matrix products on the tensor cores, in registers (diagonal_matmul.cuh has the
    products).
 
-   A warp takes UNITS units of 16 steps for its channels, all loads in flight together; the warps of a block lie along
-   time, so that a block holds up to 256 steps, and then along channels. The units' last steps are a scan of the same
-   kind, 16 times shorter: they meet in shared memory, after the one barrier of 256 steps, and each warp finds what
-   enters its units by one more product with a triangle. Every byte moves once.
+   A warp takes UNITS units of 16 steps for its channels, with all loads in flight together. The warps of a block are
+   arranged first along time, so that a block holds up to 256 steps, and then along channels. The last steps of the
+   units form a scan of the same kind, 16 times shorter: they are exchanged in shared memory, after the one barrier for
+   each 256 steps, and each warp finds the states that enter its units by one more product with a triangle. Every byte
+   moves once.
 
-   The radix says how a unit is cut: one triangle of 16, two of 8, or four of 4 and then a product that takes the ends
-   of its groups to those after them. Above the units the triangle is always one of 16, since the instruction has that
-   room. */
+   The radix determines how a unit is divided: one triangle of 16, two of 8, or four of 4, followed by a product that
+   applies the ends of groups to those after them. Above the units the triangle is always one of 16, which is the size
+   of the instruction. */
 #include "scan/cuda/diagonal_matmul.cuh"
 
 namespace {
 
 using namespace triangles;
 
-/* Shared memory of a block, per 16 channels: twice, since the next steps' ends come while others still read.
- */
+/* Shared memory of a block for each 16 channels. There are two sides, since the ends of the next steps are written
+   while other warps still read. */
 struct room {
     float ends[2][16 * ROW];
     float decays[2][SLOTS];
     float state[2][16];
 };
 
-/* A float for each of the units, in as few words as they are. */
+/* Stores one float for each unit, in the fewest words. */
 template <int UNITS> __device__ __forceinline__ void put(float *to, const float (&x)[UNITS]) {
     if (UNITS == 4) {
         *reinterpret_cast<float4 *>(to) = make_float4(x[0], x[1 % UNITS], x[2 % UNITS], x[3 % UNITS]);
@@ -35,7 +36,7 @@ template <int UNITS> __device__ __forceinline__ void put(float *to, const float 
     }
 }
 
-/* TILES x 16 channels a warp, 2 TILES neighbouring ones a lane. */
+/* A warp has TILES x 16 channels, a lane 2 TILES adjacent ones. */
 template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES> struct worker {
     static constexpr int V = 2 * TILES;
     static constexpr bool EXACT = sizeof(TB) == 2;
@@ -45,11 +46,11 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
     float y[UNITS][TILES][2][4];
     float cumulative[UNITS][4];
 
-    /* The unit's step that is the lane's i-th, less 2q. */
+    /* The step within the units of the lane's i-th value in unit u, minus 2q. */
     static __device__ __forceinline__ constexpr int step_of(int u, int i) {
         return 16 * u + i % 2 + 8 * (i / 2);
     }
-    /* a points to step g, b to step 2q. */
+    /* Loads all units. a points to step g, b to step 2q. */
     __device__ __forceinline__ void load(const TA *a, int a_step, const TB *b, int b_step) {
 #pragma unroll
         for (int u = 0; u < UNITS; u++) {
@@ -61,7 +62,7 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
             }
         }
     }
-    /* The same where only `left` steps exist, or the channels do not; others are no change: decay 1, value 0. */
+    /* The same if only `left` steps exist, or the channels do not. Missing steps change nothing: decay 1, value 0. */
     __device__ __forceinline__ void load_some(const TA *a, int a_step, const TB *b, int b_step, int left, bool inside) {
         auto [g, q] = place();
 #pragma unroll
@@ -79,7 +80,7 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
             }
         }
     }
-    /* The units' own prefixes; the decays of whole units go to `totals`. */
+    /* Computes the prefixes inside the units. The decays of whole units go to `totals`. */
     __device__ __forceinline__ void multiply_units(float *totals) {
         float total[UNITS];
 #pragma unroll
@@ -119,7 +120,8 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
             put<UNITS>(totals, total);
         }
     }
-    /* The second level of small triangles: sums lie as a product's left side does, so they need not move. */
+    /* The second level for small triangles. The sums are already in the layout of a left operand, so they stay in
+       place. */
     static __device__ __forceinline__ void add_ends(const triangle<RADIX> &l, float (&c)[2][4]) {
         values<false> early(c[0][0], c[0][2], c[0][1], c[0][3]);
         sums<APART> first;
@@ -143,7 +145,7 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
             y[u][m][i / 4][i % 4] = fmaf(cumulative[u][2 * (i / 4) + i % 2], before[i / 2 % 2], y[u][m][i / 4][i % 4]);
         }
     }
-    /* The units' ends, which the last of four lanes has. */
+    /* Stores the ends of the units, which the last of four lanes holds. */
     __device__ __forceinline__ void put_ends(room *rooms, int side, int turn) const {
         auto [g, q] = place();
 #pragma unroll
@@ -160,8 +162,9 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
             }
         }
     }
-    /* Prefixes become states. True if some end, or what enters, is not finite: a product with zeros has then spread it
-       to all of the lane's steps (redo). Every unit's `before` has every end among its terms, so one of them tells. */
+    /* Turns prefixes into states. Returns true if an end, or the state that enters, is not finite: a product with zeros
+       has then spread it to all of the lane's steps (redo). `before` of each unit has every end among its terms, so it
+       is enough to test one. */
     __device__ __forceinline__ bool enter(const room *rooms, int side, int units, int turn,
                                           const float (&state)[TILES][2], bool has_state) {
         float zero = 0.0f;
@@ -178,8 +181,8 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
         }
         return zero != 0.0f;
     }
-    /* The lane's states again, by the recurrence itself: from the ends of the units before, which are right, and from
-       b, which is not overwritten yet, since this warp alone stores these steps. a, b: as for load. */
+    /* Computes the lane's states again by the recurrence itself, from the ends of the units before, which are right,
+       and from b, which is not overwritten yet since only this warp stores these steps. a, b: as for load. */
     __device__ __forceinline__ void redo(const room *rooms, int side, int turn, const float (&state)[TILES][2],
                                          const TA *a, int a_step, const TB *b, int b_step, int left) {
         auto [g, q] = place();
@@ -220,7 +223,7 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
             }
         }
     }
-    /* The state that leaves the block's last warp. */
+    /* Stores the state that leaves the block's last warp. */
     __device__ __forceinline__ void put_state(room *rooms, int side) const {
         auto [g, q] = place();
 #pragma unroll
@@ -252,7 +255,8 @@ template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES
     }
 };
 
-/* blockDim.y warps: 2^along_log2 of them along time, the others beside them. groups: of 16 TILES channels, in a row. */
+/* A block has blockDim.y warps: 2^along_log2 of them along time, the others beside them. groups: the number of groups
+   of 16 TILES channels in a row. */
 template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES>
 __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
                                                           : TILES == 1 ? 4
@@ -270,7 +274,7 @@ __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
     int column = (int)(group - (unsigned)row * groups) * 16 * TILES + g * work::V;
     int channel = row * d.width + column;
     bool inside = column < d.width && channel < d.channels;
-    row = row * d.width < d.channels ? row : 0; /* lanes whose channels do not exist have decays of the row too */
+    row = row * d.width < d.channels ? row : 0; /* rows that do not exist use the decays of row 0 */
     channel = inside ? channel : 0;
     int64_t first = turn * UNITS * 16;
     int item = (int)blockIdx.y;
@@ -302,7 +306,7 @@ __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
         } else {
             __syncthreads();
         }
-        bool is_last = done + tile >= d.steps; /* the same for all */
+        bool is_last = done + tile >= d.steps; /* the same for all threads */
 #pragma unroll
         for (int m = 0; m < TILES && done > 0; m++) {
             state[m][0] = rooms[m].state[side][g];
@@ -330,7 +334,7 @@ __global__ void __launch_bounds__(UNITS == 4 ? 128 : 256, UNITS == 1   ? 1
     }
 }
 
-/* At most `most` warps along time, and `beside` of those beside each other. */
+/* Launches with at most `most` warps along time, and `beside` such sets beside each other. */
 template <typename TA, typename TB, typename TH, int RADIX, int UNITS, int TILES>
 cudaError_t launch(const carry_diagonal &d, int most, int beside, cudaStream_t stream) {
     int along_log2 = 0;
@@ -346,8 +350,8 @@ cudaError_t launch(const carry_diagonal &d, int most, int beside, cudaStream_t s
     return cudaGetLastError();
 }
 
-/* Few channels: four or eight warps along time. Many: a warp walks through time, with others beside it that read the
-   same decays. What was tried is in docs/attempts/cuda.md. */
+/* With few channels, four or eight warps are along time. With many, a warp walks through time, with other warps beside
+   it that read the same decays. docs/attempts/cuda.md lists what was tried. */
 template <typename TA, typename TB, typename TH, int RADIX>
 cudaError_t launch_form(const carry_diagonal &d, bool wide, cudaStream_t stream) {
     if (!wide) {

@@ -1,15 +1,15 @@
 /* Products of the tensor cores for diagonal transitions: 16 channels of a row by 16 steps, in the registers of one
    warp.
 
-   16 steps of one row are a product with a decayed triangle, Y = X L^T, L[i][j] = a[j+1] ... a[i]: X has 16 channels of
-   the row down and the 16 steps across. The assignment of steps to the k of a product is free. Steps 2q and 2q + 1 are
-   at k = q and q + 4, which is where lane q of four finds its results too: a lane loads and stores the same channels
-   and steps, and nothing is exchanged between lanes but decays. Lane 4g + q has steps 2q, 2q + 1, 2q + 8 and 2q + 9.
+   16 steps of one row are a product with a triangle of decays, Y = X L^T, L[i][j] = a[j+1] ... a[i]. The rows of X
+   are 16 channels of the row, its columns the 16 steps. Steps can be assigned to the k of a product in any order:
+   steps 2q and 2q + 1 are at k = q and q + 4, where lane q of four has its results too. So a lane loads and stores
+   the same channels and steps, and lanes exchange only decays. Lane 4g + q has steps 2q, 2q + 1, 2q + 8 and 2q + 9.
 
-   Entries of the triangle are products of neighbouring decays, by doubling over the lanes: no division, so decays may
-   be zero. Products are m16n8k8 of tf32 with f32 sums. A factor is split in two, x = high + low: high is x cut off
-   after tf32's bits, low the exact rest, cut off by the unit itself; low x low is left out. The error stays at 2^-21 of
-   a product. bf16 and f16 values are exact in tf32, so b in 16 bits needs no low part. */
+   Entries of the triangle are products of neighbouring decays, by doubling over the lanes: no division, so decays
+   may be zero. Products are m16n8k8 of tf32 with f32 sums. A factor is split in two, x = high + low: high is x
+   truncated to tf32, low is the exact rest, which the tensor core truncates; low x low is left out. The error stays
+   at 2^-21 of a product. bf16 and f16 values are exact in tf32, so b in 16 bits needs no low part. */
 #ifndef CARRY_SCAN_DIAGONAL_MATMUL_CUH
 #define CARRY_SCAN_DIAGONAL_MATMUL_CUH
 
@@ -17,8 +17,8 @@
 
 namespace triangles {
 
-constexpr int SLOTS = 16;      /* units of 16 steps, of a block */
-constexpr int ROW = SLOTS + 4; /* floats of a channel's ends: whole float4, spread over the banks */
+constexpr int SLOTS = 16;      /* units of 16 steps in a block */
+constexpr int ROW = SLOTS + 4; /* floats between channels' ends: a multiple of a float4, spread over the banks */
 constexpr unsigned ALL = 0xffffffffu;
 
 struct lane_place {
@@ -34,7 +34,8 @@ struct split {
 };
 
 __device__ __forceinline__ split split_of(float x) {
-    unsigned high = __float_as_uint(x) & 0xffffe000u; /* a conversion instruction would take four times as long */
+    /* truncation: a conversion instruction would take four times as long. */
+    unsigned high = __float_as_uint(x) & 0xffffe000u;
     return {high, __float_as_uint(x - __uint_as_float(high))};
 }
 
@@ -44,7 +45,7 @@ __device__ __forceinline__ void multiply(float (&c)[4], const unsigned (&a)[4], 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* An 8 x 8 block of a triangle, transposed, as a product's right side. */
+/* An 8 x 8 block of a triangle, transposed, as a right operand. */
 struct block {
     split first, second; /* k = q and q + 4 */
 
@@ -52,7 +53,7 @@ struct block {
     }
 };
 
-/* 16 channels by 8 steps, as a product's left side. EXACT: no value has a low part. */
+/* 16 channels by 8 steps, as a left operand. EXACT: no value has a low part. */
 template <bool EXACT> struct values {
     unsigned high[4], low[4];
 
@@ -67,8 +68,8 @@ template <bool EXACT> struct values {
     }
 };
 
-/* Sums of products. APART: those with a low part have registers of their own, so that fewer instructions wait for each
-   other, 30 cycles each: for warps that have nothing else to do meanwhile. */
+/* Sums of products. APART: products with a low part have separate registers, so that fewer instructions wait for each
+   other, 30 cycles each. This is for warps that have no other work meanwhile. */
 template <bool APART> struct sums {
     float main[4] = {}, rest[4] = {};
 
@@ -84,7 +85,7 @@ template <bool APART> struct sums {
     }
 };
 
-/* The product of x over the lanes of the same q with a g up to this one's. */
+/* The product of x over the lanes with the same q, from g = 0 up to this lane's g. */
 __device__ __forceinline__ float product_up_to(float x, int g) {
 #pragma unroll
     for (int distance = 1; distance < 8; distance *= 2) {
@@ -94,11 +95,11 @@ __device__ __forceinline__ float product_up_to(float x, int g) {
     return x;
 }
 
-/* Derived from 16 decays: the triangle's three blocks that are not zero, and for this lane's steps 2q, 2q + 1, 2q + 8,
-   2q + 9 the product of the decays from the unit's start. */
+/* Computed from 16 decays: the three blocks of the triangle that are not zero and, for this lane's steps 2q, 2q + 1, 2q
+   + 8 and 2q + 9, the product of the decays from the unit's start. */
 template <int RADIX> struct triangle {
-    block early, late, across;                /* of the unit, radix 16; smaller ones: of the unit's groups */
-    block early_ends, late_ends, across_ends; /* what the ends of a group add to those after it */
+    block early, late, across;                /* radix 16: of the unit; smaller radices: of the unit's groups */
+    block early_ends, late_ends, across_ends; /* the effect of the ends of a group on the groups after it */
     float cumulative[4];
     float total;
 
@@ -106,13 +107,14 @@ template <int RADIX> struct triangle {
     static __device__ __forceinline__ triangle of(const float (&a)[2]) {
         auto [g, q] = place();
         float odd[2];
-        float inside[2]; /* decays from step 2q + 2 on, up to this g */
+        float inside[2]; /* product of the decays from step 2q + 2 up to g */
 #pragma unroll
         for (int half = 0; half < 2; half++) {
             odd[half] = __shfl_sync(ALL, a[half], 4 * (2 * q + 1));
             inside[half] = product_up_to(g >= 2 * q + 2 ? a[half] : 1.0f, g);
         }
-        float from_start = product_up_to(q == 0 ? a[0] : a[1], g); /* q = 0: of the first 8 steps; 1: of the others */
+        /* from_start is over the first 8 steps if q = 0, and over the others if q = 1. */
+        float from_start = product_up_to(q == 0 ? a[0] : a[1], g);
         float to_middle = __shfl_sync(ALL, inside[0], 28 + q);
         float late_here = to_middle * __shfl_sync(ALL, from_start, 4 * g + 1);
         float first = __shfl_sync(ALL, from_start, 28);
@@ -120,7 +122,8 @@ template <int RADIX> struct triangle {
         float last = __shfl_sync(ALL, from_start, 29);
         bool after = g > 2 * q && (RADIX > 4 || g / 4 == q / 2);
         float start = g == 2 * q ? 1.0f : 0.0f;
-        bool later = RADIX == 4 && q == 1 && g >= 4; /* steps 3 and 11 end a group whose next one is in the same half */
+        /* Steps 3 and 11 end a group, and the next group is in the same half. */
+        bool later = RADIX == 4 && q == 1 && g >= 4;
         bool ends = q == 3 || (RADIX == 4 && q == 1);
         return {block(after ? odd[0] * inside[0] : start, after ? inside[0] : 0.0f),
                 block(after ? odd[1] * inside[1] : start, after ? inside[1] : 0.0f),
@@ -133,10 +136,10 @@ template <int RADIX> struct triangle {
     }
 };
 
-/* The states that enter each of a warp's units, from the ends of all: 16 channels' ends at `ends`, the units' decays at
-   `decays`, `units` of them, this warp's from `own` on, all in one four of them. state: what enters the block. Columns
-   of the product are the own units, each of them several times, so that every lane has all it needs: before[u][0] for
-   the channel at g, [1] for the one at g + 8. Lane q has the ends of units 4q to 4q + 3. */
+/* Computes the states that enter each of a warp's units from the ends of all units. `ends` has the ends of 16 channels,
+   `decays` the decays of `units` units. This warp's units start at `own` and are within one group of four. state:
+   enters the block. The columns of the product are this warp's units, each repeated so that every lane gets all its
+   results: before[u][0] for the channel at g, [1] for the one at g + 8. Lane q has the ends of units 4q to 4q + 3. */
 template <int UNITS>
 __device__ __forceinline__ void enter_units(float (&before)[UNITS][2], const float *ends, const float *decays,
                                             int units, int own, const float (&state)[2], bool has_state) {
@@ -145,14 +148,14 @@ __device__ __forceinline__ void enter_units(float (&before)[UNITS][2], const flo
     float4 high = *reinterpret_cast<const float4 *>(ends + (g + 8) * ROW + 4 * q);
     float4 mine = *reinterpret_cast<const float4 *>(decays + 4 * q);
     float4 here = *reinterpret_cast<const float4 *>(decays + (own & ~3));
-    int left = units - 4 * q; /* what lies beyond was never written */
+    int left = units - 4 * q; /* units beyond were never written */
     mine.x = left > 0 ? mine.x : 1.0f, low.x = left > 0 ? low.x : 0.0f, high.x = left > 0 ? high.x : 0.0f;
     mine.y = left > 1 ? mine.y : 1.0f, low.y = left > 1 ? low.y : 0.0f, high.y = left > 1 ? high.y : 0.0f;
     mine.z = left > 2 ? mine.z : 1.0f, low.z = left > 2 ? low.z : 0.0f, high.z = left > 2 ? high.z : 0.0f;
     mine.w = left > 3 ? mine.w : 1.0f, low.w = left > 3 ? low.w : 0.0f, high.w = left > 3 ? high.w : 0.0f;
     float fours = mine.x * mine.y * mine.z * mine.w;
-    float between = 1.0f; /* decays of the fours after this lane's and before the own one */
-    float all = 1.0f;     /* and of all before the own one */
+    float between = 1.0f; /* decays of the groups of four after this lane's and before this warp's */
+    float all = 1.0f;     /* decays of all groups before this warp's */
 #pragma unroll
     for (int f = 0; f < 3; f++) {
         float four = __shfl_sync(ALL, fours, f);
@@ -166,7 +169,7 @@ __device__ __forceinline__ void enter_units(float (&before)[UNITS][2], const flo
     bool is_here = q == own / 4;
 #pragma unroll
     for (int j = 0; j < (UNITS + 1) / 2; j++) {
-        int unit = own % 4 + 2 * j + (UNITS > 1 ? g % 2 : 0); /* of its four */
+        int unit = own % 4 + 2 * j + (UNITS > 1 ? g % 2 : 0); /* index within its group of four */
         float since = unit == 0 ? to[0] : unit == 1 ? to[1] : unit == 2 ? to[2] : to[3];
         float weight = is_here ? 1.0f : between * since;
         float entry[4];

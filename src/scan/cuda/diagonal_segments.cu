@@ -1,9 +1,9 @@
-/* Diagonal transitions, time cut into segments that one block works on at once.
+/* Diagonal transitions, with time divided into segments that one block processes in parallel.
 
-   A warp takes LONG neighbouring steps of its channels, all loads in flight together, and reduces them to one element
-   (a, b); the segments' elements are combined through shared memory, by the method asked for; then each warp fills in
-   its steps from the state that enters them, out of registers. Every byte moves once. Time beyond what a block holds at
-   once goes tile after tile, the state carried from one to the next.
+   A warp takes LONG adjacent steps of its channels, with all loads in flight together, and reduces them to one
+   element (a, b). The elements of the segments are combined through shared memory by the chosen method. Then each
+   warp fills in its steps, which are still in registers, from the state that enters them. Every byte moves once. If
+   a block cannot hold all of time at once, it goes tile by tile and carries the state from one to the next.
 
    The methods differ in how elements are combined, inside a segment and between segments:
      chunkwise      one after the other
@@ -16,13 +16,13 @@ namespace {
 
 constexpr int LANES = 32;
 
-/* Steps of a segment, and segments of a block: wide channels keep to 64 registers a thread, so that two blocks fit a
-   multiprocessor; single ones are for problems too small to fill it, where fewer, longer segments have less to exchange
-   (16 steps: 2.36 us for 256 steps where 8 took 2.90). */
+/* The steps of a segment, and the segments of a block. Wide channels use at most 64 registers for each thread, so that
+   two blocks fit on a multiprocessor. Single channels are for problems too small to fill the GPU, where fewer, longer
+   segments have less to exchange (16 steps: 2.36 us for 256 steps where 8 took 2.90). */
 template <int V> constexpr int LONG_OF = V == 1 ? 16 : 4;
 template <int V> constexpr int MOST_SEGMENTS = 16;
 
-/* A segment's element for one lane: a decay for its V channels, and V values. Laid out so that a warp's accesses meet
+/* A segment's element for one lane: one decay for its V channels, and V values. In this layout a warp's accesses use
    every bank once. */
 template <int V> struct exchange {
     float *a; /* [segments][LANES] */
@@ -43,10 +43,10 @@ template <int V> struct exchange {
     }
 };
 
-/* After each of these element[s] is the combination of segments 0..s: an inclusive prefix, and since the state that
-   enters the tile is part of segment 0, a state. */
-/* Rounds write to one half of the exchange and read from the other, so that one barrier a round is enough; the last one
-   written is returned. */
+/* The functions below set element[s] to the combination of segments 0..s, an inclusive prefix. Since segment 0 includes
+   the state that enters the tile, it is a state. */
+/* Each round writes one half of the exchange and reads the other, so that one barrier for each round is enough. Returns
+   the half that was written last. */
 template <int V>
 static __device__ exchange<V> prefix_doubling(exchange<V> here, exchange<V> there, float a, float (&b)[V],
                                               int segments) {
@@ -68,9 +68,10 @@ static __device__ exchange<V> prefix_doubling(exchange<V> here, exchange<V> ther
     return here;
 }
 
-/* Up: element s covers 2^level segments; down: inclusive prefixes from the same tree. Any number of segments. The two
-   methods share the way up; coming down blelloch combines whole elements (decays and values), cyclic only fills in
-   values, since the prefix before an even one is a state already. A warp keeps its own element in registers. */
+/* Up: element s covers 2^level segments. Down: inclusive prefixes from the same tree, for any number of segments. Both
+   methods share the way up. On the way down blelloch combines whole elements (decays and values), while cyclic only
+   fills in values, since the prefix before an even element is already a state. A warp keeps its own element in
+   registers. */
 template <int V, bool WITH_DECAYS>
 static __device__ void prefix_tree(const exchange<V> &e, float a, float (&b)[V], int segments) {
     int s = (int)threadIdx.y;
@@ -86,7 +87,7 @@ static __device__ void prefix_tree(const exchange<V> &e, float a, float (&b)[V],
         }
         __syncthreads();
     }
-    for (width /= 4; width >= 1; width /= 2) { /* the top has one element, and nothing before it */
+    for (width /= 4; width >= 1; width /= 2) { /* the top has one element, with nothing before it */
         if ((s & (2 * width - 1)) == width - 1 && s >= 2 * width) {
 #pragma unroll
             for (int v = 0; v < V; v++) {
@@ -102,7 +103,7 @@ static __device__ void prefix_tree(const exchange<V> &e, float a, float (&b)[V],
     }
 }
 
-/* Reduces LONG elements to the last, in place, as a tree whose inner elements stay where the way down needs them. */
+/* Reduces LONG elements to the last, in place, as a tree. The inner elements stay where the way down needs them. */
 template <int V, int LONG> static __device__ __forceinline__ void reduce(float (&a)[LONG], float (&b)[LONG][V]) {
 #pragma unroll
     for (int width = 1; width < LONG; width *= 2) {
@@ -117,7 +118,7 @@ template <int V, int LONG> static __device__ __forceinline__ void reduce(float (
     }
 }
 
-/* The states of LONG steps from the one that enters. */
+/* Computes the states of LONG steps from the state that enters. */
 template <int V, int LONG, bool TREE>
 static __device__ __forceinline__ void fill(float (&a)[LONG], float (&b)[LONG][V], const float (&state)[V]) {
     if (TREE) {
@@ -147,8 +148,8 @@ static __device__ __forceinline__ void fill(float (&a)[LONG], float (&b)[LONG][V
     }
 }
 
-/* The state that enters a segment, and the one that leaves the tile, by a tree in registers: every warp reads all
-   elements and needs no barrier more. For single channels, which have the registers. */
+/* Computes the state that enters a segment, and the state that leaves the tile, by a tree in registers. Every warp
+   reads all elements and needs no further barrier. For single channels, which leave enough registers. */
 static __device__ __forceinline__ void tree_over(float (&before)[1], float (&state)[1], const exchange<1> &e,
                                                  int segment, int segments) {
     constexpr int MOST = MOST_SEGMENTS<1>;
@@ -169,8 +170,8 @@ static __device__ __forceinline__ void tree_over(float (&before)[1], float (&sta
     state[0] = b[MOST - 1][0];
 }
 
-/* The state that enters a segment, and the one that leaves the tile, by walking over the segments' elements: their
-   loads do not wait for each other. */
+/* Computes the state that enters a segment, and the state that leaves the tile, by a walk over the segments' elements,
+   whose loads do not depend on each other. */
 template <int V>
 static __device__ __forceinline__ void walk_over(float (&before)[V], float (&state)[V], const exchange<V> &e,
                                                  int segment, int segments) {
@@ -198,7 +199,7 @@ template <int V, typename TA, typename TB, typename TH, carry_cuda_method METHOD
 __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segments_kernel(const carry_diagonal d) {
     constexpr int LONG = LONG_OF<V>;
     constexpr bool TREE = METHOD != CARRY_CUDA_CHUNKWISE;
-    /* Each warp climbs the tree alone: 7 barriers less (docs/attempts/cuda.md). */
+    /* Each warp computes the tree alone: 7 barriers less (docs/attempts/cuda.md). */
     constexpr bool ALONE = V == 1 && (METHOD == CARRY_CUDA_BLELLOCH || METHOD == CARRY_CUDA_CYCLIC);
     extern __shared__ float shared[];
     int segments = (int)blockDim.y;
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
         carry_initial<V>(state, d, item, channel);
     }
     int tile = segments * LONG;
-    for (int64_t left = d.steps - first;; left -= tile) { /* steps from here on */
+    for (int64_t left = d.steps - first;; left -= tile) { /* left: steps from here on */
         carry_segment<V, LONG, TA, TB> raw;
         float a[LONG];
         float b[LONG][V];
@@ -276,7 +277,7 @@ __global__ void __launch_bounds__(LANES *MOST_SEGMENTS<V>, V == 1 ? 1 : 2) segme
         a_at += (int64_t)tile * d.A.step;
         b_at += (int64_t)tile * d.b.step;
         h_at += (int64_t)tile * d.h.step;
-        __syncthreads(); /* the next tile writes the elements again */
+        __syncthreads(); /* the next tile overwrites the elements */
     }
 }
 

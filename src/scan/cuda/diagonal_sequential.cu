@@ -1,6 +1,6 @@
-/* Diagonal transitions, step after step: one thread carries its channels through all of time and keeps the loads of the
-   next steps in flight while it works on these. Every byte moves once, so with enough channels to fill the GPU nothing
-   is faster. */
+/* Diagonal transitions, step after step: one thread takes its channels through all steps and keeps the loads of the
+   next steps in flight while it computes the current ones. Every byte moves once, so with enough channels to fill the
+   GPU no method is faster. */
 #include "scan/cuda/diagonal.cuh"
 
 namespace {
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(THREADS, 4) walk(const carry_diagonal d) {
         fetch(0);
     }
     int64_t block = 0;
-    for (; block + 2 <= blocks; block += 2) { /* two at a time, so that the slots are known when this is compiled */
+    for (; block + 2 <= blocks; block += 2) { /* two at a time, so that slot indices are compile-time constants */
         fetch(1);
         advance(slots[0], AHEAD);
         if (block + 2 < blocks) {

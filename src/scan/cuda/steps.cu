@@ -1,4 +1,4 @@
-/* Steps copied from one type and layout to another. */
+/* Copies steps from one type and layout to another. */
 #include <stdint.h>
 
 extern "C" {

@@ -1,4 +1,4 @@
-/* Single values, and four neighbours, of an array whose element type is known when the kernel runs. */
+/* Loads and stores of single values, and of four adjacent ones, in an array whose element type is known at run time. */
 #ifndef CARRY_SCAN_VALUE_CUH
 #define CARRY_SCAN_VALUE_CUH
 
@@ -9,7 +9,7 @@
 
 namespace carry_value {
 
-/* As carry_dtype counts them; here so that device code needs no header of C. */
+/* The values of carry_dtype, repeated so that device code needs no C header. */
 enum : int { F32 = 0, BF16 = 1, F16 = 2 };
 
 __device__ inline float load(const void *data, int dtype, int64_t i) {
@@ -18,8 +18,8 @@ __device__ inline float load(const void *data, int dtype, int64_t i) {
                           : __bfloat162float(((const __nv_bfloat16 *)data)[i]);
 }
 
-/* A value from the bits of its element, the lower 16 where it is no f32. All three readings are made and one is chosen:
-   cheaper than a jump for each value. */
+/* The value of an element from its bits (the lower 16, unless it is f32). All three conversions are computed and one is
+   selected, which is cheaper than a branch for each value. */
 __device__ inline float of_bits(uint32_t bits, int dtype) {
     uint16_t low = (uint16_t)bits;
     __half half;
@@ -40,7 +40,7 @@ __device__ inline void store(void *data, int dtype, int64_t i, float x) {
     }
 }
 
-/* Four neighbours in one access; element i must be at a multiple of four elements. */
+/* Loads four adjacent elements in one access. i must be a multiple of four. */
 __device__ inline float4 load_four(const void *data, int dtype, int64_t i) {
     if (dtype == F32) {
         return *(const float4 *)((const float *)data + i);

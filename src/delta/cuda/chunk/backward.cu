@@ -1,6 +1,6 @@
-/* Backward: prepare again, the states that enter every chunk, the states' gradients from the last chunk to the first,
-   then the gradients of every chunk on its own. Nothing is kept from forward. How it is cut into rounds is in
-   rounds.cuh. */
+/* The backward pass. It runs prepare again, then a walk that stores the state entering every chunk, a walk from the
+   last chunk to the first that stores the gradients of the states, and last the gradients of each chunk. It uses
+   nothing that the forward pass kept. rounds.cuh describes how the pass is split into rounds. */
 #include "delta/cuda/chunk/gradient_args.cuh"
 #include "delta/cuda/chunk/rounds.cuh"
 
@@ -39,7 +39,7 @@ void set_gradients(gradient_args *last, const carry_delta_back_job *b, const lay
     last->kept_bytes = (int)state_bytes_of(job);
 }
 
-/* Both walks, then the gradients; of a ring part by part. What enters segments is known. */
+/* Runs both walks, then the gradients; with a ring, part by part. The states that enter segments must be known. */
 carry_status walk(carry_ctx *ctx, const carry_delta_back_job *b, scan_launch &both, gradient_args &last, ring r,
                   int units, int ordinal, cudaStream_t stream) {
     const carry_delta_job *job = &b->job;
@@ -82,7 +82,7 @@ carry_status describe_back(carry_ctx *ctx, const carry_delta_back_job *b, const 
     last.in = prepare_args_of(job, &a.q, &a.k);
     a.s = last.in.s = way.s;
     last.in.s.key_bands =
-        a.s.key_bands > 2 ? 2 : a.s.key_bands; /* of a launch of gradients; prepare takes all at once */
+        a.s.key_bands > 2 ? 2 : a.s.key_bands; /* in one launch of `gradients`; prepare handles all keys at once */
     a.tiles = memory;
     a.state_transposed = job->transposed;
     a.initial_state = job->initial;
@@ -128,8 +128,8 @@ carry_status begin_back(carry_ctx *ctx, const carry_delta_back_job *b, carry_map
     return carry_map_find_encoder(ctx, encode, ordinal);
 }
 
-/* Sets `part` to the packed sequences from `first` on that fit into a round, or to one that does not fit; returns the
-   sequence after them. */
+/* Sets `part` to the packed sequences from `first` on that fit into one round. If the first one does not fit, sets
+   `part` to that one alone. Returns the index of the sequence after them. */
 int64_t some_sequences(carry_delta_job *part, const carry_delta_job &all, int64_t first, int64_t slots) {
     const int64_t *cu = all.host_borders;
     int64_t next = first + 1;
@@ -147,7 +147,7 @@ int64_t some_sequences(carry_delta_job *part, const carry_delta_job &all, int64_
     return next;
 }
 
-/* All sequences of one round of heads. */
+/* Runs all sequences for one round of heads. */
 carry_status run_sequences(carry_ctx *ctx, const carry_delta_back_job &b, const back_rounds &rounds, int round,
                            carry_map_encoder encode, int units, int ordinal, cudaStream_t stream) {
     const carry_delta_job &all = b.job;
@@ -192,7 +192,7 @@ static carry_status run_backward(carry_ctx *ctx, const carry_delta_back_job *b, 
     return CARRY_OK;
 }
 
-/* Passes in two calls are one round, in which the walks keep everything. */
+/* A pass in two calls is done in one round, and the walks keep the results of all chunks. */
 static back_way split_way(const carry_delta_job *job, int units) {
     return way_of(job, units, most_of(job), false);
 }

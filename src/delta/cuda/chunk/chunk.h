@@ -1,33 +1,35 @@
 /* The method "chunk64" on Hopper GPUs: chunks of 64 tokens, bf16 or f16, K and V of 64, 128 or 256. Its kernels are for
-   K = 128 and 64 or 128 values: for a K of 64 the copy engine fills the other half with zeros, and a V of 256 is walked
-   as two value heads that share the prepared tiles. A K of 256 has its own walks, with twice the registers for a state;
-   its gradients are made in two launches, of 128 keys each.
+   K = 128 and 64 or 128 values: for K = 64 the copy engine fills the other half with zeros, and V = 256 is walked as
+   two value heads that share the prepared tiles. K = 256 has its own walks, which use twice the registers for a state;
+   its gradients are computed in two launches of 128 keys each.
 
-   Forward is two kernels. prepare makes the part of every chunk and value head that does not depend on the state: the
-   inverse triangle, the masked and gated scores times it, and the decays. scan walks the chunks of a sequence with the
-   state in registers. The host only launches them. Only *.cu files include it. */
+   The forward pass has two kernels. prepare computes the part of every chunk and value head that does not depend on the
+   state: the inverse triangle, the masked and gated scores times it, and the decays. scan walks the chunks of a
+   sequence with the state in registers. The host only launches them. Only *.cu files include this header. */
 #ifndef CARRY_DELTA_CHUNK_H
 #define CARRY_DELTA_CHUNK_H
 
 #include "delta/cuda/cuda.h"
 
-/* The kernels for a type of q, k and v. Calls are enqueued on the stream; the job is not read afterwards.
+/* The kernels for one type of q, k and v. Calls are enqueued on the stream; the job is not read afterwards.
    CARRY_EUNSUPPORTED names a tensor that the copy engine cannot read: starts and strides of q, k, v and o must be
    multiples of 16 bytes, and heads of 256 values must be contiguous.
 
-   pair and rest are one pass in two calls, with the same workspace and the same job except for its states, for a state
-   that arrives from elsewhere: pair makes the map S -> M S + L of the tokens, M [sequences, value heads, K, K] and L as
-   states, from job->initial if that is known (then L is the final state); rest makes the outputs. arrived: the state
-   that enters, [sequences, value heads, K, V]; NULL: pair had it. Backward, L is that of dS, from dfinal, and
-   job.initial is known. Not packed, K and V up to 128. */
+   pair and rest are one pass in two calls, for a state that another rank sends. Both calls take the same workspace
+   and the same job, except for its states. pair computes the map S -> M S + L of the tokens: M is [sequences, value
+   heads, K, K], L has the shape of the states. If job->initial is known, L is the final state from it. rest computes
+   the outputs. arrived is the state that enters, [sequences, value heads, K, V], or NULL if pair already had it. In the
+   backward pass, L belongs to the map of dS and starts from dfinal; job.initial must be known. Both need sequences that
+   are not packed, and K and V up to 128. */
 typedef struct carry_delta_chunk_kernels {
     bool (*works)(int ordinal); /* this GPU and this build have the kernels */
     /* Bytes of job->workspace, aligned to 128. units: multiprocessors of the GPU. */
     size_t (*bytes)(const carry_delta_job *job, int units);
     size_t (*back_bytes)(const carry_delta_job *job, int units);
     carry_status (*forward)(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream);
-    /* Forward with gates by key channel, K = 128 and V of 64, 128 or 256; job->kept, unless NULL, gets the states that
-       enter chunks. keys_apply: the job's tensors are aligned as it needs them. */
+    /* The forward pass with gates by key channel, for K = 128 and V of 64, 128 or 256. If job->kept is not NULL, the
+       states that enter chunks are stored there. keys_apply returns true if the job's tensors have the alignment that
+       this needs. */
     bool (*keys_apply)(const carry_delta_job *job);
     size_t (*keys_bytes)(const carry_delta_job *job, int units);
     carry_status (*keys)(carry_ctx *ctx, const carry_delta_job *job, int ordinal, cudaStream_t stream);

@@ -1,4 +1,5 @@
-/* Shared by the chunk kernels: where a chunk's tokens are, and the layout of its prepared tiles in the workspace.
+/* Shared by the chunk kernels: the location of a chunk's tokens, and the layout of its prepared tiles in the
+   workspace.
 
    A chunk of a value head takes CHUNK_BYTES of the workspace: T = (I + A)^-1 and W = P T in bf16, then 64
    numbers each of
@@ -7,19 +8,20 @@
 
    beta[i], log2 of e^G[i] as two floats, 1 / |k[i]| and 1 / |q[i]| (1 without l2norm).
 
-   Both are zero above the diagonal: of the 64 x 64 the 32 columns on the left are kept, then those on the right of the
-   lower rows, as rows of 64 bytes in a swizzle that products understand. In shared memory the place between them has
-   zeros from the start.
+   T and W (64 x 64) are zero above the diagonal. The workspace holds their 32 left columns, then the 32 right
+   columns of the lower 32 rows, as rows of 64 bytes in the swizzle that wgmma expects. In shared memory, the upper
+   right quarter lies between the two and is set to zero at the start.
 
-   The scores P are kept times T, since P V' = W (beta (V - fade X)) cancels where keys are alike: with P and V' rounded
-   to bf16 outputs are off by 6.5e-3 there, with W and what it multiplies by 2.5e-3. */
+   W = P T is kept in place of the scores P, because P V' = W (beta (V - fade X)) suffers from cancellation where
+   keys are alike: the error of the outputs is 6.5e-3 there if P and V' are rounded to bf16, and 2.5e-3 if W and its
+   right operand are. */
 #ifndef CARRY_DELTA_CHUNK_DEVICE_CUH
 #define CARRY_DELTA_CHUNK_DEVICE_CUH
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
-/* The kernels are compiled for each type (cmake/instances.cmake), in a namespace of its own. */
+/* The kernels are compiled once for each type (cmake/instances.cmake), each time in a separate namespace. */
 #ifdef CARRY_INSTANCE_F16
 #define DELTA_CHUNK delta_chunk_f16
 #define DELTA_CHUNK_KERNELS carry_delta_chunk_f16
@@ -35,16 +37,17 @@
 namespace DELTA_CHUNK {
 
 constexpr int C = 64, D = 128;
-constexpr int BAND = C * 128;                                           /* bytes of 64 columns */
-constexpr int TILE = 2 * BAND;                                          /* of q or k */
-constexpr int HALF = C * 64, QUARTER = HALF / 2, KEPT = HALF + QUARTER; /* of T or W: 32 columns, 32 rows of them */
+constexpr int BAND = C * 128;  /* bytes of 64 columns */
+constexpr int TILE = 2 * BAND; /* bytes of a tile of q or k */
+/* Bytes of T or W: of 32 columns, of 32 rows of 32 columns, and of both parts in the workspace. */
+constexpr int HALF = C * 64, QUARTER = HALF / 2, KEPT = HALF + QUARTER;
 constexpr int NUMBERS_AT = 2 * KEPT;
 constexpr int FADE_K = 0, FADE_Q = 64, LEFT_K = 128, BETA = 192, HIGH = 256, LOW = 320, NORM_K = 384, NORM_Q = 448;
 constexpr int NUMBERS_BYTES = 2048;
 constexpr int CHUNK_BYTES = NUMBERS_AT + NUMBERS_BYTES;
-/* With gates by key channel (keys_prepare.cuh) the numbers are BETA and, in the place of HIGH and LOW, the decay of
-   each channel over the chunk; three tiles of 64 tokens follow: k e^G, scale q e^G and k e^(G[C] - G), bands of 64
-   channels in the swizzle of the copy engine. */
+/* With gates by key channel (keys_prepare.cuh), the numbers are BETA and, where HIGH and LOW otherwise are, the decay
+   of each channel over the chunk. Three tiles of 64 tokens follow: k e^G, scale q e^G and k e^(G[C] - G), in bands of
+   64 channels with the swizzle of the copy engine. */
 constexpr int END = 256, KEYED_NUMBERS_BYTES = (END + D - BETA) * 4;
 constexpr int KEYS_AT = CHUNK_BYTES, KEYS_BYTES = CHUNK_BYTES + 3 * TILE;
 
@@ -56,16 +59,17 @@ constexpr int ARRIVING = 32;
 constexpr int ARRIVING = 1;
 #endif
 
-/* value_heads: those walked, 1 << shift of each value head, of `bands` times 64 values. */
+/* The sizes of a problem. Each value head is walked as 1 << shift heads of 64 * bands values; value_heads counts
+   these. */
 struct shape {
     int batch, tokens, heads, value_heads, state_heads, sequences, shift, bands, key_bands;
     const int64_t *cu_seqlens;
     int segments, segment_chunks; /* parts of a sequence that are walked at once; 1 where sequences are packed */
-    int first_token;              /* what borders of packed sequences are counted from */
+    int first_token;              /* borders of packed sequences are relative to this token */
 };
 
-/* Of a chunk and a value head that is walked: which tile has what prepare made of it; and bytes of a kept state (bands
-   of keys, values in rows) and of kept values. */
+/* tile_of: the index of the prepared tile for a chunk and a walked value head. state_bytes, value_bytes: the size of a
+   kept state (bands of keys, values in rows) and of kept values. */
 static __device__ __forceinline__ int64_t tile_of(const shape &s, int64_t slot, int value_head) {
     return slot * (s.value_heads >> s.shift) + (value_head >> s.shift);
 }
@@ -75,26 +79,27 @@ static __device__ __forceinline__ int state_bytes(const shape &s) {
 static __device__ __forceinline__ int value_bytes(const shape &s) {
     return s.bands * BAND;
 }
-/* Of 128 keys each; the second of a K of 64 is zeros. */
+/* The number of halves of 128 keys. With K = 64, the second 64 keys of the half are zeros. */
 static __device__ __forceinline__ int halves_of(const shape &s) {
     return (s.key_bands + 1) / 2;
 }
 
-/* Backward, where not every state is to be there at the same time: both walks first go to the middle of a sequence (or
-   segment), then on by parts of `each` chunks, after each of which the gradients of the chunks that both have seen are
-   made. What a walk keeps lies by its distance from the middle; beyond it, in `each` places more and then in those of
-   chunks that are done. each = 0: all in one part, by slot. Or some segments of every sequence are done, then others
-   (count > 0): what is kept lies by lanes of one such round. */
+/* How the backward pass saves memory when the results of all chunks do not fit. With each > 0, both walks first go to
+   the middle of a sequence (or segment) and then on in parts of `each` chunks; after each part, the gradients of the
+   chunks that both walks have passed are computed. A walk stores its results before the middle in the order of their
+   distance from it. Beyond the middle it first uses `each` more slots, then the slots of chunks that are done. With
+   each = 0, the walks run in one part and results are stored by slot. With count > 0, a round handles `count` segments
+   of every sequence, and results are stored by the lanes of the round. */
 struct ring {
     int half, each, part; /* half: chunks before the middle */
-    int rooms[2];         /* of a lane: the states', their gradients' */
+    int rooms[2];         /* slots of a lane: for states, for their gradients */
     int from, count;      /* segments of this round */
     __device__ __forceinline__ int sequence_of_lane(int lane, int segments) const {
         return count == 0 ? lane : lane / count * segments + from + lane % count;
     }
 };
 
-/* The chunks of a walk's part: [first, last), at most `chunks`. */
+/* Returns the chunks [first, last) of a walk's current part; `last` is at most `chunks`. */
 static __device__ __forceinline__ int2 part_of(const ring &r, bool reverse, int chunks) {
     int first = 0, last = chunks;
     if (r.each > 0 && !reverse) {
@@ -107,7 +112,7 @@ static __device__ __forceinline__ int2 part_of(const ring &r, bool reverse, int 
     return {max(first, 0), min(last, chunks)};
 }
 
-/* Where a walk keeps its results for a chunk: in tiles of a value head. */
+/* The index at which a walk stores its results for a chunk, in units of a value head's tile. */
 static __device__ __forceinline__ int64_t kept_at(const ring &r, bool reverse, int lane, int slot, int chunk) {
     if (r.each == 0) {
         return r.count == 0 ? slot + chunk : (int64_t)lane * r.rooms[reverse] + chunk;
@@ -118,11 +123,11 @@ static __device__ __forceinline__ int64_t kept_at(const ring &r, bool reverse, i
 }
 
 struct sequence_place {
-    int batch, first, length, slot; /* slot: of its first chunk */
+    int batch, first, length, slot; /* slot: the slot of its first chunk */
 };
 
-/* Packed sequences: cu[i] / 64 + i (cu counted from the first token) leaves room for every chunk of the sequences
- * before i. */
+/* Returns the position of sequence or segment `index`. The first slot of packed sequence i is cu[i] / 64 + i (cu
+   relative to the first token), which leaves enough slots for all chunks of the sequences before it. */
 static __device__ __forceinline__ sequence_place sequence_of(const shape &s, int index) {
     if (s.cu_seqlens == nullptr) {
         int batch = index / s.segments, chunk = index % s.segments * s.segment_chunks;
@@ -142,7 +147,7 @@ static __device__ __forceinline__ chunk_place chunk_of(const shape &s, int slot)
         int chunks = (s.tokens + C - 1) / C, first = slot % chunks * C;
         return {slot / chunks, first, min(C, s.tokens - first)};
     }
-    int low = 0, high = s.sequences - 1; /* the last sequence that starts at or before the slot */
+    int low = 0, high = s.sequences - 1; /* search for the last sequence that starts at or before the slot */
     while (low < high) {
         int middle = (low + high + 1) / 2;
         if (((int)s.cu_seqlens[middle] - s.first_token) / C + middle <= slot) {
@@ -160,18 +165,19 @@ static inline int64_t slots_of(const carry_delta_job *job) {
     return job->borders == nullptr ? job->batch * ((job->tokens + C - 1) / C) : job->tokens / C + job->sequences;
 }
 
-/* 16 bytes `part` of a row of T or W as they are kept; rows 0 to 31 have parts 0 to 3 only. */
+/* The address of 16-byte part `part` of a row of T or W in their compact layout; rows 0 to 31 have parts 0 to 3
+   only. */
 static __device__ __forceinline__ uint32_t kept_part(uint32_t tile, int row, int part) {
     return tile + (uint32_t)((part < 4 ? row * 64 : HALF - QUARTER + row * 64) + ((part % 4 ^ (row >> 1 & 3)) << 4));
 }
 
-/* The descriptor of an operand in bands of 32 columns, rows of 64 bytes with the swizzle for that size. */
+/* The wgmma descriptor of an operand in bands of 32 columns: rows of 64 bytes with the 64-byte swizzle. */
 static __device__ __forceinline__ uint64_t describe_half(uint32_t address, int band) {
     return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(band >> 4) << 16 | (uint64_t)(512 >> 4) << 32 |
            (uint64_t)2 << 62;
 }
 
-/* 16 bytes `part` of a row of 128 in a swizzled tile. */
+/* The address of 16-byte part `part` of a 128-byte row in a swizzled tile. */
 static __device__ __forceinline__ uint32_t swizzled(uint32_t tile, int row, int part) {
     return tile + (uint32_t)(row * 128 + ((part ^ (row & 7)) << 4));
 }
@@ -239,7 +245,7 @@ static __device__ __forceinline__ float high_half(uint32_t pair) {
 #endif
 }
 
-/* Decays of a chunk from its numbers: e^G[i], and e^(G[i] - G[j]). */
+/* Decays of a chunk, computed from its numbers: e^G[i], and e^(G[i] - G[j]). */
 static __device__ __forceinline__ float fade_of(const float *numbers, int i) {
     return power_of_two(numbers[HIGH + i] + numbers[LOW + i]);
 }
@@ -247,13 +253,14 @@ static __device__ __forceinline__ float decay_of(const float *numbers, int i, in
     return power_of_two((numbers[HIGH + i] - numbers[HIGH + j]) + (numbers[LOW + i] - numbers[LOW + j]));
 }
 
-/* dv = beta Y stands for Y where gradients are made of it; rows whose beta is too small to divide by have Y itself in
-   its place until then. */
+/* dv = beta Y is stored in place of Y, and gradients divide by beta where they need Y. Rows whose beta is too small to
+   divide by store Y itself until the gradients are done. */
 constexpr float TINY_BETA = 0x1p-20f;
 static __device__ __forceinline__ bool tiny(float beta) {
     return fabsf(beta) < TINY_BETA;
 }
-/* The factor that Y was already multiplied by, and the factor that is still to be applied. */
+/* given_beta: the factor that the stored Y was already multiplied by. left_beta: the factor that is still to be
+   applied. */
 static __device__ __forceinline__ float given_beta(float beta) {
     return tiny(beta) ? 1.0f : beta;
 }
@@ -261,7 +268,7 @@ static __device__ __forceinline__ float left_beta(float beta) {
     return tiny(beta) ? beta : 1.0f;
 }
 
-/* Rows from `length` of `bands` bands: zeros, by 128 threads. */
+/* Sets rows from `length` on to zero in `bands` bands. Called by 128 threads. */
 static __device__ __forceinline__ void clear_rows(uint32_t tile, int bands, int length, int thread) {
     int parts = (C - length) * 8;
     for (int i = thread; i < bands * parts; i += 128) {

@@ -1,9 +1,9 @@
-/* Forward: the launches, and the kernel prepare. */
+/* The forward pass: its launches, and the kernel prepare. */
 #include "delta/cuda/chunk/host.cuh"
 
 namespace DELTA_CHUNK {
 
-/* q k and k k of 128 keys of a chunk, as sums of 64 rows: = or +=. */
+/* Computes q k^T and k k^T over 128 keys of a chunk. add = 0 overwrites the sums, add = 1 adds to them. */
 static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], uint32_t q, uint32_t k, int add) {
     using namespace hopper;
     products_begin();
@@ -19,8 +19,8 @@ static __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32]
     keep_below(qk);
 }
 
-/* The tiles of `heads` (1 or 2) value heads, whose numbers are there, into their places at `data`, where the scores are
-   put before. */
+/* Computes the tiles of 1 or 2 value heads (`heads`) in shared memory at `data`. Their numbers must be in `n`. The
+   scores use the same memory first. */
 static __device__ __forceinline__ void make_tiles(const prepare_args &a, prepare_numbers &n, const float (&kk)[32],
                                                   const float (&qk)[32], uint32_t start, char *data, int heads,
                                                   int thread) {
@@ -36,7 +36,7 @@ static __device__ __forceinline__ void make_tiles(const prepare_args &a, prepare
         uint32_t T = start + e * CHUNK_BYTES, P[32];
         float W[32];
         load_scores(P, scores_of(data + e * CHUNK_BYTES, warp, lane), warp);
-        __syncthreads(); /* all threads have read them */
+        __syncthreads(); /* all threads have read P */
         finish(a, n, e, triangles + e * TRIANGLE, T, start + REST_AT, data + e * CHUNK_BYTES, thread);
         hopper::fence_async();
         __syncthreads();
@@ -125,11 +125,12 @@ static bool aligned(const carry_delta_array *view) {
 }
 
 static cuuint64_t stride_of(int64_t elements, int64_t count) {
-    return count > 1 ? (cuuint64_t)elements * 2 : 256; /* a stride over one element is not used, but is checked */
+    /* The stride of a dimension of size 1 is unused but must be valid. */
+    return count > 1 ? (cuuint64_t)elements * 2 : 256;
 }
 
-/* [batch, heads, bands of 64, tokens, 64], of which a tile is 64 tokens of one head, `bands` bands: those behind the
-   head's size come as zeros and are not stored. */
+/* Makes a tensor map of shape [batch, heads, bands of 64, tokens, 64]. A tile is 64 tokens of one head and `bands`
+   bands. Bands beyond the size of the head are read as zeros and are not stored. */
 static carry_status make_map(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
                              const carry_delta_array *of, const carry_delta_job *job, int64_t heads, int64_t size,
                              int bands, int ordinal) {
@@ -196,10 +197,11 @@ shape shape_of(const carry_delta_job *job) {
             (int)job->first_token};
 }
 
-/* By times on an H200: a chunk takes 1.2 us in the last walk and in the walks for pairs 1.3 (backward, where they go on
-   beside each other, 1.0), and turns are taken when there are more blocks than multiprocessors; a segment's fix-up
-   2.5 us (in two calls 12, for all pairs are joined too). What many blocks ask of memory takes longer: from 0.8 of the
-   multiprocessors on, backward from 0.64. */
+/* The constants are times measured on an H200. A chunk takes 1.2 us in the last walk and 1.3 us in the walks for pairs
+   (1.0 us in the backward pass, where two walks run at once). If there are more blocks than multiprocessors, they run
+   in turns. The fix-up takes 2.5 us for each segment (12 us in two calls, where all pairs are joined too). Many blocks
+   compete for memory bandwidth: walks slow down once blocks occupy 0.8 of the multiprocessors, in the backward pass
+   0.64. */
 int segments_of(const carry_delta_job *job, int units, bool backward) {
     int64_t chunks = (job->tokens + C - 1) / C, lanes = part_size(job) / 64 * job->sequences * walked_heads(job);
     int64_t walks = backward ? 2 : 1;
@@ -255,8 +257,8 @@ carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const pr
     return CARRY_OK;
 }
 
-/* The kernels are empty in code for other architectures than sm_90a, which a build may be without: then they have no
-   barriers. */
+/* The kernels are empty in code for architectures other than sm_90a, and a build may have no code for sm_90a. An empty
+   kernel is recognised by its missing barriers. */
 bool works(int ordinal) {
     int major = 0, minor = 0;
     cudaFuncAttributes attributes;
@@ -273,7 +275,7 @@ size_t forward_bytes(const carry_delta_job *job, int units) {
            pair_bytes(job, segments_of(job, units, false), false);
 }
 
-/* Checks the job and describes it; segments: of each sequence. */
+/* Checks the job and fills the launch arguments, including the number of segments of each sequence. */
 static carry_status describe_job(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, int *units, int ordinal) {
     CARRY_CUDA_TRY(cudaDeviceGetAttribute(units, cudaDevAttrMultiProcessorCount, ordinal), "it cannot be asked");
     carry_map_encoder encode = NULL;

@@ -1,4 +1,4 @@
-/* Arguments of the kernel `gradients`, and the item of a block. */
+/* Arguments of the kernel `gradients`, and the work item of a block. */
 #ifndef CARRY_DELTA_CHUNK_GRADIENT_ARGS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENT_ARGS_CUH
 
@@ -11,26 +11,27 @@ struct gradient_args {
     prepare_args in;
     CUtensorMap grad_o, grad_q, grad_k, grad_v;
     carry_delta_array v, dq, dk, dv, dbeta, dg;
-    int items; /* chunks x heads of q and k; of a ring's part: 2 each x lanes x heads, and so on */
+    int items; /* chunks x heads of q and k; in a part of a ring: 2 each x lanes x heads */
     ring r;
     const char *states, *values, *dstates;
-    float *partial; /* [slots, value heads, 2]: of A_log and dt_bias */
+    float *partial; /* [slots, value heads, 2]: parts of dA_log and ddt_bias */
 
-    /* 256 keys are done in two launches, of 128 each. What both give: sums over keys for gates and betas [slots, value
-       heads, 2, 64], and, where q and k are normalised, their products with dq and dk [slots, heads, 2, 64]. */
-    int turn, turns, kept_bytes; /* kept_bytes: of a kept state, of which a launch reads its half */
+    /* K = 256 takes two launches of 128 keys each. Both contribute to these sums: over keys for gates and betas [slots,
+       value heads, 2, 64], and, if q and k are normalised, the products of q with dq and k with dk [slots, heads, 2,
+       64]. */
+    int turn, turns, kept_bytes; /* kept_bytes: size of a kept state; each launch reads one half of it */
     float *numbers, *dots;
     __device__ __forceinline__ bool last_turn() const {
         return turn + 1 == turns;
     }
 };
 
-/* gradients.cu. last: of the launches that make one gradient. */
+/* Defined in gradients.cu. With `last`, the partial sums of dA_log and ddt_bias are added up afterwards. */
 carry_status launch_gradients(carry_ctx *ctx, const carry_delta_back_job *b, const gradient_args &a, bool last,
                               int units, int ordinal, cudaStream_t stream);
 
-/* A block's item: a chunk and a head of q and k, and where the walks kept what they made of it (in tiles of a value
-   head). */
+/* The work item of a block: a chunk and a head of q and k, and the indices at which the walks stored their results for
+   it (in units of a value head's tile). */
 struct gradient_item {
     int head, slot;
     chunk_place at;

@@ -1,4 +1,4 @@
-/* Rows whose beta is too small to divide by (device.cuh), in the kernel gradients. */
+/* Handles rows whose beta is too small to divide by (device.cuh) in the kernel `gradients`. */
 #ifndef CARRY_DELTA_CHUNK_GRADIENT_BETAS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENT_BETAS_CUH
 
@@ -6,7 +6,7 @@
 
 namespace DELTA_CHUNK {
 
-/* Y . v of rows whose beta is too small to divide by; 128 threads, 16 a row. */
+/* Computes Y . v for rows whose beta is too small to divide by. 128 threads, 16 for each row. */
 static __device__ __forceinline__ void small_betas(const gradient_args &a, const float *n, gradient_numbers &sums,
                                                    const chunk_place &at, int head, const char *y, int thread) {
     int lane = thread % 32, part = thread % 16;
@@ -41,7 +41,7 @@ static __device__ __forceinline__ uint32_t pack_times(float by, uint32_t pair) {
     return pack(by * low_half(pair), by * high_half(pair));
 }
 
-/* dv of rows that have Y in its place; 128 threads, 16 a row. */
+/* Stores dv for rows that hold Y in its place. 128 threads, 16 for each row. */
 static __device__ __forceinline__ void finish_values(const gradient_args &a, const float *n, const chunk_place &at,
                                                      int head, const char *y, int thread) {
     int lane = thread % 32, part = thread % 16;

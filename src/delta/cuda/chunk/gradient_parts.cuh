@@ -1,4 +1,4 @@
-/* Steps of the kernel gradients: the squares, rows, numbers, and what is stored. */
+/* Steps of the kernel `gradients`: squares of tokens, rows, gradients of gates and betas, and stores. */
 #ifndef CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENT_PARTS_CUH
 
@@ -6,21 +6,22 @@
 
 namespace DELTA_CHUNK {
 
-/* In shared memory: two of (q, k), two of (dO, dv), V', S, dS, two of numbers. The squares go to
-   the place of dO. */
+/* The layout of shared memory: two buffers of (q, k), two of (dO, dv), then V', S, dS, and two of numbers. The squares
+   overwrite dO. */
 constexpr int GQ = 0, GO = 4 * TILE, GV = 8 * TILE, GS = 9 * TILE, GDS = GS + STATE_BYTES, GN = GDS + STATE_BYTES;
 constexpr int GRADIENT_SHARED = 1024 + GN + 2 * NUMBERS_BYTES;
 constexpr int GRADIENT_THREADS = 3 * 128; /* the last warpgroup copies */
 
-/* Of one value head. */
+/* Sums for one value head. */
 struct gradient_numbers {
-    float row_p[C], row_m[C], column[8][C];                   /* sums of dP P and M D kk; of the columns, by warp */
+    float row_p[C], row_m[C], column[8][C];                   /* sums of dP P and M D kk by row; by column and warp */
     float q_dot[C], w_dot[C], left_dot[C], yv[C], y_value[C]; /* yv: dv . V', y_value: Y . v where beta is tiny */
     float inner[4];                                           /* S . dS, by warp */
-    float held[2][C]; /* of the first part of a head's values: of the gates, of beta */
+    float held[2][C]; /* results of the first half of a head's values: for gates, for beta */
 };
 
-/* full: it was copied; empty: it was read. Of (q, k), of (dO, Y, numbers), of V', S and dS. */
+/* full: a copy has arrived. empty: its buffer has been read. The buffers are (q, k), (dO, Y, numbers), and V', S and
+   dS. */
 struct gradient_barriers {
     uint64_t qk_full[2], qk_empty[2], row_full[2], row_empty[2], full[3], empty[3];
 };
@@ -53,7 +54,7 @@ static __device__ __forceinline__ void rows_product(float (&x)[32], uint32_t a, 
     }
 }
 
-/* x = a s: a is a tile [tokens, values], s a kept state. */
+/* x = a s, where a is a tile [tokens, values] and s a kept state. */
 static __device__ __forceinline__ void state_product(float (&x)[64], uint32_t a, uint32_t s) {
     hopper::products_begin();
 #pragma unroll
@@ -66,14 +67,14 @@ static __device__ __forceinline__ void state_product(float (&x)[64], uint32_t a,
     hopper::keep_below(x);
 }
 
-/* Columns 16 i to 16 i + 15 of a tile of q or k, as a warp's sums of 16 rows lie: [2 e + r] is the pair of row + 8 r in
-   the e-th eight of them. */
+/* Loads columns 16 i to 16 i + 15 of a tile of q or k in the layout of a warp's sums of 16 rows: [2 e + r] is the pair
+   of elements in row + 8 r and the e-th group of eight columns. */
 static __device__ __forceinline__ void load_rows(uint32_t (&to)[4], uint32_t tile, int i, int warp, int lane) {
     load_matrices(to, swizzled(tile + i / 4 * BAND, 16 * warp + (lane & 8) + lane % 8, i % 4 * 2 + lane / 16));
 }
 
-/* sum += factor[row] more[row] x, and dot[row] = factor[row] (row of x) . (row of tile) norm[row]; of this thread's two
-   rows. */
+/* sum += factor[row] more[row] x, and dot[row] = factor[row] norm[row] (row of x . row of tile), for the two rows of
+   this thread. */
 static __device__ __forceinline__ void add_rows(float (&sum)[64], const float (&x)[64], const float (&factor)[2],
                                                 const float (&more)[2], const float (&norm)[2], uint32_t tile,
                                                 float *dot, int row, int warp, int lane) {
@@ -100,8 +101,9 @@ static __device__ __forceinline__ void add_rows(float (&sum)[64], const float (&
     }
 }
 
-/* One of the two squares, dP (queries: below and on the diagonal) or M (below): weights for the products that follow,
-   as a left operand and as what becomes a tile, and the sums. products: q k or k k; x: dP or M. */
+/* Applies decays and factors to one of the two squares: x is dP (queries: below and on the diagonal) or M (below the
+   diagonal), `products` is q k or k k. The result is packed twice, as a left operand and for storing as a tile. Also
+   sums its products by row and column. */
 static __device__ __forceinline__ void weigh_square(bool queries, float scale, const float *n, gradient_numbers &sums,
                                                     const float (&x)[32], const float (&products)[32],
                                                     uint32_t (&operand)[16], uint32_t (&packed)[16], int warp,
@@ -129,7 +131,7 @@ static __device__ __forceinline__ void weigh_square(bool queries, float scale, c
             float x0 = d0 * x[4 * block + 2 * r], x1 = d1 * x[4 * block + 2 * r + 1];
             float p0 = x0 * norm[r] * w.x * products[4 * block + 2 * r];
             float p1 = x1 * norm[r] * w.y * products[4 * block + 2 * r + 1];
-            total[r] += p0 + p1; /* without `by` */
+            total[r] += p0 + p1; /* without the factor `by` */
             down.x += by[r] * p0;
             down.y += by[r] * p1;
             x0 *= by[r];
@@ -169,7 +171,7 @@ static __device__ __forceinline__ void store_square(uint32_t tile, const uint32_
     hopper::fence_async();
 }
 
-/* S . dS, by the 96 threads that have nothing else to do. */
+/* Computes S . dS with the 96 threads that have no other work. */
 constexpr int INNER_WARPS = 3;
 static __device__ __forceinline__ void inner_product(gradient_numbers &sums, const char *s, const char *ds,
                                                      int thread) {
@@ -210,7 +212,7 @@ static __device__ __forceinline__ bool add_parts(float (*held)[C], float (&dg)[2
     return last;
 }
 
-/* The same of the halves of 256 keys. */
+/* The same as add_parts for the two halves of 256 keys. */
 static __device__ __forceinline__ bool add_halves(const gradient_args &a, int64_t tile, float (&dg)[2],
                                                   float (&dbeta)[2], int lane) {
     float2 *of_g = (float2 *)(a.numbers + tile * 2 * C) + lane, *of_beta = of_g + C / 2;
@@ -226,7 +228,7 @@ static __device__ __forceinline__ bool add_halves(const gradient_args &a, int64_
     return a.last_turn();
 }
 
-/* Gates and beta of one value head: a warp, two tokens a lane. */
+/* Computes the gradients of gates and beta for one value head. One warp, two tokens for each lane. */
 static __device__ __forceinline__ void finish_numbers(const gradient_args &a, const float *n,
                                                       const gradient_numbers &sums, float (*held)[C],
                                                       const chunk_place &at, int slot, int value_head, int lane) {
@@ -239,7 +241,7 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
         for (int w = 0; w < 8; w++) {
             columns += sums.column[w][t];
         }
-        float beta = n[BETA + t], by = left_beta(beta); /* beta times its gradient is Y . V' */
+        float beta = n[BETA + t], by = left_beta(beta); /* beta times the gradient of beta is Y . V' */
         x[i] = sums.q_dot[t] + sums.row_p[t] - by * sums.row_m[t] - columns + by * sums.w_dot[t] - sums.left_dot[t];
         float whole = !a.last_turn() ? 0.0f : tiny(beta) ? sums.y_value[t] : sums.yv[t] / (beta * beta);
         dbeta[i] = whole + (tiny(beta) ? sums.w_dot[t] - sums.row_m[t] : 0.0f);
@@ -310,8 +312,8 @@ static __device__ __forceinline__ void finish_numbers(const gradient_args &a, co
     }
 }
 
-/* Products of a thread's two rows with the first half of 256 keys: kept, or added to the second half's; whether they
-   are whole. */
+/* For K = 256: stores the dot products of a thread's two rows over the first 128 keys, or adds them to those over the
+   second. Returns true once the sums cover all keys. */
 static __device__ __forceinline__ bool add_dots(const gradient_args &a, float *dots, float (&dot)[2], int row,
                                                 int lane) {
     if (a.last_turn()) {
@@ -326,8 +328,9 @@ static __device__ __forceinline__ bool add_dots(const gradient_args &a, float *d
     return a.last_turn();
 }
 
-/* dq or dk of a warpgroup, through the norm, to the outside by way of `to` in shared memory, which is being read until
-   its first thread's stores are. Of the first half of 256 keys the norm is finish_norms'. */
+/* Stores dq or dk of a warpgroup, after the gradient of the norm, by way of the shared buffer `to`. `to` is in use
+   until the first thread's stores have read it. For the first half of 256 keys, finish_norms applies the gradient of
+   the norm. */
 static __device__ __forceinline__ void store_rows(const gradient_args &a, const CUtensorMap *map,
                                                   const carry_delta_array &view, float (&x)[64], uint32_t tile,
                                                   const float (&norm)[2], float *dots, const chunk_place &at, int head,

@@ -1,4 +1,4 @@
-/* Backward's last kernel: its launch. */
+/* The launches of the last kernels of the backward pass. */
 #include "delta/cuda/chunk/gradients.cuh"
 #include "delta/cuda/chunk/host.cuh"
 

@@ -1,11 +1,11 @@
 /* gradients: one block for a chunk and a head of q and k, its value heads one after the other, so that dq and dk are
-   summed in registers. With D the decays, k^ and q^ what the norms leave, M = Y V'^T and dP = dO V'^T:
+   summed in registers. D are the decays, k^ and q^ are k and q after normalisation, M = Y V'^T and dP = dO V'^T:
 
        dq^ = scale e^G (dO S^T) + (scale D dP) k^
        dk^ = (scale D dP)^T q^ + left (V' dS^T) - beta e^G (Y S^T) + (H + H^T) k^,   H = -beta D M below the diagonal
 
-   One warpgroup makes dq, the other dk. dv = beta Y stands for Y (device.cuh). What the gates and beta get are
-   sums of these products' rows and columns. */
+   One warpgroup makes dq, the other dk. dv = beta Y is stored in place of Y (device.cuh). The gradients of the gates
+   and of beta are sums over rows and columns of these products. */
 #ifndef CARRY_DELTA_CHUNK_GRADIENTS_CUH
 #define CARRY_DELTA_CHUNK_GRADIENTS_CUH
 
@@ -37,7 +37,7 @@ struct gradient_places {
     __device__ __forceinline__ int qk(int n) const {
         return GQ + n % 2 * 2 * TILE;
     }
-    __device__ __forceinline__ int rows(int n) const { /* dO, then Y */
+    __device__ __forceinline__ int rows(int n) const { /* offset of dO, which Y follows */
         return GO + n % 2 * 2 * TILE;
     }
     __device__ __forceinline__ const float *numbers(int n) const {
@@ -52,7 +52,7 @@ static __device__ __forceinline__ void copy_state(const shape &s, uint32_t to, c
     }
 }
 
-/* Zeros where tiles of values and states are smaller than their slot: nothing else writes there. */
+/* Writes zeros where tiles of values and states are smaller than their buffer. No copy writes there. */
 static __device__ __forceinline__ void clear_places(const shape &s, uint32_t start, int thread) {
     if (s.bands + s.key_bands == 4) {
         return;
@@ -63,11 +63,11 @@ static __device__ __forceinline__ void clear_places(const shape &s, uint32_t sta
     hopper::fence_async();
 }
 
-/* One thread: all tiles of this block's chunks, as soon as there is room. */
+/* Run by one thread: copies all tiles of this block's chunks, each as soon as its buffer is free. */
 static __device__ __forceinline__ void copy_items(const gradient_args &a, const gradient_places &p) {
     using namespace hopper;
     const shape &s = a.in.s;
-    int group = s.value_heads / s.heads, done = 0, n = 0; /* of items, of value heads */
+    int group = s.value_heads / s.heads, done = 0, n = 0; /* items and value heads done */
     int first = a.turn * state_bytes(s);
     for (int item = (int)blockIdx.x; item < a.items; item += (int)gridDim.x) {
         gradient_item one = item_of(a, item);
@@ -104,7 +104,8 @@ static __device__ __forceinline__ void copy_items(const gradient_args &a, const 
     }
 }
 
-/* Warps beside the one that copies: S . dS of every value head, which the first warp of dq's warpgroup waits for. */
+/* Run by the warps beside the one that copies: computes S . dS for every value head. The first warp of dq's warpgroup
+   waits for the result. */
 static __device__ __forceinline__ void inner_items(const gradient_args &a, const gradient_places &p,
                                                    gradient_numbers *sums, int thread) {
     using namespace hopper;
@@ -127,16 +128,16 @@ static __device__ __forceinline__ void inner_items(const gradient_args &a, const
     }
 }
 
-/* A warpgroup: QUERIES makes dq, the other dk. */
+/* A warpgroup that computes dq (queries) or dk. */
 struct gradient_worker {
     const gradient_args &a;
     const gradient_places &p;
-    gradient_numbers *all; /* two */
+    gradient_numbers *all; /* two of them */
     bool queries;
     int warp, lane;
 
     float sum[64], norm[2];
-    int row, thread, item_index, n; /* how many items, value heads this block has done */
+    int row, thread, item_index, n; /* item_index, n: items and value heads that this block has done */
     uint32_t q, k, mine, left;
     const float *numbers;
     chunk_place at;
@@ -147,7 +148,7 @@ struct gradient_worker {
             hopper::barrier_arrive(barrier);
         }
     }
-    /* sum += the rows of left s, weighed, and their dots with the rows of q or k. */
+    /* sum += factor * more * (left s) by row, and stores the dot products of its rows with the rows of q or k. */
     __device__ __forceinline__ void add_state(uint32_t from, single which, float *dot, const float (&factor)[2],
                                               const float (&more)[2]) {
         float x[64];
@@ -174,10 +175,11 @@ struct gradient_worker {
         }
         weigh_square(queries, a.in.scale, numbers, sums, x, products, operand, packed, warp, lane);
     }
-    /* dO S; or V' dS and Y S. dO has been read then, and the squares take its place. */
+    /* Adds the products with states: dO S for dq, V' dS and Y S for dk. dO has been read after this, and the squares
+       overwrite it. */
     __device__ __forceinline__ void states(gradient_numbers &sums, const uint32_t (&packed)[16], int value_head) {
         using namespace hopper;
-#pragma unroll 1 /* one copy of the code for all three: instructions have to be fetched too */
+#pragma unroll 1 /* one copy of the code for all passes, to save instruction fetches */
         for (int pass = 0; pass < (queries ? 1 : 2); pass++) {
             bool from_s = queries || pass == 1;
             float factor[2], more[2];
@@ -214,7 +216,7 @@ struct gradient_worker {
         numbers = p.numbers(n);
         barrier_wait(p.row_full(n), n / 2 % 2);
         barrier_wait(p.full(V_TILE), n % 2);
-        if (at.length < C) { /* what others wrote there may be no number; q and k: one_item */
+        if (at.length < C) { /* rows beyond the end may hold NaN or infinity; one_item clears q and k */
             clear_rows(left, 2, at.length, thread);
             fence_async();
             group_meet(1, 256);
@@ -223,7 +225,7 @@ struct gradient_worker {
         norm[1] = numbers[(queries ? NORM_Q : NORM_K) + row + 8];
         squares(sums, operand, packed);
         states(sums, packed, value_head);
-        group_meet(1, 256); /* both squares and all sums are there */
+        group_meet(1, 256); /* both squares and all sums are written */
         products_begin();
 #pragma unroll
         for (int i = 0; i < 4; i++) {
@@ -241,7 +243,7 @@ struct gradient_worker {
                 product_turned(sum, describe(rows + BAND + i * 2048, 0), describe(k + i * 2048, BAND), 1);
             }
             products_commit();
-            if (a.last_turn()) { /* while they are made */
+            if (a.last_turn()) { /* runs while the products are computed */
                 finish_values(a, numbers, at, value_head, p.data + (left - p.start), thread);
             }
         } else if (warp == 0) {
@@ -262,7 +264,7 @@ struct gradient_worker {
             sum[i] = 0.0f;
         }
         barrier_wait(p.qk_full(item_index), item_index / 2 % 2);
-        if (at.length < C) { /* once, while no product reads them */
+        if (at.length < C) { /* once for all value heads, before any product reads them */
             clear_rows(mine, 2, at.length, thread);
         }
         for (int e = 0; e < group; e++) {
@@ -272,9 +274,9 @@ struct gradient_worker {
             }
             one_head(slot, head * group + e);
         }
-        if (queries) { /* the other warpgroup has read the squares in dO's place */
+        if (queries) { /* wait until the other warpgroup has read the squares stored over dO */
             group_meet(4, 256);
-        } else { /* every warp of this one has read Y */
+        } else { /* wait until every warp of this warpgroup has read Y */
             group_meet(3, 128);
             group_tell(4, 256);
         }
@@ -352,8 +354,8 @@ __global__ void __launch_bounds__(GRADIENT_THREADS, 1) gradients(const __grid_co
 #endif
 }
 
-/* The first 128 of 256 keys: dq and dk through the norm, once their products with q and k are whole. A block for an
-   item, 8 rows at a time, 16 threads a row. */
+/* For the first 128 of 256 keys: applies the gradient of the norm to dq and dk, once the dot products cover all keys.
+   One block for each item, 8 rows at a time, 16 threads for each row. */
 static __global__ void __launch_bounds__(128)
     finish_norms(const __grid_constant__ gradient_args a, const __grid_constant__ carry_delta_array q,
                  const __grid_constant__ carry_delta_array k) {
@@ -386,7 +388,7 @@ static __global__ void __launch_bounds__(128)
     }
 }
 
-/* Sums of the chunks' parts, a block for a value head, always in the same order. */
+/* Sums the partial results of chunks, always in the same order. One block for each value head. */
 __global__ void __launch_bounds__(256)
     sum_partials(const float *partial, float *dA_log, float *ddt_bias, int slots, int heads, bool add) {
     __shared__ float part[2][256];

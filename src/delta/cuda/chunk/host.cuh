@@ -9,7 +9,8 @@
 
 namespace DELTA_CHUNK {
 
-/* forward.cu. Tensor maps of q, k and their gradients (tiles of two bands), of v, o and theirs. */
+/* Defined in forward.cu. Make tensor maps: map_keys for q, k and their gradients (tiles of two bands), map_values for
+   v, o and their gradients. */
 carry_status map_keys(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
                       const carry_delta_array *of, const carry_delta_job *job, int ordinal);
 carry_status map_values(carry_ctx *ctx, carry_map_encoder encode, CUtensorMap *map, const char *name,
@@ -18,7 +19,7 @@ carry_status check_view(carry_ctx *ctx, const char *name, const carry_delta_arra
 carry_status check_values(carry_ctx *ctx, const char *name, const carry_delta_array *view, const carry_delta_job *job,
                           int ordinal);
 
-/* A value head of more than D values is walked as 1 << shift heads, also in v, o and their gradients. */
+/* A value head of more than D values is walked as 1 << shift heads. The same holds for v, o and their gradients. */
 static inline int shift_of(const carry_delta_job *job) {
     return job->value > D ? 1 : 0;
 }
@@ -34,7 +35,8 @@ static inline carry_delta_array parts_of(const carry_delta_array *of, const carr
     return view;
 }
 shape shape_of(const carry_delta_job *job); /* in one segment */
-/* The fastest number of segments of a sequence on `units` multiprocessors; backward, two walks run at once. */
+/* Returns the number of segments of a sequence that is fastest on `units` multiprocessors. In the backward pass, two
+   walks run at once. */
 int segments_of(const carry_delta_job *job, int units, bool backward);
 size_t pair_bytes(const carry_delta_job *job, int64_t segments, bool backward);
 prepare_args prepare_args_of(const carry_delta_job *job, const CUtensorMap *q, const CUtensorMap *k);
@@ -52,20 +54,20 @@ carry_status run_keys(carry_ctx *ctx, const carry_delta_job *job, int ordinal, c
 carry_status launch_prepare(carry_ctx *ctx, const carry_delta_job *job, const prepare_args &a, int ordinal,
                             cudaStream_t stream);
 
-/* scan.cu, one of the kernels of scan_parts.cuh. `lanes`, `second_lanes`: sequences (or segments) and value heads of
-   each kind. */
+/* Defined in scan.cu for each of the kernels in scan_parts.cuh. `lanes`, `second_lanes`: sequences (or segments) times
+   value heads for each kind. */
 template <typename Kernel>
 carry_status launch_scan(carry_ctx *ctx, scan_launch &l, int64_t lanes, int64_t second_lanes, int ordinal,
                          cudaStream_t stream);
 
-/* Cuts sequences into segments of equal numbers of chunks. */
+/* Divides sequences into segments with equal numbers of chunks. */
 static inline void set_segments(const carry_delta_job *job, int segments, shape *s) {
     int chunks = job->tokens > 0 ? (int)((job->tokens + C - 1) / C) : 1;
     s->segment_chunks = (chunks + segments - 1) / segments;
     s->segments = (chunks + s->segment_chunks - 1) / s->segment_chunks;
 }
 
-/* Makes the pairs of all segments. */
+/* Computes the pairs (M, L) of all segments. */
 template <bool BOTH>
 static carry_status walk_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, int ordinal,
                                cudaStream_t stream) {
@@ -75,7 +77,7 @@ static carry_status walk_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_
                 : launch_scan<scans::forward_pairs>(ctx, l, 2 * lanes, 0, ordinal, stream);
 }
 
-/* Makes the state that enters each segment, from the pairs. */
+/* Computes the state that enters each segment from the pairs. */
 template <bool BOTH>
 static carry_status enter_segments(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l,
                                    const arrived_states &arrived, int ordinal, cudaStream_t stream) {
@@ -87,7 +89,7 @@ static carry_status enter_segments(carry_ctx *ctx, const carry_delta_job *job, s
     return CARRY_OK;
 }
 
-/* Makes the states that enter segments, so that all segments can be walked at once. */
+/* Computes the states that enter segments, so that all segments can be walked at once. */
 template <bool BOTH>
 static carry_status make_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, int ordinal,
                                cudaStream_t stream) {
@@ -95,7 +97,7 @@ static carry_status make_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_
     return enter_segments<BOTH>(ctx, job, l, arrived_states{}, ordinal, stream);
 }
 
-/* Makes the pair of each whole sequence. M NULL: not wanted. */
+/* Computes the pair of each whole sequence. If M is NULL, only L is stored. */
 template <bool BOTH>
 static carry_status join_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, float *L, float *M,
                                int ordinal, cudaStream_t stream) {
@@ -109,7 +111,8 @@ static carry_status join_pairs(carry_ctx *ctx, const carry_delta_job *job, scan_
     return CARRY_OK;
 }
 
-/* Blocks of 64 values if heads and sequences are too few to fill the GPU or K is 256, else of 128. */
+/* Runs the scan with blocks of 64 values if K is 256 or there are too few heads and sequences to fill the GPU, else
+   with blocks of 128. */
 template <scan_kind KIND, scan_kind SECOND>
 static carry_status run_scan(carry_ctx *ctx, const carry_delta_job *job, scan_launch &l, int units, int ordinal,
                              cudaStream_t stream) {

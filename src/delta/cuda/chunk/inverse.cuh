@@ -1,5 +1,5 @@
-/* The inverse of I + A: blocks of 16 by forward substitution, a column a thread; then 16 -> 32 -> 64 by products in
-   tf32, -X11 A10 X00. */
+/* The inverse of I + A. Blocks of 16 are inverted by forward substitution, one column for each thread. Products in
+   tf32, -X11 A10 X00, then combine them into blocks of 32 and of 64. */
 #ifndef CARRY_DELTA_CHUNK_INVERSE_CUH
 #define CARRY_DELTA_CHUNK_INVERSE_CUH
 
@@ -7,10 +7,10 @@
 
 namespace DELTA_CHUNK {
 
-constexpr int ROW = 68;                /* floats of a row of a triangle */
-constexpr int TRIANGLE = C * ROW + 16; /* floats of one value head */
+constexpr int ROW = 68;                /* floats in a row of a triangle, with padding */
+constexpr int TRIANGLE = C * ROW + 16; /* floats for one value head */
 
-/* Column `column` of the inverse of I + a, in place of a once the warp's threads have all read it. */
+/* Computes column `column` of the inverse of I + a. It overwrites a once all threads of the warp have read it. */
 static __device__ __forceinline__ void invert_block(float *a, int column) {
     float x[16];
 #pragma unroll
@@ -52,9 +52,9 @@ static __device__ __forceinline__ void product_tf32(float (&d)[4], const uint32_
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* z = left middle right: 16 rows of left, the others square, all of 8 N columns. The first product's sums are the
-   second's operand as they lie: its columns 2t and 2t + 1 stand where t and t + 4 are expected, and so do the rows of
-   right. */
+/* z = left middle right. left has 16 rows, the others are square, all have 8 N columns. The sums of the first product
+   are used as the left operand of the second without moving them between lanes: columns 2t and 2t + 1 are where t and t
+   + 4 are expected, and the rows of `right` are permuted in the same way. */
 template <int N>
 static __device__ __forceinline__ void triple(float (&z)[N][4], const float *left, const float *middle,
                                               const float *right, int lane) {
@@ -90,7 +90,8 @@ template <int N> static __device__ __forceinline__ void store_negative(float *to
     }
 }
 
-/* Both heads' triangles A become the inverses of I + A; what is above the diagonal of 32 x 32 blocks is not touched. */
+/* Replaces the triangles A of both heads by the inverses of I + A. Elements above the diagonal of 32 x 32 blocks are
+   not touched. */
 static __device__ __forceinline__ void invert(float *triangles, int warp, int lane) {
     invert_block(triangles + lane / 16 * TRIANGLE + 16 * warp * ROW + 16 * warp, lane % 16);
     __syncthreads();

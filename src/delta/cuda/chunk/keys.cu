@@ -1,4 +1,4 @@
-/* Forward with gates by key channel (KDA), K = 128: its own prepare, then the walks of scan.cuh. keys/ calls it. */
+/* Forward with gates by key channel (KDA), K = 128: a separate prepare, then the walks of scan.cuh. keys/ calls it. */
 #include "delta/cuda/chunk/host.cuh"
 #include "delta/cuda/chunk/keys_prepare.cuh"
 
@@ -10,7 +10,7 @@ static bool in_sixteens(const carry_delta_array *view) {
            view->head % each == 0;
 }
 
-/* Tensors that the copy engine and loads of 16 bytes can read. */
+/* True if the copy engine and 16-byte loads can read all tensors. */
 bool keys_apply(const carry_delta_job *job) {
     return in_sixteens(&job->q) && in_sixteens(&job->k) && in_sixteens(&job->v) && in_sixteens(&job->o) &&
            in_sixteens(&job->g) &&

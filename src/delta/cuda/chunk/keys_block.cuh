@@ -1,5 +1,5 @@
-/* Of prepare for gates by key channel (keys_prepare.cuh): the operands that decays make of a chunk's tokens, and the
-   products of tokens. A warp has the 16 tokens of a block, a lane four channels. */
+/* Part of prepare for gates by key channel (keys_prepare.cuh): multiplies a chunk's tokens by their decays to form
+   operands, and computes the products of tokens. A warp handles a block of 16 tokens, a lane four channels. */
 #ifndef CARRY_DELTA_CHUNK_KEYS_BLOCK_CUH
 #define CARRY_DELTA_CHUNK_KEYS_BLOCK_CUH
 
@@ -13,37 +13,38 @@ struct keys_args {
 };
 
 constexpr float LOG2_E = 1.44269504f;
-constexpr float ZERO_FROM = -128.0f; /* e^this is 0 in f32, and so are the powers of all gates below it */
+constexpr float ZERO_FROM = -128.0f; /* e^this is 0 in f32; lower gates are raised to this */
 #ifdef CARRY_INSTANCE_F16
 constexpr float CLOSE = -4.0f * LOG2_E; /* products of 2^CLOSE and 2^-CLOSE with elements of k stay in range */
 #else
 constexpr float CLOSE = -64.0f * LOG2_E;
 #endif
 
-/* Tiles of operands: rows of 128 channels, 256 bytes. Later T, W, the numbers and the triangle are there. */
+/* Tiles of operands: rows of 128 channels, 256 bytes. T, W, the numbers and the triangle later use the same memory. */
 constexpr int KEYS_ROW = 256, KEYS_BLOCK = 16 * KEYS_ROW;
-constexpr int OF_K = 0, OF_Q = OF_K + C * KEYS_ROW;                /* as they came, then times e^(G-G0) */
-constexpr int INSIDE = OF_Q + C * KEYS_ROW;                        /* k e^(G0-G) of each block, or sums of pairs */
-constexpr int EARLIER = INSIDE + C * KEYS_ROW;                     /* k before blocks 1, 2 and 3: 16, 32 and 48 rows */
-constexpr int WHOLE = EARLIER + 6 * KEYS_BLOCK;                    /* sums of gates: of each block, 128 channels */
-constexpr int KEYS_NUMBERS = WHOLE + 4 * D * 4;                    /* beta, 1 / |k|, 1 / |q|, bad */
-constexpr int KEYS_SHARED = KEYS_NUMBERS + 4 * C * 4;              /* three blocks fit into a multiprocessor */
+constexpr int OF_K = 0, OF_Q = OF_K + C * KEYS_ROW; /* k and q as loaded, then times e^(G-G0) */
+constexpr int INSIDE = OF_Q + C * KEYS_ROW;         /* k e^(G0-G) of each block, or the sums of sum_pairs */
+/* Copies of k for blocks 1, 2 and 3: the 16, 32 and 48 rows before each. */
+constexpr int EARLIER = INSIDE + C * KEYS_ROW;
+constexpr int WHOLE = EARLIER + 6 * KEYS_BLOCK;       /* sums of a block's gates, for each block and channel */
+constexpr int KEYS_NUMBERS = WHOLE + 4 * D * 4;       /* beta, 1 / |k|, 1 / |q|, bad */
+constexpr int KEYS_SHARED = KEYS_NUMBERS + 4 * C * 4; /* small enough for three blocks on a multiprocessor */
 constexpr int KEYS_REST = 16384, KEYS_TRIANGLE = KEYS_REST + 6144; /* T is at 0 */
 static_assert(KEYS_SHARED <= 76800 && KEYS_TRIANGLE + TRIANGLE * 4 <= WHOLE, "the shared memory of a block");
 
 struct keys_block {
     const keys_args &a;
     chunk_place at;
-    int head; /* of v */
+    int head; /* value head */
     uint32_t start;
     char *data, *page;
-    int warp, lane, block; /* block: of 16 tokens */
+    int warp, lane, block; /* block: index of the block of 16 tokens */
     float G[16][4];        /* log2 of the decay since the block's start */
 
     __device__ __forceinline__ float *numbers(int which) const {
         return (float *)(data + KEYS_NUMBERS) + which * C;
     }
-    /* 16 bytes `part` of a row. */
+    /* The offset of 16-byte part `part` of a row. */
     static __device__ __forceinline__ int place(int tile, int row, int part) {
         return tile + row * KEYS_ROW + ((part ^ (row & 7)) << 4);
     }
@@ -58,7 +59,7 @@ struct keys_block {
             int row = 16 * block + 2 * i + lane / 16, part = lane % 16;
             uint32_t to = start + (uint32_t)place(tile, row, part);
             const uint16_t *there = rows + (int64_t)(at.first + min(row, at.length - 1)) * from.token + part * 8;
-            int bytes = row < at.length ? 16 : 0; /* else zeros */
+            int bytes = row < at.length ? 16 : 0; /* rows past the end are filled with zeros */
             asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(there), "r"(bytes) : "memory");
         }
     }
@@ -103,7 +104,7 @@ struct keys_block {
         }
         *(float4 *)(data + WHOLE + (block * D + 4 * lane) * 4) = {G[15][0], G[15][1], G[15][2], G[15][3]};
     }
-    /* 32 sums over the lanes, of each token of k and of q: the last one is lane i's. */
+    /* The inverse norms of 16 rows of k and 16 of q: 32 sums over the lanes, of which lane i ends with sum i. */
     __device__ __forceinline__ void norms() {
         float sum[32];
 #pragma unroll
@@ -124,8 +125,9 @@ struct keys_block {
         numbers(1 + lane / 16)[16 * block + lane % 16] = rsqrtf(sum[0] + 1e-6f);
         __syncwarp();
     }
-    /* Sums of every pair of tokens of the block, in the place of INSIDE: 16 x 16 of k, then of q. Half of the channels
-       at a time, since G is there meanwhile. Lanes begin at different channels, against bank conflicts. */
+    /* Computes the sums kk and qk for every pair of tokens of the block in f32 and stores them in INSIDE: 16 x 16 for
+       k, then for q. It handles half of the channels at a time, since INSIDE first holds G. Lanes begin at different
+       channels to avoid bank conflicts. */
     __device__ __forceinline__ void sum_pairs() {
         float *G_of = (float *)(data + INSIDE + block * KEYS_BLOCK);
         float kk[5] = {}, qk[5] = {};
@@ -170,7 +172,7 @@ struct keys_block {
             }
         }
     }
-    /* Of whole blocks: sums over [from, to) of this lane's channels. */
+    /* The sums of the gates of whole blocks [from, to), for this lane's channels. */
     __device__ __forceinline__ float4 whole(int from, int to) const {
         float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
         for (int b = from; b < to; b++) {
@@ -182,7 +184,7 @@ struct keys_block {
     static __device__ __forceinline__ uint2 pack_four(const float (&x)[4], const float4 &by) {
         return {pack(x[0] * by.x, x[1] * by.y), pack(x[2] * by.z, x[3] * by.w)};
     }
-    /* Everything that decays make of the block's tokens. */
+    /* Multiplies the block's tokens by all decays that products need. */
     __device__ __forceinline__ void fade(bool close) {
         float4 before = whole(0, block), after = whole(block + 1, 4);
         float4 second = whole(block + 1, block + 2 < 4 ? block + 2 : 4), third = whole(block + 1, 3);
@@ -224,7 +226,7 @@ struct keys_block {
             if (close) {
                 *four(INSIDE, row) = pack_four(far_k, rise);
             }
-            if (block < 3) { /* as the blocks behind this one see it; block b has rows from 16 b (b - 1) / 2 on */
+            if (block < 3) { /* k as decayed for each later block; the rows for block b start at 16 b (b - 1) / 2 */
                 int b = block + 1;
                 *four(EARLIER, 8 * b * (b - 1) + row) = {pack(far_k[0], far_k[1]), pack(far_k[2], far_k[3])};
             }
@@ -237,7 +239,8 @@ struct keys_block {
             }
         }
     }
-    /* Sums of the block's tokens with those up to its end, as sums of 64 rows lie. */
+    /* kk and qk: products of the block's tokens with all tokens up to the block's end, in the layout of a wgmma result
+       of 64 rows. Unless `close`, pairs inside the block are left to sum_pairs. */
     __device__ __forceinline__ void multiply(float (&kk)[32], float (&qk)[32], bool close) const {
 #pragma unroll
         for (int i = 0; i < 32; i++) {

@@ -1,15 +1,15 @@
-/* prepare for gates by key channel: one block for a chunk and a value head. With G the gates of a channel summed from
-   the chunk's start,
+/* prepare for gates by key channel: one thread block for each chunk and value head. G is the sum of a channel's
+   gates from the chunk's start.
 
        A[i,j] = beta[i] sum over c of k[i,c] k[j,c] e^(G[i,c]-G[j,c]), j < i
        P[i,j] = scale sum over c of q[i,c] k[j,c] e^(G[i,c]-G[j,c]), j <= i
 
-   Tokens are taken in blocks of 16. With G0 that of a block's start, e^(G[i]-G[j]) = e^(G[i]-G0) e^(G0-G[j]) for tokens
-   i of the block and j of an earlier one, both at most 1. Inside a block the second factor is at least 1: it is used if
-   every channel's gates of the block sum to CLOSE or more, which is checked, and otherwise every pair of tokens is
-   summed in f32. So gates may be of any depth.
+   Tokens are handled in blocks of 16. G0 is G at the start of a block. For token i of the block and token j of an
+   earlier one, e^(G[i]-G[j]) = e^(G[i]-G0) e^(G0-G[j]), and both factors are at most 1. For two tokens of the same
+   block the second factor is at least 1. It is used if the block's gates sum to CLOSE or more in every channel;
+   otherwise every pair of tokens is summed in f32. So gates may be arbitrarily negative.
 
-   keys_block.cuh makes the operands and sums of a block; the rest is as in prepare.cuh. */
+   keys_block.cuh computes the operands and sums of a block; the rest is as in prepare.cuh. */
 #ifndef CARRY_DELTA_CHUNK_KEYS_PREPARE_CUH
 #define CARRY_DELTA_CHUNK_KEYS_PREPARE_CUH
 
@@ -17,7 +17,7 @@
 
 namespace DELTA_CHUNK {
 
-/* As mark_bad of prepare.cuh. */
+/* The same as mark_bad in prepare.cuh. */
 static __device__ __forceinline__ void mark_bad_keys(float *triangle, const float *beta, float *bad, int row,
                                                      int lane) {
     __syncwarp();
@@ -40,7 +40,7 @@ static __device__ __forceinline__ void mark_bad_keys(float *triangle, const floa
     }
 }
 
-/* A into the triangle, P into scores. */
+/* Stores A in the triangle and P in `scores`. */
 static __device__ __forceinline__ void weigh_keys(const float (&kk)[32], const float (&qk)[32], float scale,
                                                   const float *beta, float *bad, float *triangle, uint4 *scores,
                                                   int block, int lane) {
@@ -73,9 +73,10 @@ static __device__ __forceinline__ void weigh_keys(const float (&kk)[32], const f
     }
 }
 
-/* One triangle, as `invert` does two: a warp has half of the columns of a strip in the last step. */
+/* Inverts one triangle, as `invert` does two. In the last step, each warp has half of the columns of a strip. */
 static __device__ __forceinline__ void invert_one(float *x, int warp, int lane) {
-    invert_block(x + 16 * warp * (ROW + 1), lane % 16); /* both halves of the warp, which meet inside */
+    /* Both halves of the warp compute the same block, since invert_block synchronises the warp. */
+    invert_block(x + 16 * warp * (ROW + 1), lane % 16);
     __syncthreads();
     if (warp < 2) {
         float *own = x + 32 * warp * (ROW + 1), *below = own + 16 * ROW, z[2][4] = {};
@@ -94,7 +95,7 @@ static __device__ __forceinline__ void invert_one(float *x, int warp, int lane) 
     }
 }
 
-/* T as bf16, and what that leaves of it. */
+/* Stores T as bf16, and its rounding error in `rest`. */
 static __device__ __forceinline__ void round_inverse(const float *triangle, uint32_t tile, uint32_t rest, int thread) {
 #pragma unroll
     for (int s = 0; s < 4; s++) {
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(128, 3) prepare_keys(const __grid_constant__ k
         return;
     }
     const int thread = (int)threadIdx.x, warp = thread / 32, lane = thread % 32;
-    /* The last block of tokens has the most products: not always the same warp's. */
+    /* The last block of tokens has the most products, so the warp that handles it varies between thread blocks. */
     const int block = (int)((unsigned)warp + blockIdx.x) % 4;
     const uint32_t start = hopper::shared_address(memory);
     char *page = a.p.tiles + ((int64_t)slot * heads + head) * KEYS_BYTES;
@@ -169,7 +170,7 @@ __global__ void __launch_bounds__(128, 3) prepare_keys(const __grid_constant__ k
     uint32_t P[32];
     float W[32];
     load_scores(P, scores_of(memory, warp, lane), warp);
-    __syncthreads(); /* all threads have read them */
+    __syncthreads(); /* all threads have read the scores */
     round_inverse(triangle, start, start + KEYS_REST, thread);
     if (thread < C) {
         *(float *)(page + NUMBERS_AT + (BETA + thread) * 4) = beta[thread] + bad[thread];

@@ -1,4 +1,4 @@
-/* The method "chunk64" on Hopper GPUs (chunk.h). Single tokens and ranges are those of "recurrent". */
+/* The method "chunk64" on Hopper GPUs (chunk.h). Single tokens and ranges use the kernels of "recurrent". */
 #include "delta/cuda/chunk/chunk.h"
 
 extern "C" {
@@ -27,7 +27,8 @@ bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     return carry_delta_applies_unless(plan, reason, why, why_size);
 }
 
-/* Seconds, from times on an H200: prepare for all chunks, then the walks of sequences, in turns if there are many. */
+/* Seconds, from times measured on an H200: prepare for all chunks, then the walks of sequences, in turns if there are
+   more than fit at once. */
 double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double units = plan->gpu.units > 0 ? plan->gpu.units : 1;
@@ -40,7 +41,8 @@ double cost(const carry_delta_plan *plan) {
            steps * 1.2e-6 * (rounds > 1.0 ? rounds : 1.0);
 }
 
-/* The workspace of the kernels follows the borders of packed sequences; `take` both counts and divides it. */
+/* The layout of the workspace: borders of packed sequences, then the memory of the kernels. `take` both computes its
+   size and divides it. */
 struct layout {
     int64_t *borders;
     void *kernels;
@@ -50,7 +52,7 @@ layout take(const carry_delta_plan *plan, carry_arena *arena, bool backward) {
     static const int64_t packed = 0;
     const carry_delta_chunk_kernels *kernels = carry_delta_chunk_kernels_of(plan);
     carry_delta_job job = carry_delta_job_of(plan, NULL);
-    job.borders = plan->problem.sequences > 0 ? &packed : NULL; /* only whether it is NULL matters here */
+    job.borders = plan->problem.sequences > 0 ? &packed : NULL; /* only checked for NULL here */
     layout l;
     l.borders = carry_delta_take_borders(plan, arena);
     l.kernels = carry_arena_take(arena, (backward ? kernels->back_bytes : kernels->bytes)(&job, plan->gpu.units), 1);

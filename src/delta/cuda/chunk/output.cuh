@@ -1,4 +1,4 @@
-/* Results that a scan stores for every chunk: outputs, or states and values as they are. */
+/* Stores the results of a scan for every chunk: outputs, or states and values in the layout of shared memory. */
 #ifndef CARRY_DELTA_CHUNK_OUTPUT_CUH
 #define CARRY_DELTA_CHUNK_OUTPUT_CUH
 
@@ -6,7 +6,7 @@
 
 namespace DELTA_CHUNK {
 
-/* O = fade Q S^T + W R of every chunk: 64 tokens in rows, all of this block's values. */
+/* O = fade Q S^T + W R for every chunk, with 64 tokens as rows and all values of this block as columns. */
 template <typename Shape> struct scan_output {
     static constexpr int N = 64 * Shape::GROUPS;
     const scan_args &a;
@@ -14,7 +14,7 @@ template <typename Shape> struct scan_output {
     const scan_places<Shape> &p;
     int warp, lane;
 
-    /* By threads: a chunk that a sequence's end cuts. */
+    /* Stores a chunk that the end of a sequence cuts off, with ordinary stores. */
     __device__ __forceinline__ void store_some(uint32_t from, int n, int left) {
         int thread = 32 * warp + lane;
         __nv_bfloat16 *to = (__nv_bfloat16 *)a.out.data + item.at.batch * a.out.batch +
@@ -55,7 +55,8 @@ template <typename Shape> struct scan_output {
             stores_commit();
         }
     }
-    /* Of all values, the first token that is no number; and the values' rows from theirs on become NaN. */
+    /* first_bad: the first token for which any value is NaN or infinity. spoil: sets outputs to NaN from the first such
+       token of each 16 values on. */
     __device__ __forceinline__ int first_bad(int n) const {
         const int4 *bad = (const int4 *)p.first_bad(n);
         int first = C;
@@ -97,7 +98,7 @@ template <typename Shape> struct scan_output {
                 barrier_arrive(p.state_read);
             }
 #pragma unroll
-            for (int i = 0; i < N / 8 && !Shape::BY_KEY; i++) { /* with gates by key channel q has it */
+            for (int i = 0; i < N / 8 && !Shape::BY_KEY; i++) { /* with gates by key channel, q includes the decay */
                 O[4 * i] *= above;
                 O[4 * i + 1] *= above;
                 O[4 * i + 2] *= below;
@@ -128,7 +129,7 @@ template <typename Shape> struct scan_output {
     }
 };
 
-/* dv of a chunk that a sequence's end cuts, by a warp. */
+/* Stores dv of a chunk that the end of a sequence cuts off. One warp. */
 template <typename Shape>
 static __device__ __forceinline__ void keep_some(const scan_args &a, const scan_item &item, uint32_t from, int first,
                                                  int left, int lane) {
@@ -145,7 +146,8 @@ static __device__ __forceinline__ void keep_some(const scan_args &a, const scan_
     __syncwarp();
 }
 
-/* The state and V' of every chunk go to the workspace as they lie; BACK: dv to where it belongs. A warp. */
+/* Copies the state and V' of every chunk to the workspace in the layout of shared memory. BACK stores dv in its
+   tensor in place of V'. One warp. */
 template <typename Shape>
 static __device__ __forceinline__ void keep_chunks(const scan_args &a, const scan_item &item,
                                                    const scan_places<Shape> &p, int lane) {

@@ -1,7 +1,9 @@
-/* prepare: one block for a chunk and a head of q and k, all value heads of its group, two at a time.
+/* prepare: one thread block for each chunk and head of q and k. It handles all value heads of the head's group, two at
+   a time.
 
-   Gates are summed in double and kept as two floats, so that a deep one does not spoil the small ones after it; one
-   below -512 is -512, whose power is the same zero (and minus infinity leaves no NaN). */
+   Gates are summed in double and stored as two floats, so that a very negative gate does not cost the small gates after
+   it their precision. Gates below -512 are raised to -512: both decays are zero, and minus infinity would produce NaN.
+ */
 #ifndef CARRY_DELTA_CHUNK_PREPARE_CUH
 #define CARRY_DELTA_CHUNK_PREPARE_CUH
 
@@ -19,20 +21,21 @@ struct prepare_args {
     char *tiles;
 };
 
-constexpr int REST_AT = (2 * CHUNK_BYTES + 2 * TRIANGLE * 4 + 511) / 512 * 512; /* of T: what rounding left of it */
+constexpr int REST_AT = (2 * CHUNK_BYTES + 2 * TRIANGLE * 4 + 511) / 512 * 512; /* the rounding error of T */
 constexpr int PREPARE_SHARED = 1024 + REST_AT + KEPT;
 static_assert(PREPARE_SHARED >= 1024 + 4 * TILE, "q and k of 256 are there first");
 
-/* Of two value heads, and of q and k. */
+/* Numbers of two value heads, and norms of q and k. */
 struct prepare_numbers {
     float high[2][C], low[2][C]; /* log2 of the cumulative decay */
     float beta[2][C];
-    float inverse_norm[2][C]; /* of k, of q */
-    float bad[2][C];          /* 0; NaN: of a token whose row of A is no number */
+    float inverse_norm[2][C]; /* for k and for q */
+    float bad[2][C];          /* 0, or NaN for a token whose row of A has NaN or infinity */
     uint64_t full;
 };
 
-/* An element's bits, and what they mean; apart, so that several loads are under way before the first is looked at. */
+/* bits_at loads the bits of an element, and another function converts them, so that several loads are in flight before
+   the first result is used. */
 static __device__ __forceinline__ uint32_t bits_at(const carry_delta_array &view, int batch, int token, int head) {
     int64_t at = batch * view.batch + token * view.token + head * view.head;
     return view.dtype == 0 ? ((const uint32_t *)view.data)[at] : ((const uint16_t *)view.data)[at];
@@ -59,7 +62,7 @@ static __device__ __forceinline__ float beta_of(const prepare_args &a, float x) 
     return x;
 }
 
-/* A warp's, two tokens a lane. */
+/* Loads the numbers of a value head. One warp, two tokens for each lane. */
 static __device__ __forceinline__ void load_numbers(const prepare_args &a, const chunk_place &at, int head,
                                                     prepare_numbers &n, int e, int lane) {
     uint32_t beta[2] = {0, 0}, gate[2] = {0, 0};
@@ -127,8 +130,8 @@ static __device__ __forceinline__ float inverse_norm(uint32_t tile, int halves, 
     return rsqrtf(sum);
 }
 
-/* A NaN or infinity in a token must not reach the ones before it, as it would where the inverse is made by products:
-   its row of A becomes zero, and its beta NaN, which is what makes it and what follows NaN. */
+/* A NaN or infinity in one token must not reach earlier tokens, as it would where the inverse is computed by products.
+   Its row of A becomes zero and its beta NaN, which makes this token and the following ones NaN. */
 static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float *triangle, int row, int lane) {
     __syncwarp();
 #pragma unroll 1
@@ -150,13 +153,13 @@ static __device__ __forceinline__ void mark_bad(prepare_numbers &n, int e, float
     }
 }
 
-/* Where a warp's 16 rows of P are in shared memory until the inverse is there: of every 16 columns up to the diagonal a
-   left operand, and one of what rounding left of it. */
+/* The address where a warp keeps its 16 rows of P in shared memory until the inverse is ready: for every 16 columns up
+   to the diagonal, a left operand and the left operand of its rounding error. */
 static __device__ __forceinline__ uint4 *scores_of(char *place, int warp, int lane) {
     return (uint4 *)place + warp * (warp + 1) * 32 + lane;
 }
 
-/* A (below the diagonal, else 0) into the triangle, of one value head, and P into `scores`. */
+/* For one value head: stores A (zero on and above the diagonal) in the triangle, and P in `scores`. */
 static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numbers &n, int e, const float (&kk)[32],
                                              const float (&qk)[32], float *triangle, uint4 *scores, int warp,
                                              int lane) {
@@ -171,7 +174,7 @@ static __device__ __forceinline__ void weigh(const prepare_args &a, prepare_numb
         by_q[r] = a.scale * n.inverse_norm[1][i];
     }
     uint32_t P[4], rest[4];
-    float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* a number, if A is */
+    float sum = by_k[0] + by_k[1] + high[0] + high[1]; /* finite if all elements of A are */
 #pragma unroll
     for (int block = 0; block < 8; block++) {
         int column = 8 * block + lane % 4 * 2;
@@ -217,7 +220,7 @@ static __device__ __forceinline__ void load_scores(uint32_t (&P)[32], const uint
     }
 }
 
-/* Columns up to 32 of d += a b. */
+/* Adds a b to the first 32 columns of d. */
 static __device__ __forceinline__ void add_left_half(float (&d)[32], const uint32_t *a, uint64_t b) {
     asm volatile("wgmma.mma_async.sync.aligned.m64n32" HOPPER_K16
                  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, {%16, %17, %18, %19}, %20, "
@@ -227,13 +230,14 @@ static __device__ __forceinline__ void add_left_half(float (&d)[32], const uint3
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
 }
 
-/* W = P T, P as load_scores has it, T as it is kept (the first 32 rows have 32 columns) and what rounding left of it.
- */
+/* W = P T. P is in the layout of load_scores, T in its compact layout (the first 32 rows have 32 columns); `rest` is
+   the rounding error of T. */
 static __device__ __forceinline__ void apply_inverse(float (&W)[32], const uint32_t (&P)[32], uint32_t T,
                                                      uint32_t rest) {
     hopper::products_begin();
 #pragma unroll
-    for (int i = 11; i >= 0; i--) { /* three products of every 16 rows: both parts of P, then the first with the rest */
+    /* For every 16 rows of T three products: both parts of P with T, and the first with `rest`. */
+    for (int i = 11; i >= 0; i--) {
         const uint32_t *left = P + 4 * (i / 3 * 2 + i % 3 % 2);
         uint64_t rows = describe_half((i % 3 == 2 ? rest : T) + i / 3 * 1024, QUARTER);
         if (i < 6) {
@@ -252,7 +256,7 @@ static __device__ __forceinline__ void store_four(uint32_t to, const uint32_t (&
                  : "memory");
 }
 
-/* Into its tile, zeros above the diagonal. */
+/* Stores W in its tile, with zeros above the diagonal. */
 static __device__ __forceinline__ void store_weights(uint32_t tile, const float (&W)[32], int warp, int lane) {
     int row = 16 * warp + lane / 4;
     uint32_t packed[16];
@@ -271,7 +275,7 @@ static __device__ __forceinline__ void store_weights(uint32_t tile, const float 
     }
 }
 
-/* T as bf16, what that leaves of it, and the numbers. */
+/* Stores T as bf16, its rounding error, and the numbers. */
 static __device__ __forceinline__ void finish(const prepare_args &a, const prepare_numbers &n, int e,
                                               const float *triangle, uint32_t tile, uint32_t rest, char *tile_data,
                                               int thread) {

@@ -1,10 +1,10 @@
-/* Backward: into which parts a problem is divided so that the workspace stays below one and a half times the inputs,
-   and the layout of the workspace.
+/* Divides a backward pass into parts so that its workspace stays below one and a half times the inputs, and lays out
+   the workspace.
 
-   Where half of the heads fill the GPU, they are done first and then the others, in the same workspace; else segments
-   are, some of them at a time, or the walks go by parts (ring, device.cuh). Where that is not enough, a few heads
-   at a time; then more rounds of segments, or fewer segments; then a few sequences at a time. A packed sequence that
-   has no room beside others is done alone, as one that is not packed. */
+   If half of the heads fill the GPU, the halves are done one after the other in the same workspace. Otherwise a round
+   has some of the segments, or the walks go by parts (ring, device.cuh). If that is not enough, a round has a few
+   heads; then there are more rounds of segments, or fewer segments; then a round has a few sequences. A packed sequence
+   that does not fit together with others is done alone, as an unpacked one. */
 #ifndef CARRY_DELTA_CHUNK_ROUNDS_CUH
 #define CARRY_DELTA_CHUNK_ROUNDS_CUH
 
@@ -16,18 +16,18 @@ struct layout {
     size_t states, values, dstates, between, partial, numbers, dots, pairs, bytes;
 };
 
-/* How a round is done: in which segments, in which parts of them. */
+/* How a round is done: its segments, the parts of the walks, and the layout of its workspace. */
 struct back_way {
     shape s;
     ring r;
     layout l;
 };
 
-/* The workspace is to be at most 1.5 times q, k, v and do, if it is large at all (LARGE bytes). Borders of packed
-   sequences come before this part of it, so sizes are compared with a little less (COUNTED). */
+/* The workspace may have at most 1.5 times the bytes of q, k, v and do, or LARGE bytes if that is more. Borders of
+   packed sequences come before this part of the workspace, so sizes are compared with slightly less (COUNTED). */
 constexpr double MOST = 1.497, LARGE = 32e6, COUNTED = 0.999;
-constexpr int LEAST = 8;      /* chunks of a ring's part */
-constexpr int FEW_ROUNDS = 3; /* of segments, that cost little */
+constexpr int LEAST = 8;      /* fewest chunks in a part of a ring */
+constexpr int FEW_ROUNDS = 3; /* rounds of segments that cost little */
 
 static inline double inputs_of(const carry_delta_job *job) {
     return (double)(job->batch * job->tokens) * 4.0 * (double)(job->heads * job->key + job->value_heads * job->value);
@@ -38,7 +38,7 @@ static inline double most_of(const carry_delta_job *job) {
     return most > LARGE ? most : LARGE;
 }
 
-/* Bytes that the walks keep for one chunk of a value head: states, and values. */
+/* Bytes that the walks store for one chunk of a walked value head: for states, and for values. */
 static inline size_t state_bytes_of(const carry_delta_job *job) {
     return (size_t)(job->key / 64 * (part_size(job) / 64)) * BAND;
 }
@@ -48,20 +48,21 @@ static inline size_t value_bytes_of(const carry_delta_job *job) {
 static inline double room_bytes(const carry_delta_job *job) {
     return (double)(2 * state_bytes_of(job) + value_bytes_of(job));
 }
-/* Of a state in f32, from one part of a ring to the next. */
+/* Floats for a state that is passed from one part of a ring to the next. */
 static inline size_t between_floats(const carry_delta_job *job) {
     return (size_t)(D * (job->key > D ? job->key : D));
 }
-/* Of what both halves of 256 keys give (gradient_args), floats of a value head's chunk and of a head's. */
+/* Floats for the sums that both halves of 256 keys contribute to (gradient_args), for a chunk of a value head and of a
+   head. */
 static inline size_t shared_floats(const carry_delta_job *job) {
     return job->key > D ? 2 * C : 0;
 }
-/* Of a chunk and value head, without the results that the walks keep. */
+/* Bytes for a chunk of a value head, without the results that the walks store. */
 static inline double tile_bytes(const carry_delta_job *job) {
     return CHUNK_BYTES + 8 + 2.0 * (double)shared_floats(job) * sizeof(float);
 }
 
-/* How many chunks of value heads there is room for, of both walks. */
+/* The number of chunks of walked value heads for which the results of both walks fit into `most` bytes. */
 static inline double rooms_of(const carry_delta_job *job, int segments, double most) {
     double tiles = (double)(slots_of(job) * job->value_heads);
     return (COUNTED * most - tiles * tile_bytes(job) - (double)pair_bytes(job, segments, true)) / room_bytes(job);
@@ -71,18 +72,20 @@ static inline bool all_fit(const carry_delta_job *job, double rooms) {
     return rooms >= (double)(slots_of(job) * walked_heads(job));
 }
 
-/* How many segments of a sequence there is room for, so that rounds of them are as long; 0: none. */
+/* Returns the number of segments of each sequence in a round so that rounds are about equal, or 0 if that needs more
+   than most_rounds. */
 static inline int segments_at_once(const carry_delta_job *job, const shape &s, double rooms, int most_rounds) {
     int most = (int)(rooms / ((double)(job->sequences * walked_heads(job)) * (double)s.segment_chunks));
     int rounds = most > 0 ? (s.segments + most - 1) / most : 0;
     return rounds > 0 && rounds <= most_rounds ? (s.segments + rounds - 1) / rounds : 0;
 }
 
-/* each = count = 0: all of it has room. */
+/* Chooses the ring. each = count = 0: no ring is needed or possible. */
 static inline ring ring_of(const carry_delta_job *job, const shape &s, double most, int most_rounds) {
     ring r = {};
     double rooms = rooms_of(job, s.segments, most);
-    if (job->borders != NULL || job->split > 0 || all_fit(job, rooms)) { /* split: others wait for it */
+    /* split: other ranks wait for the results. */
+    if (job->borders != NULL || job->split > 0 || all_fit(job, rooms)) {
         return r;
     }
     r.count = s.segments > 1 ? segments_at_once(job, s, rooms, most_rounds) : 0;
@@ -133,7 +136,7 @@ static inline back_way way_with(const carry_delta_job *job, int segments, double
     return way;
 }
 
-/* The quickest, or (thorough) the first that has room, or else the smallest. */
+/* Returns the fastest division. With `thorough`, returns the first one that fits, or the smallest if none does. */
 static inline back_way way_of(const carry_delta_job *job, int units, double most, bool thorough) {
     int segments = segments_of(job, units, true);
     back_way best = way_with(job, segments, most, FEW_ROUNDS);
@@ -160,7 +163,7 @@ static inline carry_delta_job some_heads(const carry_delta_job *job, int64_t rou
     return part;
 }
 
-/* A packed sequence by itself, as long as all of them: what one may need. */
+/* The job of one packed sequence as long as all of them together: an upper bound for a sequence done alone. */
 static inline carry_delta_job alone(const carry_delta_job *job, int64_t tokens) {
     carry_delta_job part = *job;
     part.batch = part.sequences = 1;
@@ -169,8 +172,8 @@ static inline carry_delta_job alone(const carry_delta_job *job, int64_t tokens) 
     return part;
 }
 
-/* Rounds of heads, as few as have room: two at least where half of them fill the GPU and all of them have no room
-   without a ring. */
+/* Finds the fewest rounds of heads that fit. There are at least two if half of the heads fill the GPU and all of them
+   do not fit without a ring. */
 static inline bool find_heads(const carry_delta_job *job, int units, back_rounds *found) {
     bool many = part_size(job) / 64 * job->sequences * walked_heads(job) * 20 >= (int64_t)units * 19;
     many = many && !all_fit(job, rooms_of(job, segments_of(job, units, true), found->most)) && job->heads % 2 == 0;
@@ -185,7 +188,7 @@ static inline bool find_heads(const carry_delta_job *job, int units, back_rounds
     return false;
 }
 
-/* found->heads: one at a time, and there was no room. */
+/* Divides sequences into rounds. Called when not even one head at a time fits. */
 static inline void find_sequences(const carry_delta_job *job, int units, back_rounds *found) {
     carry_delta_job part = some_heads(job, found->heads);
     if (job->borders != NULL) {
@@ -194,7 +197,7 @@ static inline void find_sequences(const carry_delta_job *job, int units, back_ro
         found->slots = found->slots > 2 ? found->slots : 2;
         return;
     }
-    for (int64_t count = job->batch - 1; count > 0; count--) { /* sequences of a round */
+    for (int64_t count = job->batch - 1; count > 0; count--) { /* count: sequences of a round */
         part.batch = part.sequences = count;
         if (count == 1 || (double)way_of(&part, units, found->most, true).l.bytes <= found->most) {
             found->batches = (int)((job->batch + count - 1) / count);
@@ -217,7 +220,7 @@ static inline back_rounds rounds_of(const carry_delta_job *job, int units) {
     return found;
 }
 
-/* The most that a round needs. */
+/* The bytes of workspace that the largest round needs. */
 static inline size_t round_bytes(const carry_delta_job *job, int units, const back_rounds &rounds) {
     carry_delta_job part = some_heads(job, rounds.heads);
     if (rounds.slots > 0) {
@@ -227,7 +230,7 @@ static inline size_t round_bytes(const carry_delta_job *job, int units, const ba
         part.sequences = rounds.slots;
         size_t many = way_of(&part, units, rounds.most, true).l.bytes, most = (size_t)rounds.most;
         bytes = many > bytes ? many : bytes;
-        return most > bytes ? most : bytes; /* a shorter one may take more of it, and not more than this */
+        return most > bytes ? most : bytes; /* a shorter sequence may need more than `bytes`, but at most `most` */
     }
     part.batch = (job->batch + rounds.batches - 1) / rounds.batches;
     part.sequences = job->borders != NULL ? job->sequences : part.batch;

@@ -1,4 +1,4 @@
-/* One scan (scan.cuh), CARRY_INSTANCE_SHAPE of scan_parts.cuh, and its launch. */
+/* Compiles one scan kernel (scan.cuh): CARRY_INSTANCE_SHAPE, one of the kernels in scan_parts.cuh. */
 #include "delta/cuda/chunk/host.cuh"
 
 namespace DELTA_CHUNK {

@@ -1,13 +1,14 @@
 /* scan: the chunks of one sequence, one after the other.
 
-   A working warpgroup has the transposed state [64 values x 128 keys] in registers, where it is both a sum and
-   (rounded) the left operand. With the chunk's tokens in columns it does, one after the other,
+   A working warpgroup holds the transposed state [64 values x 128 keys] in registers, where it is both an
+   accumulator and, rounded, the left operand of products. With the chunk's tokens as columns, it computes in this
+   order
 
        X = S K^T;   R = beta (V - fade X);   V' = R T^T;   S = end S + (left V') K
 
-   and leaves the rounded state and R in shared memory. One more warpgroup makes of them, beside it,
-   O = fade Q S^T + W R, tokens in rows, and stores it. One thread asks the copy engine for tiles, STAGES ahead. GROUPS
-   working warpgroups have 64 values each of one value head.
+   and puts the rounded state and R into shared memory. From them another warpgroup computes O = fade Q S^T + W R at
+   the same time, with tokens as rows, and stores it. One thread starts the copies of tiles, STAGES ahead. Each of
+   the GROUPS working warpgroups has 64 values of one value head.
 
    For the backward pass the same kernel has two more kinds. KEEP stores the state that enters every chunk and V'
    instead of making outputs. BACK walks the chunks from the last to the first with the state's gradient dS:
@@ -16,10 +17,10 @@
 
    and stores the dS that leaves every chunk, and beta Y, which is the gradient of v, where it belongs.
 
-   Where heads and sequences are too few for the card, a sequence is walked in segments at once. PAIR makes of a segment
-   the pair (M, L) of the map S -> M S + L of the segment: L is the final state from a zero initial state (in the first
-   segment, from the given one), M the final state from the identity with v = 0. Backward it is dS -> M^T dS + c, with
-   the same M, and BACK_PAIR makes c in the place of L. */
+   If there are too few heads and sequences to fill the GPU, the segments of a sequence are walked at once. PAIR
+   computes for each segment its map S -> M S + L: L is the final state from a zero initial state (in the first
+   segment, from the given one), M the final state from the identity with v = 0. In the backward pass the map is dS
+   -> M^T dS + c with the same M, and BACK_PAIR computes c in place of L. */
 #ifndef CARRY_DELTA_CHUNK_SCAN_CUH
 #define CARRY_DELTA_CHUNK_SCAN_CUH
 
@@ -28,8 +29,8 @@
 
 namespace DELTA_CHUNK {
 
-/* Blocks from `blocks` are the second kind's. Backward, states and their gradients do not ask for each other: both
-   walks go on at once. */
+/* Blocks from index `blocks` on belong to the second kind. In the backward pass, states and their gradients do not
+   depend on each other, so both walks run at once. */
 struct scan_launch {
     scan_args first, second;
     unsigned blocks;
@@ -62,7 +63,7 @@ template <typename Shape> static __device__ __forceinline__ void init_barriers(c
     using namespace hopper;
     constexpr int READERS = Shape::KIND == FORWARD ? 4 * ARRIVING
                             : Shape::LOCAL         ? 0
-                                                   : 1; /* of the rounded state and V' */
+                                                   : 1; /* number of readers of the rounded state and V' */
     for (int i = 0; i < Shape::STAGES; i++) {
         barrier_init(p.full + 8 * i, 1);
         barrier_init(p.empty + 8 * i, 4 * Shape::GROUPS * ARRIVING + READERS);
@@ -91,7 +92,7 @@ static __device__ __forceinline__ void run_worker(const scan_args &a, const scan
     me.run();
 }
 
-/* First and Second differ in their kind only; the same: there is one kind. */
+/* First and Second differ only in their kind. If they are the same type, there is only one kind. */
 template <typename First, typename Second>
 __global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant__ scan_launch l) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -147,10 +148,10 @@ __global__ void __launch_bounds__(First::THREADS, 1) scan(const __grid_constant_
 #endif
 }
 
-/* sum += M S, for 16 rows of values; keys of S in rows. */
+/* sum += M S for 16 rows of values. The rows of S are keys. */
 static __device__ __forceinline__ void add_product(float (&sum)[16], const float *M, int by_sum,
                                                    const float (&S)[D][16 + 4], int keys) {
-#pragma unroll 32 /* loads of M: the walk from segment to segment waits for them */
+#pragma unroll 32 /* many loads of M in flight: their latency bounds the walk over segments */
     for (int c = 0; c < keys; c++) {
         float m = M[c * by_sum];
         const float4 *s = (const float4 *)S[c];
@@ -173,15 +174,16 @@ struct arrived_states {
     int state_heads, values;
 };
 
-/* The state that enters every segment, in the place of the L before it: S' = M S + L, segment after segment. Blocks of
-   z = 1: dS' = M^T dS + c, from the last segment. 16 rows of values a block, a thread for each key. */
+/* Computes the state that enters every segment and stores it over the L of the segment before: S' = M S + L, segment
+   after segment. Blocks with z = 1 compute dS' = M^T dS + c from the last segment on. Each block has 16 rows of values,
+   and each thread one key. */
 static __global__ void __launch_bounds__(128)
     fix_up(float *pairs, int parts, int segments, int value_heads, int keys, arrived_states arrived) {
     __shared__ float S[D][16 + 4]; /* [key][row] */
     int head = (int)blockIdx.y % value_heads, sequence = (int)blockIdx.y / value_heads, key = (int)threadIdx.x;
     int row = (int)blockIdx.x * 16;
     bool backward = blockIdx.z == 1;
-    int by_key = backward ? D : 1, by_sum = backward ? 1 : D; /* M lies as [c][key], which is M[key][c] */
+    int by_key = backward ? D : 1, by_sum = backward ? 1 : D; /* M[key][c] is stored at [c][key] */
     bool late = arrived.states != nullptr && arrived.backward == backward;
     float sum[16];
     if (late && key < keys) {
@@ -217,8 +219,9 @@ static __global__ void __launch_bounds__(128)
     }
 }
 
-/* The pair of a whole sequence, of those of its segments: [sequences, heads, keys, values], and keys again for M.
-   Blocks of z: L or, backward, c; then M, where it is wanted. As in fix_up otherwise. */
+/* Joins the pairs of the segments into the pair of the whole sequence: L is [sequences, heads, keys, values], M has
+   keys in place of values. Blocks with z = 0 compute L (backward: c), the others M if it is wanted. The rest is as in
+   fix_up. */
 static __global__ void __launch_bounds__(128) join(const float *pairs, int parts, int segments, int value_heads,
                                                    int keys, int values, float *L, float *M, bool backward) {
     __shared__ float S[D][16 + 4];

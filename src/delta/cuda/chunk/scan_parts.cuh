@@ -1,5 +1,5 @@
 /* Shared by the warpgroups of a scan: kinds, shapes, the part of a problem that a block computes, the layout of shared
-   memory, the copies in. */
+   memory, and the copies into it. */
 #ifndef CARRY_DELTA_CHUNK_SCAN_PARTS_CUH
 #define CARRY_DELTA_CHUNK_SCAN_PARTS_CUH
 
@@ -9,9 +9,9 @@ namespace DELTA_CHUNK {
 
 enum scan_kind { FORWARD, KEEP, BACK, PAIR, BACK_PAIR };
 
-constexpr int STATE_BYTES = 2 * TILE; /* of a state as kept: bf16, bands of keys, values in rows */
+constexpr int STATE_BYTES = 2 * TILE; /* size of a kept state: bf16, bands of keys, values in rows */
 
-/* BACK: v is dO, o is dv, and the states are their gradients, the final one coming in. */
+/* In kind BACK, v is dO, o is dv, and the states are gradients: initial_state is the gradient of the final state. */
 struct scan_args {
     CUtensorMap q, k, v, o;
     shape s;
@@ -20,18 +20,20 @@ struct scan_args {
     const float *initial_state;
     float *final_state;
     bool state_transposed;
-    char *states, *values; /* of every chunk: KEEP and BACK, KEEP */
-    float *kept;           /* gates by key channel: states that enter chunks, as keys/ has them; NULL: not wanted */
+    char *states, *values; /* results of every chunk: states in KEEP and BACK, values in KEEP */
+    float *kept;           /* with gates by key channel: states that enter chunks, in the layout of keys/, or NULL */
     ring r;
-    float *between; /* [segments of all sequences, value heads, values, keys]: from one part of a ring to the next */
+    float *between; /* [segments of all sequences, value heads, values, keys]: passed from one part of a ring to the
+                       next */
     float *pairs;   /* [segments of all sequences, value heads, parts, values, keys]: L, M, and c in backward */
     int parts;
-    bool whole; /* PAIR and BACK_PAIR: of all segments, since what enters the sequence is not known yet */
+    bool whole; /* PAIR and BACK_PAIR: make pairs of all segments, since the state that enters the sequence is not known
+                   yet */
 };
 
 enum pair_part { PART_L, PART_M, PART_C };
 
-/* Values and keys of a block, and stages of copies under way. */
+/* Values and keys of a block, and the number of stages of copies in flight. */
 struct block_of_64 {
     static constexpr int VALUES = 64, KEYS = 128, STAGES = 3;
 };
@@ -53,13 +55,14 @@ struct keyed_block_of_128 {
 template <typename Block, typename = void> struct is_keyed { static constexpr bool value = false; };
 template <typename Block> struct is_keyed<Block, decltype((void)Block::BY_KEY)> { static constexpr bool value = true; };
 
-/* A stage in shared memory: k, q, v by bands (which becomes R, V' or dv), the prepared tiles. Kinds that read neither q
-   nor W have smaller stages, and more of them. GROUPS: of 64 values; HALVES: of 128 keys. */
+/* The layout of a stage in shared memory: k, q, v by bands (later R, V' or dv), then the prepared tiles. Kinds that
+   read neither q nor W have smaller stages, and more of them. GROUPS: groups of 64 values. HALVES: halves of 128
+   keys. */
 template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr scan_kind KIND = KIND_;
     static constexpr int KEYS = Block::KEYS, HALVES = KEYS / D;
     static constexpr bool REVERSE = KIND == BACK || KIND == BACK_PAIR, LOCAL = KIND == PAIR || KIND == BACK_PAIR;
-    static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and W are asked for */
+    static constexpr bool OUTPUTS = KIND != KEEP && KIND != PAIR; /* q and W are read */
     static constexpr bool BY_KEY = is_keyed<Block>::value;
     static constexpr int GROUPS = Block::VALUES / 64, STAGES = OUTPUTS      ? Block::STAGES
                                                                : HALVES > 1 ? 3
@@ -67,11 +70,12 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
                                                                             : 5 - GROUPS / 2;
     static constexpr int THREADS = 128 * (GROUPS + 2);
     static constexpr int Q = HALVES * TILE, ROWS = OUTPUTS ? 2 * Q : Q;
-    static constexpr int LEFT = BY_KEY ? ROWS : 0; /* the keys that the state's update multiplies */
+    static constexpr int LEFT = BY_KEY ? ROWS : 0; /* offset of the keys for the update of the state */
     static constexpr int V = BY_KEY ? ROWS + TILE : ROWS, T = V + GROUPS * BAND, W = T + BAND;
-    static constexpr int PREPARED = BY_KEY ? KEYS_BYTES : CHUNK_BYTES; /* of a chunk and a value head */
+    static constexpr int PREPARED = BY_KEY ? KEYS_BYTES : CHUNK_BYTES; /* bytes prepared for a chunk and a value head */
     static constexpr int NUMBERS = OUTPUTS ? W + BAND : W, STAGE = NUMBERS + NUMBERS_BYTES;
-    /* But the zeros of T and W; of the numbers, with gates by key channel, BETA and END. */
+    /* Bytes that are copied: not the zeros of T and W and, with gates by key channel, of the numbers only BETA and
+       END. */
     static constexpr int COPIED =
         STAGE - (OUTPUTS ? 2 : 1) * QUARTER - (BY_KEY ? NUMBERS_BYTES - KEYED_NUMBERS_BYTES : 0);
     static constexpr int STATE = STAGES * STAGE, STATE_BAND = GROUPS * BAND; /* the rounded state, bands of keys */
@@ -81,8 +85,8 @@ template <typename Block, scan_kind KIND_> struct scan_shape {
     static constexpr int OUT_REGISTERS = GROUPS == 1 ? 152 : KIND == FORWARD ? 96 : 48;
 };
 
-/* A kernel: blocks of one kind, or of two kinds at once. The scans that are compiled, each in a source of its own,
-   since ptxas needs seconds for one (cmake/instances.cmake). */
+/* A kernel has blocks of one kind or of two kinds. The kernels below are compiled one in each source file, since ptxas
+   needs seconds for each (cmake/instances.cmake). */
 template <typename Block, scan_kind FIRST, scan_kind SECOND = FIRST> struct scan_kernel {
     using first = scan_shape<Block, FIRST>;
     using second = scan_shape<Block, SECOND>;
@@ -103,23 +107,23 @@ using backward_pairs = scan_kernel<block_of_64, PAIR, BACK_PAIR>;
 
 struct scan_item {
     sequence_place at;
-    int lane, sequence, segment, head, value_head, band; /* band: of v, the first of this block's */
-    int start, chunks;                                   /* of this launch: the first, how many */
-    bool begins, ends;                                   /* the walk does, in this launch */
+    int lane, sequence, segment, head, value_head, band; /* band: the first band of v of this block */
+    int start, chunks;                                   /* in this launch: the first chunk, the number of chunks */
+    bool begins, ends;                                   /* the walk begins, ends in this launch */
     bool map;                                            /* PAIR: M */
     template <typename Shape> __device__ __forceinline__ int chunk(int n) const {
         return start + (Shape::REVERSE ? chunks - 1 - n : n);
     }
 };
 
-/* full: a stage was copied; empty: it was read. state, values: the rounded state, R (V', dv) of a chunk are there;
-   state_read: the state may be overwritten. */
+/* full: a stage has been copied. empty: it has been read. state, values: the rounded state, or R (V', dv) of a chunk,
+   is written. state_read: the state may be overwritten. */
 template <int STAGES> struct scan_barriers {
     uint64_t full[STAGES], empty[STAGES], values[STAGES], state, state_read;
-    int4 first_bad[STAGES][2]; /* FORWARD: of every warp that works, the first token that is no number */
+    int4 first_bad[STAGES][2]; /* FORWARD: for every working warp, the first token with NaN or infinity */
 };
 
-/* Of one lane. PAIR: of L and of M, as many as the larger one has. */
+/* The number of blocks of one lane. For PAIR, it is enough for the larger of L and M. */
 template <typename Shape> static __host__ __device__ __forceinline__ unsigned blocks_of(const shape &s) {
     int bands = Shape::KIND == PAIR && s.key_bands > s.bands ? s.key_bands : s.bands;
     return (unsigned)(bands / Shape::GROUPS);
@@ -174,7 +178,7 @@ template <typename Shape> struct scan_places {
     }
 };
 
-/* The zeros of T and W, which no copy overwrites; all threads. */
+/* Writes the zeros of T and W, which no copy overwrites. Called by all threads. */
 template <typename Shape>
 static __device__ __forceinline__ void clear_triangles(const scan_places<Shape> &p, int thread) {
     constexpr int PARTS = QUARTER / 16, TILES = Shape::OUTPUTS ? 2 : 1;
@@ -210,7 +214,8 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
         }
         copy_bytes(to + Shape::T, from, HALF, barrier);
         if (Shape::OUTPUTS) {
-            /* Apart, though they lie together: initcheck of CUDA 13.0 takes 6 KiB at once for not written. */
+            /* Two copies, though the bytes are contiguous: initcheck of CUDA 13.0 reports one copy of 6 KiB as not
+               written. */
             copy_bytes(to + Shape::T + BAND - QUARTER, from + HALF, QUARTER, barrier);
             copy_bytes(to + Shape::W, from + KEPT, HALF, barrier);
             copy_bytes(to + Shape::W + BAND - QUARTER, from + KEPT + HALF,
@@ -234,7 +239,7 @@ static __device__ __forceinline__ void copy_chunks(const scan_args &a, const sca
     }
 }
 
-/* Sums as the left operand of the next products. */
+/* Rounds and packs sums as the left operand of the next products. */
 template <int N> static __device__ __forceinline__ void pack_all(uint32_t (&to)[N / 2], const float (&from)[N]) {
 #pragma unroll
     for (int i = 0; i < N / 2; i++) {

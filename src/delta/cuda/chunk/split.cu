@@ -1,4 +1,4 @@
-/* The method "chunk64" in two calls (delta/split.h): jobs of some heads for the kernels of chunk.h. */
+/* The method "chunk64" in two calls (delta/split.h): creates jobs of some heads for the kernels of chunk.h. */
 #include "delta/cuda/chunk/chunk.h"
 
 extern "C" {

@@ -1,4 +1,4 @@
-/* The warpgroup that has the state. The equations are in scan.cuh. */
+/* The warpgroup that holds the state. The equations are in scan.cuh. */
 #ifndef CARRY_DELTA_CHUNK_WORKER_CUH
 #define CARRY_DELTA_CHUNK_WORKER_CUH
 
@@ -6,7 +6,7 @@
 
 namespace DELTA_CHUNK {
 
-/* 64 values of one value head, 128 keys in each half. */
+/* Handles 64 values of one value head, with 128 keys in each half. */
 template <typename Shape> struct scan_worker {
     const scan_args &a;
     const scan_item &item;
@@ -15,13 +15,13 @@ template <typename Shape> struct scan_worker {
 
     static constexpr int HALVES = Shape::HALVES;
     float S[HALVES][64], X[32];
-    uint32_t Sb[32]; /* of the half that is multiplied */
+    uint32_t Sb[32]; /* the rounded half of the state that is being multiplied */
 
-    /* Where this thread's part of a state is: of a whole sequence, or of a segment's pair. */
+    /* The location of this thread's part of a state: of a whole sequence, or of a segment's pair. */
     __device__ __forceinline__ state_place place_of(const float *states) const {
         int keys = 64 * a.s.key_bands, values = 64 * a.s.bands << a.s.shift, by_value = a.state_transposed ? keys : 1;
         int64_t head = (int64_t)(item.sequence / a.s.segments) * a.s.state_heads + (item.value_head >> a.s.shift);
-        int first = item.value_head - (item.value_head >> a.s.shift << a.s.shift); /* which part of the head */
+        int first = item.value_head - (item.value_head >> a.s.shift << a.s.shift); /* index of the part of the head */
         return begin(states + head * (keys * values) + first * D * by_value, by_value, a.state_transposed ? 1 : values);
     }
     __device__ __forceinline__ state_place place_of(int segment, pair_part part) const {
@@ -32,7 +32,7 @@ template <typename Shape> struct scan_worker {
         int value = 64 * (item.band + group) + 16 * warp + lane / 4, key = lane % 4 * 2;
         return {(float *)from + value * by_value + key * by_key, by_value, by_key};
     }
-    /* Everything but the loads is decided first: they are asked for together. */
+    /* All conditions are evaluated before the loads, so that the loads are issued together. */
     __device__ __forceinline__ void load_state() {
         bool made = Shape::KIND == PAIR && (item.map || item.segment > 0);
         bool first = Shape::REVERSE ? item.segment + 1 == a.s.segments : item.segment == 0; /* no segment before it */
@@ -47,10 +47,11 @@ template <typename Shape> struct scan_worker {
         if (made && item.begins) {
             return;
         }
-        state_place from = !item.begins     ? between()
-                           : first          ? place_of(a.initial_state)
-                           : Shape::REVERSE ? place_of(item.sequence + 1, PART_C)  /* of the next segment, fixed up */
-                                            : place_of(item.sequence - 1, PART_L); /* of the last one */
+        state_place from = !item.begins ? between()
+                           : first      ? place_of(a.initial_state)
+                           /* Of the next segment, after fix_up. */
+                           : Shape::REVERSE ? place_of(item.sequence + 1, PART_C)
+                                            : place_of(item.sequence - 1, PART_L); /* of the previous segment */
 #pragma unroll
         for (int i = 0; i < 32; i++) {
             S[0][i] = *from.at(i);
@@ -84,7 +85,7 @@ template <typename Shape> struct scan_worker {
     }
     /* Memory after the end of a sequence may hold NaN or infinity. */
     __device__ __forceinline__ void clear(uint32_t k, uint32_t v, int left) {
-        if (!Shape::BY_KEY) { /* prepare has zeros there */
+        if (!Shape::BY_KEY) { /* with gates by key channel, prepare has stored zeros there */
             clear_rows(k, 2 * HALVES, left, 32 * warp + lane);
         }
         clear_rows(v, 1, left, 32 * warp + lane);
@@ -94,7 +95,8 @@ template <typename Shape> struct scan_worker {
         hopper::fence_async();
         hopper::group_meet(1 + group, 128);
     }
-    /* The rounded state of chunk n for the other warpgroup: values in rows. Halves one after the other. */
+    /* Stores the rounded state of chunk n for the other warpgroup, with values in rows. Called for one half after the
+       other. */
     __device__ __forceinline__ void show_state(int n, int half = 0) {
         if (half == 0) {
             hopper::barrier_wait(p.state_read, n % 2 ^ 1);
@@ -115,16 +117,17 @@ template <typename Shape> struct scan_worker {
             hopper::barrier_arrive(p.state);
         }
     }
-    /* beta (V - fade X) in the place of v, for the warpgroup that makes outputs. */
+    /* Stores beta (V - fade X) over v, for the warpgroup that computes outputs. */
     __device__ __forceinline__ void put_rest(uint32_t v, const uint32_t (&r)[16]) {
 #pragma unroll
         for (int i = 0; i < 4; i++) {
             store_matrices_across(values_at(v, i), r[4 * i], r[4 * i + 1], r[4 * i + 2], r[4 * i + 3]);
         }
     }
-    /* A NaN or infinity of one token (v's, or by its beta: prepare) must not reach the tokens before it by a zero of W.
-       In the product with T it has made all of a row NaN, which is right for the state. What outputs are made of gets
-       zeros from the first such token on; returned: that token. The state's product goes on meanwhile. */
+    /* A NaN or infinity of one token (from v, or from a beta that prepare set to NaN) must not reach earlier tokens
+       through a zero of W. The product with T has made a whole row NaN, which is right for the state. The operand of
+       the outputs is set to zero from the first such token on. Returns that token. The product for the state runs at
+       the same time. */
     __device__ __forceinline__ int mend(uint32_t v) {
         uint32_t r[16], part[4];
         __syncwarp();
@@ -140,7 +143,7 @@ template <typename Shape> struct scan_worker {
         put_rest(v, r);
         return first;
     }
-    /* The state rounded, once the chunk's tiles are there; left: its tokens. */
+    /* Rounds the state and waits for the chunk's tiles. `left` is the number of tokens that remain. */
     __device__ __forceinline__ void begin_chunk(int n, uint32_t k, uint32_t v) {
         pack_all(Sb, S[0]);
         hopper::barrier_wait(p.barrier(p.full, n), p.parity(n));
@@ -149,7 +152,7 @@ template <typename Shape> struct scan_worker {
             clear(k, v, left);
         }
     }
-    /* to = S K^T, or += the second half's. */
+    /* to = S K^T for the first half of the keys, or to += for the second. */
     __device__ __forceinline__ void times_keys(float (&to)[32], uint32_t k, int add = 0) {
         hopper::products_begin();
 #pragma unroll
@@ -158,7 +161,7 @@ template <typename Shape> struct scan_worker {
         }
         hopper::products_commit();
     }
-    /* The state's second half: in the registers that the first one's product has read. */
+    /* Handles the second half of the state, in the registers of the first half, whose product is done. */
     __device__ __forceinline__ void second_half(float (&to)[32], uint32_t k, int n) {
         if (!Shape::LOCAL) {
             show_state(n, 0);
@@ -168,14 +171,14 @@ template <typename Shape> struct scan_worker {
         pack_all(Sb, S[HALVES - 1]);
         times_keys(to, k + TILE, 1);
     }
-    /* S += left times the tokens' keys. */
+    /* S += left * (keys of the tokens). */
     __device__ __forceinline__ void add_tokens(const uint32_t *left, uint32_t tile) {
 #pragma unroll
         for (int half = 0; half < HALVES; half++) {
             times_tokens(S[half], left, tile + half * TILE, BAND, 1);
         }
     }
-    /* to = or += left times a tile of 64 tokens, whose bands are `band` bytes apart. */
+    /* to = (or +=) left * (a tile of 64 tokens). The tile's bands are `band` bytes apart. */
     template <int N>
     __device__ __forceinline__ void times_tokens(float (&to)[N], const uint32_t *left, uint32_t tile, int band,
                                                  int add) {
@@ -186,7 +189,7 @@ template <typename Shape> struct scan_worker {
         }
         hopper::products_commit();
     }
-    /* The same with T or W. */
+    /* The same as times_tokens with T or W as the right operand. */
     __device__ __forceinline__ void times_triangle(float (&to)[32], const uint32_t *left, uint32_t tile, int add) {
         hopper::products_begin();
 #pragma unroll
@@ -195,7 +198,7 @@ template <typename Shape> struct scan_worker {
         }
         hopper::products_commit();
     }
-    /* As a left operand, tokens times numbers. */
+    /* Multiplies x by a number for each token and packs it as a left operand. */
     __device__ __forceinline__ void pack_by(uint32_t (&to)[16], const float (&x)[32], const float2 (&by)[8]) {
 #pragma unroll
         for (int i = 0; i < 8; i++) {
@@ -215,7 +218,7 @@ template <typename Shape> struct scan_worker {
             S[i / 64][i % 64] *= by;
         }
     }
-    /* Gates by key channel: each key by its own. */
+    /* For gates by key channel: multiplies each key by its decay. */
     __device__ __forceinline__ void fade_keys(const float *numbers) {
 #pragma unroll
         for (int i = 0; i < 16; i++) {
@@ -226,7 +229,7 @@ template <typename Shape> struct scan_worker {
             S[0][4 * i + 3] *= by.y;
         }
     }
-    /* One chunk; S on return is what enters the next one. */
+    /* Processes one chunk. On return, S is the state that enters the next one. */
     __device__ __forceinline__ void step(int n) {
         using namespace hopper;
         uint32_t k = p.stage(n), v = k + Shape::V + group * BAND, t = k + Shape::T;
@@ -256,7 +259,7 @@ template <typename Shape> struct scan_worker {
         float end = Shape::BY_KEY ? 1.0f : fade_of(p.numbers(n), C - 1);
         products_wait<0>();
         keep_below(X);
-        if (HALVES > 1) { /* not before: there is no room for them */
+        if (HALVES > 1) { /* not earlier: there are not enough registers */
             load_eight(fade, numbers + FADE_K);
             load_eight(beta, numbers + BETA);
         }
@@ -282,7 +285,7 @@ template <typename Shape> struct scan_worker {
         }
         products_commit();
         if (!Shape::BY_KEY) {
-            load_eight(fade, numbers + LEFT_K); /* before the stores, which they would wait for */
+            load_eight(fade, numbers + LEFT_K); /* loaded before the stores, which would delay the loads */
         }
         if (Shape::KIND == FORWARD) {
             put_rest(v, r);
@@ -308,7 +311,7 @@ template <typename Shape> struct scan_worker {
             if (lane == 0) {
                 p.first_bad(n)[4 * group + warp] = first;
             }
-            fence_async(); /* not where it is written: the next product would wait for it */
+            fence_async(); /* placed here because after the stores it would delay the next product */
             signal_values(n);
         } else if (!Shape::LOCAL) {
             show_values(v, n);
@@ -319,7 +322,7 @@ template <typename Shape> struct scan_worker {
             barrier_arrive(p.barrier(p.empty, n));
         }
     }
-    /* V' or dv of a chunk, in the place of v, for the warps that store or use it. */
+    /* Stores V' or dv of a chunk over v, for the warps that store or use it. */
     __device__ __forceinline__ void show_values(uint32_t v, int n) {
         uint32_t values[16];
         if (Shape::REVERSE) {
@@ -365,7 +368,7 @@ template <typename Shape> struct scan_worker {
         begin_chunk(n, k, v);
         times_keys(U, k);
 #pragma unroll
-        for (int i = 0; i < 4; i++) { /* dO with values in rows is a left operand as it comes */
+        for (int i = 0; i < 4; i++) { /* dO with values in rows can be loaded directly as a left operand */
             load_matrices_across(w[i], values_at(v, i));
         }
         if (HALVES > 1) {
@@ -378,7 +381,7 @@ template <typename Shape> struct scan_worker {
         if (HALVES == 1) {
             times_triangle(X, &w[0][0], t + BAND, 0);
             products_wait<1>();
-        } else { /* one after the other: there is no room for both */
+        } else { /* one after the other: there are not enough registers for both */
             products_wait<0>();
         }
         keep_below(U);
@@ -415,7 +418,7 @@ template <typename Shape> struct scan_worker {
             barrier_arrive(p.barrier(p.empty, n));
         }
     }
-    /* The state that enters chunk n, in f32, for the backward pass. */
+    /* Stores the state that enters chunk n in f32, for the backward pass. */
     __device__ __forceinline__ void keep_entering(int n) {
         int64_t sequence = item.sequence / a.s.segments, chunk = (int64_t)item.segment * a.s.segment_chunks + n;
         int64_t slot = a.s.cu_seqlens != nullptr ? item.at.slot + n : sequence * a.s.tokens / C + sequence + chunk;

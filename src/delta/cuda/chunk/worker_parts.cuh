@@ -6,7 +6,8 @@
 
 namespace DELTA_CHUNK {
 
-/* A thread's elements of a state in f32: its sums are 16 times (2 rows of values, 8 apart) x (2 keys), 8 keys apart. */
+/* A thread's elements of a state in f32. Its sums are 16 groups, 8 keys apart, of 2 rows of values (8 apart) x 2
+   keys. */
 struct state_place {
     float *first;
     int by_value, by_key;
@@ -15,8 +16,8 @@ struct state_place {
     }
 };
 
-/* Of a left operand [16 values, 64 tokens] of a warp: the first token with an element that is no number; and zeros from
-   `first` on. */
+/* For a warp's left operand [16 values, 64 tokens]. first_bad: the first token with a NaN or infinity. cut: sets tokens
+   from `first` on to zero. */
 static __device__ __forceinline__ int first_bad(const uint32_t (&r)[16], int lane) {
     int first = C;
 #pragma unroll

@@ -1,5 +1,5 @@
-/* The walk back of "keys64" (back.cuh): a block goes through the chunks of one value head of one sequence from the
-   last to the first, 64 columns of V, 16 for each warp, with the gradient of the state in registers. */
+/* The backward walk of "keys64" (back.cuh). A block goes through the chunks of one value head of one sequence from the
+   last to the first. It has 64 columns of V, 16 for each warp, and keeps the gradient of the state in registers. */
 #include "delta/cuda/keys/back.cuh"
 
 using namespace DELTA_KEYS;
@@ -9,7 +9,7 @@ namespace {
 template <int D> struct side {
     static constexpr int LD = D + 8;
     alignas(16) uint16_t faded_k[C * LD], faded_q[C * LD], left_k[C * LD];
-    alignas(16) uint16_t grad[C * LV], y[C * LV]; /* grad: of o */
+    alignas(16) uint16_t grad[C * LV], y[C * LV]; /* grad: the gradient of o */
     alignas(16) uint16_t A[C * LC], P[C * LC];
     alignas(16) uint16_t U[BLOCKS][BLOCK * LB];
     alignas(16) float end[D], beta[C];
@@ -20,7 +20,7 @@ template <int D, int SIDES> struct back_walk {
     const carry_delta_keys_part &part;
     side<D> *sides;
     int64_t sequence, head;
-    int first; /* column of V */
+    int first; /* first column of V */
     delta_place place;
     float dS[D / 8][4];
 
@@ -48,7 +48,7 @@ template <int D, int SIDES> struct back_walk {
         __pipeline_commit();
     }
 
-    /* The index in a stored state of element x of dS[n]; -1 if it lies outside of the state. */
+    /* The index in a stored state of element x of dS[n], or -1 if the element lies outside of the state. */
     __device__ int64_t element(int n, int x) const {
         const carry_delta_job &job = back.job;
         const int v = first + 16 * warp_of() + row_in(x / 2), k = 8 * n + column_in() + x % 2;
@@ -71,7 +71,7 @@ template <int D, int SIDES> struct back_walk {
             }
         }
     }
-    /* As the states that enter lie (walk.cu). */
+    /* Stores dS rounded to 16 bits, in the layout of the states that enter (walk.cu). */
     __device__ void store_rounded(int64_t at) const {
         uint16_t *to = part.dstates + (at * part.columns + first + 16 * warp_of()) * D;
 #pragma unroll

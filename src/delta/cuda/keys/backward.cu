@@ -1,6 +1,6 @@
-/* The backward pass of "keys64": its kernels (back.cuh) over parts of the problem, so that the workspace stays below
-   one and a half times the inputs: fewer heads at a time if one sequence does not fit with all of them, and as many
-   sequences at a time as then fit. */
+/* The backward pass of "keys64": runs its kernels (back.cuh) on parts of the problem, so that the workspace stays below
+   one and a half times the inputs. If one sequence does not fit with all heads, a part has fewer heads; then it has all
+   sequences that fit. */
 #include <stddef.h>
 
 #include "delta/cuda/keys/gradients.cuh"
@@ -8,14 +8,15 @@
 
 namespace {
 
-constexpr double MOST = 1.497, LARGE = 32e6; /* times the inputs; a workspace below this many bytes is not cut */
+/* Workspace limit: MOST times the inputs, or LARGE bytes if that is more. */
+constexpr double MOST = 1.497, LARGE = 32e6;
 
-/* How it is cut: value heads and slots at a time. */
+/* The value heads and slots of one part. */
 struct cut {
     int64_t heads, slots;
 };
 
-/* The workspace; `take` both counts and divides it. */
+/* The parts of the workspace; `take` both computes its size and divides it. */
 struct layout {
     int64_t *borders;
     float *part_beta, *part_q, *part_k;
@@ -32,8 +33,8 @@ size_t page_bytes(const carry_delta_problem *p) {
 size_t state_bytes(const carry_delta_problem *p) {
     return (size_t)(columns_of(p) * (p->key <= 64 ? 64 : 128)) * sizeof(uint16_t);
 }
-/* x of a chunk takes the place of its q and of its k that is left: they follow each other, and the walk back was their
-   last reader. 0: it has no room there. */
+/* The offset in a page at which x of its chunk is stored, or 0 if x does not fit there. x overwrites faded_q and
+   left_k, which are adjacent and which the backward walk reads last. */
 size_t room_in_page(const carry_delta_problem *p) {
     return columns_of(p) > 2 * (p->key <= 64 ? 64 : 128) ? 0
            : p->key <= 64                                ? offsetof(delta_keys::back_page<64>, faded_q)
@@ -46,14 +47,14 @@ int64_t slots_before(const carry_delta_plan *plan, const int64_t *borders, int64
     return (borders != NULL ? borders[sequence] : sequence * plan->problem.tokens) / CARRY_DELTA_KEEP + sequence;
 }
 
-/* q, k, v, do and gates in f32. */
+/* The size in bytes of q, k, v and do, and of the gates in f32. */
 double inputs_of(const carry_delta_problem *p) {
     return (double)(p->batch * p->tokens) *
            (4.0 * (double)(p->heads * p->key + p->value_heads * p->value) + 4.0 * (double)(p->value_heads * p->key));
 }
 
-/* As many heads as have room with the slots of one sequence, which may be all tokens; then as many slots as there is
-   room for. Borders are not known to a plan. */
+/* Chooses the most heads that fit with the slots of one sequence (which may have all tokens), then the most slots that
+   fit. A plan does not know the borders of packed sequences. */
 cut cut_of(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     const double tokens = (double)(p->batch * p->tokens), K = (double)p->key;
@@ -91,7 +92,7 @@ layout take(const carry_delta_plan *plan, cut c, carry_arena *arena, bool states
     return l;
 }
 
-/* dq and dk of heads whose value heads are a part. */
+/* Sums dq and dk of the heads whose value heads are in this part. */
 cudaError_t add_rows(const carry_delta_back_job *back, const carry_delta_keys_part *part, cudaStream_t stream) {
     carry_delta_back_job some = *back;
     carry_delta_back_job_move(&some, 0, 0, part->first / back->job.group, 0);
@@ -116,7 +117,7 @@ carry_status run(carry_delta_plan *plan, const carry_delta_back_job *back, const
     return CARRY_OK;
 }
 
-/* All sequences of some heads, as many at a time as have room. */
+/* Runs all sequences for some heads, in groups that fit into `slots`. */
 carry_status run_heads(carry_delta_plan *plan, const carry_delta_back_job *back, carry_delta_keys_part part,
                        int64_t slots, const int64_t *borders, cudaStream_t stream) {
     carry_ctx *ctx = plan->ctx;
@@ -182,7 +183,7 @@ carry_status carry_delta_keys_backward(carry_delta_plan *plan, const carry_delta
         part.heads = left < c.heads ? left : c.heads;
         CARRY_TRY(run_heads(plan, &back, part, c.slots, borders, stream));
     }
-    back.part_q = back.part_k = NULL; /* they, and dg, are written */
+    back.part_q = back.part_k = NULL; /* dq, dk and dg are already written */
     back.dg.data = NULL;
     CARRY_CUDA_TRY(carry_delta_gradients_launch(&back, stream), "gradients of the delta rule could not be summed");
     carry_delta_count_work(plan, args->kept == NULL ? 26.0 : 20.0);

@@ -1,6 +1,6 @@
-/* The last kernel of the backward pass of "keys64" (back.cuh): dq, dk and dg of a chunk of one value head. Its
-   products are in gradients.cuh; here a thread has a channel: decays, pairs of one block of tokens in f32, and the
-   sums over tokens that are dg. */
+/* The last kernel of the backward pass of "keys64" (back.cuh): dq, dk and dg for a chunk of one value head. Its
+   products are in gradients.cuh. In this file each thread has one channel and computes decays, pairs of tokens of one
+   block in f32, and the sums over tokens that give dg. */
 #include "delta/cuda/keys/gradients.cuh"
 
 using namespace DELTA_KEYS;
@@ -9,12 +9,13 @@ namespace {
 
 template <int D> struct gradient_chunk {
     static constexpr int LD = D + 8, LG = D + 4;
-    static constexpr int GROUPS = WIDE / D, EACH = BLOCKS / GROUPS; /* of threads; blocks of tokens of each */
+    /* Groups of threads; blocks of tokens for each group. */
+    static constexpr int GROUPS = WIDE / D, EACH = BLOCKS / GROUPS;
     gradient_products<D> p;
     gradient_memory<D> &m;
     const carry_delta_back_job &back;
     const carry_delta_job &job;
-    int c, group; /* channel; which blocks of tokens are this thread's */
+    int c, group; /* the channel; the index of this thread's group, which selects its blocks of tokens */
 
     __device__ int64_t place(const carry_delta_array &array, int i, int64_t head) const {
         return at_of(array, p.at.place.batch, p.at.place.start + p.at.first + i, head);
@@ -25,7 +26,7 @@ template <int D> struct gradient_chunk {
     __device__ void load_gates(float (&g)[BLOCK], int b) const {
         load_channel<BLOCK>(g, job.g, place(job.g, BLOCK * b, p.head) + c, c < job.key ? p.at.count - BLOCK * b : 0);
     }
-    /* Gates as powers of two, summed from a block's first token on. */
+    /* Cumulative sums of the gates, in base 2, from the first token of block b. */
     __device__ void sum_gates(float (&G)[BLOCK], int b) const {
         float sum = 0.0f;
         load_gates(G, b);
@@ -65,7 +66,7 @@ template <int D> struct gradient_chunk {
         }
     }
 
-    /* The operands of products between blocks of tokens. */
+    /* Computes the operands of products between blocks of tokens. */
     __device__ void fade(int b) {
         float far[BLOCKS]; /* from the end of block b to the start of a later one */
         far[0] = 0.0f;
@@ -73,7 +74,7 @@ template <int D> struct gradient_chunk {
         for (int a = 1; a < BLOCKS; a++) {
             far[a] = a > b + 1 ? far[a - 1] + m.whole[a - 1][c] : 0.0f;
         }
-        float all_G[BLOCK], all_k[BLOCK], all_q[BLOCK]; /* loaded first: the stores below would hold up the loads */
+        float all_G[BLOCK], all_k[BLOCK], all_q[BLOCK]; /* loaded first, since the stores below would delay the loads */
 #pragma unroll
         for (int i = 0; i < BLOCK; i++) {
             const int at = BLOCK * b + i;
@@ -110,8 +111,8 @@ template <int D> struct gradient_chunk {
         __syncthreads();
     }
 
-    /* The bits of a channel of q or k, and their values times norms. Separate functions, since values wait for the
-       loads. */
+    /* load_block loads the bits of a channel of q or k, to_values converts them and multiplies by norms. They are
+       separate so that the loads of several blocks are in flight before the first conversion. */
     __device__ __forceinline__ void load_block(uint16_t (&x)[BLOCK], const carry_delta_array &from, int b) const {
         const auto *rows = static_cast<const uint16_t *>(from.data) + place(from, BLOCK * b, p.head / job.group) + c;
         const int count = c < job.key ? p.at.count - BLOCK * b : 0;
@@ -128,9 +129,9 @@ template <int D> struct gradient_chunk {
         }
     }
 
-    /* Pairs of tokens of block b, in f32; and what comes from behind the chunk, which reaches the gates behind a token:
-       it is summed from the block's start on, so that it stays apart from that of the last token, which no gate fades.
-     */
+    /* Adds the pairs of tokens inside block b, in f32, and the terms that come from the state behind the chunk. The
+       latter affect the gates after their token. They are summed from the block's start on, separate from the term of
+       the last token, which no gate decays. */
     __device__ void inside(int b) {
         float G[BLOCK], k[BLOCK], q[BLOCK], behind[BLOCK], on_G[BLOCK];
         float *dq = m.three.dq + BLOCK * b * LG + c, *dk = m.three.dk + BLOCK * b * LG + c;
@@ -177,7 +178,7 @@ template <int D> struct gradient_chunk {
         m.sums[2 * BLOCKS + b][c] = ends;
     }
 
-    /* dg of block b: what reaches G from each token on. */
+    /* dg of block b: the sum of dG over this and all later tokens, plus the terms from behind the chunk. */
     __device__ void store_gates(int b) {
         float sum = 0.0f, ends = 0.0f;
         for (int i = 0; i < GROUPS; i++) {
@@ -202,7 +203,8 @@ template <int D> struct gradient_chunk {
         }
     }
 
-    /* A warp has four tokens at a time: the gradient itself, back through its norm, or a part of it. */
+    /* Stores dq or dk, four tokens at a time for each warp: the final gradient, through the norm, or one value head's
+       part of it. */
     __device__ void store_rows(const carry_delta_array &to, float *parts, const float *from, const carry_delta_array &x,
                                const float *norms) const {
         constexpr int ROWS = 4, N = D / 32;
@@ -210,7 +212,7 @@ template <int D> struct gradient_chunk {
         for (int first = warp_of() * ROWS; first < p.at.count; first += WIDE / 32 * ROWS) {
             float gradient[ROWS][N], value[ROWS][N], dot[ROWS];
 #pragma unroll
-            for (int r = 0; r < ROWS; r++) { /* rows behind the last one are read from it */
+            for (int r = 0; r < ROWS; r++) { /* lanes for rows beyond the last one read the last row */
                 const int i = first + r < p.at.count ? first + r : p.at.count - 1;
                 const auto *row = static_cast<const uint16_t *>(x.data) + place(x, i, head);
                 dot[r] = 0.0f;

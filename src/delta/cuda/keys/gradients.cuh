@@ -1,5 +1,5 @@
-/* The gradients of "keys64" (back.cuh): what a chunk of one value head has in shared memory, and its products on
-   tensor cores. Eight warps: a warp has 16 tokens and half of the channels of K. */
+/* The gradients of "keys64" (back.cuh): the layout of shared memory for a chunk of one value head, and the products on
+   tensor cores. There are eight warps; each has 16 tokens and half of the channels of K. */
 #ifndef CARRY_DELTA_KEYS_GRADIENTS_CUH
 #define CARRY_DELTA_KEYS_GRADIENTS_CUH
 
@@ -9,7 +9,8 @@ namespace DELTA_KEYS {
 
 constexpr int WIDE = 256; /* threads */
 
-/* Products with columns of V first, then those between blocks of tokens, then sums by channel. */
+/* Shared memory is used in three phases: products over columns of V, products between blocks of tokens, and sums by
+   channel. */
 template <int D> struct gradient_memory {
     static constexpr int LD = D + 8, LG = D + 4;
     struct over_values {
@@ -17,7 +18,7 @@ template <int D> struct gradient_memory {
         alignas(16) uint16_t S[COLUMNS * LD], dS[COLUMNS * LD]; /* rows of K */
     };
     struct over_tokens {
-        alignas(16) uint16_t q[C * LD], k[C * LD]; /* as they came, then times e^(G-G0) of their block */
+        alignas(16) uint16_t q[C * LD], k[C * LD]; /* as loaded, then times e^(G-G0) of their block */
         alignas(16) uint16_t earlier[EARLIER * LD];
         alignas(16) uint16_t dP[C * LC], dA[C * LC]; /* dP times scale */
     };
@@ -29,25 +30,25 @@ template <int D> struct gradient_memory {
         over_tokens two;
         by_channel three;
     };
-    alignas(16) float G[C * LG];                        /* as in prepare: G - G0 of a token's block; then dG */
-    alignas(16) float dkl[C * LG];                      /* then sums of its part of the gates' gradients */
-    alignas(16) float2 diagonal[BLOCKS][BLOCK * BLOCK]; /* dP and dA of pairs of one block, f32 */
+    alignas(16) float G[C * LG];                        /* G - G0 of a token's block, as in prepare; then dG */
+    alignas(16) float dkl[C * LG];                      /* then running sums of its terms in the gradients of gates */
+    alignas(16) float2 diagonal[BLOCKS][BLOCK * BLOCK]; /* dP and dA for pairs inside one block, f32 */
     float whole[BLOCKS][D];                             /* the sum of a block's gates */
-    float sums[3 * BLOCKS][D]; /* of dG of a block; of S dS'; of dkl's part of the gates' gradients */
+    float sums[3 * BLOCKS][D]; /* by block: sums of dG, of S dS', of the terms of dkl in the gradients of gates */
     float q_norm[C], k_norm[C];
 };
 
 template <int D> struct gradient_products {
     static constexpr int LD = D + 8, LG = D + 4;
-    static constexpr int N = D / 16; /* results side by side of half the channels */
+    static constexpr int N = D / 16; /* result tiles for half of the channels */
     const carry_delta_back_job &back;
     const carry_delta_keys_part &part;
     gradient_memory<D> &m;
     chunk_at at;
     int64_t slot, head, page;
-    float dqf[N][4], dkf[N][4]; /* the second with the other sign */
+    float dqf[N][4], dkf[N][4]; /* dkf has the opposite sign */
 
-    static __device__ __forceinline__ int block() { /* of tokens */
+    static __device__ __forceinline__ int block() { /* index of the warp's block of tokens */
         return warp_of() % 4;
     }
     static __device__ __forceinline__ int half() {
@@ -60,7 +61,7 @@ template <int D> struct gradient_products {
         return D / 2 * half() + 8 * n + column_in();
     }
 
-    /* States come as bf16 in rows of K, or as forward kept them. */
+    /* Loads a state, either as 16-bit rows of K or, in f32, as the forward pass kept it. */
     __device__ void load_state(int first) {
         if (part.states != nullptr) {
             copy_tile<D, WIDE>(m.one.S, part.states + (page * part.columns + first) * D, COLUMNS);
@@ -68,8 +69,8 @@ template <int D> struct gradient_products {
         }
         const carry_delta_job &job = back.job;
         const float *from = job.kept + (slot * job.value_heads + head) * job.key * job.value + first;
-        /* Two keys a thread, and a warp 8 keys of 8 values, against bank conflicts. All are loaded before the first is
-           stored. */
+        /* Each thread has two keys and each warp 8 keys of 8 values, to avoid bank conflicts. All elements are loaded
+           before the first is stored. */
         constexpr int EACH = COLUMNS * D / 2 / WIDE;
         float low[EACH], high[EACH];
 #pragma unroll
@@ -84,7 +85,7 @@ template <int D> struct gradient_products {
             *reinterpret_cast<unsigned *>(m.one.S + value_at(i) * LD + key_at(i)) = pack(low[i], high[i]);
         }
     }
-    /* Of load_state: 8 values and 8 keys a warp at a time. */
+    /* Indices for load_state: a warp has 8 values and 8 keys at a time. */
     static __device__ __forceinline__ int value_at(int i) {
         return (WIDE / 32 * i + warp_of()) % (COLUMNS / 8) * 8 + lane_of() / 4;
     }
@@ -109,7 +110,7 @@ template <int D> struct gradient_products {
         __syncthreads();
     }
 
-    /* Adds what 64 columns of V give. Pairs with blocks of tokens half() and half() + 2. */
+    /* Adds the products over 64 columns of V. Pairs are formed with the blocks of tokens half() and half() + 2. */
     __device__ void add_columns(float (&dkl)[N][4], float (&z)[4][4], float (&w)[4][4]) {
 #pragma unroll
         for (int e = 0; e < COLUMNS / 16; e++) {
@@ -136,7 +137,7 @@ template <int D> struct gradient_products {
         }
     }
 
-    /* A channel's S dS' over some of the columns. */
+    /* Adds S dS' of this thread's channel over some of the columns. */
     __device__ float add_through(float sum) const {
         const int c = (int)threadIdx.x % D;
         for (int v = (int)threadIdx.x / D; v < COLUMNS; v += WIDE / D) {
@@ -167,7 +168,7 @@ template <int D> struct gradient_products {
         }
     }
 
-    /* All sums over V. */
+    /* Computes all sums over V. */
     __device__ void over_values() {
         float dkl[N][4], z[4][4], w[4][4], through = 0.0f;
         clear<N>(dqf);
@@ -191,7 +192,7 @@ template <int D> struct gradient_products {
         }
     }
 
-    /* Rows of [16, channels] += pairs of two blocks times rows of a tile. */
+    /* to [16, channels] += pairs of two blocks times rows of a tile. */
     __device__ __forceinline__ void add_rows(float (&to)[N][4], const unsigned (&a)[4], const uint16_t *tile,
                                              int row) const {
 #pragma unroll
@@ -206,7 +207,8 @@ template <int D> struct gradient_products {
         return make_float2(low_of(two), high_of(two));
     }
 
-    /* A warp's tokens with those of blocks before theirs: dqf and dkf become dq and dk, and what they give to G. */
+    /* Pairs of a warp's tokens with tokens of earlier blocks: turns dqf and dkf into dq and dk, and starts on_G with
+       their contribution to dG. */
     __device__ void with_earlier(float (&on_G)[N][4]) {
         const int row = earlier_of(block());
         float before[N][2];
@@ -247,7 +249,7 @@ template <int D> struct gradient_products {
         }
     }
 
-    /* The same with tokens of block b, which is behind theirs. */
+    /* Pairs of a warp's tokens with tokens of the later block b: adds to dkf and on_G. */
     __device__ void with_later(float (&on_G)[N][4], int b) {
         float sum[N][4];
         unsigned a[4];
@@ -276,7 +278,7 @@ template <int D> struct gradient_products {
         }
     }
 
-    /* All pairs of tokens of two blocks; dq, dk and dG as they are then go to shared memory. */
+    /* Adds all pairs of tokens from different blocks, then stores dq, dk and dG to shared memory. */
     __device__ void over_tokens() {
         float on_G[N][4];
         with_earlier(on_G);

@@ -1,18 +1,18 @@
 /* The method "keys64": a gate for every key channel (KDA), chunks of 64 tokens on tensor cores by mma.sync, bf16 or
-   f16, K up to 128. Shared by its kernels; those of backward also share back.cuh.
+   f16, K up to 128. This file is shared by its kernels; those of the backward pass also share back.cuh.
 
-   With G the gates of a channel summed from the chunk's start,
+   G is the sum of a channel's gates from the chunk's start:
 
        A[i,j] = sum over c of k[i,c] k[j,c] e^(G[i,c]-G[j,c]), j < i;   P the same of q and k, times scale, j <= i
 
-   so a channel's decays are no factors around a product. Tokens are taken in blocks of 16: with G0 that of a block's
-   start, e^(G[i]-G[j]) = e^(G[i]-G0) e^(G0-G[j]) for tokens i of the block and j of one before it, both at most 1; and
-   inside a block every pair of tokens is summed in f32. Sums of gates are made towards i or from j on: no two large
-   ones are subtracted but inside a block.
+   So the decays cannot be applied before or after one product. Tokens are handled in blocks of 16. G0 is G at the
+   start of a block. For token i of the block and token j of an earlier one, e^(G[i]-G[j]) = e^(G[i]-G0) e^(G0-G[j]),
+   and both factors are at most 1. Inside a block every pair of tokens is summed in f32. Gates are summed from G0 up
+   to i, or from j up to G0, so large sums are subtracted only inside a block.
 
-   prepare makes a page of every chunk and value head: k and q times e^G, k times e^(G[C]-G), A, P (and what rounding
-   leaves of it), the inverses of diagonal blocks. walk goes through the pages of a sequence as tiles64 does, 64 columns
-   of V a block. */
+   prepare computes a page for every chunk and value head: k and q times e^G, k times e^(G[C]-G), A, P and its
+   rounding error, and the inverses of diagonal blocks. walk goes through the pages of a sequence as tiles64 does,
+   with 64 columns of V for each thread block. */
 #ifndef CARRY_DELTA_KEYS_CUH
 #define CARRY_DELTA_KEYS_CUH
 
@@ -31,7 +31,7 @@ namespace DELTA_KEYS {
 
 using namespace DELTA_MMA;
 
-/* The launches of DELTA_KEYS_KERNELS, in prepare.cu, walk.cu, ... */
+/* Entries of DELTA_KEYS_KERNELS, defined in prepare.cu, walk.cu, ... */
 cudaError_t launch_prepare(const carry_delta_job *job, const carry_delta_keys_part *part, bool back,
                            cudaStream_t stream);
 cudaError_t launch_walk(const carry_delta_job *job, const carry_delta_keys_part *part, bool back, int ordinal,
@@ -41,22 +41,22 @@ cudaError_t launch_back_walk(const carry_delta_back_job *back, const carry_delta
 cudaError_t launch_values(const carry_delta_back_job *back, const carry_delta_keys_part *part, cudaStream_t stream);
 cudaError_t launch_gradients(const carry_delta_back_job *back, const carry_delta_keys_part *part, cudaStream_t stream);
 
-constexpr int COLUMNS = 64;          /* of V, a block of the walk */
-constexpr float ZERO_FROM = -128.0f; /* e^this is 0 in f32, and so are the powers of all gates below it */
+constexpr int COLUMNS = 64;          /* columns of V in a block of the walk */
+constexpr float ZERO_FROM = -128.0f; /* e^this is 0 in f32; lower gates are raised to this */
 constexpr float LOG2_E = 1.44269504f;
 
-constexpr int EARLIER = 6 * BLOCK; /* rows of k before blocks 1, 2 and 3: 16, 32 and 48 */
+constexpr int EARLIER = 6 * BLOCK; /* copies of k for blocks 1, 2 and 3: the 16, 32 and 48 rows before each */
 
-/* Of `earlier`: the first row of those before block b. */
+/* The first row in `earlier` of the copies for block b. */
 __device__ __forceinline__ constexpr int earlier_of(int b) {
     return BLOCK * (b * (b - 1) / 2);
 }
 
-/* D: K, rounded up to 64 or 128. */
+/* A prepared chunk. D is K rounded up to 64 or 128. */
 template <int D> struct page {
     static constexpr bool BACK = false;
     uint16_t faded_k[C * D], faded_q[C * D], left_k[C * D];
-    uint16_t A[C * LC], P[C * LC], rest[C * LC]; /* rest: of P */
+    uint16_t A[C * LC], P[C * LC], rest[C * LC]; /* rest: the rounding error of P */
     uint16_t T[BLOCKS][BLOCK * LB];
     float end[D], beta[C];
 };
@@ -70,8 +70,8 @@ template <int D> struct back_page {
     float end[D], beta[C];
 };
 
-/* Gates of one channel, N tokens from `start` on, zeros from `count` on. All are loaded before the first is used; a
-   branch on the type for each would wait for each. */
+/* Loads gates of one channel for N tokens from `start` on, with zeros from `count` on. All loads are issued before the
+   first value is used: a branch on the type inside the loop would wait for each load. */
 template <int N>
 __device__ __forceinline__ void load_channel(float (&g)[N], const carry_delta_array &from, int64_t start, int count) {
     if (from.dtype == CARRY_F32) {
@@ -95,14 +95,14 @@ __device__ __forceinline__ void load_channel(float (&g)[N], const carry_delta_ar
 
 struct chunk_at {
     delta_place place;
-    int64_t sequence, first; /* first: its first token, of the sequence's */
-    int count;               /* 0: not part of a sequence */
+    int64_t sequence, first; /* first: the chunk's first token, relative to the sequence */
+    int count;               /* tokens in the chunk; 0: the slot has no chunk */
 };
 
-/* Pages lie as kept states do: tokens/64 + sequences of them are enough. */
+/* The chunk of a slot. Pages are indexed as kept states are: there are at most tokens/64 + sequences of them. */
 __device__ __forceinline__ chunk_at chunk_of(const carry_delta_job &job, int64_t slot) {
     int64_t low = 0, high = job.sequences - 1;
-    while (low < high) { /* the last sequence that starts at or before the slot */
+    while (low < high) { /* search for the last sequence that starts at or before the slot */
         const int64_t middle = (low + high + 1) / 2;
         if (kept_of(place_of(job, middle), middle) <= slot) {
             low = middle;
@@ -117,7 +117,8 @@ __device__ __forceinline__ chunk_at chunk_of(const carry_delta_job &job, int64_t
     return at;
 }
 
-/* Copies `bytes`, a multiple of 16, to shared memory; and rows of D numbers to rows with padding. By N threads. */
+/* copy_whole copies `bytes`, a multiple of 16, to shared memory. copy_tile copies rows of D numbers to padded rows.
+   Both are called by N threads. */
 template <int N> __device__ __forceinline__ void copy_whole(void *to, const void *from, int bytes) {
     for (int i = (int)threadIdx.x * 16; i < bytes; i += N * 16) {
         __pipeline_memcpy_async(static_cast<char *>(to) + i, static_cast<const char *>(from) + i, 16);
@@ -129,14 +130,14 @@ template <int D, int N> __device__ __forceinline__ void copy_tile(uint16_t *to, 
     }
 }
 
-/* 64 columns of the rows of a tensor, from `first` on. */
+/* The tensor restricted to its columns from `first` on. */
 __device__ __forceinline__ carry_delta_array columns_from(carry_delta_array array, int first) {
     array.data = static_cast<uint16_t *>(array.data) + first;
     return array;
 }
 
-/* True if a walk's blocks get two sides in shared memory: a multiprocessor has at most one block, with space for both.
- */
+/* Sets *two if each block of a walk can have two buffers in shared memory: there is at most one block for each
+   multiprocessor, and both buffers fit. */
 static inline cudaError_t has_two_sides(bool *two, int64_t items, int side_bytes, int ordinal, int units) {
     int most = 0;
     const cudaError_t error = carry_delta_keys_most(ordinal, &most);

@@ -1,13 +1,13 @@
-/* The method "keys64": its launches, and its backward pass. Only *.cu files include it. */
+/* The method "keys64": its launches and its backward pass. Only *.cu files include this header. */
 #ifndef CARRY_DELTA_KEYS_H
 #define CARRY_DELTA_KEYS_H
 
 #include "delta/cuda/cuda.h"
 
-/* A range of value heads and of sequences, and the memory of their chunks, each [slots, heads] (slot: the first one,
-   among those of all sequences): pages; and for backward, in 16 bits, states that enter [columns, D] (NULL: they are in
-   job.kept), gradients of states that leave, and corrected values [64, columns], value_step apart. columns: V, rounded
-   up to 64; D: K, rounded up to 64 or 128. */
+/* A range of value heads and of sequences, and the memory for their chunks. Each array is [slots, heads]; `slot` is the
+   index of the first slot among those of all sequences. pages are always there. The backward pass also has, in 16 bits:
+   states that enter [columns, D] (NULL: they are in job.kept), gradients of states that leave, and corrected values
+   [64, columns], value_step apart. columns is V rounded up to 64, D is K rounded up to 64 or 128. */
 typedef struct carry_delta_keys_part {
     int64_t first, heads, sequence, sequences, slot, slots, columns;
     void *pages;
@@ -15,10 +15,10 @@ typedef struct carry_delta_keys_part {
     int64_t value_step;
 } carry_delta_keys_part;
 
-/* The launches for a type. `back` is for backward. walk with `back` makes part->states, and nothing else. Backward
-   (back.cuh) goes on with back_walk, which makes dstates and puts y where dv belongs; values, which makes values, dv
-   and part_beta [B T, HV]; and gradients, which makes dg, and dq and dk, or part_q and part_k [B T, heads of the part,
-   K] if they are not NULL. */
+/* The launches for one type. `back` selects the backward pass. walk with `back` computes part->states only. The
+   backward pass (back.cuh) continues with back_walk, which computes dstates and stores y in dv; values, which computes
+   values, dv and part_beta [B T, HV]; and gradients, which computes dg, and either dq and dk or, if part_q and part_k
+   are not NULL, these parts [B T, heads of the part, K]. */
 typedef struct carry_delta_keys_kernels {
     cudaError_t (*prepare)(const carry_delta_job *job, const carry_delta_keys_part *part, bool back,
                            cudaStream_t stream);
@@ -36,11 +36,12 @@ static inline const carry_delta_keys_kernels *carry_delta_keys_kernels_of(const 
     return plan->problem.dtype == CARRY_F16 ? &carry_delta_keys_f16 : &carry_delta_keys_bf16;
 }
 
-/* method.cu: bytes of shared memory that a block can have. */
+/* Defined in method.cu. Sets *bytes to the shared memory that a block can have. */
 cudaError_t carry_delta_keys_most(int ordinal, int *bytes);
 
-/* backward.cu: backward by these kernels, in parts so that its workspace stays below 1.5 times its inputs. It does not
-   apply if blocks of the GPU have too little shared memory. The second function sets backward_workspace of the plan. */
+/* Defined in backward.cu. The backward pass with these kernels, in parts so that its workspace stays below 1.5 times
+   its inputs. It does not apply if a block of the GPU has too little shared memory. The second function sets
+   backward_workspace of the plan. */
 bool carry_delta_keys_backward_applies(const carry_delta_plan *plan);
 bool carry_delta_keys_backward_workspace(carry_delta_plan *plan);
 carry_status carry_delta_keys_backward(carry_delta_plan *plan, const carry_delta_backward_args *args, void *memory,

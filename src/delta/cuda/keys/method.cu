@@ -1,7 +1,7 @@
-/* The method "keys64" on a GPU: forward by the kernels of keys.cuh, or on Hopper GPUs those of chunk/ for K = 128 and V
-   of 64, 128 or 256 (chunk/keys_prepare.cuh) if tensors start and step by multiples of 16 bytes; backward by those of
-   back.cuh where a block has enough shared memory (sm_80 and sm_90, for example). Single tokens, ranges and other
-   backward passes are those of "recurrent". */
+/* The method "keys64" on a GPU. The forward pass uses the kernels of keys.cuh or, on Hopper GPUs with K = 128 and V of
+   64, 128 or 256, those of chunk/ (chunk/keys_prepare.cuh) if starts and strides of tensors are multiples of 16 bytes.
+   The backward pass uses the kernels of back.cuh if a block has enough shared memory (for example on sm_80 and sm_90).
+   Single tokens, ranges and other backward passes use "recurrent". */
 #include "delta/cuda/chunk/chunk.h"
 #include "delta/cuda/keys/keys.cuh"
 #include "device/cuda.h"
@@ -12,7 +12,7 @@ extern const carry_delta_method carry_delta_cuda_recurrent, carry_delta_cuda_key
 
 namespace {
 
-constexpr int SHARED = 103 << 10; /* bytes of a block of the walk, with more than 64 keys */
+constexpr int SHARED = 103 << 10; /* bytes for a block of the walk with more than 64 keys */
 
 bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     const carry_delta_problem *p = &plan->problem;
@@ -28,7 +28,7 @@ bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     return carry_delta_applies_unless(plan, reason, why, why_size);
 }
 
-/* Seconds, estimated: pages of all chunks, two at a time on a multiprocessor, then the walks. */
+/* Seconds, estimated: pages of all chunks, two at a time on each multiprocessor, then the walks. */
 double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double units = plan->gpu.units > 0 ? plan->gpu.units : 1;
@@ -44,7 +44,7 @@ struct layout {
     void *pages;
 };
 
-/* The kernels of Hopper GPUs; NULL: they do not apply to the problem. */
+/* The kernels of Hopper GPUs, or NULL if they do not apply to the problem. */
 const carry_delta_chunk_kernels *hopper_kernels(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     const carry_delta_chunk_kernels *kernels = carry_delta_chunk_kernels_of(plan);
@@ -55,7 +55,8 @@ const carry_delta_chunk_kernels *hopper_kernels(const carry_delta_plan *plan) {
                : NULL;
 }
 
-/* Pages of either kernels: which ones run also depends on the tensors of a call. */
+/* The workspace is large enough for the pages of either set of kernels, since the choice also depends on the tensors of
+   a call. */
 layout take(const carry_delta_plan *plan, carry_arena *arena) {
     static const int64_t packed = 0;
     const carry_delta_chunk_kernels *hopper = hopper_kernels(plan);
@@ -64,7 +65,7 @@ layout take(const carry_delta_plan *plan, carry_arena *arena) {
     size_t units = pages;
     if (hopper != NULL) {
         carry_delta_job job = carry_delta_job_of(plan, NULL);
-        job.borders = plan->problem.sequences > 0 ? &packed : NULL; /* only whether it is NULL matters here */
+        job.borders = plan->problem.sequences > 0 ? &packed : NULL; /* only checked for NULL here */
         const size_t needed = (hopper->keys_bytes(&job, plan->gpu.units) + page - 1) / page;
         units = needed > pages ? needed : pages;
     }

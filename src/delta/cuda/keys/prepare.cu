@@ -1,5 +1,5 @@
-/* The first kernel of "keys64" (keys.cuh): a page of every chunk and value head. A thread has a channel where decays
-   are made, a warp 16 tokens where they are multiplied. */
+/* The first kernel of "keys64" (keys.cuh): computes a page for every chunk and value head. Each thread has one channel
+   for decays, and each warp has 16 tokens for products. */
 #include "delta/cuda/keys/keys.cuh"
 
 using namespace DELTA_KEYS;
@@ -8,14 +8,14 @@ namespace {
 
 template <int D> struct prepare_memory {
     static constexpr int LD = D + 8, LG = D + 4;
-    alignas(16) uint16_t q[C * LD], k[C * LD]; /* as they came, then times e^(G-G0) of their block */
+    alignas(16) uint16_t q[C * LD], k[C * LD]; /* as loaded, then times e^(G-G0) of their block */
     alignas(16) uint16_t earlier[EARLIER * LD];
-    alignas(16) float G[C * LG]; /* G - G0, of a token's block */
+    alignas(16) float G[C * LG]; /* G - G0 of a token's block */
     alignas(16) float diagonal[BLOCKS][BLOCK * LF];
     float beta[C], k_norm[C], q_norm[C];
 };
 
-/* The sums of a pair of tokens of one block. */
+/* Sums kk and qk for a pair of tokens of one block. */
 template <int D>
 __device__ __forceinline__ void multiply_pair(float &kk, float &qk, const prepare_memory<D> &m, int i, int j) {
     constexpr int LD = D + 8, LG = D + 4;
@@ -41,7 +41,7 @@ template <int D, typename PAGE> struct prepare_chunk {
     chunk_at at;
     int64_t head;
 
-    /* Above the diagonal and behind rows there is nothing else. */
+    /* Writes zeros to the triangles. Elements above the diagonal and the padding of rows keep them. */
     __device__ void clear_triangles() {
         auto *from = reinterpret_cast<uint4 *>(to.A);
         const int bytes = (int)(reinterpret_cast<char *>(to.end) - reinterpret_cast<char *>(to.A));
@@ -66,7 +66,7 @@ template <int D, typename PAGE> struct prepare_chunk {
         __syncthreads();
     }
 
-    /* A channel's gates as powers of two; those of tokens that are not there are 0. */
+    /* Loads a channel's gates in base 2; gates of missing tokens are 0. */
     __device__ void load_gates(float (&g)[C], int c) const {
         const int64_t start = at_of(job.g, at.place.batch, at.place.start + at.first, head) + c;
         load_channel<C>(g, job.g, start, c < job.key ? at.count : 0);
@@ -85,7 +85,7 @@ template <int D, typename PAGE> struct prepare_chunk {
         }
     }
 
-    /* The pairs of a warp's block, one a lane at a time. */
+    /* Computes the pairs inside a warp's block, one for each lane at a time. */
     __device__ void make_diagonal() {
         const int warp = warp_of(), from = BLOCK * warp;
         for (int pair = lane_of(); pair < BLOCK * (BLOCK + 1) / 2; pair += 32) {
@@ -108,9 +108,9 @@ template <int D, typename PAGE> struct prepare_chunk {
         }
     }
 
-    /* Everything that is made of a channel by its decays. */
+    /* Multiplies one channel of k and q by all its decays and stores the results. */
     __device__ void fade_channel(const float (&g)[C], int c) {
-        float whole[BLOCKS]; /* of each block */
+        float whole[BLOCKS]; /* sum of the gates of each block */
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
             whole[b] = m.G[(BLOCK * b + BLOCK - 1) * LG + c];
@@ -118,7 +118,7 @@ template <int D, typename PAGE> struct prepare_chunk {
         float before = 0.0f;
 #pragma unroll
         for (int b = 0; b < BLOCKS; b++) {
-            float after = 0.0f; /* from token i on, to its block's end */
+            float after = 0.0f; /* sum of the gates after token i, to its block's end */
 #pragma unroll
             for (int i = BLOCK * b + BLOCK - 1; i >= BLOCK * b; i--) {
                 const float inside = m.G[i * LG + c], fade = exp2f(inside), to_start = exp2f(before);
@@ -145,7 +145,7 @@ template <int D, typename PAGE> struct prepare_chunk {
         to.end[c] = exp2f(before);
     }
 
-    /* The blocks of a warp's 16 tokens with those before them. */
+    /* Computes the products of a warp's 16 tokens with the blocks before them. */
     __device__ void make_blocks() {
         const int warp = warp_of(), row = earlier_of(warp);
         for (int p = 0; p < warp; p++) {
@@ -169,7 +169,7 @@ template <int D, typename PAGE> struct prepare_chunk {
         }
     }
 
-    /* For backward also U. */
+    /* Inverts the diagonal blocks; for the backward pass also computes U. */
     __device__ void invert() {
         const int warp = warp_of();
         uint16_t *U = nullptr;

@@ -1,5 +1,5 @@
-/* Between the walk back of "keys64" and its gradients (back.cuh): of every chunk x again, from the state that
-   entered; then dv and dbeta, from y. A warp has 16 columns of V of all tokens, as in the walks. */
+/* Runs between the backward walk of "keys64" and its gradients (back.cuh). For every chunk it computes x again from the
+   state that entered, then dv and dbeta from y. A warp has 16 columns of V for all tokens, as in the walks. */
 #include "delta/cuda/keys/back.cuh"
 
 using namespace DELTA_KEYS;
@@ -8,7 +8,7 @@ namespace {
 
 template <int D> struct value_memory {
     alignas(16) uint16_t faded_k[C * (D + 8)];
-    alignas(16) uint16_t v[C * LV], y[C * LV]; /* then x, and dv */
+    alignas(16) uint16_t v[C * LV], y[C * LV]; /* later x and dv */
     prepared p;
     float on_beta[WARPS][C];
 };
@@ -18,7 +18,7 @@ template <int D> struct value_chunk {
     const carry_delta_keys_part &part;
     value_memory<D> &m;
     chunk_at at;
-    int64_t slot, head, page; /* page: also of states and values */
+    int64_t slot, head, page; /* page: also the index of states and values */
 
     __device__ void load() {
         const back_page<D> &from = static_cast<const back_page<D> *>(part.pages)[page];
@@ -26,7 +26,7 @@ template <int D> struct value_chunk {
         copy_whole<THREADS>(m.p.A, from.A, sizeof from.A);
         copy_whole<THREADS>(m.p.T, from.T, sizeof from.T);
         copy_whole<THREADS>(m.p.beta, from.beta, sizeof from.beta);
-        if (threadIdx.x < C) { /* the page has them */
+        if (threadIdx.x < C) { /* the page already includes these factors */
             m.p.fade[threadIdx.x] = m.p.k_norm[threadIdx.x] = 1.0f;
         }
         for (int i = (int)threadIdx.x; i < WARPS * C; i += THREADS) {
@@ -34,7 +34,7 @@ template <int D> struct value_chunk {
         }
     }
 
-    /* A warp's columns of the state as left operands. */
+    /* Loads a warp's columns of the state as left operands. */
     __device__ void load_state(unsigned (&a)[D / 16][4], int first) const {
         const carry_delta_job &job = back.job;
         const float *kept = job.kept + (slot * job.value_heads + head) * job.key * job.value;
@@ -52,7 +52,7 @@ template <int D> struct value_chunk {
         }
     }
 
-    /* x to where v was; dv to where y was. */
+    /* Stores x over v, and dv over y. */
     __device__ void columns(int first) {
         float rest[8][4], y[8][4];
         unsigned x[4][4];
@@ -72,7 +72,7 @@ template <int D> struct value_chunk {
                 y[2 * c + i / 4][i % 4] = number_in(of_y, i / 4, i % 4);
             }
         }
-        __syncwarp(); /* every lane has its v and y */
+        __syncwarp(); /* every lane has loaded its v and y */
 #pragma unroll
         for (int n = 0; n < 8; n++) {
 #pragma unroll

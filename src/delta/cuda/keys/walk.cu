@@ -1,16 +1,16 @@
-/* The second kernel of "keys64" (keys.cuh): a block walks the chunks of one value head of one sequence, 64 columns of
-   V. With the pages of backward it makes the states that enter chunks, and nothing else. */
+/* The second kernel of "keys64" (keys.cuh): a block walks the chunks of one value head of one sequence, with 64 columns
+   of V. With pages of the backward pass, it only computes the states that enter chunks. */
 #include "delta/cuda/keys/keys.cuh"
 
 using namespace DELTA_KEYS;
 
 namespace {
 
-/* Rows are padded against bank conflicts. */
+/* A buffer in shared memory. Rows are padded to avoid bank conflicts. */
 template <int D> struct side {
     static constexpr int LD = D + 8;
     alignas(16) uint16_t faded_k[C * LD], faded_q[C * LD], left_k[C * LD];
-    alignas(16) uint16_t v[C * (COLUMNS + 8)]; /* then o */
+    alignas(16) uint16_t v[C * (COLUMNS + 8)]; /* later o */
     alignas(16) uint16_t rest[C * LC];
     alignas(16) float end[D];
     prepared p;
@@ -21,7 +21,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
     const carry_delta_keys_part &part;
     side<D> *sides;
     int64_t sequence, head;
-    int first; /* column of V */
+    int first; /* first column of V */
     delta_place place;
     float S[D / 8][4];
 
@@ -50,7 +50,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
         }
         __pipeline_commit();
     }
-    /* Of a state in memory, where element x of S[n] is; -1: it is not there. */
+    /* The index in a stored state of element x of S[n], or -1 if the element lies outside of the state. */
     __device__ int64_t element(int n, int x, bool transposed) const {
         const int v = first + 16 * warp_of() + row_in(x / 2), k = 8 * n + column_in() + x % 2;
         return v >= job.value || k >= job.key ? -1 : transposed ? (int64_t)v * job.key + k : (int64_t)k * job.value + v;
@@ -73,7 +73,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
             }
         }
     }
-    /* For backward: rounded, a row of K a column of V. */
+    /* For the backward pass: stores the state rounded to 16 bits, with one row of K for each column of V. */
     __device__ void store_rounded(int64_t at) {
         uint16_t *to = part.states + (at * part.columns + first + 16 * warp_of()) * D;
 #pragma unroll
@@ -86,7 +86,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
     __device__ void output(side<D> &m, const unsigned (&x)[4][4], int bad) {
         float o[8][4];
         {
-            unsigned a[D / 16][4]; /* once more: they would not stay in registers through the solve */
+            unsigned a[D / 16][4]; /* computed again: they would not stay in registers through the solve */
             slice_left<D>(a, S);
             times_tokens<D>(o, a, m.faded_q);
         }
@@ -96,7 +96,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
         }
         put_outputs<COLUMNS>(m.v, o, x, m.p.P, m.rest, bad);
     }
-    /* x = beta (v - k S - A x) of all tokens; the first one that is no number, which is not in x, is returned. */
+    /* x = beta (v - k S - A x) for all tokens. Returns the first token with NaN or infinity; x is zero from it on. */
     __device__ int make_values(side<D> &m, unsigned (&x)[4][4]) {
         float rest[8][4];
         unsigned a[D / 16][4];
@@ -111,7 +111,8 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
         if (!PAGE::BACK && job.o.data != nullptr) {
             output(m, x, bad);
         }
-        const float number = bad < C ? __int_as_float(0x7fffffff) : 1.0f; /* of a warp's columns */
+        /* NaN spoils the state of this warp's columns. */
+        const float number = bad < C ? __int_as_float(0x7fffffff) : 1.0f;
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
             const float2 end = *reinterpret_cast<const float2 *>(m.end + 8 * n + column_in());
@@ -126,7 +127,7 @@ template <int D, int SIDES, typename PAGE> struct keys_walk {
         }
     }
     __device__ void run() {
-        for (int i = (int)threadIdx.x; i < SIDES * C; i += THREADS) { /* the pages have them */
+        for (int i = (int)threadIdx.x; i < SIDES * C; i += THREADS) { /* the pages already include these factors */
             sides[i / C].p.fade[i % C] = sides[i / C].p.k_norm[i % C] = 1.0f;
         }
         load_state();

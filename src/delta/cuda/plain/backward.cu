@@ -1,14 +1,15 @@
 /* The backward pass on a GPU, token by token, for every size and option.
 
-   A block takes some of V's columns of one value head of one sequence (fewer where there are few heads) and walks from
-   the last token to the first, the gradient dS of the state in registers. States are made again from those that forward
-   kept: of every SUB-th token of a chunk first, then of every token of such a part; they wait in the stash,
-   in global memory, where a thread reads what it wrote itself. With S' = e^g S before the token's own update:
+   A block takes some columns of V of one value head of one sequence (fewer if there are few heads) and walks from
+   the last token to the first, with the gradient dS of the state in registers. States are recomputed from those that
+   the forward pass kept: first for every SUB-th token of a chunk, then for every token of one such part. They are
+   stored in the stash in global memory, where each thread reads only what it wrote. With S' = e^g S, the state
+   before the token's update:
 
        dS += scale q do^T;   du = dS^T k;   dr = beta du = dv;   dbeta = du.r
        dq = scale S do;      dk = dS u - S' dr;   dS' = dS - k dr^T;   dg = sum dS' S';   dS <- e^g dS'
 
-   Sums over the columns of the block are made in a fixed order, and written as parts that gradients.cu adds up. */
+   Sums over the columns of the block are computed in a fixed order and written as parts, which gradients.cu adds up. */
 #include "delta/cuda/plain/columns.cuh"
 
 namespace {
@@ -17,7 +18,8 @@ constexpr int SUB = 8; /* tokens whose states are held at once */
 constexpr int KEEP = CARRY_DELTA_KEEP;
 constexpr int SLOTS = KEEP / SUB + SUB; /* states of a block in the stash */
 
-/* KR rows and NC columns of a thread; columns side by side are ACROSS. */
+/* A thread has KR rows and NC columns. ACROSS is the number of columns that the threads of a block hold side by
+   side. */
 template <int KR, int NC, int THREADS, bool KEYS> struct shared_memory {
     static constexpr int WARPS = THREADS / 32;
     static constexpr int ACROSS = THREADS / LANES;
@@ -33,7 +35,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct shared_memory {
     float sum_beta[WARPS], sum_g[WARPS];
 };
 
-/* Adds x over the four columns of a warp's lanes; a lane ends with KR / 4 of the sums, from its part on. */
+/* Sums x over the four columns of a warp's lanes. Each lane ends with KR / 4 of the sums. */
 template <int KR> __device__ __forceinline__ void over_columns(float (&x)[KR], int lane) {
     const bool upper = (lane & 16) != 0;
     const bool right = (lane & 8) != 0;
@@ -96,7 +98,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
         }
     }
 
-    /* Tokens t.. of the sequence; with_q: also q and the gradient of o, for backward. */
+    /* Loads tokens from t on. with_q: also loads q and the gradient of o, for the backward step. */
     __device__ void load(int64_t t, int count, bool with_q) {
         const carry_delta_job &job = back.job;
         int64_t token = place.start + t;
@@ -112,7 +114,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
             q.fetch(job.q, place.batch, token, head / job.group, count, 0, job.key);
             grad.fetch(back.grad_o, place.batch, token, head, count, first, job.value);
         }
-        __syncthreads(); /* all reads of the previous tile are done */
+        __syncthreads(); /* all threads have read the previous tile */
         k.put(s.k, job.k);
         v.put(s.r, job.v);
         gates.put(s.decay, s.beta, job, head);
@@ -134,7 +136,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
         return s.decay + (KEYS ? i * KP : i);
     }
 
-    /* Token i of the tile, forward; r becomes v - S'^T k. */
+    /* Forward step for token i of the tile. r becomes v - S'^T k. */
     __device__ void advance(int i) {
         const float4 *k = reinterpret_cast<const float4 *>(s.k + i * KP);
 #pragma unroll
@@ -149,7 +151,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
         }
     }
 
-    /* Writes the sums over this block's columns of token i. */
+    /* Writes the sums over this block's columns for token t. */
     __device__ void write_sums(int64_t t) {
         const carry_delta_job &job = back.job;
         int64_t at = ((place.token + t) * job.value_heads + head) * back.blocks + block;
@@ -180,12 +182,12 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
         __syncthreads();
     }
 
-    /* Element e of this lane's rows, for a row in four-byte steps. */
+    /* Element e % 4 of `four`. */
     static __device__ __forceinline__ float pick(float4 four, int e) {
         return e % 4 == 0 ? four.x : e % 4 == 1 ? four.y : e % 4 == 2 ? four.z : four.w;
     }
 
-    /* Token i of the tile, backward; S is the state before it. */
+    /* Backward step for token i of the tile. S is the state before it. */
     __device__ void retreat(int i) {
         const float4 *k = reinterpret_cast<const float4 *>(s.k + i * KP);
         const float4 *q = reinterpret_cast<const float4 *>(s.q + i * KP);
@@ -235,7 +237,7 @@ template <int KR, int NC, int THREADS, bool KEYS> struct walk {
         if constexpr (KEYS) {
             gather(on_g, 2 * KP);
         }
-        on_beta += __shfl_xor_sync(WARP, on_beta, 8); /* lanes of one column have the same */
+        on_beta += __shfl_xor_sync(WARP, on_beta, 8); /* all lanes of one column hold the same value */
         on_beta += __shfl_xor_sync(WARP, on_beta, 16);
         on_gate = over_lanes(on_gate);
         on_gate += __shfl_xor_sync(WARP, on_gate, 8);
@@ -349,14 +351,14 @@ __global__ void __launch_bounds__(THREADS, 512 / THREADS)
     }
 }
 
-/* How a problem is cut: rows and columns of a thread, threads of a block, blocks of V, and of the grid. */
+/* How a problem is divided: rows and columns for each thread, threads for each block, blocks of V, and the grid. */
 struct cut {
     int rows, columns, threads;
     int64_t blocks, units, grid;
 };
 
-/* Rows as K asks for. As many columns as leave state and gradient in registers; one, where `lanes` (value heads of all
-   sequences) are too few for the GPU. */
+/* Chooses the rows by K, and the largest number of columns for which state and gradient stay in registers, or one
+   column if there are too few `lanes` (value heads of all sequences) to fill the GPU. */
 cut cut_of(const carry_delta_job *job, int64_t lanes, int multiprocessors) {
     cut c;
     c.rows = job->key <= 32 ? 4 : job->key <= 64 ? 8 : job->key <= 128 ? 16 : 32;

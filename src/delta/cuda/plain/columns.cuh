@@ -1,7 +1,7 @@
-/* Tokens of one head in shared memory as f32, and states in registers: forward.cu and backward.cu.
+/* Tokens of one head in shared memory as f32, and states in registers, for forward.cu and backward.cu.
 
-   A column of a state is held by LANES neighbouring threads. Thread r of them has KR of the K rows: row_of(r, e),
-   groups of four that follow each other, so that k and q are read from shared memory 16 bytes at a time and without
+   A column of a state is held by LANES neighbouring threads. Thread r of them has KR of the K rows, row_of(r, e).
+   These are groups of four adjacent rows, so that k and q are read from shared memory 16 bytes at a time and without
    bank conflicts. Rows beyond K are zero. */
 #ifndef CARRY_DELTA_PLAIN_COLUMNS_CUH
 #define CARRY_DELTA_PLAIN_COLUMNS_CUH
@@ -15,8 +15,9 @@ static __device__ __forceinline__ int row_of(int r, int e) {
     return e / 4 * (4 * LANES) + r * 4 + e % 4;
 }
 
-/* Rows [count, ROW] of a tensor, from its element `first` on, of which `size` are there; zeros behind them. Bits of a
-   whole tile are asked for first and put into shared memory later: a load takes half a microsecond. */
+/* A tile of `count` rows from a tensor, ROW elements from element `first` on. Elements from `size` on are zeros. fetch
+   loads the bits of the whole tile into registers and put later writes them to shared memory, since a load takes half a
+   microsecond. */
 template <int COUNT, int ROW, int THREADS> struct delta_tile {
     static constexpr int EACH = (COUNT * ROW + THREADS - 1) / THREADS;
     unsigned bits[EACH];
@@ -48,7 +49,7 @@ template <int COUNT, int ROW, int THREADS> struct delta_tile {
     }
 };
 
-/* Divides rows by their norms, a warp a row. */
+/* Divides rows by their norms. One warp for each row. */
 template <int KP> static __device__ void normalise_tile(float *rows, int count) {
     int lane = (int)threadIdx.x % 32;
     for (int row = (int)threadIdx.x / 32; row < count; row += (int)blockDim.x / 32) {
@@ -69,7 +70,8 @@ template <int KP> static __device__ void normalise_tile(float *rows, int count) 
     }
 }
 
-/* The same of the gates: e^g of every row of the state with a key gate, else one number a token; and beta. */
+/* The same as delta_tile for gates and beta: e^g of every row of the state with a key gate, else one number for each
+   token. */
 template <int COUNT, int KP, int THREADS, bool KEYS> struct delta_gates {
     delta_tile<KEYS ? COUNT : 1, KEYS ? KP : COUNT, THREADS> g;
     unsigned beta;
@@ -104,7 +106,7 @@ template <int COUNT, int KP, int THREADS, bool KEYS> struct delta_gates {
     }
 };
 
-/* Columns of a state in global memory, [K, V] or transposed; `at` counts states. */
+/* Loads or stores columns of a state in global memory, [K, V] or transposed. `at` is the index of the state. */
 template <int KR>
 static __device__ void load_column(float (&S)[KR], const carry_delta_job &job, const float *states, int64_t at,
                                    int column, int r, bool transposed) {
@@ -131,14 +133,14 @@ static __device__ void store_column(float *states, int64_t at, const float (&S)[
     }
 }
 
-/* The sum over the lanes that share a column; all of them get it. */
+/* Returns the sum over the lanes that share a column, in all of them. */
 static __device__ __forceinline__ float over_lanes(float x) {
     x += __shfl_xor_sync(WARP, x, 1);
     x += __shfl_xor_sync(WARP, x, 2);
     return x + __shfl_xor_sync(WARP, x, 4);
 }
 
-/* S <- e^g S, and its product with k. */
+/* S <- e^g S. Returns its product with k. */
 template <int KR, bool KEYS>
 static __device__ __forceinline__ float fade_and_see(float (&S)[KR], const float4 *k, const float *decay, int r) {
     float sum[4] = {0.0f, 0.0f, 0.0f, 0.0f};

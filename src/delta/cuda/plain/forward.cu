@@ -1,8 +1,9 @@
-/* The forward pass on a GPU, token by token: every size and every option, at moderate speed.
+/* The forward pass on a GPU, token by token, for every size and option.
 
-   A block takes 16 columns of the state of one value head of one sequence, and keeps them in registers (rows.cuh).
-   Tokens come in tiles through shared memory, each asked for while the one before it is worked on. Columns of M of a
-   range (carry_delta_range) follow V's: they start as the identity, and their values are zero. */
+   A block takes 16 columns of the state of one value head of one sequence and keeps them in registers (columns.cuh).
+   Tokens are read in tiles through shared memory; the next tile is loaded while the current one is processed. For a
+   range (carry_delta_range), the columns of M follow those of V: they start as the identity, and their values are
+   zero. */
 #include "delta/cuda/plain/columns.cuh"
 
 namespace {
@@ -17,10 +18,10 @@ template <int KR, bool KEYS> struct tile {
     alignas(16) float q[TOKENS * KP];
     alignas(16) float decay[KEYS ? TOKENS * KP : TOKENS];
     float beta[TOKENS];
-    float v[TOKENS * COLUMNS]; /* then o */
+    float v[TOKENS * COLUMNS]; /* later o */
 };
 
-/* Tokens of the sequence after which snapshot i is taken. */
+/* The number of tokens of the sequence after which snapshot i is taken. */
 __device__ int64_t snapshot_position(const carry_delta_job &job, int64_t length, int64_t i) {
     if (i >= job.snapshot_count) {
         return INT64_MAX;
@@ -38,21 +39,21 @@ template <int KR, bool KEYS> struct unit {
     tile<KR, KEYS> &s;
     int64_t sequence, head;
     delta_place place;
-    int first;     /* of the block's columns */
-    int column, r; /* this thread's */
+    int first;     /* the block's first column */
+    int column, r; /* of this thread */
     float S[KR];
-    int64_t next, due;                                                    /* snapshot, and after how many tokens */
-    delta_tile<tile<KR, KEYS>::TOKENS, tile<KR, KEYS>::KP, THREADS> k, q; /* of the tile that comes next */
+    int64_t next, due; /* the next snapshot, and the number of tokens after which it is due */
+    delta_tile<tile<KR, KEYS>::TOKENS, tile<KR, KEYS>::KP, THREADS> k, q; /* for the next tile */
     delta_tile<tile<KR, KEYS>::TOKENS, COLUMNS, THREADS> v;
     delta_gates<tile<KR, KEYS>::TOKENS, tile<KR, KEYS>::KP, THREADS, KEYS> gates;
 
-    /* The state of this head among all states. */
+    /* The index of this head's state among all states. */
     __device__ __forceinline__ int64_t state() const {
         return (job.slots != nullptr ? job.slots[sequence] : sequence) * job.value_heads + head;
     }
 
     __device__ void start() {
-        if (column >= job.value) { /* M's */
+        if (column >= job.value) { /* the column belongs to M */
 #pragma unroll
             for (int e = 0; e < KR; e++) {
                 S[e] = row_of(r, e) == column - job.value ? 1.0f : 0.0f;
@@ -103,7 +104,7 @@ template <int KR, bool KEYS> struct unit {
         return place.length - t < TOKENS ? (int)(place.length - t) : TOKENS;
     }
 
-    /* Asks for the tile that starts at token t of the sequence. */
+    /* Starts to load the tile at token t of the sequence. */
     __device__ void fetch(int64_t t) {
         if (t >= place.length) {
             return;
@@ -117,7 +118,7 @@ template <int KR, bool KEYS> struct unit {
         gates.fetch(job, place.batch, token, head, count_from(t));
     }
 
-    /* And puts it into shared memory. */
+    /* Writes the loaded tile to shared memory. */
     __device__ void put(int count) {
         constexpr int KP = tile<KR, KEYS>::KP;
         k.put(s.k, job.k);

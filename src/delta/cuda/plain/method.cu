@@ -1,4 +1,5 @@
-/* The method "recurrent" on a GPU, for every size and option; also single tokens and ranges of all methods. */
+/* The method "recurrent" on a GPU, for every size and option. It also handles single tokens and ranges of all
+   methods. */
 #include "delta/cuda/plain/plain.h"
 
 #include "device/cuda.h"
@@ -13,7 +14,7 @@ bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     return carry_delta_applies_unless(plan, NULL, why, why_size);
 }
 
-/* Seconds: about 0.47 us a token, and 8 blocks of 16 columns at once on a multiprocessor. */
+/* Seconds: about 0.47 us for each token, with 8 blocks of 16 columns at once on a multiprocessor. */
 double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double units = (double)plan->sequences * (double)p->value_heads * (double)((p->value + 15) / 16);
@@ -22,7 +23,7 @@ double cost(const carry_delta_plan *plan) {
     return 5e-6 + (rounds > 1.0 ? rounds : 1.0) * length * 0.47e-6;
 }
 
-/* True if a job is one token from a state to a state with no other outputs: the kernels for steps compute that. */
+/* True if a job takes one token from state to state with no other outputs. The kernels for steps handle such jobs. */
 bool is_step(const carry_delta_job *job) {
     return job->tokens == 1 && job->borders == NULL && job->initial != NULL && job->final_state != NULL &&
            job->o.data != NULL && job->kept == NULL && job->snapshots == NULL && job->maps == NULL;

@@ -17,7 +17,7 @@ static_assert(MOST <= WARPS, "a warp weighs a token");
 
 template <int FOURS> struct ring_memory {
     static constexpr int KEYS = ROWS * THREADS / FOURS;
-    static constexpr int BLOCKS = FOURS == 8 ? 2 : 3; /* of a multiprocessor */
+    static constexpr int BLOCKS = FOURS == 8 ? 2 : 3; /* blocks on a multiprocessor */
     float4 state[2][ROWS][THREADS];
     float k[KEYS], q[KEYS], base[KEYS], keys[MOST][KEYS];
     float on_k[MOST], on_q[MOST];
@@ -46,8 +46,8 @@ template <int FOURS> struct piece : step_piece<FOURS> {
     __device__ void run(const ring_job &r, ring_memory<FOURS> &s, int side) const;
 };
 
-/* Puts the token's k and q, and the keys of the ring times the decays since, into shared memory; returns the token's
-   decay. One thread for each key channel. */
+/* Writes the token's k and q, and the keys of the ring times their decays up to this token, to shared memory. Returns
+   the token's decay. One thread for each key channel. */
 template <int FOURS>
 __device__ __forceinline__ float weigh(const ring_job &r, ring_memory<FOURS> &s, const piece<FOURS> &now) {
     const carry_delta_job &job = r.job;
@@ -126,7 +126,7 @@ template <int FOURS> __device__ void piece<FOURS>::run(const ring_job &r, ring_m
         s.on_k[warp] = on_k;
         s.on_q[warp] = on_q;
     }
-    __pipeline_wait_prior(1); /* the next piece may still be on its way */
+    __pipeline_wait_prior(1); /* the next piece may still be in flight */
     __syncthreads();
     float4 seen = none, out = none;
 #pragma unroll
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(THREADS) delta_ring_flush(const __grid_constan
     const carry_delta_job &job = r.job;
     for (int64_t unit = blockIdx.x; unit < units; unit += gridDim.x) {
         const int waiting = r.ring.counts[unit * CARRY_DELTA_RING_COUNTS];
-        __syncthreads(); /* all threads have read it */
+        __syncthreads(); /* all threads have read the count */
         if ((int)threadIdx.x < CARRY_DELTA_RING_COUNTS) {
             r.ring.counts[unit * CARRY_DELTA_RING_COUNTS + threadIdx.x] = 0;
         }

@@ -1,12 +1,12 @@
-/* One token for every sequence (decoding) on a GPU: the state is read once and written once, which bounds the time. The
-   products with k and with q are made in one pass (step.cuh):
+/* One token for every sequence (decoding) on a GPU: the time is bounded by reading and writing the state once. The
+   products with k and with q are computed in one pass (step.cuh):
 
        seen = (e^g S)^T k;   u = beta (v - seen);   o = scale ((e^g S)^T q + (k.q) u);   S <- e^g S + k u^T */
 #include "delta/cuda/plain/step.cuh"
 
 namespace {
 
-constexpr int BLOCKS = 3; /* of a multiprocessor */
+constexpr int BLOCKS = 3; /* blocks on a multiprocessor */
 
 template <int FOURS> struct step_memory {
     float4 state[2][ROWS][THREADS];
@@ -43,7 +43,7 @@ template <int FOURS> struct piece : step_piece<FOURS> {
         const float k_norm = job.l2norm ? 1.0f / sqrtf(over_warp(kk) + 1e-6f) : 1.0f;
         const float q_norm = job.l2norm ? 1.0f / sqrtf(over_warp(qq) + 1e-6f) : 1.0f;
         kq = over_warp(kq) * k_norm * q_norm;
-        __pipeline_wait_prior(1); /* the next piece may still be on its way */
+        __pipeline_wait_prior(1); /* the next piece may still be in flight */
         float4 seen = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         float4 out = seen;
 #pragma unroll
@@ -69,7 +69,8 @@ template <int FOURS> struct piece : step_piece<FOURS> {
         for (int i = 0; i < ROWS; i++) {
             const int row = this->row(i);
             if (this->has_row(job, i)) {
-                float4 S = faded(s.state[side][i][threadIdx.x], s.decay[side][row]); /* again: registers are fewer */
+                /* Computed again to save registers. */
+                float4 S = faded(s.state[side][i][threadIdx.x], s.decay[side][row]);
                 fma_four(S, u, s.k[side][row] * k_norm);
                 *reinterpret_cast<float4 *>(state + row * job.value) = S;
             }

@@ -1,7 +1,7 @@
-/* Device functions of single tokens, for step.cu and ring.cu. A thread has four columns, 16 bytes, of eight rows of a
-   state; FOURS neighbouring threads share a row. A block takes THREADS / FOURS rows at a time, 8 times that in all,
-   which is one piece of work. Blocks stay on their multiprocessor: while one works on its piece of a state, the next
-   piece is copied to shared memory, by each thread for itself. */
+/* Device functions for single tokens, used by step.cu and ring.cu. A thread has four columns (16 bytes) of eight rows
+   of a state, and FOURS neighbouring threads share a row. A block reads THREADS / FOURS rows at a time, 8 times that in
+   all, which is one piece of work. Blocks are persistent: while one processes a piece of a state, each thread copies
+   its part of the next piece to shared memory. */
 #ifndef CARRY_DELTA_PLAIN_STEP_CUH
 #define CARRY_DELTA_PLAIN_STEP_CUH
 
@@ -14,13 +14,13 @@ namespace {
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int ROWS = 8; /* of a thread */
+constexpr int ROWS = 8; /* rows of a thread */
 
 __device__ __forceinline__ float4 add_four(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
-/* The sum over the rows of a warp, then over warps. */
+/* Sums over the rows of a warp, then over warps. */
 template <int FOURS> __device__ __forceinline__ float4 over_rows(float4 a) {
 #pragma unroll
     for (int far = FOURS; far < 32; far *= 2) {
@@ -46,7 +46,7 @@ __device__ __forceinline__ void fma_four(float4 &to, float4 a, float b) {
     to.w = fmaf(a.w, b, to.w);
 }
 
-/* A piece, and the bits of its token, which are loaded one piece ahead. */
+/* A piece of work, and the bits of its token, which are loaded one piece ahead. */
 template <int FOURS> struct step_piece {
     int64_t item, slot, head;
     int block, column;
@@ -73,7 +73,7 @@ template <int FOURS> struct step_piece {
         }
     }
 
-    /* The state among all states, and the offset of this thread's columns in them. */
+    /* unit: the index of the state among all states. offset: the offset of this thread's columns in the states. */
     __device__ __forceinline__ int64_t unit(const carry_delta_job &job) const {
         return slot * job.value_heads + head;
     }
@@ -120,7 +120,7 @@ template <int FOURS> struct step_piece {
     }
 };
 
-/* The pieces of a block, one after the other. */
+/* Processes the pieces of a block, one after the other. */
 template <typename Piece, typename Job, typename Memory>
 __device__ __forceinline__ void run_pieces(const Job &job, Memory &s, int64_t pieces, int blocks) {
     Piece now;
@@ -141,7 +141,7 @@ __device__ __forceinline__ void run_pieces(const Job &job, Memory &s, int64_t pi
     }
 }
 
-/* resident: blocks of a multiprocessor. */
+/* resident: blocks on each multiprocessor. */
 template <int FOURS, typename Job>
 cudaError_t launch_pieces(void (*kernel)(Job, int64_t, int), const Job &argument, const carry_delta_job *job, int bytes,
                           int resident, int units, cudaStream_t stream) {

@@ -1,5 +1,5 @@
-/* One token for every sequence on a GPU where states are V x K (state_transposed): a row belongs to one value, so one
-   warp has all of it and both products are sums over its lanes.
+/* One token for every sequence on a GPU where states are V x K (state_transposed): a row belongs to one value, so
+   one warp holds the whole row and both products are sums over its lanes.
 
        seen = e^g S k;   u = beta (v - seen);   o = scale (e^g S q + (k.q) u);   S <- e^g S + u k^T
 
@@ -28,11 +28,11 @@ __device__ __forceinline__ float4 load_four(const carry_delta_array &array, int6
     return make_float4(load_one(array, at), load_one(array, at + 1), load_one(array, at + 2), load_one(array, at + 3));
 }
 
-/* FOURS pieces of 16 bytes of a row for each lane: K up to 128 FOURS. ROWS of a warp. */
+/* Each lane has FOURS pieces of 16 bytes of a row, so K is at most 128 FOURS. Each warp has ROWS rows. */
 template <int FOURS, int ROWS>
 __global__ void __launch_bounds__(THREADS) delta_step_rows(const __grid_constant__ carry_delta_job job, int blocks) {
     const int lane = (int)threadIdx.x % 32;
-    const int64_t lines = blockIdx.x / blocks; /* items and heads */
+    const int64_t lines = blockIdx.x / blocks; /* index over items and heads */
     const int64_t head = lines % job.value_heads, item = lines / job.value_heads;
     const int first = ((int)(blockIdx.x % blocks) * WARPS + (int)threadIdx.x / 32) * ROWS;
     const int64_t slot = job.slots != nullptr ? job.slots[item] : item;

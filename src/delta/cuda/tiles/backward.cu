@@ -1,18 +1,19 @@
 /* The backward pass of "tiles64" (mma.cuh): a block walks the chunks of one value head of one sequence from the last to
-   the first, each from the state that entered it, which forward kept. With dS the gradient of the state that leaves,
+   the first. Each chunk starts from the state that entered it, which the forward pass kept. dS is the gradient of the
+   state that leaves. Warps with 16 columns of V each compute, as in the forward pass,
 
        dx = P^T do + left k dS;   (I + beta A)^T y = dx;   dv = beta y;   dbeta = y.rest
        dS <- e^{G[last]} dS + (fade scale q)^T do - (fade k)^T dv
 
-   are made by warps of 16 columns of V each, as in forward; then x, dv, S and dS are in shared memory, and warps of 16
-   tokens each compute the sums over V, Z[i,j] = do[i].x[j] and W[i,j] = dv[i].x[j]:
+   Then x, dv, S and dS are in shared memory, and warps with 16 tokens each compute the sums over V,
+   Z[i,j] = do[i].x[j] and W[i,j] = dv[i].x[j]:
 
        dq[i] = scale (fade S do[i] + sum_{j<=i} D Z[i,j] k[j])
-       dk[i] = left dS x[i] - fade S dv[i] - sum_{j<i} D W[i,j] k[j] + sum_{m>=i} D scale Z[m,i] q[m] - sum_{m>i} D
-   W[m,i] k[m]
+       dk[i] = left dS x[i] - fade S dv[i] - sum_{j<i} D W[i,j] k[j]
+               + sum_{m>=i} D scale Z[m,i] q[m] - sum_{m>i} D W[m,i] k[m]
 
-   A gate's gradient is a sum over pairs M = P Z - A W that it lies between. They are summed by rows and by columns from
-   the same numbers, so that pairs on one side of it cancel. */
+   The gradient of a gate is the sum of M = P Z - A W over the pairs of tokens on both sides of it. M is summed by rows
+   and by columns from the same numbers, so that pairs on one side of the gate cancel. */
 #include "delta/cuda/tiles/rows.cuh"
 
 using namespace DELTA_MMA;

@@ -1,5 +1,5 @@
-/* The backward pass of "tiles64", a warp's 16 columns of V: rest again, y, and the gradient of the state
-   (backward.cu). */
+/* The backward pass of "tiles64" for a warp's 16 columns of V (backward.cu): rest (computed again), y, and the gradient
+   of the state. */
 #ifndef CARRY_DELTA_TILES_COLUMNS_CUH
 #define CARRY_DELTA_TILES_COLUMNS_CUH
 
@@ -10,7 +10,8 @@ namespace DELTA_MMA {
 template <int D> struct backward_memory {
     static constexpr int TILE = C * (D + 8);
     static constexpr int SIDES = D <= 32 ? 2 : 1;
-    alignas(16) uint16_t q[SIDES][TILE], k[SIDES][TILE], v[SIDES][TILE], grad[SIDES][TILE]; /* v, then x; grad: of o */
+    /* V later holds x; grad is the gradient of o. */
+    alignas(16) uint16_t q[SIDES][TILE], k[SIDES][TILE], v[SIDES][TILE], grad[SIDES][TILE];
     alignas(16) uint16_t dv[TILE];
     alignas(16) uint16_t S[D * (D + 8)], dS[D * (D + 8)]; /* transposed: rows of K */
     prepared p;
@@ -46,7 +47,7 @@ template <int D> struct columns_walk {
         }
     }
 
-    /* rest of a warp's columns, from the state that entered; x goes to where v was. */
+    /* Computes rest for a warp's columns from the state that entered. Stores x over v. */
     __device__ void make_rest(float (&rest)[8][4], int64_t t, int side) {
         const carry_delta_job &job = back.job;
         float S[D / 8][4], x[8][4];
@@ -77,11 +78,11 @@ template <int D> struct columns_walk {
                 x[n][i] = m.p.beta[token_in(n, i)] * rest[n][i];
             }
         }
-        __syncwarp(); /* every lane has its v */
+        __syncwarp(); /* every lane has read its v */
         put_columns<D>(m.v[side], x);
     }
 
-    /* y, from the last block of tokens to the first; dv = beta y as left operands. */
+    /* Computes y, from the last block of tokens to the first, and dv = beta y as left operands. */
     __device__ void make_y(float (&y)[8][4], unsigned (&left)[4][4], int side) {
         const prepared &s = m.p;
         unsigned a[D / 16][4];
@@ -97,7 +98,7 @@ template <int D> struct columns_walk {
         solve_back<D>(y, left, m.grad[side], s.P, s.A, s.U, s.beta);
     }
 
-    /* dbeta of a warp's columns, and dv. */
+    /* Computes dbeta of a warp's columns, and dv. */
     __device__ void put_y(float (&y)[8][4], const float (&rest)[8][4]) {
 #pragma unroll
         for (int n = 0; n < 8; n++) {
@@ -115,7 +116,7 @@ template <int D> struct columns_walk {
         put_columns<D>(m.dv, y);
     }
 
-    /* A warp's columns: dS goes from behind the chunk to before it. */
+    /* Processes a warp's columns: dS of the state that leaves becomes dS of the state that enters. */
     __device__ void chunk(int64_t t, int side) {
         const prepared &s = m.p;
         float rest[8][4], y[8][4];

@@ -8,9 +8,9 @@ namespace {
 
 template <int D> struct forward_memory {
     static constexpr int TILE = C * (D + 8);
-    alignas(16) uint16_t q[2][TILE], k[2][TILE], v[2][TILE]; /* v, then o */
+    alignas(16) uint16_t q[2][TILE], k[2][TILE], v[2][TILE]; /* v later holds o */
     prepared p;
-    alignas(16) uint16_t rest[C * LC]; /* what rounding left of P */
+    alignas(16) uint16_t rest[C * LC]; /* the rounding error of P */
 };
 
 template <int D> struct forward_walk {

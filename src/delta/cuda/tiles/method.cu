@@ -1,5 +1,5 @@
-/* The method "tiles64" on a GPU: chunks of 64 on tensor cores where K and V are small (mma.cuh). Single tokens and
-   ranges are those of "recurrent". */
+/* The method "tiles64" on a GPU: chunks of 64 on tensor cores for small K and V (mma.cuh). Single tokens and ranges use
+   "recurrent". */
 #include "delta/cuda/tiles/tiles.h"
 
 extern "C" {
@@ -8,7 +8,7 @@ extern const carry_delta_method carry_delta_cuda_tiles64;
 
 namespace {
 
-constexpr int LEAST = 16, MOST = 64; /* of K and of V */
+constexpr int LEAST = 16, MOST = 64; /* limits of K and V */
 
 bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     const carry_delta_problem *p = &plan->problem;
@@ -21,7 +21,7 @@ bool applies(const carry_delta_plan *plan, char *why, size_t why_size) {
     return carry_delta_applies_unless(plan, reason, why, why_size);
 }
 
-/* Seconds: about 9 us a chunk (docs/results/delta-cuda.md), and two blocks at once on a multiprocessor. */
+/* Seconds: about 9 us for each chunk (docs/results/delta-cuda.md), with two blocks at once on a multiprocessor. */
 double cost(const carry_delta_plan *plan) {
     const carry_delta_problem *p = &plan->problem;
     double rounds =

@@ -1,4 +1,4 @@
-/* "tiles64": what a chunk needs before the state comes to it, and a warp's slice of a state. */
+/* "tiles64": the part of a chunk that does not depend on the state, and a warp's slice of a state. */
 #ifndef CARRY_DELTA_TILES_PREPARE_CUH
 #define CARRY_DELTA_TILES_PREPARE_CUH
 
@@ -7,7 +7,7 @@
 
 namespace DELTA_MMA {
 
-/* g of tokens 2 l and 2 l + 1 in lane l of warp 0, beta of them in warp 1. */
+/* Lane l of warp 0 has g of tokens 2 l and 2 l + 1; lane l of warp 1 has their beta. */
 struct numbers {
     unsigned bits[2];
 
@@ -59,7 +59,7 @@ struct numbers {
     }
 };
 
-/* 1 / |row| of q and k, two threads a row. */
+/* 1 / |row| for q and k. Two threads for each row. */
 template <int D> __device__ void make_norms(prepared &s, const uint16_t *q, const uint16_t *k, bool l2norm) {
     constexpr int LD = D + 8;
     const int row = (int)threadIdx.x / 2, half = (int)threadIdx.x % 2;
@@ -80,12 +80,13 @@ template <int D> __device__ void make_norms(prepared &s, const uint16_t *q, cons
     }
 }
 
-/* e^{G[i]-G[j]} of tokens j <= i. */
+/* e^{G[i]-G[j]} for tokens j <= i. */
 __device__ __forceinline__ float decay_between(const prepared &s, bool gated, int i, int j) {
     return gated ? expf((float)(s.G[i] - s.G[j])) : 1.0f;
 }
 
-/* A and P of a warp's 16 tokens with all before them; rest, unless it is NULL: what rounding left of P. */
+/* Computes A and P of a warp's 16 tokens with all tokens up to them. If `rest` is not NULL, the rounding error of P is
+   stored there. */
 template <int D>
 __device__ void make_triangles(prepared &s, const uint16_t *q, const uint16_t *k, const carry_delta_job &job,
                                uint16_t *rest) {

@@ -1,4 +1,4 @@
-/* The backward pass of "tiles64", a warp's 16 tokens: dq, dk, dg and dbeta (backward.cu). */
+/* The backward pass of "tiles64" for a warp's 16 tokens: dq, dk, dg and dbeta (backward.cu). */
 #ifndef CARRY_DELTA_TILES_ROWS_CUH
 #define CARRY_DELTA_TILES_ROWS_CUH
 
@@ -6,7 +6,7 @@
 
 namespace DELTA_MMA {
 
-/* Tokens of a warp times a state: [16, K] += a S^T. */
+/* Multiplies a warp's tokens by a state: to [16, K] += a S^T. */
 template <int D>
 __device__ __forceinline__ void times_state(float (&to)[D / 8][4], const unsigned (&a)[D / 16][4], const uint16_t *S) {
 #pragma unroll
@@ -20,7 +20,7 @@ __device__ __forceinline__ void times_state(float (&to)[D / 8][4], const unsigne
     }
 }
 
-/* to[i] *= factor of the row; then the rows' products with those of a tile. */
+/* Multiplies each row of `to` by its factor, then computes the dot products of its rows with the rows of a tile. */
 template <int D, typename F>
 __device__ __forceinline__ void scale_and_see(float (&to)[D / 8][4], float (&dot)[2], const uint16_t *tile, F factor) {
 #pragma unroll
@@ -39,8 +39,8 @@ __device__ __forceinline__ void scale_and_see(float (&to)[D / 8][4], float (&dot
     }
 }
 
-/* Pairs of a warp's tokens i with tokens of block p, before them or behind them (BELOW, ABOVE the diagonal when seen
-   from i): z and w as they are become left operands, and what they add to M is added to sums. */
+/* Handles pairs of a warp's tokens i with tokens j of block p, where j <= i (BEFORE) or j >= i. z and w are multiplied
+   by their factors and become left operands; their terms of M are added to `sums`. */
 template <bool BEFORE>
 __device__ __forceinline__ void weigh_pairs(unsigned (&of_z)[4], unsigned (&of_w)[4], float (&sums)[2],
                                             float (&z)[2][4], float (&w)[2][4], const prepared &s,
@@ -78,7 +78,7 @@ template <int D> struct rows_walk {
     int64_t head;
     delta_place place;
 
-    /* Products of a warp's tokens with those of block p: [16, 16]. */
+    /* Products of a warp's tokens with the tokens of block p: [16, 16]. */
     __device__ void pairs(float (&to)[2][4], const unsigned (&a)[D / 16][4], const uint16_t *rows, int p) const {
         clear<2>(to);
 #pragma unroll
@@ -110,7 +110,7 @@ template <int D> struct rows_walk {
         }
     }
 
-    /* The gradient of q or k itself, back through its norm: of x with y = x / |x|, (dy - y (y . dy)) / |x|. */
+    /* Stores the gradient of q or k through its norm: with y = x / |x|, dx = (dy - y (y . dy)) / |x|. */
     __device__ void store_gradient(const carry_delta_array &to, float (&x)[D / 8][4], const uint16_t *tile,
                                    const float *norms, int64_t t, int count, float factor) const {
         const carry_delta_job &job = back.job;
@@ -138,7 +138,7 @@ template <int D> struct rows_walk {
         }
     }
 
-    /* As parts that are summed over the value heads of a head, or as they are where it has one. */
+    /* Stores dq: as parts to be summed over the value heads of a head, or directly if it has one value head. */
     __device__ void store_q(float (&x)[D / 8][4], int64_t t, int side, int count) const {
         if (back.part_q != nullptr) {
             store_rows(back.part_q, x, t, count, back.job.scale);
@@ -154,7 +154,7 @@ template <int D> struct rows_walk {
         }
     }
 
-    /* dq, dk and what reaches G, of a warp's tokens. */
+    /* Computes dq, dk and the gradient of G for a warp's tokens. */
     __device__ void chunk(int64_t t, int side, int count) {
         const carry_delta_job &job = back.job;
         const prepared &s = m.p;
@@ -182,7 +182,7 @@ template <int D> struct rows_walk {
         }
         store_q(dq, t, side, count);
         float above[2] = {0.0f, 0.0f}, on_end[2];
-        clear<D / 8>(dq); /* from here on what reaches k from behind */
+        clear<D / 8>(dq); /* from here on, the terms of dk from later tokens */
         times_state<D>(dq, of_x, m.dS);
         scale_and_see<D>(dq, on_end, k, [&](int i) { return s.left[i]; });
         for (int p = warp_of(); p < BLOCKS; p++) {
@@ -204,7 +204,7 @@ template <int D> struct rows_walk {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int i = 16 * warp_of() + row_in(r);
-            const float end = i < count - 1 ? s.k_norm[i] * on_end[r] : 0.0f; /* the last token's passes no gate */
+            const float end = i < count - 1 ? s.k_norm[i] * on_end[r] : 0.0f; /* no gate decays the last token's term */
             const float pairs_of = over_quad(sums[r] - above[r]);
             ends += end;
             if (lane_of() % 4 == 0) {
@@ -217,7 +217,7 @@ template <int D> struct rows_walk {
         }
     }
 
-    /* dg and dbeta, by one warp: a gate reaches all G from its token on. */
+    /* Computes dg and dbeta with one warp: a gate affects G of its token and all later ones. */
     __device__ void finish(int64_t t, int count) {
         const carry_delta_job &job = back.job;
         const int lane = lane_of(), slices = D / 16;
