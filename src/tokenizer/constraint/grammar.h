@@ -19,12 +19,12 @@
 #define CARRY_GRAMMAR_NODES ((uint32_t)1 << 18)
 #define CARRY_GRAMMAR_RULES ((uint32_t)1 << 14)
 #define CARRY_GRAMMAR_DEPTH 64
-#define CARRY_GRAMMAR_NEVER 255 /* need of a node from which no end can be reached */
+#define CARRY_GRAMMAR_NEVER 255 /* `need` of a node from which the end cannot be reached */
 #define CARRY_GRAMMAR_END 0     /* the node that ends every rule */
 
 typedef enum carry_grammar_kind {
     CARRY_NODE_END,
-    CARRY_NODE_BYTES, /* low to high, then next; low above high: never */
+    CARRY_NODE_BYTES, /* reads a byte from low to high, then goes to next; never matches if low is above high */
     CARRY_NODE_SPLIT, /* next or other */
     CARRY_NODE_CALL,  /* the rule `other`, then next */
 } carry_grammar_kind;
@@ -37,13 +37,13 @@ typedef struct carry_grammar_node {
 typedef struct carry_grammar {
     carry_grammar_node *node;
     uint32_t count, room;
-    uint32_t *entry; /* of each rule; the text is rule 0 */
+    uint32_t *entry; /* first node of each rule; the whole text is rule 0 */
     uint32_t rules, rule_room;
     carry_status status; /* the first failure */
     const char *bound;   /* and its name, of CARRY_ESIZE */
 } carry_grammar;
 
-carry_status carry_grammar_new(carry_ctx *ctx, carry_grammar *grammar); /* with rule 0, not defined yet */
+carry_status carry_grammar_new(carry_ctx *ctx, carry_grammar *grammar); /* makes rule 0, which is not defined yet */
 void carry_grammar_free(carry_grammar *grammar);
 
 uint32_t carry_grammar_bytes(carry_grammar *g, unsigned low, unsigned high, uint32_t next);
@@ -51,15 +51,16 @@ uint32_t carry_grammar_never(carry_grammar *g);
 uint32_t carry_grammar_split(carry_grammar *g, uint32_t one, uint32_t other);
 uint32_t carry_grammar_call(carry_grammar *g, uint32_t rule, uint32_t next);
 uint32_t carry_grammar_literal(carry_grammar *g, const char *bytes, size_t length, uint32_t next);
-/* A node to repeat from: give it to the body as the node that follows, then close it with the start of the body. */
+/* Makes a loop node. Build the body with this node as the one that follows, then pass the body's start to
+   carry_grammar_close_loop. */
 uint32_t carry_grammar_loop(carry_grammar *g, uint32_t next);
 void carry_grammar_close_loop(carry_grammar *g, uint32_t loop, uint32_t body);
-/* A rule without a body yet. */
+/* Makes a rule that has no body yet. */
 uint32_t carry_grammar_rule(carry_grammar *g);
 void carry_grammar_define(carry_grammar *g, uint32_t rule, uint32_t entry);
 
-/* Computes `need`. CARRY_ESIZE names the bound that was exceeded; CARRY_EARGUMENT: no text is possible. what: the name
-   of the source in messages. */
+/* Computes `need` of all nodes. CARRY_ESIZE names the limit that was exceeded; CARRY_EARGUMENT: no text can match.
+   what: the name of the source, for messages. */
 carry_status carry_grammar_finish(carry_ctx *ctx, carry_grammar *g, const char *what);
 
 #endif

@@ -1,4 +1,4 @@
-/* The tree of a regular expression as a grammar. */
+/* Turns the tree of a regular expression into a grammar. */
 #include "tokenizer/constraint/regex.h"
 
 #include "core/error.h"
@@ -77,14 +77,14 @@ static uint32_t build(builder *b, int32_t index, uint32_t next) {
     return next;
 }
 
-/* Any characters, before or after the part that matches. */
+/* Reads any characters, before or after the part that matches. */
 static uint32_t any_text(const builder *b, uint32_t next) {
     const uint32_t loop = carry_grammar_loop(b->g, next);
     carry_grammar_close_loop(b->g, loop, carry_grammar_call(b->g, b->target->other, loop));
     return loop;
 }
 
-/* One of the outermost alternatives, with its anchors. */
+/* Builds one of the outermost alternatives, with its anchors. */
 static uint32_t build_alternative(builder *b, int32_t index, uint32_t next) {
     const carry_regex_part *part = b->regex->part;
     int32_t at = part[index].inside;
