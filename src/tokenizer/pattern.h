@@ -29,17 +29,17 @@ carry_status carry_pattern_digits(carry_ctx *ctx, carry_pattern **pattern, bool 
 void carry_pattern_free(carry_pattern *pattern);
 bool carry_pattern_is_compiled(const carry_pattern *pattern); /* to machine code */
 
-/* NULL when out of memory. The pattern must live as long. */
+/* Returns NULL when out of memory. The pattern must outlive the cutter. */
 carry_cutter *carry_cutter_new(const carry_pattern *pattern);
 void carry_cutter_free(carry_cutter *cutter);
 
-/* A text to be cut, borrowed until its last piece. */
+/* Starts cutting a text, which must stay valid until its last piece. */
 void carry_cutter_start(carry_cutter *cutter, const void *text, size_t length);
-/* The next piece's bytes, 0 at the end; *piece points into the text. */
+/* Returns the length of the next piece in bytes, 0 at the end; *piece points into the text. */
 size_t carry_cutter_next(carry_cutter *cutter, const unsigned char **piece);
 
-/* Where a text can be cut so that the pieces of both parts are those of the whole: before one of these characters if it
-   follows a character that is not white space. */
+/* Rules for splitting a text so that the pieces of both parts equal those of the whole: before one of these characters,
+   if the character before it is not white space. */
 typedef enum carry_cut_rule {
     CARRY_CUT_NOWHERE,
     CARRY_CUT_SPACES, /* U+0020 alone */
@@ -47,7 +47,7 @@ typedef enum carry_cut_rule {
     CARRY_CUT_BLANKS_AND_LINES,
 } carry_cut_rule;
 carry_cut_rule carry_pattern_rule(const carry_pattern *pattern);
-/* The last such position in text[0..length]; 0 if not found. */
+/* Returns the last such position in text[0..length], or 0 if there is none. */
 size_t carry_cut_last(carry_cut_rule rule, const void *text, size_t length);
 /* For the GPT-2 pattern. */
 size_t carry_pattern_last_cut(const void *text, size_t length);

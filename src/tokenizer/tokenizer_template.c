@@ -1,5 +1,5 @@
-/* Reading tokenizer.json: the decoder of models by character, and the tokens that a post_processor puts around a text.
- */
+/* Reads two parts of tokenizer.json: the decoder of models by character, and the tokens that a post_processor puts
+   around a text. */
 #include <string.h>
 
 #include "core/json.h"
@@ -9,7 +9,7 @@ static bool is_type(const carry_json *node, const char *type) {
     return carry_json_is_text(carry_json_find(node, "type"), type);
 }
 
-/* Replace..., ByteFallback, Fuse, Strip: each at most once but the first, in this order. */
+/* Expects Replace (any number), ByteFallback, Fuse and Strip (each at most once), in this order. */
 carry_status carry_parts_read_decoder(carry_ctx *ctx, carry_parts *parts, const carry_json *decoder, const char *name) {
     const carry_json *list = carry_json_find(decoder, "decoders");
     if (!is_type(decoder, "Sequence") || list == NULL || list->kind != CARRY_JSON_ARRAY) {
@@ -39,7 +39,7 @@ carry_status carry_parts_read_decoder(carry_ctx *ctx, carry_parts *parts, const 
     return is_fused ? CARRY_OK : carry_fail(ctx, CARRY_EUNSUPPORTED, "%s: the decoder has no Fuse", name);
 }
 
-/* One {"SpecialToken": {"id": "<s>"}}: the numbers that special_tokens has for it. */
+/* Reads one {"SpecialToken": {"id": "<s>"}}: appends the numbers that special_tokens lists for it. */
 static carry_status take_special(carry_ctx *ctx, const carry_tokenizer *made, const carry_json *post,
                                  const carry_json *token, uint32_t *to, int *count, const char *name) {
     const carry_json *id = carry_json_find(token, "id");

@@ -34,7 +34,7 @@ carry_status carry_wikitext_is(carry_ctx *ctx, const char *path, bool *is) {
     char head[HEAD + 1];
     size_t got = fread(head, 1, HEAD, file);
     (void)fclose(file);
-    head[got] = '\0'; /* a 0 byte inside ends the search */
+    head[got] = '\0'; /* the search ends at a 0 byte in the file */
     *is = has_name(path) || (strstr(head, "\n = ") != NULL && strstr(head, " = \n") != NULL && strstr(head, "<unk>"));
     return CARRY_OK;
 }

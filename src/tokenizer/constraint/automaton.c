@@ -10,8 +10,7 @@
 typedef uint64_t position;
 
 typedef struct frame {
-    uint32_t next,
-        parent; /* the node after the call, and the frame of the enclosing call; frame 0 is the outermost level */
+    uint32_t next, parent; /* the node after the call, and the frame around it; frame 0 is the outermost */
     uint32_t depth;
 } frame;
 

@@ -1,4 +1,4 @@
-/* Methods of lists, tuples, dicts, loops and cyclers; names that exist and are not for templates. */
+/* Methods of lists, tuples, dicts, loops and cyclers, and names of methods that templates may not call. */
 #include <string.h>
 
 #include "tokenizer/template/run.h"
@@ -22,7 +22,7 @@ METHOD(list_index) {
     jinja_fail(run, "a value is not in the list");
 }
 
-METHOD(copy) { /* nothing can change a list or dict: the value itself is a copy */
+METHOD(copy) { /* lists and dicts cannot be changed, so the value itself serves as a copy */
     (void)run;
     (void)given;
     return self;

@@ -1,4 +1,4 @@
-/* Shared by the two files of string methods. */
+/* Shared by the two files that implement string methods. */
 #ifndef CARRY_TEMPLATE_METHODS_TEXT_H
 #define CARRY_TEMPLATE_METHODS_TEXT_H
 

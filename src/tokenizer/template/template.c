@@ -165,7 +165,7 @@ static jinja_value from_json(jinja_run *run, const carry_json *node) {
     }
 }
 
-/* Variables that the template names: from the input, else a global function. */
+/* Sets the variables that the template uses: from the input, else a global function. */
 static void load_variables(jinja_run *run) {
     run->global = jinja_new(&run->arena, run->parsed->name_count, sizeof *run->global);
     for (uint32_t id = 0; id < run->parsed->name_count; id++) {

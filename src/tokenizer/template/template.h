@@ -22,12 +22,12 @@
 
 typedef struct carry_template carry_template; /* read-only once parsed: threads may share it */
 
-/* name: used in messages. CARRY_EFORMAT: a syntax error, with its line. CARRY_EUNSUPPORTED: a feature that is not
-   supported, with its line. */
+/* name: the template's name in messages. CARRY_EFORMAT: a syntax error. CARRY_EUNSUPPORTED: a feature that is not
+   supported. Both messages have the line. */
 carry_status carry_template_parse(carry_ctx *ctx, carry_template **parsed, const char *text, size_t length,
                                   const char *name);
 void carry_template_free(carry_template *parsed);
-/* True if the template has a variable of this name. */
+/* True if the template uses a variable of this name. */
 bool carry_template_names(const carry_template *parsed, const char *name);
 
 typedef struct carry_template_limits {
@@ -40,12 +40,11 @@ typedef struct carry_template_input {
     int count;
     const struct tm *now; /* strftime_now; NULL: local time */
     carry_template_limits limits;
-    char **raised; /* the text of the template's own exception, if it raises one; the caller frees it. May be NULL */
+    char **raised; /* receives the message if the template calls raise_exception; the caller frees it. May be NULL */
 } carry_template_input;
 
-/* The caller frees *text, which has a 0 after its end. CARRY_EARGUMENT: the template raised an exception by
-   raise_exception; the message is its text (shortened, and without control characters). Other errors name the template
-   and the line. */
+/* The caller frees *text, which is NUL-terminated. CARRY_EARGUMENT: the template called raise_exception; its message is
+   shortened and stripped of control characters. Other errors name the template and the line. */
 carry_status carry_template_render(carry_ctx *ctx, const carry_template *parsed, const carry_template_input *input,
                                    char **text, size_t *length);
 
