@@ -1,4 +1,4 @@
-/* Routes, and responses that need no engine. */
+/* Routes, and responses that do not need the engine. */
 #include <stdio.h>
 #include <string.h>
 
