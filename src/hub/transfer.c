@@ -1,5 +1,5 @@
-/* Ranges of files over several connections at once. Each range is written to its place in blobs/HASH.carry; once it is
-   complete, its byte in blobs/HASH.carry.parts is set, so that a later call asks only for the others. */
+/* Fetches ranges of files over several connections at once. Each range is written to its position in blobs/HASH.carry.
+   When it is complete, its byte in blobs/HASH.carry.parts is set, so that a later call requests only the others. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "hub/transfer.h"
 
-#define ATTEMPTS 6 /* for a range without a byte of progress */
+#define ATTEMPTS 6 /* attempts for a range without a byte of progress */
 
 typedef struct connection {
     struct transfer *of;
@@ -32,7 +32,7 @@ typedef struct transfer {
     CURLM *multi;
     connection slot[CARRY_HUB_CONNECTIONS];
     int64_t file, part; /* the next range to look at */
-    int64_t done;       /* bytes of complete ranges, this call's and earlier ones */
+    int64_t done;       /* bytes of complete ranges, of this call and earlier ones */
     carry_status status;
 } transfer;
 
@@ -108,7 +108,7 @@ static carry_status begin(transfer *t, connection *c) {
     return CARRY_OK;
 }
 
-/* Ends the request of a connection; its range stays chosen. */
+/* Ends the request of a connection; the connection keeps its range. */
 static void drop(transfer *t, connection *c) {
     if (c->curl != NULL) {
         (void)curl_multi_remove_handle(t->multi, c->curl);
@@ -123,7 +123,7 @@ static void drop(transfer *t, connection *c) {
     c->data = -1;
 }
 
-/* The next range that is missing; false: none is left. */
+/* Chooses the next missing range. Returns false if there is none. */
 static bool choose(transfer *t, connection *c) {
     carry_hub_pull *pull = t->pull;
     for (; t->file < pull->count; t->file++, t->part = 0) {
