@@ -10,19 +10,19 @@
 #include "file/gguf.h"
 #include "file/weights.h"
 
-/* The weights of a file, of which *weights becomes the owner. */
+/* Opens the weights of a file; *weights owns them. */
 carry_status carry_gguf_weights(carry_ctx *ctx, carry_weights *weights, const char *path);
 
-/* The text of a file that a folder of this model would have: config.json, tokenizer.json or tokenizer_config.json. The
-   caller frees *text. CARRY_ENOTFOUND for any other name. */
+/* Writes the text of a file that a folder of this model would have: config.json, tokenizer.json or
+   tokenizer_config.json. The caller frees *text. CARRY_ENOTFOUND for any other name. */
 carry_status carry_gguf_text_of(carry_ctx *ctx, const char *path, const char *name, char **text, size_t *length);
 
-/* The same for a model folder or a .gguf file; at most `limit` bytes of a folder's file. */
+/* Reads such a text of a model folder or a .gguf file; at most `limit` bytes of a folder's file. */
 carry_status carry_model_text(carry_ctx *ctx, const char *model, const char *name, size_t limit, char **text,
                               size_t *length);
 bool carry_model_has(carry_ctx *ctx, const char *model, const char *name);
 
-/* For carry_gguf_text_of: the texts, and the sizes of the architecture. */
+/* For carry_gguf_text_of: the sizes of the architecture, and functions that write the texts. */
 typedef struct carry_gguf_sizes {
     int64_t layers, hidden, key_heads, value_heads, key, value;
 } carry_gguf_sizes;

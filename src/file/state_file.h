@@ -25,7 +25,7 @@ typedef struct carry_state_about {
     uint64_t ids;
 } carry_state_about;
 
-/* Tensors as carry_safetensors_write takes them, written in the type that they have. */
+/* Writes tensors as carry_safetensors_write does, without converting their type. */
 carry_status carry_state_write(carry_ctx *ctx, const char *path, const carry_state_about *about,
                                const carry_safetensors_item *items, int64_t count);
 
@@ -36,12 +36,12 @@ typedef struct carry_state_file {
 } carry_state_file;
 
 /* CARRY_EFORMAT, or CARRY_EUNSUPPORTED for another version, with a message that names the path; *state is then empty.
-   All hashes have been compared on return. */
+   On success, all hashes have been verified. */
 carry_status carry_state_open(carry_ctx *ctx, carry_state_file *state, const char *path);
 void carry_state_close(carry_state_file *state);
 
-/* The two steps of opening, for fuzzing: over bytes in memory (borrowed, aligned to 8), without comparing hashes; and
-   comparing them. */
+/* The two steps of opening, for fuzzing: parsing bytes in memory (borrowed, aligned to 8) without verifying hashes, and
+   verifying them. */
 carry_status carry_state_parse(carry_ctx *ctx, carry_state_file *state, const void *data, size_t bytes,
                                const char *path);
 carry_status carry_state_verify(carry_ctx *ctx, const carry_state_file *state, const char *path);
