@@ -12,8 +12,7 @@
 #define CARRY_NOTE_FILE "train.json"
 #define CARRY_SUMS_FILE "checksums.json" /* for a model that is not a checkpoint */
 #define CARRY_NOTE_SUM_KEY "crc32c"
-#define CARRY_NOTE_SUM ",\n  \"" CARRY_NOTE_SUM_KEY "\":" /* the start of train.json's last member, its own checksum \
-                                                           */
+#define CARRY_NOTE_SUM ",\n  \"" CARRY_NOTE_SUM_KEY "\":" /* the start of its last member, a checksum */
 #define CARRY_STATE_FILE "optimizer.safetensors"
 #define CARRY_TOKENIZER_FILE "tokenizer.json"
 #define CARRY_WORDS_FILE "words.txt" /* of a video model */
