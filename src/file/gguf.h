@@ -1,9 +1,9 @@
 /* GGUF files: metadata and tensors of a model in one file, as llama.cpp writes them.
 
-   All numbers are little-endian: "GGUF", version (2 or 3), numbers of tensors and of keys; the keys, each a text, a
-   type and a value; for each tensor its name, its sizes with the fastest first, its type and the offset of its data;
-   then the data, aligned to general.alignment (32 unless given). The file is mapped. Every length is checked before
-   use, and no two tensors share a byte. */
+   The file is little-endian and has these parts: "GGUF", the version (2 or 3), the number of tensors and of keys; the
+   keys, each a text, a type and a value; for each tensor its name, its sizes with the fastest index first, its type and
+   the offset of its data; then the data, aligned to general.alignment (32 unless given). The file is mapped. Every
+   length is checked before use, and no two tensors share a byte. */
 #ifndef CARRY_FILE_GGUF_H
 #define CARRY_FILE_GGUF_H
 

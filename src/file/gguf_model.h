@@ -1,8 +1,8 @@
-/* A GGUF file as a model folder: its tensors under the names and with the values that Hugging Face's folders have, and
-   its metadata as the texts of config.json, tokenizer.json and tokenizer_config.json.
+/* Presents a GGUF file as a model folder: its tensors have the names and values of Hugging Face's folders, and its
+   metadata becomes the texts of config.json, tokenizer.json and tokenizer_config.json.
 
-   Architectures: qwen35 (Qwen3.5). Its files have norms with 1 added, -exp(A_log) in place of A_log, and the value
-   heads of the delta rule in the order of carry_head_order; what is read here is as it was before. */
+   Architectures: qwen35 (Qwen3.5). Its files store norms with 1 added, -exp(A_log) in place of A_log, and the value
+   heads of the delta rule in the order of carry_head_order. Reading undoes these changes. */
 #ifndef CARRY_FILE_GGUF_MODEL_H
 #define CARRY_FILE_GGUF_MODEL_H
 

@@ -1,4 +1,4 @@
-/* The cache of the Hugging Face hub, as its own programs lay it out:
+/* The cache of the Hugging Face hub, in the layout that its own programs use:
 
        $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub
            models--OWNER--NAME/

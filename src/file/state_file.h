@@ -1,4 +1,4 @@
-/* Files of states: the state of a model after a text, as tensors by name, in a safetensors file. Its metadata:
+/* State files: the state of a model after a text, as named tensors in a safetensors file. Its metadata:
 
        carry_state     the version of the format, "2"
        model           hash of the model's configuration and weights
@@ -6,9 +6,9 @@
        xxh64.NAME      hash of the bytes of each tensor
        header          hash of all of the above, and of the name, type and shape of each tensor
 
-   The tensors follow each other without gaps up to the end of the file. So any other length, and any changed bit of the
-   header or of the data, is refused. Numbers and hashes are accepted only as they are written. Hashes are XXH64
-   (core/hash.h), in 16 hexadecimal digits. A file is replaced as a whole (core/file.h).
+   The tensors fill the file without gaps up to its end. So a file of any other length, or with any changed bit in the
+   header or the data, is refused. Numbers and hashes are accepted only in the form in which they are written. Hashes
+   are XXH64 (core/hash.h), in 16 hexadecimal digits. A file is replaced as a whole (core/file.h).
 
    Version 1 had no hashes of tensors, and identified models by a few of their weights. */
 #ifndef CARRY_FILE_STATE_FILE_H

@@ -257,7 +257,7 @@ int carry_serve_status_of(carry_status status, const char *message) {
 }
 
 static void take_submitted(carry_serve_answer *a, const carry_serve_message *m) {
-    a->unfinished -= 1 + a->request.choices - m->tokens; /* less those that the engine did not accept */
+    a->unfinished -= 1 + a->request.choices - m->tokens; /* the extra one, and choices that were not accepted */
     if (m->status != CARRY_OK && !a->is_over) {
         fail(a, carry_serve_status_of(m->status, m->failure), m->failure);
     } else if (atomic_load(&a->is_gone)) {

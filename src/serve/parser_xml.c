@@ -6,8 +6,8 @@
        </parameter>
        </function>
 
-   A value is text, with a line end before and after it that do not belong to it. The tool's schema tells which
-   parameters are text: those are passed on as they come. Others are JSON if they can be read as such. */
+   A value is text; the line ends directly before and after it are not part of it. The tool's schema tells which
+   parameters are text: these are emitted as they come. Others are written as JSON if they are valid JSON. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -3,8 +3,8 @@
        body --dialect->parse--> carry_serve_request --chat template, tokenizer--> engine, one request per choice
        engine --tokens, text--> parser --parts--> dialect->part (streamed) or choice (whole) --dialect--> client
 
-   A dialect is one of the HTTP interfaces: OpenAI's chat and text completions (openai_*.c), Anthropic's messages. It
-   fills the same request and writes the same parts in its own form. Two places are open to modules:
+   A dialect is one of the HTTP interfaces: OpenAI's chat and text completions (openai_*.c), Anthropic's messages. All
+   dialects fill the same request, and each writes the same parts in its own form. Two functions choose modules:
 
    - Constraint: carry_serve_constrain (constrain.h) makes the mask of a choice from `format`. The engine's thread asks
      it before each token of the choice which tokens may follow.

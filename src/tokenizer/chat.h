@@ -1,5 +1,5 @@
-/* Chats: messages to the prompt of a model, by the chat template of its folder (template/template.h), as transformers'
-   apply_chat_template does it. The template sees
+/* Chats: turns messages into the prompt of a model with the chat template of its folder (template/template.h), as
+   transformers' apply_chat_template does. The template gets these variables:
 
        messages                 as given, without keys whose value is null; the text of reasoning_content, thinking or
                                 reasoning also under the names thinking (first) and reasoning_content (last)

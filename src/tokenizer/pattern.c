@@ -98,7 +98,7 @@ carry_status carry_pattern_parse(carry_ctx *ctx, carry_pattern **pattern, const 
 
 carry_status carry_pattern_digits(carry_ctx *ctx, carry_pattern **pattern, bool each) {
     *pattern = NULL;
-#define DIGITS "[" CARRY_REGEX_DIGITS "\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]" /* Rust: also Unicode 17 */
+#define DIGITS "[" CARRY_REGEX_DIGITS "\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]" /* as in Rust, with Unicode 17 */
     CARRY_TRY(compile(ctx, pattern, each ? DIGITS : DIGITS "+", "digits"));
 #undef DIGITS
     (*pattern)->rule = CARRY_CUT_BLANKS_AND_LINES;

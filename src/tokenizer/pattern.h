@@ -1,15 +1,15 @@
-/* Patterns: how a text is cut into pieces before bytes are merged. No merge crosses a piece's end. The first was that
-   of GPT-2:
+/* Patterns cut a text into pieces before bytes are merged. No merge crosses the end of a piece. The first one was
+   GPT-2's:
 
        's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
 
-   They are matched by PCRE2, with its just-in-time compiler where there is one. What a pattern does not match is a
-   piece too, unless it drops such gaps. A run of bytes that are not UTF-8 is a piece of its own, and the text before it
-   ends there as a text does.
+   PCRE2 matches them, with its just-in-time compiler if available. Text that a pattern does not match is a piece too,
+   unless the pattern drops such gaps. A run of bytes that are not UTF-8 is a piece of its own, and the text before it
+   is matched as if the text ended there.
 
-   Classes of characters are those of the `tokenizers` library 0.23 for every character that Unicode 16 has, whatever
-   edition PCRE2 knows, from 14 on: \s is the property White_Space, where PCRE2's own would add U+180E, and letters and
-   digits younger than PCRE2 are spelt out. */
+   Character classes equal those of the `tokenizers` library 0.23 for every character of Unicode 16, whatever Unicode
+   version PCRE2 has (14 or later): \s is the property White_Space, to which PCRE2's own \s would add U+180E, and
+   letters and digits that are newer than PCRE2 are listed explicitly. */
 #ifndef CARRY_PATTERN_H
 #define CARRY_PATTERN_H
 

@@ -1,19 +1,21 @@
 /* Tokenizers: bytes to token numbers and back.
 
-   A tokenizer has a token for each of the 256 bytes, merges of two tokens into a third (none: it is byte-level; some:
-   BPE), and added tokens such as <|endoftext|>, which are found in a text before all else. It is kept as Hugging Face's
-   tokenizer.json, and its numbers and texts equal those of their `tokenizers` library:
+   A tokenizer has a token for each of the 256 bytes, merges of two tokens into a third (byte-level if there are none,
+   else BPE), and added tokens such as <|endoftext|>, which are found in a text before anything else. Its file format is
+   Hugging Face's tokenizer.json, and its numbers and texts equal those of their `tokenizers` library:
 
-   - encoding: added tokens are cut out (the leftmost, of those the longest; first the ones that are not "normalized",
-     then the others in what is left, which was normalized); what is between them is cut into pieces (pattern.h); in
-     each piece, from its bytes or from its characters, the merge that stands first in the list is done first, of equal
-     ones the leftmost, until none is left;
-   - decoding: the bytes of the tokens one after the other. Their library then makes the bytes a text, with U+FFFD for
-     what is not UTF-8: carry_unfold does that, token by token.
+   - Encoding: the text is split at added tokens: the leftmost is found first, and the longest of several at one
+     position. Tokens that are not "normalized" are searched first; the rest of the text is then normalized and searched
+     for the others. The text between them is cut into pieces (pattern.h). Each piece starts as its bytes or characters;
+     of all possible merges, the one that comes first in the list is done first, the leftmost of equal ones, until none
+     is possible.
+   - Decoding: the bytes of the tokens are joined. The `tokenizers` library then converts the bytes to text, with U+FFFD
+     for bytes that are not UTF-8; carry_unfold does that token by token.
 
-   Bytes that are no UTF-8 are encoded too, and decoded to the same bytes. Two differences remain: NFC orders marks that
-   are younger than Unicode 11, which their library does not; and of a run of byte tokens <0xE2> that is no UTF-8 their
-   library makes every byte U+FFFD, ours only what is no character. */
+   Bytes that are not UTF-8 are encoded too, and decoded to the same bytes. Two differences from `tokenizers` remain.
+   NFC here also orders marks that are newer than Unicode 11. And in a run of byte tokens such as <0xE2> that is not
+   UTF-8, `tokenizers` turns every byte into U+FFFD, while this code replaces only bytes that are not part of a
+   character. */
 #ifndef CARRY_TOKENIZER_H
 #define CARRY_TOKENIZER_H
 

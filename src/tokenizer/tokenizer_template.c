@@ -9,7 +9,7 @@ static bool is_type(const carry_json *node, const char *type) {
     return carry_json_is_text(carry_json_find(node, "type"), type);
 }
 
-/* Expects Replace (any number), ByteFallback, Fuse and Strip (each at most once), in this order. */
+/* Reads a decoder that is a sequence of Replace steps, ByteFallback, Fuse and Strip, in this order. */
 carry_status carry_parts_read_decoder(carry_ctx *ctx, carry_parts *parts, const carry_json *decoder, const char *name) {
     const carry_json *list = carry_json_find(decoder, "decoders");
     if (!is_type(decoder, "Sequence") || list == NULL || list->kind != CARRY_JSON_ARRAY) {

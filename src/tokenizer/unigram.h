@@ -1,9 +1,9 @@
-/* Unigram tokenizers as SentencePiece trains them, which text encoders of the T5 family have: spiece.model, or
+/* Unigram tokenizers as trained by SentencePiece, which text encoders of the T5 family use: spiece.model, or
    tokenizer.json with a model of type Unigram.
 
-   A text is normalized (the character map of the file; spaces together, one before the first word, as U+2581), then cut
-   into the pieces whose scores add up highest. A character that no piece has becomes its bytes, or <unk>. Pieces that
-   stand for something else than text, such as </s>, are never found in a text. */
+   A text is normalized: the character map of the file is applied, and each run of spaces becomes one U+2581, with one
+   before the first word too. It is then cut into the pieces with the highest total score. A character without a piece
+   becomes its bytes, or <unk>. Pieces that do not represent text, such as </s>, are never found in a text. */
 #ifndef CARRY_UNIGRAM_H
 #define CARRY_UNIGRAM_H
 

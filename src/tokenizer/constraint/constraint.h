@@ -1,13 +1,13 @@
-/* Constrained sampling: which tokens may follow, so that a text matches a regular expression or a JSON schema.
+/* Constrained sampling: decides which tokens may follow, so that a text matches a regular expression or a JSON schema.
 
        carry_cursor_new(ctx, &cursor, tokenizer, CARRY_CONSTRAINT_REGEX, "[0-9]+", 6)
        before each token:  carry_cursor_allow(cursor, ends, end_count, mask, words)
        after it:           carry_cursor_take(cursor, token)
 
-   The expression or schema becomes a grammar (grammar.h), the grammar an automaton over bytes (automaton.h); the mask
-   of a state comes from a walk through the tokens of the tokenizer (vocabulary.h). A tokenizer keeps the constraints
-   used last with their states and masks, so that requests with the same constraint share them. Tokens that end a text
-   are allowed where the text may end. */
+   The expression or schema becomes a grammar (grammar.h), and the grammar an automaton over bytes (automaton.h). The
+   mask of a state is computed by a walk through the tokens of the tokenizer (vocabulary.h). A tokenizer keeps the most
+   recently used constraints with their states and masks, so that requests with the same constraint share them. Tokens
+   that end a text are allowed where the text may end. */
 #ifndef CARRY_TOKENIZER_CONSTRAINT_H
 #define CARRY_TOKENIZER_CONSTRAINT_H
 

@@ -1,12 +1,12 @@
 /* A grammar over bytes: rules whose bodies are graphs of nodes.
 
-   A node reads a byte of a range, splits into two ways, calls a rule and goes on at another node when it ends, or ends
-   the rule. Without calls this is an ordinary nondeterministic automaton. Graphs are built from their ends: a function
-   takes the node that follows and returns the node where its part starts. Failures are remembered in the grammar, and
-   carry_grammar_finish reports the first; functions then return the end node.
+   A node does one of four things: it reads a byte of a range, splits into two alternatives, calls a rule and continues
+   at another node when the rule ends, or ends the rule. Without calls this is an ordinary nondeterministic automaton.
+   Graphs are built from their ends: a function takes the node that follows and returns the node where its part starts.
+   After a failure, functions return the end node; carry_grammar_finish reports the first failure.
 
-   Calls nest at most CARRY_GRAMMAR_DEPTH deep. Each node has `need`, the depth that its shortest way to the end takes,
-   so that no text is begun that this bound would not allow to end. */
+   Calls nest at most CARRY_GRAMMAR_DEPTH deep. Each node has `need`, the depth of calls that its shortest path to the
+   end takes, so that no text is started that could not end within this limit. */
 #ifndef CARRY_TOKENIZER_CONSTRAINT_GRAMMAR_H
 #define CARRY_TOKENIZER_CONSTRAINT_GRAMMAR_H
 

@@ -1,12 +1,12 @@
-/* Chat templates: Jinja, as transformers sets it up.
+/* Chat templates: an interpreter for Jinja as transformers configures it.
 
    Hugging Face stores a chat template as a Jinja program. This interpreter runs the part of the language that templates
    use and prints the same text as Jinja2 in transformers' environment (ImmutableSandboxedEnvironment, trim_blocks,
    lstrip_blocks, the extensions loopcontrols and `generation`). A template that needs more (include, block, ...) is
    refused when it is parsed, with the line and the feature.
 
-   A template is hostile input. Parsing bounds its size and nesting; rendering bounds evaluation steps, depth, memory
-   and output. Integers have 64 bits: an overflow is an error, since Python's have no limit. */
+   A template is untrusted input. Parsing limits its size and nesting; rendering limits evaluation steps, depth, memory
+   and output. Integers have 64 bits; unlike in Python, where they have no limit, an overflow is an error. */
 #ifndef CARRY_TEMPLATE_H
 #define CARRY_TEMPLATE_H
 
