@@ -1,4 +1,4 @@
-/* Folders of checkpoints. */
+/* Lists, syncs and removes folders of checkpoints. */
 #include "file/checkpoint_files.h"
 
 #include <dirent.h>

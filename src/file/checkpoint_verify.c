@@ -11,7 +11,7 @@
 #include "file/checkpoint_files.h"
 #include "file/weights.h"
 
-#define NOTE_BYTES ((size_t)1 << 20) /* of train.json, at most */
+#define NOTE_BYTES ((size_t)1 << 20) /* largest train.json */
 
 carry_status carry_checkpoint_whole(carry_ctx *ctx, int64_t *to, const carry_json *object, const char *key,
                                     const char *path) {

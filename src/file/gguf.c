@@ -1,4 +1,4 @@
-/* Reading GGUF files. */
+/* Reads GGUF files. */
 #include "file/gguf.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "core/memory.h"
 #include "ops/quantised/quantised.h"
 
-#define COUNT_LIMIT ((uint64_t)1 << 20) /* keys, and tensors */
+#define COUNT_LIMIT ((uint64_t)1 << 20) /* limit of keys, and of tensors */
 #define RANK_LIMIT 4
 #define KEY_LIMIT 256
 
@@ -309,7 +309,7 @@ static carry_status parse_all(reader *r) {
     }
     CARRY_TRY(take_number(r, &tensors, 8, "the number of tensors"));
     CARRY_TRY(take_number(r, &items, 8, "the number of keys"));
-    const uint64_t most = (uint64_t)(r->end - r->at) / 12; /* each has as many bytes */
+    const uint64_t most = (uint64_t)(r->end - r->at) / 12; /* each takes at least 12 bytes */
     if (tensors > COUNT_LIMIT || items > COUNT_LIMIT || tensors > most || items > most) {
         return carry_fail(r->ctx, CARRY_EFORMAT,
                           "the GGUF file claims %" PRIu64 " tensors and %" PRIu64 " keys, which do not fit in it",

@@ -26,7 +26,7 @@ typedef enum carry_gguf_type {
     CARRY_GGUF_TYPES
 } carry_gguf_type;
 
-/* Not ended by a 0. */
+/* Not NUL-terminated. */
 typedef struct carry_gguf_text {
     const char *bytes;
     size_t length;
@@ -37,7 +37,7 @@ typedef struct carry_gguf_item {
     carry_gguf_type type; /* type of the value, or of the elements of an array */
     bool is_array;
     uint64_t count;          /* 1 unless an array */
-    const unsigned char *at; /* of the first value */
+    const unsigned char *at; /* address of the first value */
 } carry_gguf_item;
 
 typedef struct carry_gguf {
@@ -54,7 +54,7 @@ carry_status carry_gguf_open(carry_ctx *ctx, carry_gguf *file, const char *path)
 carry_status carry_gguf_parse(carry_ctx *ctx, carry_gguf *file, const void *data, size_t bytes);
 void carry_gguf_close(carry_gguf *file);
 
-/* NULL: unknown key. */
+/* Returns NULL for an unknown key. */
 const carry_gguf_item *carry_gguf_find(const carry_gguf *file, const char *key);
 /* Read single values; false if the key is missing or has another kind. An integer must fit an int64_t. */
 bool carry_gguf_integer(const carry_gguf *file, const char *key, int64_t *value);

@@ -13,7 +13,7 @@
 /* How the values in the file differ from those of Hugging Face. */
 typedef enum tensor_form {
     SAME,
-    NORM,        /* 1 was added */
+    NORM,        /* stored with 1 added */
     DECAY,       /* -exp */
     HEADS,       /* one row or value for each value head */
     VALUE_ROWS,  /* rows of value heads */
@@ -70,7 +70,7 @@ static const known *find_name(const char *name, const carry_gguf_sizes *sizes, c
     if (sscanf(name, "blk.%9d.%n", &layer, &length) != 1 || length == 0 || layer < 0) {
         return NULL;
     }
-    *drops = layer >= sizes->layers; /* multi-token heads */
+    *drops = layer >= sizes->layers; /* layers of multi-token heads */
     for (size_t i = 0; i < sizeof of_layer / sizeof of_layer[0]; i++) {
         if (strcmp(name + length, of_layer[i].there) == 0) {
             (void)snprintf(to, CARRY_SAFETENSORS_NAME, "model.layers.%d.%s", layer, of_layer[i].here);
@@ -211,7 +211,7 @@ carry_status carry_gguf_weights(carry_ctx *ctx, carry_weights *w, const char *pa
         status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", path);
     }
     status = status == CARRY_OK ? carry_gguf_take_sizes(ctx, &file, &sizes) : status;
-    if (status == CARRY_OK) { /* the tensors change owner */
+    if (status == CARRY_OK) { /* ownership of the tensors moves */
         w->file[0] = file.tensors;
         w->files = 1;
         file.tensors = (carry_safetensors){0};

@@ -1,4 +1,4 @@
-/* Writing quantised folders. */
+/* Writes quantised folders. */
 #include "file/quantise.h"
 
 #include <inttypes.h>
@@ -25,9 +25,9 @@ typedef struct writer {
     const carry_quant_format *format;
     carry_weights weights;
     carry_safetensors_item *items;
-    char (*names)[CARRY_SAFETENSORS_NAME]; /* of items */
+    char (*names)[CARRY_SAFETENSORS_NAME]; /* names of items */
     int64_t count;
-    void **made; /* memory of items */
+    void **made; /* memory that items point to */
     int64_t made_count;
     carry_quantise_result *result;
 } writer;

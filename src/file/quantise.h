@@ -9,7 +9,7 @@
 
 typedef struct carry_quantise_result {
     int64_t matrices, kept;      /* the number of quantised matrices, and of tensors copied unchanged */
-    int64_t bytes_in, bytes_out; /* of all tensors */
+    int64_t bytes_in, bytes_out; /* bytes of all tensors */
 } carry_quantise_result;
 
 /* `from` is a folder, whose config.json, tokenizer and chat template are copied; `to` is created. The error for an

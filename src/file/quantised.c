@@ -215,7 +215,7 @@ carry_quant_source carry_quant_source_ordered(const carry_tensor *values, const 
                                 .order = *order};
 }
 
-/* beside: 2 * columns floats. */
+/* beside: workspace of 2 * columns floats. */
 static void convert_ordered(const carry_quant_source *s, int64_t row, unsigned char *to, float *beside) {
     const carry_quant_format *format = carry_quant_format_of(&s->values);
     const unsigned char *rows = s->values.data;

@@ -1,4 +1,4 @@
-/* quantization_config of a config.json. */
+/* Reads quantization_config of a config.json. */
 #include <inttypes.h>
 #include <stdio.h>
 

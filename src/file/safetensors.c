@@ -21,7 +21,7 @@
 
 typedef struct reader {
     carry_ctx *ctx;
-    const unsigned char *data; /* what follows the header */
+    const unsigned char *data; /* starts after the header */
     size_t data_bytes;
     carry_safetensors *file;
 } reader;

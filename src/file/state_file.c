@@ -13,7 +13,7 @@
 #include "core/threads.h"
 
 #define PREFIX "xxh64."
-#define OWN_NOTES 5 /* beside those of tensors */
+#define OWN_NOTES 5 /* notes beside those of tensors */
 #define KEY (CARRY_SAFETENSORS_NAME + sizeof PREFIX)
 #define NUMBER 24
 
@@ -166,7 +166,7 @@ static bool is_filled(const carry_safetensors *file, const unsigned char *data, 
     for (int i = 7; i >= 0; i--) {
         length = length << 8 | data[i];
     }
-    const unsigned char *at = data + 8 + length; /* parsed before: inside the file */
+    const unsigned char *at = data + 8 + length; /* already parsed, so inside the file */
     for (int64_t i = 0; i < file->count; i++) {
         if (file->entries[i].view.data != at) {
             return false;

@@ -17,7 +17,7 @@
 #include "file/safetensors.h"
 
 #define CARRY_STATE_VERSION "2"
-#define CARRY_STATE_TOKENS ((int64_t)1 << 48) /* at most */
+#define CARRY_STATE_TOKENS ((int64_t)1 << 48) /* largest number of tokens */
 
 typedef struct carry_state_about {
     uint64_t model;

@@ -1,4 +1,4 @@
-/* One file or several. */
+/* Opens weights in one file or several. */
 #include "file/weights.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "file/gguf_model.h"
 
 #define INDEX_LIMIT ((size_t)64 << 20)
-#define FILE_LIMIT 4096 /* files of one model */
+#define FILE_LIMIT 4096 /* limit of files per model */
 
 static carry_status open_one(carry_ctx *ctx, carry_weights *w, const char *path) {
     carry_safetensors *grown = realloc(w->file, (size_t)(w->files + 1) * sizeof *grown);

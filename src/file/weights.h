@@ -22,7 +22,7 @@ bool carry_weights_is_file(const char *folder); /* the path ends in .safetensors
 carry_status carry_weights_open(carry_ctx *ctx, carry_weights *weights, const char *folder);
 void carry_weights_close(carry_weights *weights);
 
-const carry_tensor *carry_weights_find(const carry_weights *weights, const char *name); /* NULL: none */
+const carry_tensor *carry_weights_find(const carry_weights *weights, const char *name); /* NULL if not found */
 /* Returns the name of tensor `index`, counted through all files in order. */
 const char *carry_weights_name(const carry_weights *weights, int64_t index);
 

@@ -82,7 +82,7 @@ static void admit(carry_http_server *server, int file, const struct sockaddr_sto
     carry_http_address *address = carry_http_address_of(server, from);
     if (address == NULL || server->counts.connections >= server->options.connections) {
         drop_oldest(server, NULL, 1);
-        (void)carry_http_drop_socket(server, NULL, address != NULL ? address->sockets + 1 : 1); /* for a next attempt */
+        (void)carry_http_drop_socket(server, NULL, address != NULL ? address->sockets + 1 : 1); /* for its next try */
         refuse(server, file, "the limit");
         return;
     }

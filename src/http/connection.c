@@ -92,7 +92,7 @@ static int hand_over(carry_http_server *server, carry_http_connection *connectio
     }
     forget(connection);
     server->arriving = connection->address;
-    (void)lws_adopt_socket_vhost_readbuf(server->vhost, file, head, (size_t)length); /* closes it if it fails */
+    (void)lws_adopt_socket_vhost_readbuf(server->vhost, file, head, (size_t)length); /* closes the socket if it fails */
     return -1;
 }
 
@@ -281,7 +281,7 @@ void carry_http_send_connections(carry_http_server *server) {
     for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
         if (one->response != NULL && !one->lingering && carry_http_has_output(one->response) &&
             (send_out(server, one) != 0 || one->blocked > 0.0)) {
-            one->blocked = one->blocked > 0.0 ? one->blocked : carry_seconds(); /* until it has been sent */
+            one->blocked = one->blocked > 0.0 ? one->blocked : carry_seconds(); /* kept until it has been sent */
             (void)lws_callback_on_writable(one->wsi);
         }
     }

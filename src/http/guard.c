@@ -92,7 +92,7 @@ bool carry_http_allows_origin(const carry_http_server *server, const char *origi
 static bool same_origin(const char *origin, const char *host) {
     if (strncasecmp(origin, "http://", 7) == 0) {
         origin += 7;
-    } else if (strncasecmp(origin, "https://", 8) == 0) { /* behind a proxy */
+    } else if (strncasecmp(origin, "https://", 8) == 0) { /* the server is behind a proxy */
         origin += 8;
     } else {
         return false;
@@ -100,7 +100,7 @@ static bool same_origin(const char *origin, const char *host) {
     return strcasecmp(origin, host) == 0;
 }
 
-/* NULL: none. */
+/* Returns the token of a request, or NULL. */
 static const char *given_token(const carry_http_request *request, char buffer[CARRY_HTTP_TOKEN]) {
     const char *bearer = "Bearer ";
     if (request->authorization != NULL && strncasecmp(request->authorization, bearer, strlen(bearer)) == 0) {

@@ -20,7 +20,7 @@
 #include "core/json_write.h"
 
 #define CARRY_HTTP_HEADERS 8192                  /* bytes of one request's headers */
-#define CARRY_HTTP_CONNECTIONS 320               /* default limit */
+#define CARRY_HTTP_CONNECTIONS 320               /* default limit of connections */
 #define CARRY_HTTP_QUEUE ((size_t)256 << 10)     /* default limit of bytes that a streamed response may have queued */
 #define CARRY_HTTP_BODY_LIMIT ((size_t)64 << 20) /* largest body_limit and message_limit */
 
@@ -115,7 +115,7 @@ typedef struct carry_http_endpoint {
 } carry_http_endpoint;
 
 void carry_http_socket_ask(carry_http_socket *socket); /* calls `writable` when the socket can take a message */
-void carry_http_ask_all(carry_http_server *server);    /* likewise for every open socket */
+void carry_http_ask_all(carry_http_server *server);    /* the same for every open socket */
 /* Sends one message; allowed in `writable` only. The buffer is valid until _send is called; NULL: out of memory. */
 unsigned char *carry_http_socket_buffer(carry_http_socket *socket, size_t length);
 bool carry_http_socket_send(carry_http_socket *socket, bool binary, size_t length);
@@ -126,7 +126,7 @@ void carry_http_socket_close(carry_http_socket *socket, int status, const char *
    it. */
 bool carry_http_socket_replace(carry_http_socket *newcomer);
 
-/* The server */
+/* The server. */
 
 typedef struct carry_http_options {
     const char *address; /* NULL: 127.0.0.1 */

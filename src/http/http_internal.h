@@ -20,7 +20,7 @@
 
 #define CARRY_HTTP_RESERVED 32  /* connections that one address must leave to others */
 #define CARRY_HTTP_HALF_OPEN 64 /* at most this many connections of one address without a complete request header */
-#define CARRY_HTTP_TOKEN 256    /* bytes, with the 0 */
+#define CARRY_HTTP_TOKEN 256    /* bytes, including the NUL */
 #define CARRY_HTTP_TOKEN_LEAST 16
 
 typedef struct carry_http_address {
@@ -40,8 +40,8 @@ typedef struct carry_http_connection {
     double since;   /* time when it was accepted, or when the response was sent */
     double blocked; /* time since which output has waited for the client; 0: no output waits */
     char head[CARRY_HTTP_HEADERS + 1];
-    size_t length;              /* of head so far */
-    carry_http_request request; /* once head is complete */
+    size_t length;              /* bytes of head received so far */
+    carry_http_request request; /* valid once head is complete */
     const carry_http_route *route;
     char *body;
     size_t body_length, body_got, body_capacity;
@@ -59,7 +59,7 @@ struct carry_http_socket {
     carry_http_address *address;
     void *data;
     double last_message; /* time when it was opened, or of its last message */
-    char *message;       /* so far */
+    char *message;       /* received so far */
     size_t length, capacity;
     double waiting; /* time since which it has not taken a message; 0: it is not waiting */
     int close_status;
@@ -69,7 +69,7 @@ struct carry_http_socket {
 };
 
 struct carry_http_server {
-    carry_ctx *ctx; /* the thread's own */
+    carry_ctx *ctx; /* belongs to the server's thread */
     carry_http_options options;
     char *token;
     char **hosts, **origins;
@@ -80,14 +80,14 @@ struct carry_http_server {
     atomic_bool stop, woken;
     atomic_bool is_waking; /* responses have output, and the server's thread has been woken */
     sem_t ready, stopping; /* ready: the thread has started; stopping: carry_http_stop no longer uses lws */
-    bool failed;           /* libwebsockets did not start */
+    bool failed;           /* true if libwebsockets did not start */
     struct lws_context *lws;
     struct lws_vhost *vhost;
     lws_sorted_usec_list_t tick, alarm;
 
     carry_http_counts counts;
     atomic_ullong errors; /* error responses, by any thread */
-    bool refusing;        /* connections: logged once */
+    bool refusing;        /* connections are being refused; logged once */
     int spare;            /* a descriptor that is closed when accept runs out of descriptors; -1: none */
     carry_http_address *addresses;
     int address_count, share;     /* share: the largest number of connections per address */
@@ -108,7 +108,7 @@ carry_status carry_http_check_options(carry_ctx *ctx, const carry_http_options *
 carry_http_refusal carry_http_guard(const carry_http_server *server, carry_http_address *address,
                                     const carry_http_request *request);
 bool carry_http_is_loopback(const char *name, size_t length);       /* "localhost", "127.0.0.1:80", "[::1]:80", ... */
-bool carry_http_same_secret(const char *given, const char *secret); /* in constant time */
+bool carry_http_same_secret(const char *given, const char *secret); /* compares in constant time */
 bool carry_http_allows_origin(const carry_http_server *server, const char *origin);
 
 /* address.c. Returns the entry of an address; NULL if all entries are in use. */

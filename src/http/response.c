@@ -83,7 +83,7 @@ bool carry_http_has_output(carry_http_response *response) {
     return has;
 }
 
-/* False: the connection has failed. */
+/* Returns false if the connection has failed. */
 static bool send_some(carry_http_response *response, int file, bool *blocked) {
     while (response->sent < response->length) {
         ssize_t sent =

@@ -11,15 +11,15 @@
 
 struct carry_http_response {
     /* Constants. */
-    pthread_t thread; /* the server's */
+    pthread_t thread; /* the server's thread */
     bool is_head, is_http10;
-    char *path; /* of the request */
+    char *path; /* path of the request */
     size_t queue_limit;
     void (*write_error)(void *user, const char *path, int status, const char *message, carry_json_text *body);
     void *user;
 
-    pthread_mutex_t lock;    /* of all below */
-    pthread_cond_t returned; /* a callback has */
+    pthread_mutex_t lock;    /* guards all fields below */
+    pthread_cond_t returned; /* signals that a callback has returned */
     int holders;
     carry_http_server *server; /* NULL: the client has gone, or the server is stopping */
     char fields[CARRY_HTTP_FIELDS];

@@ -155,7 +155,7 @@ void carry_http_reply(carry_http_response *response, int status, const char *typ
             (void)snprintf(last, sizeof last, "Content-Length: %zu\r\n\r\n", type != NULL ? length : 0);
         }
         put_head(response, status, type, last);
-        if (type != NULL && !response->is_head && status != 204) { /* HEAD: the length alone */
+        if (type != NULL && !response->is_head && status != 204) { /* HEAD: only the length is sent */
             put(response, body, length);
         }
     }

@@ -73,7 +73,7 @@ static int socket_callback(struct lws *wsi, enum lws_callback_reasons reason, vo
     case LWS_CALLBACK_SERVER_NEW_CLIENT_INSTANTIATED:
         carry_http_opened(server, wsi);
         return 0;
-    case LWS_CALLBACK_WSI_DESTROY: /* of every protocol */
+    case LWS_CALLBACK_WSI_DESTROY: /* called for every protocol */
         carry_http_closed(server, wsi);
         return 0;
     case LWS_CALLBACK_HTTP: /* unreachable: libwebsockets gets only requests for WebSockets */
@@ -211,7 +211,7 @@ static carry_status start(carry_ctx *ctx, carry_http_server *server) {
     }
     while (sem_wait(&server->ready) != 0) {
     }
-    server->options.address = NULL; /* the caller's */
+    server->options.address = NULL; /* borrowed from the caller of start */
     if (server->failed) {
         server->listener = -1;
         (void)pthread_join(server->thread, NULL);

@@ -11,13 +11,13 @@
 #define CARRY_HUB_CONNECTIONS 8
 
 typedef struct carry_hub_file {
-    char *path;    /* in the repository */
+    char *path;    /* path in the repository */
     char hash[65]; /* SHA-256, or Git's SHA-1 */
     int64_t size;
     bool is_present;           /* was in the cache */
     int64_t part;              /* bytes of a range */
     int64_t parts, parts_done; /* ranges */
-    unsigned char *done;       /* by range */
+    unsigned char *done;       /* one byte per range */
     int attempts;              /* how often the whole file was fetched */
 } carry_hub_file;
 
@@ -28,10 +28,10 @@ typedef struct carry_hub_pull {
     int includes;
     int64_t part; /* 0: CARRY_HUB_PART */
     double stall; /* seconds without a byte after which a range is requested again; 0: 60 */
-    bool (*on_progress)(void *user, int64_t done, int64_t total); /* false stops; may be NULL */
+    bool (*on_progress)(void *user, int64_t done, int64_t total); /* returning false stops; may be NULL */
     void *user;
     /* results */
-    char commit[41], folder[CARRY_FILE_PATH]; /* the snapshot */
+    char commit[41], folder[CARRY_FILE_PATH]; /* commit and folder of the snapshot */
     carry_hub_file *files;
     int64_t count, bytes, missing_bytes, fetched_bytes; /* missing at the start; fetched by this call */
 } carry_hub_pull;

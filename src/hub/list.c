@@ -51,7 +51,7 @@ static carry_status add_file(carry_ctx *ctx, carry_hub_pull *pull, const carry_j
     if (pull->count == FILES_MOST) {
         return carry_fail(ctx, CARRY_ESIZE, "%s has more than %d files", pull->model.name, FILES_MOST);
     }
-    if ((pull->count & (pull->count - 1)) == 0) { /* doubles at powers of two */
+    if ((pull->count & (pull->count - 1)) == 0) { /* full: the list doubles at powers of two */
         size_t room = pull->count > 0 ? 2 * (size_t)pull->count : 1;
         carry_hub_file *grown = realloc(pull->files, room * sizeof *grown);
         if (grown == NULL) {

@@ -21,7 +21,7 @@ typedef struct connection {
     int64_t part, start, end, at;
     int data; /* descriptor of the file */
     bool ignores_range, is_broken;
-    double not_before; /* a pause before another attempt */
+    double not_before; /* earliest time of the next attempt */
     int attempts;
 } connection;
 
@@ -49,7 +49,7 @@ static size_t take_bytes(char *bytes, size_t one, size_t count, void *user) {
     long code = 0;
     (void)curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &code);
     if (code != 200 && code != 206) {
-        return length; /* the page of an error */
+        return length; /* ignores the body of an error */
     }
     c->ignores_range = code == 200 && c->file->parts > 1;
     if (c->ignores_range || (int64_t)length > c->end - c->at) {
@@ -82,7 +82,7 @@ static carry_status begin(transfer *t, connection *c) {
         return carry_fail(t->ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
     }
     escaped_path = curl_easy_escape(c->curl, c->file->path, 0);
-    /* Slashes of the path stay. */
+    /* Slashes in the path are not escaped. */
     for (char *at = escaped_path != NULL ? strstr(escaped_path, "%2F") : NULL; at != NULL; at = strstr(at, "%2F")) {
         *at = '/';
         memmove(at + 1, at + 3, strlen(at + 3) + 1);

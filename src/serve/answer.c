@@ -269,7 +269,7 @@ static void take_drained(carry_serve_answer *a) {
     atomic_store(&a->is_draining, false);
     a->is_blocked = false;
     if (a->backlog_length > 0) {
-        (void)carry_http_write(a->response, a->backlog, a->backlog_length); /* whole: the queue is empty */
+        (void)carry_http_write(a->response, a->backlog, a->backlog_length); /* accepted whole: the queue is empty */
         a->backlog_length = 0;
     }
     if (a->is_ending) {
@@ -280,7 +280,7 @@ static void take_drained(carry_serve_answer *a) {
 void carry_serve_answer_take(carry_serve_answer *a, carry_serve_message *m) {
     switch (m->kind) {
     case CARRY_MESSAGE_FREE:
-        carry_serve_answer_free(a); /* the message too */
+        carry_serve_answer_free(a); /* frees the message too */
         return;
     case CARRY_MESSAGE_DRAINED:
         take_drained(a);

@@ -17,7 +17,7 @@ typedef struct carry_serve_run {
     carry_serve_answer *answer;
     carry_serve_choice choice;
     carry_serve_parser *parser;
-    carry_serve_constraint *constraint; /* the engine's thread; NULL: none */
+    carry_serve_constraint *constraint; /* used by the engine's thread; or NULL */
     atomic_ullong id;                   /* id of the engine's request; 0: not submitted */
     struct carry_serve_message *last;   /* reserved for its end, in case memory runs out. Engine's thread */
 } carry_serve_run;
@@ -34,17 +34,17 @@ struct carry_serve_answer {
     size_t prompt_length;
     carry_serve_run *runs; /* [request.choices] */
     int64_t unfinished;    /* choices that have not ended, plus one while choices are being submitted */
-    bool has_begun;        /* streamed: the response has */
+    bool has_begun;        /* streamed: the response has begun */
     bool is_over;          /* nothing more is written: the client has gone, or the answer has failed */
     carry_serve_refusal refusal;
     /* Output that the client has not read yet. */
     unsigned char *backlog;
     size_t backlog_length, backlog_capacity;
-    bool is_blocked; /* wait for `drained` */
-    bool is_ending;  /* then end the response */
+    bool is_blocked; /* waiting for `drained` */
+    bool is_ending;  /* end the response when drained */
     double started;
     double last_part;        /* seconds, for /metrics */
-    atomic_bool is_gone;     /* any thread */
+    atomic_bool is_gone;     /* set by any thread */
     atomic_bool is_draining; /* the message below is in the output thread's queue */
     struct carry_serve_message *drained;
 };
@@ -59,6 +59,6 @@ void carry_serve_send_raw(carry_serve_answer *answer, const char *name, const ch
 void carry_serve_put_token(const carry_serve_answer *answer, carry_json_text *to, const char *key, int32_t id);
 /* Appends the bytes of a token as a list of numbers; null without a tokenizer. */
 void carry_serve_put_token_bytes(const carry_serve_answer *answer, carry_json_text *to, const char *key, int32_t id);
-size_t carry_serve_token_length(const carry_serve_answer *answer, int32_t id); /* of these bytes */
+size_t carry_serve_token_length(const carry_serve_answer *answer, int32_t id); /* number of these bytes */
 
 #endif

@@ -1,4 +1,4 @@
-/* Formats of answers. */
+/* Constrains the format of answers. */
 #include "serve/constrain.h"
 
 #include <stdlib.h>
@@ -14,7 +14,7 @@
 struct carry_serve_constraint {
     const carry_tokenizer *tokenizer;
     carry_text_rule rule;
-    bool is_thinking;            /* the rule holds after THINK_END */
+    bool is_thinking;            /* the rule applies after THINK_END */
     bool is_start;               /* the rule covers only the beginning of the answer */
     bool is_over;                /* nothing is constrained any more */
     char tail[sizeof THINK_END]; /* last bytes of the text, while reasoning */

@@ -13,8 +13,8 @@ typedef struct carry_serve_constraint carry_serve_constraint;
 /* A model's tokens, and the rendered chat (NULL for a text completion). ends: the tokens that end a text; a constraint
    allows them where the text may end. */
 typedef struct carry_serve_text {
-    const carry_tokenizer *tokenizer; /* NULL: none */
-    int64_t vocabulary;               /* of the model */
+    const carry_tokenizer *tokenizer; /* may be NULL */
+    int64_t vocabulary;               /* size of the model's vocabulary */
     const int64_t *ends;
     int64_t end_count;
     const char *prompt;

@@ -1,4 +1,4 @@
-/* Parameters of OpenAI's requests. */
+/* Reads parameters of OpenAI's requests. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>

@@ -12,11 +12,11 @@ typedef enum carry_parser_mode {
     CARRY_PARSE_REASONING,
     CARRY_PARSE_CALL,   /* after <tool_call>: the kind of call is not known yet */
     CARRY_PARSE_JSON,   /* {"name": ..., "arguments": ...}, up to the arguments */
-    CARRY_PARSE_VALUE,  /* the arguments, as they come */
+    CARRY_PARSE_VALUE,  /* the arguments, emitted as they come */
     CARRY_PARSE_XML,    /* after <function=...>: between parameters */
     CARRY_PARSE_STRING, /* a parameter that is text, emitted as it comes */
     CARRY_PARSE_OTHER,  /* a parameter of another type, held until its end */
-    CARRY_PARSE_AFTER,  /* up to </tool_call> */
+    CARRY_PARSE_AFTER,  /* after a call, up to </tool_call> */
     CARRY_PARSE_RAW,    /* a call that could not be parsed: text up to </tool_call> */
 } carry_parser_mode;
 
@@ -34,8 +34,8 @@ struct carry_serve_parser {
     int calls;
     bool is_dropped; /* the current call is dropped: parallel calls are not allowed */
     char name[CARRY_PARSER_NAME], parameter[CARRY_PARSER_NAME];
-    bool has_parameter; /* of the call under way */
-    /* The arguments under way. */
+    bool has_parameter; /* the current call has a parameter */
+    /* State within the current arguments. */
     int depth;
     bool in_string, is_escaped;
 };

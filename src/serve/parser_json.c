@@ -72,8 +72,8 @@ static bool copy_name(carry_serve_parser *p, const char *json, size_t length) {
 }
 
 typedef struct head {
-    size_t arguments, arguments_end; /* 0: not found, not complete */
-    size_t end;                      /* of the object, if is_whole */
+    size_t arguments, arguments_end; /* 0: not found; not complete */
+    size_t end;                      /* end of the object, if is_whole */
     bool has_name, is_whole, is_wrong;
 } head;
 

@@ -74,7 +74,7 @@ static void put_json(carry_serve_parser *p, const carry_json_text *json, size_t 
     }
 }
 
-/* Text inside a JSON string. */
+/* Writes text inside a JSON string. */
 static void put_escaped(carry_serve_parser *p, const char *text, size_t length) {
     carry_json_text json = {0};
     carry_json_put_bytes(&json, text, length);

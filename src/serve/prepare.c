@@ -38,7 +38,7 @@ static carry_serve_job *copy_job(carry_http_response *response, const carry_http
     return job;
 }
 
-/* False: the queue is full. */
+/* Returns false if the queue is full. */
 static bool enqueue(carry_lm_server *s, carry_serve_job *job) {
     const int64_t most = s->options.queue > 0 ? s->options.queue : QUEUE;
     (void)pthread_mutex_lock(&s->lock);
@@ -83,7 +83,7 @@ void carry_serve_queue(carry_lm_server *s, carry_http_response *response, const 
 /* Returns a lower bound of the number of values in a JSON text. */
 static size_t count_values(const char *text, size_t length) {
     size_t count = 1;
-    bool is_inside = false; /* a string */
+    bool is_inside = false; /* inside a string */
     for (size_t i = 0; i < length; i++) {
         if (is_inside && text[i] == '\\') {
             i++;
@@ -129,7 +129,7 @@ static bool render(carry_serve_preparer *p, const carry_serve_request *r, char *
     return true;
 }
 
-/* Takes over found ids. */
+/* Copies the found ids into the request. */
 static bool keep_ids(carry_serve_preparer *p, carry_serve_request *r, const carry_ids *found,
                      carry_serve_refusal *refusal) {
     const carry_model *model = &p->server->engine->model;

@@ -24,14 +24,14 @@
 #include "core/json.h"
 #include "core/json_write.h"
 
-#define CARRY_SERVE_CHOICES 64  /* n, at most */
-#define CARRY_SERVE_STOPS 64    /* stop texts, at most */
-#define CARRY_SERVE_BIASES 4096 /* entries of logit_bias, at most */
+#define CARRY_SERVE_CHOICES 64  /* largest n */
+#define CARRY_SERVE_STOPS 64    /* largest number of stop texts */
+#define CARRY_SERVE_BIASES 4096 /* largest number of logit_bias entries */
 #define CARRY_SERVE_FIELD 128
 
 /* Why a request is refused; status 0: it is not refused. */
 typedef struct carry_serve_refusal {
-    int status;                    /* of HTTP */
+    int status;                    /* HTTP status */
     const char *type;              /* a constant such as "invalid_request_error"; NULL: chosen by the status */
     const char *code;              /* a constant such as "context_length_exceeded"; NULL: none */
     char field[CARRY_SERVE_FIELD]; /* the field concerned, such as "messages[2].content"; "": none */
@@ -51,7 +51,7 @@ typedef enum carry_serve_format_kind {
 
 typedef struct carry_serve_format {
     carry_serve_format_kind kind;
-    const carry_json *schema; /* in the request's body */
+    const carry_json *schema; /* points into the request's body */
     const char *pattern;
     size_t pattern_length;
 } carry_serve_format;
@@ -59,8 +59,8 @@ typedef struct carry_serve_format {
 typedef enum carry_serve_tool_choice {
     CARRY_TOOLS_AUTO,
     CARRY_TOOLS_NONE,     /* the model does not see the tools */
-    CARRY_TOOLS_REQUIRED, /* some tool is called */
-    CARRY_TOOLS_NAMED,    /* tool_name is called */
+    CARRY_TOOLS_REQUIRED, /* a tool must be called */
+    CARRY_TOOLS_NAMED,    /* tool_name must be called */
 } carry_serve_tool_choice;
 
 typedef struct carry_serve_dialect carry_serve_dialect;
@@ -72,7 +72,7 @@ typedef struct carry_serve_request {
 
     /* The prompt: the variables of a chat template, a text, or tokens. */
     carry_json *variables; /* owned: an object with messages, tools and others (tokenizer/chat.h); NULL: not a chat */
-    const char *text;      /* not ended by 0 */
+    const char *text;      /* not NUL-terminated */
     size_t text_length;
     int64_t *ids; /* owned */
     int64_t id_count;
@@ -84,7 +84,7 @@ typedef struct carry_serve_request {
     int64_t top_k;
     uint64_t seed;
     bool has_seed;
-    int logprobs; /* as in carry_engine_request: -1 none */
+    int logprobs; /* as in carry_engine_request; -1: none */
     bool ignores_ends;
     const char *stops[CARRY_SERVE_STOPS];
     int64_t stop_count;
@@ -99,11 +99,11 @@ typedef struct carry_serve_request {
     const carry_json *tools; /* a list in OpenAI's form ({type, function}), or NULL; in `variables` or in `body` */
     carry_serve_tool_choice tool_choice;
     const char *tool_name;
-    bool no_parallel_tools; /* one call at most */
+    bool no_parallel_tools; /* at most one call */
     carry_serve_format format;
 } carry_serve_request;
 
-/* Defaults of all fields. */
+/* Sets the defaults of all fields. */
 void carry_serve_request_init(carry_serve_request *request, const carry_serve_dialect *dialect);
 void carry_serve_request_free(carry_serve_request *request);
 
@@ -117,10 +117,10 @@ typedef enum carry_serve_part_kind {
 
 typedef struct carry_serve_part {
     carry_serve_part_kind kind;
-    const char *text; /* UTF-8, not ended by 0 */
+    const char *text; /* UTF-8, not NUL-terminated */
     size_t length;
     int call;              /* number of the tool call in its choice, from 0 */
-    const char *id, *name; /* of CARRY_PART_CALL; ended by 0 */
+    const char *id, *name; /* with CARRY_PART_CALL; NUL-terminated */
 } carry_serve_part;
 
 typedef void (*carry_serve_emit)(void *user, const carry_serve_part *part);
@@ -143,7 +143,7 @@ typedef struct carry_serve_call {
    will report. */
 typedef struct carry_serve_choice {
     int64_t index;
-    carry_json_text text, reasoning; /* raw bytes */
+    carry_json_text text, reasoning; /* raw bytes, not escaped */
     carry_serve_call *calls;
     int call_count;
     carry_serve_token *tokens;
@@ -159,10 +159,10 @@ typedef struct carry_serve_answer carry_serve_answer; /* answer.h: the client, t
 
 /* One HTTP interface. All functions except parse run on the output thread. */
 struct carry_serve_dialect {
-    const char *name; /* for /metrics */
+    const char *name; /* label in /metrics */
     /* Fills `request` from its body. Returns false with a refusal. Called on any thread. */
     bool (*parse)(carry_ctx *ctx, carry_serve_request *request, carry_serve_refusal *refusal);
-    /* A whole answer. */
+    /* Writes a whole answer. */
     void (*write)(carry_serve_answer *answer, carry_json_text *body);
     /* Events of a streamed answer, sent with carry_serve_send. begin: before the first part of any choice. part: one
        part of a choice. end_choice: the choice has its finish reason. end: all choices have ended. */

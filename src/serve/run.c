@@ -8,7 +8,7 @@
 #include "core/context.h"
 #include "serve/server_internal.h"
 
-#define IDLE 0.1   /* seconds between looks at should_drain */
+#define IDLE 0.1   /* seconds between calls of should_drain */
 #define LINGER 2.0 /* seconds in which the last responses may still reach their clients */
 
 void carry_serve_command_post(carry_lm_server *s, carry_serve_command *command) {

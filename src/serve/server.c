@@ -1,4 +1,4 @@
-/* The server's start and end. */
+/* Starts and ends the server. */
 #include "serve/server.h"
 
 #include <stdlib.h>

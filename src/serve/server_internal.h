@@ -26,10 +26,10 @@ typedef struct carry_serve_job {
     struct carry_serve_job *next;
     /* Answers the request on a preparing thread. Takes ownership of the response, but not of the job. */
     void (*work)(struct carry_serve_preparer *preparer, struct carry_serve_job *job);
-    const carry_serve_dialect *dialect; /* of a generation; else NULL */
+    const carry_serve_dialect *dialect; /* for a generation; else NULL */
     carry_http_response *response;
-    char *rest; /* of the path */
-    char *body; /* followed by a 0 */
+    char *rest; /* rest of the path */
+    char *body; /* NUL-terminated */
     size_t length;
     double received;
 } carry_serve_job;
@@ -43,10 +43,10 @@ typedef struct carry_serve_preparer {
     bool is_started;
 } carry_serve_preparer;
 
-/* To the output thread. */
+/* Messages to the output thread. */
 typedef enum carry_serve_message_kind {
-    CARRY_MESSAGE_EVENT,     /* of the engine, for `run` */
-    CARRY_MESSAGE_SUBMITTED, /* no more choices follow */
+    CARRY_MESSAGE_EVENT,     /* an engine event for `run` */
+    CARRY_MESSAGE_SUBMITTED, /* all choices have been submitted */
     CARRY_MESSAGE_DRAINED,   /* the client reads again */
     CARRY_MESSAGE_FREE,      /* the last message of its answer */
 } carry_serve_message_kind;
@@ -84,7 +84,7 @@ typedef struct carry_serve_histogram {
 } carry_serve_histogram;
 
 typedef struct carry_serve_counters {
-    atomic_ullong responses[CARRY_SERVE_STATUSES]; /* by status */
+    atomic_ullong responses[CARRY_SERVE_STATUSES]; /* counted by HTTP status */
     atomic_ullong disconnected;
     carry_serve_histogram first, between, whole; /* seconds */
 } carry_serve_counters;
@@ -102,7 +102,7 @@ struct carry_lm_server {
     carry_http_route routes[CARRY_SERVE_ROUTES];
     size_t route_count;
     atomic_int phase;
-    carry_engine *engine; /* constant once READY */
+    carry_engine *engine; /* does not change once READY */
     carry_chat chat;
     bool has_chat;
     char no_chat[256]; /* the reason why there is no chat template */
@@ -110,12 +110,12 @@ struct carry_lm_server {
     carry_serve_defaults defaults;
     int64_t end_count, chat_end_count; /* tokens in `ends` for texts; for chats, with the template's */
     carry_serve_counters counters;
-    atomic_llong answers; /* responses that are not ended */
+    atomic_llong answers; /* responses that have not ended */
     atomic_int connections;
-    uint64_t secret[2]; /* for ids */
+    uint64_t secret[2]; /* for making ids */
     atomic_ullong next_id;
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards all fields below */
     pthread_cond_t has_job, has_message;
     bool is_stopping;
     carry_serve_job *jobs, *last_job;
@@ -186,7 +186,7 @@ void carry_serve_command_post(carry_lm_server *server, carry_serve_command *comm
 /* The engine's callback; user is the carry_serve_run. */
 bool carry_serve_on_event(void *user, const carry_engine_event *event);
 
-/* texts.c, states.c: work of jobs. */
+/* texts.c, states.c: handle jobs. */
 void carry_serve_tokenize_text(carry_serve_preparer *preparer, carry_serve_job *job);
 void carry_serve_detokenize(carry_serve_preparer *preparer, carry_serve_job *job);
 void carry_serve_state_save(carry_serve_preparer *preparer, carry_serve_job *job);

@@ -35,7 +35,7 @@ typedef struct state_work {
     carry_serve_command command;
     carry_lm_server *server;
     carry_http_response *response;
-    carry_serve_request request; /* of a save */
+    carry_serve_request request; /* for saving only */
     uint64_t state;
     carry_engine_reason reason;
     int64_t tokens, cached;

@@ -36,7 +36,7 @@ typedef struct candidate {
 struct carry_merger {
     const carry_tokenizer *tokenizer;
     cached *cache;
-    symbol *symbols; /* of long pieces */
+    symbol *symbols; /* workspace for long pieces */
     size_t symbol_room;
     candidate *heap;
     size_t heap_room, heap_count;

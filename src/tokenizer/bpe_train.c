@@ -46,7 +46,7 @@ struct carry_trainer {
     size_t slots;
     unsigned char *text;
     size_t text_bytes, text_room;
-    /* from here on while merging */
+    /* used while merging */
     uint32_t *symbols;
     pair_count *pairs;
     size_t pair_slots, pair_used;

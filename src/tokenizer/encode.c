@@ -38,7 +38,7 @@ static int64_t find_added(const carry_tokenizer *t, int pass, const unsigned cha
     return -1;
 }
 
-/* Pieces of pieces. */
+/* Cuts a text with one pattern after the other, and merges the pieces. */
 static carry_status encode_stage(carry_encoder *e, carry_ids *ids, int stage, const unsigned char *text,
                                  size_t length) {
     if (stage >= CARRY_STAGES || stage == e->tokenizer->parts.stages) {

@@ -21,13 +21,13 @@
 typedef struct carry_pattern carry_pattern; /* may be shared by threads */
 typedef struct carry_cutter carry_cutter;   /* one per thread */
 
-carry_status carry_pattern_new(carry_ctx *ctx, carry_pattern **pattern); /* that of GPT-2 */
+carry_status carry_pattern_new(carry_ctx *ctx, carry_pattern **pattern); /* the pattern of GPT-2 */
 /* A regular expression of tokenizer.json (pattern_regex.h); name is the file, for messages. */
 carry_status carry_pattern_parse(carry_ctx *ctx, carry_pattern **pattern, const char *regex, size_t length,
                                  bool drops_gaps, const char *name);
 carry_status carry_pattern_digits(carry_ctx *ctx, carry_pattern **pattern, bool each); /* or runs of digits */
 void carry_pattern_free(carry_pattern *pattern);
-bool carry_pattern_is_compiled(const carry_pattern *pattern); /* to machine code */
+bool carry_pattern_is_compiled(const carry_pattern *pattern); /* true if compiled to machine code */
 
 /* Returns NULL when out of memory. The pattern must outlive the cutter. */
 carry_cutter *carry_cutter_new(const carry_pattern *pattern);
@@ -42,14 +42,14 @@ size_t carry_cutter_next(carry_cutter *cutter, const unsigned char **piece);
    if the character before it is not white space. */
 typedef enum carry_cut_rule {
     CARRY_CUT_NOWHERE,
-    CARRY_CUT_SPACES, /* U+0020 alone */
-    CARRY_CUT_BLANKS, /* and tabs */
+    CARRY_CUT_SPACES, /* U+0020 only */
+    CARRY_CUT_BLANKS, /* spaces and tabs */
     CARRY_CUT_BLANKS_AND_LINES,
 } carry_cut_rule;
 carry_cut_rule carry_pattern_rule(const carry_pattern *pattern);
 /* Returns the last such position in text[0..length], or 0 if there is none. */
 size_t carry_cut_last(carry_cut_rule rule, const void *text, size_t length);
-/* For the GPT-2 pattern. */
+/* Finds the last cut for the GPT-2 pattern. */
 size_t carry_pattern_last_cut(const void *text, size_t length);
 
 #endif

@@ -16,7 +16,7 @@
 typedef struct walk {
     const char *at, *end;
     char *to;
-    const char *refused; /* why, or NULL */
+    const char *refused; /* reason for refusing it, or NULL */
 } walk;
 
 /* Letters of Unicode 15 and 16 by category, as in CARRY_REGEX_LETTERS; for patterns that distinguish upper case. */

@@ -34,7 +34,7 @@
     "\\x{11F3E}-\\x{11F42}\\x{11F5A}\\x{13440}\\x{13447}-\\x{13455}\\x{1611E}-\\x{1612F}" \
     "\\x{1E08F}\\x{1E4EC}-\\x{1E4EF}\\x{1E5EE}-\\x{1E5EF}"
 
-#define CARRY_REGEX_BYTES 2048 /* of an expression, at most */
+#define CARRY_REGEX_BYTES 2048 /* largest size of an expression */
 
 /* The caller frees *translated, which ends with a NUL. name is the file name, for messages. */
 carry_status carry_regex_translate(carry_ctx *ctx, char **translated, const char *regex, size_t length,

@@ -10,7 +10,7 @@ struct carry_decoder {
     const carry_tokenizer *tokenizer;
     carry_unfold unfold;
     char *bytes, *text; /* buffers for the bytes of a token, and for a piece of text */
-    size_t capacity;    /* of bytes */
+    size_t capacity;    /* size of bytes */
     bool with_specials, is_begun;
 };
 

@@ -1,4 +1,4 @@
-/* Blocks of text files. */
+/* Reads blocks of text files. */
 #include "tokenizer/text.h"
 
 #include <errno.h>

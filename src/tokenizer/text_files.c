@@ -1,4 +1,4 @@
-/* Walking folders. */
+/* Finds files by walking folders. */
 #include "tokenizer/text_files.h"
 
 #include <dirent.h>

@@ -26,10 +26,10 @@
 #include "carry/context.h"
 #include "carry/tokenizer.h"
 
-#define CARRY_TOKENS_MOST ((int64_t)1 << 21)      /* of a tokenizer */
-#define CARRY_ADDED_MOST 4096                     /* added tokens */
-#define CARRY_ADDED_BYTES 1024                    /* of one */
-#define CARRY_TOKENIZER_BYTES ((size_t)256 << 20) /* of a tokenizer.json */
+#define CARRY_TOKENS_MOST ((int64_t)1 << 21)      /* limit of tokens in a tokenizer */
+#define CARRY_ADDED_MOST 4096                     /* limit of added tokens */
+#define CARRY_ADDED_BYTES 1024                    /* longest added token */
+#define CARRY_TOKENIZER_BYTES ((size_t)256 << 20) /* largest tokenizer.json */
 #define CARRY_END_OF_TEXT "<|endoftext|>"
 
 /* Makes a tokenizer with the 256 bytes as tokens 0 to 255, followed by these added tokens. */
@@ -69,7 +69,7 @@ void carry_encoder_free(carry_encoder *encoder);
 
 typedef enum carry_specials {
     CARRY_SPECIALS_FOUND, /* special tokens such as <|endoftext|> are found in the text: the default of `tokenizers` */
-    CARRY_SPECIALS_AS_TEXT, /* it is ordinary text */
+    CARRY_SPECIALS_AS_TEXT, /* special tokens are ordinary text */
     CARRY_TEXT_GOES_ON      /* flag, combined by |: this is not the start of a text, so no prefix is added */
 } carry_specials;
 

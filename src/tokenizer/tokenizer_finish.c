@@ -176,7 +176,7 @@ static carry_status index_added(carry_ctx *ctx, carry_tokenizer *t, int pass) {
 
 carry_status carry_tokenizer_finish(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *name) {
     carry_tokenizer *t = tokenizer;
-    if (!t->parts.was_read) { /* as GPT-2's */
+    if (!t->parts.was_read) { /* not from a file: like GPT-2 */
         t->parts.was_read = true;
         t->parts.rule = CARRY_CUT_BLANKS_AND_LINES;
         CARRY_TRY(carry_pattern_new(ctx, &t->parts.stage[t->parts.stages]));

@@ -8,7 +8,7 @@
 #include "tokenizer/tokenizer.h"
 
 typedef struct carry_token {
-    size_t start; /* of its bytes in text */
+    size_t start; /* offset of its bytes in text */
     uint32_t length;
     bool known;         /* its number is in use */
     bool literal;       /* not written in the byte alphabet: its characters are read and written unchanged */
@@ -18,7 +18,7 @@ typedef struct carry_token {
     uint32_t content_length;
     size_t match; /* the text that is searched for in its pass */
     uint32_t match_length;
-    size_t decoded; /* its decoded text */
+    size_t decoded; /* offset of its decoded text */
     uint32_t decoded_length;
 } carry_token;
 
@@ -75,9 +75,9 @@ typedef struct carry_parts {
     bool words_are_apart; /* by character: no merge crosses the start of a run of space marks */
     carry_normal shown[CARRY_NORMALS]; /* by character: replacements that decoding makes in each token */
     int shows;
-    bool shows_bytes;       /* and <0x00> is a byte */
+    bool shows_bytes;       /* a token such as <0x00> decodes to a byte */
     int strips;             /* at most this many spaces are removed from the start of a decoded text */
-    carry_metaspace unmark; /* or the decoder Metaspace */
+    carry_metaspace unmark; /* the decoder Metaspace, if used */
     uint32_t before[CARRY_TEMPLATE], after[CARRY_TEMPLATE];
     int befores, afters;
     carry_cut_rule rule;
@@ -94,8 +94,8 @@ struct carry_tokenizer {
     uint32_t byte[256];
     carry_merge *merge; /* in the order of the merges list */
     int64_t merge_count, merge_room;
-    carry_pair_slot *pair; /* hash table */
-    size_t pairs;          /* its size */
+    carry_pair_slot *pair; /* hash table of merges */
+    size_t pairs;          /* size of the hash table */
     bool whole_pieces;     /* "ignore_merges": a piece that equals a token becomes that token */
     carry_added added[2];  /* [0]: searched before normalization; [1]: after it */
     size_t longest_added;
@@ -109,7 +109,7 @@ struct carry_tokenizer {
     char *chat;  /* the chat template, from chat_template.jinja or tokenizer_config.json; or NULL */
     size_t chat_length;
     bool has_chat_file;
-    struct carry_constraint_cache *constraints; /* of sampling; locks itself (constraint/constraint.h) */
+    struct carry_constraint_cache *constraints; /* does its own locking (constraint/constraint.h) */
 };
 
 /* Reads normalizer, pre_tokenizer, post_processor and decoder into made->parts. *is_plain: they equal those that
@@ -136,9 +136,9 @@ typedef struct carry_buffer {
     char *at;
     size_t count, room;
 } carry_buffer;
-bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length); /* false: no memory */
+bool carry_buffer_add(carry_buffer *buffer, const void *bytes, size_t length); /* false: out of memory */
 
-/* Whether this build has NFC. */
+/* True if this build has NFC. */
 bool carry_normal_has_nfc(void);
 /* Applies the steps to a text. *to is the text itself if nothing changes, else it points into one of the two buffers.
    first: this is the start of a text, where Prepend adds its content. Returns false if out of memory. */
@@ -155,7 +155,7 @@ bool carry_shown(const carry_parts *parts, const char *name, size_t length, carr
 
 /* The byte alphabet of GPT-2: printable bytes stand for themselves, the others for U+0100 and up. */
 uint32_t carry_byte_to_code(unsigned char byte);
-int carry_code_to_byte(uint32_t code); /* -1: none */
+int carry_code_to_byte(uint32_t code); /* -1: not in the alphabet */
 
 uint64_t carry_hash_bytes(const void *bytes, size_t length);
 static inline uint64_t carry_hash_pair(uint64_t pair) {
@@ -171,7 +171,7 @@ carry_status carry_tokenizer_put(carry_ctx *ctx, carry_tokenizer *tokenizer, int
    in the byte alphabet is decoded through it; beyond ASCII, this gives a different text. */
 carry_status carry_tokenizer_add(carry_ctx *ctx, carry_tokenizer *tokenizer, int64_t id, const char *content,
                                  size_t length, bool special, bool normalized, bool in_vocabulary);
-/* Special tokens numbered from first. */
+/* Adds special tokens, numbered from first. */
 carry_status carry_tokenizer_add_specials(carry_ctx *ctx, carry_tokenizer *tokenizer, int64_t first,
                                           const char *const *added, int count);
 /* Converts characters of the byte alphabet to their bytes. Returns false, and copies the characters unchanged, if one

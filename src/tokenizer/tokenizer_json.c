@@ -13,7 +13,7 @@
 
 typedef struct reader {
     carry_ctx *ctx;
-    const char *name; /* of the file */
+    const char *name; /* name of the file */
     carry_tokenizer *made;
     char *left, *right; /* buffers for the bytes of two tokens, each as long as the whole text */
     int64_t most;       /* token numbers must be below this: the largest number of tokens that the file can hold */

@@ -170,7 +170,7 @@ static carry_status take_mark(const reader *r, const carry_json *node, carry_met
     metaspace->used = true;
     const carry_json *scheme = carry_json_find(node, "prepend_scheme");
     bool prepends;
-    CARRY_TRY(take_bool(r, node, "add_prefix_space", true, &prepends)); /* of older files */
+    CARRY_TRY(take_bool(r, node, "add_prefix_space", true, &prepends)); /* key of older files */
     metaspace->prepend = prepends ? CARRY_PREPEND_ALWAYS : CARRY_PREPEND_NEVER;
     if (!is_absent(scheme)) {
         bool is_known = true;
@@ -232,7 +232,7 @@ static carry_status read_cuts(reader *r, const carry_json *node) {
     return CARRY_OK;
 }
 
-/* The decoder Metaspace. */
+/* Reads the decoder Metaspace. */
 static carry_status read_unmark(reader *r, const carry_json *node) {
     carry_metaspace *m = &r->parts->unmark;
     CARRY_TRY(take_mark(r, node, m));

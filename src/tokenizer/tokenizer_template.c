@@ -85,7 +85,7 @@ static carry_status take_template(carry_ctx *ctx, carry_tokenizer *made, const c
     return is_after ? CARRY_OK : carry_parts_refuse(ctx, single, "the template without a text", name);
 }
 
-/* ByteLevel moves offsets, not numbers. */
+/* ByteLevel changes offsets, not token numbers. */
 static carry_status take_post(carry_ctx *ctx, carry_tokenizer *made, const carry_json *post, const char *name) {
     if (is_type(post, "ByteLevel")) {
         return CARRY_OK;

@@ -248,8 +248,8 @@ carry_status carry_unigram_finish(carry_unigram *u, const char *path) {
 /* The best segmentation that ends at a position of the text. */
 typedef struct step {
     float score;
-    int32_t from;  /* -1: no way yet */
-    int64_t piece; /* -1: a character without one */
+    int32_t from;  /* -1: not reached yet */
+    int64_t piece; /* -1: a character without a piece */
 } step;
 
 static void offer(step *to, float score, size_t from, int64_t piece) {

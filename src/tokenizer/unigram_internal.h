@@ -6,7 +6,7 @@
 
 #include "tokenizer/unigram.h"
 
-/* SentencePiece's numbers. */
+/* The numbers that SentencePiece uses. */
 typedef enum carry_piece_kind {
     CARRY_PIECE_NORMAL = 1,
     CARRY_PIECE_UNKNOWN = 2,
@@ -17,7 +17,7 @@ typedef enum carry_piece_kind {
 } carry_piece_kind;
 
 typedef struct carry_unigram_piece {
-    size_t at; /* in text */
+    size_t at; /* offset in text */
     uint32_t length;
     float score;
     carry_piece_kind kind;
@@ -27,7 +27,7 @@ struct carry_unigram {
     carry_ctx *ctx;
     carry_unigram_piece *piece;
     int64_t pieces, room;
-    char *text; /* of all pieces */
+    char *text; /* bytes of all pieces */
     size_t text_bytes, text_room;
     unsigned char *map; /* the character map: a double array of 4-byte units, then the replacement texts; or NULL */
     size_t map_bytes, units;

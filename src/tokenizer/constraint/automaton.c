@@ -36,7 +36,7 @@ struct carry_automaton {
     frame *frame;
     uint32_t frame_count, frame_room;
     table states, frames;
-    size_t bytes; /* of states and frames */
+    size_t bytes; /* memory of states and frames */
     uint32_t epoch;
     /* Workspace of one closure. */
     position *todo, *found;

@@ -8,8 +8,8 @@
 
 #include "tokenizer/constraint/grammar.h"
 
-#define CARRY_AUTOMATON_BYTES ((size_t)8 << 20) /* of all states */
-#define CARRY_AUTOMATON_POSITIONS 16384         /* of one state */
+#define CARRY_AUTOMATON_BYTES ((size_t)8 << 20) /* limit for all states together */
+#define CARRY_AUTOMATON_POSITIONS 16384         /* limit for one state */
 #define CARRY_AUTOMATON_DEAD 1                  /* the state after a byte that is not allowed */
 
 typedef struct carry_automaton carry_automaton;

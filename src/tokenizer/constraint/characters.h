@@ -17,7 +17,7 @@ typedef struct carry_characters {
 
 bool carry_characters_add(carry_characters *set, uint32_t low, uint32_t high); /* false: out of memory */
 void carry_characters_free(carry_characters *set);
-void carry_characters_sort(carry_characters *set); /* and joins ranges that touch */
+void carry_characters_sort(carry_characters *set); /* sorts ranges and joins adjacent ones */
 bool carry_characters_negate(carry_characters *set);
 
 /* Reads the UTF-8 encoding of one character of the set, whose ranges are sorted. Surrogates are left out. */

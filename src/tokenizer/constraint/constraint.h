@@ -14,12 +14,12 @@
 #include "tokenizer/tokenizer.h"
 
 #define CARRY_CONSTRAINTS 16                          /* at most this many are kept by a tokenizer */
-#define CARRY_CONSTRAINT_MASK_BYTES ((size_t)8 << 20) /* of the masks of one */
+#define CARRY_CONSTRAINT_MASK_BYTES ((size_t)8 << 20) /* limit for the masks of one constraint */
 #define CARRY_CONSTRAINT_WORK ((int64_t)1 << 24)      /* at most this many positions are visited for one mask */
 
 typedef enum carry_constraint_kind { CARRY_CONSTRAINT_REGEX, CARRY_CONSTRAINT_SCHEMA } carry_constraint_kind;
 
-typedef struct carry_cursor carry_cursor; /* of one text */
+typedef struct carry_cursor carry_cursor; /* a position in one text */
 
 /* CARRY_EARGUMENT: the expression or schema is wrong. CARRY_EUNSUPPORTED: it uses an unsupported feature. CARRY_ESIZE:
    it exceeds a limit. May be called from any thread, but only one thread at a time may use a cursor. The tokenizer must
@@ -35,11 +35,11 @@ bool carry_cursor_allow(carry_cursor *cursor, const int32_t *ends, int64_t end_c
    allowed. */
 bool carry_cursor_take(carry_cursor *cursor, int64_t token);
 bool carry_cursor_is_whole(const carry_cursor *cursor);    /* the text may end here */
-bool carry_cursor_is_finished(const carry_cursor *cursor); /* and nothing may follow */
+bool carry_cursor_is_finished(const carry_cursor *cursor); /* the text may end here and may not continue */
 
 /* The cache of constraints of a tokenizer, made together with it. It does its own locking. */
 typedef struct carry_constraint_cache carry_constraint_cache;
-carry_constraint_cache *carry_constraint_cache_new(void); /* NULL without memory */
+carry_constraint_cache *carry_constraint_cache_new(void); /* NULL when out of memory */
 void carry_constraint_cache_free(carry_constraint_cache *cache);
 
 #endif

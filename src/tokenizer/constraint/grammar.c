@@ -1,4 +1,4 @@
-/* Building grammars. */
+/* Builds grammars from nodes. */
 #include "tokenizer/constraint/grammar.h"
 
 #include <stdlib.h>

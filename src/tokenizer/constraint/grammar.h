@@ -25,8 +25,8 @@
 typedef enum carry_grammar_kind {
     CARRY_NODE_END,
     CARRY_NODE_BYTES, /* reads a byte from low to high, then goes to next; never matches if low is above high */
-    CARRY_NODE_SPLIT, /* next or other */
-    CARRY_NODE_CALL,  /* the rule `other`, then next */
+    CARRY_NODE_SPLIT, /* goes to next or to other */
+    CARRY_NODE_CALL,  /* calls the rule `other`, then goes to next */
 } carry_grammar_kind;
 
 typedef struct carry_grammar_node {
@@ -40,7 +40,7 @@ typedef struct carry_grammar {
     uint32_t *entry; /* first node of each rule; the whole text is rule 0 */
     uint32_t rules, rule_room;
     carry_status status; /* the first failure */
-    const char *bound;   /* and its name, of CARRY_ESIZE */
+    const char *bound;   /* name of the exceeded limit, with CARRY_ESIZE */
 } carry_grammar;
 
 carry_status carry_grammar_new(carry_ctx *ctx, carry_grammar *grammar); /* makes rule 0, which is not defined yet */

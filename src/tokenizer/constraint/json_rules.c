@@ -19,7 +19,7 @@ static uint32_t maybe(carry_grammar *g, uint32_t entry, uint32_t next) {
     return carry_grammar_split(g, entry, next);
 }
 
-/* least to most digits. */
+/* Reads least to most digits. */
 static uint32_t digits(carry_grammar *g, int least, int most, uint32_t next) {
     uint32_t entry = next;
     for (int i = most; i > 0; i--) {

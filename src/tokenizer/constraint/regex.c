@@ -32,7 +32,7 @@ static uint32_t build_repeat(builder *b, const carry_regex_part *part, uint32_t 
     for (int32_t i = part->least; i < part->most && b->g->status == CARRY_OK && b->status == CARRY_OK; i++) {
         const uint32_t before = entry;
         entry = carry_grammar_split(b->g, build(b, part->inside, entry), next);
-        if (entry == before) { /* the inside is empty */
+        if (entry == before) { /* the group is empty */
             break;
         }
     }

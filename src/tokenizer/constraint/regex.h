@@ -8,7 +8,7 @@
 #include "tokenizer/constraint/characters.h"
 
 #define CARRY_REGEX_BYTES ((size_t)1 << 16)
-#define CARRY_REGEX_DEPTH 100    /* groups in groups */
+#define CARRY_REGEX_DEPTH 100    /* limit of nested groups */
 #define CARRY_REGEX_COUNT 100000 /* {m,n} */
 
 typedef struct carry_regex_target {

@@ -67,7 +67,7 @@ static bool read_hex(carry_regex *r, int count, uint32_t *value) {
     return true;
 }
 
-/* After \x and \u. */
+/* Reads the digits after \x and \u. */
 static carry_status read_code(carry_regex *r, int count, uint32_t *value) {
     const size_t start = r->at;
     uint32_t low;

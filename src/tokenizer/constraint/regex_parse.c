@@ -1,4 +1,4 @@
-/* Parsing regular expressions. */
+/* Parses regular expressions. */
 #include "tokenizer/constraint/regex_parse.h"
 
 #include <stdlib.h>

@@ -19,7 +19,7 @@ typedef struct carry_regex_part {
     int32_t inside, before; /* index of the last part inside, and of the part before this one; -1: none */
     int32_t least, most;    /* bounds of a repetition; most below 0: no limit */
     size_t first, count;    /* ranges of a set */
-    uint32_t at;            /* its character, from 1 */
+    uint32_t at;            /* its position, in characters from 1 */
 } carry_regex_part;
 
 typedef struct carry_regex {
@@ -28,7 +28,7 @@ typedef struct carry_regex {
     const char *text;
     size_t length, at;
     int depth;
-    bool is_complement; /* inside [^...] */
+    bool is_complement; /* the parser is inside [^...] */
     carry_regex_part *part;
     int32_t count, room;
     carry_characters sets;
@@ -41,7 +41,7 @@ void carry_regex_free(carry_regex *regex);
 /* regex_class.c. After a backslash: adds the escaped character or class to `set`. *is_class: it is a class such as
    \d. */
 carry_status carry_regex_escape(carry_regex *regex, carry_characters *set, bool in_class, bool *is_class);
-carry_status carry_regex_class(carry_regex *regex, carry_characters *set); /* after [ */
+carry_status carry_regex_class(carry_regex *regex, carry_characters *set); /* after "[" */
 void carry_regex_dot(carry_characters *set, bool *is_whole);
 uint32_t carry_regex_character(carry_regex *regex); /* reads the next character, which must exist */
 carry_status carry_regex_refuse(carry_regex *regex, carry_status status, size_t at, const char *why);

@@ -17,10 +17,10 @@ enum {
     CARRY_SCHEMA_ALL = 1 + 2 + 8 + 16 + 32 + 64,
 };
 
-/* Rules that every schema has. */
+/* Rules for JSON without a schema. */
 typedef struct carry_json_rules {
-    uint32_t space;     /* between tokens, or nothing */
-    uint32_t character; /* of a string */
+    uint32_t space;     /* optional white space between tokens */
+    uint32_t character; /* a character of a string */
     uint32_t string, number, integer, value, object, array;
 } carry_json_rules;
 void carry_json_rules_build(carry_grammar *g, carry_json_rules *rules);
@@ -58,7 +58,7 @@ carry_status carry_schema_array(carry_schema *s, const carry_json *schema, uint3
 carry_status carry_schema_object(carry_schema *s, const carry_json *schema, uint32_t next, uint32_t *entry);
 /* Reads one given value, of enum or const. */
 uint32_t carry_schema_literal(carry_schema *s, const carry_json *value, uint32_t next);
-/* A string in quotes, escaped. */
+/* Reads a string in quotes, with escapes. */
 uint32_t carry_schema_quoted(carry_schema *s, const char *text, size_t length, uint32_t next);
 /* Reads `rule` `least` to `most` times; no upper limit if most is below 0. */
 uint32_t carry_schema_repeat(carry_schema *s, uint32_t rule, int64_t least, int64_t most, uint32_t next);

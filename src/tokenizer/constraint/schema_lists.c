@@ -88,7 +88,7 @@ carry_status carry_schema_array(carry_schema *s, const carry_json *schema, uint3
 typedef struct member {
     const char *name;
     size_t length;
-    uint32_t rule; /* of its value */
+    uint32_t rule; /* rule of its value */
     bool is_required;
 } member;
 

@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 
-#define HOPS 32 /* references to references */
+#define HOPS 32 /* limit of references to references */
 
 typedef enum keyword_kind { ANNOTATION, TYPE, LIMIT, FORM } keyword_kind;
 

@@ -1,4 +1,4 @@
-/* Sorting tokens by their bytes. */
+/* Sorts tokens by their bytes and builds the tree. */
 #include "tokenizer/constraint/vocabulary.h"
 
 #include <stdlib.h>

@@ -18,7 +18,7 @@ typedef struct carry_vocabulary {
     uint32_t count;
     int32_t *token;
     uint32_t token_count;
-    int64_t size; /* of the tokenizer */
+    int64_t size; /* tokens of the tokenizer */
 } carry_vocabulary;
 
 /* Special tokens and tokens without bytes are left out. */

@@ -85,7 +85,7 @@ int jinja_compare(jinja_run *run, jinja_value a, jinja_value b, const char *oper
     }
     if (jinja_is_number(a) && jinja_is_number(b)) {
         double left = jinja_number(a), right = jinja_number(b);
-        return isnan(left) || isnan(right) ? 2 : left < right ? -1 : left > right; /* 2: not ordered */
+        return isnan(left) || isnan(right) ? 2 : left < right ? -1 : left > right; /* 2 means not ordered */
     }
     if (a.kind == JINJA_STRING && b.kind == JINJA_STRING) {
         jinja_spend(run, a.as.text->length / 64);

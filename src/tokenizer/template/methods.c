@@ -91,7 +91,7 @@ METHOD(cycler_reset) {
 static const jinja_function list_methods[] = {
     {"count", "/value", 1, list_count, NULL},
     {"index", "/value", 1, list_index, NULL},
-    {"copy", "", 0, copy, NULL}, /* not of a tuple */
+    {"copy", "", 0, copy, NULL}, /* a tuple does not have it */
 };
 
 static const jinja_function dict_methods[] = {

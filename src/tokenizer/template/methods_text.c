@@ -322,7 +322,7 @@ jinja_value jinja_replace(jinja_run *run, const jinja_text *in, const jinja_text
         jinja_write(run, new_text->at, new_text->length);
         at = found + old->length;
         most -= most > 0;
-        if (old->length == 0) { /* between all characters */
+        if (old->length == 0) { /* inserts between all characters */
             int bytes = 0;
             if (at == end) {
                 break;

@@ -98,7 +98,7 @@ typedef struct jinja_node {
     jinja_token_kind operator; /* of a binary node, and of an operand of a comparison */
     bool flag;                 /* for: is recursive; macro: uses varargs, kwargs or caller, see uses */
     unsigned char uses;        /* macro: JINJA_USES_ bits */
-    uint32_t id;               /* of a name */
+    uint32_t id;               /* id of a name */
     jinja_text *name;
     jinja_value value;
     struct jinja_node *a, *b, *c, *d;
@@ -118,7 +118,7 @@ typedef struct jinja_keyword {
 } jinja_keyword;
 
 typedef struct jinja_call { /* arguments in the source */
-    jinja_node *first;      /* by position */
+    jinja_node *first;      /* positional arguments */
     jinja_keyword *keywords;
     jinja_node *more, *more_keywords; /* *more, **more_keywords */
 } jinja_call;
@@ -126,7 +126,7 @@ typedef struct jinja_call { /* arguments in the source */
 struct carry_template {
     jinja_arena arena;
     jinja_node *body;
-    jinja_text **names; /* of variables, by id */
+    jinja_text **names; /* names of variables, by id */
     uint32_t name_count, name_room;
     uint32_t loop_id, caller_id, varargs_id, kwargs_id;
     char *title; /* for messages */
@@ -159,7 +159,7 @@ const jinja_token *jinja_expect(jinja_parser *parser, jinja_token_kind kind, con
 uint32_t jinja_intern(jinja_parser *parser, jinja_text *name);
 void jinja_enter(jinja_parser *parser, uint32_t line); /* enters a nesting level; the caller leaves it by depth-- */
 
-/* parse_statement.c: all of the tokens */
+/* parse_statement.c: parses all tokens */
 jinja_node *jinja_parse_body(jinja_parser *parser);
 /* parse_expression.c */
 jinja_node *jinja_parse_expression(jinja_parser *parser);

@@ -5,7 +5,7 @@
 
 #include "tokenizer/template/node.h"
 
-#define DEPTH_MOST 200 /* nested statements and expressions */
+#define DEPTH_MOST 200 /* limit of nested statements and expressions */
 
 void jinja_syntax(jinja_parser *parser, uint32_t line, const char *format, ...) {
     char text[256];

@@ -63,7 +63,7 @@ typedef struct jinja_bound {
 
 typedef struct jinja_macro {
     const jinja_node *node;
-    jinja_scope *scope; /* where it was defined */
+    jinja_scope *scope; /* scope of its definition */
 } jinja_macro;
 
 typedef struct jinja_loop {
@@ -71,17 +71,17 @@ typedef struct jinja_loop {
     size_t index; /* from 0 */
     int64_t depth;
     const jinja_node *node; /* the statement of a recursive loop; else NULL */
-    jinja_scope *scope;     /* around the loop */
+    jinja_scope *scope;     /* scope around the loop */
     jinja_value changed;    /* arguments of the last loop.changed() */
 } jinja_loop;
 
-/* Errors, and bounds */
+/* Errors and limits */
 _Noreturn void jinja_fail(jinja_run *run, const char *format, ...) CARRY_PRINTF(2, 3);
-_Noreturn void jinja_raise(jinja_run *run, const jinja_text *text); /* the template's own exception */
+_Noreturn void jinja_raise(jinja_run *run, const jinja_text *text); /* raises the template's own exception */
 _Noreturn void jinja_fail_undefined(jinja_run *run, jinja_value value);
 void jinja_spend(jinja_run *run, size_t steps);
 void jinja_deeper(jinja_run *run);              /* pairs with run->depth-- */
-const char *jinja_kind_name(jinja_value value); /* as Python calls the type */
+const char *jinja_kind_name(jinja_value value); /* Python's name of the type */
 
 /* output.c: a growing text, and printing. A capture is the text written since its start. */
 void jinja_write(jinja_run *run, const char *bytes, size_t length);
@@ -94,7 +94,7 @@ void jinja_print_quoted(jinja_run *run, jinja_value value); /* repr() */
 void jinja_print_float(jinja_run *run, double number);
 jinja_value jinja_str(jinja_run *run, jinja_value value);  /* str(): a plain string */
 jinja_value jinja_soft(jinja_run *run, jinja_value value); /* returns a string unchanged, and str() of anything else */
-jinja_value jinja_escape(jinja_run *run, jinja_value value); /* HTML; a marked string */
+jinja_value jinja_escape(jinja_run *run, jinja_value value); /* escapes HTML; returns a marked string */
 typedef struct jinja_json_options {
     bool ascii, sorted, indents;
     jinja_value indent;
@@ -132,7 +132,7 @@ jinja_dict *jinja_make_dict(jinja_run *run, const jinja_arguments *arguments); /
 /* arithmetic.c */
 jinja_value jinja_binary(jinja_run *run, jinja_token_kind operator, jinja_value a, jinja_value b);
 jinja_value jinja_negate(jinja_run *run, jinja_value value);
-jinja_value jinja_concat(jinja_run *run, jinja_value a, jinja_value b); /* two strings, by + */
+jinja_value jinja_concat(jinja_run *run, jinja_value a, jinja_value b); /* joins two strings, like + */
 bool jinja_parse_integer(jinja_run *run, const jinja_text *text, int base, int64_t *integer);
 bool jinja_parse_float(const jinja_text *text, double *number);
 
@@ -145,7 +145,7 @@ jinja_value jinja_call_function(jinja_run *run, const jinja_function *function, 
                                 const jinja_arguments *arguments);
 jinja_value jinja_call_value(jinja_run *run, jinja_value called, const jinja_arguments *arguments);
 
-/* Tables. NULL: not there. */
+/* Tables; NULL if not found. */
 const jinja_function *jinja_find_in(const jinja_function *table, size_t count, const jinja_text *name);
 const jinja_function *jinja_find_filter(const jinja_text *name);
 const char *jinja_refused_filter(const jinja_text *name); /* an unsupported filter of Jinja, or NULL */
@@ -153,7 +153,7 @@ const jinja_function *jinja_find_test(const jinja_text *name);
 const jinja_function *jinja_find_global(const jinja_text *name);
 const jinja_function *jinja_find_method(jinja_value of, const jinja_text *name);
 bool jinja_is_hidden_method(jinja_value of, const jinja_text *name);   /* the method exists, but the sandbox hides it */
-bool jinja_is_other_attribute(jinja_value of, const jinja_text *name); /* exists in Python, not here */
+bool jinja_is_other_attribute(jinja_value of, const jinja_text *name); /* exists in Python but not here */
 const jinja_function *jinja_find_text_method(const jinja_text *name);
 extern const jinja_function jinja_text_filters[];
 extern const size_t jinja_text_filter_count;
@@ -176,7 +176,7 @@ jinja_value jinja_evaluate(jinja_run *run, const jinja_node *node);
 jinja_jump jinja_execute(jinja_run *run, const jinja_node *body);
 jinja_value jinja_run_macro(jinja_run *run, const jinja_macro *macro, const jinja_arguments *arguments);
 jinja_value jinja_run_loop(jinja_run *run, const jinja_node *node, jinja_scope *scope, jinja_value source,
-                           int64_t depth); /* a recursive loop's output */
+                           int64_t depth); /* output of a recursive loop */
 void jinja_define(jinja_run *run, uint32_t id, jinja_value value);
 const jinja_arguments *jinja_evaluate_arguments(jinja_run *run, const jinja_call *call, const jinja_value *first);
 

@@ -4,7 +4,7 @@
 #include "tokenizer/template/run.h"
 #include "tokenizer/template/unicode.h"
 
-#define RANGE_MOST 100000 /* as Jinja's sandbox */
+#define RANGE_MOST 100000 /* limit of Jinja's sandbox */
 
 bool jinja_is_iterable(jinja_value value) {
     return value.kind == JINJA_UNDEFINED || (value.kind >= JINJA_STRING && value.kind <= JINJA_ITERATOR) ||
@@ -141,7 +141,7 @@ jinja_value jinja_range_new(jinja_run *run, int64_t start, int64_t stop, int64_t
     return (jinja_value){.kind = JINJA_RANGE, .as.range = range};
 }
 
-/* loop.name; MISSING: no such attribute. */
+/* Returns loop.name, or MISSING. */
 static jinja_value loop_attribute(jinja_run *run, const jinja_loop *loop, const jinja_text *name) {
     int64_t index = (int64_t)loop->index, count = (int64_t)loop->items->count;
     const struct {

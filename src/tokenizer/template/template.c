@@ -214,7 +214,7 @@ carry_status carry_template_render(carry_ctx *ctx, const carry_template *parsed,
     if (setjmp(leave) == 0) {
         load_variables(run);
         (void)jinja_execute(run, parsed->body);
-        jinja_write(run, "", 1); /* the 0 after the end */
+        jinja_write(run, "", 1); /* the terminating NUL */
     } else if (run->arena.failure != NULL) {
         run->status = carry_fail(ctx, CARRY_EMEMORY, "%s, line %u: rendering exceeds the limit of %s", parsed->title,
                                  run->line, run->arena.failure);

@@ -18,7 +18,7 @@
 #include "carry/context.h"
 #include "core/json.h"
 
-#define CARRY_TEMPLATE_BYTES ((size_t)4 << 20) /* of a template's text */
+#define CARRY_TEMPLATE_BYTES ((size_t)4 << 20) /* largest size of a template */
 
 typedef struct carry_template carry_template; /* read-only once parsed: threads may share it */
 
@@ -31,14 +31,14 @@ void carry_template_free(carry_template *parsed);
 bool carry_template_names(const carry_template *parsed, const char *name);
 
 typedef struct carry_template_limits {
-    int64_t steps; /* 0: the default of each */
+    int64_t steps; /* 0 means the default, in each field */
     size_t memory, output;
 } carry_template_limits;
 
 typedef struct carry_template_input {
     const carry_json *const *objects; /* variables; a later object overrides an earlier one */
     int count;
-    const struct tm *now; /* strftime_now; NULL: local time */
+    const struct tm *now; /* time for strftime_now; NULL: local time */
     carry_template_limits limits;
     char **raised; /* receives the message if the template calls raise_exception; the caller frees it. May be NULL */
 } carry_template_input;

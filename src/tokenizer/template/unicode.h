@@ -6,7 +6,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define JINJA_CASED_MOST 3 /* code points that one becomes */
+#define JINJA_CASED_MOST 3 /* most code points that one can become */
 
 typedef enum jinja_case { JINJA_UPPER, JINJA_LOWER, JINJA_TITLE, JINJA_FOLD } jinja_case;
 

@@ -19,8 +19,8 @@ typedef struct jinja_block {
 typedef struct jinja_arena {
     jinja_block *last;
     size_t total, limit; /* bytes */
-    jmp_buf *leave;      /* taken when memory runs out */
-    const char *failure; /* the reason */
+    jmp_buf *leave;      /* jumped to when memory runs out */
+    const char *failure; /* the reason for the jump */
 } jinja_arena;
 
 /* Allocates zeroed memory. Never returns NULL: jumps to arena.leave when out of memory or over the limit. */
@@ -160,11 +160,11 @@ jinja_text *jinja_text_over(jinja_arena *arena, const char *bytes, size_t length
 jinja_value jinja_string(jinja_arena *arena, const char *bytes, size_t length);
 bool jinja_text_is(const jinja_text *text, const char *expected);
 bool jinja_text_equal(const jinja_text *a, const jinja_text *b);
-int64_t jinja_points(jinja_text *text); /* code points */
+int64_t jinja_points(jinja_text *text); /* number of code points */
 
 jinja_list *jinja_list_new(jinja_arena *arena, size_t room);
 void jinja_list_add(jinja_arena *arena, jinja_list *list, jinja_value value);
-jinja_value jinja_pair_of(jinja_arena *arena, jinja_value first, jinja_value second); /* a tuple */
+jinja_value jinja_pair_of(jinja_arena *arena, jinja_value first, jinja_value second); /* makes a tuple */
 
 jinja_dict *jinja_dict_new(jinja_arena *arena, size_t room);
 /* Return NULL if the key is absent. Lookups with a text key cannot fail; for other keys see jinja_dict_key in run.h. */
