@@ -74,7 +74,8 @@ static carry_status take_values(reader *r, carry_gguf_item *item) {
         r->at += item->count * (uint64_t)size;
         return CARRY_OK;
     }
-    for (uint64_t i = 0; i < item->count; i++) { /* ends with the file at the latest: 8 bytes each */
+    /* Ends with the file at the latest: each text takes at least 8 bytes. */
+    for (uint64_t i = 0; i < item->count; i++) {
         carry_gguf_text text;
         CARRY_TRY(take_text(r, &text, "a text"));
     }

@@ -6,8 +6,8 @@
 
 #include "file/gguf_model.h"
 
-#define CONTROL 3      /* of tokenizer.ggml.token_type: a special token */
-#define USER_DEFINED 4 /* a token that is matched as a whole in texts */
+#define CONTROL 3      /* in tokenizer.ggml.token_type: a special token */
+#define USER_DEFINED 4 /* in the same list: a token that is matched as a whole in texts */
 
 #define ENGLISH "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 #define SPACES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"

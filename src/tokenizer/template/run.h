@@ -105,7 +105,7 @@ void jinja_write_json(jinja_run *run, jinja_value value, const jinja_json_option
 /* compare.c */
 bool jinja_truth(jinja_run *run, jinja_value value);
 bool jinja_equal(jinja_run *run, jinja_value a, jinja_value b);
-int jinja_compare(jinja_run *run, jinja_value a, jinja_value b, const char *operator); /* order; fails if none */
+int jinja_compare(jinja_run *run, jinja_value a, jinja_value b, const char *operator); /* fails if not ordered */
 bool jinja_less(jinja_run *run, jinja_value a, jinja_value b);
 bool jinja_contains(jinja_run *run, jinja_value in, jinja_value value);
 uint64_t jinja_hash(jinja_run *run, jinja_value value); /* fails for a value that is not hashable */
@@ -168,7 +168,7 @@ jinja_value jinja_strip(jinja_run *run, jinja_value string, jinja_value characte
 jinja_value jinja_replace(jinja_run *run, const jinja_text *in, const jinja_text *old, const jinja_text *new_text,
                           int64_t most);
 jinja_list *jinja_lines(jinja_run *run, const jinja_text *text, bool keeps_ends, bool marked);
-jinja_value jinja_sub(jinja_run *run, jinja_value string, const char *start, size_t length); /* a part of it */
+jinja_value jinja_sub(jinja_run *run, jinja_value string, const char *start, size_t length); /* a substring */
 
 /* execute.c */
 typedef enum jinja_jump { JINJA_GOES_ON, JINJA_BREAKS, JINJA_CONTINUES } jinja_jump;
