@@ -155,7 +155,7 @@ CARRY_API void carry_engine_cancel(carry_engine *engine, uint64_t id);
 /* Runs one step. is_busy: requests are waiting or in progress. */
 CARRY_API carry_status carry_engine_step(carry_engine *engine, bool *is_busy);
 CARRY_API carry_status carry_engine_run(carry_engine *engine); /* until no request is left */
-/* Waits until there is a request or a cancellation, for at most `seconds`. Returns false if there was none. */
+/* Waits until there is a request or a cancellation, for at most `seconds`. Returns false if nothing arrived. */
 CARRY_API bool carry_engine_wait(carry_engine *engine, double seconds);
 /* Takes the next event. Returns false if no event is waiting. Pointers in it are valid until the next call. */
 CARRY_API bool carry_engine_next(carry_engine *engine, carry_engine_event *event);

@@ -42,7 +42,7 @@ const carry_http_endpoint *carry_http_endpoint_of(const carry_http_server *serve
     return NULL;
 }
 
-/* Returns the part of path that '*' in the pattern matches, "" if the pattern has none, or NULL if the path does not
+/* Returns the part of path that '*' in the pattern matches, "" if the pattern has no '*', or NULL if the path does not
    match. */
 static const char *match(const char *pattern, const char *path) {
     size_t length = strlen(pattern);

@@ -123,7 +123,7 @@ static void drop(transfer *t, connection *c) {
     c->data = -1;
 }
 
-/* Chooses the next missing range. Returns false if there is none. */
+/* Chooses the next missing range. Returns false if all are complete or taken. */
 static bool choose(transfer *t, connection *c) {
     carry_hub_pull *pull = t->pull;
     for (; t->file < pull->count; t->file++, t->part = 0) {

@@ -27,7 +27,7 @@ typedef struct places {
 typedef struct pair_count {
     uint64_t pair; /* CARRY_NO_PAIR: free */
     int64_t count;
-    int64_t pending; /* index of its list of words in this step; -1: it has none */
+    int64_t pending; /* index of its list of words in this step; -1: no list */
 } pair_count;
 
 typedef struct queued {

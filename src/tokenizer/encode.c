@@ -13,7 +13,7 @@ struct carry_encoder {
 };
 
 /* Finds the first added token of a pass in text[*at..length). Returns its number and sets *at to its position; -1 if
-   there is none. */
+   not found. */
 static int64_t find_added(const carry_tokenizer *t, int pass, const unsigned char *text, size_t length, size_t *at,
                           carry_specials specials) {
     const carry_added *added = &t->added[pass];

@@ -47,7 +47,7 @@ typedef enum carry_cut_rule {
     CARRY_CUT_BLANKS_AND_LINES,
 } carry_cut_rule;
 carry_cut_rule carry_pattern_rule(const carry_pattern *pattern);
-/* Returns the last such position in text[0..length], or 0 if there is none. */
+/* Returns the last such position in text[0..length], or 0 if not found. */
 size_t carry_cut_last(carry_cut_rule rule, const void *text, size_t length);
 /* Finds the last cut for the GPT-2 pattern. */
 size_t carry_pattern_last_cut(const void *text, size_t length);

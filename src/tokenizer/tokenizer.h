@@ -1,6 +1,6 @@
 /* Tokenizers: bytes to token numbers and back.
 
-   A tokenizer has a token for each of the 256 bytes, merges of two tokens into a third (byte-level if there are none,
+   A tokenizer has a token for each of the 256 bytes, merges of two tokens into a third (byte-level without merges,
    else BPE), and added tokens such as <|endoftext|>, which are found in a text before anything else. Its file format is
    Hugging Face's tokenizer.json, and its numbers and texts equal those of their `tokenizers` library:
 
@@ -83,7 +83,7 @@ carry_status carry_encode(carry_ctx *ctx, carry_encoder *encoder, carry_ids *ids
    none. */
 carry_status carry_encode_start(carry_ctx *ctx, const carry_tokenizer *tokenizer, carry_ids *ids);
 carry_status carry_encode_end(carry_ctx *ctx, const carry_tokenizer *tokenizer, carry_ids *ids);
-/* Returns the last position at which a text can be cut, or 0 if there is none: encoding both parts, the second with
+/* Returns the last position at which a text can be cut, or 0 if not found: encoding both parts, the second with
    CARRY_TEXT_GOES_ON, gives the same numbers as encoding the whole. */
 size_t carry_tokenizer_last_cut(const carry_tokenizer *tokenizer, const void *text, size_t length);
 

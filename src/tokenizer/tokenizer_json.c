@@ -45,7 +45,7 @@ static carry_status refuse(const reader *r, const carry_json *node, const char *
                       what, carry_json_show(shown, node));
 }
 
-/* Returns an object's "type", for messages; the object itself if it has none. */
+/* Returns an object's "type", for messages; the object itself if the key is missing. */
 static const carry_json *type_of(const carry_json *node) {
     const carry_json *type = carry_json_find(node, "type");
     return type != NULL ? type : node;

@@ -32,7 +32,7 @@ struct carry_unigram {
     unsigned char *map; /* the character map: a double array of 4-byte units, then the replacement texts; or NULL */
     size_t map_bytes, units;
     int64_t unknown, end; /* <unk> and </s> */
-    int64_t byte[256];    /* pieces of single bytes; all -1 if there are none */
+    int64_t byte[256];    /* pieces of single bytes; all -1: no such pieces */
     bool has_bytes;
     /* Made by carry_unigram_finish. */
     int64_t *slot; /* a hash table of the pieces that can occur in a text; -1: free */

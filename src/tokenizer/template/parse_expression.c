@@ -115,7 +115,7 @@ static jinja_node *parse_sum(jinja_parser *p) {
     }
 }
 
-/* Takes a comparison operator and returns it, or TOKEN_END if there is none. */
+/* Takes a comparison operator and returns it, or TOKEN_END if the next token is not one. */
 static jinja_token_kind take_comparison(jinja_parser *p) {
     jinja_token_kind kind = jinja_peek(p)->kind;
     if (kind >= TOKEN_EQUAL && kind <= TOKEN_LESS_EQUAL) {
