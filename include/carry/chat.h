@@ -17,10 +17,10 @@
 extern "C" {
 #endif
 
-/* The chat template of a folder. The special tokens of tokenizer_config.json are variables, too; unless given, tools
-   and documents are null and add_generation_prompt is true. Free *text with carry_render_free. */
+/* Renders the chat template of a folder. The special tokens of tokenizer_config.json are also variables. Unless given,
+   tools and documents are null and add_generation_prompt is true. Free *text with carry_render_free. */
 CARRY_API carry_status carry_render_chat(carry_ctx *ctx, const char *folder, const char *variables, char **text);
-/* Any template, with these variables only. */
+/* Renders any template, with these variables only. */
 CARRY_API carry_status carry_render_template(carry_ctx *ctx, const char *source, const char *variables, char **text);
 CARRY_API void carry_render_free(char *text);
 

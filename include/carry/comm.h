@@ -125,7 +125,7 @@ CARRY_API const char *carry_comm_name(const carry_comm *comm); /* the name of it
 CARRY_API carry_ctx *carry_comm_ctx(const carry_comm *comm);
 CARRY_API double carry_comm_deadline(const carry_comm *comm);
 CARRY_API carry_status carry_comm_set_deadline(carry_comm *comm, double seconds);
-/* Since the communicator was opened or split. */
+/* Counts since the communicator was opened or split. */
 CARRY_API carry_status carry_comm_counted(const carry_comm *comm, carry_comm_counts *counts);
 
 /* A collective call. Ranks of equal colour form a new communicator, ordered by key, then by rank; a colour below 0
@@ -141,20 +141,20 @@ CARRY_API carry_status carry_isend(carry_comm *comm, carry_request *request, con
                                    int to_rank, int tag);
 CARRY_API carry_status carry_irecv(carry_comm *comm, carry_request *request, void *to, size_t bytes, int from_rank,
                                    int tag);
-/* Afterwards, even on failure, the request is reset and the caller may use the buffer again. */
+/* When it returns, even on failure, the request is reset and the caller may use the buffer again. */
 CARRY_API carry_status carry_wait(carry_request *request);
 /* Sets *done to 1 if the operation is complete, as after carry_wait, else to 0. Does not block. */
 CARRY_API carry_status carry_test(carry_request *request, int *done);
 
 CARRY_API carry_status carry_barrier(carry_comm *comm);
 CARRY_API carry_status carry_broadcast(carry_comm *comm, void *data, size_t bytes, int root);
-/* In place, count elements. The communicator keeps a scratch buffer of that size (for small data, that size per rank).
- */
+/* Reduces count elements in place. The communicator keeps a scratch buffer of that size (for small data, that size per
+   rank). */
 CARRY_API carry_status carry_all_reduce(carry_comm *comm, void *data, int64_t count, carry_dtype dtype,
                                         carry_reduce reduce);
 /* all: [size, bytes]; piece may be this rank's part of it. */
 CARRY_API carry_status carry_all_gather(carry_comm *comm, void *all, const void *piece, size_t bytes);
-/* The same with pieces of different sizes, bytes[rank] each, stored one after the other. */
+/* Like carry_all_gather, with pieces of different sizes, bytes[rank] each, stored one after the other. */
 CARRY_API carry_status carry_all_gatherv(carry_comm *comm, void *all, const void *piece, const size_t *bytes);
 /* piece: [count], the reduction over all ranks of row `rank` of all: [size, count]. They do not overlap. */
 CARRY_API carry_status carry_reduce_scatter(carry_comm *comm, void *piece, const void *all, int64_t count,

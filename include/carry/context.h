@@ -18,7 +18,7 @@ typedef struct carry_ctx carry_ctx;
 
 typedef enum carry_log_level {
     CARRY_LOG_ERROR = -1,
-    CARRY_LOG_WARNING = 0, /* the default: what the user should know, such as a fallback and its reason */
+    CARRY_LOG_WARNING = 0, /* default: messages that the user should see, such as a fallback and its reason */
     CARRY_LOG_INFO = 1,    /* what was chosen and why */
     CARRY_LOG_DEBUG = 2,
 } carry_log_level;
@@ -26,11 +26,11 @@ typedef enum carry_log_level {
 /* line has no newline. Called on the thread that uses the context. */
 typedef void (*carry_log_sink)(void *user, carry_log_level level, const char *line);
 
-/* Zero selects the default of each field. */
+/* Fields that are zero use their defaults. */
 typedef struct carry_ctx_options {
     size_t size;         /* CARRY_INIT */
     int threads;         /* 0: every core this process may run on */
-    const char *kernels; /* NULL: the fastest for this processor; else a name from carry_kernels_name, as "plain" */
+    const char *kernels; /* NULL: the fastest for this processor; or a name from carry_kernels_name, like "plain" */
     const char *wisdom;  /* file that keeps measured rates and plans; NULL: keep them in memory only */
     carry_log_level log_level;
     carry_log_sink log; /* NULL: standard error */
@@ -44,7 +44,7 @@ CARRY_API void carry_ctx_free(carry_ctx *ctx);
 
 /* The error message of the last failure, valid until the next call on this context; "" if nothing has failed. */
 CARRY_API const char *carry_ctx_error(const carry_ctx *ctx);
-/* The place in the source that reported it, as "scan/plan.c:120". */
+/* The source location that reported the error, such as "scan/plan.c:120". */
 CARRY_API const char *carry_ctx_error_place(const carry_ctx *ctx);
 
 CARRY_API int carry_ctx_threads(const carry_ctx *ctx);
@@ -60,7 +60,7 @@ CARRY_API const char *carry_wisdom_path(char *path, size_t size);
 CARRY_API carry_status carry_rates(carry_ctx *ctx, bool again);
 CARRY_API const char *carry_rate_line(carry_ctx *ctx, int index);
 
-/* The version of the headers, and, as "0.1.0", that of the linked library. */
+/* The version of the headers; and of the linked library, as text such as "0.1.0". */
 #define CARRY_VERSION_MAJOR 0
 #define CARRY_VERSION_MINOR 1
 #define CARRY_VERSION_PATCH 0

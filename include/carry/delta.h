@@ -45,10 +45,10 @@ typedef enum carry_delta_gate {
 
 typedef struct carry_delta_problem {
     int64_t batch, tokens, heads, value_heads, key, value;
-    int64_t sequences; /* 0: not packed; else packed: batch is 1, and every call needs cu_seqlens */
-    carry_dtype dtype; /* of q, k, v, o and their gradients; g and beta may also be f32 */
+    int64_t sequences; /* 0: sequences are not packed; else their number: batch is 1, and every call needs cu_seqlens */
+    carry_dtype dtype; /* type of q, k, v, o and their gradients; g and beta may also be f32 */
     carry_delta_gate gate;
-    float scale; /* 0: K^-0.5 (a scale of zero is not possible) */
+    float scale; /* 0 means K^-0.5 (a scale of zero is not possible) */
     bool state_transposed;
     bool l2norm;            /* q and k are divided by sqrt(sum of squares + 1e-6) first */
     bool gate_inside;       /* g holds a: the gate is -exp(A_log) softplus(a + dt_bias), both [HV], f32 */

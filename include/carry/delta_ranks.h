@@ -31,7 +31,7 @@ extern "C" {
 
 typedef struct carry_delta_ranks_options {
     size_t size;                    /* CARRY_INIT */
-    const char *algorithm;          /* of the delta rule; NULL: chosen by the planner */
+    const char *algorithm;          /* algorithm of the delta rule; NULL: chosen by the planner */
     const char *all_scan_algorithm; /* NULL: chosen by the planner of All-Scan */
     carry_dtype wire;               /* type of messages: f32 (0) or bf16 */
     int64_t groups;                 /* of heads; 0: chosen automatically */

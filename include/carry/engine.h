@@ -6,14 +6,14 @@
            while (carry_engine_next(engine, &event)) { ... }       tokens, text, ends
        }
 
-   All memory for states is taken when the engine is opened. A request that does not fit waits; at most `queue` requests
-   wait, and more are refused. Each step reads one token of every text that is being written and pieces of prompts
-   beside them. Prompts that begin like earlier ones are not read again as far as a cached state has them; every end
-   tells how many tokens were saved. The text of a request depends on its prompt, options and seed alone; other requests
-   beside it can change the last bits of its logits (see same_bits).
+   All memory for states is allocated when the engine is opened. A request that does not fit waits; at most `queue`
+   requests wait, and more are refused. Each step reads one token of every text that is being generated, and pieces of
+   prompts beside them. If a cached state covers the beginning of a prompt, that part is not read again; every end event
+   tells how many tokens were saved. The text of a request depends only on its prompt, options and seed; other requests
+   in the same step can change the last bits of its logits (see same_bits).
 
-   One thread drives an engine: it calls step, run, next and the functions of states. carry_engine_submit and
-   carry_engine_cancel may be called from other threads; each passes a context of its own for error messages. */
+   One thread drives an engine: it calls step, run, next and the functions for states. carry_engine_submit and
+   carry_engine_cancel may be called from other threads; for error messages, each thread passes its own context. */
 #ifndef CARRY_ENGINE_PUBLIC_H
 #define CARRY_ENGINE_PUBLIC_H
 
@@ -30,37 +30,39 @@ extern "C" {
 
 typedef struct carry_engine carry_engine;
 
-/* Begin initialisers of structs with CARRY_INIT (carry/status.h). Fields that are 0 have the defaults in brackets. */
+/* Begin initialisers of structs with CARRY_INIT (carry/status.h). Fields that are 0 use the defaults in brackets. */
 typedef struct carry_engine_options {
     size_t size;            /* CARRY_INIT */
-    int device;             /* of carry_engine_open: as in carry/device.h; 0 is the CPU */
-    carry_dtype dtype;      /* of carry_engine_open: of activations, f32 (0), bf16 or f16 */
-    int64_t sequences;      /* texts at once, at most [16] */
-    int64_t context;        /* tokens of a prompt and its text, at most [those of the model, up to 8,192] */
-    int64_t step_tokens;    /* tokens of one step, at most [512 on the CPU, 4,096 on a GPU] */
-    int64_t queue;          /* requests that wait, at most [1,024] */
-    size_t memory;          /* bytes of all states [a quarter of the memory that is available] */
-    bool no_cache;          /* read every prompt from its beginning */
-    size_t cache_device;    /* bytes of cached states beside the requests [as memory allows] */
-    size_t cache_host;      /* bytes of cached states in host memory [none] */
-    const char *cache_dir;  /* folder for cached states [none]: a damaged file or an unusable folder costs a warning */
+    int device;             /* carry_engine_open only: numbered as in carry/device.h; 0 is the CPU */
+    carry_dtype dtype;      /* carry_engine_open only: type of activations, f32 (0), bf16 or f16 */
+    int64_t sequences;      /* maximum number of texts generated at once [16] */
+    int64_t context;        /* maximum tokens of a prompt and its text together [the model's limit, up to 8,192] */
+    int64_t step_tokens;    /* maximum tokens of one step [512 on the CPU, 4,096 on a GPU] */
+    int64_t queue;          /* maximum number of waiting requests [1,024] */
+    size_t memory;          /* bytes for all states [a quarter of the available memory] */
+    bool no_cache;          /* do not reuse cached states: read every prompt from its beginning */
+    size_t cache_device;    /* bytes for cached states, beside those of requests [as memory allows] */
+    size_t cache_host;      /* bytes for cached states in host memory [none] */
+    const char *cache_dir;  /* folder for cached states [none]; a damaged file or unusable folder causes a warning */
     size_t cache_dir_bytes; /* of its files [16 GiB] */
-    bool same_bits; /* a request gives the same bits whatever runs beside it and whatever was cached. On the CPU; on
-                       a Hopper GPU for some models, with at most 64 sequences and guesses together (docs/engine.md) */
-    /* Speculation: guesses of the next tokens of a text, verified in one step while up to 8 texts are under way. The
-       text is the one without guesses, greedy or sampled, since a guess is accepted only if it is the token that is
-       sampled in its place. "ngram" guesses what came after the last tokens earlier in the text [none] */
+    bool same_bits; /* a request gives the same bits whatever runs beside it and whatever was cached. Supported on the
+                       CPU, and for some models on a Hopper GPU, with at most 64 sequences and guesses together
+                       (docs/engine.md) */
+    /* Speculation: the next tokens of a text are guessed and verified in one step, while at most 8 texts are in
+       progress. Greedy or sampled, the text is the same as without guesses, since a guess is accepted only if it equals
+       the token that is sampled in its place. "ngram" guesses the tokens that followed the same last tokens earlier in
+       the text [none] */
     const char *draft;
-    int64_t draft_tokens; /* guesses of a text in a step, up to 16 [4] */
+    int64_t draft_tokens; /* guesses per text and step, up to 16 [4] */
 } carry_engine_options;
 
-/* A folder as carry_llm_open accepts it. With a tokenizer (tokenizer.json, or a vocabulary of bytes), requests may be
-   texts. options may be NULL. */
+/* folder: as for carry_llm_open. With a tokenizer (tokenizer.json, or a vocabulary of bytes), requests may be texts.
+   options may be NULL. */
 CARRY_API carry_status carry_engine_open(carry_ctx *ctx, carry_engine **engine, const char *folder,
                                          const carry_engine_options *options);
-/* Over a model that is open already and stays so. Its device and dtype count. */
+/* Uses a model that is already open and must stay open. Its device and dtype are used. */
 CARRY_API carry_status carry_engine_new(carry_llm *model, carry_engine **engine, const carry_engine_options *options);
-/* Requests under way end without events; states are dropped. Cached states are written to cache_dir. */
+/* Requests in progress end without events, and states are dropped. Cached states are written to cache_dir. */
 CARRY_API void carry_engine_close(carry_engine *engine);
 
 typedef enum carry_engine_reason {
@@ -78,101 +80,105 @@ typedef struct carry_engine_event {
     size_t size; /* CARRY_INIT */
     uint64_t request;
     void *user;
-    int64_t token; /* -1: this event is the end */
+    int64_t token; /* -1: this event is the end of the request */
     double logprob;
-    int top_count; /* with `logprobs`: the likeliest tokens, best first */
+    int top_count; /* with `logprobs`: the number of likeliest tokens, which are listed best first */
     const int32_t *top_tokens;
     const float *top_logprobs;
-    const char *text; /* UTF-8 that has become certain: whole characters, nothing of a stop text. "" if none */
+    const char *text; /* newly completed UTF-8 text: whole characters, without any part of a stop text; may be "" */
     size_t text_bytes;
     /* Of an end: */
     carry_engine_reason reason;
     carry_status status;
     const char *message; /* "" without a failure */
     int64_t prompt_tokens, cached_tokens, tokens;
-    double first_s, seconds;                 /* from the submission: to the first token, to the end */
+    double first_s, seconds;                 /* seconds from submission to the first token, and to the end */
     uint64_t state;                          /* with `keep_state`: the state after prompt and text; 0: none */
-    int64_t drafted_tokens, accepted_tokens; /* guesses, and those of them that are part of the text */
+    int64_t drafted_tokens, accepted_tokens; /* guesses, and the accepted ones among them */
 } carry_engine_event;
 
 typedef struct carry_engine_request {
     size_t size;        /* CARRY_INIT */
     const int64_t *ids; /* the prompt as tokens, */
     int64_t id_count;
-    const char *text; /* or as text: any bytes; needs a tokenizer */
+    const char *text; /* or as text of any bytes; needs a tokenizer */
     size_t text_bytes;
-    bool is_rendered;   /* text: a rendered chat, before which the tokenizer puts no tokens */
-    int64_t tokens;     /* the most to generate. 0: only read the prompt, with keep_state */
+    bool is_rendered;   /* text is a rendered chat: the tokenizer adds no tokens before it */
+    int64_t tokens;     /* maximum number of tokens to generate. 0: only read the prompt, for keep_state */
     double temperature; /* 0: always the likeliest token */
     int64_t top_k;      /* 0: all */
     double top_p;       /* 0 and 1: all */
     double min_p;       /* 0: all */
-    double repetition;  /* penalty of tokens in prompt and text; 0 and 1: none */
+    double repetition;  /* penalty for tokens in prompt and text; 0 and 1: none */
     uint64_t seed;
-    int logprobs;        /* likeliest tokens to report, up to 20; 0: only that of the token; below 0: nothing */
+    int logprobs; /* how many of the likeliest tokens to report, up to 20; 0: only the token itself; below 0: nothing */
     const int64_t *ends; /* tokens that end the text; NULL: those of the model */
     int64_t end_count;
     bool ignore_ends;         /* no token ends the text */
-    const char *const *stops; /* texts that end it; they are not part of it. Needs a tokenizer */
+    const char *const *stops; /* texts that end the text and are not part of it; needs a tokenizer */
     int64_t stop_count;
-    uint64_t state;  /* a state that the prompt goes on from; it remains. 0: none */
-    bool keep_state; /* keep the state at the end; the caller drops it */
-    bool no_cache;   /* use no cached state and leave none */
-    /* Called by the driving thread for each event instead of carry_engine_next; false cancels the request. */
+    uint64_t state;  /* a state from which the prompt continues, and which is not changed; 0: none */
+    bool keep_state; /* keep the final state, which the caller drops */
+    bool no_cache;   /* neither use nor add cached states */
+    /* Called by the driving thread for each event, instead of carry_engine_next. Returning false cancels the
+       request. */
     bool (*on_event)(void *user, const carry_engine_event *event);
     void *user;
-    double frequency, presence; /* subtracted from the logit of a token: for each time it is in the text, and once */
-    const int64_t *bias_ids;    /* tokens whose logits get these added */
+    double frequency, presence; /* subtracted from a token's logit: for each occurrence in the text, and once */
+    const int64_t *bias_ids;    /* tokens to whose logits `biases` are added */
     const float *biases;
     int64_t bias_count;
-    /* Constrained sampling: called by the driving thread before each token is sampled. last: the token of the text
-       before it, -1 at the start. Clears the bits of tokens in `allowed` that may not follow (bit i % 32 of word i / 32
-       is token i; the tokens that end the text are among them). Returning false, or clearing all, fails the request. */
+    /* Constrained sampling: called by the driving thread before each token is sampled. last: the previous token of the
+       text, or -1 at the start. The function clears the bits of tokens in `allowed` that may not follow (bit i % 32 of
+       word i / 32 is token i, including the tokens that end the text). If it returns false or clears all bits, the
+       request fails. */
     bool (*constrain)(void *constraint, int64_t last, uint32_t *allowed);
     void *constraint;
-    /* The text matches, as far as it goes; it ends with CARRY_REASON_END where it is complete. At most one of both, and
-       without `constrain`. Needs a tokenizer. docs/engine.md has what is supported; the rest is refused by name, with
-       CARRY_EUNSUPPORTED, or with CARRY_ESIZE and the bound that it exceeds. */
+    /* Constraints on the text, which ends with CARRY_REASON_END when it is complete; a text that ends earlier matches
+       as far as it goes. Set at most one of the two, and not together with `constrain`. They need a tokenizer.
+       docs/engine.md lists the supported features. Others fail with CARRY_EUNSUPPORTED and the name of the feature, or
+       with CARRY_ESIZE and the limit that is exceeded. */
     const char *regex;       /* a regular expression for the whole text */
     const char *json_schema; /* a JSON schema; {"type": "object"} allows any object */
-    /* A request that was submitted before, with the same prompt [none]: while both are under way the prompt is read
-       once, and each goes on from a copy of the state. The texts are those without it. */
+    /* The id of an earlier request with the same prompt [none]. While both are in progress the prompt is read once, and
+       each request continues from a copy of the state. The texts are the same as without it. */
     uint64_t same_prompt;
 } carry_engine_request;
 
-/* Checks the request, copies it and puts it into the queue. CARRY_ERANGE: a token id outside the vocabulary.
-   CARRY_ESIZE: longer than the context or the memory allows, or the queue is full. */
+/* Checks the request, copies it and queues it. CARRY_ERANGE: a token id outside the vocabulary. CARRY_ESIZE: the
+   request is longer than the context or the memory allows, or the queue is full. */
 CARRY_API carry_status carry_engine_submit(carry_ctx *ctx, carry_engine *engine, const carry_engine_request *request,
                                            uint64_t *id);
-/* Ends a request at its next step; its end event follows. Unknown and ended requests are ignored. */
+/* Ends a request at its next step; its end event follows. Unknown ids and requests that have ended are ignored. */
 CARRY_API void carry_engine_cancel(carry_engine *engine, uint64_t id);
 
-/* One step. is_busy: requests are waiting or under way. */
+/* Runs one step. is_busy: requests are waiting or in progress. */
 CARRY_API carry_status carry_engine_step(carry_engine *engine, bool *is_busy);
 CARRY_API carry_status carry_engine_run(carry_engine *engine); /* until no request is left */
-/* Waits until there is a request or a cancellation, `seconds` at most. Returns false if none came. */
+/* Waits until there is a request or a cancellation, for at most `seconds`. Returns false if nothing arrived. */
 CARRY_API bool carry_engine_wait(carry_engine *engine, double seconds);
 /* Takes the next event. Returns false if no event is waiting. Pointers in it are valid until the next call. */
 CARRY_API bool carry_engine_next(carry_engine *engine, carry_engine_event *event);
 
-/* States, by the number in an end event or of the functions below. CARRY_ENOTFOUND: no state has this number. Failures
-   leave the state as it was. */
+/* States, identified by the number from an end event or from the functions below. CARRY_ENOTFOUND: no state has this
+   number. On failure the state is unchanged. */
 CARRY_API carry_status carry_engine_state_length(carry_engine *engine, uint64_t state, int64_t *tokens);
 CARRY_API carry_status carry_engine_state_fork(carry_engine *engine, uint64_t state, uint64_t *made);
-/* Forgets the last tokens, 16 at most; exact. */
+/* Removes the last tokens from a state, at most 16. The result is exact. */
 CARRY_API carry_status carry_engine_state_roll_back(carry_engine *engine, uint64_t state, int64_t tokens);
-/* One file with a hash of every tensor. Damaged files and states of other models are refused. */
+/* Save and load one file with a hash of every tensor. Damaged files and states of other models are refused. */
 CARRY_API carry_status carry_engine_state_save(carry_engine *engine, uint64_t state, const char *path);
 CARRY_API carry_status carry_engine_state_load(carry_engine *engine, uint64_t *made, const char *path);
-/* Moves a state to host memory, where it takes no memory of the device; its next use moves it back. Rolling back then
-   reads its tokens again. */
+/* Moves a state to host memory, which frees device memory; its next use moves it back. Rolling it back then reads its
+   tokens again. */
 CARRY_API carry_status carry_engine_state_to_host(carry_engine *engine, uint64_t state);
-/* Moves a state to another engine of the same model and type, on any device, that the same thread drives: *made there.
-   Here it is dropped. */
+/* Moves a state to another engine, which must have the same model and type and be driven by the same thread; the device
+   may differ. *made is its number there. The state is dropped here. */
 CARRY_API carry_status carry_engine_state_move(carry_engine *engine, uint64_t state, carry_engine *to, uint64_t *made);
 CARRY_API carry_status carry_engine_state_drop(carry_engine *engine, uint64_t state);
-/* Puts a copy of the state among the cached prefixes: prompts that begin with its tokens go on from there. CARRY_ESIZE:
-   it does not fit. CARRY_EUNSUPPORTED: no_cache, or same_bits, where cached states are those of prompts. */
+/* Adds a copy of the state to the cached prefixes: prompts that begin with its tokens continue from it. CARRY_ESIZE: it
+   does not fit. CARRY_EUNSUPPORTED: the engine has no_cache or same_bits; with same_bits only states of prompts are
+   cached. */
 CARRY_API carry_status carry_engine_state_cache(carry_engine *engine, uint64_t state);
 
 typedef struct carry_engine_stats {
@@ -183,7 +189,7 @@ typedef struct carry_engine_stats {
     int64_t prompt_tokens, cached_tokens, tokens;
     int64_t snapshots, host_snapshots, file_snapshots; /* cached states */
     size_t cache_device, cache_host, cache_dir;        /* their bytes */
-    int64_t drafted_tokens, accepted_tokens;           /* guesses, and those that were right */
+    int64_t drafted_tokens, accepted_tokens;           /* guesses, and the accepted ones among them */
 } carry_engine_stats;
 CARRY_API void carry_engine_statistics(carry_engine *engine, carry_engine_stats *stats);
 

@@ -32,7 +32,7 @@ typedef struct carry_llm_state carry_llm_state;
 typedef struct carry_llm_options {
     size_t size;       /* CARRY_INIT */
     int device;        /* numbered as in carry/device.h; 0 is the CPU */
-    carry_dtype dtype; /* of activations: f32 (0), bf16 or f16 */
+    carry_dtype dtype; /* type of activations: f32 (0), bf16 or f16 */
     /* Open for training: weights are loaded in f32 and can be changed. Otherwise the model is read-only, and on the CPU
        16-bit matrices are used directly from the mapped files, so the files must not be modified while the model is
        open (replacing them is fine). */
@@ -45,7 +45,7 @@ typedef struct carry_llm_options {
 CARRY_API carry_status carry_llm_open(carry_ctx *ctx, carry_llm **model, const char *folder,
                                       const carry_llm_options *options);
 CARRY_API void carry_llm_close(carry_llm *model);
-CARRY_API const char *carry_llm_folder(const carry_llm *model); /* that it was loaded from: the run's step-N */
+CARRY_API const char *carry_llm_folder(const carry_llm *model); /* the loaded folder: of a run, its step-N */
 CARRY_API int64_t carry_llm_vocabulary(const carry_llm *model);
 CARRY_API int64_t carry_llm_parameters(const carry_llm *model); /* the number of parameters */
 /* The tokens that end a text of this model, as `carry generate` uses them: eos_token_id of config.json and of
@@ -79,11 +79,11 @@ CARRY_API carry_status carry_llm_read(carry_llm_state *state, const int64_t *ids
 
 typedef struct carry_llm_generation {
     size_t size;        /* CARRY_INIT */
-    int64_t tokens;     /* the most to generate, at least 1 */
+    int64_t tokens;     /* maximum number of tokens to generate, at least 1 */
     double temperature; /* 0: always the likeliest token */
     int64_t top_k;      /* sample from the k likeliest tokens; 0: from all */
     double top_p;       /* sample from the likeliest tokens whose probabilities add up to this; 0 and 1: from all */
-    double min_p;       /* sample from tokens at least this times as probable as the likeliest; 0: from all */
+    double min_p;       /* sample from tokens at least min_p times as probable as the likeliest; 0: from all */
     double repetition;  /* penalty for tokens already in the prompt or text, as in Hugging Face; 0 and 1: none */
     uint64_t seed;
     const int64_t *ends; /* tokens that end the text; on_token is not called for them */

@@ -15,9 +15,10 @@
 extern "C" {
 #endif
 
-/* Writes what would run for the problem and why: one line without a newline, truncated to size bytes including the
-   terminating NUL. measure: if the family has several algorithms, time all that apply instead of using the cost model.
-   CARRY_EFORMAT, CARRY_EARGUMENT, CARRY_ENOTFOUND and CARRY_ESIZE name the part of the text that is not accepted. */
+/* Writes one line that says what would run for the problem and why, without a newline, truncated to size bytes
+   including the terminating NUL. measure: if the family has several algorithms, time all that apply instead of using
+   the cost model. CARRY_EFORMAT, CARRY_EARGUMENT, CARRY_ENOTFOUND and CARRY_ESIZE name the part of the text that is not
+   accepted. */
 CARRY_API carry_status carry_problem_plan_about(carry_ctx *ctx, char *line, size_t size, const char *problem,
                                                 bool measure);
 

@@ -38,7 +38,7 @@ typedef enum carry_scan_kind { CARRY_SCAN_DIAGONAL, CARRY_SCAN_DENSE } carry_sca
 typedef struct carry_scan_problem {
     carry_scan_kind kind;
     int64_t batch, steps, n, width; /* each at least 1 */
-    carry_dtype dtype;              /* of A, b and h0: f32, bf16 or f16 */
+    carry_dtype dtype;              /* type of A, b and h0: f32, bf16 or f16 */
     bool f32_result;                /* h is f32 instead of dtype */
     bool reversed;
     bool backward; /* plan for carry_scan_backward instead of carry_scan_run */

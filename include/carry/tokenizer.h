@@ -31,20 +31,21 @@ typedef struct carry_tokenizer carry_tokenizer;
 CARRY_API carry_status carry_tokenizer_open(carry_ctx *ctx, carry_tokenizer **tokenizer, const char *path);
 CARRY_API void carry_tokenizer_close(carry_tokenizer *tokenizer); /* NULL is allowed */
 
-CARRY_API int64_t carry_tokenizer_size(const carry_tokenizer *tokenizer); /* of the vocabulary: ids are 0..size-1 */
-/* The id of an added token by its text, such as "<|im_end|>"; -1 if the tokenizer does not have it. */
+CARRY_API int64_t carry_tokenizer_size(const carry_tokenizer *tokenizer); /* ids are 0..size-1 */
+/* Returns the id of an added token by its text, such as "<|im_end|>"; -1 if the tokenizer does not have it. */
 CARRY_API int64_t carry_tokenizer_find(const carry_tokenizer *tokenizer, const char *content);
-/* Special tokens are left out of decoded text unless they are asked for. */
+/* Special tokens are left out of decoded text unless requested. */
 CARRY_API bool carry_tokenizer_is_special(const carry_tokenizer *tokenizer, int64_t id);
-/* eos_token of tokenizer_config.json, which ends the answers of chat models; -1 if the file names no such token. */
+/* Returns the id of eos_token in tokenizer_config.json, which ends the answers of chat models; -1 if the file does not
+   name one. */
 CARRY_API int64_t carry_tokenizer_eos(const carry_tokenizer *tokenizer);
 
 typedef struct carry_encode_options {
     size_t size;           /* CARRY_INIT */
     bool is_bare;          /* omit the tokens that the tokenizer puts before and after a whole text, such as <s> */
-    bool is_continuation;  /* other text precedes: nothing is put before this one, neither a token nor a space */
-    bool is_unfinished;    /* other text follows, as after a prompt: nothing is put after this one */
-    bool specials_as_text; /* "<|endoftext|>" in the text is text, for text from strangers; else it is that token */
+    bool is_continuation;  /* other text comes before this one: no token and no space is added before it */
+    bool is_unfinished;    /* other text comes after this one, as after a prompt: nothing is added after it */
+    bool specials_as_text; /* "<|endoftext|>" in the text stays text, for untrusted text; else it is that token */
 } carry_encode_options;
 
 /* Writes the first `capacity` ids of a text to ids, which may be NULL if capacity is 0; *count receives the number of
@@ -70,7 +71,7 @@ CARRY_API void carry_decoder_free(carry_decoder *decoder);
 /* *text receives the text that this token completes, often "", with a terminating NUL. It belongs to the decoder and is
    valid until the next call. *length, unless length is NULL, receives its length. */
 CARRY_API carry_status carry_decoder_put(carry_decoder *decoder, int64_t id, const char **text, size_t *length);
-/* The end of the text: U+FFFD if a character was not completed, else "". The next token starts another text. */
+/* Ends the text: *text is U+FFFD if a character is incomplete, else "". The next token starts another text. */
 CARRY_API carry_status carry_decoder_end(carry_decoder *decoder, const char **text, size_t *length);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-/* The newest complete step of a run, and the folder of a model. */
+/* Finds the newest complete step of a run, and the folder of a model. */
 #include "file/checkpoint.h"
 
 #include <errno.h>
@@ -44,7 +44,7 @@ carry_status carry_checkpoint_newest(carry_ctx *ctx, char folder[CARRY_FILE_PATH
     return status == CARRY_OK ? CARRY_OK : carry_fail(ctx, of_first, "%s", first);
 }
 
-/* A step without train.json, copied or written by another program: its weights can be opened. */
+/* Checks a step without train.json, copied or written by another program: its weights must open. */
 static carry_status check_model(void *user, carry_ctx *ctx, const char *folder) {
     carry_weights weights;
     (void)user;

@@ -1,21 +1,20 @@
-/* Finding the model that a path means, for every program and interface that loads one.
-
-   A path is the folder of a model (config.json and weights), or the folder of a training run: then it means the newest
-   complete step-N in it. The files of a model are compared with the checksums that training wrote beside them, in
-   train.json of a step and in checksums.json of a finished video model. Without either there is nothing to compare. */
+/* Finds the model that a path refers to, for every program and interface that loads one. A path is the folder of a
+   model (config.json and weights), or the folder of a training run, which stands for its newest complete step-N. The
+   files of a model are compared with the checksums that training wrote beside them: in train.json of a step, or in
+   checksums.json of a finished video model. If there is neither, nothing is compared. */
 #ifndef CARRY_FILE_CHECKPOINT_H
 #define CARRY_FILE_CHECKPOINT_H
 
 #include "core/file.h"
 #include "file/checkpoint_files.h"
 
-/* The folder to load from. CARRY_ENOTFOUND if the path has no model; CARRY_EFORMAT if its files are damaged. Damaged
+/* Finds the folder to load from. CARRY_ENOTFOUND: the path has no model. CARRY_EFORMAT: its files are damaged. Damaged
    steps that are newer than the one found are logged as warnings. */
 carry_status carry_checkpoint_resolve(carry_ctx *ctx, char folder[CARRY_FILE_PATH], const char *path);
 
-/* The search among the steps of a run, newest first. `check` accepts a folder, or fails with a message; `skip` is
-   called with that message. CARRY_ENOTFOUND, without a message, if there are no steps; the status of the newest if none
-   is accepted, with its message. */
+/* Searches the steps of a run, newest first. `check` accepts a folder, or fails with a message, with which `skip` is
+   then called. Returns CARRY_ENOTFOUND without a message if there are no steps. If no step is accepted, returns the
+   status of the newest, with its message. */
 typedef struct carry_checkpoint_search {
     carry_status (*check)(void *user, carry_ctx *ctx, const char *folder);
     void (*skip)(void *user, carry_ctx *ctx, int64_t step, const char *why);

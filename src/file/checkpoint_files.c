@@ -1,4 +1,4 @@
-/* Folders of checkpoints. */
+/* Lists, syncs and removes folders of checkpoints. */
 #include "file/checkpoint_files.h"
 
 #include <dirent.h>
@@ -23,7 +23,7 @@ const char *const carry_checkpoint_files[] = {"config.json",
                                               CARRY_STATE_FILE,
                                               NULL};
 
-/* The N of step-N, or -1. */
+/* Returns the N of step-N, or -1. */
 static int64_t step_of(const char *name) {
     if (strncmp(name, "step-", 5) != 0 || name[5] < '0' || name[5] > '9' || strlen(name) > 5 + 18) {
         return -1;
@@ -102,7 +102,7 @@ carry_status carry_checkpoint_sum(carry_ctx *ctx, const char *path, int64_t *byt
 
 carry_status carry_checkpoint_sync(carry_ctx *ctx, const char *folder) {
     int opened = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    const bool done = opened >= 0 && (fsync(opened) == 0 || errno == EINVAL); /* some file systems have no such thing */
+    const bool done = opened >= 0 && (fsync(opened) == 0 || errno == EINVAL); /* EINVAL: cannot sync folders */
     const int code = errno;
     if (opened >= 0) {
         (void)close(opened);
@@ -111,7 +111,7 @@ carry_status carry_checkpoint_sync(carry_ctx *ctx, const char *folder) {
 }
 
 void carry_checkpoint_remove(const char *folder) {
-    int file = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); /* a link leads to one that is kept */
+    int file = open(folder, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC); /* a link leads to a step that is kept */
     DIR *opened = file >= 0 ? fdopendir(file) : NULL;
     if (opened != NULL) {
         for (struct dirent *entry = readdir(opened); entry != NULL; entry = readdir(opened)) {

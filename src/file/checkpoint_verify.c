@@ -11,7 +11,7 @@
 #include "file/checkpoint_files.h"
 #include "file/weights.h"
 
-#define NOTE_BYTES ((size_t)1 << 20) /* of train.json, at most */
+#define NOTE_BYTES ((size_t)1 << 20) /* largest train.json */
 
 carry_status carry_checkpoint_whole(carry_ctx *ctx, int64_t *to, const carry_json *object, const char *key,
                                     const char *path) {
@@ -23,7 +23,7 @@ carry_status carry_checkpoint_whole(carry_ctx *ctx, int64_t *to, const carry_jso
     return CARRY_OK;
 }
 
-/* Is this one of the files that a checkpoint has? Names in a file from elsewhere are not paths to follow. */
+/* True if this is a file that a checkpoint has. Names in a downloaded file must not be followed as paths. */
 static bool is_known(const carry_json *name) {
     for (int i = 0; carry_checkpoint_files[i] != NULL; i++) {
         if (carry_json_is_text(name, carry_checkpoint_files[i])) {
@@ -55,7 +55,7 @@ carry_status carry_checkpoint_check(carry_ctx *ctx, const carry_json *entry, con
                                     : carry_fail(ctx, CARRY_EFORMAT, "%s has other bytes than were written", path);
 }
 
-/* Reads the note, whose last member is a checksum of the text before it; older notes lack it. */
+/* Reads train.json. Its last member is a checksum of the text before it; older files lack it. */
 carry_status carry_checkpoint_note(carry_ctx *ctx, carry_json **document, const char *path) {
     char *text;
     size_t length;
@@ -63,7 +63,7 @@ carry_status carry_checkpoint_note(carry_ctx *ctx, carry_json **document, const 
     carry_status status = carry_json_parse(ctx, document, text, length, path);
     const carry_json *sum = status == CARRY_OK ? carry_json_find(*document, CARRY_NOTE_SUM_KEY) : NULL;
     if (sum != NULL) {
-        const char *at = strstr(text, CARRY_NOTE_SUM); /* in a string the line's end would be an escape */
+        const char *at = strstr(text, CARRY_NOTE_SUM); /* not inside a string, where the line end would be escaped */
         int64_t wanted = -1;
         status = carry_checkpoint_whole(ctx, &wanted, *document, CARRY_NOTE_SUM_KEY, path);
         if (status == CARRY_OK && (at == NULL || carry_crc32c(0, text, (size_t)(at - text)) != (uint32_t)wanted)) {
@@ -79,7 +79,7 @@ static bool exists(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folde
     return carry_file_in(ctx, path, folder, name) == CARRY_OK && stat(path, &about) == 0;
 }
 
-/* The entries of a note; `only` is the one file to compare, NULL: all but the optimizer's state. */
+/* Checks the entries of train.json. only: compares just this file; NULL: all but the optimizer's state. */
 static carry_status check_entries(carry_ctx *ctx, const carry_json *document, const char *folder, const char *note,
                                   const char *only) {
     const carry_json *files = carry_json_find(document, "files");
@@ -94,7 +94,7 @@ static carry_status check_entries(carry_ctx *ctx, const carry_json *document, co
                  carry_json_is_text(name, "adapter_config.json") ||
                  carry_json_is_text(name, "adapter_model.safetensors");
     }
-    /* Another program's train.json has no checksum of its own. */
+    /* A train.json of another program has no checksum of its own. */
     return found >= 2 || carry_json_find(document, CARRY_NOTE_SUM_KEY) == NULL
                ? CARRY_OK
                : carry_fail(ctx, CARRY_EFORMAT, "%s lists no checksums of config.json and model.safetensors", note);

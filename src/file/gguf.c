@@ -1,4 +1,4 @@
-/* Reading GGUF files. */
+/* Reads GGUF files. */
 #include "file/gguf.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #include "core/memory.h"
 #include "ops/quantised/quantised.h"
 
-#define COUNT_LIMIT ((uint64_t)1 << 20) /* keys, and tensors */
+#define COUNT_LIMIT ((uint64_t)1 << 20) /* limit of keys, and of tensors */
 #define RANK_LIMIT 4
 #define KEY_LIMIT 256
 
@@ -58,7 +58,7 @@ static carry_status take_text(reader *r, carry_gguf_text *text, const char *wher
     return CARRY_OK;
 }
 
-/* Bytes of a value; 0 for texts and arrays. */
+/* Returns the size of a value in bytes; 0 for texts and arrays. */
 static int size_of(carry_gguf_type type) {
     static const int sizes[CARRY_GGUF_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
     return sizes[type];
@@ -74,7 +74,8 @@ static carry_status take_values(reader *r, carry_gguf_item *item) {
         r->at += item->count * (uint64_t)size;
         return CARRY_OK;
     }
-    for (uint64_t i = 0; i < item->count; i++) { /* ends at the latest with the file: each has 8 bytes */
+    /* Ends with the file at the latest: each text takes at least 8 bytes. */
+    for (uint64_t i = 0; i < item->count; i++) {
         carry_gguf_text text;
         CARRY_TRY(take_text(r, &text, "a text"));
     }
@@ -104,12 +105,12 @@ static carry_status take_item(reader *r, carry_gguf_item *item) {
     return take_values(r, item);
 }
 
-/* Types of tensors by their number in files. Formats that Carry does not have are named in messages. */
+/* Tensor types by their number in files. Formats that Carry does not support are listed for messages. */
 static const struct {
     uint64_t number;
     const char *name;
     carry_dtype dtype;
-    const carry_quant_format *format; /* NULL: not supported, unless dtype is not CARRY_QUANTISED */
+    const carry_quant_format *format; /* NULL with dtype CARRY_QUANTISED: not supported */
 } types[] = {
     {0, "F32", CARRY_F32, NULL},
     {1, "F16", CARRY_F16, NULL},
@@ -149,7 +150,7 @@ static carry_status refuse_type(const reader *r, const char *name, uint64_t numb
                       name, number, called);
 }
 
-/* Sizes in the order of the file: the first is the fastest. */
+/* Reads the sizes in the order of the file: the fastest index comes first. */
 static carry_status take_shape(reader *r, const char *name, int64_t shape[RANK_LIMIT], int *rank) {
     uint64_t value;
     uint64_t sizes[RANK_LIMIT];
@@ -169,7 +170,7 @@ static carry_status take_shape(reader *r, const char *name, int64_t shape[RANK_L
     return CARRY_OK;
 }
 
-/* The view of a tensor with its data at byte `offset` of the data, which begins elsewhere yet: data is the offset. */
+/* Makes the view of a tensor, with a NULL data pointer, which place_tensors sets. *bytes: the size of its data. */
 static carry_status make_view(const reader *r, carry_safetensors_entry *entry, uint64_t type, int rank,
                               const int64_t *shape, size_t *bytes) {
     int found = 0;
@@ -250,7 +251,7 @@ static int by_offset(const void *left, const void *right) {
     return a->offset < b->offset ? -1 : a->offset > b->offset ? 1 : 0;
 }
 
-/* No two tensors share a byte or a name. Every tensor has bytes. */
+/* Checks that no two tensors share a byte or a name. No tensor is empty. */
 static carry_status check_apart(const reader *r, extent *places) {
     carry_safetensors *tensors = &r->file->tensors;
     qsort(places, (size_t)tensors->count, sizeof *places, by_offset);
@@ -309,7 +310,7 @@ static carry_status parse_all(reader *r) {
     }
     CARRY_TRY(take_number(r, &tensors, 8, "the number of tensors"));
     CARRY_TRY(take_number(r, &items, 8, "the number of keys"));
-    const uint64_t most = (uint64_t)(r->end - r->at) / 12; /* each has as many bytes */
+    const uint64_t most = (uint64_t)(r->end - r->at) / 12; /* each takes at least 12 bytes */
     if (tensors > COUNT_LIMIT || items > COUNT_LIMIT || tensors > most || items > most) {
         return carry_fail(r->ctx, CARRY_EFORMAT,
                           "the GGUF file claims %" PRIu64 " tensors and %" PRIu64 " keys, which do not fit in it",

@@ -1,4 +1,4 @@
-/* The metadata of a GGUF file as the texts of a model folder. */
+/* Writes the metadata of a GGUF file as the texts of a model folder. */
 #include "file/gguf_model.h"
 
 #include <inttypes.h>
@@ -67,7 +67,7 @@ carry_status carry_gguf_take_sizes(carry_ctx *ctx, const carry_gguf *file, carry
     return CARRY_OK;
 }
 
-/* layer_types from the list of recurrent layers, or by the interval. */
+/* Writes layer_types from the list of recurrent layers, or from the interval. */
 static carry_status put_layers(const source *s, carry_json_text *text, int64_t layers) {
     const carry_gguf_item *listed = carry_gguf_find(s->file, ARCHITECTURE ".attention.recurrent_layers");
     int64_t interval = 4;

@@ -1,13 +1,13 @@
-/* The tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json: byte-level BPE with a pattern that
-   tokenizer.ggml.pre names. */
+/* Writes the tokenizer of a GGUF file as tokenizer.json and tokenizer_config.json: byte-level BPE, with the pattern
+   that tokenizer.ggml.pre names. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "file/gguf_model.h"
 
-#define CONTROL 3      /* of tokenizer.ggml.token_type: a special token */
-#define USER_DEFINED 4 /* a token that is found in texts whole */
+#define CONTROL 3      /* in tokenizer.ggml.token_type: a special token */
+#define USER_DEFINED 4 /* in the same list: a token that is matched as a whole in texts */
 
 #define ENGLISH "(?i:'s|'t|'re|'ve|'m|'ll|'d)|"
 #define SPACES "|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
@@ -65,7 +65,7 @@ static void put_added(carry_json_text *text, const carry_gguf_text *token, uint6
     carry_json_end(text, '}');
 }
 
-/* Tokens that are found whole: added_tokens; the others: the vocabulary. */
+/* Writes added_tokens (tokens that are matched as a whole), or the vocabulary (the others). */
 static void put_tokens(carry_json_text *text, const carry_gguf_item *tokens, const carry_gguf_item *types, bool added) {
     const unsigned char *at = tokens->at;
     for (uint64_t i = 0; i < tokens->count; i++) {
@@ -120,7 +120,7 @@ carry_status carry_gguf_put_tokenizer(carry_ctx *ctx, const carry_gguf *file, ca
     const char *pattern;
     CARRY_TRY(find_pattern(ctx, file, &pattern));
     CARRY_TRY(find_texts(ctx, file, "tokenizer.ggml.tokens", &tokens));
-    if (carry_gguf_find(file, "tokenizer.ggml.merges") != NULL) { /* tokens that are all bytes have none */
+    if (carry_gguf_find(file, "tokenizer.ggml.merges") != NULL) { /* absent if all tokens are single bytes */
         CARRY_TRY(find_texts(ctx, file, "tokenizer.ggml.merges", &merges));
     }
     if (types != NULL && (!types->is_array || types->count != tokens->count)) {
@@ -151,7 +151,7 @@ carry_status carry_gguf_put_tokenizer(carry_ctx *ctx, const carry_gguf *file, ca
     return CARRY_OK;
 }
 
-/* The token that a key names by its number. */
+/* Writes the token whose number is the value of a key. */
 static void put_named(carry_json_text *text, const carry_gguf *file, const char *name, const char *key) {
     const carry_gguf_item *tokens = carry_gguf_find(file, "tokenizer.ggml.tokens");
     int64_t id;

@@ -1,4 +1,4 @@
-/* The tensors of a GGUF file under the names of Hugging Face. */
+/* Gives the tensors of a GGUF file the names that Hugging Face uses. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -10,15 +10,15 @@
 #include "core/tensor.h"
 #include "file/gguf_model.h"
 
-/* How the file stores the values. */
+/* How the values in the file differ from those of Hugging Face. */
 typedef enum tensor_form {
     SAME,
-    NORM,        /* 1 was added */
+    NORM,        /* stored with 1 added */
     DECAY,       /* -exp */
     HEADS,       /* one row or value for each value head */
     VALUE_ROWS,  /* rows of value heads */
-    QKV_ROWS,    /* the same after the rows of queries and keys */
-    CONVOLUTION, /* the same, and [rows, 1, taps] */
+    QKV_ROWS,    /* like VALUE_ROWS, after the rows of queries and keys */
+    CONVOLUTION, /* like QKV_ROWS; the shape becomes [rows, 1, taps] */
     VALUE_COLUMNS,
 } tensor_form;
 
@@ -54,7 +54,8 @@ static const known of_layer[] = {
     {"ffn_down.weight", "mlp.down_proj.weight", SAME},
 };
 
-/* The entry of a name, and its name here; NULL: unknown, and the name stays. */
+/* Finds the table entry of a name, and its Hugging Face name in `to`. Returns NULL for an unknown name, which is
+   kept. */
 static const known *find_name(const char *name, const carry_gguf_sizes *sizes, char to[CARRY_SAFETENSORS_NAME],
                               bool *drops) {
     int layer = -1;
@@ -69,7 +70,7 @@ static const known *find_name(const char *name, const carry_gguf_sizes *sizes, c
     if (sscanf(name, "blk.%9d.%n", &layer, &length) != 1 || length == 0 || layer < 0) {
         return NULL;
     }
-    *drops = layer >= sizes->layers; /* multi-token heads */
+    *drops = layer >= sizes->layers; /* layers of multi-token heads */
     for (size_t i = 0; i < sizeof of_layer / sizeof of_layer[0]; i++) {
         if (strcmp(name + length, of_layer[i].there) == 0) {
             (void)snprintf(to, CARRY_SAFETENSORS_NAME, "model.layers.%d.%s", layer, of_layer[i].here);
@@ -100,7 +101,7 @@ static float value_at(const carry_tensor *from, int64_t index) {
     return from->dtype == CARRY_BF16 ? carry_f32_from_bf16(half) : carry_f32_from_f16(half);
 }
 
-/* A tensor that is not quantised, with the values it had. */
+/* Computes the original values of a tensor that is not quantised. */
 static void make_values(float *to, const carry_tensor *from, tensor_form form, const carry_head_order *order) {
     const int64_t columns = from->rank > 1 ? from->shape[from->rank - 1] : 1;
     const int64_t rows = carry_tensor_count(from) / columns;
@@ -115,7 +116,8 @@ static void make_values(float *to, const carry_tensor *from, tensor_form form, c
     }
 }
 
-/* Does a tensor have as many rows or columns as its heads? Otherwise it is refused where shapes are compared. */
+/* True if the tensor has the number of rows or columns that the order covers. Otherwise an error follows when shapes
+   are compared. */
 static bool fits(const carry_tensor *view, const carry_head_order *order) {
     const int64_t last = view->rank - 1;
     const int64_t has = order->of_columns ? view->shape[last] : view->shape[0];
@@ -126,7 +128,7 @@ typedef struct maker {
     carry_ctx *ctx;
     carry_weights *w;
     const carry_gguf_sizes *sizes;
-    int64_t sources, floats; /* that are needed, or were made */
+    int64_t sources, floats; /* needed (when counting), or made so far */
     bool counts;
 } maker;
 
@@ -209,7 +211,7 @@ carry_status carry_gguf_weights(carry_ctx *ctx, carry_weights *w, const char *pa
         status = carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", path);
     }
     status = status == CARRY_OK ? carry_gguf_take_sizes(ctx, &file, &sizes) : status;
-    if (status == CARRY_OK) { /* the tensors change owner */
+    if (status == CARRY_OK) { /* ownership of the tensors moves */
         w->file[0] = file.tensors;
         w->files = 1;
         file.tensors = (carry_safetensors){0};

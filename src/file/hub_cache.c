@@ -1,4 +1,4 @@
-/* Names of models on the hub, and their folders in its cache. */
+/* Parses names of models on the hub, and finds their folders in its cache. */
 #include "file/hub_cache.h"
 
 #include <stdio.h>
@@ -12,7 +12,8 @@ bool carry_hub_is_hash(const char *text, size_t digits) {
     return strspn(text, "0123456789abcdef") == digits && text[digits] == '\0';
 }
 
-/* Letters, digits, `-`, `_` and `.`; no two dots in a row, and with slashes parts that are not empty. */
+/* True if the text has only letters, digits, `-`, `_`, `.` and at most `slashes` slashes, without `..`, `--` or an
+   empty part, and does not start with a dot. */
 static bool is_plain(const char *text, int slashes) {
     static const char allowed[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_./";
     int found = 0;

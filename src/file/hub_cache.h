@@ -1,4 +1,4 @@
-/* The cache of the Hugging Face hub, as its own programs lay it out:
+/* The cache of the Hugging Face hub, in the layout that its own programs use:
 
        $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache/huggingface/hub
            models--OWNER--NAME/
@@ -13,19 +13,19 @@
 #include "core/file.h"
 
 #define CARRY_HUB_NAME 200     /* bytes of OWNER/NAME, and of a revision */
-#define CARRY_HUB_PREFIX "hf:" /* of a model that is named instead of its folder */
+#define CARRY_HUB_PREFIX "hf:" /* marks the name of a model in place of its folder */
 
 typedef struct carry_hub_model {
     char name[CARRY_HUB_NAME]; /* OWNER/NAME, or NAME */
     char revision[CARRY_HUB_NAME];
 } carry_hub_model;
 
-/* OWNER/NAME[@REVISION], with or without hf: before it; the revision is main unless given. */
+/* Parses OWNER/NAME[@REVISION], with or without hf: before it; the default revision is main. */
 carry_status carry_hub_parse(carry_ctx *ctx, carry_hub_model *model, const char *text);
-/* The model's folder in the cache, which need not exist. */
+/* Makes the path of the model's folder in the cache, which need not exist. */
 carry_status carry_hub_model_folder(carry_ctx *ctx, char path[CARRY_FILE_PATH], const carry_hub_model *model);
-/* folder as it is, or for hf:OWNER/NAME the snapshot in the cache. CARRY_ENOTFOUND names the command that fetches it.
- */
+/* Copies folder, or for hf:OWNER/NAME finds the snapshot in the cache. The message of CARRY_ENOTFOUND names the command
+   that downloads it. */
 carry_status carry_hub_resolve(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder);
 bool carry_hub_is_hash(const char *text, size_t digits); /* exactly `digits` lowercase hexadecimal digits */
 

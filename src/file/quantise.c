@@ -1,4 +1,4 @@
-/* Writing quantised folders. */
+/* Writes quantised folders. */
 #include "file/quantise.h"
 
 #include <inttypes.h>
@@ -16,7 +16,7 @@
 
 #define WIDE 128
 #define LEAST 64
-#define PARTS 4 /* tensors of a quantised matrix, at most */
+#define PARTS 4 /* a quantised matrix has at most this many tensors */
 #define CONFIG_LIMIT ((size_t)16 << 20)
 #define COPY_LIMIT ((size_t)256 << 20)
 
@@ -25,9 +25,9 @@ typedef struct writer {
     const carry_quant_format *format;
     carry_weights weights;
     carry_safetensors_item *items;
-    char (*names)[CARRY_SAFETENSORS_NAME]; /* of items */
+    char (*names)[CARRY_SAFETENSORS_NAME]; /* names of items */
     int64_t count;
-    void **made; /* memory of items */
+    void **made; /* memory that items point to */
     int64_t made_count;
     carry_quantise_result *result;
 } writer;
@@ -130,7 +130,7 @@ static carry_status add_int8(writer *w, const char *module, const carry_tensor *
     return CARRY_OK;
 }
 
-/* Scale and zero point of a group. The file has zero - 1: a zero point of 0 becomes 1. */
+/* Computes the scale and zero point of a group. The file stores zero - 1, so a zero point of 0 becomes 1. */
 static void fit_group(const carry_tensor *from, int64_t first, int64_t group, float *scale, int *zero) {
     float low = 0.0f;
     float high = 0.0f;

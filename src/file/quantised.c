@@ -1,4 +1,4 @@
-/* Rows of blocks from the layouts of Hugging Face folders. */
+/* Makes rows of blocks from the layouts of Hugging Face folders. */
 #include "file/quantised.h"
 
 #include <inttypes.h>
@@ -21,7 +21,7 @@ static carry_status bad_shape(carry_ctx *ctx, const char *name, const char *part
                       carry_shape_text(shape, has->rank, has->shape), carry_dtype_name(has->dtype), needs);
 }
 
-/* The tensor `name`.`part`, of this type (CARRY_F32 stands for f32, bf16 and f16) and shape. */
+/* Finds the tensor `name`.`part`, which must have this type (CARRY_F32 means f32, bf16 or f16) and shape. */
 static carry_status take(carry_ctx *ctx, carry_tensor *to, const char *name, const char *part, carry_dtype dtype,
                          int64_t rows, int64_t columns, carry_quant_find find, const void *user) {
     char whole[CARRY_SAFETENSORS_NAME];
@@ -65,8 +65,8 @@ static const carry_quant_format *format_of_group(int64_t group) {
     return group == 32 ? &carry_quant_int4_g32 : group == 64 ? &carry_quant_int4_g64 : &carry_quant_int4_g128;
 }
 
-/* g_idx names the group of each input. Inputs that were sorted for quantisation (desc_act) have others than i / group.
- */
+/* Checks that g_idx, the group of each input, is i / group for input i. It differs if inputs were sorted for
+   quantisation (desc_act). */
 static carry_status check_order(carry_ctx *ctx, const carry_quant_source *s, const char *name, carry_quant_find find,
                                 const void *user) {
     char whole[CARRY_SAFETENSORS_NAME];
@@ -137,7 +137,7 @@ const carry_quant_source *carry_quant_source_of(const carry_tensor *view) {
     return view->dtype == CARRY_QUANTISED && view->stride[0] == 0 ? view->data : NULL;
 }
 
-/* Element `index` of a packed tensor in f32, bf16 or f16. */
+/* Returns element `index` of a packed tensor of f32, bf16 or f16. */
 static float real_at(const carry_tensor *tensor, int64_t index) {
     const unsigned char *at = (const unsigned char *)tensor->data + (size_t)index * carry_dtype_size(tensor->dtype);
     float value;
@@ -162,13 +162,13 @@ static void convert_wide(const carry_quant_source *s, int64_t row, unsigned char
     }
 }
 
-/* Number `index` of an i32 tensor, shifted to nibble `nibble`. */
+/* Returns nibble `nibble` of element `index` of an i32 tensor. */
 static unsigned nibble_at(const carry_tensor *tensor, int64_t index, int nibble) {
     return ((const uint32_t *)tensor->data)[index] >> (4 * nibble) & 15u;
 }
 
 static void convert_int4(const carry_quant_source *s, int64_t row, unsigned char *to) {
-    static const int awq[8] = {0, 4, 1, 5, 2, 6, 3, 7}; /* the nibble that holds output i */
+    static const int awq[8] = {0, 4, 1, 5, 2, 6, 3, 7}; /* awq[i]: the nibble that holds output i */
     const bool is_awq = s->layout == CARRY_QUANT_AWQ;
     const int zero_nibble = is_awq ? awq[row % 8] : (int)(row % 8);
     const int64_t block = s->format->block;
@@ -199,7 +199,7 @@ int64_t carry_head_place(const carry_head_order *order, int64_t at) {
     return order->first + there * order->size + (at - order->first) % order->size;
 }
 
-/* Is every block of a format inside one head? */
+/* True if every block of the format lies inside one head. */
 static bool blocks_are_in_heads(const carry_quant_format *format, const carry_head_order *order) {
     return order->size % format->block == 0 && order->first % format->block == 0;
 }
@@ -215,7 +215,7 @@ carry_quant_source carry_quant_source_ordered(const carry_tensor *values, const 
                                 .order = *order};
 }
 
-/* beside: 2 * columns floats. */
+/* beside: workspace of 2 * columns floats. */
 static void convert_ordered(const carry_quant_source *s, int64_t row, unsigned char *to, float *beside) {
     const carry_quant_format *format = carry_quant_format_of(&s->values);
     const unsigned char *rows = s->values.data;
@@ -240,7 +240,7 @@ static void convert_ordered(const carry_quant_source *s, int64_t row, unsigned c
 }
 
 typedef struct convert_job {
-    float *beside; /* for each thread; NULL: not needed */
+    float *beside; /* workspace, 2 * columns floats per thread; NULL if not needed */
     const carry_quant_source *source;
     unsigned char *blocks;
     size_t row_bytes;

@@ -25,37 +25,37 @@ typedef enum carry_quant_layout {
     CARRY_QUANT_INT8,
     CARRY_QUANT_AWQ,
     CARRY_QUANT_GPTQ,
-    CARRY_QUANT_ORDERED, /* blocks, with heads in another order (gguf_model.h) */
+    CARRY_QUANT_ORDERED, /* blocks, with heads in a different order (gguf_model.h) */
 } carry_quant_layout;
 
-/* Rows or columns from `first` on are heads of `size`, here in `groups` groups of `each`; the file has the first head
-   of each group, then the second of each, and so on. */
+/* The order of heads. Rows or columns from `first` on are heads of `size` each, here in `groups` groups of `each`
+   heads. The file stores the first head of every group, then the second of every group, and so on. */
 typedef struct carry_head_order {
     int64_t first, groups, each, size;
     bool of_columns;
 } carry_head_order;
 
-/* Where the file has row or column `at`. */
+/* Returns the index in the file of row or column `at`. */
 int64_t carry_head_place(const carry_head_order *order, int64_t at);
 
 /* quantization_config. */
 typedef struct carry_quant_config {
     carry_quant_layout layout;
-    int64_t group; /* of AWQ and GPTQ; -1: all inputs are one group */
-    int zero_plus; /* added to the zero points of the file */
+    int64_t group; /* group size of AWQ and GPTQ; -1: all inputs form one group */
+    int zero_plus; /* added to the zero points in the file */
 } carry_quant_config;
 
 typedef struct carry_quant_source {
     carry_quant_layout layout;
-    const carry_quant_format *format; /* of the blocks it is converted to */
+    const carry_quant_format *format; /* format of the blocks that it is converted to */
     int64_t rows, columns, group;
     int zero_plus;
-    carry_tensor values, scales, zeros; /* zeros: absent but for AWQ and GPTQ */
+    carry_tensor values, scales, zeros; /* zeros: only for AWQ and GPTQ */
     carry_head_order order;
 } carry_quant_source;
 
-/* From the object quantization_config; `name` is for messages. A method, a number of bits or a group that is not
-   supported is named together with those that are. */
+/* Reads the object quantization_config; `name` is for messages. The error for an unsupported method, number of bits or
+   group lists the supported ones. */
 carry_status carry_quant_config_parse(carry_ctx *ctx, carry_quant_config *config, const carry_json *node,
                                       const char *name);
 
@@ -63,14 +63,14 @@ carry_status carry_quant_config_parse(carry_ctx *ctx, carry_quant_config *config
 typedef const carry_tensor *(*carry_quant_find)(const void *user, const char *name);
 carry_status carry_quant_source_make(carry_ctx *ctx, carry_quant_source *source, const carry_quant_config *config,
                                      const char *name, carry_quant_find find, const void *user);
-/* The same of a quantised matrix whose heads have another order. Columns in blocks that hold parts of several heads are
-   encoded again, in Q8_0. */
+/* Makes a source for a quantised matrix whose heads are in a different order. Columns whose blocks span several heads
+   are encoded again, in Q8_0. */
 carry_quant_source carry_quant_source_ordered(const carry_tensor *values, const carry_head_order *order);
 carry_tensor carry_quant_source_view(const carry_quant_source *source);
-/* NULL: the tensor is not such a view. */
+/* Returns NULL if the tensor is not such a view. */
 const carry_quant_source *carry_quant_source_of(const carry_tensor *view);
 
-/* The blocks of all rows: carry_quant_bytes of memory. Rows are converted by all threads. */
+/* Converts all rows to blocks, carry_quant_bytes of memory, on all threads. */
 carry_status carry_quant_convert(carry_ctx *ctx, const carry_quant_source *source, void *blocks);
 
 #endif

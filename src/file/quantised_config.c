@@ -1,4 +1,4 @@
-/* quantization_config of a config.json. */
+/* Reads quantization_config of a config.json. */
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -40,7 +40,7 @@ static carry_status read_int4(carry_ctx *ctx, carry_quant_config *config, const 
     return CARRY_OK;
 }
 
-/* AWQ's own versions differ in the order of nibbles; that of "gemm" is read. */
+/* AWQ versions differ in the order of nibbles; only "gemm" is supported. */
 static carry_status read_awq(carry_ctx *ctx, const carry_json *node, const char *name) {
     const carry_json *version = carry_json_find(node, "version");
     return version == NULL || carry_json_is_text(version, "gemm") || carry_json_is_text(version, "GEMM")

@@ -1,4 +1,4 @@
-/* Reading safetensors files. The header is JSON of one form only: all else is refused. */
+/* Reads safetensors files. The header must be JSON of exactly one form; anything else is refused. */
 #include "file/safetensors.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@
 
 typedef struct reader {
     carry_ctx *ctx;
-    const unsigned char *data; /* what follows the header */
+    const unsigned char *data; /* starts after the header */
     size_t data_bytes;
     carry_safetensors *file;
 } reader;
@@ -31,7 +31,7 @@ static carry_status bad(const reader *r, const carry_json *node, const char *wha
                       node->column, what);
 }
 
-/* A name of ours: no zeros inside, and short enough. */
+/* Copies a tensor's name, which must be short enough and have no NUL inside. */
 static carry_status take_name(const reader *r, char name[CARRY_SAFETENSORS_NAME], const carry_json *node) {
     if (node->key_length >= CARRY_SAFETENSORS_NAME || strlen(node->key) != node->key_length) {
         return bad(r, node, "a name is too long, or has a zero inside");
@@ -74,7 +74,7 @@ static carry_status parse_dtype(const reader *r, const char *name, const carry_j
         name, carry_json_show(shown, text));
 }
 
-/* The value of one tensor's entry, in any order of its three keys. */
+/* Reads the entry of one tensor; its three keys may be in any order. */
 static carry_status take_entry(const reader *r, carry_safetensors_entry *entry, const carry_json *node) {
     const carry_json *type = carry_json_find(node, "dtype");
     const carry_json *sizes = carry_json_find(node, "shape");
@@ -144,7 +144,7 @@ static size_t entry_bytes(const carry_safetensors_entry *entry) {
     return (size_t)carry_tensor_count(&entry->view) * carry_dtype_size(entry->view.dtype);
 }
 
-/* Empty tensors first, so that one at the place where another starts does not look like an overlap. */
+/* Empty tensors come first, so that an empty tensor at the start of another does not look like an overlap. */
 static int by_place(const void *left, const void *right) {
     const carry_safetensors_entry *const *a = left;
     const carry_safetensors_entry *const *b = right;
@@ -156,7 +156,7 @@ static int by_place(const void *left, const void *right) {
     return (entry_bytes(*a) > 0) - (entry_bytes(*b) > 0);
 }
 
-/* No two tensors share a byte or a name; the list by name stays, for finding. */
+/* Checks that no two tensors share a byte or a name. Keeps the list sorted by name, for lookups. */
 static carry_status order_entries(const reader *r) {
     carry_safetensors *file = r->file;
     size_t count = (size_t)file->count;

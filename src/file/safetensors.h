@@ -28,9 +28,9 @@ typedef struct carry_safetensors {
     carry_safetensors_note *note;
 } carry_safetensors;
 
-/* CARRY_EFORMAT with an error message when anything does not fit; *file is then empty and need not be freed. */
+/* CARRY_EFORMAT, with a message, if anything is inconsistent; *file is then empty and need not be freed. */
 carry_status carry_safetensors_open(carry_ctx *ctx, carry_safetensors *file, const char *path);
-/* The same over bytes in memory (borrowed), for fuzzing. data must be aligned to 8. */
+/* Like carry_safetensors_open, over bytes in memory (borrowed), for fuzzing. data must be aligned to 8. */
 carry_status carry_safetensors_parse(carry_ctx *ctx, carry_safetensors *file, const void *data, size_t bytes);
 void carry_safetensors_close(carry_safetensors *file);
 
@@ -38,19 +38,20 @@ void carry_safetensors_close(carry_safetensors *file);
 const carry_tensor *carry_safetensors_find(const carry_safetensors *file, const char *name);
 const char *carry_safetensors_metadata(const carry_safetensors *file, const char *key);
 
-/* Orders the names again after entries were changed or removed. */
+/* Sorts the names again after entries were changed or removed. */
 void carry_safetensors_sort(carry_safetensors *file);
 
-/* Writing. A tensor is packed, on the CPU, and stored as dtype (f32, bf16 and f16 are converted into each other). */
+/* Writing. A tensor must be packed and on the CPU. It is stored as dtype (f32, bf16 and f16 are converted into each
+   other). */
 typedef struct carry_safetensors_item {
     const char *name;
     carry_tensor tensor;
     carry_dtype dtype;
 } carry_safetensors_item;
 
-/* Replaces path as a whole (core/file.h): a crash or a full disk leaves the file that was there. The order in the file
-   is by size of the element and then by name, whatever the order of items, so equal tensors give equal bytes. The pairs
-   of notes (key, value, key, value, ..., NULL; may be NULL) become its metadata, texts in UTF-8. */
+/* Replaces path as a whole (core/file.h): after a crash or with a full disk, the previous file remains. Tensors are
+   written by element size and then by name, whatever the order of items, so equal tensors give equal bytes. notes is a
+   list of UTF-8 texts (key, value, key, value, ..., NULL; may be NULL), which become the metadata. */
 carry_status carry_safetensors_write(carry_ctx *ctx, const char *path, const carry_safetensors_item *items,
                                      int64_t count, const char *const *notes);
 

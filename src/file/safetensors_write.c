@@ -1,5 +1,5 @@
-/* Writing safetensors files. Wide elements come first: then every tensor is aligned to its element as long as the data
-   is, which padding the header with spaces to 8 bytes takes care of. */
+/* Writes safetensors files. Tensors with wide elements come first, so that every tensor is aligned to its element if
+   the data is aligned; the header is padded with spaces to a multiple of 8 bytes for this. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -57,7 +57,7 @@ static const char *type_text(carry_dtype dtype) {
     case CARRY_I32:
         return "I32";
     case CARRY_I64:
-    case CARRY_F64: /* refused before, and so are quantised ones */
+    case CARRY_F64: /* already refused, like quantised tensors */
     case CARRY_QUANTISED:
         break;
     }

@@ -1,4 +1,4 @@
-/* Writing, reading and checking files of states. */
+/* Writes, reads and checks state files. */
 #include "file/state_file.h"
 
 #include <inttypes.h>
@@ -13,7 +13,7 @@
 #include "core/threads.h"
 
 #define PREFIX "xxh64."
-#define OWN_NOTES 5 /* beside those of tensors */
+#define OWN_NOTES 5 /* notes beside those of tensors */
 #define KEY (CARRY_SAFETENSORS_NAME + sizeof PREFIX)
 #define NUMBER 24
 
@@ -32,7 +32,8 @@ static uint64_t hash_about(const carry_state_about *about) {
     return hash_number(hash, about->ids);
 }
 
-/* A tensor's part of the header's hash. Parts are added, so that the order of tensors does not count. */
+/* Returns one tensor's contribution to the header's hash. Contributions are added, so the order of tensors does not
+   matter. */
 static uint64_t hash_entry(const char *name, const carry_tensor *tensor, uint64_t data) {
     const char *type = carry_dtype_name(tensor->dtype);
     uint64_t hash = carry_hash(data, name, strlen(name));
@@ -56,7 +57,7 @@ static void hash_tensors(void *argument, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* The text of a note and the key of a tensor's. */
+/* The notes of a file, and the memory of their keys and texts. */
 typedef struct written_notes {
     const carry_tensor **tensor;
     uint64_t *hash;
@@ -136,7 +137,8 @@ static carry_status damaged(carry_ctx *ctx, const char *path, const char *what) 
     return carry_fail(ctx, CARRY_EFORMAT, "%s is damaged: %s; read its text again and save the state", path, what);
 }
 
-/* 0 to CARRY_STATE_TOKENS, as it is written: digits alone, without a leading zero. */
+/* Parses a number from 0 to CARRY_STATE_TOKENS in the form in which it is written: only digits, without a leading
+   zero. */
 static bool parse_tokens(int64_t *tokens, const char *text) {
     int64_t value = 0;
     size_t i = 0;
@@ -158,13 +160,13 @@ static bool take_tensor_hash(uint64_t *hash, const carry_safetensors *file, cons
     return take_hash(hash, file, key);
 }
 
-/* The tensors follow each other from the header to the end of the file. */
+/* True if the tensors fill the file without gaps from the header to its end. */
 static bool is_filled(const carry_safetensors *file, const unsigned char *data, size_t bytes) {
     uint64_t length = 0;
     for (int i = 7; i >= 0; i--) {
         length = length << 8 | data[i];
     }
-    const unsigned char *at = data + 8 + length; /* parsed before: inside the file */
+    const unsigned char *at = data + 8 + length; /* already parsed, so inside the file */
     for (int64_t i = 0; i < file->count; i++) {
         if (file->entries[i].view.data != at) {
             return false;

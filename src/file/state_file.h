@@ -1,4 +1,4 @@
-/* Files of states: the state of a model after a text, as tensors by name, in a safetensors file. Its metadata:
+/* State files: the state of a model after a text, as named tensors in a safetensors file. Its metadata:
 
        carry_state     the version of the format, "2"
        model           hash of the model's configuration and weights
@@ -6,9 +6,9 @@
        xxh64.NAME      hash of the bytes of each tensor
        header          hash of all of the above, and of the name, type and shape of each tensor
 
-   The tensors follow each other without gaps up to the end of the file. So any other length, and any changed bit of the
-   header or of the data, is refused. Numbers and hashes are accepted only as they are written. Hashes are XXH64
-   (core/hash.h), in 16 hexadecimal digits. A file is replaced as a whole (core/file.h).
+   The tensors fill the file without gaps up to its end. So a file of any other length, or with any changed bit in the
+   header or the data, is refused. Numbers and hashes are accepted only in the form in which they are written. Hashes
+   are XXH64 (core/hash.h), in 16 hexadecimal digits. A file is replaced as a whole (core/file.h).
 
    Version 1 had no hashes of tensors, and identified models by a few of their weights. */
 #ifndef CARRY_FILE_STATE_FILE_H
@@ -17,7 +17,7 @@
 #include "file/safetensors.h"
 
 #define CARRY_STATE_VERSION "2"
-#define CARRY_STATE_TOKENS ((int64_t)1 << 48) /* at most */
+#define CARRY_STATE_TOKENS ((int64_t)1 << 48) /* largest number of tokens */
 
 typedef struct carry_state_about {
     uint64_t model;
@@ -25,7 +25,7 @@ typedef struct carry_state_about {
     uint64_t ids;
 } carry_state_about;
 
-/* Tensors as carry_safetensors_write takes them, written in the type that they have. */
+/* Writes tensors as carry_safetensors_write does, without converting their type. */
 carry_status carry_state_write(carry_ctx *ctx, const char *path, const carry_state_about *about,
                                const carry_safetensors_item *items, int64_t count);
 
@@ -36,12 +36,12 @@ typedef struct carry_state_file {
 } carry_state_file;
 
 /* CARRY_EFORMAT, or CARRY_EUNSUPPORTED for another version, with a message that names the path; *state is then empty.
-   All hashes have been compared on return. */
+   On success, all hashes have been verified. */
 carry_status carry_state_open(carry_ctx *ctx, carry_state_file *state, const char *path);
 void carry_state_close(carry_state_file *state);
 
-/* The two steps of opening, for fuzzing: over bytes in memory (borrowed, aligned to 8), without comparing hashes; and
-   comparing them. */
+/* The two steps of opening, for fuzzing: parsing bytes in memory (borrowed, aligned to 8) without verifying hashes, and
+   verifying them. */
 carry_status carry_state_parse(carry_ctx *ctx, carry_state_file *state, const void *data, size_t bytes,
                                const char *path);
 carry_status carry_state_verify(carry_ctx *ctx, const carry_state_file *state, const char *path);

@@ -1,4 +1,4 @@
-/* One file or several. */
+/* Opens weights in one file or several. */
 #include "file/weights.h"
 
 #include <stdio.h>
@@ -14,7 +14,7 @@
 #include "file/gguf_model.h"
 
 #define INDEX_LIMIT ((size_t)64 << 20)
-#define FILE_LIMIT 4096 /* files of one model */
+#define FILE_LIMIT 4096 /* limit of files per model */
 
 static carry_status open_one(carry_ctx *ctx, carry_weights *w, const char *path) {
     carry_safetensors *grown = realloc(w->file, (size_t)(w->files + 1) * sizeof *grown);
@@ -28,7 +28,7 @@ static carry_status open_one(carry_ctx *ctx, carry_weights *w, const char *path)
     return CARRY_OK;
 }
 
-/* A plain name of a file beside the index. */
+/* True if the node is a plain file name, without a path. */
 static bool is_plain(const carry_json *node) {
     if (node->kind != CARRY_JSON_STRING || node->as.text.length < 1 || node->as.text.length > 255) {
         return false;
@@ -38,9 +38,9 @@ static bool is_plain(const carry_json *node) {
            name[0] != '.';
 }
 
-/* The place of a file's name in the list of those seen, which it joins when it is new. */
+/* Returns the index of a file name in `seen`, and appends the name if it is new. */
 static int64_t place_of(const char **seen, int64_t *count, const char *name) {
-    for (int64_t i = *count - 1; i >= 0; i--) { /* neighbours in the index are mostly of the same file */
+    for (int64_t i = *count - 1; i >= 0; i--) { /* neighbours in the index are mostly in one file */
         if (strcmp(seen[i], name) == 0) {
             return i;
         }
@@ -110,7 +110,7 @@ bool carry_weights_is_file(const char *folder) {
 }
 
 carry_status carry_weights_open(carry_ctx *ctx, carry_weights *w, const char *folder) {
-    /* The names that transformers and diffusers use; an error names the first if both are missing. */
+    /* The names used by transformers and diffusers. If both are missing, the error names the first. */
     static const char *const names[] = {"model.safetensors", "diffusion_pytorch_model.safetensors"};
     char path[CARRY_FILE_PATH];
     *w = (carry_weights){0};

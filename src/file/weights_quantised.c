@@ -1,4 +1,4 @@
-/* The tensors of quantised matrices, as one tensor each. */
+/* Combines the tensors of each quantised matrix into one tensor. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@ static bool ends_in(const char *name, const char *end) {
     return length > strlen(end) && strcmp(name + length - strlen(end), end) == 0;
 }
 
-/* The tensor that has the values of a quantised matrix? */
+/* True if the tensor has the values of a quantised matrix. */
 static bool has_values(const carry_safetensors_entry *entry) {
     const carry_dtype dtype = entry->view.dtype;
     return (dtype == CARRY_I32 && ends_in(entry->name, ".qweight")) ||
@@ -36,7 +36,7 @@ static const carry_tensor *find(const void *user, const char *name) {
     return carry_weights_find(user, name);
 }
 
-/* The module of a tensor: its name without the last part. */
+/* Writes the module of a tensor: its name without the last part. */
 static void module_of(char to[CARRY_SAFETENSORS_NAME], const char *name) {
     (void)snprintf(to, CARRY_SAFETENSORS_NAME, "%.*s", (int)(strrchr(name, '.') - name), name);
 }
@@ -57,7 +57,7 @@ static carry_status make_sources(carry_ctx *ctx, carry_weights *w, const carry_q
     return CARRY_OK;
 }
 
-/* A part of a quantised matrix beside its values? */
+/* True for a part of a quantised matrix other than its values. */
 static bool is_part(const carry_weights *w, const char *name) {
     static const char *const parts[][2] = {{".qzeros", "qweight"},
                                            {".scales", "qweight"},
@@ -76,7 +76,7 @@ static bool is_part(const carry_weights *w, const char *name) {
     return false;
 }
 
-/* The values become M.weight; the other parts of quantised matrices are marked by an empty name. */
+/* Renames the tensors with values to M.weight, and marks the other parts of quantised matrices by an empty name. */
 static carry_status rename_entries(carry_ctx *ctx, carry_weights *w) {
     int64_t made = 0;
     for (int64_t f = 0; f < w->files; f++) {
@@ -156,7 +156,7 @@ static carry_status read_config(carry_ctx *ctx, carry_quant_config *config, cons
 carry_status carry_weights_join(carry_ctx *ctx, carry_weights *w, const char *folder) {
     const int64_t count = count_values(w);
     carry_quant_config config;
-    if (count == 0 || carry_weights_is_file(folder)) { /* one file has no configuration beside it */
+    if (count == 0 || carry_weights_is_file(folder)) { /* a single file has no config.json */
         return CARRY_OK;
     }
     CARRY_TRY(read_config(ctx, &config, folder));

@@ -1,6 +1,6 @@
-/* Incoming connections and their limits: in total, per address, and per address without a request. The oldest of those
-   is closed for a new one, and WebSockets of the address that has the most for those of others, so that silent
-   connections cannot lock others out. */
+/* Accepts connections and limits them: in total, per address, and per address without a complete request. To make room
+   for a new connection, the oldest connection without a request is closed, or a WebSocket of the address that has the
+   most of them. Silent connections therefore cannot lock out other clients. */
 #include <errno.h>
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -11,9 +11,9 @@
 #include "core/clock.h"
 #include "http/http_internal.h"
 
-#define SEND_BUFFER (128 << 10) /* bytes in the kernel: a slow client is noticed early */
-#define AT_ONCE 16              /* accepted before the others are read from again */
-#define PAUSE 20000             /* microseconds, when nothing can be accepted and nothing can be closed */
+#define SEND_BUFFER (128 << 10) /* bytes in the kernel; small, so that a slow client is noticed early */
+#define AT_ONCE 16              /* at most this many are accepted before other sockets are read again */
+#define PAUSE 20000             /* microseconds to wait when nothing can be accepted or closed */
 
 void carry_http_opened(carry_http_server *server, struct lws *wsi) {
     lws_set_opaque_user_data(wsi, server->arriving);
@@ -35,7 +35,8 @@ static bool is_half_open(const carry_http_connection *connection) {
     return connection->request.method == NULL && !connection->lingering;
 }
 
-/* Closes the oldest connection without a request, of one address or (NULL) of all, if there are at least `least`. */
+/* Closes the oldest connection without a request if there are at least `least` of them; address: counts only this
+   address, or all if NULL. */
 static void drop_oldest(carry_http_server *server, const carry_http_address *address, int least) {
     carry_http_connection *oldest = NULL;
     int count = 0;
@@ -63,8 +64,7 @@ static void refuse(carry_http_server *server, int file, const char *why) {
     (void)close(file);
 }
 
-/* A file descriptor that libwebsockets does not take stays ours: only sockets are closed by a failed adoption, and this
-   one is adopted as a file. */
+/* The file descriptor is adopted as a file, not as a socket: if the adoption fails, libwebsockets does not close it. */
 static void adopt(carry_http_server *server, int file) {
     lws_sock_file_fd_type given = {.filefd = file};
     int one = 1, size = SEND_BUFFER;
@@ -82,7 +82,7 @@ static void admit(carry_http_server *server, int file, const struct sockaddr_sto
     carry_http_address *address = carry_http_address_of(server, from);
     if (address == NULL || server->counts.connections >= server->options.connections) {
         drop_oldest(server, NULL, 1);
-        (void)carry_http_drop_socket(server, NULL, address != NULL ? address->sockets + 1 : 1); /* for a next attempt */
+        (void)carry_http_drop_socket(server, NULL, address != NULL ? address->sockets + 1 : 1); /* for its next try */
         refuse(server, file, "the limit");
         return;
     }
@@ -97,8 +97,8 @@ static void admit(carry_http_server *server, int file, const struct sockaddr_sto
     adopt(server, file);
 }
 
-/* No descriptor is left. The first connection in the backlog is accepted with the spare one and closed; otherwise it
-   would stay there and wake the server for ever. */
+/* Called when no file descriptor is left. Closes the spare descriptor to accept the first connection in the backlog,
+   and closes that one too. Otherwise it would stay in the backlog and wake the server forever. */
 static bool shed_one(carry_http_server *server) {
     drop_oldest(server, NULL, 1);
     if (server->spare >= 0) {

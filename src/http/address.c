@@ -1,5 +1,6 @@
-/* Connections and wrong tokens per address. Of an IPv6 address the first 64 bits count, because one owner has all the
-   others. An address without connections keeps its entry until another one needs it, for its guesses. */
+/* Counts connections and wrong tokens per address. Only the first 64 bits of an IPv6 address count, because one owner
+   controls the others. An entry without connections is kept for its count of wrong tokens, until another address needs
+   it. */
 #include <netinet/in.h>
 #include <string.h>
 
@@ -34,7 +35,7 @@ carry_http_address *carry_http_address_of(carry_http_server *server, const struc
             unused = at;
         }
     }
-    if (unused != NULL) { /* there are more entries than connections */
+    if (unused != NULL) { /* true in practice: there are more entries than connections */
         *unused = (carry_http_address){.guesses = GUESSES};
         memcpy(unused->key, key, sizeof key);
     }

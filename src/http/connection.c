@@ -1,5 +1,5 @@
-/* A connection: its head is read, then its body, the response is written, and it is closed. A request for a WebSocket
-   is handed to libwebsockets under a second descriptor, with a head that was written here. */
+/* A connection reads the head and the body of one request, writes the response and is closed. A request for a WebSocket
+   is passed to libwebsockets under a second descriptor, with a head that is written here. */
 #include <errno.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -15,9 +15,9 @@
 #include "http/http_internal.h"
 
 #define LINGER 2.0         /* seconds */
-#define HEAD_SECONDS 5.0   /* for the head of a request, or patience if that is less */
-#define IGNORED (64 << 10) /* bytes after a request that is being answered; more closes the connection */
-#define BODY_FIRST 16384   /* bytes of the first buffer of a body */
+#define HEAD_SECONDS 5.0   /* limit for receiving the head of a request, if less than patience */
+#define IGNORED (64 << 10) /* bytes tolerated after a request until it is answered; more closes the connection */
+#define BODY_FIRST 16384   /* size of the first buffer of a body, in bytes */
 
 void carry_http_add_connection(carry_http_server *server, struct lws *wsi, int file) {
     carry_http_connection *connection = lws_wsi_user(wsi);
@@ -57,7 +57,7 @@ void carry_http_detach_all(carry_http_server *server) {
     }
 }
 
-/* -1: failed, or the client has gone. */
+/* Returns -1 if sending failed or the client has gone. */
 static int send_out(carry_http_server *server, carry_http_connection *connection) {
     bool progress = false;
     carry_http_flush result = carry_http_send_queued(connection->response, connection->file, &progress);
@@ -78,7 +78,7 @@ static int send_out(carry_http_server *server, carry_http_connection *connection
     return 0;
 }
 
-/* libwebsockets gets a descriptor of its own, because it closes the one it is given. */
+/* Gives libwebsockets a duplicate descriptor, because it closes the one that it is given. */
 static int hand_over(carry_http_server *server, carry_http_connection *connection,
                      const carry_http_endpoint *endpoint) {
     char head[256];
@@ -92,7 +92,7 @@ static int hand_over(carry_http_server *server, carry_http_connection *connectio
     }
     forget(connection);
     server->arriving = connection->address;
-    (void)lws_adopt_socket_vhost_readbuf(server->vhost, file, head, (size_t)length); /* closes it if it fails */
+    (void)lws_adopt_socket_vhost_readbuf(server->vhost, file, head, (size_t)length); /* closes the socket if it fails */
     return -1;
 }
 
@@ -116,7 +116,7 @@ static int upgrade(carry_http_server *server, carry_http_connection *connection,
     return hand_over(server, connection, endpoint);
 }
 
-/* Some clients wait for a second for this before they send the body. */
+/* Some clients wait up to a second for this before they send the body. */
 static void send_continue(const carry_http_connection *connection) {
     static const char text[] = "HTTP/1.1 100 Continue\r\n\r\n";
     if (connection->request.expect != NULL && strcasecmp(connection->request.expect, "100-continue") == 0) {
@@ -124,7 +124,8 @@ static void send_continue(const carry_http_connection *connection) {
     }
 }
 
-/* Room for the next bytes of the body. The buffer grows with them: a Content-Length alone costs nothing. */
+/* Makes room for more bytes of the body. The buffer grows as bytes arrive, so a large Content-Length alone costs no
+   memory. */
 static bool grow_body(carry_http_connection *connection) {
     if (connection->body_got < connection->body_capacity) {
         return true;
@@ -158,7 +159,7 @@ static int refuse_head(carry_http_server *server, carry_http_connection *connect
     return carry_http_refuse(server, connection, status, message);
 }
 
-/* The head is complete; the first bytes of the body may have come with it. */
+/* Handles a complete head; the first bytes of the body may have arrived with it. */
 static int take_head(carry_http_server *server, carry_http_connection *connection, size_t head) {
     size_t more = connection->length - head;
     const char *rest = connection->head + head;
@@ -176,7 +177,7 @@ static int take_head(carry_http_server *server, carry_http_connection *connectio
     }
     if (connection->response == NULL) {
         more = more < connection->body_length ? more : connection->body_length;
-        if (!grow_body(connection)) { /* the first buffer holds more than a head can bring */
+        if (!grow_body(connection)) { /* holds all bytes that can arrive together with a head */
             return -1;
         }
         memcpy(connection->body, rest, more);
@@ -194,7 +195,7 @@ static int take_bytes(carry_http_server *server, carry_http_connection *connecti
     if (head > 0) {
         return take_head(server, connection, head) != 0 ? -1 : proceed(server, connection);
     }
-    bool letter = connection->head[0] >= 'A' && connection->head[0] <= 'Z'; /* TLS, for one, has no end to wait for */
+    bool letter = connection->head[0] >= 'A' && connection->head[0] <= 'Z'; /* TLS, for one, never ends a head */
     if (letter && connection->length < CARRY_HTTP_HEADERS) {
         return 0;
     }
@@ -203,7 +204,7 @@ static int take_bytes(carry_http_server *server, carry_http_connection *connecti
     return bad != 0 ? -1 : proceed(server, connection);
 }
 
-/* Input after the request: dropped, and its end means that the client has gone. */
+/* Drops input after the request. The end of the input means that the client has gone. */
 static int ignore(carry_http_connection *connection) {
     static _Thread_local char waste[16 << 10];
     ssize_t got = recv(connection->file, waste, sizeof waste, MSG_DONTWAIT);
@@ -260,7 +261,8 @@ int carry_http_connection_callback(struct lws *wsi, enum lws_callback_reasons re
     }
 }
 
-/* After the callbacks of a poll: libwebsockets 4.1 forgets the request of a file's own callback for writing. */
+/* Called after the callbacks of a poll: libwebsockets 4.1 loses a request for writing that is made inside the file's
+   own callback. */
 void carry_http_ask_blocked(carry_http_server *server) {
     if (!server->has_blocked) {
         return;
@@ -273,33 +275,34 @@ void carry_http_ask_blocked(carry_http_server *server) {
     }
 }
 
-/* Sent here and not in the callback for writing: with a stream on every connection, that callback costs a poll of all
-   of them for each. The callback sends the rest, and closes what has failed. */
+/* Output is sent here and not in the callback for writing: with a stream on every connection, each callback costs a
+   poll of all of them. The callback sends what is left, and closes failed connections. */
 void carry_http_send_connections(carry_http_server *server) {
     for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {
         if (one->response != NULL && !one->lingering && carry_http_has_output(one->response) &&
             (send_out(server, one) != 0 || one->blocked > 0.0)) {
-            one->blocked = one->blocked > 0.0 ? one->blocked : carry_seconds(); /* until it has been sent */
+            one->blocked = one->blocked > 0.0 ? one->blocked : carry_seconds(); /* kept until it has been sent */
             (void)lws_callback_on_writable(one->wsi);
         }
     }
 }
 
-/* Seconds that the connection has kept the server waiting beyond its limit; below 0: it may go on. */
+/* Returns the seconds by which the connection has kept the server waiting beyond its limit; below 0: within the
+   limit. */
 static double excess(const carry_http_server *server, const carry_http_connection *connection, double now) {
     double patience = server->options.patience;
     if (connection->lingering) {
         return now - connection->since - LINGER;
     }
-    if (connection->response != NULL) { /* the client waits, or reads slowly */
+    if (connection->response != NULL) { /* the client waits for the server, or reads slowly */
         return connection->blocked > 0.0 ? now - connection->blocked - patience : -1.0;
     }
     bool in_head = connection->request.method == NULL;
     return now - connection->since - (in_head && patience > HEAD_SECONDS ? HEAD_SECONDS : patience);
 }
 
-/* Input that waits: the server itself was late, as on a machine with too much to do. Once, so that bytes that come at
-   the right moments do not keep a connection. */
+/* Spares a connection whose input is still unread, because the server itself was late, as on an overloaded machine. A
+   connection is spared only once, so that a client cannot stay open by sending a byte now and then. */
 static bool spare(carry_http_connection *connection, double now) {
     int waiting = 0;
     if (connection->spared || connection->lingering || connection->response != NULL ||
@@ -311,7 +314,7 @@ static bool spare(carry_http_connection *connection, double now) {
     return true;
 }
 
-/* A socket that was shut down is readable to its end, and the callback above then closes it. */
+/* A socket that was shut down becomes readable, and the callback above then closes it. */
 void carry_http_drop_slow(carry_http_server *server) {
     double now = carry_seconds();
     for (carry_http_connection *one = server->connections; one != NULL; one = one->next) {

@@ -1,5 +1,5 @@
-/* Access checks, in this order. Host: a page elsewhere whose name was pointed at this machine ("DNS rebinding") sends
-   its own name. Origin: browsers send it with every WebSocket and POST of a page. Token. */
+/* Access checks, in this order. Host: a page of another site whose name was pointed at this machine ("DNS rebinding")
+   sends its own name. Origin: browsers send it with every WebSocket and POST of a page. Token. */
 #include <ctype.h>
 #include <string.h>
 #include <strings.h>
@@ -41,7 +41,7 @@ bool carry_http_is_loopback(const char *name, size_t length) {
 bool carry_http_same_secret(const char *given, const char *secret) {
     size_t given_length = strlen(given), length = strlen(secret);
     volatile unsigned char difference = given_length != length;
-    for (size_t i = 0; i < length; i++) { /* takes as long for every guess */
+    for (size_t i = 0; i < length; i++) { /* compares in constant time */
         difference = (unsigned char)(difference | (given[given_length > 0 ? i % given_length : 0] ^ secret[i]));
     }
     return difference == 0;
@@ -64,13 +64,13 @@ static bool is_listed(char *const *list, const char *name) {
     return false;
 }
 
-/* "192.0.2.1:80", "[2001:db8::1]": not a name, so DNS has no part in it. */
+/* True for addresses such as "192.0.2.1:80" and "[2001:db8::1]", which DNS cannot redirect. */
 static bool is_numeric(const char *host) {
     size_t length = without_port(host, strlen(host));
     return length > 0 && (host[0] == '[' || strspn(host, "0123456789.") >= length);
 }
 
-/* With a token a foreign name does no harm: the page behind it does not know the token. */
+/* With a token any host name is allowed: a foreign page does not know the token. */
 static bool allows_host(const carry_http_server *server, const char *host) {
     char name[CARRY_HTTP_HEADERS + 1];
     size_t length = without_port(host, strlen(host));
@@ -92,7 +92,7 @@ bool carry_http_allows_origin(const carry_http_server *server, const char *origi
 static bool same_origin(const char *origin, const char *host) {
     if (strncasecmp(origin, "http://", 7) == 0) {
         origin += 7;
-    } else if (strncasecmp(origin, "https://", 8) == 0) { /* behind a proxy */
+    } else if (strncasecmp(origin, "https://", 8) == 0) { /* the server is behind a proxy */
         origin += 8;
     } else {
         return false;
@@ -100,7 +100,7 @@ static bool same_origin(const char *origin, const char *host) {
     return strcasecmp(origin, host) == 0;
 }
 
-/* NULL: none. */
+/* Returns the token of a request, or NULL. */
 static const char *given_token(const carry_http_request *request, char buffer[CARRY_HTTP_TOKEN]) {
     const char *bearer = "Bearer ";
     if (request->authorization != NULL && strncasecmp(request->authorization, bearer, strlen(bearer)) == 0) {
@@ -112,8 +112,8 @@ static const char *given_token(const carry_http_request *request, char buffer[CA
     return carry_http_query(request, "token", buffer, CARRY_HTTP_TOKEN) ? buffer : NULL;
 }
 
-/* The right token always passes, so that one client does not lock out the others of its address; no number of guesses
-   finds a token of CARRY_HTTP_TOKEN_LEAST characters. */
+/* The right token is always accepted, so that one client cannot lock out others at its address. A token of
+   CARRY_HTTP_TOKEN_LEAST characters cannot be guessed. */
 static carry_http_refusal check_token(const carry_http_server *server, carry_http_address *address,
                                       const carry_http_request *request) {
     char buffer[CARRY_HTTP_TOKEN];
@@ -130,7 +130,7 @@ static carry_http_refusal check_token(const carry_http_server *server, carry_htt
     return (carry_http_refusal){401, "a token is needed: Authorization: Bearer TOKEN, or ?token=TOKEN"};
 }
 
-/* A browser asks without the token whether a page of another origin may send a request. */
+/* True for a browser's question whether a page of another origin may send a request; it comes without the token. */
 static bool is_preflight(const carry_http_request *request) {
     return strcmp(request->method, "OPTIONS") == 0 && request->origin != NULL &&
            carry_http_header(request, "access-control-request-method") != NULL;

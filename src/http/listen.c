@@ -10,7 +10,7 @@
 #include "http/http_internal.h"
 
 #define BACKLOG 128
-#define CONNECTIONS 4096 /* at most */
+#define CONNECTIONS 4096 /* largest number of connections */
 
 carry_status carry_http_listen(carry_ctx *ctx, carry_http_server *server, const char *address, int port) {
     struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *found;

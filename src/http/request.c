@@ -4,14 +4,14 @@
 #include <string.h>
 #include <strings.h>
 
-#define KEY 24 /* characters of 16 bytes in base64 */
+#define KEY 24 /* length of 16 bytes in base64 */
 
 size_t carry_http_head_length(const char *text, size_t length) {
     const char *end = memmem(text, length, "\r\n\r\n", 4);
     return end != NULL ? (size_t)(end - text) + 4 : 0;
 }
 
-/* RFC 9110: letters, digits and other tchar. */
+/* RFC 9110, token: letters, digits and other tchar. */
 static bool is_token(const char *text) {
     if (*text == '\0') {
         return false;
@@ -104,7 +104,7 @@ carry_http_refusal carry_http_parse(carry_http_request *request, char *head, siz
     bool first = true;
     for (char *line = head; line < head + length - 2;) {
         char *end = memchr(line, '\r', (size_t)(head + length - line));
-        *end = '\0'; /* there is one: the head ends with it */
+        *end = '\0'; /* end is not NULL: the head ends with a line end */
         carry_http_refusal refusal = first ? parse_first_line(request, line) : parse_field(request, line);
         if (refusal.status != 0) {
             return refusal;
@@ -143,7 +143,8 @@ static bool decode(const char *from, size_t length, char *value, size_t capacity
     return true;
 }
 
-/* Parsing has put zeros behind names and values; lines still end with '\n'. */
+/* Parsing has put a NUL after names and values; lines still end with '
+   '. */
 const char *carry_http_header(const carry_http_request *request, const char *name) {
     for (const char *line = request->fields; line != NULL && line < request->fields_end;) {
         const char *end = memchr(line, '\n', (size_t)(request->fields_end - line));

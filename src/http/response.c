@@ -1,8 +1,7 @@
-/* Responses from the connection's side: created with a request, sent as the client reads, detached when it goes.
-
-   The queue is one buffer under the response's lock; both sides hold the lock only to copy or to send without waiting.
-   A callback runs without the lock, with `calling` set: a responder on another thread that ends the response waits for
-   it, so that the callback's user pointer may be freed afterwards. */
+/* The connection's side of responses: created with a request, sent as the client reads, detached when the client goes.
+   The queue is one buffer, guarded by the response's lock; both sides hold the lock only to copy, or to send without
+   waiting. A callback runs without the lock and with `calling` set: a responder on another thread that ends the
+   response waits for the callback, so that the callback's user pointer may be freed afterwards. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +52,7 @@ void carry_http_release(carry_http_response *response) {
     }
 }
 
-/* With the lock held, which is released while the callback runs. */
+/* The caller holds the lock, which is released while the callback runs. */
 static void call(carry_http_response *response, void (*callback)(void *user)) {
     void *user = response->watch.user;
     if (callback == NULL) {
@@ -84,7 +83,7 @@ bool carry_http_has_output(carry_http_response *response) {
     return has;
 }
 
-/* False: the connection has failed. */
+/* Returns false if the connection has failed. */
 static bool send_some(carry_http_response *response, int file, bool *blocked) {
     while (response->sent < response->length) {
         ssize_t sent =
@@ -114,7 +113,7 @@ carry_http_flush carry_http_send_queued(carry_http_response *response, int file,
     if (good && !blocked && response->full && !response->ended) {
         response->full = false;
         call(response, response->watch.drained);
-        blocked = response->length > 0; /* written by the callback: sent when the socket is next writable */
+        blocked = response->length > 0; /* written by the callback: sent when the socket is writable again */
     }
     bool ended = response->ended;
     (void)pthread_mutex_unlock(&response->lock);

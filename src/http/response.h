@@ -1,4 +1,5 @@
-/* A response, inside. It is held by its connection and by the responder, which may be on another thread. */
+/* Internals of a response. The connection and the responder, which may be on another thread, both hold a reference to
+   it. */
 #ifndef CARRY_HTTP_RESPONSE_H
 #define CARRY_HTTP_RESPONSE_H
 
@@ -6,28 +7,28 @@
 
 #include "http/http.h"
 
-#define CARRY_HTTP_FIELDS 1024 /* bytes of headers that are added */
+#define CARRY_HTTP_FIELDS 1024 /* at most this many bytes of added headers */
 
 struct carry_http_response {
     /* Constants. */
-    pthread_t thread; /* the server's */
+    pthread_t thread; /* the server's thread */
     bool is_head, is_http10;
-    char *path; /* of the request */
+    char *path; /* path of the request */
     size_t queue_limit;
     void (*write_error)(void *user, const char *path, int status, const char *message, carry_json_text *body);
     void *user;
 
-    pthread_mutex_t lock;    /* of all below */
-    pthread_cond_t returned; /* a callback has */
+    pthread_mutex_t lock;    /* guards all fields below */
+    pthread_cond_t returned; /* signals that a callback has returned */
     int holders;
-    carry_http_server *server; /* NULL: the client has gone, or the server stops */
+    carry_http_server *server; /* NULL: the client has gone, or the server is stopping */
     char fields[CARRY_HTTP_FIELDS];
     size_t fields_length;
     bool has_policy; /* fields has Content-Security-Policy */
-    bool handling;   /* its handler is running: the connection sends the queue afterwards, without being woken */
+    bool handling;   /* its handler is running: the connection will send the queue afterwards, so no wake is needed */
     bool begun;      /* streamed */
     bool ended, failed;
-    unsigned char *out; /* bytes sent to length are queued */
+    unsigned char *out; /* bytes from sent to length are queued */
     size_t sent, length, capacity;
     bool full; /* a write was refused */
     carry_http_watch watch;

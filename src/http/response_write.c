@@ -1,4 +1,4 @@
-/* Responses from the responder's side: status line, headers, bodies whole or in chunks, server-sent events. */
+/* The responder's side of responses: status line, headers, whole or chunked bodies, server-sent events. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "http/response.h"
 
 #define FIRST_CAPACITY 2048
-#define HEAD 1024 /* bytes of the status line and the headers that every response has, at most */
+#define HEAD 1024 /* at most this many bytes in the status line and the headers of every response */
 
 static const char *reason_of(int status) {
     static const struct {
@@ -42,7 +42,7 @@ static const char *reason_of(int status) {
     return "Internal Server Error";
 }
 
-/* Room for `more` bytes behind the queue. False: out of memory. */
+/* Makes room for `more` bytes after the queue. Returns false if out of memory. */
 static bool reserve(carry_http_response *response, size_t more) {
     if (response->sent > 0) {
         memmove(response->out, response->out + response->sent, response->length - response->sent);
@@ -83,7 +83,7 @@ static void put_text(carry_http_response *response, const char *text) {
     put(response, text, strlen(text));
 }
 
-/* length: the last header and the empty line. */
+/* Writes the status line and headers. length: the last header, and the empty line. */
 static void put_head(carry_http_response *response, int status, const char *type, const char *length) {
     char head[HEAD];
     (void)snprintf(head, sizeof head, "HTTP/1.1 %d %s\r\n", status, reason_of(status));
@@ -105,14 +105,14 @@ static void put_head(carry_http_response *response, int status, const char *type
     put_text(response, length);
 }
 
-/* With the lock held. One wake is enough for all output until the server's thread looks for it. */
+/* The caller holds the lock. One wake is enough for all output until the server's thread looks for it. */
 static void wake(carry_http_response *response) {
     if (response->server != NULL && !response->handling && !atomic_exchange(&response->server->is_waking, true)) {
         lws_cancel_service(response->server->lws);
     }
 }
 
-/* Ends the responder's hold. With the lock held, which is released. */
+/* Drops the responder's reference. The caller holds the lock, which is released. */
 static void finish(carry_http_response *response) {
     response->ended = true;
     wake(response);
@@ -155,7 +155,7 @@ void carry_http_reply(carry_http_response *response, int status, const char *typ
             (void)snprintf(last, sizeof last, "Content-Length: %zu\r\n\r\n", type != NULL ? length : 0);
         }
         put_head(response, status, type, last);
-        if (type != NULL && !response->is_head && status != 204) { /* HEAD: the length alone */
+        if (type != NULL && !response->is_head && status != 204) { /* HEAD: only the length is sent */
             put(response, body, length);
         }
     }
@@ -176,7 +176,7 @@ void carry_http_reply_error(carry_http_response *response, int status, const cha
     (void)pthread_mutex_lock(&response->lock);
     if (response->server != NULL) {
         (void)atomic_fetch_add(&response->server->errors, 1);
-        if (pthread_equal(pthread_self(), response->thread)) { /* the log's context is that thread's */
+        if (pthread_equal(pthread_self(), response->thread)) { /* the log's context belongs to that thread */
             carry_log(response->server->ctx, CARRY_LOG_INFO, "request refused with %d: %s", status, message);
         }
     }
@@ -198,7 +198,7 @@ void carry_http_reply_error(carry_http_response *response, int status, const cha
 
 carry_http_sent carry_http_begin(carry_http_response *response, int status, const char *type) {
     (void)pthread_mutex_lock(&response->lock);
-    if (response->server != NULL && !response->begun) { /* HTTP/1.0: the body ends with the connection */
+    if (response->server != NULL && !response->begun) { /* HTTP/1.0: the end of the connection ends the body */
         put_head(response, status, type, response->is_http10 ? "\r\n" : "Transfer-Encoding: chunked\r\n\r\n");
         response->begun = true;
         wake(response);
@@ -208,7 +208,7 @@ carry_http_sent carry_http_begin(carry_http_response *response, int status, cons
     return result;
 }
 
-/* A write is accepted whole or not at all; into an empty queue always. */
+/* A write is accepted whole or not at all; an empty queue accepts any write. */
 static carry_http_sent write_chunk(carry_http_response *response, const void *bytes, size_t length) {
     carry_http_sent result = CARRY_HTTP_QUEUED;
     (void)pthread_mutex_lock(&response->lock);
@@ -246,8 +246,8 @@ static size_t line_end(const char *data, size_t at, size_t length) {
     return at;
 }
 
-/* Lines may end in LF, CR LF or CR, as event streams allow. Returns the bytes written; to may be NULL, to count them.
- */
+/* Writes data fields. Lines may end in LF, CR LF or CR, as event streams allow. Returns the number of bytes; `to` may
+   be NULL, to count only. */
 static size_t put_data(char *to, const char *data, size_t length) {
     static const char field[] = "data: ";
     const size_t width = sizeof field - 1;

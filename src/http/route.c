@@ -1,4 +1,4 @@
-/* From a request to its handler. */
+/* Finds the handler of a request and calls it. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@ int carry_http_refuse(carry_http_server *server, carry_http_connection *connecti
     }
     connection->response->handling = true;
     carry_http_reply_error(connection->response, status, message);
-    connection->response->handling = false; /* ended: the connection alone holds it */
+    connection->response->handling = false; /* ended: only the connection still refers to it */
     return 0;
 }
 
@@ -27,7 +27,7 @@ int carry_http_handle(carry_http_server *server, carry_http_connection *connecti
     connection->response = response;
     response->handling = true;
     connection->route->handle(server->options.user, response, &connection->request);
-    (void)pthread_mutex_lock(&response->lock); /* held by the connection: still there */
+    (void)pthread_mutex_lock(&response->lock); /* valid: the connection still refers to it */
     response->handling = false;
     (void)pthread_mutex_unlock(&response->lock);
     return 0;
@@ -42,7 +42,8 @@ const carry_http_endpoint *carry_http_endpoint_of(const carry_http_server *serve
     return NULL;
 }
 
-/* The part of path that '*' of the pattern stands for, "" without one; NULL: no match. */
+/* Returns the part of path that '*' in the pattern matches, "" if the pattern has no '*', or NULL if the path does not
+   match. */
 static const char *match(const char *pattern, const char *path) {
     size_t length = strlen(pattern);
     if (length > 0 && pattern[length - 1] == '*') {
@@ -55,7 +56,7 @@ static bool accepts(const char *route, const char *method) {
     return strcmp(route, method) == 0 || (strcmp(route, "GET") == 0 && strcmp(method, "HEAD") == 0);
 }
 
-/* The methods of a path, as in Allow. "" : the path has no route. */
+/* Lists the methods of a path, as in Allow; "" if the path has no route. */
 static void list_methods(const carry_http_server *server, const char *path, char list[METHODS]) {
     size_t used = 0;
     list[0] = '\0';
@@ -70,7 +71,7 @@ static void list_methods(const carry_http_server *server, const char *path, char
     }
 }
 
-/* Begins to read a body, or refuses it. */
+/* Starts to read a body, or refuses it. */
 static int begin_body(carry_http_server *server, carry_http_connection *connection) {
     const char *digits = connection->request.content_length;
     size_t limit = connection->route->body_limit;
@@ -109,7 +110,7 @@ static int refuse_method(carry_http_server *server, carry_http_connection *conne
     return 0;
 }
 
-/* Only origins that guard.c has admitted get here. */
+/* Called only for origins that guard.c has admitted. */
 static int reply_preflight(carry_http_server *server, carry_http_connection *connection, const char *methods) {
     connection->response = carry_http_response_new(server, &connection->request);
     if (connection->response == NULL) {

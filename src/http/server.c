@@ -1,6 +1,5 @@
-/* The server's thread. libwebsockets polls; connections come in through a listening socket of our own, so that a port
-   in use is reported with its reason, no socket option lets two servers share it, and connections are counted before
-   they cost anything. */
+/* The server's thread. libwebsockets polls. The listening socket is our own, so that a port in use is reported with its
+   reason, no socket option lets two servers share the port, and connections are counted before they use resources. */
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +13,7 @@
 #define TICK 500000 /* microseconds between checks for slow clients */
 #define PATIENCE 30.0
 
-/* libwebsockets' log has no user pointer; a server's lines come on its own thread. */
+/* libwebsockets' log has no user pointer, but a server logs only on its own thread. */
 static _Thread_local carry_ctx *log_to;
 
 static void log_line(int level, const char *line) {
@@ -65,7 +64,7 @@ static int socket_callback(struct lws *wsi, enum lws_callback_reasons reason, vo
     carry_http_server *server = lws_context_user(lws_get_context(wsi));
     switch ((int)reason) {
     case LWS_CALLBACK_EVENT_WAIT_CANCELLED:
-        atomic_store(&server->is_waking, false); /* before the look: later output wakes again */
+        atomic_store(&server->is_waking, false); /* cleared first: output that comes later wakes the thread again */
         carry_http_send_connections(server);
         if (atomic_exchange(&server->woken, false)) {
             call_woken(server);
@@ -74,10 +73,10 @@ static int socket_callback(struct lws *wsi, enum lws_callback_reasons reason, vo
     case LWS_CALLBACK_SERVER_NEW_CLIENT_INSTANTIATED:
         carry_http_opened(server, wsi);
         return 0;
-    case LWS_CALLBACK_WSI_DESTROY: /* of every protocol */
+    case LWS_CALLBACK_WSI_DESTROY: /* called for every protocol */
         carry_http_closed(server, wsi);
         return 0;
-    case LWS_CALLBACK_HTTP: /* cannot happen: libwebsockets gets only requests for WebSockets */
+    case LWS_CALLBACK_HTTP: /* unreachable: libwebsockets gets only requests for WebSockets */
         return -1;
     default:
         return carry_http_socket_callback(server, wsi, reason, user, in, length);
@@ -105,10 +104,10 @@ static bool start_lws(carry_http_server *server) {
         .gid = -1,
         .uid = -1,
         .max_http_header_data2 = CARRY_HTTP_HEADERS,
-        .max_http_header_pool2 = (unsigned short)connections, /* no request waits because others are slow */
+        .max_http_header_pool2 = (unsigned short)connections, /* slow requests do not delay others */
         .timeout_secs = seconds,
         .timeout_secs_ah_idle = seconds,
-        .fd_limit_per_thread = 2 * connections + 64, /* a WebSocket has two while it is handed over */
+        .fd_limit_per_thread = 2 * connections + 64, /* a WebSocket uses two while it is handed over */
         .vhost_name = "carry",
         .options = LWS_SERVER_OPTION_NO_LWS_SYSTEM_STATES | LWS_SERVER_OPTION_FALLBACK_TO_APPLY_LISTEN_ACCEPT_CONFIG,
         .listen_accept_role = "raw-skt",
@@ -142,7 +141,7 @@ static void *serve(void *argument) {
         carry_http_ask_blocked(server);
     }
     if (!server->failed) {
-        while (sem_wait(&server->stopping) != 0) { /* until carry_http_stop does not use the context any more */
+        while (sem_wait(&server->stopping) != 0) { /* waits until carry_http_stop no longer uses the context */
         }
     }
     carry_http_detach_all(server);
@@ -212,7 +211,7 @@ static carry_status start(carry_ctx *ctx, carry_http_server *server) {
     }
     while (sem_wait(&server->ready) != 0) {
     }
-    server->options.address = NULL; /* the caller's */
+    server->options.address = NULL; /* borrowed from the caller of start */
     if (server->failed) {
         server->listener = -1;
         (void)pthread_join(server->thread, NULL);

@@ -1,5 +1,5 @@
-/* WebSockets. One message is sent at a time: libwebsockets calls again when the socket takes another, so that a client
-   that does not read makes nothing queue up here. */
+/* WebSockets. One message is sent at a time, and libwebsockets calls again when the socket can take another. So nothing
+   is queued here for a client that does not read. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,10 +7,10 @@
 #include "core/clock.h"
 #include "http/http_internal.h"
 
-#define STALLED 1.0 /* seconds without taking a message, to be closed before others of its address */
+#define STALLED 1.0 /* seconds without taking a message; such a socket is closed before others of its address */
 #define TRY_AGAIN_LATER 1013
 
-/* The next part of a message. False: larger than the limit, or out of memory. */
+/* Appends the next part of a message. Returns false if it exceeds the limit, or if out of memory. */
 static bool collect(carry_http_socket *socket, const void *bytes, size_t length) {
     size_t limit = socket->endpoint->message_limit;
     if (length > limit || socket->length > limit - length) {
@@ -65,10 +65,10 @@ void carry_http_ask_all(carry_http_server *server) {
 void carry_http_socket_close(carry_http_socket *socket, int status, const char *reason) {
     socket->close_status = status;
     socket->close_reason = reason;
-    ask(socket); /* a status can be sent only when it is writable */
+    ask(socket); /* the status can be sent only when the socket is writable */
 }
 
-/* The path that connection.c has written: the endpoint's index. */
+/* Finds the endpoint from the path that connection.c has written: its index. */
 static const carry_http_endpoint *endpoint_of(const carry_http_server *server, struct lws *wsi) {
     char path[32] = "";
     size_t index = server->options.endpoint_count;
@@ -121,7 +121,8 @@ static void close_socket(carry_http_server *server, carry_http_socket *socket) {
     unlink_socket(server, socket);
 }
 
-/* A socket that takes nothing is closed before one that does, then the one without a message for longest. */
+/* True if a is to be closed before b: a stalled socket first, then the one that has been without a message for
+   longer. */
 static bool closes_before(const carry_http_socket *a, const carry_http_socket *b, double now) {
     const bool a_stalls = a->waiting > 0.0 && now - a->waiting > STALLED;
     const bool b_stalls = b->waiting > 0.0 && now - b->waiting > STALLED;
@@ -152,7 +153,7 @@ bool carry_http_drop_socket(carry_http_server *server, const carry_http_endpoint
     unlink_socket(server, chosen);
     drop_message(chosen);
     carry_http_socket_close(chosen, TRY_AGAIN_LATER, "closed for a client of another address");
-    lws_set_timeout(chosen->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, 1); /* seconds, if it does not read */
+    lws_set_timeout(chosen->wsi, PENDING_TIMEOUT_KILLED_BY_PARENT, 1); /* seconds until it is killed */
     return true;
 }
 

@@ -1,4 +1,4 @@
-/* One request at a time: lists of files. */
+/* Single requests, for lists of files. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -58,7 +58,7 @@ struct curl_slist *carry_hub_prepare(const carry_hub_pull *pull, CURL *curl, con
     char header[1024];
     struct curl_slist *headers = NULL;
     if (pull->token != NULL && *pull->token != '\0' && strlen(pull->token) < sizeof header - 64) {
-        /* libcurl does not send it to another host that a redirect leads to. */
+        /* libcurl does not send it to another host after a redirect. */
         (void)snprintf(header, sizeof header, "Authorization: Bearer %s", pull->token);
         headers = curl_slist_append(NULL, header);
         (void)curl_easy_setopt(curl, CURLOPT_HTTPHEADER, headers);

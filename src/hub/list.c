@@ -1,4 +1,5 @@
-/* api/models/NAME/revision/REVISION has the commit, api/models/NAME/tree/COMMIT the files, in pages. */
+/* Reads the commit from api/models/NAME/revision/REVISION, and the files, in pages, from
+   api/models/NAME/tree/COMMIT. */
 #include "hub/list.h"
 
 #include <fnmatch.h>
@@ -13,7 +14,7 @@
 #define PAGES_MOST 1000
 #define URL_MOST 4096
 
-/* Inside of the snapshot's folder: no `..`, nothing absolute, nothing that a terminal obeys. */
+/* True for a path inside the snapshot's folder: not absolute, without `..` and without control characters. */
 static bool is_safe(const char *path) {
     bool safe = path[0] != '\0' && path[0] != '/' && strlen(path) < 1024;
     for (const char *at = path; *at != '\0' && safe; at++) {
@@ -50,7 +51,7 @@ static carry_status add_file(carry_ctx *ctx, carry_hub_pull *pull, const carry_j
     if (pull->count == FILES_MOST) {
         return carry_fail(ctx, CARRY_ESIZE, "%s has more than %d files", pull->model.name, FILES_MOST);
     }
-    if ((pull->count & (pull->count - 1)) == 0) { /* doubles at powers of two */
+    if ((pull->count & (pull->count - 1)) == 0) { /* full: the list doubles at powers of two */
         size_t room = pull->count > 0 ? 2 * (size_t)pull->count : 1;
         carry_hub_file *grown = realloc(pull->files, room * sizeof *grown);
         if (grown == NULL) {
@@ -67,7 +68,7 @@ static carry_status add_file(carry_ctx *ctx, carry_hub_pull *pull, const carry_j
                : CARRY_OK;
 }
 
-/* One answer of the interface, as JSON of this kind. */
+/* Gets one answer of the interface, as JSON of this kind. */
 static carry_status ask(carry_ctx *ctx, const carry_hub_pull *pull, const char *url, carry_json_kind kind,
                         carry_json **root, char *next) {
     char *text;

@@ -1,4 +1,4 @@
-/* The files of a revision, from the hub's interface. */
+/* Lists the files of a revision through the hub's interface. */
 #ifndef CARRY_HUB_LIST_H
 #define CARRY_HUB_LIST_H
 

@@ -1,4 +1,4 @@
-/* From a list of files to a snapshot: missing files, free space, ranges, hashes, links. */
+/* Makes a snapshot from a list of files: missing files, free space, ranges, hashes, links. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -14,9 +14,9 @@
 #include "hub/transfer.h"
 
 #define READ_BYTES ((size_t)1 << 20)
-#define SPARE_BYTES ((int64_t)64 << 20) /* of the disk that stay free */
+#define SPARE_BYTES ((int64_t)64 << 20) /* must stay free on the disk */
 
-/* Makes the folders on the way to a path. */
+/* Makes the parent folders of a path. */
 static carry_status make_folders(carry_ctx *ctx, const char *path) {
     char part[CARRY_FILE_PATH];
     (void)snprintf(part, sizeof part, "%s", path);
@@ -35,7 +35,7 @@ static int64_t size_of(const char *path) {
     return stat(path, &found) == 0 && S_ISREG(found.st_mode) ? (int64_t)found.st_size : -1;
 }
 
-/* The ranges of a file, those that an earlier call fetched marked. */
+/* Plans the ranges of a file, and marks those that an earlier call fetched. */
 static carry_status plan_file(carry_ctx *ctx, const carry_hub_pull *pull, const char *folder, carry_hub_file *file) {
     char path[CARRY_FILE_PATH];
     CARRY_TRY(carry_hub_blob(ctx, path, folder, file, ""));
@@ -91,7 +91,7 @@ static carry_status hash_file(carry_ctx *ctx, const carry_hub_file *file, const 
     char header[64];
     bool is_256 = strlen(file->hash) == 64;
     carry_sha_start(&sha, is_256);
-    if (!is_256) { /* Git: the kind and size, a zero, the bytes */
+    if (!is_256) { /* Git hashes the kind and size, a NUL, then the bytes */
         int length = snprintf(header, sizeof header, "blob %lld", (long long)file->size);
         carry_sha_add(&sha, header, (size_t)length + 1);
     }
@@ -110,7 +110,7 @@ static carry_status hash_file(carry_ctx *ctx, const carry_hub_file *file, const 
     return now == 0 ? CARRY_OK : carry_fail(ctx, CARRY_EIO, "%s cannot be read: %s", path, strerror(errno));
 }
 
-/* A complete file becomes a blob if its hash is right; else it is removed, to be fetched again. */
+/* Turns a complete file into a blob if its hash is right; otherwise removes it, so that it is fetched again. */
 static carry_status keep(carry_ctx *ctx, carry_hub_file *file, const char *folder) {
     char data[CARRY_FILE_PATH], list[CARRY_FILE_PATH], blob[CARRY_FILE_PATH], found[CARRY_SHA_TEXT];
     CARRY_TRY(carry_hub_blob(ctx, data, folder, file, CARRY_HUB_DATA));
@@ -162,7 +162,7 @@ static carry_status fetch_missing(carry_ctx *ctx, carry_hub_pull *pull, const ch
     for (;;) {
         bool again = false;
         carry_status status = carry_hub_transfer(ctx, pull, folder);
-        if (status == CARRY_EUNSUPPORTED && pull->part != INT64_MAX / 2) { /* no ranges: each file as a whole */
+        if (status == CARRY_EUNSUPPORTED && pull->part != INT64_MAX / 2) { /* no ranges: fetch whole files */
             pull->part = INT64_MAX / 2;
             CARRY_TRY(plan(ctx, pull, folder));
             continue;
@@ -188,7 +188,7 @@ static carry_status fetch_missing(carry_ctx *ctx, carry_hub_pull *pull, const ch
     }
 }
 
-/* One call at a time for a model: a lock that ends with the process. */
+/* Allows only one call at a time per model. The lock is released when the process ends. */
 static carry_status lock(carry_ctx *ctx, const char *folder, int *held) {
     char path[CARRY_FILE_PATH];
     const char *name = strrchr(folder, '/') + 1;

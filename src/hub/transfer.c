@@ -1,5 +1,5 @@
-/* Ranges of files over several connections at once. Each range is written to its place in blobs/HASH.carry; once it is
-   complete, its byte in blobs/HASH.carry.parts is set, so that a later call asks only for the others. */
+/* Fetches ranges of files over several connections at once. Each range is written to its position in blobs/HASH.carry.
+   When it is complete, its byte in blobs/HASH.carry.parts is set, so that a later call requests only the others. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -11,7 +11,7 @@
 #include "core/error.h"
 #include "hub/transfer.h"
 
-#define ATTEMPTS 6 /* for a range without a byte of progress */
+#define ATTEMPTS 6 /* attempts for a range without a byte of progress */
 
 typedef struct connection {
     struct transfer *of;
@@ -21,7 +21,7 @@ typedef struct connection {
     int64_t part, start, end, at;
     int data; /* descriptor of the file */
     bool ignores_range, is_broken;
-    double not_before; /* a pause before another attempt */
+    double not_before; /* earliest time of the next attempt */
     int attempts;
 } connection;
 
@@ -32,7 +32,7 @@ typedef struct transfer {
     CURLM *multi;
     connection slot[CARRY_HUB_CONNECTIONS];
     int64_t file, part; /* the next range to look at */
-    int64_t done;       /* bytes of complete ranges, this call's and earlier ones */
+    int64_t done;       /* bytes of complete ranges, of this call and earlier ones */
     carry_status status;
 } transfer;
 
@@ -49,7 +49,7 @@ static size_t take_bytes(char *bytes, size_t one, size_t count, void *user) {
     long code = 0;
     (void)curl_easy_getinfo(c->curl, CURLINFO_RESPONSE_CODE, &code);
     if (code != 200 && code != 206) {
-        return length; /* the page of an error */
+        return length; /* ignores the body of an error */
     }
     c->ignores_range = code == 200 && c->file->parts > 1;
     if (c->ignores_range || (int64_t)length > c->end - c->at) {
@@ -82,7 +82,7 @@ static carry_status begin(transfer *t, connection *c) {
         return carry_fail(t->ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
     }
     escaped_path = curl_easy_escape(c->curl, c->file->path, 0);
-    /* Slashes of the path stay. */
+    /* Slashes in the path are not escaped. */
     for (char *at = escaped_path != NULL ? strstr(escaped_path, "%2F") : NULL; at != NULL; at = strstr(at, "%2F")) {
         *at = '/';
         memmove(at + 1, at + 3, strlen(at + 3) + 1);
@@ -108,7 +108,7 @@ static carry_status begin(transfer *t, connection *c) {
     return CARRY_OK;
 }
 
-/* Ends the request of a connection; its range stays chosen. */
+/* Ends the request of a connection; the connection keeps its range. */
 static void drop(transfer *t, connection *c) {
     if (c->curl != NULL) {
         (void)curl_multi_remove_handle(t->multi, c->curl);
@@ -123,7 +123,7 @@ static void drop(transfer *t, connection *c) {
     c->data = -1;
 }
 
-/* The next range that is missing; false: none is left. */
+/* Chooses the next missing range. Returns false if all are complete or taken. */
 static bool choose(transfer *t, connection *c) {
     carry_hub_pull *pull = t->pull;
     for (; t->file < pull->count; t->file++, t->part = 0) {

@@ -1,4 +1,4 @@
-/* Answers: events of the engine become parts, parts become the response. On the output thread. */
+/* Answers: turns events of the engine into parts, and parts into the response. Runs on the output thread. */
 #include "serve/answer.h"
 
 #include <stdlib.h>
@@ -35,7 +35,7 @@ void carry_serve_answer_free(carry_serve_answer *a) {
     free(a);
 }
 
-/* Takes the contents of the request over. */
+/* Takes ownership of the contents of the request. */
 carry_serve_answer *carry_serve_answer_new(carry_lm_server *s, carry_http_response *response,
                                            carry_serve_request *request) {
     carry_serve_answer *a = calloc(1, sizeof *a);
@@ -110,7 +110,7 @@ static void begin_stream(carry_serve_answer *a) {
     }
 }
 
-/* Stops all choices; the response ends when they have. */
+/* Cancels all choices; the response ends when they have ended. */
 static void give_up(carry_serve_answer *a) {
     a->is_over = true;
     for (int64_t i = 0; i < a->request.choices; i++) {
@@ -163,10 +163,10 @@ static bool keep_token(carry_serve_choice *choice, const carry_serve_token *toke
 
 /* The end of the response. */
 
-/* Frees the answer once no message about it is left. The response was ended: no callback posts another. */
+/* Frees the answer once no message about it is left. The response has ended, so no callback posts another message. */
 static void release(carry_serve_answer *a) {
     a->drained->kind = CARRY_MESSAGE_FREE;
-    if (!atomic_exchange(&a->is_draining, true)) { /* else it is in the queue */
+    if (!atomic_exchange(&a->is_draining, true)) { /* otherwise the message is in the queue already */
         carry_serve_post_one(a->server, a->drained);
     }
 }
@@ -174,7 +174,7 @@ static void release(carry_serve_answer *a) {
 static void end_response(carry_serve_answer *a) {
     carry_lm_server *s = a->server;
     if (a->is_blocked && a->backlog_length > 0 && !atomic_load(&a->is_gone)) {
-        a->is_ending = true; /* once the client has read what came before */
+        a->is_ending = true; /* the response ends when the client has read the output before it */
         return;
     }
     if (a->refusal.status != 0 && !a->has_begun) {
@@ -257,7 +257,7 @@ int carry_serve_status_of(carry_status status, const char *message) {
 }
 
 static void take_submitted(carry_serve_answer *a, const carry_serve_message *m) {
-    a->unfinished -= 1 + a->request.choices - m->tokens; /* those that the engine has not taken */
+    a->unfinished -= 1 + a->request.choices - m->tokens; /* the extra one, and choices that were not accepted */
     if (m->status != CARRY_OK && !a->is_over) {
         fail(a, carry_serve_status_of(m->status, m->failure), m->failure);
     } else if (atomic_load(&a->is_gone)) {
@@ -269,7 +269,7 @@ static void take_drained(carry_serve_answer *a) {
     atomic_store(&a->is_draining, false);
     a->is_blocked = false;
     if (a->backlog_length > 0) {
-        (void)carry_http_write(a->response, a->backlog, a->backlog_length); /* whole: the queue is empty */
+        (void)carry_http_write(a->response, a->backlog, a->backlog_length); /* accepted whole: the queue is empty */
         a->backlog_length = 0;
     }
     if (a->is_ending) {
@@ -280,7 +280,7 @@ static void take_drained(carry_serve_answer *a) {
 void carry_serve_answer_take(carry_serve_answer *a, carry_serve_message *m) {
     switch (m->kind) {
     case CARRY_MESSAGE_FREE:
-        carry_serve_answer_free(a); /* the message too */
+        carry_serve_answer_free(a); /* frees the message too */
         return;
     case CARRY_MESSAGE_DRAINED:
         take_drained(a);

@@ -1,10 +1,10 @@
-/* Output of answers: events with a bounded backlog, counts, the text of tokens. */
+/* Output of answers: events with a bounded backlog, counts, and the text of tokens. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "serve/server_internal.h"
 
-#define BACKLOG ((size_t)8 << 20) /* bytes that a client may leave unread, beyond the queue of its response */
+#define BACKLOG ((size_t)8 << 20) /* bytes that may wait for the client, beyond the queue of its response */
 
 int64_t carry_serve_completion_tokens(const carry_serve_answer *a) {
     int64_t sum = 0;
@@ -14,12 +14,12 @@ int64_t carry_serve_completion_tokens(const carry_serve_answer *a) {
     return sum;
 }
 
-/* Of the first choice: the others find the prompt that it has cached. */
+/* Counts the first choice only: the others use the prompt that it has cached. */
 int64_t carry_serve_cached_tokens(const carry_serve_answer *a) {
     return a->runs[0].choice.cached_tokens;
 }
 
-/* False: it is too long, or memory ran out. */
+/* Appends to the backlog. Returns false if it is too long, or if out of memory. */
 static bool keep(carry_serve_answer *a, const char *bytes, size_t length) {
     if (length > BACKLOG - a->backlog_length) {
         return false;
@@ -38,7 +38,7 @@ static bool keep(carry_serve_answer *a, const char *bytes, size_t length) {
     return true;
 }
 
-/* Appends an event whose data is one line. */
+/* Appends an event to the backlog; its data must be one line. */
 static bool keep_event(carry_serve_answer *a, const char *name, const char *data, size_t length) {
     return (name == NULL || (keep(a, "event: ", 7) && keep(a, name, strlen(name)) && keep(a, "\n", 1))) &&
            keep(a, "data: ", 6) && keep(a, data, length) && keep(a, "\n\n", 2);
@@ -55,7 +55,7 @@ static void send(carry_serve_answer *a, const char *name, const char *data, size
     }
     if (sent == CARRY_HTTP_GONE || (sent == CARRY_HTTP_FULL && !keep_event(a, name, data, length))) {
         a->is_over = true;
-        atomic_store(&a->is_gone, true); /* choices end at their next token */
+        atomic_store(&a->is_gone, true); /* ends choices at their next token */
     }
 }
 
@@ -72,7 +72,7 @@ void carry_serve_send_raw(carry_serve_answer *a, const char *name, const char *d
     send(a, name, data, strlen(data));
 }
 
-/* Bytes of a token as decoded alone; NULL without a tokenizer. */
+/* Returns the bytes of a token that is decoded alone; NULL without a tokenizer. */
 static char *token_bytes(const carry_serve_answer *a, int32_t id, size_t *length) {
     const carry_tokenizer *tokenizer = a->server->engine->model.tokenizer;
     *length = 0;

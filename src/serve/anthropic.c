@@ -1,4 +1,5 @@
-/* Answers in Anthropic's form: a list of content blocks; streamed, each block has a start, deltas and an end. */
+/* Writes answers in Anthropic's format: a list of content blocks. In a stream, each block has a start, deltas and an
+   end. */
 #include "serve/anthropic.h"
 
 enum { NO_BLOCK, TEXT_BLOCK, THINKING_BLOCK, TOOL_BLOCK };
@@ -71,7 +72,7 @@ static void write_whole(carry_serve_answer *answer, carry_json_text *to) {
         carry_json_add_text(to, "name", call->name);
         if (is_json && input->kind == CARRY_JSON_OBJECT) {
             carry_json_add_node(to, "input", input);
-        } else { /* cut off: an object is required */
+        } else { /* cut off: the input must be an object */
             carry_json_begin(to, "input", '{');
             carry_json_end(to, '}');
         }

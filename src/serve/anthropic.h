@@ -1,4 +1,4 @@
-/* Anthropic's interface: POST /v1/messages. A body becomes one of OpenAI's chat completions, which is then parsed. */
+/* Anthropic's interface: POST /v1/messages. A body is rewritten as an OpenAI chat completion, which is then parsed. */
 #ifndef CARRY_SERVE_ANTHROPIC_H
 #define CARRY_SERVE_ANTHROPIC_H
 

@@ -1,11 +1,11 @@
-/* Bodies of Anthropic's messages, rewritten as bodies of OpenAI's chat completions. */
+/* Rewrites bodies of Anthropic's messages as bodies of OpenAI's chat completions. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "serve/anthropic.h"
 
-/* The text of a string or of a list of text blocks, as one JSON string. */
+/* Writes a string, or the joined texts of a list of text blocks, as one JSON string. */
 static bool put_text(carry_json_text *to, const char *key, const carry_json *content, const char *field,
                      carry_serve_refusal *refusal) {
     carry_json_text joined = {0};
@@ -42,7 +42,7 @@ static bool is_block(const carry_json *block, const char *type) {
     return carry_json_is_text(carry_json_find(block, "type"), type);
 }
 
-/* Results of tools are messages of their own, before the rest of the user's message. */
+/* Writes the results of tools as separate messages, before the rest of the user's message. */
 static bool put_results(carry_json_text *to, const carry_json *content, const char *field,
                         carry_serve_refusal *refusal) {
     for (const carry_json *block = carry_json_first(content); block != NULL; block = block->next) {
@@ -59,7 +59,7 @@ static bool put_results(carry_json_text *to, const carry_json *content, const ch
     return true;
 }
 
-/* Text, reasoning and calls of a list of blocks, inside an open message. *has_text: it has a content. */
+/* Writes the text, reasoning and calls of a list of blocks into an open message. */
 static bool put_blocks(carry_json_text *to, const carry_json *content, const char *field,
                        carry_serve_refusal *refusal) {
     carry_json_text text = {0};

@@ -1,4 +1,4 @@
-/* Formats of answers. */
+/* Constrains the format of answers. */
 #include "serve/constrain.h"
 
 #include <stdlib.h>
@@ -14,14 +14,14 @@
 struct carry_serve_constraint {
     const carry_tokenizer *tokenizer;
     carry_text_rule rule;
-    bool is_thinking;            /* the rule holds after THINK_END */
-    bool is_start;               /* the rule is about the beginning of the answer alone */
+    bool is_thinking;            /* the rule applies after THINK_END */
+    bool is_start;               /* the rule covers only the beginning of the answer */
     bool is_over;                /* nothing is constrained any more */
-    char tail[sizeof THINK_END]; /* the last bytes of the text, while thinking */
+    char tail[sizeof THINK_END]; /* last bytes of the text, while reasoning */
     size_t tail_length;
 };
 
-/* A field of the request, its kind and the text of its constraint. */
+/* The request field that a constraint comes from, its kind and its text. */
 typedef struct source {
     const char *field, *regex;
     carry_json_text schema, pattern;
@@ -40,14 +40,14 @@ static bool has(const carry_serve_text *text, const char *part) {
     return text->prompt != NULL && memmem(text->prompt, text->prompt_length, part, strlen(part)) != NULL;
 }
 
-/* A name in a regular expression. */
+/* Writes a name with escapes for a regular expression. */
 static void put_quoted(carry_json_text *to, const char *name) {
     for (; *name != '\0'; name++) {
         carry_json_put_raw(to, strchr("\\^$.|?*+()[]{}/-", *name) != NULL ? "\\%c" : "%c", *name);
     }
 }
 
-/* <tool_call> and the name of one of the tools. */
+/* Writes a pattern for <tool_call> and the name of one of the tools. */
 static void put_call(carry_json_text *to, const carry_serve_request *r, bool is_xml) {
     bool is_first = true;
     carry_json_put_raw(to, "%s", is_xml ? "<tool_call>\\n<function=(" : "<tool_call>\\n\\{\"name\": \"(");
@@ -139,7 +139,7 @@ void carry_serve_constraint_free(carry_serve_constraint *c) {
     }
 }
 
-/* Looks for the end of the reasoning in the text of tokens. */
+/* Looks for the end of the reasoning in the text of the tokens. */
 static void think(carry_serve_constraint *c, int64_t token) {
     size_t length;
     const char *bytes = carry_tokenizer_token(c->tokenizer, token, &length);

@@ -1,8 +1,7 @@
-/* Constrained sampling: which tokens may follow, from the request's format and tools.
-
-   An answer that begins inside <think> is free up to </think>; then the format holds. tool_choice "required", or a
-   function's name, fixes the beginning of the answer up to the arguments of the call, in the form in which the prompt
-   describes calls (JSON or Qwen's XML). */
+/* Constrained sampling: decides which tokens may follow, from the request's format and tools. An answer that begins
+   inside <think> is not constrained up to </think>; then the format applies. tool_choice "required", or the name of a
+   function, fixes the beginning of the answer up to the arguments of the call, in the form that the prompt uses for
+   calls (JSON or Qwen's XML). */
 #ifndef CARRY_SERVE_CONSTRAIN_H
 #define CARRY_SERVE_CONSTRAIN_H
 
@@ -11,23 +10,23 @@
 
 typedef struct carry_serve_constraint carry_serve_constraint;
 
-/* A model's tokens and the rendered chat, NULL of a text completion. ends: the tokens that end a text, which a
-   constraint allows where the text may end. */
+/* A model's tokens, and the rendered chat (NULL for a text completion). ends: the tokens that end a text; a constraint
+   allows them where the text may end. */
 typedef struct carry_serve_text {
-    const carry_tokenizer *tokenizer; /* NULL: none */
-    int64_t vocabulary;               /* of the model */
+    const carry_tokenizer *tokenizer; /* may be NULL */
+    int64_t vocabulary;               /* size of the model's vocabulary */
     const int64_t *ends;
     int64_t end_count;
     const char *prompt;
     size_t prompt_length;
 } carry_serve_text;
 
-/* *made is NULL where the request has no constraint. Called once per choice on a preparing thread. Returns false with a
-   refusal (400 with the field: a schema or pattern that is wrong, not supported, or too large). */
+/* *made is NULL if the request has no constraint. Called once per choice on a preparing thread. Returns false with a
+   refusal (400 with the field) if a schema or pattern is wrong, unsupported or too large. */
 bool carry_serve_constrain(carry_ctx *ctx, carry_serve_constraint **made, const carry_serve_request *request,
                            const carry_serve_text *text, carry_serve_refusal *refusal);
 void carry_serve_constraint_free(carry_serve_constraint *constraint);
-/* As `constrain` of carry_engine_request (carry/engine.h), on the engine's thread; user is the constraint. */
+/* Implements `constrain` of carry_engine_request (carry/engine.h), on the engine's thread; user is the constraint. */
 bool carry_serve_constraint_allow(void *user, int64_t last, uint32_t *allowed);
 
 #endif

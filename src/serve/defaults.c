@@ -1,4 +1,4 @@
-/* Defaults of sampling: generation_config.json of the model's folder, as transformers and vLLM read it. */
+/* Default sampling parameters from generation_config.json in the model's folder, read as transformers and vLLM do. */
 #include <sys/stat.h>
 
 #include "core/context.h"
@@ -18,7 +18,7 @@ void carry_serve_read_defaults(carry_lm_server *s) {
     if (s->engine->model.folder[0] == '\0' ||
         carry_file_in(ctx, path, s->engine->model.folder, "generation_config.json") != CARRY_OK ||
         stat(path, &about) != 0 || carry_json_read(ctx, &root, path, BYTES) != CARRY_OK) {
-        return; /* a damaged file has cost a warning when the model was opened */
+        return; /* a warning was logged when the model was opened */
     }
     carry_serve_defaults found = *d;
     if (carry_serve_read_number(root, "temperature", &found.temperature, 0.0, 100.0, &refusal) &&

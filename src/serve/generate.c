@@ -1,4 +1,4 @@
-/* A request of a dialect: parsed, tokenized and submitted, one request of the engine per choice. */
+/* Parses, tokenizes and submits a request of a dialect: one request of the engine per choice. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "core/rng.h"
 #include "serve/server_internal.h"
 
-#define SEED_STEP 0x9E3779B97F4A7C15u /* between the choices of a request */
+#define SEED_STEP 0x9E3779B97F4A7C15u /* difference between the seeds of two choices of a request */
 
 void carry_serve_make_id(carry_lm_server *s, char id[40]) {
     const carry_words w = carry_philox(s->secret[0], s->secret[1], atomic_fetch_add(&s->next_id, 1));
@@ -158,7 +158,7 @@ static void on_drained(void *user) {
     }
 }
 
-/* The client has gone: its choices end at their next step. On the HTTP thread. */
+/* The client has gone: cancels its choices at their next step. Runs on the HTTP thread. */
 static void on_gone(void *user) {
     carry_serve_answer *answer = user;
     atomic_store(&answer->is_gone, true);
@@ -168,10 +168,10 @@ static void on_gone(void *user) {
             carry_engine_cancel(answer->server->engine, id);
         }
     }
-    on_drained(user); /* nothing waits for the client any more */
+    on_drained(user); /* no output waits for the client any more */
 }
 
-/* Submits all choices. The message at the end tells the output thread how many there are. */
+/* Submits all choices. The message at the end tells the output thread how many were accepted. */
 static void submit_all(carry_serve_preparer *p, carry_serve_answer *answer, carry_serve_message *submitted) {
     carry_lm_server *s = p->server;
     if (!carry_http_watch_client(answer->response,
@@ -211,7 +211,7 @@ void carry_serve_generate(carry_serve_preparer *p, carry_serve_job *job) {
         submit_all(p, answer, submitted);
         return;
     }
-    carry_serve_request_free(&request); /* an answer has taken its contents over */
+    carry_serve_request_free(&request); /* empty if an answer has taken its contents */
     if (answer != NULL) {
         carry_serve_answer_free(answer);
     }

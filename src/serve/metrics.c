@@ -12,7 +12,7 @@ void carry_serve_observe(carry_serve_histogram *h, double seconds) {
         bucket++;
     }
     (void)atomic_fetch_add(&h->count[bucket], 1);
-    atomic_store(&h->sum, atomic_load(&h->sum) + seconds); /* the output thread alone adds */
+    atomic_store(&h->sum, atomic_load(&h->sum) + seconds); /* only the output thread adds */
 }
 
 static void add_histogram(carry_json_text *to, const char *name, const char *help, carry_serve_histogram *h) {

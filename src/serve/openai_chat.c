@@ -10,7 +10,7 @@ static void add_token(const carry_serve_answer *answer, carry_json_text *to, int
     carry_serve_put_token_bytes(answer, to, "bytes", id);
 }
 
-/* Log probabilities of the tokens that were not reported yet; null if none were asked for. */
+/* Writes the log probabilities of tokens that were not reported yet; null if they were not requested. */
 static void add_logprobs(const carry_serve_answer *answer, carry_serve_choice *choice, carry_json_text *to) {
     if (answer->request.logprobs < 0) {
         carry_json_add_text(to, "logprobs", NULL);
@@ -91,7 +91,7 @@ static void write_whole(carry_serve_answer *answer, carry_json_text *to) {
     carry_json_end(to, '}');
 }
 
-/* A chunk up to its delta, which stays open. */
+/* Writes a chunk up to its delta, which stays open. */
 static void open_chunk(const carry_serve_answer *answer, const carry_serve_choice *choice, carry_json_text *to) {
     carry_serve_openai_head(answer, to, PREFIX, CHUNK);
     carry_json_begin(to, "choices", '[');
@@ -120,7 +120,7 @@ static void begin(carry_serve_answer *answer) {
         carry_serve_choice *choice = &answer->runs[i].choice;
         carry_json_text text = {0};
         const size_t tokens = choice->token_count;
-        choice->token_count = 0; /* they belong to the part that follows */
+        choice->token_count = 0; /* the tokens belong to the next part */
         open_chunk(answer, choice, &text);
         carry_json_add_text(&text, "role", "assistant");
         carry_json_add_text(&text, "content", "");

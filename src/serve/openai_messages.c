@@ -1,4 +1,4 @@
-/* Messages of OpenAI's chats as chat templates take them. */
+/* Converts the messages of OpenAI's chats to the form that chat templates expect. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@ static bool refuse_part(carry_serve_refusal *refusal, int64_t message, const cha
     return carry_serve_refuse(refusal, 400, field, "%s: expected %s", field, expected);
 }
 
-/* The texts of parts one after the other. */
+/* Writes the joined texts of all parts. */
 static bool join_parts(carry_json_text *to, const carry_json *parts, int64_t message, carry_serve_refusal *refusal) {
     carry_json_text joined = {0};
     bool is_text = true;
@@ -33,7 +33,7 @@ static bool join_parts(carry_json_text *to, const carry_json *parts, int64_t mes
     return is_text || refuse_part(refusal, message, "a text, or parts of type text: this model takes no other input");
 }
 
-/* A call with its arguments as an object if they are the text of one. */
+/* Writes a tool call. Arguments given as the text of a JSON object are written as an object. */
 static void add_call(carry_ctx *ctx, carry_json_text *to, const carry_json *call) {
     const carry_json *function = carry_json_find(call, "function");
     carry_json_begin(to, NULL, '{');
@@ -105,7 +105,7 @@ static bool add_message(carry_ctx *ctx, carry_json_text *to, const carry_json *m
     return true;
 }
 
-/* chat_template_kwargs, as vLLM and SGLang name them, but for variables that are set here. */
+/* Writes chat_template_kwargs (the name in vLLM and SGLang), except variables that are set here. */
 static bool add_variables(carry_json_text *to, const carry_serve_request *r, carry_serve_refusal *refusal) {
     const carry_json *given = carry_serve_member(r->body, "chat_template_kwargs");
     const carry_json *effort = carry_serve_member(r->body, "reasoning_effort");

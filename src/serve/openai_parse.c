@@ -1,4 +1,4 @@
-/* Parameters of OpenAI's requests. */
+/* Reads parameters of OpenAI's requests. */
 #include <errno.h>
 #include <inttypes.h>
 #include <math.h>
@@ -11,7 +11,7 @@
 #define TOP_LOGPROBS 20
 #define TOKENS_MOST ((int64_t)1 << 40)
 
-/* A token id as the key of logit_bias. */
+/* Reads the token id that is a key of logit_bias. */
 static bool token_of(const carry_json *entry, int64_t *token) {
     char *end;
     errno = 0;
@@ -49,7 +49,7 @@ static bool read_bias(carry_serve_request *r, carry_serve_refusal *refusal) {
     return true;
 }
 
-/* max_completion_tokens goes before max_tokens, its older name. */
+/* max_completion_tokens overrides max_tokens, its older name. */
 static bool read_lengths(carry_serve_request *r, carry_serve_refusal *refusal) {
     return carry_serve_read_integer(r->body, "max_tokens", &r->max_tokens, 1, TOKENS_MOST, refusal) &&
            carry_serve_read_integer(r->body, "max_completion_tokens", &r->max_tokens, 1, TOKENS_MOST, refusal) &&

@@ -1,10 +1,10 @@
-/* Bodies of OpenAI's chat and text completions. */
+/* Parses bodies of OpenAI's chat and text completions. */
 #include <inttypes.h>
 #include <stdlib.h>
 
 #include "serve/openai.h"
 
-#define TOKENS 16 /* max_tokens of a text completion by default, as there */
+#define TOKENS 16 /* default max_tokens of a text completion, as in OpenAI's interface */
 #define TOP_CHAT 20
 #define TOP_TEXT 5
 

@@ -1,4 +1,4 @@
-/* Pieces of OpenAI's answers. */
+/* Writes parts of OpenAI's answers. */
 #include <string.h>
 
 #include "serve/openai.h"

@@ -1,4 +1,4 @@
-/* The output thread: messages to answers, in order. */
+/* The output thread: passes messages to answers, in order. */
 #include <stdlib.h>
 
 #include "core/thread.h"
@@ -28,7 +28,7 @@ void carry_serve_post_one(carry_lm_server *s, carry_serve_message *message) {
     carry_serve_post(s, &one);
 }
 
-/* All messages that wait; NULL: the server stops. */
+/* Waits for messages and returns all of them; NULL if the server is stopping. */
 static carry_serve_message *take_messages(carry_lm_server *s) {
     (void)pthread_mutex_lock(&s->lock);
     while (s->messages.first == NULL && !s->is_stopping) {

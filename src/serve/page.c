@@ -5,7 +5,7 @@
 
 #include "serve/server_internal.h"
 
-/* Trusted Types make a browser refuse texts as HTML or script, so that no answer of a model becomes either. */
+/* Trusted Types make a browser refuse plain strings as HTML or script, so that no model output can become either. */
 #define POLICY                                                                                                       \
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; " \
     "form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
@@ -38,7 +38,7 @@ static void get_file(void *user, carry_http_response *response, const carry_http
             return;
         }
     }
-    carry_http_reply_error(response, 404, "not found"); /* not reached: routes are those of the table */
+    carry_http_reply_error(response, 404, "not found"); /* unreachable: only paths in the table have routes */
 }
 
 void carry_serve_add_page(carry_lm_server *s) {

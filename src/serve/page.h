@@ -1,4 +1,4 @@
-/* The chat page at "/": its files, which the build puts into the program (cmake/chat.cmake). */
+/* The chat page at "/". The build embeds its files in the program (cmake/chat.cmake). */
 #ifndef CARRY_SERVE_PAGE_H
 #define CARRY_SERVE_PAGE_H
 

@@ -1,4 +1,4 @@
-/* Content, reasoning, and where tool calls begin and end. */
+/* Finds content, reasoning, and the beginning and end of tool calls. */
 #include "serve/parser.h"
 
 #include <stdio.h>
@@ -90,8 +90,8 @@ void carry_serve_parser_close(carry_serve_parser *p) {
     }
 }
 
-/* Emits the held text up to `end`, less spaces at the start where they are dropped, and at the end unless `is_last`:
-   they are dropped with a tag that follows. */
+/* Emits the held text up to `end`. Leading spaces are dropped if p->skips_space. Trailing spaces stay held unless
+   keeps_end: they are dropped if a tag follows. */
 static void emit_up_to(carry_serve_parser *p, carry_serve_part_kind kind, size_t end, bool keeps_end) {
     while (p->skips_space && p->at < end && is_space(p->held[p->at])) {
         p->at++;
@@ -108,7 +108,8 @@ static void emit_up_to(carry_serve_parser *p, carry_serve_part_kind kind, size_t
     }
 }
 
-/* Looks for `tag` in the held text. Emits what is before it; true: it was found, and the text goes on after it. */
+/* Looks for `tag` in the held text, and emits the text before it. Returns true if it was found; p->at is then after
+   it. */
 static bool read_up_to(carry_serve_parser *p, carry_serve_part_kind kind, const char *tag, bool is_end) {
     const char *found = memmem(p->held + p->at, p->length - p->at, tag, strlen(tag));
     if (found != NULL) {
@@ -131,7 +132,7 @@ static bool read_reasoning(carry_serve_parser *p, bool is_end) {
     return true;
 }
 
-/* <think> before all other text. True: it is there; *waits: it may come. */
+/* Looks for <think> before any other text. Returns true if it is there; *waits: it may still come. */
 static bool opens_thinking(carry_serve_parser *p, bool is_end, bool *waits) {
     size_t start = p->at;
     while (start < p->length && is_space(p->held[start])) {
@@ -188,7 +189,7 @@ static bool read_call(carry_serve_parser *p, bool is_end) {
     return true;
 }
 
-/* A call that is not understood is shown as it is. */
+/* Emits a call that could not be parsed as text. */
 static bool read_raw(carry_serve_parser *p, bool is_end) {
     const char *found = memmem(p->held + p->at, p->length - p->at, CALL_END, strlen(CALL_END));
     if (found == NULL && !is_end && p->length - p->at < CARRY_PARSER_HELD) {
@@ -266,7 +267,7 @@ static bool hold(carry_serve_parser *p, const char *text, size_t length) {
 void carry_serve_parser_put(carry_serve_parser *p, const char *text, size_t length, carry_serve_emit emit, void *user) {
     p->emit = emit;
     p->user = user;
-    if (p->is_lost || !hold(p, text, length)) { /* what comes now is not parsed, rather than lost */
+    if (p->is_lost || !hold(p, text, length)) { /* text that cannot be held is passed on unparsed */
         p->is_lost = true;
         carry_parser_emit(p, CARRY_PART_TEXT, text, length);
         return;

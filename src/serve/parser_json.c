@@ -1,4 +1,4 @@
-/* Tool calls as JSON: {"name": NAME, "arguments": {...}}. Arguments are passed on as they come. */
+/* Tool calls as JSON: {"name": NAME, "arguments": {...}}. Arguments are emitted as they come. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,7 @@ static size_t skip_space(const char *text, size_t length, size_t at) {
     return at;
 }
 
-/* The end of the value that starts at `at`, or 0 if it is not complete. Only brackets and strings are looked at. */
+/* Returns the end of the value that starts at `at`, or 0 if it is not complete. Looks only at brackets and strings. */
 static size_t value_end(const char *text, size_t length, size_t at) {
     int depth = 0;
     bool in_string = false;
@@ -37,7 +37,7 @@ static size_t value_end(const char *text, size_t length, size_t at) {
     return 0;
 }
 
-/* A string of JSON without its quotes and escapes; the caller frees *text. */
+/* Decodes a JSON string: removes quotes and escapes. The caller frees *text. */
 static bool decode_string(const char *json, size_t length, char **text, size_t *text_length) {
     carry_ctx *ctx;
     carry_json *node = NULL;
@@ -72,8 +72,8 @@ static bool copy_name(carry_serve_parser *p, const char *json, size_t length) {
 }
 
 typedef struct head {
-    size_t arguments, arguments_end; /* 0: not found, not complete */
-    size_t end;                      /* of the object, if is_whole */
+    size_t arguments, arguments_end; /* 0: not found; not complete */
+    size_t end;                      /* end of the object, if is_whole */
     bool has_name, is_whole, is_wrong;
 } head;
 
@@ -81,7 +81,7 @@ static bool is_key(const char *text, size_t start, size_t end, const char *key) 
     return end - start == strlen(key) + 2 && memcmp(text + start + 1, key, strlen(key)) == 0;
 }
 
-/* The members as far as the text goes. */
+/* Reads the members of the object, as far as the text goes. */
 static head scan(carry_serve_parser *p, const char *text, size_t length) {
     head h = {0};
     size_t at = skip_space(text, length, 1);
@@ -122,7 +122,7 @@ static head scan(carry_serve_parser *p, const char *text, size_t length) {
     return h;
 }
 
-/* Arguments that are complete: an object as it is, a string with an object inside, or nothing. */
+/* Emits complete arguments: an object, or a string that contains an object; nothing otherwise. */
 static void emit_whole(carry_serve_parser *p, const char *json, size_t length) {
     char *text;
     size_t text_length;
@@ -162,7 +162,7 @@ bool carry_parser_json(carry_serve_parser *p, bool is_end) {
     return false;
 }
 
-/* Control characters inside a string are escaped, since models write them as they are. */
+/* Escapes control characters inside a string, since models write them unescaped. */
 static void emit_control(carry_serve_parser *p, unsigned char c) {
     static const char digits[] = "0123456789abcdef";
     const char text[6] = {'\\', 'u', '0', '0', digits[c >> 4], digits[c & 15]};
@@ -171,7 +171,7 @@ static void emit_control(carry_serve_parser *p, unsigned char c) {
 }
 
 bool carry_parser_value(carry_serve_parser *p, bool is_end) {
-    (void)is_end; /* an object that is cut off stays so */
+    (void)is_end; /* an object that is cut off stays incomplete */
     size_t length;
     size_t from = 0;
     size_t i = 0;

@@ -6,8 +6,8 @@
        </parameter>
        </function>
 
-   A value is text, with a line end before and after it that do not belong to it. The tool's schema tells which
-   parameters are text: those are passed on as they come. Others are JSON if they can be read as such. */
+   A value is text; the line ends directly before and after it are not part of it. The tool's schema tells which
+   parameters are text: these are emitted as they come. Others are written as JSON if they are valid JSON. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,7 +55,7 @@ static bool is_other(const carry_serve_parser *p) {
     return false;
 }
 
-/* The name between a tag and '>'. Returns the bytes up to and including it; 0: not complete. */
+/* Reads the name between a tag and '>'. Returns the length including '>'; 0 if it is not complete. */
 static size_t read_name(const char *text, size_t length, size_t tag, char name[CARRY_PARSER_NAME]) {
     const char *end = length > tag ? memchr(text + tag, '>', length - tag) : NULL;
     const size_t bytes = end != NULL ? (size_t)(end - text) - tag : 0;
@@ -74,7 +74,7 @@ static void put_json(carry_serve_parser *p, const carry_json_text *json, size_t 
     }
 }
 
-/* Text inside a JSON string. */
+/* Writes text inside a JSON string. */
 static void put_escaped(carry_serve_parser *p, const char *text, size_t length) {
     carry_json_text json = {0};
     carry_json_put_bytes(&json, text, length);
@@ -97,7 +97,7 @@ static void end_function(carry_serve_parser *p) {
     p->mode = CARRY_PARSE_AFTER;
 }
 
-/* A value starts after one line end, if there is one. False: it is not known yet whether there is. */
+/* Skips one line end before a value, if there is one. Returns false if more text is needed to know. */
 static bool skip_line_end(carry_serve_parser *p, bool is_end) {
     if (p->at == p->length) {
         return is_end;
@@ -138,7 +138,7 @@ bool carry_parser_xml(carry_serve_parser *p, bool is_end) {
         return true;
     } else if (!is_function && length > 0 && carry_parser_partial(rest, length, PARAMETER) != length &&
                carry_parser_partial(rest, length, FUNCTION_END) != length) {
-        p->at++; /* neither a parameter nor the end */
+        p->at++; /* neither a parameter nor the end of the function */
         return true;
     }
     if (taken > 0 && is_function && p->name[0] != '\0') {
@@ -183,7 +183,7 @@ bool carry_parser_string(carry_serve_parser *p, bool is_end) {
     return true;
 }
 
-/* JSON as it is, Python's constants as JSON, all else as text. */
+/* Writes JSON unchanged, Python's constants as JSON, and anything else as a JSON string. */
 static void put_other(carry_serve_parser *p, const char *text, size_t length) {
     static const char *const python[] = {"True", "False", "None"};
     static const char *const json[] = {"true", "false", "null"};

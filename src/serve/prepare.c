@@ -1,4 +1,5 @@
-/* Preparing threads: bodies become requests of the engine, so that long texts hold up neither HTTP nor steps. */
+/* Preparing threads turn bodies into requests of the engine, so that long texts delay neither HTTP nor the engine's
+   steps. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +11,7 @@
 
 #define QUEUE 256
 #define QUEUE_BYTES ((size_t)256 << 20)
-#define VALUES ((size_t)1 << 20) /* of a body: a hundred bytes of memory each */
+#define VALUES ((size_t)1 << 20) /* at most this many values in a body; each takes about a hundred bytes of memory */
 
 void carry_serve_job_free(carry_serve_job *job) {
     free(job->rest);
@@ -37,7 +38,7 @@ static carry_serve_job *copy_job(carry_http_response *response, const carry_http
     return job;
 }
 
-/* False: the queue is full. */
+/* Returns false if the queue is full. */
 static bool enqueue(carry_lm_server *s, carry_serve_job *job) {
     const int64_t most = s->options.queue > 0 ? s->options.queue : QUEUE;
     (void)pthread_mutex_lock(&s->lock);
@@ -75,14 +76,14 @@ void carry_serve_queue(carry_lm_server *s, carry_http_response *response, const 
         carry_serve_job_free(job);
         (void)carry_serve_refuse(&refusal, 429, "", "too many requests wait; try again");
     }
-    (void)atomic_fetch_add(&s->answers, 1); /* as of one that was queued */
+    (void)atomic_fetch_add(&s->answers, 1); /* counted like a queued request, since the reply decrements it */
     carry_serve_reply_refusal(s, response, dialect, &refusal);
 }
 
-/* Values in a JSON text, at least. */
+/* Returns a lower bound of the number of values in a JSON text. */
 static size_t count_values(const char *text, size_t length) {
     size_t count = 1;
-    bool is_inside = false; /* a string */
+    bool is_inside = false; /* inside a string */
     for (size_t i = 0; i < length; i++) {
         if (is_inside && text[i] == '\\') {
             i++;
@@ -128,7 +129,7 @@ static bool render(carry_serve_preparer *p, const carry_serve_request *r, char *
     return true;
 }
 
-/* Takes over found ids. */
+/* Copies the found ids into the request. */
 static bool keep_ids(carry_serve_preparer *p, carry_serve_request *r, const carry_ids *found,
                      carry_serve_refusal *refusal) {
     const carry_model *model = &p->server->engine->model;
@@ -140,7 +141,7 @@ static bool keep_ids(carry_serve_preparer *p, carry_serve_request *r, const carr
         r->ids[i] = found->id[i];
     }
     r->id_count = (int64_t)found->count;
-    if (r->id_count == 0 && model->start >= 0) { /* an empty text begins with the model's start token */
+    if (r->id_count == 0 && model->start >= 0) { /* the prompt of an empty text is the model's start token */
         r->ids[r->id_count++] = model->start;
     }
     return true;

@@ -1,4 +1,4 @@
-/* Requests: defaults, fields of JSON objects, refusals. */
+/* Requests: defaults, reading fields of JSON objects, refusals. */
 #include "serve/request.h"
 
 #include <inttypes.h>

@@ -3,8 +3,8 @@
        body --dialect->parse--> carry_serve_request --chat template, tokenizer--> engine, one request per choice
        engine --tokens, text--> parser --parts--> dialect->part (streamed) or choice (whole) --dialect--> client
 
-   A dialect is one of the HTTP interfaces: OpenAI's chat and text completions (openai_*.c), Anthropic's messages. It
-   fills the same request and writes the same parts in its own form. Two places are open to modules:
+   A dialect is one of the HTTP interfaces: OpenAI's chat and text completions (openai_*.c), Anthropic's messages. All
+   dialects fill the same request, and each writes the same parts in its own form. Two functions choose modules:
 
    - Constraint: carry_serve_constrain (constrain.h) makes the mask of a choice from `format`. The engine's thread asks
      it before each token of the choice which tokens may follow.
@@ -24,21 +24,21 @@
 #include "core/json.h"
 #include "core/json_write.h"
 
-#define CARRY_SERVE_CHOICES 64  /* n, at most */
-#define CARRY_SERVE_STOPS 64    /* stop texts, at most */
-#define CARRY_SERVE_BIASES 4096 /* entries of logit_bias, at most */
+#define CARRY_SERVE_CHOICES 64  /* largest n */
+#define CARRY_SERVE_STOPS 64    /* largest number of stop texts */
+#define CARRY_SERVE_BIASES 4096 /* largest number of logit_bias entries */
 #define CARRY_SERVE_FIELD 128
 
-/* Why a request is refused. status 0: it is not. */
+/* Why a request is refused; status 0: it is not refused. */
 typedef struct carry_serve_refusal {
-    int status;                    /* of HTTP */
-    const char *type;              /* a constant: "invalid_request_error", ...; NULL: by the status */
-    const char *code;              /* a constant: "context_length_exceeded", ...; NULL: none */
-    char field[CARRY_SERVE_FIELD]; /* the field concerned, as "messages[2].content"; "": none */
+    int status;                    /* HTTP status */
+    const char *type;              /* a constant such as "invalid_request_error"; NULL: chosen by the status */
+    const char *code;              /* a constant such as "context_length_exceeded"; NULL: none */
+    char field[CARRY_SERVE_FIELD]; /* the field concerned, such as "messages[2].content"; "": none */
     char message[512];
 } carry_serve_refusal;
 
-/* Fills the refusal unless it has one already. Returns false. */
+/* Fills in the refusal unless it is already set. Always returns false. */
 bool carry_serve_refuse(carry_serve_refusal *refusal, int status, const char *field, const char *format, ...)
     CARRY_PRINTF(4, 5);
 
@@ -51,7 +51,7 @@ typedef enum carry_serve_format_kind {
 
 typedef struct carry_serve_format {
     carry_serve_format_kind kind;
-    const carry_json *schema; /* in the request's body */
+    const carry_json *schema; /* points into the request's body */
     const char *pattern;
     size_t pattern_length;
 } carry_serve_format;
@@ -59,32 +59,32 @@ typedef struct carry_serve_format {
 typedef enum carry_serve_tool_choice {
     CARRY_TOOLS_AUTO,
     CARRY_TOOLS_NONE,     /* the model does not see the tools */
-    CARRY_TOOLS_REQUIRED, /* some tool is called */
-    CARRY_TOOLS_NAMED,    /* tool_name is called */
+    CARRY_TOOLS_REQUIRED, /* a tool must be called */
+    CARRY_TOOLS_NAMED,    /* tool_name must be called */
 } carry_serve_tool_choice;
 
 typedef struct carry_serve_dialect carry_serve_dialect;
 
 typedef struct carry_serve_request {
     const carry_serve_dialect *dialect;
-    carry_json *body;  /* owned; pointers without another owner point into it */
-    const char *model; /* as named by the client, or NULL */
+    carry_json *body;  /* owned; pointers without an owner of their own point into it */
+    const char *model; /* the name that the client gave, or NULL */
 
     /* The prompt: the variables of a chat template, a text, or tokens. */
-    carry_json *variables; /* owned: an object with messages, tools and others (tokenizer/chat.h); NULL: no chat */
-    const char *text;      /* not ended by 0 */
+    carry_json *variables; /* owned: an object with messages, tools and others (tokenizer/chat.h); NULL: not a chat */
+    const char *text;      /* not NUL-terminated */
     size_t text_length;
     int64_t *ids; /* owned */
     int64_t id_count;
 
     int64_t choices;    /* n */
-    int64_t max_tokens; /* -1: as many as the context allows */
+    int64_t max_tokens; /* -1: up to the limit of the context */
     double temperature, top_p, min_p, repetition;
     double frequency, presence; /* penalties */
     int64_t top_k;
     uint64_t seed;
     bool has_seed;
-    int logprobs; /* as in carry_engine_request: -1 none */
+    int logprobs; /* as in carry_engine_request; -1: none */
     bool ignores_ends;
     const char *stops[CARRY_SERVE_STOPS];
     int64_t stop_count;
@@ -99,33 +99,33 @@ typedef struct carry_serve_request {
     const carry_json *tools; /* a list in OpenAI's form ({type, function}), or NULL; in `variables` or in `body` */
     carry_serve_tool_choice tool_choice;
     const char *tool_name;
-    bool no_parallel_tools; /* one call at most */
+    bool no_parallel_tools; /* at most one call */
     carry_serve_format format;
 } carry_serve_request;
 
-/* Defaults of all fields. */
+/* Sets the defaults of all fields. */
 void carry_serve_request_init(carry_serve_request *request, const carry_serve_dialect *dialect);
 void carry_serve_request_free(carry_serve_request *request);
 
-/* A piece of an answer, from a parser. */
+/* A part of an answer, emitted by a parser. */
 typedef enum carry_serve_part_kind {
     CARRY_PART_TEXT,
     CARRY_PART_REASONING,
-    CARRY_PART_CALL,      /* a tool call begins: `call`, `id` and `name` are known */
-    CARRY_PART_ARGUMENTS, /* of call number `call`: more JSON text of its arguments */
+    CARRY_PART_CALL,      /* a tool call begins; `call`, `id` and `name` are set */
+    CARRY_PART_ARGUMENTS, /* more JSON text of the arguments of call number `call` */
 } carry_serve_part_kind;
 
 typedef struct carry_serve_part {
     carry_serve_part_kind kind;
-    const char *text; /* UTF-8, not ended by 0 */
+    const char *text; /* UTF-8, not NUL-terminated */
     size_t length;
     int call;              /* number of the tool call in its choice, from 0 */
-    const char *id, *name; /* of CARRY_PART_CALL; ended by 0 */
+    const char *id, *name; /* with CARRY_PART_CALL; NUL-terminated */
 } carry_serve_part;
 
 typedef void (*carry_serve_emit)(void *user, const carry_serve_part *part);
 
-/* A generated token, kept if log probabilities were asked for. */
+/* A generated token, kept if log probabilities were requested. */
 typedef struct carry_serve_token {
     int32_t id;
     float logprob;
@@ -139,17 +139,17 @@ typedef struct carry_serve_call {
     carry_json_text arguments;
 } carry_serve_call;
 
-/* A choice so far. Of a streamed answer, texts and calls are not collected; `tokens` are those that the next
-   part reports. */
+/* A choice so far. In a streamed answer, texts and calls are not collected, and `tokens` are those that the next part
+   will report. */
 typedef struct carry_serve_choice {
     int64_t index;
-    carry_json_text text, reasoning; /* raw bytes */
+    carry_json_text text, reasoning; /* raw bytes, not escaped */
     carry_serve_call *calls;
     int call_count;
     carry_serve_token *tokens;
     size_t token_count, token_capacity;
-    size_t text_offset;    /* bytes of text that earlier tokens had */
-    int block, block_kind; /* of Anthropic's streams: the content block under way */
+    size_t text_offset;    /* bytes of text of earlier tokens */
+    int block, block_kind; /* in Anthropic's streams: the current content block */
     bool is_ended;
     carry_engine_reason reason;
     int64_t completion_tokens, cached_tokens;
@@ -157,38 +157,38 @@ typedef struct carry_serve_choice {
 
 typedef struct carry_serve_answer carry_serve_answer; /* answer.h: the client, the choices, the counts */
 
-/* One interface. All functions but parse run on the output thread. */
+/* One HTTP interface. All functions except parse run on the output thread. */
 struct carry_serve_dialect {
-    const char *name; /* for /metrics */
-    /* Fills `request` from its body. Returns false with a refusal. Any thread. */
+    const char *name; /* label in /metrics */
+    /* Fills `request` from its body. Returns false with a refusal. Called on any thread. */
     bool (*parse)(carry_ctx *ctx, carry_serve_request *request, carry_serve_refusal *refusal);
-    /* A whole answer. */
+    /* Writes a whole answer. */
     void (*write)(carry_serve_answer *answer, carry_json_text *body);
-    /* Events of a streamed answer, sent with carry_serve_send. begin: before the first part of all choices. part: one
-       piece of a choice. end_choice: the choice has its reason. end: all choices have ended. */
+    /* Events of a streamed answer, sent with carry_serve_send. begin: before the first part of any choice. part: one
+       part of a choice. end_choice: the choice has its finish reason. end: all choices have ended. */
     void (*begin)(carry_serve_answer *answer);
     void (*part)(carry_serve_answer *answer, carry_serve_choice *choice, const carry_serve_part *part);
     void (*end_choice)(carry_serve_answer *answer, carry_serve_choice *choice);
     void (*end)(carry_serve_answer *answer);
-    /* A failure after the first event. */
+    /* Reports a failure after the first event. */
     void (*fail)(carry_serve_answer *answer, const carry_serve_refusal *refusal);
-    /* The body of an error response. */
+    /* Writes the body of an error response. */
     void (*write_error)(const carry_serve_refusal *refusal, carry_json_text *body);
 };
 
-/* For dialects: fields of JSON objects. Absent and null leave the value as it is. Returns false with a refusal of 400
-   that names the field. */
+/* For dialects: read fields of JSON objects. If the field is absent or null, the value is unchanged. Return false with
+   a refusal of 400 that names the field. */
 bool carry_serve_read_number(const carry_json *object, const char *key, double *value, double least, double most,
                              carry_serve_refusal *refusal);
 bool carry_serve_read_integer(const carry_json *object, const char *key, int64_t *value, int64_t least, int64_t most,
                               carry_serve_refusal *refusal);
 bool carry_serve_read_bool(const carry_json *object, const char *key, bool *value, carry_serve_refusal *refusal);
-/* *value NULL if absent; without zeros inside. */
+/* *value is NULL if absent; texts with NUL characters are refused. */
 bool carry_serve_read_text(const carry_json *object, const char *key, const char **value, carry_serve_refusal *refusal);
-/* A text or a list of texts; empty ones are dropped. */
+/* Reads a text or a list of texts; empty ones are dropped. */
 bool carry_serve_read_stops(const carry_json *object, const char *key, carry_serve_request *request,
                             carry_serve_refusal *refusal);
-/* The member, or NULL if it is absent or null. */
+/* Returns the member, or NULL if it is absent or null. */
 const carry_json *carry_serve_member(const carry_json *object, const char *key);
 
 #endif

@@ -1,4 +1,4 @@
-/* Routes, and responses that need no engine. */
+/* Routes, and responses that do not need the engine. */
 #include <stdio.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "serve/server_internal.h"
 
 #define BODY ((size_t)32 << 20)
-#define RETRY "1" /* seconds, in Retry-After */
+#define RETRY "1" /* seconds, sent as Retry-After */
 
 /* Dialects by the path of their requests. */
 static const struct {
@@ -63,7 +63,7 @@ void carry_serve_reply_json(carry_lm_server *s, carry_http_response *response, i
     (void)atomic_fetch_sub(&s->answers, 1);
 }
 
-/* Handlers: on the HTTP thread. */
+/* Handlers run on the HTTP thread. */
 
 static void reply_now(carry_lm_server *s, carry_http_response *response, int status, carry_json_text *text) {
     carry_serve_count(s, status);

@@ -1,4 +1,4 @@
-/* The engine's thread: steps, commands, and events for the output thread, a batch per step. */
+/* The engine's thread: runs steps and commands, and sends events to the output thread, one batch per step. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,8 +8,8 @@
 #include "core/context.h"
 #include "serve/server_internal.h"
 
-#define IDLE 0.1   /* seconds between looks at should_drain */
-#define LINGER 2.0 /* seconds for the last responses to reach their clients */
+#define IDLE 0.1   /* seconds between calls of should_drain */
+#define LINGER 2.0 /* seconds in which the last responses may still reach their clients */
 
 void carry_serve_command_post(carry_lm_server *s, carry_serve_command *command) {
     command->next = NULL;
@@ -17,7 +17,7 @@ void carry_serve_command_post(carry_lm_server *s, carry_serve_command *command) 
     *(s->last_command != NULL ? &s->last_command->next : &s->commands) = command;
     s->last_command = command;
     (void)pthread_mutex_unlock(&s->lock);
-    carry_engine_cancel(s->engine, 0); /* wakes the engine's thread; there is no request 0 */
+    carry_engine_cancel(s->engine, 0); /* wakes the engine's thread; no request has id 0 */
 }
 
 static void run_commands(carry_lm_server *s) {
@@ -31,7 +31,7 @@ static void run_commands(carry_lm_server *s) {
     }
 }
 
-/* Without a tokenizer, texts are token ids. */
+/* Returns the text of an event. Without a tokenizer, it is the token id. */
 static size_t text_of(const carry_serve_answer *answer, const carry_engine_event *event, const char **text,
                       char digits[24]) {
     *text = event->text;
@@ -58,7 +58,7 @@ bool carry_serve_on_event(void *user, const carry_engine_event *event) {
     if (m == NULL && !is_end) {
         return false;
     }
-    if (m == NULL) { /* an end must not be lost */
+    if (m == NULL) { /* the end of a choice must not be lost */
         m = run->last;
         run->last = NULL;
         length = 0;
@@ -94,7 +94,7 @@ bool carry_serve_on_event(void *user, const carry_engine_event *event) {
     return true;
 }
 
-/* The end tokens of texts, and those of answers in chats. */
+/* Finds the tokens that end texts, and those that end answers in chats. */
 static void find_ends(carry_lm_server *s) {
     const carry_engine *e = s->engine;
     bool has_end = false;
@@ -130,7 +130,7 @@ static void keep_statistics(carry_lm_server *s) {
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* Responses that were ended may still be on their way. */
+/* Waits for responses that have ended but may not have been sent. */
 static void linger(carry_lm_server *s) {
     const double until = carry_seconds() + LINGER;
     do {

@@ -1,4 +1,4 @@
-/* The server's start and end. */
+/* Starts and ends the server. */
 #include "serve/server.h"
 
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "core/context.h"
 #include "serve/server_internal.h"
 
-/* On the HTTP thread, which alone may read its counts. */
+/* Runs on the HTTP thread, the only one that may read its counts. */
 static void on_woken(void *user) {
     carry_lm_server *s = user;
     carry_http_counts counts;

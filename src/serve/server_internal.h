@@ -1,4 +1,4 @@
-/* Inside the server: threads, queues, counters. */
+/* Internals of the server: threads, queues, counters. */
 #ifndef CARRY_SERVE_SERVER_INTERNAL_H
 #define CARRY_SERVE_SERVER_INTERNAL_H
 
@@ -24,12 +24,12 @@ struct carry_serve_preparer;
 /* A request whose body was received. */
 typedef struct carry_serve_job {
     struct carry_serve_job *next;
-    /* Answers on a preparing thread. Takes the response over, not the job. */
+    /* Answers the request on a preparing thread. Takes ownership of the response, but not of the job. */
     void (*work)(struct carry_serve_preparer *preparer, struct carry_serve_job *job);
-    const carry_serve_dialect *dialect; /* of a generation; else NULL */
+    const carry_serve_dialect *dialect; /* for a generation; else NULL */
     carry_http_response *response;
-    char *rest; /* of the path */
-    char *body; /* followed by a 0 */
+    char *rest; /* rest of the path */
+    char *body; /* NUL-terminated */
     size_t length;
     double received;
 } carry_serve_job;
@@ -43,10 +43,10 @@ typedef struct carry_serve_preparer {
     bool is_started;
 } carry_serve_preparer;
 
-/* To the output thread. */
+/* Messages to the output thread. */
 typedef enum carry_serve_message_kind {
-    CARRY_MESSAGE_EVENT,     /* of the engine, for `run` */
-    CARRY_MESSAGE_SUBMITTED, /* no more choices follow */
+    CARRY_MESSAGE_EVENT,     /* an engine event for `run` */
+    CARRY_MESSAGE_SUBMITTED, /* all choices have been submitted */
     CARRY_MESSAGE_DRAINED,   /* the client reads again */
     CARRY_MESSAGE_FREE,      /* the last message of its answer */
 } carry_serve_message_kind;
@@ -84,7 +84,7 @@ typedef struct carry_serve_histogram {
 } carry_serve_histogram;
 
 typedef struct carry_serve_counters {
-    atomic_ullong responses[CARRY_SERVE_STATUSES]; /* by status */
+    atomic_ullong responses[CARRY_SERVE_STATUSES]; /* counted by HTTP status */
     atomic_ullong disconnected;
     carry_serve_histogram first, between, whole; /* seconds */
 } carry_serve_counters;
@@ -102,20 +102,20 @@ struct carry_lm_server {
     carry_http_route routes[CARRY_SERVE_ROUTES];
     size_t route_count;
     atomic_int phase;
-    carry_engine *engine; /* constant once READY */
+    carry_engine *engine; /* does not change once READY */
     carry_chat chat;
     bool has_chat;
-    char no_chat[256]; /* why there is no chat template */
+    char no_chat[256]; /* the reason why there is no chat template */
     int64_t ends[CARRY_MODEL_ENDS + 3];
     carry_serve_defaults defaults;
-    int64_t end_count, chat_end_count; /* of texts; of answers in chats: those and the template's */
+    int64_t end_count, chat_end_count; /* tokens in `ends` for texts; for chats, with the template's */
     carry_serve_counters counters;
-    atomic_llong answers; /* responses that are not ended */
+    atomic_llong answers; /* responses that have not ended */
     atomic_int connections;
-    uint64_t secret[2]; /* for ids */
+    uint64_t secret[2]; /* for making ids */
     atomic_ullong next_id;
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* guards all fields below */
     pthread_cond_t has_job, has_message;
     bool is_stopping;
     carry_serve_job *jobs, *last_job;
@@ -125,7 +125,7 @@ struct carry_lm_server {
     carry_serve_command *commands, *last_command;
     carry_engine_stats stats; /* as of the last step */
 
-    carry_serve_messages batch; /* the engine's thread: of this step */
+    carry_serve_messages batch; /* messages of this step; engine's thread only */
     carry_serve_preparer preparers[CARRY_SERVE_PREPARERS];
     pthread_t output;
     bool has_output, has_lock;
@@ -134,12 +134,12 @@ struct carry_lm_server {
 /* routes.c */
 void carry_serve_add_routes(carry_lm_server *server);
 void carry_serve_write_error(void *user, const char *path, int status, const char *message, carry_json_text *body);
-/* Refusals with counting, in the form of the dialect, or OpenAI's (NULL). (ends the response) */
+/* Sends a refusal and counts it, in the dialect's form, or OpenAI's if NULL. (ends the response) */
 void carry_serve_reply_refusal(carry_lm_server *server, carry_http_response *response,
                                const carry_serve_dialect *dialect, const carry_serve_refusal *refusal);
 void carry_serve_reply_json(carry_lm_server *server, carry_http_response *response, int status, carry_json_text *text);
 void carry_serve_count(carry_lm_server *server, int status);
-/* The table of dialects: the path of its POST route and the dialect. */
+/* Returns the dialect of a POST route. */
 const carry_serve_dialect *carry_serve_dialect_of(const char *path);
 
 /* page.c */
@@ -149,20 +149,20 @@ const char *const *carry_serve_page_paths(void); /* ends with NULL */
 /* prepare.c */
 bool carry_serve_start_preparers(carry_lm_server *server);
 void carry_serve_stop_preparers(carry_lm_server *server);
-/* Copies the body into a job. Refuses with 429, 503 or 500. On the HTTP thread. */
+/* Copies the body into a job and queues it, or refuses with 429, 503 or 500. On the HTTP thread. */
 void carry_serve_queue(carry_lm_server *server, carry_http_response *response, const carry_http_request *request,
                        void (*work)(carry_serve_preparer *preparer, carry_serve_job *job),
                        const carry_serve_dialect *dialect);
 void carry_serve_job_free(carry_serve_job *job);
-/* JSON of a body, of bounded size. NULL with a refusal. */
+/* Parses the JSON of a body, with a limit on the number of values. Returns NULL with a refusal. */
 carry_json *carry_serve_parse_body(carry_serve_preparer *preparer, const carry_serve_job *job,
                                    carry_serve_refusal *refusal);
-/* The prompt of a request: ids, and with a chat the rendered text. */
+/* Makes the prompt of a request: the ids, and for a chat also the rendered text. */
 bool carry_serve_tokenize(carry_serve_preparer *preparer, carry_serve_request *request, char **prompt,
                           size_t *prompt_length, carry_serve_refusal *refusal);
 carry_status carry_serve_encoder(carry_serve_preparer *preparer);
 
-/* generate.c: the work of a dialect's job. */
+/* generate.c: handles the job of a dialect. */
 void carry_serve_generate(carry_serve_preparer *preparer, carry_serve_job *job);
 void carry_serve_make_id(carry_lm_server *server, char id[40]);
 
@@ -178,22 +178,22 @@ carry_serve_answer *carry_serve_answer_new(carry_lm_server *server, carry_http_r
                                            carry_serve_request *request);
 void carry_serve_answer_free(carry_serve_answer *answer);
 void carry_serve_answer_take(carry_serve_answer *answer, carry_serve_message *message);
-/* The HTTP status of a request that carry_engine_submit refused. */
+/* Returns the HTTP status for a request that carry_engine_submit refused. */
 int carry_serve_status_of(carry_status status, const char *message);
 
 /* run.c */
 void carry_serve_command_post(carry_lm_server *server, carry_serve_command *command);
-/* The engine's callback; user is the run. */
+/* The engine's callback; user is the carry_serve_run. */
 bool carry_serve_on_event(void *user, const carry_engine_event *event);
 
-/* texts.c, states.c: work of jobs. */
+/* texts.c, states.c: handle jobs. */
 void carry_serve_tokenize_text(carry_serve_preparer *preparer, carry_serve_job *job);
 void carry_serve_detokenize(carry_serve_preparer *preparer, carry_serve_job *job);
 void carry_serve_state_save(carry_serve_preparer *preparer, carry_serve_job *job);
 void carry_serve_state_load(carry_serve_preparer *preparer, carry_serve_job *job);
 void carry_serve_state_delete(carry_serve_preparer *preparer, carry_serve_job *job);
 void carry_serve_state_list(carry_serve_preparer *preparer, carry_serve_job *job);
-/* A name of 1 to 64 letters, digits, '.', '_' and '-' that begins with a letter or digit. */
+/* True for a name of 1 to 64 letters, digits, '.', '_' and '-' that begins with a letter or digit. */
 bool carry_serve_is_name(const char *name);
 
 /* defaults.c */

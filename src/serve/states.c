@@ -1,8 +1,6 @@
-/* /v1/states: states of conversations in files, by name.
-
-   Saving reads the conversation (cached prefixes are used) and writes its state. Loading makes the state a cached
-   prefix: requests whose prompts begin with the conversation go on from it. Names are checked, so that no path leaves
-   the folder. */
+/* /v1/states: saves states of conversations as files, and loads them by name. Saving runs the conversation through the
+   model (using cached prefixes) and writes its state. Loading adds the state to the prefix cache: requests whose
+   prompts begin with the conversation continue from it. Names are checked, so that no path leaves the folder. */
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>
@@ -32,12 +30,12 @@ bool carry_serve_is_name(const char *name) {
     return length > 0;
 }
 
-/* A request about a state, on its way through the engine's thread. */
+/* A request about a state, passed to the engine's thread. */
 typedef struct state_work {
     carry_serve_command command;
     carry_lm_server *server;
     carry_http_response *response;
-    carry_serve_request request; /* of a save */
+    carry_serve_request request; /* for saving only */
     uint64_t state;
     carry_engine_reason reason;
     int64_t tokens, cached;
@@ -89,7 +87,7 @@ static int status_of(carry_status status) {
     }
 }
 
-/* Path of a name; false with a refusal. */
+/* Makes the path of a name. Returns false with a refusal. */
 static bool find_path(const carry_lm_server *s, const char *name, char path[CARRY_FILE_PATH],
                       carry_serve_refusal *refusal) {
     if (s->states == NULL) {
@@ -106,7 +104,7 @@ static bool find_path(const carry_lm_server *s, const char *name, char path[CARR
     return true;
 }
 
-/* Saving: a request of the engine without a text, whose state is written when it ends. */
+/* Saving is a request of the engine that generates nothing; its state is written when it ends. */
 
 static void finish_save(carry_lm_server *s, carry_serve_command *command) {
     state_work *w = (state_work *)command;
@@ -138,7 +136,7 @@ static bool on_save_event(void *user, const carry_engine_event *event) {
         w->cached = event->cached_tokens;
         w->reason = event->reason;
         (void)snprintf(w->failure, sizeof w->failure, "%s", event->message);
-        w->command.run = finish_save; /* not inside the step that reports it */
+        w->command.run = finish_save; /* runs later, not inside the step that reports the event */
         carry_serve_command_post(w->server, &w->command);
     }
     return true;
@@ -159,7 +157,7 @@ static bool read_save(carry_serve_preparer *p, carry_serve_job *job, state_work 
     (void)snprintf(w->name, sizeof w->name, "%s", name);
     const carry_json *text = carry_serve_member(r->body, "prompt");
     if (carry_serve_member(r->body, "messages") != NULL) {
-        r->has_no_opening = true; /* the state is that after the last message */
+        r->has_no_opening = true; /* the state after the last message is saved */
         if (!carry_serve_openai_format(r, refusal) || !carry_serve_openai_messages(p->ctx, r, refusal)) {
             return false;
         }
@@ -197,7 +195,7 @@ void carry_serve_state_save(carry_serve_preparer *p, carry_serve_job *job) {
                                           .on_event = on_save_event,
                                           .user = w};
     const carry_status status = carry_engine_submit(p->ctx, p->server->engine, &request, &id);
-    if (status != CARRY_OK) { /* the request has copied the ids otherwise, and w belongs to its end */
+    if (status != CARRY_OK) { /* on success, the engine has copied the ids, and the end event frees w */
         (void)carry_serve_refuse(&refusal, carry_serve_status_of(status, carry_ctx_error(p->ctx)), "", "%s",
                                  carry_ctx_error(p->ctx));
         refuse_work(w, &refusal);

@@ -15,7 +15,7 @@ static void add_ids(carry_json_text *to, const int64_t *ids, int64_t count) {
     carry_json_end(to, ']');
 }
 
-/* {"prompt": TEXT} or {"content": TEXT} as a whole text, or {"messages": [...]} as a chat. */
+/* Reads {"prompt": TEXT} or {"content": TEXT} as a text, or {"messages": [...]} as a chat. */
 static bool read_texts(carry_serve_preparer *p, carry_serve_job *job, carry_serve_request *r,
                        carry_serve_refusal *refusal) {
     char *prompt = NULL;
@@ -60,7 +60,7 @@ void carry_serve_tokenize_text(carry_serve_preparer *p, carry_serve_job *job) {
     carry_serve_request_free(&r);
 }
 
-/* Ids of a list. NULL with a refusal. */
+/* Reads a list of token ids. Returns NULL with a refusal. */
 static uint32_t *read_ids(const carry_json *list, int64_t size, carry_serve_refusal *refusal) {
     const int64_t count = carry_json_count(list);
     uint32_t *ids = list != NULL && list->kind == CARRY_JSON_ARRAY ? calloc((size_t)count + 1, sizeof *ids) : NULL;
@@ -82,7 +82,7 @@ static uint32_t *read_ids(const carry_json *list, int64_t size, carry_serve_refu
     return ids;
 }
 
-/* The bytes of tokens as UTF-8; the caller frees. NULL: out of memory. */
+/* Decodes tokens to UTF-8; the caller frees the result. NULL: out of memory. */
 static char *decode(carry_ctx *ctx, const carry_tokenizer *tokenizer, const uint32_t *ids, size_t count,
                     size_t *length) {
     char *bytes;

@@ -1,6 +1,7 @@
-/* Merging: the tokens of a piece. It is looked up among those that were encoded lately, else merged. Most pieces are
-   words of a few bytes, for which looking at every pair again after each merge is fastest; long ones (a page of dashes,
-   a text without spaces) go through a heap, so that no piece is quadratic. */
+/* Merging: turns a piece of text into tokens. Pieces that were encoded recently are found in a cache; others are
+   merged. Most pieces are words of a few bytes, for which looking at every pair again after each merge is fastest. Long
+   pieces (a page of dashes, a text without spaces) go through a heap, so that the time is never quadratic in the
+   length. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,13 +9,13 @@
 #include "tokenizer/tokenizer_internal.h"
 #include "tokenizer/utf8.h"
 
-#define SHORT_PIECE 48 /* bytes: where the heap starts to win, measured on random letters */
+#define SHORT_PIECE 48 /* bytes; longer pieces use the heap. Measured on random letters */
 #define CACHE_SLOTS 16384
 #define CACHE_BYTES 25
 #define CACHE_IDS 9
 #define NEVER UINT32_MAX
 
-/* One cache line: a piece and its numbers. Pieces that need more are merged each time. */
+/* A cached piece and its token numbers, in one cache line. Pieces that do not fit are merged each time. */
 typedef struct cached {
     unsigned char length, count; /* length 0: free */
     unsigned char bytes[CACHE_BYTES];
@@ -27,7 +28,7 @@ typedef struct symbol {
     bool alive;
 } symbol;
 
-/* A merge that was possible when it was found. */
+/* A merge that was possible when it was pushed onto the heap. */
 typedef struct candidate {
     uint32_t rank, at, result;
 } candidate;
@@ -35,7 +36,7 @@ typedef struct candidate {
 struct carry_merger {
     const carry_tokenizer *tokenizer;
     cached *cache;
-    symbol *symbols; /* of long pieces */
+    symbol *symbols; /* workspace for long pieces */
     size_t symbol_room;
     candidate *heap;
     size_t heap_room, heap_count;
@@ -81,8 +82,8 @@ static void propose(carry_merger *e, int32_t at) {
     }
 }
 
-/* The tokens that merging starts from: bytes, or characters and the bytes of those that are no tokens. At most length,
-   how many. */
+/* Writes the tokens that merging starts from: bytes, or characters where the tokenizer works by character. A character
+   that is not a token is written as its bytes. Returns the number of tokens, at most length. */
 static size_t start_tokens(const carry_tokenizer *t, uint32_t *id, const unsigned char *piece, size_t length) {
     size_t count = 0;
     for (size_t at = 0; at < length;) {
@@ -100,7 +101,8 @@ static size_t start_tokens(const carry_tokenizer *t, uint32_t *id, const unsigne
     return count;
 }
 
-/* A piece of any length. Each merge proposes at most two more, so 3 per byte is room enough. */
+/* Merges a piece of any length. Each merge proposes at most two more, so the heap needs at most 3 candidates per
+   byte. */
 static carry_status merge_long(carry_merger *e, carry_ids *ids, const unsigned char *piece, size_t length) {
     size_t most;
     if (length > INT32_MAX / 4 || !carry_size_mul(&most, length, 3) ||
@@ -108,7 +110,7 @@ static carry_status merge_long(carry_merger *e, carry_ids *ids, const unsigned c
         !carry_list_grow(&e->heap, &e->heap_room, 0, most, sizeof *e->heap)) {
         return CARRY_EMEMORY;
     }
-    uint32_t *first = ids->id + ids->count; /* there is room for all; the result takes their place */
+    uint32_t *first = ids->id + ids->count; /* the caller has reserved length entries; the result overwrites these */
     int32_t count = (int32_t)start_tokens(e->tokenizer, first, piece, length);
     for (int32_t i = 0; i < count; i++) {
         e->symbols[i] = (symbol){first[i], i - 1, i + 1 < count ? i + 1 : -1, true};
@@ -126,7 +128,7 @@ static carry_status merge_long(carry_merger *e, carry_ids *ids, const unsigned c
         symbol *right = &e->symbols[left->after];
         const carry_pair_slot *pair = carry_tokenizer_pair(e->tokenizer, left->id, right->id);
         if (pair == NULL || pair->result != c.result || pair->rank != c.rank) {
-            continue; /* it was possible, but one of the two has become another since */
+            continue; /* stale: one of the two symbols has been merged since */
         }
         left->id = c.result;
         left->after = right->after;
@@ -148,9 +150,9 @@ static uint32_t rank_of(const carry_tokenizer *t, uint32_t left, uint32_t right)
     return pair != NULL ? pair->rank : NEVER;
 }
 
-/* Writes at most length numbers to id; how many. */
+/* Writes at most length token numbers to id; returns their count. */
 static size_t merge_short(const carry_tokenizer *t, uint32_t *id, const unsigned char *piece, size_t length) {
-    uint32_t rank[SHORT_PIECE]; /* of the pair that starts here */
+    uint32_t rank[SHORT_PIECE]; /* rank[i]: of the pair (id[i], id[i + 1]) */
     length = start_tokens(t, id, piece, length);
     for (size_t i = 0; i + 1 < length; i++) {
         rank[i] = rank_of(t, id[i], id[i + 1]);

@@ -1,9 +1,8 @@
-/* Training a byte-level BPE. Pieces are counted once; then each merge touches only the pieces that have the pair, and
-   changes the counts of the pairs beside it. A heap holds the pairs; counts in it may be out of date, which shows when
-   a pair comes to its top: it is then put back with the true count.
-
-   All of this, the order of equal counts and the lists of places that a pair is queued with, follows what `tokenizers`
-   does, so that the same text gives the same merges. */
+/* Training a byte-level BPE. Pieces are counted once. Each merge then touches only the pieces that contain the pair,
+   and changes the counts of the neighbouring pairs. A heap holds the pairs. A count in the heap may be out of date:
+   this is noticed when the pair reaches the top, and the pair is then pushed again with its true count. The order of
+   pairs with equal counts, and the list of words that each pair is queued with, follow `tokenizers`, so that the same
+   text gives the same merges. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,12 +27,12 @@ typedef struct places {
 typedef struct pair_count {
     uint64_t pair; /* CARRY_NO_PAIR: free */
     int64_t count;
-    int64_t pending; /* its list of places in this step; -1: none */
+    int64_t pending; /* index of its list of words in this step; -1: no list */
 } pair_count;
 
 typedef struct queued {
     int64_t count;
-    uint64_t pair; /* compares as the two numbers do */
+    uint64_t pair; /* ordered like (left number, right number) */
     size_t places;
 } queued;
 
@@ -43,17 +42,17 @@ struct carry_trainer {
     carry_cutter *cutter;
     word *words;
     size_t word_count, word_room;
-    uint32_t *table; /* from bytes to word + 1 */
+    uint32_t *table; /* hash table from a word's bytes to its index + 1 */
     size_t slots;
     unsigned char *text;
     size_t text_bytes, text_room;
-    /* from here on while merging */
+    /* used while merging */
     uint32_t *symbols;
     pair_count *pairs;
     size_t pair_slots, pair_used;
     places *lists;
     size_t list_count, list_room;
-    size_t *touched; /* slots of pairs with a pending list */
+    size_t *touched; /* slots of pairs that have a pending list */
     size_t touched_count, touched_room;
     queued *heap;
     size_t heap_count, heap_room;
@@ -171,7 +170,7 @@ static size_t slot_of_pair(const carry_trainer *t, uint64_t pair) {
     return at;
 }
 
-/* Slots that are touched in this step move with the rest. */
+/* Moves all pairs to a larger table, and updates the slots in `touched`. */
 static bool grow_pairs(carry_trainer *t, size_t slots) {
     pair_count *old = t->pairs;
     size_t olds = t->pair_slots;
@@ -196,7 +195,7 @@ static bool grow_pairs(carry_trainer *t, size_t slots) {
     return true;
 }
 
-/* Adds to a pair's count; a gain also notes the word, once. */
+/* Adds `change` to the pair's count. If the count grows, the word is added to the pair's pending list, once. */
 static bool change_pair(carry_trainer *t, uint32_t left, uint32_t right, int64_t change, uint32_t in_word) {
     if (2 * (t->pair_used + 1) > t->pair_slots && !grow_pairs(t, 2 * t->pair_slots)) {
         return false;
@@ -223,9 +222,9 @@ static bool change_pair(carry_trainer *t, uint32_t left, uint32_t right, int64_t
     }
     places *list = &t->lists[p->pending];
     if (list->count > 0 && list->word[list->count - 1] == in_word) {
-        return true; /* words come one after the other */
+        return true; /* already listed: words are visited in order */
     }
-    if (list->count == list->room) { /* most lists are short: no room is wasted on them */
+    if (list->count == list->room) { /* most lists are short, so they start small */
         size_t room = list->room == 0 ? 2 : 2 * list->room;
         uint32_t *grown = realloc(list->word, room * sizeof *grown);
         if (grown == NULL) {
@@ -298,7 +297,7 @@ static carry_status start_merging(carry_ctx *ctx, carry_trainer *t) {
     return queue_touched(t) ? CARRY_OK : no_memory(ctx);
 }
 
-/* The number of the token that a pair makes, which may exist already by another way. */
+/* Finds or makes the token that a pair merges into. The token may exist already, from another pair. */
 static carry_status name_result(carry_ctx *ctx, carry_trainer *t, uint32_t left, uint32_t right, uint32_t *result) {
     const carry_token *a = &t->made->token[left];
     const carry_token *b = &t->made->token[right];
@@ -344,7 +343,7 @@ static carry_status merge_all(carry_ctx *ctx, carry_trainer *t) {
         int64_t now = t->pairs[slot_of_pair(t, top.pair)].count;
         if (top.count != now) {
             top.count = now;
-            if (!heap_push(t, top)) { /* there was room for it a moment ago */
+            if (!heap_push(t, top)) { /* cannot fail: an entry was just popped */
                 return no_memory(ctx);
             }
             continue;
@@ -363,7 +362,7 @@ static carry_status merge_all(carry_ctx *ctx, carry_trainer *t) {
     return CARRY_OK;
 }
 
-/* A pair that was merged twice (its token came about by another way in between) counts where it stands last. */
+/* A pair may be merged twice, if its token was also made from another pair in between. Only its last merge is kept. */
 static void drop_repeated(carry_tokenizer *made) {
     int64_t kept = 0;
     for (int64_t i = 0; i < made->merge_count; i++) {
@@ -383,7 +382,7 @@ carry_status carry_trainer_finish(carry_ctx *ctx, carry_trainer *trainer, carry_
         return no_memory(ctx);
     }
     CARRY_TRY(carry_tokenizer_add_specials(ctx, t->made, 0, t->options.added, t->options.added_count));
-    for (uint32_t code = 0; code < 512; code++) { /* the bytes, in the order of their characters */
+    for (uint32_t code = 0; code < 512; code++) { /* the bytes, in the order of their characters in the byte alphabet */
         int byte = carry_code_to_byte(code);
         char one = (char)byte;
         if (byte >= 0) {

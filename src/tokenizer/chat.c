@@ -1,4 +1,4 @@
-/* Chats: variables of the template, made as transformers makes them. */
+/* Chats: builds the variables of a chat template as transformers builds them. */
 #include "tokenizer/chat.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 
 #define NAME "the chat template"
 
-/* Tokens that end an answer, by which one the template writes. */
+/* Tokens that can end an answer. The one that occurs in the template is used. */
 static const char *const ends[] = {"<|im_end|>",      "<|eot_id|>", "<end_of_turn>",
                                    "<|end_of_turn|>", "<turn|>",    "<|end|>"};
 
@@ -25,7 +25,7 @@ static int64_t find_end(const carry_tokenizer *tokenizer) {
     return carry_tokenizer_eos(tokenizer);
 }
 
-/* {"bos_token": "<s>", ...} of the settings, in which a token is a text or an object with its content. */
+/* Reads {"bos_token": "<s>", ...} from the settings. A token is a string, or an object with the string in "content". */
 static carry_status read_tokens(carry_ctx *ctx, carry_json **tokens, const char *settings, size_t length) {
     carry_json *root;
     carry_json_text text = {0};
@@ -76,7 +76,7 @@ carry_status carry_chat_open_folder(carry_ctx *ctx, carry_chat *chat, const char
     char found[CARRY_FILE_PATH];
     *chat = (carry_chat){.end = -1};
     CARRY_TRY(carry_hub_resolve(ctx, found, folder)); /* hf:OWNER/NAME */
-    carry_tokenizer *files = carry_tokenizer_new();   /* only for the texts beside it */
+    carry_tokenizer *files = carry_tokenizer_new();   /* holds only the texts read from the folder */
     if (files == NULL) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: %s", folder);
     }
@@ -94,7 +94,7 @@ void carry_chat_close(carry_chat *chat) {
     *chat = (carry_chat){.end = -1};
 }
 
-/* A message without null values, its reasoning under the names that templates look for. */
+/* Writes a message without its null values, and its reasoning under the names that templates look for. */
 static void write_message(carry_json_text *to, const carry_json *message) {
     static const char *const names[] = {"reasoning_content", "thinking", "reasoning"};
     const carry_json *reasoning = NULL;
@@ -137,7 +137,7 @@ static carry_status write_messages(carry_ctx *ctx, carry_json_text *to, const ca
     return CARRY_OK;
 }
 
-/* --think and --no-think: the variable that the template has for it. */
+/* Sets the template's variable for --think or --no-think. */
 static carry_status write_thinking(carry_ctx *ctx, carry_json_text *to, const carry_chat *chat,
                                    carry_thinking thinking) {
     static const char *const names[] = {"enable_thinking", "thinking"};

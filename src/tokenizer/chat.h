@@ -1,5 +1,5 @@
-/* Chats: messages to the prompt of a model, by the chat template of its folder (template/template.h), as transformers'
-   apply_chat_template does it. The template sees
+/* Chats: turns messages into the prompt of a model with the chat template of its folder (template/template.h), as
+   transformers' apply_chat_template does. The template gets these variables:
 
        messages                 as given, without keys whose value is null; the text of reasoning_content, thinking or
                                 reasoning also under the names thinking (first) and reasoning_content (last)
@@ -19,18 +19,18 @@ typedef enum carry_thinking { CARRY_THINKING_AS_IS, CARRY_THINKING_ON, CARRY_THI
 typedef struct carry_chat {
     carry_template *template;
     carry_json *tokens; /* the special tokens, an object; or NULL */
-    int64_t end;        /* the token that ends an answer; -1: none is known */
+    int64_t end;        /* the token that ends an answer; -1: unknown */
 } carry_chat;
 
 /* CARRY_EUNSUPPORTED: the tokenizer has no chat template, or one with a feature that is not supported. */
 carry_status carry_chat_open(carry_ctx *ctx, carry_chat *chat, const carry_tokenizer *tokenizer);
-/* The same from the files of a model's folder, without tokenizer.json; end is -1. */
+/* Like carry_chat_open, but reads the files of a model's folder without tokenizer.json; end is -1. */
 carry_status carry_chat_open_folder(carry_ctx *ctx, carry_chat *chat, const char *folder);
 void carry_chat_close(carry_chat *chat);
 
 typedef struct carry_chat_request {
     const carry_json *variables; /* an object with messages, a list of {role, content, ...}, and other variables */
-    carry_thinking thinking;     /* sets enable_thinking; refused if the template does not have it */
+    carry_thinking thinking;     /* sets enable_thinking; an error if the template does not use that variable */
     const struct tm *now;        /* NULL: local time */
 } carry_chat_request;
 

@@ -1,4 +1,4 @@
-/* Decoding: whole, and as tokens come. */
+/* Decoding of a whole text, and of tokens one by one. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -6,7 +6,7 @@
 #include "tokenizer/tokenizer_internal.h"
 #include "tokenizer/utf8.h"
 
-/* Metaspace drops the marks of the first token. */
+/* Copies the name of a text's first token without its Metaspace marks. Returns the number of bytes. */
 static size_t put_without_marks(const carry_metaspace *mark, const char *name, size_t length, char *to) {
     size_t written = 0;
     for (size_t at = 0; at < length;) {
@@ -29,7 +29,7 @@ static size_t put_token(const carry_tokenizer *tokenizer, int64_t id, bool first
     return token->decoded_length;
 }
 
-/* Takes away the spaces that a text does not start with; what is left of length. */
+/* Removes up to parts.strips spaces from the start of a text. Returns the remaining length. */
 static size_t strip(const carry_tokenizer *tokenizer, char *text, size_t length) {
     size_t spaces = 0;
     while (spaces < (size_t)tokenizer->parts.strips && spaces < length && text[spaces] == ' ') {

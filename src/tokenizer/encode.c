@@ -1,5 +1,5 @@
-/* Encoding. A text is cut at its added tokens; what is between them is normalized, cut at those that are looked for
-   there, cut into pieces by one pattern after the other, and merged. */
+/* Encoding. A text is split at its added tokens. The text between them is normalized, split at the added tokens that
+   are searched for in normalized text, cut into pieces by each pattern in turn, and merged. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,8 @@ struct carry_encoder {
     carry_buffer normal[2], marked;
 };
 
-/* The first added token of a pass in text[at..length): its number and position; -1 if not found. */
+/* Finds the first added token of a pass in text[*at..length). Returns its number and sets *at to its position; -1 if
+   not found. */
 static int64_t find_added(const carry_tokenizer *t, int pass, const unsigned char *text, size_t length, size_t *at,
                           carry_specials specials) {
     const carry_added *added = &t->added[pass];
@@ -37,7 +38,7 @@ static int64_t find_added(const carry_tokenizer *t, int pass, const unsigned cha
     return -1;
 }
 
-/* Pieces of pieces. */
+/* Cuts a text with one pattern after the other, and merges the pieces. */
 static carry_status encode_stage(carry_encoder *e, carry_ids *ids, int stage, const unsigned char *text,
                                  size_t length) {
     if (stage >= CARRY_STAGES || stage == e->tokenizer->parts.stages) {
@@ -51,7 +52,7 @@ static carry_status encode_stage(carry_encoder *e, carry_ids *ids, int stage, co
     return CARRY_OK;
 }
 
-/* A text without added tokens. first: it is the start of the whole. */
+/* Encodes a text without added tokens. first: it starts the whole text. */
 static carry_status encode_plain(carry_encoder *e, carry_ids *ids, bool first, const unsigned char *text,
                                  size_t length) {
     const carry_parts *p = &e->tokenizer->parts;
@@ -75,7 +76,7 @@ static carry_status encode_plain(carry_encoder *e, carry_ids *ids, bool first, c
     return CARRY_OK;
 }
 
-/* How a call was asked for: what is special is found, and whether a text goes on. */
+/* Options of one call: which special tokens to find, and whether this text continues another. */
 typedef struct asked {
     carry_specials specials;
     bool continues;
@@ -144,12 +145,14 @@ carry_status carry_encode_end(carry_ctx *ctx, const carry_tokenizer *tokenizer, 
     return append(ctx, ids, tokenizer->parts.after, tokenizer->parts.afters);
 }
 
-/* A prefix that every text between added tokens gets shall not appear, or be missing, at a cut behind one. */
+/* True if every text between added tokens gets a prefix. A cut directly after an added token would then add or lose
+   one. */
 static bool has_prefix(const carry_tokenizer *t) {
     return t->parts.by_character;
 }
 
-/* May an added token that starts at `at` reach across place? One that the text's end cuts off may go on after it. */
+/* True if an added token that starts at `at` may extend past `place`. A token that is cut off by the end of the text
+   counts. */
 static bool reaches_across(const carry_tokenizer *t, const unsigned char *text, size_t length, size_t at,
                            size_t place) {
     for (int pass = 0; pass < 2; pass++) {
@@ -176,7 +179,7 @@ static bool is_inside_added(const carry_tokenizer *t, const unsigned char *text,
     return false;
 }
 
-/* A mark in the text itself counts as one of a run of spaces. */
+/* True if a space mark in the text itself precedes `place`: it belongs to the same run of spaces. */
 static bool follows_mark(const carry_tokenizer *t, const unsigned char *text, size_t place) {
     const carry_metaspace *m = &t->parts.metaspace;
     return m->length > 0 && place >= m->length && memcmp(text + place - m->length, m->mark, m->length) == 0;

@@ -1,7 +1,6 @@
-/* Normalizers and Metaspace: what is done to a text before it is cut; and decoding's replacements in a token.
-
-   NFC is utf8proc's, run by run: bytes that are not UTF-8 stay as they are and end a run. Nothing below U+0300 changes,
-   so a text without such characters is passed on without a copy. */
+/* Normalizers and Metaspace, which change a text before it is cut, and the replacements that decoding makes in a token.
+   NFC is done by utf8proc, one run of valid UTF-8 at a time: invalid bytes are kept and end a run. NFC changes nothing
+   below U+0300, so a text without higher characters is passed on without a copy. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -31,7 +30,7 @@ bool carry_normal_has_nfc(void) {
 #endif
 }
 
-/* Everything below U+0300 starts with a byte below this one. */
+/* Every character below U+0300 starts with a byte below this one. */
 #define FIRST_LEAD 0xCC
 
 static bool may_change(const unsigned char *text, size_t length) {
@@ -54,7 +53,7 @@ static bool compose(const unsigned char *text, size_t length, carry_buffer *to) 
 }
 #else
 static bool compose(const unsigned char *text, size_t length, carry_buffer *to) {
-    return carry_buffer_add(to, text, length); /* a tokenizer that needs it was refused */
+    return carry_buffer_add(to, text, length); /* tokenizers that need NFC are refused in this build */
 }
 #endif
 
@@ -159,7 +158,7 @@ size_t carry_metaspace_piece(const carry_parts *parts, const unsigned char *text
         return length;
     }
     size_t at = 0;
-    while (is_mark(m, text + at, length - at)) { /* its own marks: one, or all at its start */
+    while (is_mark(m, text + at, length - at)) { /* skips the marks that start this piece: one, or the whole run */
         at += m->length;
         if (m->used && m->splits) {
             break;
@@ -169,7 +168,7 @@ size_t carry_metaspace_piece(const carry_parts *parts, const unsigned char *text
     return next != NULL ? (size_t)(next - text) : length;
 }
 
-/* <0xE2>, as `tokenizers` reads it; -1 for other names. */
+/* Returns the byte of a name such as <0xE2>, as `tokenizers` parses it; -1 for other names. */
 static int byte_of(const char *name, size_t length) {
     if (length != 6 || memcmp(name, "<0x", 3) != 0 || name[5] != '>') {
         return -1;

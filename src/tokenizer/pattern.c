@@ -1,5 +1,6 @@
-/* Cutting by a pattern. The text is checked for UTF-8 run by run as it is reached, once; PCRE2 would check all
-   that is left at every piece, which makes a long text quadratic. */
+/* Cutting a text into pieces by a pattern. The text is checked for UTF-8 only once, one run at a time as the cutter
+   reaches it. PCRE2 itself would check the whole remaining text at every piece, which takes quadratic time on a long
+   text. */
 #include "tokenizer/pattern.h"
 
 #include <stdlib.h>
@@ -12,8 +13,8 @@
 #include "tokenizer/pattern_regex.h"
 #include "tokenizer/utf8.h"
 
-/* Words in ASCII are most of many texts: the first line after the contractions finds them by a table of bytes, unless a
-   letter beyond ASCII goes on there. With it cutting is about 1.3 times as fast. */
+/* In many texts most words are ASCII. The second line finds them with a byte table, unless a letter beyond ASCII
+   follows. With it cutting is about 1.3 times as fast. */
 static const char pattern_text[] = "'s|'t|'re|'ve|'m|'ll|'d|"
                                    " ?[A-Za-z]++(?![\\x{80}-\\x{10FFFF}])|"
                                    " ?[" CARRY_REGEX_LETTERS "]+| ?[" CARRY_REGEX_DIGITS
@@ -58,8 +59,8 @@ carry_status carry_pattern_new(carry_ctx *ctx, carry_pattern **pattern) {
     return CARRY_OK;
 }
 
-/* Published patterns, in all of which white space other than line ends stands only at the start of a piece, or among
-   white space: GPT-4's and Llama 3's and OLMo's, Qwen's before 3.5 and since, GPT-4o's. */
+/* True for published patterns in which white space other than line ends occurs only at the start of a piece or among
+   other white space: those of GPT-4, Llama 3, OLMo, Qwen (before 3.5 and since) and GPT-4o. */
 static bool is_cut_at_blanks(const char *regex, size_t length) {
     static const char head[] = "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?";
     static const char tail[] = "]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
@@ -97,9 +98,7 @@ carry_status carry_pattern_parse(carry_ctx *ctx, carry_pattern **pattern, const 
 
 carry_status carry_pattern_digits(carry_ctx *ctx, carry_pattern **pattern, bool each) {
     *pattern = NULL;
-#define DIGITS                                                                                             \
-    "[" CARRY_REGEX_DIGITS "\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]" /* Rust's has those of Unicode 17 \
-                                                                          */
+#define DIGITS "[" CARRY_REGEX_DIGITS "\\x{11DE0}-\\x{11DE9}\\x{16FF4}-\\x{16FF6}]" /* as in Rust, with Unicode 17 */
     CARRY_TRY(compile(ctx, pattern, each ? DIGITS : DIGITS "+", "digits"));
 #undef DIGITS
     (*pattern)->rule = CARRY_CUT_BLANKS_AND_LINES;
@@ -148,7 +147,7 @@ void carry_cutter_start(carry_cutter *cutter, const void *text, size_t length) {
     cutter->end = cutter->at + length;
 }
 
-/* Where UTF-8 that starts here ends. */
+/* Returns the end of the valid UTF-8 that starts here. */
 static const unsigned char *end_of_valid(const unsigned char *at, const unsigned char *end) {
     while (at < end) {
         uint64_t eight;
@@ -184,7 +183,7 @@ size_t carry_cutter_next(carry_cutter *cutter, const unsigned char **piece) {
             return (size_t)(cutter->at - *piece);
         }
     }
-    /* No pattern looks at characters before a piece, so each match may start a subject of its own. */
+    /* No pattern looks at characters before a piece, so each match may use a new subject that starts here. */
     const carry_pattern *pattern = cutter->pattern;
     PCRE2_SIZE left = (PCRE2_SIZE)(cutter->run_end - cutter->at);
     int found =
@@ -192,7 +191,7 @@ size_t carry_cutter_next(carry_cutter *cutter, const unsigned char **piece) {
             ? pcre2_jit_match(pattern->code, cutter->at, left, 0, PCRE2_NOTEMPTY, cutter->match, NULL)
             : pcre2_match(pattern->code, cutter->at, left, 0, PCRE2_NO_UTF_CHECK | PCRE2_NOTEMPTY, cutter->match, NULL);
     const PCRE2_SIZE *place = pcre2_get_ovector_pointer(cutter->match);
-    /* Text that no match covers is one piece, or is dropped. Where PCRE2 meets a limit, the rest of the run is one
+    /* Text that no match covers is one piece, or is dropped. If PCRE2 reaches a limit, the rest of the run is one
        piece, which is encoded and decoded like any other. */
     size_t gap = found > 0 ? place[0] : left;
     if (gap > 0 && pattern->drops_gaps && (found > 0 || found == PCRE2_ERROR_NOMATCH)) {

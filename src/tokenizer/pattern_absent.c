@@ -1,4 +1,5 @@
-/* Patterns in a build without PCRE2: every pattern is refused, so tokenizers that need one cannot be opened. */
+/* Replaces pattern.c in a build without PCRE2: every pattern is refused, so tokenizers that need one cannot be
+   opened. */
 #include "core/error.h"
 #include "tokenizer/pattern.h"
 

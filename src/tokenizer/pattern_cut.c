@@ -12,7 +12,8 @@ static bool follows_a_space(const unsigned char *text, size_t at) {
 }
 
 size_t carry_cut_last(carry_cut_rule rule, const void *text, size_t length) {
-    /* A piece with a space after its first character is all spaces, so none reaches across such a place. */
+    /* If a piece has a space after its first character, all of it is white space; so no piece crosses such a
+       position. */
     const unsigned char *bytes = text;
     for (size_t at = length; at-- > 1 && rule != CARRY_CUT_NOWHERE;) {
         bool is_blank = bytes[at] == ' ' || (rule >= CARRY_CUT_BLANKS && (bytes[at] == '\t' || bytes[at] == '\v'));

@@ -9,16 +9,17 @@
 #include "core/error.h"
 #include "tokenizer/utf8.h"
 
-/* The most that two bytes, \p{L} and the like, become. */
+/* The longest translation of one construct such as \p{L}. The output has room for this much per byte of the
+   expression. */
 #define GROWTH (sizeof CARRY_REGEX_LETTERS + 4)
 
 typedef struct walk {
     const char *at, *end;
     char *to;
-    const char *refused; /* why, or NULL */
+    const char *refused; /* reason for refusing it, or NULL */
 } walk;
 
-/* Letters of editions 15 and 16 by their kind, as in CARRY_REGEX_LETTERS; for patterns that tell capitals apart. */
+/* Letters of Unicode 15 and 16 by category, as in CARRY_REGEX_LETTERS; for patterns that distinguish upper case. */
 static const char *const young_letters[][2] = {
     {"Lu", "\\x{1C89}\\x{A7CB}-\\x{A7CC}\\x{A7DA}\\x{A7DC}\\x{10D50}-\\x{10D65}"},
     {"Ll", "\\x{1C8A}\\x{A7CD}\\x{A7DB}\\x{10D70}-\\x{10D85}\\x{1DF25}-\\x{1DF2A}"},
@@ -63,7 +64,7 @@ static const char *young_of(const char *category) {
     return NULL;
 }
 
-/* \p{..}, \P{..}: general categories alone, which both sides know by the same names. */
+/* \p{..} and \P{..}: only general categories, which have the same names in Oniguruma and PCRE2. */
 static void take_property(walk *w, bool inside) {
     static const char *const categories[] = {"Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd", "Nl", "No",
                                              "P",  "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "S",  "Sm", "Sc",
@@ -159,7 +160,7 @@ static void take_brackets(walk *w) {
     }
 }
 
-/* {m}, {m,} or {m,n}; what may follow one means other things to the two. */
+/* {m}, {m,} or {m,n}. A following + or ? has different meanings in Oniguruma and PCRE2, so it is refused. */
 static void take_braces(walk *w) {
     const char *at = w->at + 1;
     const char *digits = at;
@@ -192,7 +193,8 @@ static void take_group(walk *w) {
     w->at++;
 }
 
-/* A group that is repeated may take time that grows exponentially with the text: no published pattern has one. */
+/* A repeated group may take time exponential in the length of the text, so it is refused: no published pattern has
+   one. */
 static void take_group_end(walk *w) {
     put(w, w->at++, 1);
     if (w->at < w->end && (*w->at == '*' || *w->at == '+' || *w->at == '{')) {

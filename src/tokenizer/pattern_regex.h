@@ -1,8 +1,7 @@
-/* Regular expressions of tokenizer.json, translated for PCRE2.
-
-   `tokenizers` matches them with Oniguruma in Ruby's syntax, over the whole of Unicode 16. What means the same in both
-   is taken over; classes of characters are spelt out where PCRE2's differ; anything else (anchors, look-behind,
-   back-references, \w, nested classes, ...) is refused by its name rather than matched in another way. */
+/* Translates the regular expressions of tokenizer.json for PCRE2. `tokenizers` matches them with Oniguruma in Ruby's
+   syntax, over the whole of Unicode 16. Constructs with the same meaning in both are copied; character classes are
+   spelt out where PCRE2's differ; anything else (anchors, look-behind, back-references, \w, nested classes, ...) is
+   refused with an error that names it. */
 #ifndef CARRY_PATTERN_REGEX_H
 #define CARRY_PATTERN_REGEX_H
 
@@ -10,8 +9,8 @@
 
 #include "carry/context.h"
 
-/* Within brackets. White_Space; and letters, digits and marks, with those that editions 15 and 16 of Unicode added,
-   which older ones of PCRE2 do not know and `tokenizers` 0.23 does. */
+/* For use within brackets: White_Space, letters, digits and marks. The lists include characters that Unicode 15 and 16
+   added, which older versions of PCRE2 do not know and `tokenizers` 0.23 does. */
 #define CARRY_REGEX_SPACE "\\t-\\r\\x{85}\\p{Z}"
 #define CARRY_REGEX_LETTERS                                                                               \
     "\\p{L}"                                                                                              \
@@ -35,9 +34,9 @@
     "\\x{11F3E}-\\x{11F42}\\x{11F5A}\\x{13440}\\x{13447}-\\x{13455}\\x{1611E}-\\x{1612F}" \
     "\\x{1E08F}\\x{1E4EC}-\\x{1E4EF}\\x{1E5EE}-\\x{1E5EF}"
 
-#define CARRY_REGEX_BYTES 2048 /* of an expression, at most */
+#define CARRY_REGEX_BYTES 2048 /* largest size of an expression */
 
-/* The caller frees *translated, which ends with 0. name is the file, for messages. */
+/* The caller frees *translated, which ends with a NUL. name is the file name, for messages. */
 carry_status carry_regex_translate(carry_ctx *ctx, char **translated, const char *regex, size_t length,
                                    const char *name);
 

@@ -1,4 +1,4 @@
-/* carry/tokenizer.h: encoding and decoding into memory of the caller. */
+/* Implements carry/tokenizer.h: encoding and decoding into the caller's memory. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,8 +9,8 @@ struct carry_decoder {
     carry_ctx *ctx;
     const carry_tokenizer *tokenizer;
     carry_unfold unfold;
-    char *bytes, *text; /* of the token, and of the piece */
-    size_t capacity;    /* of bytes */
+    char *bytes, *text; /* buffers for the bytes of a token, and for a piece of text */
+    size_t capacity;    /* size of bytes */
     bool with_specials, is_begun;
 };
 
@@ -73,7 +73,7 @@ static carry_status reserve(carry_decoder *d, size_t length) {
     free(d->bytes);
     free(d->text);
     d->bytes = malloc(length + 1);
-    d->text = malloc(CARRY_UNFOLD_GROWTH * (length + 4) + 1); /* a token has at most 2^32 bytes */
+    d->text = malloc(CARRY_UNFOLD_GROWTH * (length + 4) + 1); /* cannot overflow: a token has at most 2^32 bytes */
     d->capacity = d->bytes != NULL && d->text != NULL ? length : 0;
     return d->bytes != NULL && d->text != NULL
                ? CARRY_OK
@@ -113,7 +113,7 @@ carry_status carry_decoder_end(carry_decoder *decoder, const char **text, size_t
     return give(decoder, carry_unfold_end(&decoder->unfold, decoder->text), text, length);
 }
 
-/* Appends a piece at *at, as much of it as fits before the NUL. */
+/* Appends a piece at *at, cut to fit before the NUL; *at counts the whole piece. */
 static void append(char *to, size_t capacity, size_t *at, const char *piece, size_t length) {
     if (capacity > 0 && *at < capacity - 1) {
         const size_t left = capacity - 1 - *at;

@@ -1,4 +1,4 @@
-/* Blocks of text files. */
+/* Reads blocks of text files. */
 #include "tokenizer/text.h"
 
 #include <errno.h>
@@ -17,15 +17,15 @@
 
 #define BLOCK_BYTES ((int64_t)1 << 20)
 #define BLOCK_LEAST 4096
-#define SEARCHED ((int64_t)64 << 10) /* bytes before a block's nominal end in which a place to cut is looked for */
-#define HEAD_BYTES 4096              /* of each file, looked at when a text is opened */
-#define INVALID_SHARE 32             /* one byte in this many that is not UTF-8 makes a file binary */
+#define SEARCHED ((int64_t)64 << 10) /* how many bytes before a block's nominal end are searched for a place to cut */
+#define HEAD_BYTES 4096              /* bytes of each file that are checked when a text is opened */
+#define INVALID_SHARE 32             /* a file is binary if more than one byte in this many is not UTF-8 */
 #define INVALID_LEAST 8
 
 struct carry_text {
     carry_file_list list;
     carry_text_options options;
-    int64_t *first; /* block of each file, and one more */
+    int64_t *first; /* number of each file's first block; [files + 1] */
     int64_t bytes;
 };
 
@@ -39,7 +39,7 @@ bool carry_text_is_binary(const void *bytes, size_t length, char *why, size_t si
     size_t invalid = 0;
     for (size_t at = 0; at < length;) {
         int used = carry_utf8_at(text + at, length - at);
-        /* A character that the end cuts off is no fault of the file's. */
+        /* A character that is cut off by the end of the buffer does not count as invalid. */
         invalid += used == 0 && length - at >= CARRY_UTF8_LONGEST;
         at += used > 0 ? (size_t)used : 1;
     }
@@ -50,7 +50,7 @@ bool carry_text_is_binary(const void *bytes, size_t length, char *why, size_t si
     return false;
 }
 
-/* length bytes of a file from offset on; the file must still have them. */
+/* Reads length bytes of a file from offset; an error if the file has shrunk. */
 static carry_status read_part(carry_ctx *ctx, const carry_text *text, int64_t file, int64_t offset, char *to,
                               size_t length) {
     const char *path = text->list.file[file].path;
@@ -79,7 +79,7 @@ static carry_status read_part(carry_ctx *ctx, const carry_text *text, int64_t fi
     return CARRY_OK;
 }
 
-/* Where part `part` of a file begins. */
+/* *place: the offset at which part `part` of a file begins. */
 static carry_status find_boundary(carry_ctx *ctx, const carry_text *text, int64_t file, int64_t part, int64_t *place) {
     int64_t size = text->list.file[file].bytes;
     int64_t nominal = part * text->options.block_bytes;
@@ -99,7 +99,8 @@ static carry_status find_boundary(carry_ctx *ctx, const carry_text *text, int64_
         size_t length = (size_t)(searched + beyond);
         size_t cut = text->options.tokenizer != NULL ? carry_tokenizer_last_cut(text->options.tokenizer, bytes, length)
                                                      : carry_pattern_last_cut(bytes, length);
-        if (cut <= CARRY_UTF8_LONGEST) { /* no cut found: the text before the first few bytes is not known */
+        if (cut <= CARRY_UTF8_LONGEST) { /* no usable cut: it cannot be trusted near the start, where the text before it
+                                            is unknown */
             for (cut = (size_t)searched;
                  cut > (size_t)searched - 3 && ((unsigned char)bytes[cut - 1] & 0xC0) == 0x80;) {
                 cut--;
@@ -149,7 +150,7 @@ carry_status carry_text_read(carry_ctx *ctx, const carry_text *text, int64_t blo
     CARRY_TRY(find_boundary(ctx, text, file, part, &start));
     CARRY_TRY(find_boundary(ctx, text, file, part + 1, &end));
     *ends_file = block + 1 == text->first[file + 1];
-    size_t length = end > start ? (size_t)(end - start) : 0; /* a file that changes between two reads */
+    size_t length = end > start ? (size_t)(end - start) : 0; /* the file may have changed between the two reads */
     if (!carry_list_grow(&bytes->at, &bytes->room, bytes->count, length + 1, 1)) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: reading %s", text->list.file[file].path);
     }
@@ -160,7 +161,7 @@ carry_status carry_text_read(carry_ctx *ctx, const carry_text *text, int64_t blo
     return CARRY_OK;
 }
 
-/* Numbers the blocks, and looks at the start of every file. */
+/* Numbers the blocks, and checks the start of every file. */
 static carry_status look_at_files(carry_ctx *ctx, carry_text *t) {
     t->first = calloc((size_t)t->list.count + 1, sizeof *t->first);
     if (t->first == NULL) {

@@ -1,4 +1,4 @@
-/* Walking folders. */
+/* Finds files by walking folders. */
 #include "tokenizer/text_files.h"
 
 #include <dirent.h>
@@ -37,7 +37,7 @@ static int by_bytes(const struct dirent **a, const struct dirent **b) {
     return strcmp((*a)->d_name, (*b)->d_name);
 }
 
-/* Links to files are followed, links to folders are not: they may lead back. */
+/* Links to files are followed. Links to folders are not, since they may form a cycle. */
 static bool is_folder_itself(const char *path) {
     struct stat about;
     return lstat(path, &about) == 0 && S_ISDIR(about.st_mode);

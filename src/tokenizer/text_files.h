@@ -1,4 +1,4 @@
-/* The files that paths refer to (train/text.h). */
+/* Finds the files that paths refer to (tokenizer/text.h). */
 #ifndef CARRY_TOKENIZER_TEXT_FILES_H
 #define CARRY_TOKENIZER_TEXT_FILES_H
 

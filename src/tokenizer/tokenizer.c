@@ -19,7 +19,7 @@ uint32_t carry_byte_to_code(unsigned char byte) {
     if (stands_for_itself(byte)) {
         return byte;
     }
-    /* 0..32 are the first that do not, then 127..160, then 173. */
+    /* The bytes that do not stand for themselves are 0..32, 127..160 and 173, numbered in this order. */
     return 256u + (byte <= 32 ? byte : byte <= 160 ? byte - 127u + 33u : 67u);
 }
 
@@ -116,7 +116,7 @@ void carry_tokenizer_close(carry_tokenizer *tokenizer) {
     free(tokenizer);
 }
 
-/* The place in the table of names where these bytes are, or would be. */
+/* Returns the slot of these bytes in the table of names, or the free slot where they would go. */
 static size_t place_of_name(const carry_tokenizer *t, const char *bytes, size_t length) {
     size_t at = carry_hash_bytes(bytes, length) & (t->names - 1);
     for (; t->name[at] != 0; at = (at + 1) & (t->names - 1)) {

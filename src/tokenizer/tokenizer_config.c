@@ -1,6 +1,6 @@
-/* The files beside tokenizer.json: tokenizer_config.json, by which Hugging Face's classes know which tokens end and
-   start a text, and chat_template.jinja. Those that were read are written again as they were; a tokenizer of our own
-   gets a tokenizer_config.json made for it. */
+/* The files beside tokenizer.json: tokenizer_config.json, which tells Hugging Face's classes which tokens start and end
+   a text, and chat_template.jinja. Files that were read are written again unchanged; for a tokenizer trained here, a
+   tokenizer_config.json is generated. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -15,7 +15,7 @@
 #define CHAT "chat_template.jinja"
 #define SETTINGS_BYTES ((size_t)64 << 20)
 
-/* A file that need not be there. */
+/* Reads a file that may be missing. */
 static carry_status read_beside(carry_ctx *ctx, const char *folder, const char *name, char **text, size_t *length) {
     carry_status status = carry_model_text(ctx, folder, name, SETTINGS_BYTES, text, length);
     if (status != CARRY_OK) {
@@ -25,7 +25,7 @@ static carry_status read_beside(carry_ctx *ctx, const char *folder, const char *
     return status == CARRY_ENOTFOUND ? CARRY_OK : status;
 }
 
-/* chat_template: a text, or a list of named ones, of which "default" is taken. */
+/* Finds chat_template: a string, or the entry "default" of a list of named templates. */
 static const carry_json *find_chat(const carry_json *root) {
     const carry_json *chat = carry_json_find(root, "chat_template");
     if (chat != NULL && chat->kind == CARRY_JSON_ARRAY) {
@@ -44,7 +44,7 @@ static carry_status take_settings(carry_ctx *ctx, carry_tokenizer *t, const char
     CARRY_TRY(carry_file_in(ctx, path, folder, SETTINGS));
     CARRY_TRY(carry_json_parse(ctx, &root, t->settings, t->settings_length, path));
     const carry_json *eos = carry_json_find(root, "eos_token");
-    const carry_json *content = carry_json_find(eos, "content"); /* a token, or an object that describes it */
+    const carry_json *content = carry_json_find(eos, "content"); /* if it is an object, not a string */
     const carry_json *name = content != NULL ? content : eos;
     t->eos = name != NULL && name->kind == CARRY_JSON_STRING ? carry_tokenizer_find(t, name->as.text.bytes) : -1;
     const carry_json *chat = find_chat(root);
@@ -73,7 +73,7 @@ int64_t carry_tokenizer_eos(const carry_tokenizer *tokenizer) {
     return tokenizer->eos;
 }
 
-/* "eos_token": "</s>", where the tokenizer has one of these. */
+/* Writes a line such as "eos_token": "</s>" if the tokenizer has one of these tokens. */
 static void put_known(carry_json_text *text, const carry_tokenizer *t, const char *key, const char *const *names) {
     for (int i = 0; names[i] != NULL; i++) {
         if (carry_tokenizer_find(t, names[i]) >= 0) {

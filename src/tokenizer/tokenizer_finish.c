@@ -1,4 +1,5 @@
-/* The end of building a tokenizer: what every token is decoded to and how added ones are found, by what was read. */
+/* Completes a tokenizer after reading: computes the text that each token decodes to, and the tables for finding added
+   tokens. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +10,7 @@ static carry_status no_memory(carry_ctx *ctx) {
     return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a tokenizer");
 }
 
-/* Appends to the bytes of all tokens. */
+/* Appends to the shared buffer of token bytes. */
 static bool keep(carry_tokenizer *t, const char *bytes, size_t length, size_t *start, uint32_t *kept) {
     if (length > UINT32_MAX || !carry_list_grow(&t->text, &t->text_room, t->text_bytes, length + 1, 1)) {
         return false;
@@ -21,7 +22,7 @@ static bool keep(carry_tokenizer *t, const char *bytes, size_t length, size_t *s
     return true;
 }
 
-/* The token of each byte: its character of the byte alphabet, or <0x0A> of models by character. */
+/* Finds the token of each byte: its character in the byte alphabet, or a name such as <0x0A> in models by character. */
 static carry_status find_bytes(carry_ctx *ctx, carry_tokenizer *t, const char *name) {
     for (int byte = 0; byte < 256; byte++) {
         char one[8] = {(char)byte};
@@ -39,7 +40,7 @@ static carry_status find_bytes(carry_ctx *ctx, carry_tokenizer *t, const char *n
     return CARRY_OK;
 }
 
-/* Does a space, or its mark, follow something else in these bytes? */
+/* True if a space, or its mark, follows another character in these bytes. */
 static bool goes_past_space(const carry_tokenizer *t, const unsigned char *text, size_t length) {
     const carry_metaspace *m = &t->parts.metaspace;
     bool is_word = false;
@@ -57,7 +58,7 @@ static bool goes_past_space(const carry_tokenizer *t, const unsigned char *text,
     return false;
 }
 
-/* An added token that is "normalized" is looked for as the normalizer makes it. */
+/* Applies the normalizer to added tokens that are "normalized", since they are searched for in normalized text. */
 static carry_status normalize_added(carry_ctx *ctx, carry_tokenizer *t) {
     carry_buffer buffer[2] = {{0}};
     bool done = true;
@@ -72,7 +73,7 @@ static carry_status normalize_added(carry_ctx *ctx, carry_tokenizer *t) {
                                    token->content_length, buffer, &to, &length) &&
                    keep(t, (const char *)to, length, &token->match, &token->match_length);
             if (done && goes_past_space(t, to, length)) {
-                t->parts.rule = CARRY_CUT_NOWHERE; /* it may reach across a space */
+                t->parts.rule = CARRY_CUT_NOWHERE; /* the token may cross a space */
             }
         }
     }
@@ -91,7 +92,7 @@ static carry_status decode_names(carry_ctx *ctx, carry_tokenizer *t) {
         token->decoded = token->start;
         token->decoded_length = token->length;
         if (t->parts.by_character) {
-            bool is_match = token->added && token->normalized; /* `tokenizers` 0.23 decodes it as it looks for it */
+            bool is_match = token->added && token->normalized; /* decoded to its normalized text by `tokenizers` 0.23 */
             done = carry_shown(&t->parts, t->text + (is_match ? token->match : token->start),
                                is_match ? token->match_length : token->length, buffer, &shown, &length);
             bool differs = done && (length != token->length || memcmp(shown, t->text + token->start, length) != 0);
@@ -103,7 +104,7 @@ static carry_status decode_names(carry_ctx *ctx, carry_tokenizer *t) {
     return done ? CARRY_OK : no_memory(ctx);
 }
 
-/* Does no merge make a token in which the mark of a space follows something else? Then words can be merged one by one,
+/* True if no merge makes a token in which a space mark follows another character. Words can then be merged one by one,
    with the same result. */
 static bool are_words_apart(const carry_tokenizer *t) {
     const carry_metaspace *m = &t->parts.metaspace;
@@ -128,7 +129,7 @@ static bool is_of_pass(const carry_token *token, int pass) {
     return token->added && token->match_length > 0 && token->normalized == (pass == 1);
 }
 
-/* By first byte, then longer first; the numbers of one pass are few. */
+/* Orders by first byte, then longer tokens first. */
 static bool goes_before(const carry_tokenizer *t, uint32_t a, uint32_t b) {
     const carry_token *x = &t->token[a];
     const carry_token *y = &t->token[b];
@@ -175,7 +176,7 @@ static carry_status index_added(carry_ctx *ctx, carry_tokenizer *t, int pass) {
 
 carry_status carry_tokenizer_finish(carry_ctx *ctx, carry_tokenizer *tokenizer, const char *name) {
     carry_tokenizer *t = tokenizer;
-    if (!t->parts.was_read) { /* as GPT-2's */
+    if (!t->parts.was_read) { /* not from a file: like GPT-2 */
         t->parts.was_read = true;
         t->parts.rule = CARRY_CUT_BLANKS_AND_LINES;
         CARRY_TRY(carry_pattern_new(ctx, &t->parts.stage[t->parts.stages]));

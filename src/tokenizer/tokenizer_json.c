@@ -1,5 +1,5 @@
-/* Reading tokenizer.json. What decides the numbers is read; what would decide them otherwise than this code does is
-   refused by its name; keys that say nothing about numbers are ignored. */
+/* Reads tokenizer.json. Keys that affect token numbers are read. Values with an effect that this code does not
+   implement are refused with an error that names them. Keys without effect on numbers are ignored. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,15 +13,15 @@
 
 typedef struct reader {
     carry_ctx *ctx;
-    const char *name; /* of the file */
+    const char *name; /* name of the file */
     carry_tokenizer *made;
-    char *left, *right; /* room for the bytes of two tokens, as long as the text */
-    int64_t most;       /* numbers are below: the most tokens that the file can have */
+    char *left, *right; /* buffers for the bytes of two tokens, each as long as the whole text */
+    int64_t most;       /* token numbers must be below this: the largest number of tokens that the file can hold */
 } reader;
 
 #define SHOWN 64
 
-/* A token for a message: cut short, without what would move a terminal's cursor. */
+/* Prepares a token for a message: shortened, and without control characters. */
 static const char *show(char shown[SHOWN], const char *text, size_t length) {
     size_t kept = length < SHOWN - 1 ? length : SHOWN - 1;
     for (size_t i = 0; i < kept; i++) {
@@ -45,7 +45,7 @@ static carry_status refuse(const reader *r, const carry_json *node, const char *
                       what, carry_json_show(shown, node));
 }
 
-/* An object's "type", for a message that names it; the node itself if the key is missing. */
+/* Returns an object's "type", for messages; the object itself if the key is missing. */
 static const carry_json *type_of(const carry_json *node) {
     const carry_json *type = carry_json_find(node, "type");
     return type != NULL ? type : node;
@@ -56,7 +56,7 @@ static carry_status expect_absent(const reader *r, const carry_json *object, con
     return is_absent(node) ? CARRY_OK : refuse(r, type_of(node), key);
 }
 
-/* A bool with this value, or nothing. */
+/* Checks that the key is absent or a bool with this value. */
 static carry_status expect_bool(const reader *r, const carry_json *object, const char *key, bool truth) {
     const carry_json *node = carry_json_find(object, key);
     return is_absent(node) || is_bool(node, truth) ? CARRY_OK : refuse(r, node, key);
@@ -89,7 +89,7 @@ static carry_status check_model(const reader *r, const carry_json *root, const c
         return refuse(r, whole, "ignore_merges");
     }
     r->made->whole_pieces = !is_absent(whole) && whole->truth;
-    return CARRY_OK; /* unk_token and fuse_unk have nothing to do: every byte has a token */
+    return CARRY_OK; /* unk_token and fuse_unk have no effect, since every byte has a token */
 }
 
 static carry_status take_id(const reader *r, const carry_json *node, const char *of, size_t of_length, int64_t *id) {
@@ -105,8 +105,8 @@ static carry_status take_id(const reader *r, const carry_json *node, const char 
     return CARRY_OK;
 }
 
-/* The bytes that a token is known by: those of its characters in the byte alphabet, or of models by character its name.
-   false for names that are not of the alphabet, which no merge can make. */
+/* Writes the bytes by which a token is known: the bytes of its characters in the byte alphabet, or its name in models
+   by character. Returns false for a name with characters outside the alphabet, which no merge can make. */
 static bool take_name(const reader *r, const char *name, size_t length, char *to, size_t *bytes) {
     if (!r->made->parts.by_character) {
         return carry_alphabet_bytes(name, length, to, bytes);
@@ -140,7 +140,7 @@ static carry_status take_vocabulary(const reader *r, const carry_json *model) {
     return CARRY_OK;
 }
 
-/* The number that the content has in the vocabulary, or -1; literal ones are few and are looked for one by one. */
+/* Returns the number of the content in the vocabulary, or -1. Literal tokens are few, so they are searched linearly. */
 static int64_t find_in_vocabulary(const reader *r, const char *content, size_t length) {
     size_t bytes;
     if (take_name(r, content, length, r->left, &bytes)) {
@@ -205,7 +205,7 @@ static carry_status take_added(const reader *r, const carry_json *root) {
     return CARRY_OK;
 }
 
-/* The two sides of a merge: ["a", "b"], or "a b" as older files have it. */
+/* Finds the two sides of a merge: ["a", "b"], or "a b" in older files. */
 static bool split_merge(const carry_json *node, const char *side[2], size_t length[2]) {
     if (node->kind == CARRY_JSON_STRING) {
         const char *text = node->as.text.bytes;
@@ -252,7 +252,7 @@ static carry_status take_merge(const reader *r, const carry_json *node, int64_t 
                               r->name, node->line, (long long)place, show(token[i], side[i], length[i]));
         }
     }
-    memcpy(r->left + bytes[0], r->right, bytes[1]); /* fits: left is as long as the text, which contains both */
+    memcpy(r->left + bytes[0], r->right, bytes[1]); /* fits: left is as long as the whole text, which contains both */
     int64_t result = carry_tokenizer_named(r->made, r->left, bytes[0] + bytes[1]);
     if (result < 0) {
         return carry_fail(r->ctx, CARRY_EFORMAT,

@@ -1,5 +1,6 @@
-/* Reading what tokenizer.json has around its model: normalizer, pre_tokenizer and post_processor. The published kinds
-   are read (GPT-2, Llama 2 and 3, Mistral, Qwen, OLMo); what would give other numbers is refused by its name. */
+/* Reads the parts of tokenizer.json around its model: normalizer, pre_tokenizer and post_processor. The kinds that
+   published models use are supported (GPT-2, Llama 2 and 3, Mistral, Qwen, OLMo); others are refused with an error that
+   names them. */
 #include <string.h>
 
 #include "core/json.h"
@@ -10,7 +11,7 @@ typedef struct reader {
     carry_ctx *ctx;
     const char *name;
     carry_parts *parts;
-    bool has_bytes; /* a ByteLevel was met: nothing may come after it */
+    bool has_bytes; /* a ByteLevel was read: no step may follow it */
     bool is_plain;
 } reader;
 
@@ -33,14 +34,14 @@ static carry_status refuse(const reader *r, const carry_json *node, const char *
     return carry_parts_refuse(r->ctx, node, what, r->name);
 }
 
-/* The bool of a key, or what its absence means. */
+/* Reads the bool of a key; `absent` is its value if the key is missing. */
 static carry_status take_bool(const reader *r, const carry_json *object, const char *key, bool absent, bool *value) {
     const carry_json *node = carry_json_find(object, key);
     *value = is_absent(node) ? absent : node->truth;
     return is_absent(node) || node->kind == CARRY_JSON_BOOL ? CARRY_OK : refuse(r, node, key);
 }
 
-/* A text of `least` to CARRY_NORMAL_BYTES bytes. */
+/* Reads a text of `least` to CARRY_NORMAL_BYTES bytes. */
 static carry_status take_short(carry_ctx *ctx, const carry_json *node, const char *what, const char *name, size_t least,
                                char to[CARRY_NORMAL_BYTES], unsigned char *length) {
     if (node == NULL || node->kind != CARRY_JSON_STRING || node->as.text.length < least ||
@@ -140,7 +141,7 @@ static carry_status read_byte_level(reader *r, const carry_json *node) {
     const carry_json *prefix = carry_json_find(node, "add_prefix_space");
     carry_pattern **stage;
     bool has_pattern;
-    if (is_absent(prefix)) { /* `tokenizers` takes its absence for true */
+    if (is_absent(prefix)) { /* `tokenizers` treats a missing value as true */
         return carry_fail(r->ctx, CARRY_EUNSUPPORTED, "%s: the pre_tokenizer does not say add_prefix_space: false",
                           r->name);
     }
@@ -169,7 +170,7 @@ static carry_status take_mark(const reader *r, const carry_json *node, carry_met
     metaspace->used = true;
     const carry_json *scheme = carry_json_find(node, "prepend_scheme");
     bool prepends;
-    CARRY_TRY(take_bool(r, node, "add_prefix_space", true, &prepends)); /* of older files */
+    CARRY_TRY(take_bool(r, node, "add_prefix_space", true, &prepends)); /* key of older files */
     metaspace->prepend = prepends ? CARRY_PREPEND_ALWAYS : CARRY_PREPEND_NEVER;
     if (!is_absent(scheme)) {
         bool is_known = true;
@@ -231,7 +232,7 @@ static carry_status read_cuts(reader *r, const carry_json *node) {
     return CARRY_OK;
 }
 
-/* The decoder Metaspace. */
+/* Reads the decoder Metaspace. */
 static carry_status read_unmark(reader *r, const carry_json *node) {
     carry_metaspace *m = &r->parts->unmark;
     CARRY_TRY(take_mark(r, node, m));
@@ -241,7 +242,8 @@ static carry_status read_unmark(reader *r, const carry_json *node) {
     return CARRY_OK;
 }
 
-/* Where a text of this tokenizer can be cut; carry_tokenizer_finish looks at the tokens for the rest. */
+/* Chooses where texts of this tokenizer can be cut. carry_tokenizer_finish may restrict this further, after looking at
+   the tokens. */
 static void choose_rule(carry_parts *p) {
     p->rule = p->by_character ? CARRY_CUT_SPACES : p->stages > 0 ? CARRY_CUT_BLANKS_AND_LINES : CARRY_CUT_NOWHERE;
     for (int i = 0; i < p->stages; i++) {
@@ -252,7 +254,7 @@ static void choose_rule(carry_parts *p) {
         const carry_normal *n = &p->normal[i];
         bool marks = n->kind == CARRY_NORMAL_REPLACE && n->from_length == 1 && n->from[0] == ' ';
         if (marks && !p->metaspace.used && n->to_length > 0 && n->to_length <= CARRY_UTF8_LONGEST && p->by_character) {
-            memcpy(p->metaspace.mark, n->to, n->to_length); /* where words start, though Metaspace has no part in it */
+            memcpy(p->metaspace.mark, n->to, n->to_length); /* words start with it, without Metaspace */
             p->metaspace.length = n->to_length;
         } else if (n->kind == CARRY_NORMAL_REPLACE || (n->kind == CARRY_NORMAL_PREPEND && !p->by_character)) {
             p->rule = CARRY_CUT_NOWHERE;

@@ -1,5 +1,5 @@
-/* Writing tokenizer.json, with the keys and in the order that `tokenizers` writes. Merges stand as "a b", which every
-   version of it reads. */
+/* Writes tokenizer.json with the keys and the order of `tokenizers`. Merges are written as "a b", which every version
+   of it reads. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 typedef struct writer {
     char *text;
     size_t length, room;
-    bool failed; /* no memory; nothing is written from then on */
+    bool failed; /* out of memory: later writes do nothing */
 } writer;
 
 static void put(writer *w, const char *bytes, size_t length) {
@@ -49,7 +49,7 @@ static void put_escaped(writer *w, const char *bytes, size_t length) {
     }
 }
 
-/* A token's name in the vocabulary, without quotes. */
+/* Writes a token's name in the vocabulary, without quotes. */
 static void put_name(writer *w, const carry_tokenizer *t, uint32_t id) {
     const carry_token *token = &t->token[id];
     if (token->literal) {

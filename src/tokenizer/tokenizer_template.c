@@ -1,5 +1,5 @@
-/* Reading tokenizer.json: the decoder of models by character, and the tokens that a post_processor puts around a text.
- */
+/* Reads two parts of tokenizer.json: the decoder of models by character, and the tokens that a post_processor puts
+   around a text. */
 #include <string.h>
 
 #include "core/json.h"
@@ -9,7 +9,7 @@ static bool is_type(const carry_json *node, const char *type) {
     return carry_json_is_text(carry_json_find(node, "type"), type);
 }
 
-/* Replace..., ByteFallback, Fuse, Strip: each at most once but the first, in this order. */
+/* Reads a decoder that is a sequence of Replace steps, ByteFallback, Fuse and Strip, in this order. */
 carry_status carry_parts_read_decoder(carry_ctx *ctx, carry_parts *parts, const carry_json *decoder, const char *name) {
     const carry_json *list = carry_json_find(decoder, "decoders");
     if (!is_type(decoder, "Sequence") || list == NULL || list->kind != CARRY_JSON_ARRAY) {
@@ -39,7 +39,7 @@ carry_status carry_parts_read_decoder(carry_ctx *ctx, carry_parts *parts, const 
     return is_fused ? CARRY_OK : carry_fail(ctx, CARRY_EUNSUPPORTED, "%s: the decoder has no Fuse", name);
 }
 
-/* One {"SpecialToken": {"id": "<s>"}}: the numbers that special_tokens has for it. */
+/* Reads one {"SpecialToken": {"id": "<s>"}}: appends the numbers that special_tokens lists for it. */
 static carry_status take_special(carry_ctx *ctx, const carry_tokenizer *made, const carry_json *post,
                                  const carry_json *token, uint32_t *to, int *count, const char *name) {
     const carry_json *id = carry_json_find(token, "id");
@@ -85,7 +85,7 @@ static carry_status take_template(carry_ctx *ctx, carry_tokenizer *made, const c
     return is_after ? CARRY_OK : carry_parts_refuse(ctx, single, "the template without a text", name);
 }
 
-/* ByteLevel moves offsets, not numbers. */
+/* ByteLevel changes offsets, not token numbers. */
 static carry_status take_post(carry_ctx *ctx, carry_tokenizer *made, const carry_json *post, const char *name) {
     if (is_type(post, "ByteLevel")) {
         return CARRY_OK;

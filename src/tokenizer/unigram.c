@@ -1,4 +1,4 @@
-/* Unigram tokenizers: normalization, and the search for the pieces whose scores add up highest. */
+/* Unigram tokenizers: normalization, and the search for the pieces with the highest total score. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,10 +8,10 @@
 #include "core/json.h"
 #include "tokenizer/unigram_internal.h"
 
-#define SPACE "\xE2\x96\x81" /* U+2581, which stands for a space in pieces */
+#define SPACE "\xE2\x96\x81" /* U+2581, which represents a space in pieces */
 #define SPACE_BYTES 3
 #define NO_CHARACTER "\xEF\xBF\xBD" /* U+FFFD */
-#define UNKNOWN_BELOW 10.0f         /* what SentencePiece takes from the lowest score for a character without a piece */
+#define UNKNOWN_BELOW 10.0f /* a character without a piece gets the lowest score minus this, as in SentencePiece */
 #define TEXT_MOST ((size_t)1 << 24)
 
 void carry_unigram_free(carry_unigram *u) {
@@ -83,8 +83,9 @@ carry_status carry_unigram_set_map(carry_unigram *u, const void *bytes, size_t c
     return CARRY_OK;
 }
 
-/* The longest start of a text that the character map has, and what it becomes; 0: none. The map is a double array
-   (S. Yata's darts-clone): a unit has a label, where its children begin, and whether a value is among them. */
+/* Finds the longest prefix of a text that is in the character map. Returns its length, or 0, and its replacement
+   in *becomes. The map is a double array (S. Yata's darts-clone): a unit has a label, the offset of its children, and a
+   flag that tells whether one of them is a value. */
 static size_t find_mapped(const carry_unigram *u, const char *text, size_t length, const char **becomes) {
     size_t found = 0;
     if (u->map == NULL) {
@@ -105,7 +106,7 @@ static size_t find_mapped(const carry_unigram *u, const char *text, size_t lengt
         if ((unit & 256u) != 0 && at < u->units) {
             const size_t value = unit_at(u, at) & 0x7FFFFFFFu;
             const size_t texts = 4 + 4 * u->units;
-            if (value < u->map_bytes - texts) { /* texts end in zeros, the last one too */
+            if (value < u->map_bytes - texts) { /* each replacement ends with a NUL, the last one too */
                 *becomes = (const char *)u->map + texts + value;
                 found = i + 1;
             }
@@ -137,9 +138,9 @@ static void append(growing *g, const char *bytes, size_t count) {
     }
 }
 
-/* Characters as the map has them; spaces become one U+2581 before each word. */
+/* Applies the character map, and writes one U+2581 before each word in place of spaces. */
 static void normalize(const carry_unigram *u, growing *to, const char *text, size_t length) {
-    bool space = true; /* one is due before the next character */
+    bool space = true; /* a U+2581 is due before the next character */
     for (size_t i = 0; i < length;) {
         const char *becomes = NULL;
         const int bytes = carry_json_utf8_length(text + i, text + length);
@@ -191,7 +192,7 @@ static void keep(carry_unigram *u, int64_t index) {
     while (u->slot[at] >= 0) {
         const carry_unigram_piece *other = &u->piece[u->slot[at]];
         if (other->length == p->length && memcmp(u->text + other->at, u->text + p->at, p->length) == 0) {
-            return; /* the first of two alike is the one that is found */
+            return; /* of two equal pieces, the first is used */
         }
         at = (at + 1) & (u->slots - 1);
     }
@@ -244,11 +245,11 @@ carry_status carry_unigram_finish(carry_unigram *u, const char *path) {
     return CARRY_OK;
 }
 
-/* The best way to each place of a text. */
+/* The best segmentation that ends at a position of the text. */
 typedef struct step {
     float score;
-    int32_t from;  /* -1: no way yet */
-    int64_t piece; /* -1: a character without one */
+    int32_t from;  /* -1: not reached yet */
+    int64_t piece; /* -1: a character without a piece */
 } step;
 
 static void offer(step *to, float score, size_t from, int64_t piece) {
@@ -266,7 +267,7 @@ static void walk(const carry_unigram *u, step *steps, const char *text, size_t l
         const int bytes = carry_json_utf8_length(text + i, text + length);
         const size_t next = i + (size_t)(bytes > 0 ? bytes : 1);
         uint64_t hash = HASH_START;
-        bool has_one = false; /* a piece that is this character */
+        bool has_one = false; /* one piece equals this character */
         for (size_t end = i; end < length && end - i < u->longest;) {
             hash = hash_on(hash, text[end++]);
             if (end < length && ((unsigned char)text[end] & 0xC0) == 0x80) {
@@ -300,8 +301,8 @@ static void put(writing *w, int64_t id) {
     }
 }
 
-/* Steps are linked backwards: links are turned around first, so that `from` is where the next piece ends, 0 after the
-   last, and of place 0 where the first one ends. */
+/* Writes the ids. The steps are linked backwards, so the links are reversed first: `from` then becomes the end of the
+   next piece (0 after the last piece), and steps[0].from the end of the first piece. */
 static void write_ids(const carry_unigram *u, writing *w, step *steps, const char *text, size_t length) {
     size_t after = 0;
     for (size_t end = length; end > 0;) {
@@ -321,7 +322,7 @@ static void write_ids(const carry_unigram *u, writing *w, step *steps, const cha
             for (size_t i = begin; i < end; i++) {
                 put(w, u->byte[(unsigned char)text[i]]);
             }
-        } else if (!was_unknown) { /* those that follow each other are one */
+        } else if (!was_unknown) { /* adjacent unknown characters become one <unk> */
             put(w, u->unknown);
         }
         was_unknown = piece < 0 && !u->has_bytes;

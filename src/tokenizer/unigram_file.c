@@ -1,5 +1,5 @@
-/* Unigram tokenizers from files: tokenizer.json as the library tokenizers has it, and spiece.model, a message of
-   Protocol Buffers (sentencepiece_model.proto), of which the pieces and the normalizer's map are read. */
+/* Reads Unigram tokenizers from files: tokenizer.json of the library `tokenizers`, and spiece.model, a Protocol Buffers
+   message (sentencepiece_model.proto), of which only the pieces and the normalizer's map are read. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@
 /* A field of a message: its number, and its value or its bytes. */
 typedef struct field {
     uint64_t number, value;
-    int kind; /* of the wire: 0 a number, 1 eight bytes, 2 bytes, 5 four bytes */
+    int kind; /* wire type: 0 a number, 1 eight bytes, 2 length and bytes, 5 four bytes */
     const unsigned char *bytes;
     size_t count;
 } field;
@@ -33,7 +33,7 @@ static bool take_number(const unsigned char **at, const unsigned char *end, uint
     return false;
 }
 
-/* The next field; false: the message ends here, or is damaged (*at is then before the end). */
+/* Reads the next field. Returns false at the end of the message, or if it is damaged (*at is then before the end). */
 static bool take_field(const unsigned char **at, const unsigned char *end, field *f) {
     const unsigned char *from = *at;
     uint64_t key;
@@ -146,7 +146,7 @@ static int digit_of(char c) {
     return found != NULL ? (int)(found - digits) : -1;
 }
 
-/* Base64, which JSON has bytes as. */
+/* Sets the character map from base64, as JSON stores it. */
 static carry_status set_map_text(carry_unigram *u, const char *text, const char *path) {
     const size_t length = strlen(text);
     unsigned char *bytes = malloc(length + 1);
@@ -169,7 +169,8 @@ static carry_status set_map_text(carry_unigram *u, const char *text, const char 
     return status;
 }
 
-/* The map of a normalizer, alone or in a sequence. Others that T5's files have (spaces) are what encoding does. */
+/* Reads the map of a normalizer, alone or in a sequence. The other normalizers in T5's files concern spaces, which
+   encoding handles itself. */
 static carry_status take_normalizers(carry_unigram *u, const carry_json *node, const char *path) {
     const char *map = carry_json_string(carry_json_find(node, "precompiled_charsmap"));
     if (map != NULL && u->map == NULL) {
@@ -181,7 +182,7 @@ static carry_status take_normalizers(carry_unigram *u, const carry_json *node, c
     return CARRY_OK;
 }
 
-/* Special tokens are pieces that no text has. */
+/* Marks special tokens, so that they are never found in a text. */
 static void take_special(carry_unigram *u, const carry_json *added) {
     for (const carry_json *at = carry_json_first(added); at != NULL; at = at->next) {
         const carry_json *special = carry_json_find(at, "special");

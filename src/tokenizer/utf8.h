@@ -8,20 +8,21 @@
 
 #define CARRY_UTF8_LONGEST 4
 
-/* Bytes that a character starting with this byte has; 0 when none starts so. */
+/* Returns the length of a character that starts with this byte; 0 if none can. */
 static inline int carry_utf8_length(unsigned char lead) {
     return lead < 0x80 ? 1 : lead < 0xC2 ? 0 : lead < 0xE0 ? 2 : lead < 0xF0 ? 3 : lead < 0xF5 ? 4 : 0;
 }
 
-/* Is `byte` valid at position `at` (1..3) of a character that starts with `lead`? Only the second byte depends on
-   it. */
+/* True if `byte` is valid at position `at` (1..3) of a character that starts with `lead`. Only the second byte depends
+   on `lead`. */
 static inline bool carry_utf8_continues(unsigned char lead, int at, unsigned char byte) {
     unsigned char low = at == 1 && lead == 0xE0 ? 0xA0 : at == 1 && lead == 0xF0 ? 0x90 : 0x80;
     unsigned char high = at == 1 && lead == 0xED ? 0x9F : at == 1 && lead == 0xF4 ? 0x8F : 0xBF;
     return byte >= low && byte <= high;
 }
 
-/* Bytes of the character at the start of text, which has `left` bytes, at least one; 0: not valid, or cut off. */
+/* Returns the length of the character at the start of text, which has `left` bytes, at least one; 0 if it is invalid or
+   cut off. */
 static inline int carry_utf8_at(const unsigned char *text, size_t left) {
     int length = carry_utf8_length(text[0]);
     if (length == 0 || (size_t)length > left) {
@@ -35,7 +36,7 @@ static inline int carry_utf8_at(const unsigned char *text, size_t left) {
     return length;
 }
 
-/* The code of a whole character of this length. */
+/* Returns the code point of a complete character of this length. */
 static inline uint32_t carry_utf8_code(const unsigned char *text, int length) {
     static const unsigned char mask[] = {0, 0x7F, 0x1F, 0x0F, 0x07};
     uint32_t code = text[0] & mask[length];
@@ -45,7 +46,7 @@ static inline uint32_t carry_utf8_code(const unsigned char *text, int length) {
     return code;
 }
 
-/* Writes a code below U+0800, enough for the byte alphabet; returns the number of bytes. */
+/* Writes a code point below U+0800, enough for the byte alphabet; returns the number of bytes. */
 static inline int carry_utf8_put(char *to, uint32_t code) {
     if (code < 0x80) {
         to[0] = (char)code;

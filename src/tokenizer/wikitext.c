@@ -1,4 +1,4 @@
-/* Counting WikiText's words. */
+/* Counts words of WikiText files. */
 #include "tokenizer/wikitext.h"
 
 #include <errno.h>
@@ -34,7 +34,7 @@ carry_status carry_wikitext_is(carry_ctx *ctx, const char *path, bool *is) {
     char head[HEAD + 1];
     size_t got = fread(head, 1, HEAD, file);
     (void)fclose(file);
-    head[got] = '\0'; /* a 0 byte inside ends the search */
+    head[got] = '\0'; /* the search ends at a 0 byte in the file */
     *is = has_name(path) || (strstr(head, "\n = ") != NULL && strstr(head, " = \n") != NULL && strstr(head, "<unk>"));
     return CARRY_OK;
 }
@@ -44,7 +44,7 @@ carry_status carry_wikitext_words(carry_ctx *ctx, const char *path, int64_t *wor
     *words = 0;
     CARRY_TRY(open_file(ctx, &file, path));
     bool inside = false;
-    bool ended = true; /* the last line */
+    bool ended = true; /* the last line has ended */
     char part[HEAD];
     for (size_t got; (got = fread(part, 1, sizeof part, file)) > 0;) {
         for (size_t i = 0; i < got; i++) {

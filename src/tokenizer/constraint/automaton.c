@@ -1,4 +1,4 @@
-/* States from positions: closure, sharing, tables. */
+/* Builds states from sets of positions: closure, shared frames, hash tables. */
 #include "tokenizer/constraint/automaton.h"
 
 #include <stdlib.h>
@@ -6,22 +6,22 @@
 
 #include "core/error.h"
 
-/* A node and a frame, as one number: node in the high half. */
+/* A node and a frame in one number; the node is in the high 32 bits. */
 typedef uint64_t position;
 
 typedef struct frame {
-    uint32_t next, parent; /* the node after the call, and the calls around it; frame 0 is the text itself */
+    uint32_t next, parent; /* the node after the call, and the frame around it; frame 0 is the outermost */
     uint32_t depth;
 } frame;
 
 typedef struct state {
-    position *position; /* sorted; of nodes that read a byte */
+    position *position; /* sorted; only nodes that read a byte */
     uint32_t count;
     bool accepts;
-    uint32_t next[]; /* by class of bytes; 0: not known yet */
+    uint32_t next[]; /* next state for each byte class; 0: not computed yet */
 } state;
 
-/* A table from hashes to numbers; 0 is free. */
+/* A hash table whose slots hold indices; 0 means free. */
 typedef struct table {
     uint32_t *slot;
     uint32_t size, used;
@@ -31,17 +31,17 @@ struct carry_automaton {
     carry_grammar grammar;
     unsigned char class_of[256];
     int classes;
-    state **state; /* from 2: 0 is unknown, 1 dead */
+    state **state; /* valid from index 2: 0 means unknown, 1 is the dead state */
     uint32_t state_count, state_room;
     frame *frame;
     uint32_t frame_count, frame_room;
     table states, frames;
-    size_t bytes; /* of states and frames */
+    size_t bytes; /* memory of states and frames */
     uint32_t epoch;
     /* Workspace of one closure. */
     position *todo, *found;
     size_t todo_count, todo_room, found_count, found_room;
-    position *seen; /* hash table of positions; stamps tell which are of this closure */
+    position *seen; /* hash table of positions; an entry belongs to this closure if its stamp equals turn */
     uint32_t *stamp;
     uint32_t seen_size, seen_used, turn;
 };
@@ -67,7 +67,7 @@ static bool grow(void *list, size_t *room, size_t count, size_t item) {
     return true;
 }
 
-/* Classes: bytes that no node tells apart. */
+/* Finds the byte classes: bytes that every node treats alike. */
 static void find_classes(carry_automaton *a) {
     bool starts[257] = {[0] = true};
     for (uint32_t i = 0; i < a->grammar.count; i++) {
@@ -183,7 +183,7 @@ static bool grow_frames(carry_automaton *a) {
     return true;
 }
 
-/* The frame of a call; false without memory. */
+/* Finds or makes the frame of a call. Returns false if out of memory. */
 static bool push(carry_automaton *a, uint32_t next, uint32_t parent, uint32_t *made) {
     const frame wanted = {.next = next, .parent = parent, .depth = a->frame[parent].depth + 1};
     if (!grow_frames(a)) {
@@ -234,7 +234,8 @@ static bool grow_seen(carry_automaton *a) {
     return true;
 }
 
-/* Puts a position on the list of work, once. Positions that could not come to an end are dropped. */
+/* Adds a position to the work list unless it is already there. Drops positions from which the rule cannot end within
+   the depth limit. */
 static bool visit(carry_automaton *a, uint32_t node, uint32_t inside) {
     const position p = (position)node << 32 | inside;
     if (a->grammar.node[node].need + a->frame[inside].depth > CARRY_GRAMMAR_DEPTH) {
@@ -272,7 +273,7 @@ static bool expand(carry_automaton *a, position p, bool *accepts) {
         return true;
     case CARRY_NODE_SPLIT:
         return visit(a, n->next, inside) && visit(a, n->other, inside);
-    case CARRY_NODE_CALL: /* a call at the end of a rule needs no frame */
+    case CARRY_NODE_CALL: /* a call at the end of a rule needs no frame of its own */
         return (n->next == CARRY_GRAMMAR_END || push(a, n->next, inside, &called)) &&
                visit(a, a->grammar.entry[n->other], called);
     case CARRY_NODE_END:
@@ -352,7 +353,7 @@ static bool add_state(carry_automaton *a, bool accepts, uint32_t at, uint32_t *m
     return true;
 }
 
-/* Runs the closure of what was visited, and finds or makes its state. */
+/* Computes the closure of the visited positions, and finds or makes its state. */
 static carry_automaton_result close_state(carry_automaton *a, int64_t *work, uint32_t *made) {
     bool accepts = false;
     while (a->todo_count > 0) {

@@ -1,30 +1,30 @@
-/* A grammar read byte by byte: a deterministic automaton whose states are made when they are first reached.
-
-   A state is a set of positions. A position is a node that reads a byte, and the calls around it; calls are shared
-   between positions as a tree of frames. Memory is bounded: when it is used up, all states are dropped, and `epoch`
-   tells users of states to start again. Work is bounded too: making states costs units, which the caller gives. */
+/* Reads a grammar byte by byte with a deterministic automaton, whose states are made when they are first reached. A
+   state is a set of positions. A position is a node that reads a byte, and the calls around it; positions share their
+   calls as a tree of frames. Memory is bounded: when it is used up, all states are dropped, and `epoch` changes so that
+   users of states start again. Work is bounded too: making states consumes work units, of which the caller sets the
+   number. */
 #ifndef CARRY_TOKENIZER_CONSTRAINT_AUTOMATON_H
 #define CARRY_TOKENIZER_CONSTRAINT_AUTOMATON_H
 
 #include "tokenizer/constraint/grammar.h"
 
-#define CARRY_AUTOMATON_BYTES ((size_t)8 << 20) /* of all states */
-#define CARRY_AUTOMATON_POSITIONS 16384         /* of one state */
+#define CARRY_AUTOMATON_BYTES ((size_t)8 << 20) /* limit for all states together */
+#define CARRY_AUTOMATON_POSITIONS 16384         /* limit for one state */
 #define CARRY_AUTOMATON_DEAD 1                  /* the state after a byte that is not allowed */
 
 typedef struct carry_automaton carry_automaton;
 
-/* Takes the grammar over, which is finished; frees it on failure too. */
+/* Takes ownership of a finished grammar, and frees it on failure too. */
 carry_status carry_automaton_new(carry_ctx *ctx, carry_automaton **made, carry_grammar *grammar);
 void carry_automaton_free(carry_automaton *automaton);
 
 typedef enum carry_automaton_result {
     CARRY_AUTOMATON_OK,
     CARRY_AUTOMATON_FULL,   /* all states were dropped; the epoch has changed */
-    CARRY_AUTOMATON_FAILED, /* a state needs too many positions, too much work, or memory */
+    CARRY_AUTOMATON_FAILED, /* a state needs too many positions or too much work, or memory ran out */
 } carry_automaton_result;
 
-/* The state before the first byte. */
+/* *made: the state before the first byte. */
 carry_automaton_result carry_automaton_start(carry_automaton *automaton, int64_t *work, uint32_t *made);
 carry_automaton_result carry_automaton_step(carry_automaton *automaton, uint32_t from, unsigned char byte,
                                             int64_t *work, uint32_t *next);

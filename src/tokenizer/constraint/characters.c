@@ -63,7 +63,7 @@ bool carry_characters_negate(carry_characters *set) {
     return is_whole;
 }
 
-/* Ways collected so far, or one more. 0 is the end node, which no way starts with. */
+/* Adds an alternative to those collected in `ways`. CARRY_GRAMMAR_END means that `ways` is empty. */
 static uint32_t also(carry_grammar *g, uint32_t ways, uint32_t way) {
     return ways == CARRY_GRAMMAR_END ? way : carry_grammar_split(g, way, ways);
 }
@@ -82,8 +82,8 @@ static int encode(uint32_t c, unsigned char bytes[4]) {
     return length;
 }
 
-/* A range whose encodings have one length, cut until in each part every byte takes all values between those of its ends
-   independently of the others. */
+/* Adds a range of characters whose encodings all have the same length. The range is split until, in each part, every
+   byte varies independently between its first and last value. */
 static uint32_t add_range(carry_grammar *g, uint32_t ways, uint32_t low, uint32_t high, uint32_t next) {
     unsigned char from[4] = {0};
     unsigned char to[4] = {0};
@@ -106,7 +106,7 @@ static uint32_t add_range(carry_grammar *g, uint32_t ways, uint32_t low, uint32_
     return also(g, ways, next);
 }
 
-/* The part of a range within limits, if there is one. */
+/* Adds the part of r between low and high, if it is not empty. */
 static uint32_t add_within(carry_grammar *g, uint32_t ways, carry_range r, uint32_t low, uint32_t high, uint32_t next) {
     const uint32_t from = r.low > low ? r.low : low;
     const uint32_t to = r.high < high ? r.high : high;

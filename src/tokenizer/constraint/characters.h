@@ -1,4 +1,4 @@
-/* Sets of characters, and their bytes in a grammar. */
+/* Sets of characters, and their encoding as bytes in a grammar. */
 #ifndef CARRY_TOKENIZER_CONSTRAINT_CHARACTERS_H
 #define CARRY_TOKENIZER_CONSTRAINT_CHARACTERS_H
 
@@ -17,12 +17,12 @@ typedef struct carry_characters {
 
 bool carry_characters_add(carry_characters *set, uint32_t low, uint32_t high); /* false: out of memory */
 void carry_characters_free(carry_characters *set);
-void carry_characters_sort(carry_characters *set); /* and joins ranges that touch */
+void carry_characters_sort(carry_characters *set); /* sorts ranges and joins adjacent ones */
 bool carry_characters_negate(carry_characters *set);
 
-/* UTF-8 of one character of the set, which is sorted. Surrogates are left out. */
+/* Reads the UTF-8 encoding of one character of the set, whose ranges are sorted. Surrogates are left out. */
 uint32_t carry_characters_utf8(carry_grammar *g, const carry_range *range, size_t count, uint32_t next);
-/* The same inside a JSON string: as it is where JSON allows that, else as an escape. */
+/* Reads one character of the set inside a JSON string: unescaped where JSON allows it, else as an escape. */
 uint32_t carry_characters_json(carry_grammar *g, const carry_range *range, size_t count, uint32_t next);
 
 #endif

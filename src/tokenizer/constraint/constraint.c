@@ -1,4 +1,4 @@
-/* Cursors, and the masks of states. */
+/* Cursors, and the token masks of states. */
 #include "tokenizer/constraint/constraint.h"
 
 #include <stdlib.h>
@@ -11,16 +11,16 @@ struct carry_cursor {
     const carry_tokenizer *tokenizer;
     carry_constraint *constraint;
     uint32_t state, epoch;
-    char *text; /* read so far: states can be dropped, and are then found again */
+    char *text; /* bytes read so far, from which the state is found again after states were dropped */
     size_t length, room;
-    bool is_lost; /* a byte was not allowed, or a failure */
+    bool is_lost; /* a byte was not allowed, or an error occurred */
 };
 
 static size_t mask_words(const carry_constraint *c) {
     return ((size_t)c->vocabulary->size + 31) / 32;
 }
 
-/* The walk: a subtree is left where its bytes leave the automaton. */
+/* Walks through the vocabulary tree. A subtree is skipped when its bytes lead to the dead state. */
 static carry_automaton_result walk(carry_constraint *c, uint32_t state, uint32_t *bits) {
     const carry_vocabulary *v = c->vocabulary;
     int64_t work = CARRY_CONSTRAINT_WORK;
@@ -80,7 +80,7 @@ const uint32_t *carry_constraint_mask(carry_constraint *c, uint32_t state, bool 
     return bits;
 }
 
-/* The state after all bytes read so far, after states were dropped. */
+/* Finds the state after all bytes read so far, once states have been dropped. */
 static bool find_again(carry_cursor *cursor) {
     carry_automaton *a = cursor->constraint->automaton;
     int64_t work = CARRY_CONSTRAINT_WORK;
@@ -190,7 +190,7 @@ bool carry_cursor_allow(carry_cursor *cursor, const int32_t *ends, int64_t end_c
 }
 
 static bool ask(const carry_cursor *cursor, bool (*question)(const carry_automaton *automaton, uint32_t state)) {
-    carry_cursor *own = (carry_cursor *)cursor; /* its state may have to be found again */
+    carry_cursor *own = (carry_cursor *)cursor; /* its state may have to be recomputed */
     (void)pthread_mutex_lock(&cursor->constraint->lock);
     const bool is_true = !cursor->is_lost && is_current(own) && question(cursor->constraint->automaton, cursor->state);
     (void)pthread_mutex_unlock(&cursor->constraint->lock);

@@ -1,4 +1,4 @@
-/* Making constraints, and keeping those used last. */
+/* Builds constraints, and caches the most recently used ones. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -104,7 +104,7 @@ static carry_status make(carry_ctx *ctx, carry_constraint **made, carry_constrai
     return CARRY_OK;
 }
 
-/* Under the lock of the cache. */
+/* The caller holds the cache's lock. */
 
 static carry_constraint *find(carry_constraint_cache *cache, carry_constraint_kind kind, const char *text,
                               size_t length) {
@@ -119,7 +119,7 @@ static carry_constraint *find(carry_constraint_cache *cache, carry_constraint_ki
     return NULL;
 }
 
-/* In place of the constraint that was not used for the longest time. */
+/* Replaces the least recently used constraint. */
 static void keep(carry_constraint_cache *cache, carry_constraint *c) {
     int oldest = 0;
     for (int i = 1; i < CARRY_CONSTRAINTS && cache->kept[oldest] != NULL; i++) {
@@ -133,7 +133,7 @@ static void keep(carry_constraint_cache *cache, carry_constraint *c) {
     }
     cache->kept[oldest] = c;
     c->vocabulary = &cache->vocabulary;
-    c->users = 2; /* the cache, and the cursor that wants it */
+    c->users = 2; /* the cache, and the cursor that asked for it */
     c->used_at = ++cache->clock;
 }
 
@@ -154,7 +154,7 @@ carry_status carry_constraint_get(carry_ctx *ctx, carry_constraint **found, cons
         status = carry_vocabulary_new(ctx, &cache->vocabulary, tokenizer);
         cache->has_vocabulary = status == CARRY_OK;
     }
-    *found = status == CARRY_OK ? find(cache, kind, text, length) : NULL; /* another thread may have been faster */
+    *found = status == CARRY_OK ? find(cache, kind, text, length) : NULL; /* another thread may have made it */
     if (status == CARRY_OK && *found == NULL) {
         keep(cache, made);
         *found = made;

@@ -1,11 +1,11 @@
-/* Building grammars. */
+/* Builds grammars from nodes. */
 #include "tokenizer/constraint/grammar.h"
 
 #include <stdlib.h>
 
 #include "core/error.h"
 
-#define PASSES 512 /* over all nodes until every need is known; a schema takes a few */
+#define PASSES 512 /* at most this many passes over all nodes to compute `need`; a schema takes a few */
 
 static void fail(carry_grammar *g, carry_status status, const char *bound) {
     if (g->status == CARRY_OK) {
@@ -131,8 +131,8 @@ static unsigned need_of(const carry_grammar *g, const carry_grammar_node *n) {
     return 0;
 }
 
-/* The smallest solution, from above: each pass can only lower values. Calls point to later nodes and all else mostly to
-   earlier ones, so passes alternate their direction. */
+/* Computes `need` of every node, starting from the largest value; each pass can only lower values. Calls point to later
+   nodes and other edges mostly to earlier ones, so passes alternate their direction. */
 static bool find_needs(carry_grammar *g) {
     bool changes = true;
     for (uint32_t i = 1; i < g->count; i++) {

@@ -1,11 +1,11 @@
-/* Whole numbers between limits, as graphs over their digits. */
+/* Integers between two limits, as graphs over their digits. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "tokenizer/constraint/schema_inside.h"
 
-#define DIGITS 16 /* of numbers without a limit, at most */
+#define DIGITS 16 /* at most this many in a number without a limit */
 
 static uint32_t any_digits(carry_grammar *g, int count, uint32_t next) {
     for (int i = 0; i < count; i++) {
@@ -14,7 +14,7 @@ static uint32_t any_digits(carry_grammar *g, int count, uint32_t next) {
     return next;
 }
 
-/* Numbers of `count` digits, the first of which may be 0, from low to high. */
+/* Numbers of exactly `count` digits from low to high; leading zeros are allowed. */
 static uint32_t between(carry_grammar *g, const char *low, const char *high, int count, uint32_t next) {
     if (strspn(low, "0") >= (size_t)count && strspn(high, "9") >= (size_t)count) {
         return any_digits(g, count, next);
@@ -35,7 +35,7 @@ static uint32_t between(carry_grammar *g, const char *low, const char *high, int
                : entry;
 }
 
-/* Numbers from low to high, both at least 0. high as digits; its count decides. */
+/* Numbers from low to high, both at least 0. high is given as decimal digits. */
 static uint32_t positives(carry_grammar *g, uint64_t low, const char *high, uint32_t next) {
     char digits[24];
     const int most = (int)strlen(high);
@@ -50,7 +50,7 @@ static uint32_t positives(carry_grammar *g, uint64_t low, const char *high, uint
     return entry == CARRY_GRAMMAR_END ? carry_grammar_never(g) : entry;
 }
 
-/* The largest number of digits where there is no limit. */
+/* Writes the largest allowed number where the schema sets no limit: DIGITS nines, or more if low has more digits. */
 static void no_limit(char digits[24], uint64_t low) {
     char text[24];
     const int count = snprintf(text, sizeof text, "%" PRIu64, low);

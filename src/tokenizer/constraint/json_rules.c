@@ -2,8 +2,8 @@
 #include "tokenizer/constraint/characters.h"
 #include "tokenizer/constraint/schema_inside.h"
 
-#define INDENT 20 /* spaces or tabs after a line end */
-#define DIGITS 15 /* after the first; as many as a double keeps */
+#define INDENT 20 /* at most this many spaces or tabs after a line end */
+#define DIGITS 15 /* at most this many after the first: as precise as a double */
 #define FRACTION 16
 #define EXPONENT 2
 
@@ -19,7 +19,7 @@ static uint32_t maybe(carry_grammar *g, uint32_t entry, uint32_t next) {
     return carry_grammar_split(g, entry, next);
 }
 
-/* least to most digits. */
+/* Reads least to most digits. */
 static uint32_t digits(carry_grammar *g, int least, int most, uint32_t next) {
     uint32_t entry = next;
     for (int i = most; i > 0; i--) {
@@ -48,7 +48,7 @@ static uint32_t hex(carry_grammar *g, const char *ranges, uint32_t next) {
     return entry;
 }
 
-/* After \u: a character, or both halves of one. */
+/* After \u: four hexadecimal digits of a character, or a surrogate pair. */
 static uint32_t code(carry_grammar *g, uint32_t next) {
     static const char any[] = "09afAF";
     const uint32_t two = hex(g, any, hex(g, any, next));

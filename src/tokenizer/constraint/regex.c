@@ -1,4 +1,4 @@
-/* The tree of a regular expression as a grammar. */
+/* Turns the tree of a regular expression into a grammar. */
 #include "tokenizer/constraint/regex.h"
 
 #include "core/error.h"
@@ -32,7 +32,7 @@ static uint32_t build_repeat(builder *b, const carry_regex_part *part, uint32_t 
     for (int32_t i = part->least; i < part->most && b->g->status == CARRY_OK && b->status == CARRY_OK; i++) {
         const uint32_t before = entry;
         entry = carry_grammar_split(b->g, build(b, part->inside, entry), next);
-        if (entry == before) { /* the inside is empty */
+        if (entry == before) { /* the group is empty */
             break;
         }
     }
@@ -77,14 +77,14 @@ static uint32_t build(builder *b, int32_t index, uint32_t next) {
     return next;
 }
 
-/* Any characters, before or after the part that matches. */
+/* Reads any characters, before or after the part that matches. */
 static uint32_t any_text(const builder *b, uint32_t next) {
     const uint32_t loop = carry_grammar_loop(b->g, next);
     carry_grammar_close_loop(b->g, loop, carry_grammar_call(b->g, b->target->other, loop));
     return loop;
 }
 
-/* One of the outermost alternatives, with its anchors. */
+/* Builds one of the outermost alternatives, with its anchors. */
 static uint32_t build_alternative(builder *b, int32_t index, uint32_t next) {
     const carry_regex_part *part = b->regex->part;
     int32_t at = part[index].inside;

@@ -49,7 +49,7 @@ void carry_regex_dot(carry_characters *set, bool *is_whole) {
     *is_whole = add_all(set, line_ends, sizeof line_ends / sizeof *line_ends, true);
 }
 
-/* `count` hexadecimal digits; false: they are not there. */
+/* Reads `count` hexadecimal digits; false if there are fewer. */
 static bool read_hex(carry_regex *r, int count, uint32_t *value) {
     *value = 0;
     for (int i = 0; i < count; i++) {
@@ -67,7 +67,7 @@ static bool read_hex(carry_regex *r, int count, uint32_t *value) {
     return true;
 }
 
-/* After \x and \u. */
+/* Reads the digits after \x and \u. */
 static carry_status read_code(carry_regex *r, int count, uint32_t *value) {
     const size_t start = r->at;
     uint32_t low;
@@ -130,7 +130,8 @@ carry_status carry_regex_escape(carry_regex *r, carry_characters *set, bool in_c
     const uint32_t kind = negates ? c + ('a' - 'A') : c;
     if (kind == 'd' || kind == 'w' || kind == 's') {
         const carry_range *range = kind == 'd' ? digits : kind == 'w' ? words : spaces;
-        /* \s makes ASCII alone and \S leaves all spaces out, so that texts match whatever a reader takes \s for. */
+        /* \s generates ASCII white space only and \S excludes all Unicode white space, so that a text matches under
+           either meaning of \s. */
         const size_t space_count = negates != r->is_complement ? sizeof spaces / sizeof *spaces : 2;
         const size_t count = kind == 'd'   ? sizeof digits / sizeof *digits
                              : kind == 'w' ? sizeof words / sizeof *words
@@ -156,7 +157,7 @@ carry_status carry_regex_escape(carry_regex *r, carry_characters *set, bool in_c
     return add_one(r, set, c);
 }
 
-/* One character or class such as \d of a class. */
+/* Reads one item of a class: a character, or a class such as \d. */
 static carry_status read_item(carry_regex *r, carry_characters *set, bool *is_class) {
     const uint32_t c = carry_regex_character(r);
     *is_class = false;

@@ -1,4 +1,4 @@
-/* Parsing regular expressions. */
+/* Parses regular expressions. */
 #include "tokenizer/constraint/regex_parse.h"
 
 #include <stdlib.h>
@@ -71,7 +71,7 @@ static bool starts_with(const carry_regex *r, const char *text) {
     return r->length - r->at >= length && memcmp(r->text + r->at, text, length) == 0;
 }
 
-/* After "(": skips what tells the kind of the group. */
+/* After "(": skips the prefix that gives the kind of the group. */
 static carry_status open_group(carry_regex *r, size_t start) {
     if (!starts_with(r, "?")) {
         return CARRY_OK;
@@ -121,7 +121,7 @@ static bool read_number(carry_regex *r, int32_t *value) {
     return r->at > start;
 }
 
-/* {m}, {m,}, {,n} or {m,n}; false: something else, which is a text. */
+/* Reads {m}, {m,}, {,n} or {m,n}. Returns false for anything else, which is then literal text. */
 static bool read_counts(carry_regex *r, int32_t *least, int32_t *most) {
     const size_t start = r->at++;
     *least = 0;
@@ -155,7 +155,7 @@ static bool read_quantifier(carry_regex *r, int32_t *least, int32_t *most) {
     return is_one;
 }
 
-/* Puts a repetition around a part that was just read. */
+/* Applies a repetition to the part that was just read. */
 static carry_status repeat(carry_regex *r, int32_t *made) {
     int32_t least;
     int32_t most;
@@ -172,7 +172,7 @@ static carry_status repeat(carry_regex *r, int32_t *made) {
         return carry_regex_refuse(r, CARRY_EARGUMENT, start,
                                   "{m,n} needs m up to n, and n up to 100000"); /* CARRY_REGEX_COUNT */
     }
-    r->at += r->at < r->length && r->text[r->at] == '?'; /* as few as possible: the same texts */
+    r->at += r->at < r->length && r->text[r->at] == '?'; /* a lazy repetition matches the same texts */
     if (r->at < r->length && (r->text[r->at] == '+' || r->text[r->at] == '*')) {
         return carry_regex_refuse(r, CARRY_EUNSUPPORTED, r->at, "a repetition of a repetition needs a group");
     }

@@ -1,10 +1,10 @@
-/* JSON schemas as grammars.
+/* Converts JSON schemas to grammars.
 
-   Texts are JSON values that the schema allows, written as models write them: members in the order of `properties`,
-   between tokens nothing, a space, or one or two line ends and an indentation. Every text that is made is valid; not
-   every valid text can be made. Where `properties` is given and `additionalProperties` is not, no other members are
-   made. Integers have at most 16 digits unless the schema has limits with more, fractions at most 16 and exponents at
-   most 2.
+   The texts of a grammar are JSON values that the schema allows, written as models write them: members are in the order
+   of `properties`, and between tokens there is nothing, a space, or one or two line ends and an indentation. Every text
+   that the grammar allows is valid, but it does not allow every valid text. If `properties` is given and
+   `additionalProperties` is not, other members are not allowed. Integers have at most 16 digits unless the limits in
+   the schema have more, fractions at most 16 digits and exponents at most 2.
 
    Supported: type, enum, const, properties, required, additionalProperties, items, prefixItems, minItems, maxItems,
    minLength, maxLength, pattern, format (a list of names), minimum, maximum, exclusiveMinimum, exclusiveMaximum, anyOf,

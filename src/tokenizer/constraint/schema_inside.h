@@ -17,10 +17,10 @@ enum {
     CARRY_SCHEMA_ALL = 1 + 2 + 8 + 16 + 32 + 64,
 };
 
-/* Rules that every schema has. */
+/* Rules for JSON without a schema. */
 typedef struct carry_json_rules {
-    uint32_t space;     /* between tokens, or nothing */
-    uint32_t character; /* of a string */
+    uint32_t space;     /* optional white space between tokens */
+    uint32_t character; /* a character of a string */
     uint32_t string, number, integer, value, object, array;
 } carry_json_rules;
 void carry_json_rules_build(carry_grammar *g, carry_json_rules *rules);
@@ -35,34 +35,34 @@ typedef struct carry_schema {
     carry_grammar *g;
     const carry_json *root;
     carry_json_rules rules;
-    /* Schemas whose rules are or will be built, in the order in which they were met. */
+    /* Schemas whose rules are built or will be, in the order in which they were first met. */
     carry_schema_rule *made;
     size_t count, room;
-    size_t *slot; /* hash table over them: index + 1 */
+    size_t *slot; /* hash table of indices into `made`, plus 1 */
     size_t slots;
 } carry_schema;
 
-/* The rule of a schema inside the document; built later. 0 after a failure of the grammar. */
+/* Returns the rule of a schema inside the document, which is built later; 0 after a failure of the grammar. */
 uint32_t carry_schema_rule_of(carry_schema *s, const carry_json *schema);
-/* CARRY_EUNSUPPORTED or CARRY_EARGUMENT with the line and the key of the node. */
+/* Returns CARRY_EUNSUPPORTED or CARRY_EARGUMENT with a message that has the line and key of the node. */
 carry_status carry_schema_refuse(const carry_schema *s, carry_status status, const carry_json *node, const char *why);
-/* A whole number of at least 0; absent: `other`. */
+/* Reads an integer of at least 0 from `key`; `other` if the key is absent. */
 carry_status carry_schema_count(const carry_schema *s, const carry_json *schema, const char *key, int64_t other,
                                 int64_t *value);
 
-/* Entries of graphs for one type each, followed by next. */
+/* Each builds the graph of one type, followed by next; *entry is its first node. */
 carry_status carry_schema_string(carry_schema *s, const carry_json *schema, uint32_t next, uint32_t *entry);
 carry_status carry_schema_number(carry_schema *s, const carry_json *schema, bool is_integer, uint32_t next,
                                  uint32_t *entry);
 carry_status carry_schema_array(carry_schema *s, const carry_json *schema, uint32_t next, uint32_t *entry);
 carry_status carry_schema_object(carry_schema *s, const carry_json *schema, uint32_t next, uint32_t *entry);
-/* A value of enum or const. */
+/* Reads one given value, of enum or const. */
 uint32_t carry_schema_literal(carry_schema *s, const carry_json *value, uint32_t next);
-/* A string in quotes, escaped. */
+/* Reads a string in quotes, with escapes. */
 uint32_t carry_schema_quoted(carry_schema *s, const char *text, size_t length, uint32_t next);
-/* `least` to `most` of a rule, most below 0 without limit. */
+/* Reads `rule` `least` to `most` times; no upper limit if most is below 0. */
 uint32_t carry_schema_repeat(carry_schema *s, uint32_t rule, int64_t least, int64_t most, uint32_t next);
-/* Whole numbers from low to high, without leading zeros; has_*: there is such a limit. */
+/* Integers from low to high, without leading zeros. has_low and has_high: whether the limit applies. */
 uint32_t carry_schema_integers(carry_grammar *g, bool has_low, int64_t low, bool has_high, int64_t high, uint32_t next);
 
 #endif

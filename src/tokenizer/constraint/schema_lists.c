@@ -6,7 +6,7 @@
 #include "tokenizer/constraint/characters.h"
 #include "tokenizer/constraint/schema_inside.h"
 
-#define NAME_BYTES 1024 /* of a property, where others are allowed beside it */
+#define NAME_BYTES 1024 /* longest name of a property beside which other names are allowed */
 
 static uint32_t after_comma(carry_schema *s, uint32_t next) {
     const uint32_t space = s->rules.space;
@@ -88,7 +88,7 @@ carry_status carry_schema_array(carry_schema *s, const carry_json *schema, uint3
 typedef struct member {
     const char *name;
     size_t length;
-    uint32_t rule; /* of its value */
+    uint32_t rule; /* rule of its value */
     bool is_required;
 } member;
 
@@ -96,7 +96,7 @@ typedef struct members {
     member *member;
     size_t count;
     bool has_others;
-    uint32_t others; /* the rule of values of other members */
+    uint32_t others; /* the rule for the values of other members */
 } members;
 
 static int by_name(const void *a, const void *b) {
@@ -107,8 +107,8 @@ static int by_name(const void *a, const void *b) {
     return order != 0 ? order : (x->length > y->length) - (x->length < y->length);
 }
 
-/* The rest of a name that is not a member, after `at` bytes that it shares with members first to last. Characters that
-   need an escape are left out, so that a name has one form only. */
+/* Reads the rest of a name that is not a member's, after `at` bytes that it shares with members first to last - 1.
+   Characters that need an escape are left out, so that each name has only one form. */
 static uint32_t other_name(carry_schema *s, const member *m, size_t first, size_t last, size_t at, uint32_t free_text,
                            uint32_t close) {
     carry_characters set = {0};
@@ -148,7 +148,7 @@ static uint32_t other_name(carry_schema *s, const member *m, size_t first, size_
     return is_name ? entry : carry_grammar_split(s->g, entry, close);
 }
 
-/* "name": value of a member that is not in the list. */
+/* Builds the rule of `"name": value` for a member that is not in the list. */
 static carry_status other_member(carry_schema *s, const members *all, uint32_t *rule) {
     static const carry_range plain[] = {{0x20, '"' - 1}, {'"' + 1, '\\' - 1}, {'\\' + 1, CARRY_LAST_CHARACTER}};
     *rule = carry_grammar_rule(s->g);
@@ -186,7 +186,8 @@ static uint32_t member_rule(carry_schema *s, const member *m) {
     return rule;
 }
 
-/* Members in order. Two nodes for each place: one without a member before it, one with a comma to come. */
+/* Builds the members in order. Each place has two nodes: one for the case that no member precedes it, and one that
+   needs a comma first. */
 static carry_status build_members(carry_schema *s, const members *all, uint32_t next, uint32_t *entry) {
     const uint32_t close = carry_grammar_literal(s->g, "}", 1, next);
     uint32_t later = carry_grammar_call(s->g, s->rules.space, close);

@@ -6,14 +6,14 @@
 
 #include "core/error.h"
 
-#define HOPS 32 /* references to references */
+#define HOPS 32 /* limit of references to references */
 
 typedef enum keyword_kind { ANNOTATION, TYPE, LIMIT, FORM } keyword_kind;
 
 typedef struct keyword {
     const char *name;
     keyword_kind kind;
-    unsigned implied; /* type of a schema that has it and no `type` */
+    unsigned implied; /* type of a schema that has this keyword and no `type` */
     carry_schema_form form;
 } keyword;
 
@@ -151,7 +151,7 @@ unsigned carry_schema_implied(const carry_json *schema) {
     return types != 0 ? types : CARRY_SCHEMA_ALL;
 }
 
-/* One step of a JSON pointer, up to the next '/' or the end. */
+/* Follows one step of a JSON pointer, up to the next '/' or the end. */
 static const carry_json *step_into(const carry_json *node, const char **at, const char *end) {
     char name[256];
     size_t length = 0;
@@ -195,7 +195,7 @@ carry_status carry_schema_find(const carry_schema *s, const carry_json *referenc
     return *schema != NULL ? CARRY_OK : carry_schema_refuse(s, CARRY_EARGUMENT, reference, "not found in the schema");
 }
 
-/* Follows references; NULL if that does not end. */
+/* Follows references. Returns NULL if one is not found, or after HOPS of them. */
 static const carry_json *resolve(const carry_schema *s, const carry_json *schema) {
     for (int hop = 0; hop < HOPS; hop++) {
         const carry_json *reference = carry_json_find(schema, "$ref");
@@ -209,7 +209,7 @@ static const carry_json *resolve(const carry_schema *s, const carry_json *schema
     return NULL;
 }
 
-/* Types of the values that can match; integers have both bits. */
+/* Returns the types of values that can match, as bits; integers have both bits. */
 static unsigned types_of(const carry_schema *s, const carry_json *schema) {
     const carry_json *constant = carry_json_find(schema, "const");
     const carry_json *values = carry_json_find(schema, "enum");
@@ -238,7 +238,7 @@ static bool requires(const carry_json *schema, const carry_json *property) {
     return false;
 }
 
-/* The string that a property must be; NULL: not one string. */
+/* Returns the string that a property must equal, or NULL if it is not restricted to one string. */
 static const carry_json *only_value(const carry_json *property) {
     const carry_json *value = carry_json_find(property, "const");
     const carry_json *values = carry_json_find(property, "enum");

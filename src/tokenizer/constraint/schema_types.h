@@ -14,17 +14,18 @@ typedef enum carry_schema_form {
     CARRY_FORM_CONST,
 } carry_schema_form;
 
-/* Refuses unknown keywords, and keywords that are not supported beside the one that decides the form, *found. */
+/* Finds the keyword that decides the form of the schema (*found). Refuses unknown keywords, and keywords that are not
+   supported beside it. */
 carry_status carry_schema_check(const carry_schema *s, const carry_json *schema, carry_schema_form *form,
                                 const carry_json **found);
 unsigned carry_schema_type_of(const carry_json *value);
-/* The bits of `type`; all of them if it is absent. */
+/* *types: the bits of `type`, or all bits if it is absent. */
 carry_status carry_schema_types(const carry_schema *s, const carry_json *schema, unsigned *types);
-/* Types of a schema without `type`, by its other keywords. */
+/* Returns the types that the other keywords of a schema without `type` imply. */
 unsigned carry_schema_implied(const carry_json *schema);
-/* The schema that a $ref names. */
+/* *schema: the schema that a $ref refers to. */
 carry_status carry_schema_find(const carry_schema *s, const carry_json *reference, const carry_json **schema);
-/* True if no value can match both. */
+/* True if no value can match both schemas. */
 bool carry_schema_excludes(const carry_schema *s, const carry_json *one, const carry_json *other);
 
 #endif

@@ -119,7 +119,7 @@ static carry_status read_limit(const carry_schema *s, const carry_json *node, bo
     return CARRY_OK;
 }
 
-/* An exclusive limit; of whole numbers the next one is inclusive. */
+/* Reads an exclusive limit. For integers it becomes an inclusive limit that is one closer. */
 static carry_status read_exclusive(const carry_schema *s, const carry_json *schema, bool is_integer, limits *l) {
     const carry_json *low = carry_json_find(schema, "exclusiveMinimum");
     const carry_json *high = carry_json_find(schema, "exclusiveMaximum");
@@ -140,7 +140,7 @@ static carry_status read_exclusive(const carry_schema *s, const carry_json *sche
     return CARRY_OK;
 }
 
-/* Decimals between whole limits: all digits after the point except at the last number, which is whole. */
+/* Decimals between two whole limits. Any digits may follow the point, except after the last whole number. */
 static uint32_t decimals(carry_grammar *g, const limits *l, uint32_t next) {
     uint32_t digits = next;
     for (int i = 0; i < 16; i++) {

@@ -1,4 +1,4 @@
-/* Sorting tokens by their bytes. */
+/* Sorts tokens by their bytes and builds the tree. */
 #include "tokenizer/constraint/vocabulary.h"
 
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static int by_bytes(const void *a, const void *b) {
                                   : (x->id > y->id) - (x->id < y->id);
 }
 
-/* The bytes that each token is decoded to inside a text. */
+/* Lists the bytes that each token decodes to inside a text. */
 static size_t list_tokens(const carry_tokenizer *tokenizer, entry *entries, unsigned char *bytes) {
     const int64_t size = carry_tokenizer_size(tokenizer);
     size_t count = 0;
@@ -51,7 +51,8 @@ static uint32_t shared_bytes(const entry *one, const entry *other) {
     return shared;
 }
 
-/* Nodes in the order of a walk; a node's `after` is known when a later one is not below it. */
+/* Makes the nodes in the order of a depth-first walk. The `after` of a node is set when a node follows that is not
+   below it. */
 static void make_nodes(carry_vocabulary *v, const entry *entries, size_t count) {
     static const entry none = {0};
     uint32_t open[CARRY_VOCABULARY_DEPTH];

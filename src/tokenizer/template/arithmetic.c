@@ -118,7 +118,7 @@ static jinja_value on_floats(jinja_run *run, jinja_token_kind operator, double a
 }
 
 jinja_value jinja_concat(jinja_run *run, jinja_value a, jinja_value b) {
-    if (a.marked != b.marked) { /* markupsafe: the plain side is escaped */
+    if (a.marked != b.marked) { /* as in markupsafe, the unmarked operand is escaped */
         a = jinja_escape(run, a);
         b = jinja_escape(run, b);
     }
@@ -145,7 +145,7 @@ static jinja_value join_lists(jinja_run *run, jinja_value a, jinja_value b) {
     return jinja_listed(a.kind, list);
 }
 
-/* A string, list or tuple several times. */
+/* Repeats a string, list or tuple. */
 static jinja_value repeat(jinja_run *run, jinja_value value, int64_t times) {
     times = times > 0 ? times : 0;
     size_t count = value.kind == JINJA_STRING ? value.as.text->length : value.as.list->count;
@@ -218,7 +218,8 @@ jinja_value jinja_negate(jinja_run *run, jinja_value value) {
     return on_wholes(run, TOKEN_SUBTRACT, 0, jinja_whole(value));
 }
 
-/* A number without blanks around it and single underscores between digits, ended by 0; false: malformed. */
+/* Copies a number and ends it with a NUL; drops blanks around it and single underscores between digits. Returns false
+   if it is malformed. */
 static bool copy_number(const jinja_text *text, char *to, size_t room) {
     const char *at = text->at, *end = at + text->length;
     int bytes;
@@ -249,7 +250,7 @@ bool jinja_parse_integer(jinja_run *run, const jinja_text *text, int base, int64
         return false;
     }
     const char *at = digits + (digits[0] == '-' || digits[0] == '+');
-    if (at[0] == '0' && at[1] != '\0') { /* 0x, 0o and 0b where the base allows them */
+    if (at[0] == '0' && at[1] != '\0') { /* skips 0x, 0o or 0b if the base allows it */
         int given = strchr("xX", at[1]) != NULL   ? 16
                     : strchr("oO", at[1]) != NULL ? 8
                     : strchr("bB", at[1]) != NULL ? 2

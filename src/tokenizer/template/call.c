@@ -1,10 +1,10 @@
-/* Calls: arguments, functions of the tables, macros and loops. */
+/* Calls: arguments, built-in functions, macros and loops. */
 #include <stdio.h>
 #include <string.h>
 
 #include "tokenizer/template/run.h"
 
-/* The index of a parameter in a list of names with spaces between them; -1: none. */
+/* Returns the index of a parameter in a list of names separated by spaces, or -1. */
 static int find_parameter(const char *parameters, const jinja_text *name) {
     int index = 0;
     for (const char *at = parameters; *at != '\0'; index++) {
@@ -68,7 +68,7 @@ const jinja_function *jinja_find_in(const jinja_function *table, size_t count, c
     return NULL;
 }
 
-/* Values of the arguments in a call; first: a value that goes before them, or NULL. */
+/* Evaluates the arguments of a call. first: a value to put before them, or NULL. */
 const jinja_arguments *jinja_evaluate_arguments(jinja_run *run, const jinja_call *call, const jinja_value *first) {
     jinja_arguments *made = jinja_new(&run->arena, 1, sizeof *made);
     jinja_list *list = jinja_list_new(&run->arena, 4);
@@ -119,7 +119,7 @@ const jinja_arguments *jinja_evaluate_arguments(jinja_run *run, const jinja_call
     return made;
 }
 
-/* Takes a keyword out of those that are left. */
+/* Removes a keyword argument from the remaining ones and returns its value. */
 static jinja_value take_keyword(jinja_named *named, size_t *count, const jinja_text *name) {
     for (size_t i = 0; i < *count; i++) {
         if (jinja_text_equal(named[i].name, name)) {
@@ -132,7 +132,7 @@ static jinja_value take_keyword(jinja_named *named, size_t *count, const jinja_t
     return (jinja_value){0};
 }
 
-/* The special names of a macro's body: caller, kwargs, varargs. */
+/* Defines the special names of a macro's body: caller, kwargs, varargs. */
 static void define_specials(jinja_run *run, const jinja_node *node, const jinja_arguments *arguments, jinja_named *left,
                             size_t lefts, size_t parameters, bool has_caller) {
     jinja_text caller = {"caller", 6, 6};

@@ -1,9 +1,9 @@
-/* Names of filters and tests, as Jinja's compiler checks them: one that is not known is an error before rendering,
-   except directly inside `if` or a conditional expression, where only reaching it is. */
+/* Checks the names of filters and tests as Jinja's compiler does: an unknown name is an error before rendering, except
+   directly inside `if` or a conditional expression, where it is an error only when evaluated. */
 #include "tokenizer/template/node.h"
 #include "tokenizer/template/run.h"
 
-#define DEPTH_MOST 1500 /* of the tree; a chain of operators is as deep as it is long */
+#define DEPTH_MOST 1500 /* maximum depth of the tree; a chain of operators is as deep as it is long */
 
 typedef struct checking {
     jinja_parser *parser;

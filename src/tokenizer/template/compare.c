@@ -1,4 +1,4 @@
-/* Truth, equality, order, membership, hashes and sorting, as Python has them. */
+/* Truth, equality, order, membership, hashes and sorting, with Python's rules. */
 #include <math.h>
 #include <string.h>
 
@@ -72,7 +72,7 @@ bool jinja_equal(jinja_run *run, jinja_value a, jinja_value b) {
     return equal;
 }
 
-static int compare_texts(const jinja_text *a, const jinja_text *b) { /* UTF-8 sorts like its code points */
+static int compare_texts(const jinja_text *a, const jinja_text *b) { /* byte order of UTF-8 equals code point order */
     size_t least = a->length < b->length ? a->length : b->length;
     int order = memcmp(a->at, b->at, least);
     return order != 0 ? order : a->length < b->length ? -1 : a->length > b->length;
@@ -85,7 +85,7 @@ int jinja_compare(jinja_run *run, jinja_value a, jinja_value b, const char *oper
     }
     if (jinja_is_number(a) && jinja_is_number(b)) {
         double left = jinja_number(a), right = jinja_number(b);
-        return isnan(left) || isnan(right) ? 2 : left < right ? -1 : left > right; /* 2: not ordered */
+        return isnan(left) || isnan(right) ? 2 : left < right ? -1 : left > right; /* 2 means not ordered */
     }
     if (a.kind == JINJA_STRING && b.kind == JINJA_STRING) {
         jinja_spend(run, a.as.text->length / 64);
@@ -197,7 +197,7 @@ uint64_t jinja_hash(jinja_run *run, jinja_value value) {
     return carry_hash(6, &address, sizeof address);
 }
 
-/* Merges two sorted runs; an item of the right one goes first only if its key is less. */
+/* Merges two sorted runs. An item of the right run goes first only if its key is less, so the sort is stable. */
 static void merge(jinja_run *run, jinja_value *items, jinja_value *keys, size_t half, size_t count,
                   jinja_value *spare) {
     size_t left = 0, right = half;

@@ -1,4 +1,4 @@
-/* Values of expressions. */
+/* Evaluates expressions. */
 #include "tokenizer/template/run.h"
 
 static jinja_value find_variable(const jinja_run *run, uint32_t id) {
@@ -67,7 +67,7 @@ static bool holds(jinja_run *run, jinja_token_kind operator, jinja_value a, jinj
     int order = jinja_compare(run, a, b, names[operator- TOKEN_GREATER]);
     if (a.kind == JINJA_FLOAT || b.kind == JINJA_FLOAT) {
         double left = jinja_is_number(a) ? jinja_number(a) : 0, right = jinja_is_number(b) ? jinja_number(b) : 0;
-        if (left != left || right != right) { /* not a number: no order */
+        if (left != left || right != right) { /* NaN has no order */
             return false;
         }
     }

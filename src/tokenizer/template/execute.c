@@ -1,4 +1,4 @@
-/* Statements: they write to the output and set variables. `for`, macros, `with` and blocks that are captured open a
+/* Executes statements, which write to the output and set variables. `for`, macros, `with` and captured blocks open a
    scope; `if` does not. */
 #include <string.h>
 
@@ -61,7 +61,7 @@ static void assign(jinja_run *run, const jinja_node *target, jinja_value value) 
     }
 }
 
-/* The filters of a tag, applied to its captured body. */
+/* Applies the filters of a tag to its captured body. */
 static jinja_value apply_filters(jinja_run *run, const jinja_node *filter, jinja_value value) {
     if (filter == NULL) {
         return value;
@@ -74,7 +74,7 @@ static jinja_value apply_filters(jinja_run *run, const jinja_node *filter, jinja
     return jinja_call_function(run, found, value, jinja_evaluate_arguments(run, filter->call, NULL));
 }
 
-/* The output of a body, which runs in a new scope. */
+/* Runs a body in a new scope and returns its output. */
 static jinja_value capture_body(jinja_run *run, const jinja_node *body) {
     jinja_scope *before = run->scope;
     (void)open_scope(run, before);
@@ -84,7 +84,7 @@ static jinja_value capture_body(jinja_run *run, const jinja_node *body) {
     return jinja_captured(run, start);
 }
 
-/* The items of a loop, those that pass its condition. */
+/* Returns the items of a loop that pass its condition. */
 static jinja_list *loop_items(jinja_run *run, const jinja_node *node, jinja_value source, jinja_scope *outer) {
     jinja_list *items = jinja_items(run, source);
     if (node->c == NULL) {
@@ -110,7 +110,7 @@ static void run_for(jinja_run *run, const jinja_node *node, jinja_scope *outer, 
                          .depth = depth,
                          .node = node->flag ? node : NULL,
                          .scope = outer};
-    bool is_done = false; /* as in Jinja, a round that breaks or continues does not count for `else` */
+    bool is_done = false; /* an iteration ended without break or continue; if none did, `else` runs, as in Jinja */
     for (size_t count = loop->items->count; loop->index < count; loop->index++) {
         (void)open_scope(run, outer);
         jinja_define(run, run->parsed->loop_id, (jinja_value){.kind = JINJA_LOOP, .as.loop = loop});
@@ -143,7 +143,7 @@ static jinja_value macro_of(jinja_run *run, const jinja_node *node) {
     return (jinja_value){.kind = JINJA_MACRO, .as.macro = macro};
 }
 
-/* {% call f() %}: the body is a macro that f gets as `caller`. */
+/* {% call f() %}: passes the body to f as the macro `caller`. */
 static void run_call_block(jinja_run *run, const jinja_node *node) {
     jinja_value called = jinja_evaluate(run, node->a->a);
     jinja_arguments arguments = *jinja_evaluate_arguments(run, node->a->call, NULL);

@@ -1,4 +1,4 @@
-/* Filters on sequences and dicts, and those on any value. */
+/* Filters on sequences, on dicts and on any value. */
 #include <string.h>
 
 #include "tokenizer/template/run.h"
@@ -28,7 +28,7 @@ FILTER(list) {
 
 FILTER(first) {
     (void)given;
-    if (self.kind == JINJA_ITERATOR) { /* the rest of an iterator stays */
+    if (self.kind == JINJA_ITERATOR) { /* consumes one item; the rest of an iterator stays */
         jinja_iterator *iterator = self.as.iterator;
         size_t before = iterator->next;
         const jinja_list *left = jinja_items(run, self);
@@ -69,7 +69,7 @@ FILTER(reverse) {
     for (size_t i = items->count; i > 0; i--) {
         jinja_list_add(&run->arena, made, items->at[i - 1]);
     }
-    /* Python: reversed() of a sequence is an iterator; anything else becomes a list. */
+    /* As in Python, reversed() of a sequence is an iterator; anything else becomes a list. */
     bool is_list = self.kind == JINJA_ITERATOR || self.kind == JINJA_UNDEFINED;
     return is_list ? jinja_listed(JINJA_LIST, made) : jinja_iterator_over(run, made);
 }
@@ -78,7 +78,8 @@ static jinja_value folded(jinja_run *run, jinja_value key, bool case_sensitive) 
     return !case_sensitive && key.kind == JINJA_STRING ? jinja_text_case(run, key, JINJA_LOWER) : key;
 }
 
-/* The keys of items: attribute paths with commas between them, as a list, in lower case unless case_sensitive. */
+/* Returns the sort key of an item: a list of the values at the attribute paths, which are separated by commas; in lower
+   case unless case_sensitive. */
 static jinja_value sort_key(jinja_run *run, jinja_value item, jinja_value attribute, bool case_sensitive) {
     jinja_list *keys = jinja_list_new(&run->arena, 1);
     if (attribute.kind != JINJA_STRING) {

@@ -1,10 +1,10 @@
-/* Filters that are generators in Jinja (map, select, reject, selectattr, rejectattr, unique): the result is an iterator
-   that is computed when it is first used, and is true even if it is empty. Also the list of all filters. */
+/* Filters that are generators in Jinja (map, select, reject, selectattr, rejectattr, unique). The result is an iterator
+   that is computed when it is first used, and is true even if it is empty. Also the table of all filters. */
 #include <string.h>
 
 #include "tokenizer/template/run.h"
 
-/* The arguments after the first `skipped`. */
+/* Returns the arguments after the first `skipped`. */
 static jinja_arguments rest_of(const jinja_arguments *arguments, size_t skipped) {
     jinja_arguments rest = *arguments;
     rest.at += skipped;
@@ -24,7 +24,7 @@ static jinja_value keyword(const jinja_arguments *arguments, const char *name) {
 static void fill_map(jinja_run *run, jinja_iterator *iterator) {
     const jinja_arguments *arguments = iterator->arguments;
     jinja_value path = keyword(arguments, "attribute"), missing = keyword(arguments, "default");
-    if (!jinja_truth(run, iterator->source)) { /* none, too, is as good as an empty list */
+    if (!jinja_truth(run, iterator->source)) { /* none counts as an empty list */
         return;
     }
     const jinja_list *items = jinja_items(run, iterator->source);

@@ -45,7 +45,7 @@ FILTER(capitalize) {
     return by_method(run, self, "capitalize", given);
 }
 
-/* Words begin after blanks, hyphens and opening brackets. */
+/* A word begins after blanks, hyphens and opening brackets. */
 FILTER(title) {
     (void)given;
     jinja_value string = jinja_str(run, self);
@@ -111,7 +111,7 @@ FILTER(indent) {
         jinja_fail_undefined(run, self);
     }
     (void)text_of(run, self);
-    /* Jinja adds a line break before it splits: an empty last line counts. */
+    /* Jinja adds a line break before it splits, so an empty last line counts. */
     const jinja_list *lines = jinja_lines(
         run, jinja_concat(run, jinja_str(run, self), jinja_string(&run->arena, "\n", 1)).as.text, false, false);
     size_t start = jinja_capture(run);
@@ -163,7 +163,8 @@ FILTER(wordcount) {
     return jinja_integer(words);
 }
 
-/* Without tags and comments, with single blanks. Entities stay: Python would decode them. */
+/* Removes tags and comments and reduces white space to single blanks. Entities stay, although Python would decode
+   them. */
 FILTER(striptags) {
     (void)given;
     const jinja_text *text = jinja_str(run, self).as.text;
@@ -265,7 +266,7 @@ FILTER(to_int) {
     if (!is_number || isnan(number)) {
         return otherwise;
     }
-    if (isinf(number)) { /* Python raises OverflowError for a float, and catches it for a text */
+    if (isinf(number)) { /* Python raises OverflowError for a float; for a string the filter returns its default */
         if (self.kind == JINJA_FLOAT) {
             jinja_fail(run, "cannot convert float infinity to integer");
         }

@@ -37,7 +37,7 @@ static void write_padding(jinja_run *run, uint32_t fill, int64_t count) {
     }
 }
 
-/* The text since `start`, of which the first `sign` bytes are a sign, padded to the width. */
+/* Pads the text written since `start` to the width. Its first `sign` bytes are a sign. */
 static void pad(jinja_run *run, size_t start, const spec *how, char default_align, size_t sign) {
     jinja_value made = jinja_captured(run, start);
     int64_t missing = how->width - jinja_points(made.as.text);
@@ -55,7 +55,7 @@ static void pad(jinja_run *run, size_t start, const spec *how, char default_alig
     write_padding(run, how->fill, missing - left);
 }
 
-/* Digits with a separator after every three (or four) before the point. */
+/* Writes digits with a separator between groups of `every` digits before the point. */
 static void write_grouped(jinja_run *run, const char *digits, char separator, int every) {
     size_t whole = strspn(digits, "0123456789abcdefABCDEF");
     whole = every == 3 ? strspn(digits, "0123456789") : whole;
@@ -159,7 +159,7 @@ static void format_string(jinja_run *run, jinja_value string, const spec *how) {
     pad(run, start, how, '<', 0);
 }
 
-/* '...'.format: one value by a format specification. */
+/* Formats one value for '...'.format by a format specification. */
 static void format_value(jinja_run *run, jinja_value value, const char *at, const char *end) {
     spec how = {.fill = ' ', .precision = -1};
     if (at == end) {
@@ -213,7 +213,7 @@ static jinja_value find_keyword(jinja_run *run, const jinja_arguments *arguments
     jinja_fail(run, "format: no argument '%.*s'", (int)(name->length < 40 ? name->length : 40), name->at);
 }
 
-/* `0`, `name`, or nothing for the next one; then .name and [key]. */
+/* Finds the value of a field: `0`, `name`, or nothing for the next argument; then .name and [key]. */
 static jinja_value find_field(jinja_run *run, const jinja_arguments *arguments, const char *at, const char *end,
                               size_t *next) {
     const char *first = at;
@@ -357,7 +357,7 @@ static void write_percent(jinja_run *run, jinja_value value, spec *how, bool esc
     }
 }
 
-/* One conversion after its %; what follows. */
+/* Formats one conversion after its %. Returns the position after it. */
 static const char *percent_field(jinja_run *run, const char *at, const char *end, percent_values *values, bool escapes,
                                  bool *uses_names) {
     spec how = {.fill = ' ', .precision = -1};

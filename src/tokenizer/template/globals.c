@@ -1,11 +1,11 @@
-/* Global functions: those of Jinja, and of transformers' environment. */
+/* Global functions of Jinja and of transformers' environment. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "tokenizer/template/run.h"
 
-#define TIME_MOST 512 /* bytes of a date's format and of its text */
+#define TIME_MOST 512 /* maximum bytes of a date's format and of the formatted date */
 
 static int64_t whole_of(jinja_run *run, jinja_value value) {
     if (!jinja_is_whole(value)) {
@@ -102,7 +102,7 @@ static jinja_value strftime_now(jinja_run *run, jinja_value self, const jinja_va
             format[at++] = given_format->at[++i];
         }
     }
-    format[at++] = '.'; /* so that an empty result is not an error */
+    format[at++] = '.'; /* strftime returns 0 for an empty result as for an error: this makes the result non-empty */
     format[at] = '\0';
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wformat-nonliteral"

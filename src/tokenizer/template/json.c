@@ -58,7 +58,7 @@ static void write_float(jinja_run *run, double number) {
     }
 }
 
-/* A key is a string, or a number, bool or none, which is written as one. */
+/* Writes a key: a string, or a number, bool or none in quotes. */
 static void write_key(jinja_run *run, jinja_value key, bool ascii) {
     if (key.kind == JINJA_STRING) {
         write_text(run, key.as.text, ascii);

@@ -1,6 +1,6 @@
-/* Tokens of a template, with Jinja's rules for white space: `-` strips all of it on its side; a block tag or comment
-   that begins its line takes the blanks before it (lstrip_blocks) and one line break after it (trim_blocks), unless
-   `+` turns that off. */
+/* Splits a template into tokens, with Jinja's rules for white space. `-` strips all white space on its side. A block
+   tag or comment at the start of its line removes the blanks before it (lstrip_blocks) and one line break after it
+   (trim_blocks), unless `+` turns that off. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +16,7 @@ typedef struct lexer {
     jinja_parser *parser;
     const char *at, *end;
     uint32_t line;
-    bool starts_line; /* the last match ended with a line break, or nothing was matched yet */
+    bool starts_line; /* the last match ended with a line break, or there was no match yet */
 } lexer;
 
 static void add_token(lexer *lex, jinja_token_kind kind, jinja_text *text, jinja_value value) {
@@ -45,7 +45,7 @@ static bool starts(const lexer *lex, const char *at, const char *with) {
     return (size_t)(lex->end - at) >= length && memcmp(at, with, length) == 0;
 }
 
-/* Moves to a later place and counts lines. */
+/* Advances to `to` and counts the lines. */
 static void move(lexer *lex, const char *to) {
     for (const char *at = lex->at; at < to; at++) {
         lex->line += *at == '\n';
@@ -70,7 +70,7 @@ static const char *strip_spaces(const char *start, const char *end) {
     return end;
 }
 
-/* The end of the text before a tag, after stripping. */
+/* Returns the end of the text before a tag, after stripping. */
 static const char *text_end(const lexer *lex, const char *start, const char *tag, char sign, bool is_output) {
     if (sign == '-') {
         return strip_spaces(start, tag);
@@ -90,7 +90,8 @@ static char sign_at(const lexer *lex, const char *at) {
     return at < lex->end && (*at == '-' || *at == '+') ? *at : '\0';
 }
 
-/* `{%[+-]? NAME [+-]?%}` at a place; what follows it, or NULL. trims: one line break after it belongs to it. */
+/* Matches `{%[+-]? NAME [+-]?%}` at a position. Returns the position after it, or NULL. trims: a following line break
+   is part of it. */
 static const char *whole_tag(const lexer *lex, const char *at, const char *name, bool trims) {
     if (!starts(lex, at, "{%")) {
         return NULL;
@@ -120,7 +121,7 @@ static void add_data(lexer *lex, const char *start, const char *end) {
     }
 }
 
-/* {% raw %} ... {% endraw %} after its first tag. */
+/* Reads {% raw %} ... {% endraw %} after its first tag. */
 static void read_raw(lexer *lex) {
     const char *start = lex->at;
     for (const char *at = start; (at = memmem(at, (size_t)(lex->end - at), "{%", 2)) != NULL; at += 2) {
@@ -149,7 +150,7 @@ static void read_comment(lexer *lex) {
     move(lex, after);
 }
 
-/* The end of the tag, if it is here: closes it and moves on. */
+/* If the end of the tag is here, closes the tag and moves past it. */
 static bool close_tag(lexer *lex, bool is_output) {
     const char *after = NULL;
     if (is_output) {
@@ -170,7 +171,7 @@ static bool close_tag(lexer *lex, bool is_output) {
     return after != NULL;
 }
 
-/* Digits of a base with single underscores between them; what follows. */
+/* Skips digits of a base, with single underscores between them. Returns the position after them. */
 static const char *skip_digits(const lexer *lex, const char *at, const char *digits) {
     while (at < lex->end && (strchr(digits, *at) != NULL || (*at == '_' && at + 1 < lex->end && at[1] != '_'))) {
         if (*at == '\0' || (*at == '_' && (at[1] == '\0' || strchr(digits, at[1]) == NULL))) {
@@ -247,7 +248,7 @@ static const char *read_hex(lexer *lex, const char *at, const char *end, int dig
     return at;
 }
 
-/* One escape after its backslash, as Python's unicode-escape has it; what follows. */
+/* Reads one escape after its backslash, as Python's unicode-escape does. Returns the position after it. */
 static const char *read_escape(lexer *lex, const char *at, const char *end, char **to) {
     static const char letters[] = "\\'\"abfnrtv";
     static const char meanings[] = "\\'\"\a\b\f\n\r\t\v";
@@ -270,7 +271,7 @@ static const char *read_escape(lexer *lex, const char *at, const char *end, char
         }
     } else if (kind == 'N') {
         jinja_unsupported(lex->parser, lex->line, "the escape \\N in a string");
-    } else { /* not an escape: both characters stay */
+    } else { /* not an escape: both characters are kept */
         *(*to)++ = '\\';
         return at - 1;
     }
@@ -422,7 +423,8 @@ static void read_all(lexer *lex) {
 }
 
 void jinja_read_tokens(jinja_parser *parser, const char *text, size_t length) {
-    /* As Jinja: every line break is \n, and one at the end is dropped. A byte before the start can be looked at. */
+    /* As in Jinja, every line break becomes
+       , and one at the end is dropped. The byte before the start may be read. */
     char *bytes = jinja_new(parser->arena, length + 2, 1);
     char *to = bytes + 1;
     for (size_t i = 0; i < length; i++) {

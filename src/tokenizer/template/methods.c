@@ -1,4 +1,4 @@
-/* Methods of lists, tuples, dicts, loops and cyclers; names that exist and are not for templates. */
+/* Methods of lists, tuples, dicts, loops and cyclers, and names of methods that templates may not call. */
 #include <string.h>
 
 #include "tokenizer/template/run.h"
@@ -22,7 +22,7 @@ METHOD(list_index) {
     jinja_fail(run, "a value is not in the list");
 }
 
-METHOD(copy) { /* nothing can change a list or dict: the value itself is a copy */
+METHOD(copy) { /* lists and dicts cannot be changed, so the value itself serves as a copy */
     (void)run;
     (void)given;
     return self;
@@ -91,7 +91,7 @@ METHOD(cycler_reset) {
 static const jinja_function list_methods[] = {
     {"count", "/value", 1, list_count, NULL},
     {"index", "/value", 1, list_index, NULL},
-    {"copy", "", 0, copy, NULL}, /* not of a tuple */
+    {"copy", "", 0, copy, NULL}, /* a tuple does not have it */
 };
 
 static const jinja_function dict_methods[] = {

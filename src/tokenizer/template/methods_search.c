@@ -144,7 +144,7 @@ METHOD(expandtabs) {
     return jinja_captured(run, start);
 }
 
-/* True if there are characters and all have the property. */
+/* True if the string is not empty and all its characters have the property. */
 static jinja_value all_are(jinja_value self, bool (*is)(uint32_t)) {
     const jinja_text *text = self.as.text;
     bool all = text->length > 0;

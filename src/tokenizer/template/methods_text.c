@@ -1,4 +1,4 @@
-/* Methods of strings: case, stripping, splitting, replacing, joining. A part of a marked string is marked. */
+/* Methods of strings: case, stripping, splitting, replacing, joining. A part of a string marked safe is marked too. */
 #include <string.h>
 
 #include "tokenizer/template/methods_text.h"
@@ -23,7 +23,7 @@ int64_t jinja_whole_of(jinja_run *run, jinja_value value, int64_t otherwise) {
     return jinja_whole(value);
 }
 
-/* Sigma at the end of a word has its own lower case. */
+/* A sigma at the end of a word has a lower case of its own. */
 static bool is_final_sigma(const jinja_text *text, size_t at, int bytes) {
     int width;
     bool after_letter = at > 0 && jinja_code_is_alpha(jinja_code_before(text->at, text->at + at, &width));
@@ -66,7 +66,7 @@ METHOD(casefold) {
     return jinja_text_case(run, self, JINJA_FOLD);
 }
 
-/* The first character in one case, the rest in lower case. */
+/* Converts the first character to title case and the rest to lower case. */
 METHOD(capitalize) {
     (void)given;
     const jinja_text *text = self.as.text;
@@ -122,7 +122,7 @@ METHOD(swapcase) {
     return made;
 }
 
-/* Is the character at `at` one of these? MISSING or none: is it white space? */
+/* True if the character at `at` is one of `characters`, or is white space if `characters` is NULL. */
 static bool strips(const jinja_text *characters, const char *at, int bytes, uint32_t code) {
     if (characters == NULL) {
         return jinja_code_is_space(code);
@@ -165,7 +165,7 @@ METHOD(rstrip) {
     return jinja_strip(run, self, given[0], false, true);
 }
 
-/* Splits at white space, from the left, or from the right in reversed order. */
+/* Splits at white space. From the right, the parts come in reversed order. */
 static void split_spaces(jinja_run *run, jinja_value self, jinja_list *list, int64_t most, bool from_right) {
     const char *at = self.as.text->at, *end = at + self.as.text->length;
     int bytes;
@@ -283,7 +283,7 @@ METHOD(splitlines) {
     return jinja_listed(JINJA_LIST, jinja_lines(run, self.as.text, jinja_truth(run, given[0]), self.marked));
 }
 
-/* Does the string, or its part given by two indices, start (or end) with a text, or one of a tuple? */
+/* True if the string, or its part between two indices, starts (or ends) with a text, or with one of a tuple. */
 static jinja_value starts_or_ends(jinja_run *run, jinja_value self, const jinja_value *given, bool at_end) {
     if (given[1].kind != JINJA_MISSING || given[2].kind != JINJA_MISSING) {
         self = jinja_slice(run, self, given[1].kind == JINJA_MISSING ? jinja_none() : given[1],
@@ -322,7 +322,7 @@ jinja_value jinja_replace(jinja_run *run, const jinja_text *in, const jinja_text
         jinja_write(run, new_text->at, new_text->length);
         at = found + old->length;
         most -= most > 0;
-        if (old->length == 0) { /* between all characters */
+        if (old->length == 0) { /* inserts between all characters */
             int bytes = 0;
             if (at == end) {
                 break;

@@ -1,4 +1,4 @@
-/* The tree of a template: the lexer's tokens, and the parser's nodes. */
+/* The tree of a template: tokens of the lexer, and nodes of the parser. */
 #ifndef CARRY_TEMPLATE_NODE_H
 #define CARRY_TEMPLATE_NODE_H
 
@@ -42,19 +42,19 @@ typedef enum jinja_token_kind {
     TOKEN_PIPE,
     TOKEN_COMMA,
     TOKEN_SEMICOLON,
-    TOKEN_IN, /* operators of a comparison only; the lexer has names for them */
+    TOKEN_IN, /* only made by the parser as comparison operators; the lexer returns names */
     TOKEN_NOT_IN
 } jinja_token_kind;
 
 typedef struct jinja_token {
     jinja_token_kind kind;
     uint32_t line;
-    jinja_text *text;  /* data, name, string; else as written */
-    jinja_value value; /* of an integer or a float */
+    jinja_text *text;  /* content of data, names and strings; other tokens as written */
+    jinja_value value; /* of an integer or float token */
 } jinja_token;
 
 typedef enum jinja_node_kind {
-    /* expressions: a, b, c and list as named here */
+    /* expressions; the comments say which of a, b, c and list they use */
     NODE_CONSTANT,  /* value */
     NODE_NAME,      /* name */
     NODE_TUPLE,     /* list */
@@ -64,18 +64,18 @@ typedef enum jinja_node_kind {
     NODE_ITEM,      /* a[b] */
     NODE_SLICE,     /* a[b:c:d] */
     NODE_CALL,      /* a(call) */
-    NODE_FILTER,    /* a | name(call); a NULL: the body of the enclosing tag */
+    NODE_FILTER,    /* a | name(call); if a is NULL, the filter applies to the body of the enclosing tag */
     NODE_TEST,      /* a is name(call) */
     NODE_NOT,       /* a */
     NODE_AND,       /* a, b */
     NODE_OR,
     NODE_IF_ELSE,             /* a if b else c */
-    NODE_COMPARE,             /* a, then list: each with its operator */
+    NODE_COMPARE,             /* a is the first operand; list: the others, each with its operator */
     NODE_CONCAT,              /* list */
     NODE_BINARY,              /* a operator b */
     NODE_NEGATE,              /* a */
     NODE_POSITIVE,            /* a */
-    NODE_NAMESPACE_ATTRIBUTE, /* a target: name (a NODE_NAME in a) and attribute (name) */
+    NODE_NAMESPACE_ATTRIBUTE, /* an assignment target: the name (NODE_NAME) is in a, the attribute in name */
     /* statements */
     NODE_DATA,         /* value: text */
     NODE_OUTPUT,       /* list */
@@ -96,15 +96,15 @@ typedef struct jinja_node {
     jinja_node_kind kind;
     uint32_t line;
     jinja_token_kind operator; /* of a binary node, and of an operand of a comparison */
-    bool flag;                 /* for: recursive; macro: uses varargs or kwargs or caller, see uses */
+    bool flag;                 /* for: is recursive; macro: uses varargs, kwargs or caller, see uses */
     unsigned char uses;        /* macro: JINJA_USES_ bits */
-    uint32_t id;               /* of a name */
+    uint32_t id;               /* id of a name */
     jinja_text *name;
     jinja_value value;
     struct jinja_node *a, *b, *c, *d;
     struct jinja_node *list, *body, *otherwise;
     struct jinja_call *call;
-    struct jinja_node *next; /* in the list or body it is part of */
+    struct jinja_node *next; /* next in the list or body that contains it */
 } jinja_node;
 
 #define JINJA_USES_CALLER 1
@@ -118,7 +118,7 @@ typedef struct jinja_keyword {
 } jinja_keyword;
 
 typedef struct jinja_call { /* arguments in the source */
-    jinja_node *first;      /* by position */
+    jinja_node *first;      /* positional arguments */
     jinja_keyword *keywords;
     jinja_node *more, *more_keywords; /* *more, **more_keywords */
 } jinja_call;
@@ -126,13 +126,13 @@ typedef struct jinja_call { /* arguments in the source */
 struct carry_template {
     jinja_arena arena;
     jinja_node *body;
-    jinja_text **names; /* of variables, by id */
+    jinja_text **names; /* names of variables, by id */
     uint32_t name_count, name_room;
     uint32_t loop_id, caller_id, varargs_id, kwargs_id;
     char *title; /* for messages */
 };
 
-/* Shared by the parser and the lexer. Errors leave by arena.leave with the message in the context. */
+/* Shared by the parser and the lexer. Errors jump to arena.leave, with the message in the context. */
 typedef struct jinja_parser {
     carry_ctx *ctx;
     struct carry_template *made;
@@ -141,7 +141,7 @@ typedef struct jinja_parser {
     jinja_token *token; /* the last one is TOKEN_END */
     size_t count, room, at;
     int depth, loops;
-    unsigned char uses; /* special names of the macro that is being parsed */
+    unsigned char uses; /* JINJA_USES_ bits of the macro that is being parsed */
     carry_status status;
 } jinja_parser;
 
@@ -157,17 +157,18 @@ bool jinja_skip(jinja_parser *parser, jinja_token_kind kind);
 bool jinja_skip_name(jinja_parser *parser, const char *name);
 const jinja_token *jinja_expect(jinja_parser *parser, jinja_token_kind kind, const char *expected);
 uint32_t jinja_intern(jinja_parser *parser, jinja_text *name);
-void jinja_enter(jinja_parser *parser, uint32_t line); /* one level deeper; pairs with depth-- */
+void jinja_enter(jinja_parser *parser, uint32_t line); /* enters a nesting level; the caller leaves it by depth-- */
 
-/* parse_statement.c: all of the tokens */
+/* parse_statement.c: parses all tokens */
 jinja_node *jinja_parse_body(jinja_parser *parser);
 /* parse_expression.c */
 jinja_node *jinja_parse_expression(jinja_parser *parser);
-/* `a, b` without parentheses; conditional: `a if b else c` is allowed; end: a name that ends it, or NULL */
+/* Parses `a, b` without parentheses. conditional: `a if b else c` is allowed. end: a name that ends the tuple, or
+   NULL. */
 jinja_node *jinja_parse_tuple(jinja_parser *parser, bool conditional, const char *end);
 jinja_node *jinja_parse_target(jinja_parser *parser, bool with_namespace, const char *end);
 jinja_node *jinja_parse_filters(jinja_parser *parser, jinja_node *node, bool starts_inside);
-/* check.c: names of filters and tests outside of conditions must be known, as in Jinja's compiler. */
+/* check.c: filters and tests outside of conditions must have known names, as in Jinja's compiler. */
 void jinja_check_names(jinja_parser *parser, const jinja_node *body);
 
 #endif

@@ -1,5 +1,5 @@
-/* Expressions, by recursive descent in Jinja's order of precedence: `if else`, or, and, not, comparisons, + and -, ~,
- * / // %, **, signs, then what follows a primary (attributes, items, calls), then filters and tests. */
+/* Parses expressions by recursive descent, in Jinja's order of precedence: `if else`, or, and, not, comparisons, + and
+   -, ~, * / // %, **, signs, postfix operators (attributes, items, calls), then filters and tests. */
 #include <string.h>
 
 #include "tokenizer/template/node.h"
@@ -24,7 +24,7 @@ static void append(jinja_node **first, jinja_node **last, jinja_node *node) {
     *last = node;
 }
 
-/* Operators whose operands may be any nodes, so that a node that is already in a list is not linked twice. */
+/* Operators keep their operands in a, b and c rather than in a list, so that no node is linked by `next` twice. */
 static jinja_node *parse_conditional(jinja_parser *p) {
     uint32_t line = jinja_peek(p)->line;
     jinja_enter(p, line);
@@ -68,7 +68,7 @@ static jinja_node *parse_power(jinja_parser *p) {
     jinja_node *node = parse_unary(p, true);
     while (jinja_peek(p)->kind == TOKEN_POWER) {
         uint32_t line = jinja_take(p)->line;
-        node = join(p, NODE_BINARY, line, node, parse_unary(p, true)); /* from the left, unlike in Python */
+        node = join(p, NODE_BINARY, line, node, parse_unary(p, true)); /* associates from the left, unlike in Python */
         node->operator= TOKEN_POWER;
     }
     return node;
@@ -115,7 +115,7 @@ static jinja_node *parse_sum(jinja_parser *p) {
     }
 }
 
-/* The operator of a comparison, which is taken; TOKEN_END: none. */
+/* Takes a comparison operator and returns it, or TOKEN_END if the next token is not one. */
 static jinja_token_kind take_comparison(jinja_parser *p) {
     jinja_token_kind kind = jinja_peek(p)->kind;
     if (kind >= TOKEN_EQUAL && kind <= TOKEN_LESS_EQUAL) {
@@ -208,7 +208,7 @@ static jinja_node *parse_name(jinja_parser *p, bool with_namespace) {
     return node;
 }
 
-/* Strings that follow each other are one. */
+/* Adjacent strings are joined into one. */
 static jinja_node *parse_string(jinja_parser *p) {
     uint32_t line = jinja_peek(p)->line;
     size_t length = 0;
@@ -223,7 +223,7 @@ static jinja_node *parse_string(jinja_parser *p) {
         at += text->length;
     }
     jinja_text *text = jinja_text_over(p->arena, bytes, length);
-    (void)jinja_points(text); /* constants are shared by threads: nothing is computed later */
+    (void)jinja_points(text); /* computed now, since threads share constants */
     return constant(p, line, (jinja_value){.kind = JINJA_STRING, .as.text = text});
 }
 
@@ -255,7 +255,7 @@ static jinja_node *parse_primary(jinja_parser *p, bool with_namespace) {
     }
 }
 
-/* One expression, or a tuple of those with commas between them. simple: primaries only, as targets are. */
+/* Parses one expression, or a tuple separated by commas. simple: only primaries, as in assignment targets. */
 static jinja_node *parse_items(jinja_parser *p, bool simple, bool conditional, bool with_namespace, const char *end,
                                bool in_parentheses) {
     uint32_t line = jinja_peek(p)->line;
@@ -350,7 +350,7 @@ static jinja_call *parse_call(jinja_parser *p) {
     return call;
 }
 
-/* Between brackets: an expression, or a slice, which is put into b, c and d. */
+/* Parses an index, or a slice, whose parts go into b, c and d. */
 static jinja_node *parse_subscript(jinja_parser *p, jinja_node *of) {
     uint32_t line = jinja_take(p)->line;
     jinja_node *node = join(p, NODE_ITEM, line, of, NULL);
@@ -414,7 +414,7 @@ static jinja_node *parse_postfix(jinja_parser *p, jinja_node *node) {
     }
 }
 
-/* `name` or `package.name`, of a filter or test. */
+/* Parses `name` or `package.name` of a filter or test. */
 static jinja_text *parse_dotted(jinja_parser *p) {
     jinja_text *name = jinja_expect(p, TOKEN_NAME, "a name")->text;
     while (jinja_skip(p, TOKEN_DOT)) {

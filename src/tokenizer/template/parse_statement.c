@@ -1,11 +1,11 @@
-/* Statements: text, {{ output }} and {% tags %}. */
+/* Parses statements: text, {{ output }} and {% tags %}. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "tokenizer/template/node.h"
 
-#define DEPTH_MOST 200 /* nested statements and expressions */
+#define DEPTH_MOST 200 /* limit of nested statements and expressions */
 
 void jinja_syntax(jinja_parser *parser, uint32_t line, const char *format, ...) {
     char text[256];
@@ -98,7 +98,7 @@ void jinja_enter(jinja_parser *parser, uint32_t line) {
 
 static jinja_node *parse_body(jinja_parser *p, const char *const *ends);
 
-/* The rest of a tag and the statements up to one of these; which one, its name taken. */
+/* Parses the rest of a tag, and statements up to a tag named in `ends`. Takes that name and returns its index. */
 static int parse_until(jinja_parser *p, jinja_node **body, const char *const *ends) {
     uint32_t line = jinja_peek(p)->line;
     (void)jinja_skip(p, TOKEN_COLON);
@@ -208,7 +208,7 @@ static void parse_parameters(jinja_parser *p, jinja_node *macro) {
     (void)jinja_take(p);
 }
 
-/* The body of a macro: a function of its own, with no loop around it. */
+/* Parses the body of a macro, which is outside of any loop. */
 static void parse_macro_body(jinja_parser *p, jinja_node *macro, const char *const *ends) {
     int loops = p->loops;
     unsigned char uses = p->uses;
@@ -333,7 +333,7 @@ static bool ends_here(const jinja_parser *p, const char *const *ends) {
     return false;
 }
 
-/* Up to a tag with one of these names, whose name is next; NULL: to the end. */
+/* Parses up to a tag with a name in `ends`; that name is the next token. NULL: up to the end of the template. */
 static jinja_node *parse_body(jinja_parser *p, const char *const *ends) {
     jinja_node *first = NULL;
     jinja_node **last = &first;

@@ -4,7 +4,7 @@
 #include "tokenizer/template/run.h"
 #include "tokenizer/template/unicode.h"
 
-#define RANGE_MOST 100000 /* as Jinja's sandbox */
+#define RANGE_MOST 100000 /* limit of Jinja's sandbox */
 
 bool jinja_is_iterable(jinja_value value) {
     return value.kind == JINJA_UNDEFINED || (value.kind >= JINJA_STRING && value.kind <= JINJA_ITERATOR) ||
@@ -70,7 +70,7 @@ static jinja_list *dict_items(jinja_run *run, const jinja_dict *dict, jinja_part
     return list;
 }
 
-/* The remaining items of an iterator, which is at its end afterwards. */
+/* Returns the remaining items of an iterator and moves it to its end. */
 static jinja_list *rest(jinja_run *run, jinja_iterator *iterator) {
     if (iterator->items == NULL) {
         iterator->items = jinja_list_new(&run->arena, 0);
@@ -141,7 +141,7 @@ jinja_value jinja_range_new(jinja_run *run, int64_t start, int64_t stop, int64_t
     return (jinja_value){.kind = JINJA_RANGE, .as.range = range};
 }
 
-/* loop.name; MISSING: no such attribute. */
+/* Returns loop.name, or MISSING. */
 static jinja_value loop_attribute(jinja_run *run, const jinja_loop *loop, const jinja_text *name) {
     int64_t index = (int64_t)loop->index, count = (int64_t)loop->items->count;
     const struct {
@@ -188,7 +188,7 @@ static jinja_value macro_attribute(jinja_run *run, const jinja_macro *macro, con
     return bit != 0 ? jinja_bool((node->uses & bit) != 0) : (jinja_value){0};
 }
 
-/* An attribute as Python's getattr finds it; MISSING: none. */
+/* Returns an attribute as Python's getattr finds it, or MISSING. */
 static jinja_value own_attribute(jinja_run *run, jinja_value of, jinja_text *name) {
     jinja_value hidden = {.kind = JINJA_UNDEFINED, .marked = true, .as.text = name};
     jinja_value found = {0};
@@ -223,7 +223,7 @@ static jinja_value own_attribute(jinja_run *run, jinja_value of, jinja_text *nam
     return jinja_is_hidden_method(of, name) ? hidden : (jinja_value){0};
 }
 
-/* of[key] as Python has it; MISSING: an error there. */
+/* Returns of[key] as Python does, or MISSING where Python raises an error. */
 static jinja_value own_item(jinja_run *run, jinja_value of, jinja_value key) {
     if (of.kind == JINJA_DICT) {
         const jinja_value *value =
@@ -329,7 +329,7 @@ jinja_value jinja_slice(jinja_run *run, jinja_value of, jinja_value start, jinja
     uint64_t span = is_back ? (from > to ? (uint64_t)(from - to) : 0) : (to > from ? (uint64_t)(to - from) : 0);
     uint64_t width = is_back ? 0 - (uint64_t)by : (uint64_t)by;
     int64_t count = span > 0 ? (int64_t)((span - 1) / width + 1) : 0;
-    by = count > 1 ? by : 1; /* a large step of one item must not overflow below */
+    by = count > 1 ? by : 1; /* with a single item, a large step must not overflow below */
     if (of.kind == JINJA_STRING) {
         return slice_text(run, of, from, by, count);
     }

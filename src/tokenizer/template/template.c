@@ -165,7 +165,7 @@ static jinja_value from_json(jinja_run *run, const carry_json *node) {
     }
 }
 
-/* Variables that the template names: from the input, else a global function. */
+/* Sets the variables that the template uses: from the input, else a global function. */
 static void load_variables(jinja_run *run) {
     run->global = jinja_new(&run->arena, run->parsed->name_count, sizeof *run->global);
     for (uint32_t id = 0; id < run->parsed->name_count; id++) {
@@ -214,7 +214,7 @@ carry_status carry_template_render(carry_ctx *ctx, const carry_template *parsed,
     if (setjmp(leave) == 0) {
         load_variables(run);
         (void)jinja_execute(run, parsed->body);
-        jinja_write(run, "", 1); /* the 0 after the end */
+        jinja_write(run, "", 1); /* the terminating NUL */
     } else if (run->arena.failure != NULL) {
         run->status = carry_fail(ctx, CARRY_EMEMORY, "%s, line %u: rendering exceeds the limit of %s", parsed->title,
                                  run->line, run->arena.failure);

@@ -97,7 +97,7 @@ TEST(is_escaped) {
     return jinja_bool(self.kind == JINJA_STRING && self.marked);
 }
 
-/* All cased characters have this case, and there is one. */
+/* True if there is a cased character, and all cased characters have this case. */
 static bool has_case(jinja_run *run, jinja_value value, bool upper) {
     const jinja_text *text = jinja_str(run, value).as.text;
     bool found = false;

@@ -1,4 +1,4 @@
-/* Lookups in the tables that tools/make-unicode-tables writes. */
+/* Looks up characters in the tables written by tools/make-unicode-tables. */
 #include "tokenizer/template/unicode.h"
 
 #include "tokenizer/template/unicode_tables.h"
@@ -34,7 +34,7 @@ int jinja_code_put(char to[4], uint32_t code) {
 
 static bool is_within(const uint32_t (*range)[2], size_t count, uint32_t code) {
     size_t low = 0;
-    while (count > 0) { /* the first range that ends at or after code */
+    while (count > 0) { /* finds the first range that ends at or after code */
         size_t half = count / 2;
         if (range[low + half][1] < code) {
             low += half + 1;
@@ -43,7 +43,7 @@ static bool is_within(const uint32_t (*range)[2], size_t count, uint32_t code) {
             count = half;
         }
     }
-    return range[low][0] <= code && code <= range[low][1]; /* each table ends with a range above all codes */
+    return range[low][0] <= code && code <= range[low][1]; /* safe: each table ends with a range above all codes */
 }
 
 static uint32_t shifted(const case_range *range, size_t count, uint32_t code) {

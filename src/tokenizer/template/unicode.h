@@ -1,4 +1,4 @@
-/* Code points of UTF-8 texts with the properties and case mappings that Python's str has (Unicode 14). */
+/* Code points of UTF-8 texts, with the properties and case mappings of Python's str (Unicode 14). */
 #ifndef CARRY_TEMPLATE_UNICODE_H
 #define CARRY_TEMPLATE_UNICODE_H
 
@@ -6,13 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define JINJA_CASED_MOST 3 /* code points that one becomes */
+#define JINJA_CASED_MOST 3 /* most code points that one can become */
 
 typedef enum jinja_case { JINJA_UPPER, JINJA_LOWER, JINJA_TITLE, JINJA_FOLD } jinja_case;
 
-/* Texts are valid UTF-8. The code point at `at`, and its bytes. */
+/* Returns the code point at `at`, and its length in *bytes. The text must be valid UTF-8. */
 uint32_t jinja_code_at(const char *at, int *bytes);
-/* The one that ends before `end`; start is the start of the text. */
+/* Returns the code point that ends before `end`; start is the start of the text. */
 uint32_t jinja_code_before(const char *start, const char *end, int *bytes);
 int jinja_code_put(char to[4], uint32_t code); /* how many bytes */
 

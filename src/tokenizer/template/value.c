@@ -10,7 +10,7 @@
 
 #define BLOCK_BYTES ((size_t)1 << 16)
 #define ALIGNED ((sizeof(jinja_block) + 15) & ~(size_t)15)
-#define SMALL_DICT 8 /* pairs that are compared one by one */
+#define SMALL_DICT 8 /* up to this many pairs are searched linearly */
 
 static _Noreturn void leave(jinja_arena *arena, const char *failure) {
     arena->failure = failure;

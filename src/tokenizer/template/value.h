@@ -1,7 +1,6 @@
-/* Values of a template, with Python's meaning, and the memory they are kept in.
-
-   A rendering allocates from one arena that is freed as a whole at its end. An error leaves by longjmp to the entry
-   point: nothing but the arena and the output buffer is held, so no function on the way has to clean up. */
+/* Values of a template, with Python's meaning, and their memory. A rendering allocates from one arena, which is freed
+   as a whole at the end. An error returns to the entry point by longjmp: only the arena and the output buffer own
+   memory, so the functions in between have nothing to clean up. */
 #ifndef CARRY_TEMPLATE_VALUE_H
 #define CARRY_TEMPLATE_VALUE_H
 
@@ -20,16 +19,16 @@ typedef struct jinja_block {
 typedef struct jinja_arena {
     jinja_block *last;
     size_t total, limit; /* bytes */
-    jmp_buf *leave;      /* taken when memory runs out */
-    const char *failure; /* the reason */
+    jmp_buf *leave;      /* jumped to when memory runs out */
+    const char *failure; /* the reason for the jump */
 } jinja_arena;
 
-/* Never NULL: leaves when out of memory or over the limit. Zeroed. */
+/* Allocates zeroed memory. Never returns NULL: jumps to arena.leave when out of memory or over the limit. */
 void *jinja_new(jinja_arena *arena, size_t count, size_t item);
 void jinja_arena_free(jinja_arena *arena);
 
 typedef enum jinja_kind {
-    JINJA_MISSING, /* no value: an argument that was not given */
+    JINJA_MISSING, /* an argument that was not given */
     JINJA_UNDEFINED,
     JINJA_NONE,
     JINJA_BOOL,
@@ -60,7 +59,7 @@ typedef struct jinja_text { /* UTF-8 */
 
 typedef struct jinja_value {
     jinja_kind kind;
-    bool marked; /* a string: marked safe, as markupsafe.Markup; undefined: an attribute that the sandbox hides */
+    bool marked; /* a string: marked safe, as markupsafe.Markup. Undefined: an attribute that the sandbox hides */
     union {
         bool truth;
         int64_t integer;
@@ -82,7 +81,7 @@ typedef struct jinja_value {
 typedef struct jinja_list { /* also a tuple */
     jinja_value *at;
     size_t count, room;
-    bool is_group; /* a tuple of groupby, with the attributes grouper and list */
+    bool is_group; /* a tuple made by groupby, with the attributes grouper and list */
 } jinja_list;
 
 typedef struct jinja_pair {
@@ -93,7 +92,7 @@ typedef struct jinja_pair {
 typedef struct jinja_dict { /* in order of insertion */
     jinja_pair *at;
     size_t count, room;
-    uint32_t *slot; /* hash table of indices + 1, once there are many pairs */
+    uint32_t *slot; /* hash table of indices + 1; NULL while there are few pairs */
     size_t slots;
 } jinja_dict;
 
@@ -143,7 +142,7 @@ static inline jinja_value jinja_listed(jinja_kind kind, jinja_list *list) {
 static inline bool jinja_is_number(jinja_value value) {
     return value.kind == JINJA_BOOL || value.kind == JINJA_INTEGER || value.kind == JINJA_FLOAT;
 }
-/* An integer, or a bool, which counts as one. */
+/* True for an integer, and for a bool, which Python treats as one. */
 static inline bool jinja_is_whole(jinja_value value) {
     return value.kind == JINJA_BOOL || value.kind == JINJA_INTEGER;
 }
@@ -156,19 +155,19 @@ static inline double jinja_number(jinja_value value) {
 
 /* Copies the bytes. */
 jinja_text *jinja_text_new(jinja_arena *arena, const char *bytes, size_t length);
-/* Refers to bytes that live as long as the arena. */
+/* Refers to bytes without copying them; they must live as long as the arena. */
 jinja_text *jinja_text_over(jinja_arena *arena, const char *bytes, size_t length);
 jinja_value jinja_string(jinja_arena *arena, const char *bytes, size_t length);
 bool jinja_text_is(const jinja_text *text, const char *expected);
 bool jinja_text_equal(const jinja_text *a, const jinja_text *b);
-int64_t jinja_points(jinja_text *text); /* code points */
+int64_t jinja_points(jinja_text *text); /* number of code points */
 
 jinja_list *jinja_list_new(jinja_arena *arena, size_t room);
 void jinja_list_add(jinja_arena *arena, jinja_list *list, jinja_value value);
-jinja_value jinja_pair_of(jinja_arena *arena, jinja_value first, jinja_value second); /* a tuple */
+jinja_value jinja_pair_of(jinja_arena *arena, jinja_value first, jinja_value second); /* makes a tuple */
 
 jinja_dict *jinja_dict_new(jinja_arena *arena, size_t room);
-/* Key lookups with a text never fail; for other keys see jinja_dict_key in run.h. NULL: not there. */
+/* Return NULL if the key is absent. Lookups with a text key cannot fail; for other keys see jinja_dict_key in run.h. */
 jinja_value *jinja_dict_find(const jinja_dict *dict, jinja_value key, uint64_t hash);
 jinja_value *jinja_dict_find_text(const jinja_dict *dict, const jinja_text *key);
 void jinja_dict_put(jinja_arena *arena, jinja_dict *dict, jinja_value key, uint64_t hash, jinja_value value);
@@ -176,7 +175,7 @@ void jinja_dict_put_text(jinja_arena *arena, jinja_dict *dict, jinja_text *key, 
 uint64_t jinja_hash_text(const jinja_text *text);
 uint64_t jinja_hash_number(jinja_value value); /* equal numbers of any kind have the same hash */
 
-/* Python's ==, for keys of dicts: hashable values only. */
+/* Python's == for keys of dicts; both values must be hashable. */
 bool jinja_keys_equal(jinja_value a, jinja_value b);
 
 #endif
