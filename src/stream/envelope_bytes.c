@@ -91,7 +91,7 @@ int carry_field_bytes(carry_field_kind kind) {
     return kind == CARRY_FIELD_U64 || kind == CARRY_FIELD_I64 || kind == CARRY_FIELD_F64 ? 8 : 4;
 }
 
-/* The bits of a member: 4 or 8 bytes are read as an integer of the host, regardless of the type. */
+/* The bits of a member of 4 or 8 bytes, read as an integer in host byte order, whatever the member's type. */
 static uint64_t load(const void *member, int bytes) {
     uint32_t half;
     uint64_t whole;
@@ -116,7 +116,7 @@ bool carry_part_bytes(size_t *bytes, size_t *filled, int rank, const int64_t *sh
            carry_size_add(filled, *bytes, (8 - *bytes % 8) % 8);
 }
 
-/* The number of specs and bytes of the tensors that are present. */
+/* Counts the tensors that are present and their bytes. */
 static bool count_tensors(const carry_layout *l, const void *object, uint32_t *specs, size_t *bytes) {
     *specs = 0;
     *bytes = 0;
@@ -241,7 +241,7 @@ carry_status carry_result_encode(carry_ctx *ctx, void *to, size_t room, size_t *
     return encode(ctx, &layout_of[1], to, room, bytes, result);
 }
 
-/* As snprintf: appends to the text, and counts characters that did not fit. */
+/* Appends to the text as snprintf does, and counts characters that did not fit. */
 static void say(char *text, size_t room, size_t *used, const char *format, ...) CARRY_PRINTF(4, 5);
 
 static void say(char *text, size_t room, size_t *used, const char *format, ...) {

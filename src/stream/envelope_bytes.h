@@ -45,14 +45,14 @@ typedef struct carry_layout {
 
 const carry_layout *carry_layout_of(bool is_result);
 
-/* Bytes of a field's number: 4 or 8. */
+/* Size of a field in bytes: 4 or 8. */
 int carry_field_bytes(carry_field_kind kind);
 /* Four messages. */
 const char *carry_part_type(const carry_part *part);
-/* Bytes of a tensor, and the same filled up to a multiple of 8; false when they cannot be counted. */
+/* Size of a tensor in bytes, exact and rounded up to a multiple of 8. Returns false on overflow. */
 bool carry_part_bytes(size_t *bytes, size_t *filled, int rank, const int64_t *shape, carry_dtype dtype);
 
-/* Bytes of the whole message; false when they cannot be counted. Tensors that are there have a rank above 0. */
+/* Size of the whole message in bytes. Returns false on overflow. Tensors that are present have a rank above 0. */
 bool carry_message_bytes(size_t *bytes, const void *object, bool is_result);
 
 carry_status carry_message_refuse_host(carry_ctx *ctx, const carry_layout *layout, size_t tensors);

@@ -51,7 +51,7 @@ carry_status carry_generator_batch_check(carry_generator *g, const carry_envelop
     return CARRY_OK;
 }
 
-/* The new chunk becomes slot 0; the one that has had its clean pass leaves. */
+/* The new chunk becomes slot 0; the chunk whose clean pass is done leaves. */
 static void enter(carry_generator *g, const carry_envelope *e, int64_t count) {
     const carry_generator_slot gone = g->slot[g->options.batch];
     memmove(g->slot + 1, g->slot, (size_t)g->options.batch * sizeof *g->slot);

@@ -14,7 +14,7 @@
 
 #define CARRY_OVERLAP_WARMUP 10
 #define CARRY_OVERLAP_GATE 0.30
-#define CARRY_OVERLAP_KEPT 4096 /* chunks that the medians are over: the newest */
+#define CARRY_OVERLAP_KEPT 4096 /* the medians are over this many of the newest chunks */
 
 /* Of one chunk; seconds. */
 typedef struct carry_chunk_times {
@@ -22,10 +22,11 @@ typedef struct carry_chunk_times {
     double stage0, stage1;            /* work of each stage */
     double decode, encode, build;     /* parts of stage0 */
     double denoise, recompute, clean; /* of stage 1 */
-    double idle;                      /* of the mesh before this chunk */
-    double period;                    /* from the end of the chunk before at stage 0, less waits for a pace */
-    double prompt;                    /* since the change of prompts that this chunk is the first to show; 0: none */
-    int depth;                        /* envelopes under way when this one was sent */
+    double idle;                      /* idle time of the mesh before this chunk */
+    double period;                    /* since the end of the previous chunk at stage 0, without waits for the pace */
+    /* Since the change of prompts that this chunk is the first to show; 0: it shows no change. */
+    double prompt;
+    int depth; /* envelopes under way when this one was sent */
 } carry_chunk_times;
 
 typedef struct carry_overlap carry_overlap;
@@ -37,13 +38,13 @@ void carry_overlap_restart(carry_overlap *overlap); /* after a pause or a cut: t
 
 typedef struct carry_overlap_summary {
     int64_t chunks, counted;             /* counted: after the warm-up */
-    double score;                        /* NaN before the first that counts */
+    double score;                        /* NaN before the first chunk that counts */
     bool passes;                         /* the gate */
     double stage0, stage1, period, idle; /* medians, seconds */
     double hidden;
     double decode, encode, denoise, recompute, clean;
-    double predicted; /* period: max(t0, t1) from depth 2 on, t0 + t1 at depth 1 */
-    double use;       /* B/(B+P-1), P = 2 stages, B = depth micro-batches under way */
+    double predicted; /* predicted period: max(t0, t1) from depth 2 on, t0 + t1 at depth 1 */
+    double use;       /* B/(B+P-1), with P = 2 stages and B = depth micro-batches in progress */
 } carry_overlap_summary;
 void carry_overlap_read(const carry_overlap *overlap, carry_overlap_summary *summary);
 

@@ -18,10 +18,11 @@
 #include "core/tensor.h"
 #include "stream/stage.h"
 
-#define FAST 0.25 /* a difference of frames, of values in [-1, 1], that counts as all motion */
-#define KEPT 0.5  /* of the motion of the chunks before */
+#define FAST 0.25 /* root mean square difference of frames, with values in [-1, 1], that counts as full motion */
+#define KEPT 0.5  /* weight of the motion of the previous chunks */
 
-/* Frames of the next chunk. An autoencoder whose first latent frame is one frame takes fewer then. */
+/* Number of frames of the next chunk. If the autoencoder's first latent frame is a single frame, the first chunk has
+   fewer. */
 static int64_t frames_of(const carry_stage *s) {
     const int64_t ratio = carry_codec_ratio(s->input_codec);
     const int64_t all = s->options->chunk * ratio;
@@ -76,7 +77,7 @@ int carry_stage_weaken(carry_stage *s, int steps) {
     return kept;
 }
 
-/* A chunk that the video does not fill ends with its last frame. */
+/* If the video ends within a chunk, its last frame fills the rest. */
 static carry_status read_frames(carry_stage *s, int64_t count, int64_t *got) {
     const int64_t each = 3 * s->options->height * s->options->width;
     const carry_tensor frames = carry_view_4d(s->input, CARRY_F32, count, 3, s->options->height, s->options->width);
@@ -105,7 +106,7 @@ double carry_stage_motion(const float *before, const float *frames, int64_t coun
     return share < 1.0 ? share : 1.0; /* NaN: 1 */
 }
 
-/* The motion of a chunk whose frames are read, with that of the ones before. */
+/* Updates the motion with that of the chunk whose frames were read. */
 static void follow_motion(carry_stage *s, int64_t count) {
     const int64_t each = 3 * s->options->height * s->options->width;
     const bool goes_on = s->has_before && s->chunk_of > 0;
@@ -129,8 +130,8 @@ carry_status carry_stage_read(carry_stage *s) {
     return CARRY_OK;
 }
 
-/* Makes the initial noise of a chunk before it is sent; only the seed may still change. The mesh would otherwise wait
-   some milliseconds for it. */
+/* Makes the initial noise of the next chunk in advance; it is made again if the seed changes. Otherwise the mesh
+   would wait some milliseconds for it. */
 carry_status carry_stage_prepare(carry_stage *s) {
     if (s->has_noise && s->noise_of == s->chunk_index && s->noise_seed == s->state.seed) {
         return CARRY_OK;

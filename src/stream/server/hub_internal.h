@@ -23,7 +23,7 @@ struct carry_viewer {
     uint64_t dropped;
     hub_frame *held;
     int place;  /* in hub->viewer */
-    bool looks; /* and does not record: it is counted */
+    bool looks; /* true for viewers that are counted: not for recorders */
 };
 
 struct carry_hub {
@@ -53,7 +53,7 @@ struct carry_hub {
     double interval, last_release; /* the pace */
     uint64_t chunk, chunk_frames;
     double chunk_started;                        /* 0: none yet */
-    double released[CARRY_HUB_TIMES], first_one; /* release times; of the first frame, below 0: none yet */
+    double released[CARRY_HUB_TIMES], first_one; /* recent release times; time of the first frame, below 0: none yet */
     uint64_t times;
 };
 
@@ -61,7 +61,7 @@ static inline hub_frame *carry_hub_frame_of(const carry_hub *hub, uint64_t numbe
     return hub->kept[number % CARRY_HUB_FRAMES];
 }
 
-/* One holder less; the last one makes it a spare. */
+/* Releases a reference. With the last one, the frame becomes a spare. */
 void carry_hub_give_up(carry_hub *hub, hub_frame *frame);
 /* One past the newest frame that may be given out at this time. */
 uint64_t carry_hub_released_end(const carry_hub *hub, double now);

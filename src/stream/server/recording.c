@@ -1,4 +1,4 @@
-/* A stream into a video file. The thread waits for frames, writes them and keeps its state under a lock. */
+/* Records a stream to a video file. A thread waits for frames and writes them; its state is protected by a lock. */
 #include "stream/server/recording.h"
 
 #include <pthread.h>
@@ -12,7 +12,7 @@
 #include "stream/server/recording_avi.h"
 
 #define EXTENSION ".avi"
-#define PATIENCE 0.05 /* seconds between looks at whether to stop */
+#define PATIENCE 0.05 /* interval in seconds at which the thread checks whether to stop */
 
 struct carry_film {
     carry_ctx *ctx; /* the thread's own */
@@ -20,7 +20,7 @@ struct carry_film {
     carry_viewer *viewer;
     carry_avi *avi;
     char path[CARRY_FILE_PATH]; /* of the first file */
-    uint64_t limit, before;     /* before: bytes of the files that are finished */
+    uint64_t limit, before;     /* before: bytes of the finished files */
     pthread_t thread;
     atomic_bool stop;
     pthread_mutex_t lock;

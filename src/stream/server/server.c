@@ -1,5 +1,5 @@
-/* The stream's server over http/: woken by the hub when a frame is published, by a timer when one is released, and
-   twice a second for a new state. */
+/* The stream's server, on top of http/. The hub wakes it when a frame is published, a timer when a frame is
+   released, and another twice a second to send a new state. */
 #include "stream/server/server.h"
 
 #include <stdlib.h>

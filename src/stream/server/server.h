@@ -22,16 +22,16 @@
 typedef struct carry_server_options {
     const char *address;   /* NULL: 127.0.0.1 */
     int port;              /* 0: any that is free */
-    const char *token;     /* NULL: none, which only loopback may have */
+    const char *token;     /* NULL: no token, which is only allowed on loopback */
     const char *record_to; /* folder for recordings; NULL: recording is refused */
-    double patience;       /* seconds that a client may keep the server waiting; 0: 30 */
+    double patience;       /* seconds for which a client may keep the server waiting; 0: 30 */
 } carry_server_options;
 
 typedef struct carry_server carry_server;
-/* CARRY_EIO with the port and why (taken, ...). */
+/* CARRY_EIO with the port and the reason, for example a port in use. */
 carry_status carry_server_start(carry_ctx *ctx, carry_server **made, const carry_server_options *options,
                                 carry_hub *hub, carry_controls *controls);
 int carry_server_port(const carry_server *server);
-void carry_server_stop(carry_server *server); /* returns when its thread has ended, within two seconds */
+void carry_server_stop(carry_server *server); /* returns when the server's thread has ended, within two seconds */
 
 #endif

@@ -12,7 +12,7 @@
 #include "core/tensor.h"
 #include "stream/server/video_internal.h"
 
-#define LOOK 0.1 /* seconds between two looks at whether to stop */
+#define LOOK 0.1 /* interval in seconds at which to check whether to stop */
 #define FPS 16.0 /* of a folder that plays */
 
 struct carry_video {
@@ -29,7 +29,7 @@ struct carry_video {
     carry_ctx *ctx; /* the thread's */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    carry_jpeg_bytes *ring; /* [keep]: the oldest first, from `first` on */
+    carry_jpeg_bytes *ring; /* [keep] frames, the oldest at `first` */
     int first, count;
     uint64_t dropped;
     bool is_over, is_closing;
@@ -68,7 +68,7 @@ static bool is_closing(carry_video *v) {
     return closes;
 }
 
-/* A file's frames are due at its own rate; a camera waits for itself. */
+/* The thread that reads a live source. It reads a file at the file's own frame rate; a camera sets its own pace. */
 static void *read_live(void *argument) {
     carry_video *v = argument;
     carry_jpeg_bytes frame = {0};
@@ -175,7 +175,7 @@ void carry_video_free(carry_video *v) {
     free(v);
 }
 
-/* The oldest that is kept; false: none came within LOOK. */
+/* Takes the oldest kept frame. Returns false if none arrived within LOOK seconds. */
 static bool pop(carry_video *v, bool *ended) {
     struct timespec until;
     (void)clock_gettime(CLOCK_MONOTONIC, &until);
