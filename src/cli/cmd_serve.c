@@ -1,4 +1,4 @@
-/* carry serve: a language model over HTTP. */
+/* carry serve: serves a language model over HTTP. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +32,7 @@ typedef struct serve_session {
     carry_lm_server *server;
 } serve_session;
 
-/* "hf:OWNER/NAME" is OWNER/NAME; of a folder the last part of its path. */
+/* Sets the model's name: OWNER/NAME of "hf:OWNER/NAME", or the last part of a folder's path. */
 static void name_model(serve_session *d) {
     const char *text = strncmp(d->folder, "hf:", 3) == 0 ? d->folder + 3 : d->folder;
     size_t length = strlen(text);
@@ -49,7 +49,7 @@ static void name_model(serve_session *d) {
     d->options.model = d->name != NULL ? d->name : d->label;
 }
 
-/* The first line of the key file. */
+/* Reads the key from the first line of the key file. */
 static bool read_key(serve_session *d) {
     size_t length;
     if (d->key_file == NULL) {
@@ -96,7 +96,7 @@ static carry_status open_model(serve_session *d, int device) {
     return CARRY_OK;
 }
 
-/* One line with the address, once requests are accepted. */
+/* Prints one line with the address, once requests are accepted. */
 static void on_ready(void *user) {
     serve_session *d = user;
     const char *address = d->options.address != NULL ? d->options.address : "127.0.0.1";

@@ -50,7 +50,7 @@ struct carry_link {
     arrival in[MOST_SLOTS]; /* a ring; no receive is posted before the first look */
     int first, come;        /* index of the oldest; number that have arrived, starting there */
     bool is_open, heartbeats_stopped;
-    /* Carry_comm_peek of the first prelude that has not arrived; those that have arrived are delivered first. */
+    /* carry_comm_peek of the first prelude that has not arrived; those that have arrived are delivered first. */
     int next_state;
     carry_status ended; /* the error of that receive, once it has been reported */
     double heard, said; /* times of the last message received and sent, by carry_seconds */

@@ -61,7 +61,7 @@ typedef struct carry_pipeline_hooks {
        is smaller where the video ends. is_ready returns true if that many frames can be read without waiting. */
     carry_status (*source)(void *user, carry_ctx *ctx, carry_tensor frames, int64_t *got);
     bool (*is_ready)(void *user, int64_t frames);
-    /* Is_asked: a user asked for the cut, and frames from before it must not be shown. */
+    /* is_asked: a user asked for the cut, and frames from before it must not be shown. */
     void (*cut)(void *user, uint64_t cache_epoch, bool is_asked);
     void (*chunk)(void *user, const carry_chunk_times *times);
     void (*figures)(void *user, const carry_stream_figures *figures); /* after every chunk */

@@ -8,8 +8,8 @@ typedef struct action {
     const char *name;
     bool takes_many; /* words, else exactly `takes` */
     int takes;
-    const char *missing; /* the message if no words are given */
-    bool takes_broken;   /* works on a library with pages that cannot be read */
+    const char *missing; /* the message to print if no words are given */
+    bool takes_broken;   /* works on a library with unreadable pages */
     int (*run)(cli_cards_session *d, int count, char **words);
 } action;
 
@@ -116,7 +116,7 @@ static void print_problem(const cli_cards_session *d, const carry_library_proble
     }
 }
 
-/* Returns how many there are, or -1 after a message. */
+/* Returns the number of warnings, or -1 after printing a message. */
 static int print_warnings(const cli_cards_session *d) {
     carry_library_warning *all;
     int count;

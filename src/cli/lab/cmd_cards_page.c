@@ -1,4 +1,4 @@
-/* carry cards show, carry cards for: pages as a person reads them. */
+/* carry cards show, carry cards for: prints pages for reading. */
 #include <stdlib.h>
 #include <string.h>
 
