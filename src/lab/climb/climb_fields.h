@@ -10,7 +10,7 @@ typedef struct carry_climb_field_at {
     bool code;     /* between backticks */
 } carry_climb_field_at;
 
-/* Both end with a NULL name. The entry's last field is the checksum. */
+/* Both lists end with a NULL name. The entry's last field is the checksum. */
 extern const carry_climb_field_at carry_climb_head_fields[], carry_climb_entry_fields[];
 
 extern const char carry_climb_preface[]; /* the text before the head's fields */

@@ -76,7 +76,7 @@ carry_status climb_store_trace(carry_climb *climb, int64_t run, const char *fold
     }
     (void)snprintf(path, sizeof path, "%s%s%s", whole ? "" : folder, whole ? "" : "/", trace);
     if (carry_file_read(climb->ctx, &bytes, &length, path, TRACE_BYTES) != CARRY_OK) {
-        return CARRY_OK; /* the command may have meant a place that only it knows */
+        return CARRY_OK; /* the command may have printed a path that is not accessible here */
     }
     carry_status status = carry_store_artefact(climb->store, run, name, bytes, length);
     free(bytes);

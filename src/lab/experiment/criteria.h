@@ -23,23 +23,23 @@
 
 #define CARRY_CRITERION_TEXT 256
 
-/* One method on one problem, as measured or with the reason why not. */
+/* The result of one method on one problem, or the reason why it was not measured. */
 typedef struct carry_outcome {
     const char *problem, *stage;
     char method[24];
     char device[16];
     char reason[256]; /* "" when measured */
-    bool pending;     /* no method of its problem was measured: it may be, elsewhere or later */
+    bool pending;     /* no method of the problem was measured yet: it may be, elsewhere or later */
     bool planned;
     int repeats;
     int64_t products;
-    double spread_limit; /* times that spread more count as not measured; 0: no limit */
+    double spread_limit; /* times with a larger spread count as not measured; 0: no limit */
     double median, spread, flops, bytes, workspace, tokens, share, error, error_absolute, bound;
-    int ranks, cores;                         /* of a problem of several ranks, else 0 */
-    double received, waited, exposed;         /* of such a one, else NaN: carry_counts */
-    double perplexity, busy, cost;            /* of a training, else 0: carry_counts */
-    double price;                             /* of an hour of its device, 0: not stated */
-    double overlap, slower_stage;             /* of a stream, else NaN and 0: carry_counts */
+    int ranks, cores;                         /* of a problem on several ranks, else 0 */
+    double received, waited, exposed;         /* of a problem on several ranks, else NaN: see carry_counts */
+    double perplexity, busy, cost;            /* of a training, else 0: see carry_counts */
+    double price;                             /* price of an hour of its device; 0: not stated */
+    double overlap, slower_stage;             /* of a stream, else NaN and 0: see carry_counts */
     double denoise, recompute, clean, decode; /* likewise, else 0 */
 } carry_outcome;
 
@@ -54,17 +54,17 @@ typedef struct carry_verdict {
 
 typedef struct carry_criterion carry_criterion;
 
-/* Understands the text; an error message with the column otherwise. */
+/* Parses the text. An error message names the column. */
 carry_status carry_criterion_parse(carry_ctx *ctx, carry_criterion **criterion, const char *text);
 void carry_criterion_free(carry_criterion *criterion);
 
-/* Every function of it must match something: outcomes are what will be measured (no figures needed yet). Refuses with
-   what is unknown: the method, or the filter that leaves nothing. */
+/* Checks that every function matches something: `outcomes` are the planned measurements, without figures. The error
+   message names the unknown method, or the filter that leaves nothing. */
 carry_status carry_criterion_check(carry_ctx *ctx, const carry_criterion *criterion, const carry_outcome *outcomes,
                                    int count);
 carry_verdict carry_criterion_judge(const carry_criterion *criterion, const carry_outcome *outcomes, int count);
 
-/* For help: name and meaning; NULL past the end. */
+/* Name and meaning of a function, for help; NULL past the end. */
 const char *carry_criterion_function(int index, const char **about);
 
 #endif
