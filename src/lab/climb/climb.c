@@ -83,8 +83,7 @@ static carry_status take_lock(carry_climb *climb) {
     return CARRY_OK;
 }
 
-/* Finds the log's path, absolute and relative to the root. The log need not exist; its folder must, unless the path
-   is relative to the root. */
+/* Finds the log's path, absolute and relative to the root. The log need not exist, but its folder must. */
 static carry_status find_log(carry_climb *climb) {
     const char *given = climb->options.log;
     char folder[CLIMB_PATH];

@@ -59,8 +59,7 @@ static carry_status attempt(tuning *t, contender **best, const carry_tune_settin
     return status;
 }
 
-/* True for algorithms that must not be planned, because whether they are accurate depends on the values
-   (matmul_log). */
+/* True for algorithms that must not be planned, since they are correct for some values only (matmul_log). */
 static bool by_value(const tuning *t, const char *algorithm) {
     const carry_scan_algorithm *a;
     for (int i = 0; strcmp(t->family->name, "scan") == 0 && (a = carry_scan_at(t->on_gpu, i)) != NULL; i++) {

@@ -9,7 +9,7 @@
 #include "bench/sample.h"
 
 typedef struct method_runs {
-    carry_bench_result first; /* of the first run, with the largest error and the first reason of any run */
+    carry_bench_result first; /* of the first run, with the largest error and the last reason of all runs */
     int count;
     double medians[CARRY_EXPERIMENT_RUNS], waited[CARRY_EXPERIMENT_RUNS], exposed[CARRY_EXPERIMENT_RUNS],
         shares[CARRY_EXPERIMENT_RUNS];

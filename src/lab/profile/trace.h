@@ -11,13 +11,13 @@
 
 #include "lab/profile/hotspots.h"
 
-#define CARRY_TRACE_BYTES ((size_t)64 << 20) /* of the JSON text; a run store takes as much */
+#define CARRY_TRACE_BYTES ((size_t)64 << 20) /* limit of the JSON text; a run store accepts as much */
 
-/* The caller frees *bytes. log: what GPUs did, or NULL. */
+/* Makes a gzipped trace; the caller frees *bytes. log: GPU activity, or NULL. */
 carry_status carry_trace_make(carry_ctx *ctx, void **bytes, size_t *length, const carry_recorder *recorder,
                               const carry_activity_log *log, const carry_hotspots *hotspots, const char *command);
 
-/* Gzipped or plain; name is for messages. CARRY_EFORMAT with what is wrong. */
+/* Reads a trace, gzipped or plain; messages call it `name`. CARRY_EFORMAT with the error. */
 carry_status carry_trace_read(carry_ctx *ctx, carry_hotspots *hotspots, const void *bytes, size_t length,
                               const char *name);
 

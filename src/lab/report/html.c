@@ -31,7 +31,7 @@ static int utf8_length(const unsigned char *at, uint32_t *character) {
     return *character < least[length] || *character > 0x10FFFF || surrogate ? 0 : length;
 }
 
-/* Controls, noncharacters, and what reverses the reading direction of a line. */
+/* Control characters, noncharacters, and characters that change the reading direction of a line. */
 static bool is_unwanted(uint32_t c) {
     return (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7F && c < 0xA0) || (c >= 0x202A && c <= 0x202E) ||
            (c >= 0x2066 && c <= 0x2069) || c == 0x200E || c == 0x200F || (c & 0xFFFE) == 0xFFFE ||
@@ -146,7 +146,8 @@ const char *carry_figure_count(char text[CARRY_HTML_FIGURE], int64_t value) {
     char *to = text;
     for (size_t i = 0; i < length; i++) {
         size_t left = length - i;
-        if (figures > 4 && left % 3 == 0 && left < figures) { /* four digits are read at a glance */
+        if (figures > 4 && left % 3 == 0 &&
+            left < figures) { /* numbers of four digits are easy to read without separators */
             to = stpcpy(to, THIN);
         }
         *to++ = digits[i];
