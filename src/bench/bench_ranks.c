@@ -1,5 +1,5 @@
-/* Benches on ranks: start together, measure, and rank 0 keeps the slowest. What travels are structures as they are in
-   memory: a communicator's ranks have the same build. */
+/* Benches on ranks: all start together and measure, and rank 0 keeps the slowest. Structures are sent without
+   conversion, since the ranks of a communicator have the same build. */
 #include "bench/bench_ranks.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@ typedef struct tally {
     carry_bench_result results[CARRY_BENCH_METHODS];
 } tally;
 
-/* A method that one rank could not time has no time. */
+/* True if a is the worse result. If one rank could not time a method, the method has no time. */
 static bool is_worse(const carry_bench_result *a, const carry_bench_result *b) {
     if (a->reason[0] != '\0' || b->reason[0] != '\0') {
         return a->reason[0] != '\0' && b->reason[0] == '\0';
@@ -43,7 +43,7 @@ static void keep_slowest(tally *all, const tally *other, int rank) {
     }
 }
 
-/* Rank 0 receives one rank's at a time, so that it needs memory for only one. Returns this rank's status, or
+/* Rank 0 receives one rank's results at a time, so that it needs memory for only one. Returns this rank's status, or
    CARRY_EPEER if another rank failed. */
 static carry_status agree(carry_comm *comm, tally *mine) {
     const carry_status own = mine->status;
@@ -79,7 +79,7 @@ carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceil
     return CARRY_OK;
 }
 
-/* The ranks work on it together: rank 0 has the figures of all, and the others get them. */
+/* The ranks solve the problem together: rank 0 has the figures of all, and sends them to the others. */
 static carry_status bench_together(carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
                                    const carry_bench_options *options, tally *mine) {
     carry_bench_options own = *options;

@@ -7,7 +7,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 
-#define GRAPH_SECONDS 2e-3 /* launching a graph costs some microseconds: a hundredth of this */
+#define GRAPH_SECONDS 2e-3 /* launching a graph costs some microseconds, a hundredth of this */
 #define MOST_RUNS 500
 
 struct carry_timer {
@@ -73,7 +73,8 @@ static carry_status record(carry_timer *t, carry_status (*run)(void *user), void
     }
     carry_status ended = carry_graph_end(t->ctx, &t->graph, t->device, t->stream);
     CARRY_TRY(status == CARRY_OK ? ended : status);
-    return carry_graph_launch(t->ctx, t->device, t->graph, t->stream); /* its first launch brings it to the device */
+    /* The first launch uploads the graph to the device. */
+    return carry_graph_launch(t->ctx, t->device, t->graph, t->stream);
 }
 
 carry_status carry_timer_time(carry_timer *t, double *seconds, carry_status (*run)(void *user), void *user) {

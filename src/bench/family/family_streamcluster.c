@@ -63,7 +63,7 @@ static carry_status parse(void *given, carry_problem *problem) {
     return CARRY_OK;
 }
 
-/* One activation, [rows, width] in bf16. */
+/* Bytes of one activation, [rows, width] in bf16. */
 static double activation(const instance *it) {
     return 2.0 * (double)it->rows * (double)it->width;
 }

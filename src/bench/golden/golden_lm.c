@@ -31,7 +31,7 @@ typedef struct golden_lm {
     int device;
     int64_t *labels;
     void *logits; /* on the device */
-    float *seen;  /* in host memory: a copy of what is compared */
+    float *seen;  /* host copy of the values to compare */
     void *memory;
     const char *name; /* of the case: the folder's */
     void (*report)(void *user, const carry_golden_line *line);
@@ -114,13 +114,13 @@ static void gradient_name(const golden_lm *g, int64_t parameter, char name[CARRY
     (void)snprintf(name, CARRY_SAFETENSORS_NAME, "grad.%s", g->lm->own.parameter[parameter].name);
 }
 
-/* A gradient in a copy of all of them. */
+/* A view of one gradient in a copy of all of them. */
 static carry_tensor in_host(const carry_parameters *own, float *copy, int64_t parameter) {
     const carry_parameter *p = &own->parameter[parameter];
     return carry_view(copy + p->offset, CARRY_F32, p->rank, p->shape);
 }
 
-/* All gradients, into host memory, with rows in the order of the file. */
+/* Copies all gradients to host memory, with rows in the order of the file. */
 static carry_status read_gradients(const golden_lm *g, float *to) {
     const carry_parameters *own = &g->lm->own;
     const carry_tensor from = carry_parameters_flat(own, own->gradients, 0, own->count);
@@ -159,7 +159,7 @@ static carry_status compare_gradients(const golden_lm *g) {
         const carry_tensor got = in_host(own, g->seen, i);
         gradient_name(g, i, name);
         if (!g->lm->own.parameter[i].decays && carry_safetensors_find(&g->expected, name) == NULL && is_zero(&got)) {
-            continue; /* a parameter that is not trained */
+            continue; /* the parameter is not trained */
         }
         CARRY_TRY(find(g, &wanted, name, CARRY_F32, got.rank, got.shape));
         tell(g, name, largest_error(wanted, &got), GRADIENT_BOUND);

@@ -288,7 +288,7 @@ void carry_report_results(carry_page *page, const carry_run *run) {
     }
     const columns c = columns_of(run, &run->result[first]);
     write_columns(page->to, &c);
-    int shown = -1; /* index of the problem in the heading above */
+    int shown = -1; /* index of the result whose problem is in the last heading */
     for (int i = 0; i < run->results; i++) {
         const char *next = run->result[i].is.problem;
         if (is_left_out(run, next)) {
