@@ -19,8 +19,8 @@
 #define MOST_SET_BYTES 512e6
 #define MOST_COPIES 64
 #define MOST_BESIDE 0.1 /* seconds of a ceiling's turn */
-#define EQUAL \
-    1.05 /* two measurements of the same product may differ by this factor; a share up to it counts as 100 % */
+/* Two measurements of the same product may differ by this factor; a share up to it counts as 100 %. */
+#define EQUAL 1.05
 
 /* One problem under way. */
 typedef struct session {
@@ -228,8 +228,8 @@ static carry_status take_turn(session *s, int i) {
     carry_bench_result *result = &s->results[i];
     carry_status status = s->family->choose(s->instance, result->algorithm);
     status = status == CARRY_OK ? s->family->run(s->instance) : status;
-    if (status == CARRY_EUNSUPPORTED ||
-        status == CARRY_EMEMORY) { /* it worked before: the times measured so far are kept */
+    /* The method worked before, so the times measured so far are kept. */
+    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY) {
         (void)snprintf(result->reason, sizeof result->reason, "%s", carry_ctx_error(s->ctx));
         return CARRY_OK;
     }
@@ -301,8 +301,8 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     if (s->family->is_simulated) {
         result->ceilings = (carry_ceilings){.gemm_gflops = NAN, .copy_gbytes_s = NAN};
         result->share = NAN;
-    } else if (ceilings != NULL &&
-               s->comm != NULL) { /* ranks share cores in an unknown way, so there is no ceiling for a rank */
+    } else if (ceilings != NULL && s->comm != NULL) {
+        /* Ranks share cores in an unknown way, so there is no ceiling for a rank. */
         result->ceilings = *ceilings;
         result->share = NAN;
     } else if (ceilings != NULL) {

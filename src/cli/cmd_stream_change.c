@@ -11,8 +11,8 @@
 #include "core/clock.h"
 
 #define LOOK 0.02 /* interval in seconds at which to check whether to end */
-#define GOLDEN \
-    0.6180339 /* multiples of it modulo 1 are spread evenly over [0, 1): changes occur at every phase of a chunk */
+/* Multiples of it modulo 1 are spread evenly over [0, 1): changes occur at every phase of a chunk. */
+#define GOLDEN 0.6180339
 
 struct stream_change {
     pthread_t thread;

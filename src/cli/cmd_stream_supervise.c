@@ -19,8 +19,8 @@
 #include "core/error.h"
 
 #define MOST_RESTARTS 5 /* within a minute */
-#define STATE_BYTES \
-    (6 * CARRY_PROMPTS * CARRY_PROMPT_BYTES + 4096) /* JSON needs up to 6 bytes for a byte of a prompt */
+/* JSON needs up to 6 bytes for a byte of a prompt. */
+#define STATE_BYTES (6 * CARRY_PROMPTS * CARRY_PROMPT_BYTES + 4096)
 #define UNSTREAMED "0 0 0 {}\n"
 #define PARTING 10.0 /* seconds in which a child must end after it was asked to */
 

@@ -286,8 +286,8 @@ char *cli_make_plain(char *text) {
     for (unsigned char *at = (unsigned char *)text; *at != '\0'; at++) {
         if (*at < 0x20 || *at == 0x7f) {
             *at = '?';
-        } else if (*at == 0xC2 && at[1] >= 0x80 &&
-                   at[1] < 0xA0) { /* an 8-bit (C1) control character, encoded as UTF-8 */
+        } else if (*at == 0xC2 && at[1] >= 0x80 && at[1] < 0xA0) {
+            /* An 8-bit (C1) control character, encoded as UTF-8. */
             at[0] = at[1] = '?';
         }
     }

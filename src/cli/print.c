@@ -31,8 +31,8 @@ void cli_json_number(const char *key, double value) {
     carry_json_add_key(&line, key);
     if (!isfinite(value)) {
         carry_json_put_raw(&line, "null");
-    } else if (fabs(value) < WHOLE &&
-               value == trunc(value)) { /* prints all digits of whole numbers, such as times since 1970 and bytes */
+    } else if (fabs(value) < WHOLE && value == trunc(value)) {
+        /* Prints all digits of whole numbers, such as times since 1970 and bytes. */
         carry_json_put_raw(&line, "%.0f", value);
     } else {
         carry_json_put_raw(&line, "%.9g", value);

@@ -10,8 +10,8 @@
 #include "core/memory.h"
 
 #define MAGIC 0x4c595243u /* "CRYL" */
-#define SPARE \
-    8 /* slots in addition to those for `depth`: a NOOP or SHUTDOWN, and heartbeats while the other end works */
+/* Slots in addition to those for `depth`: a NOOP or SHUTDOWN, and heartbeats while the other end works. */
+#define SPARE 8
 #define MOST_SLOTS 32
 #define SIGNS 4.0 /* in a deadline */
 

@@ -165,8 +165,8 @@ static carry_status choose(void *given, const char *wanted) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_device_alloc(it->base.ctx, &it->workspace, it->p.device, it->workspace_bytes));
-    for (int i = 0; it->p.backward && i < it->base.copies;
-         i++) { /* makes o and lse of every set, which backward needs */
+    /* Makes o and lse of every set, which backward needs. */
+    for (int i = 0; it->p.backward && i < it->base.copies; i++) {
         CARRY_TRY(forward_on(it, i));
     }
     return CARRY_OK;

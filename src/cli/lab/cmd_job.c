@@ -412,8 +412,8 @@ static int run(int count, char **arguments) {
     if (!chosen->takes_id && o.words > 0 && chosen->run != submit) {
         return cli_refuse("job %s takes no '%s'", chosen->name, cli_shown(shown, o.word[0]));
     }
-    if (chosen->run != submit &&
-        cli_store_there(o.store_path) != CLI_DONE) { /* for work: the store was removed while it started */
+    /* A worker's store may have been removed while the worker started. */
+    if (chosen->run != submit && cli_store_there(o.store_path) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
     return act(&o, &common, chosen);

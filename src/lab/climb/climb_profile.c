@@ -144,8 +144,8 @@ static void read_line(reading *r, const carry_json *line) {
         (void)carry_climb_line(r->figure->hotspots, sizeof r->figure->hotspots, text_of(line, "hotspots"));
         r->hotspots = MOST_HOTSPOTS;
     }
-    if (carry_json_find(line, "by") !=
-        NULL) { /* a line of carry profile: a place, whose rate is not that of the command */
+    /* carry profile prints such lines for places, whose rates are not that of the command. */
+    if (carry_json_find(line, "by") != NULL) {
         if (strcmp(text_of(line, "by"), "place") == 0) {
             read_hotspot(r, line);
         }

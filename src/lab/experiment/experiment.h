@@ -34,8 +34,8 @@
 #define CARRY_BLOCK_CLEAN "clean"
 #define CARRY_BLOCK_DECODE "decode"
 #define CARRY_RANKS "ranks"
-#define CARRY_INVOCATION \
-    "invocation"                    /* number of the invocation that measured it, from 1; 0, the first, is not stored */
+/* Number of the invocation that measured it, from 1; 0, the first, is not stored. */
+#define CARRY_INVOCATION "invocation"
 #define CARRY_COST "device_seconds" /* of a problem with all its methods, stored at the index of its first result */
 
 /* Curves are metrics too, named WHAT:WHICH; curves with the same WHAT are drawn in one plot. */

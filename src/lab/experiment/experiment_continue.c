@@ -84,8 +84,8 @@ static void settle_points(carry_experiment *e, int stored) {
         point->is_done = is_whole(e, point, first, methods, stored);
         for (int o = first; o < first + methods; o++) {
             e->outcome[o].pending = !point->is_done;
-            if (!point->is_done &&
-                e->outcome[o].reason[0] == '\0') { /* it is measured again, or counts as not measured */
+            /* An incomplete problem is measured again, or counts as not measured. */
+            if (!point->is_done && e->outcome[o].reason[0] == '\0') {
                 (void)snprintf(e->outcome[o].reason, sizeof e->outcome[o].reason, "not reached");
             }
         }

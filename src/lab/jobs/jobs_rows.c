@@ -256,8 +256,8 @@ carry_status carry_job_settle(carry_store *store, int64_t id, int code, const ch
         "WHERE id = ?1 AND state IN ('submitting', 'queued', 'running', 'cancelling')",
         "iisdd", id, (int64_t)code, otherwise, started, ended));
     CARRY_TRY(carry_store_exec(store, "ending a job", statement));
-    if (sqlite3_get_autocommit(store->db) ==
-        0) { /* other processes must see the row ended before the files are removed */
+    /* Other processes must see the row ended before the files are removed. */
+    if (sqlite3_get_autocommit(store->db) == 0) {
         CARRY_TRY(carry_job_transaction(store, "COMMIT"));
     }
     remove_files(store, id);

@@ -273,8 +273,8 @@ static carry_status launch_job(carry_store *store, int64_t id, int lock, pid_t *
     carry_status status = fork_keeper(store, &l, keeper, &go);
     if (status == CARRY_OK) {
         status = mark_running(store, id, *keeper);
-        if (status == CARRY_OK &&
-            write(go, "g", 1) != 1) { /* the keeper is gone already: the row will be seen as lost */
+        /* If the write fails, the keeper is gone, and the row will be seen as lost. */
+        if (status == CARRY_OK && write(go, "g", 1) != 1) {
             carry_log(store->ctx, CARRY_LOG_WARNING, "job %lld: its keeper has ended", (long long)id);
         }
         (void)close(go);

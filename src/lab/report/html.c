@@ -146,8 +146,8 @@ const char *carry_figure_count(char text[CARRY_HTML_FIGURE], int64_t value) {
     char *to = text;
     for (size_t i = 0; i < length; i++) {
         size_t left = length - i;
-        if (figures > 4 && left % 3 == 0 &&
-            left < figures) { /* numbers of four digits are easy to read without separators */
+        /* Numbers of four digits are easy to read without separators. */
+        if (figures > 4 && left % 3 == 0 && left < figures) {
             to = stpcpy(to, THIN);
         }
         *to++ = digits[i];

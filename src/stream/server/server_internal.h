@@ -13,8 +13,8 @@
 #include "stream/server/server.h"
 
 #define CARRY_SERVER_CONNECTIONS (CARRY_HUB_VIEWERS + 64)
-#define CARRY_SERVER_BODY \
-    ((size_t)256 << 10) /* limit of a body or message: eight prompts with every byte escaped fit */
+/* Limit of a body or message: eight prompts with every byte escaped fit. */
+#define CARRY_SERVER_BODY ((size_t)256 << 10)
 
 struct carry_server {
     carry_ctx *ctx; /* of the thread of http/ */
