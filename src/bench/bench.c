@@ -1,4 +1,4 @@
-/* Timing methods on a problem. */
+/* Times methods on a problem. */
 #include "bench/bench.h"
 
 #include <math.h>
@@ -18,7 +18,7 @@
 #define SECONDS 0.3
 #define MOST_SET_BYTES 512e6
 #define MOST_COPIES 64
-#define MOST_BESIDE 0.1 /* seconds of a ceiling's turn */
+#define MOST_BESIDE 0.1 /* maximum seconds of one measurement of a ceiling */
 /* Two measurements of the same product may differ by this factor; a share up to it counts as 100 %. */
 #define EQUAL 1.05
 

@@ -60,7 +60,7 @@ typedef struct carry_bench_options {
        0. */
     void (*keep)(void *user, const carry_bench_result *result, const double *samples);
     void *keep_user;
-    bool (*stop)(void); /* asked between runs; NULL: never */
+    bool (*stop)(void); /* called between runs; NULL: never */
     void (*progress)(void *user, double share);
     void *progress_user;
 } carry_bench_options;

@@ -21,7 +21,7 @@
 typedef struct carry_problem_item {
     char key[CARRY_PROBLEM_WORD];   /* the word, the letters of a size, or the text before = */
     char value[CARRY_PROBLEM_WORD]; /* the text after =, else "" */
-    int64_t number;                 /* of a size, else -1 */
+    int64_t number;                 /* number of a size, else -1 */
     bool asked;
 } carry_problem_item;
 

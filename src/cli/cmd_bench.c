@@ -22,7 +22,7 @@ typedef struct bench_options {
     bool grid;
     int words;
     char **problems;
-    int code; /* rank 0's, in the end */
+    int code; /* the exit code, set by rank 0 */
 } bench_options;
 
 typedef struct show {

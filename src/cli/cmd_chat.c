@@ -14,7 +14,7 @@ typedef struct chat_session {
     carry_ctx *ctx;
     carry_engine_options engine_options;
     carry_engine *engine;
-    carry_model model; /* until the engine has it */
+    carry_model model; /* used until the engine takes it over */
     carry_chat chat;
     bool has_chat;
     carry_sampling sampling;

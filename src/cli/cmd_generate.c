@@ -190,7 +190,7 @@ static int generate(generate_session *d) {
         }
         return cli_failed(d->ctx);
     }
-    (void)on_token(d, 0); /* texts that were never begun */
+    (void)on_token(d, 0); /* texts that were never started */
     if (d->common.verbose > 0 || (isatty(STDERR_FILENO) && !d->common.json)) {
         print_rates(d, carry_seconds() - started);
     }

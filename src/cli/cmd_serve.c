@@ -102,7 +102,7 @@ static void on_ready(void *user) {
     const char *address = d->options.address != NULL ? d->options.address : "127.0.0.1";
     const bool is_ipv6 = strchr(address, ':') != NULL;
     const int port = carry_lm_server_port(d->server);
-    cli_limit_interrupt(0.0); /* requests under way are finished */
+    cli_limit_interrupt(0.0); /* running requests are finished */
     if (d->common.json) {
         char url[256];
         (void)snprintf(url, sizeof url, "http://%s%s%s:%d", is_ipv6 ? "[" : "", address, is_ipv6 ? "]" : "", port);

@@ -22,7 +22,7 @@ typedef struct stream_options {
     double kv_bias, noise, shift, fps, strength, motion, slow_stage0, slow_stage1, change;
 } stream_options;
 
-/* Lines for people on standard output, or JSON. */
+/* Prints text lines on standard output, or JSON. */
 typedef struct stream_display {
     bool json;
     bool redraws;      /* on a terminal: each line replaces the previous one */
@@ -88,7 +88,7 @@ void stream_show_end(stream_display *display, const stream_session *session);
 struct stream_change *stream_change_start(carry_controls *controls, double seconds);
 void stream_change_end(struct stream_change *change);
 
-/* cmd_stream_supervise.c: runs the stream in a child that is restarted. */
+/* cmd_stream_supervise.c: runs the stream in a child process and restarts it. */
 int stream_supervise(carry_ctx *ctx, const stream_options *given, int count, char **arguments);
 /* The file of --state keeps epoch, restarts and controls for the next start. It is written when they change. A file
    with other contents is refused, not replaced. */

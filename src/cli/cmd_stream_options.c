@@ -196,7 +196,7 @@ static int take_options(stream_session *session) {
     carry_pipeline_options *o = &session->pipeline;
     int mode = 0;
     int topology = 0;
-    if (given->depth > CARRY_STAGE_DEPTH) { /* it is an int below */
+    if (given->depth > CARRY_STAGE_DEPTH) { /* it is stored as an int */
         return cli_refuse("--depth %lld: 1 to %d envelopes are under way", (long long)given->depth, CARRY_STAGE_DEPTH);
     }
     if (!(given->change >= 0.0 && given->change <= 86400.0)) {

@@ -266,7 +266,8 @@ carry_status stream_page_open(stream_session *session, carry_ctx *ctx) {
         }
         char path[CARRY_FILE_PATH];
         CARRY_TRY(picture_path(session, path));
-        while (session->pipeline.restarts > 0 && access(path, F_OK) == 0) { /* restarted: after the existing files */
+        while (session->pipeline.restarts > 0 &&
+               access(path, F_OK) == 0) { /* a restarted stream continues after the existing files */
             page->files++;
             CARRY_TRY(picture_path(session, path));
         }

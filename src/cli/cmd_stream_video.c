@@ -35,13 +35,11 @@ carry_status stream_video_open(stream_session *session, carry_ctx *ctx) {
     if (session->options->input == NULL) {
         return CARRY_OK;
     }
+    /* With a pace, the video plays in real time; otherwise every frame is used. */
     const carry_video_options options = {.width = (int)o->width,
                                          .height = (int)o->height,
                                          .keep = (int)(o->chunk * FRAMES),
-                                         .is_live =
-                                             /* With a pace, the video plays in real time; otherwise every frame is
-                                                used. */
-                                         o->fps > 0.0,
+                                         .is_live = o->fps > 0.0,
                                          .fps = o->fps};
     return carry_video_open(ctx, &session->video, session->options->input, &options);
 }

@@ -31,7 +31,7 @@ static const char *count_text(char text[32], double count) {
     return text;
 }
 
-/* The next output starts on a new line. */
+/* Ends a line that is being redrawn, so that the next output starts on a new line. */
 static void end_line(train_session *session) {
     if (session->has_unended) {
         (void)putchar('\n');

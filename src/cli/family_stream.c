@@ -51,7 +51,7 @@ typedef struct instance {
     record of[TOPOLOGIES];
 } instance;
 
-/* Frames in the order shown. */
+/* The frames in the order shown. */
 typedef struct pictures {
     float *pixel;
     size_t count, room;

@@ -77,7 +77,7 @@ static void start_watching(void) {
     }
     is_watching = true;
     (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are for the others */
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before); /* other threads handle signals */
     if (pthread_create(&thread, NULL, watch, NULL) == 0) {
         (void)pthread_detach(thread);
     }

@@ -13,7 +13,7 @@ typedef struct carry_pair {
 } carry_pair;
 
 typedef struct carry_comparison {
-    int pairs, only_a, only_b; /* measured in both, in one */
+    int pairs, only_a, only_b; /* results measured in both runs; only in a; only in b */
     carry_pair *pair;
     int within, faster, slower; /* pairs: within noise, b faster, b slower */
     double mean, low, high;     /* geometric mean of the ratios and of their interval ends */

@@ -1,4 +1,4 @@
-/* Comparing two trainings: speed, loss at equal steps, memory. */
+/* Compares two trainings: speed, loss at equal steps, memory. */
 #ifndef CARRY_LAB_COMPARE_TRAINING_H
 #define CARRY_LAB_COMPARE_TRAINING_H
 

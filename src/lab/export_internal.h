@@ -10,7 +10,7 @@
 /* Ends the object that was begun in `text` and writes it as one line. */
 carry_status carry_export_line(carry_ctx *ctx, FILE *to, const carry_run *run, carry_json_text *text);
 void carry_export_csv_text(FILE *to, const char *text);
-void carry_export_csv_number(FILE *to, double value); /* with a comma before it */
+void carry_export_csv_number(FILE *to, double value); /* writes a comma before it */
 
 /* The time of a step in seconds since 1970, interpolated: the store has only the start and the end of a run. */
 double carry_export_time(const carry_run *run, int64_t step);

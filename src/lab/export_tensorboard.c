@@ -150,7 +150,7 @@ static void write_version(events *e) {
     write_record(e, &event);
 }
 
-/* One value at one step. */
+/* Writes one value at one step. */
 static void write_value(events *e, int64_t step, message *value) {
     message summary = {0};
     message event = {0};

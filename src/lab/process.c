@@ -54,7 +54,7 @@ static void close_if_open(int *file) {
     }
 }
 
-/* In the child: never returns. */
+/* Runs in the child and never returns. */
 static void become(const carry_process *process, const int in[2], const int out[2], const int errors[2], int report) {
     (void)setpgid(0, 0);
     bool ready = true;

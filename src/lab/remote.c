@@ -331,7 +331,7 @@ carry_status carry_remote_check_program(const carry_remote *remote, const char *
         (void)close(file);
     }
     if (got != (ssize_t)sizeof head || memcmp(head, "\177ELF", 4) != 0) {
-        return CARRY_OK; /* a script, or nothing here */
+        return CARRY_OK; /* a script, or a program that is not on this machine */
     }
     const int code = head[5] == 2 ? head[18] << 8 | head[19] : head[19] << 8 | head[18];
     for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {

@@ -1,4 +1,5 @@
-/* Another machine, reached by ssh: our own folder there, a copy of a tree in it, commands, and copying files back.
+/* Another machine, reached by ssh: makes a folder there, copies a tree into it, runs commands, and copies files
+   back.
 
    ssh resolves HOST (~/.ssh/config, or the file that CARRY_SSH_CONFIG names). Passwords are not asked for: a key or
    an agent is needed. The other machine needs sh, tar with gzip, and setsid. Commands are sent to its shell as a

@@ -1,4 +1,4 @@
-/* Prompts to conditioning, with transitions. */
+/* Converts prompts to conditioning, with transitions. */
 #include "stream/conditioning.h"
 
 #include <inttypes.h>
@@ -100,7 +100,7 @@ static int64_t mixture_rows(const carry_conditioning *c, int64_t step) {
     return step == c->steps || c->target_rows > c->from_rows ? c->target_rows : c->from_rows;
 }
 
-/* The next transition starts from the shown conditioning, in full precision. */
+/* Starts the next transition from the current conditioning, in full precision. */
 static void start_from_shown(carry_conditioning *c) {
     const int64_t count = c->text_len * c->text_dim;
     const int64_t rows = mixture_rows(c, c->step);

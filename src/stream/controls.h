@@ -34,7 +34,7 @@ typedef struct carry_control_state {
     int64_t lora;   /* index of the active LoRA, 1 to `loras`; 0: no LoRA */
     int64_t loras;  /* number of LoRAs given at the start; constant */
     bool paused;
-    uint64_t cuts;           /* hard cuts asked for so far */
+    uint64_t cuts;           /* hard cuts requested so far */
     uint64_t prompt_version; /* grows with every change of prompts */
 } carry_control_state;
 

@@ -1,15 +1,15 @@
 /* The contract between the stages, version 1: envelopes from stage 0 to the mesh, results back.
 
-   On the wire a message is a header of 32 bytes, metadata of a fixed size, and tensors one after the other in the order
-   of their specs, each filled up with zeros to a multiple of 8. All numbers are little-endian; envelope_bytes.c lists
-   every field with its offset, and tests/golden/envelope/ keeps the bytes: they are the contract.
+   A message is a header of 32 bytes, metadata of a fixed size, and tensors one after the other in the order of their
+   specs, each padded with zeros to a multiple of 8. All numbers are little-endian. envelope_bytes.c lists every
+   field with its offset, and tests/golden/envelope/ keeps the bytes, which are the contract.
 
        header: magic "CRYE" or "CRYR", u32 version, u32 metadata bytes, u32 number of tensor specs, u64 bytes of all
                tensors, u32 CRC32C of all that follows the header, u32 CRC32C of the header's first 28 bytes
 
-   Validate before you commit: an envelope that carry_envelope_encode accepts can be received; it is refused before a
-   byte is written. A peer's bytes are hostile: carry_envelope_decode checks every length, the CRCs, the version, dtype,
-   rank and shape of every tensor before it gives a view of them. */
+   carry_envelope_encode validates before it writes a byte: an envelope that it accepts can be received. A peer's
+   bytes are untrusted: carry_envelope_decode checks every length, the CRCs, the version, and the dtype, rank and
+   shape of every tensor before it returns views of them. */
 #ifndef CARRY_STREAM_ENVELOPE_H
 #define CARRY_STREAM_ENVELOPE_H
 
@@ -20,8 +20,8 @@
 
 #define CARRY_ENVELOPE_VERSION 1
 #define CARRY_ENVELOPE_HEADER 32
-#define CARRY_ENVELOPE_STEPS 64                  /* the most denoising steps of a chunk */
-#define CARRY_ENVELOPE_BYTES ((size_t)256 << 20) /* the most of one message */
+#define CARRY_ENVELOPE_STEPS 64                  /* maximum number of denoising steps of a chunk */
+#define CARRY_ENVELOPE_BYTES ((size_t)256 << 20) /* maximum bytes of one message */
 
 typedef enum carry_action { CARRY_NOOP, CARRY_INFER, CARRY_SHUTDOWN } carry_action;
 
@@ -31,7 +31,7 @@ typedef struct carry_envelope {
     uint64_t call_id;     /* grows by one with every envelope */
     uint64_t chunk_index; /* grows by one with every INFER */
     uint64_t cache_epoch; /* grows by one at every hard cut */
-    /* Of INFER alone; zero else. */
+    /* For INFER only; zero otherwise. */
     int32_t height, width; /* of the latents */
     int32_t current_start_frame;
     int32_t num_denoise_steps;

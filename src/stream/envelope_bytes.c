@@ -1,13 +1,13 @@
-/* Messages as bytes. The two tables of fields and the two of tensors are the format: encoding, decoding and the printed
-   description walk them.
+/* Messages as bytes. The two tables of fields and the two of tensors define the format; encoding, decoding and the
+   printed description use them.
 
-       header 32 | metadata | specs, 56 each | tensors, each filled up with zeros to a multiple of 8
+       header 32 | metadata | specs, 56 each | tensors, each padded with zeros to a multiple of 8
 
-   A spec: tag (4 bytes of ASCII), type (the same), u32 rank, u32 zero, i64 shape[4] (0 past the rank), u64 bytes. There
-   is one way to write a message: flags and fillings that mean nothing are zero, or the message is refused.
+   A spec: tag (4 ASCII bytes), type (4 ASCII bytes), u32 rank, u32 zero, i64 shape[4] (0 past the rank), u64 bytes.
+   There is exactly one way to write a message: unused flags and padding are zero, or the message is refused.
 
-   Fields are written byte by byte, so the host's order does not matter; tensors are views of the message, so hosts that
-   are not little-endian are refused those. */
+   Fields are written byte by byte, so the host's byte order does not matter. Tensors are views of the message, so
+   hosts that are not little-endian refuse messages with tensors. */
 #include "stream/envelope_bytes.h"
 
 #include <inttypes.h>

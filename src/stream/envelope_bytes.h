@@ -1,4 +1,4 @@
-/* The format of messages as tables, which encoding, decoding and the printed description walk (envelope_bytes.c,
+/* The format of messages as tables, used by encoding, decoding and the printed description (envelope_bytes.c,
    envelope_decode.c). An object is a carry_envelope or a carry_result. */
 #ifndef CARRY_STREAM_ENVELOPE_BYTES_H
 #define CARRY_STREAM_ENVELOPE_BYTES_H
@@ -15,8 +15,8 @@ typedef enum carry_field_kind {
     CARRY_FIELD_U64,
     CARRY_FIELD_I64,
     CARRY_FIELD_F64,
-    CARRY_FIELD_FLAG, /* a bit of a u32 */
-    CARRY_FIELD_ZERO  /* a u32 that means nothing */
+    CARRY_FIELD_FLAG, /* one bit of a u32 */
+    CARRY_FIELD_ZERO  /* a u32 of padding */
 } carry_field_kind;
 
 typedef struct carry_field {

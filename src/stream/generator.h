@@ -16,7 +16,7 @@ typedef struct carry_generator_options {
     int64_t context; /* the maximum number of frames of a recompute, a multiple of the chunk; 0: no recompute */
     int64_t batch;   /* number of steps of a stream batch, up to CARRY_GENERATOR_BATCH; 0: one chunk at a time */
     double shift;
-    carry_dtype dtype; /* of activations, keys and values: f32, or bf16 on a GPU */
+    carry_dtype dtype; /* type of activations, keys and values: f32, or bf16 on a GPU */
     bool no_graphs;    /* on a GPU, for measurements: launch kernels one by one */
 } carry_generator_options;
 

@@ -38,7 +38,7 @@ static carry_status open_stream(carry_generator *g) {
     if (carry_ctx_stream(g->ctx, device) != NULL) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_stream_wait(g->ctx, device, NULL)); /* weights that are still uploaded */
+    CARRY_TRY(carry_stream_wait(g->ctx, device, NULL)); /* weights that are still being uploaded */
     CARRY_TRY(carry_stream_new(g->ctx, &g->far.stream, device));
     return carry_ctx_set_stream(g->ctx, device, g->far.stream);
 }

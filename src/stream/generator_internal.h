@@ -15,7 +15,7 @@ typedef struct carry_generator_slot {
     uint64_t chunk_index, seed;
 } carry_generator_slot;
 
-/* A chunk on a device with memory of its own (generator_device.c). */
+/* A chunk on a device with its own memory (generator_device.c). */
 typedef struct carry_generator_device {
     carry_stream *stream;                /* owned by the generator; NULL: the context already had a stream */
     void *memory;                        /* of the tensors */
@@ -48,7 +48,7 @@ struct carry_generator {
     void *take_user;
     bool is_again;
     carry_generator_slot slot[CARRY_GENERATOR_SLOTS]; /* the chunks of a stream batch, newest first */
-    int slots;                                        /* chunks that are in it */
+    int slots;                                        /* number of chunks in it */
     carry_generator_device far;                       /* closed on the CPU */
 };
 

@@ -41,7 +41,7 @@ static const item table[] = {
     {"a sink of", IN(sink), NUMBER},
     {"a depth of", IN(depth), NUMBER},
     {"build", IN(build), WORDS},
-    {"common weights", IN(weights), WEIGHTS}, /* of those that have them */
+    {"common weights", IN(weights), WEIGHTS}, /* compared among the ranks that have them */
 };
 enum { ITEMS = sizeof table / sizeof table[0] };
 

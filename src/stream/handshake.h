@@ -10,9 +10,9 @@
 #include "model/dit/dit.h"
 
 typedef struct carry_handshake {
-    int mesh;          /* ranks that share the generator */
+    int mesh;          /* number of ranks that share the generator */
     uint64_t model;    /* carry_handshake_model */
-    carry_dtype dtype; /* that weights are computed with */
+    carry_dtype dtype; /* type in which the model computes */
     carry_dit_cache_options cache;
     int depth;         /* envelopes under way */
     const char *build; /* options that change the format of messages; NULL: none */

@@ -244,7 +244,7 @@ carry_status carry_link_tell(carry_link *link, carry_message_kind kind, const vo
 }
 
 carry_status carry_link_flush(carry_link *link) {
-    const double start = carry_seconds(); /* one deadline for all of them */
+    const double start = carry_seconds(); /* one deadline for all requests */
     for (int i = 0; i < link->slots && link->world != NULL; i++) {
         slot *s = &link->out[(link->next + i) % link->slots]; /* the oldest first */
         int done;
@@ -326,7 +326,8 @@ carry_status carry_link_wait(carry_link *link, double seconds, bool *there) {
     const double now = carry_seconds();
     const double sign = link->said + deadline / SIGNS;
     CARRY_TRY(look(link));
-    *there = link->come > 0 || link->next_state < 0 || now > link->heard + deadline; /* receive reports what is wrong */
+    /* carry_link_receive reports the error. */
+    *there = link->come > 0 || link->next_state < 0 || now > link->heard + deadline;
     if (*there) {
         return CARRY_OK;
     }

@@ -64,7 +64,7 @@ typedef struct carry_link_options {
 
 typedef struct carry_link carry_link;
 carry_status carry_link_open(carry_comm *world, carry_link **made, int peer, const carry_link_options *options);
-/* Two ends of one rank. */
+/* Makes the two ends of a link within one rank. */
 carry_status carry_link_pair(carry_ctx *ctx, carry_link **stage, carry_link **leader,
                              const carry_link_options *options);
 /* Cancels pending messages and does not wait. NULL is fine. */
@@ -79,7 +79,7 @@ size_t carry_link_capacity(const carry_link *link); /* out_most */
 carry_status carry_link_send(carry_link *link, carry_message_kind kind, size_t bytes);
 /* carry_link_slot and carry_link_send in one call: copies the bytes, cut to the size of a slot. */
 carry_status carry_link_tell(carry_link *link, carry_message_kind kind, const void *bytes, size_t size);
-/* Waits until everything that was sent has arrived. */
+/* Waits until every message sent has arrived. */
 carry_status carry_link_flush(carry_link *link);
 
 /* From now on this end sends no heartbeats while it waits; call it before the last message. */

@@ -136,7 +136,7 @@ static carry_call call_of(const carry_envelope *e) {
         .group = "mesh", .call_id = e->call_id, .chunk_index = e->chunk_index, .cache_epoch = e->cache_epoch};
 }
 
-/* Sent to the workers before an envelope. */
+/* Sent to the workers before each envelope. */
 typedef struct notice {
     uint64_t size;
     int64_t lora;
@@ -148,7 +148,7 @@ static carry_status spread(carry_mesh *mesh, const void *bytes, size_t size) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_broadcast(mesh->comm, &announced, sizeof announced, 0));
-    /* The root only reads it. */
+    /* The root of a broadcast only reads its buffer. */
     return carry_broadcast(mesh->comm, (void *)(uintptr_t)bytes, size, 0);
 }
 

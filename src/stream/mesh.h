@@ -46,7 +46,7 @@ void carry_mesh_free(carry_mesh *mesh);
    carry_mesh_lead handles messages until then. */
 carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed);
 carry_status carry_mesh_lead(carry_mesh *mesh, carry_link *link);
-/* Any other rank: until SHUTDOWN. */
+/* For every other rank: works until SHUTDOWN. */
 carry_status carry_mesh_work(carry_mesh *mesh);
 
 #endif

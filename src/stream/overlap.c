@@ -57,7 +57,7 @@ void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *t) {
     const double period = overlap->has_before ? t->period : NAN;
     const double hidden = overlap->has_before ? carry_overlap_hidden(t) : NAN;
     const double shorter = fmin(t->stage0, t->stage1);
-    const double score = shorter > 0 ? hidden / shorter : NAN; /* NaN: nothing could be hidden */
+    const double score = shorter > 0 ? hidden / shorter : NAN; /* NaN: there was nothing to hide */
     const bool counts = overlap->chunks >= CARRY_OVERLAP_WARMUP && !isnan(score);
     overlap->has_before = true;
     overlap->chunks++;

@@ -1,9 +1,10 @@
-/* Is the pipeline a pipeline? Stage times, period, hidden time and the score, from durations measured where they
-   happen.
+/* Measures whether the stages of a pipeline overlap: stage times, period, hidden time and the score, from durations
+   that each stage measures itself.
 
-       hidden = max(0, t0 + t1 - period);  score = median over chunks of hidden / min(t0, t1), the first 10 left out
+       hidden = max(0, t0 + t1 - period);  score = median over chunks of hidden / min(t0, t1), without the first 10
 
-   1: the period equals the slower stage; 0: the stages take turns. The gate is 0.30. No clocks are compared. */
+   A score of 1: the period equals the time of the slower stage. 0: the stages take turns. The gate is 0.30. Clocks
+   of different machines are never compared. */
 #ifndef CARRY_STREAM_OVERLAP_H
 #define CARRY_STREAM_OVERLAP_H
 
@@ -26,7 +27,7 @@ typedef struct carry_chunk_times {
     double period;                    /* since the end of the previous chunk at stage 0, without waits for the pace */
     /* Since the change of prompts that this chunk is the first to show; 0: it shows no change. */
     double prompt;
-    int depth; /* envelopes under way when this one was sent */
+    int depth; /* envelopes in progress when this one was sent */
 } carry_chunk_times;
 
 typedef struct carry_overlap carry_overlap;

@@ -47,7 +47,7 @@ typedef struct carry_pipeline_options {
     double motion;                   /* the share of the strength that fast motion removes, 0 to 1 */
     double fps;                      /* maximum number of frames shown per second; 0: no limit */
     uint64_t first_epoch;            /* after a restart */
-    uint64_t restarts;               /* so far, to be shown */
+    uint64_t restarts;               /* restarts so far, for display */
 } carry_pipeline_options;
 
 typedef struct carry_pipeline_hooks {

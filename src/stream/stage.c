@@ -304,9 +304,10 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
         s->under_way--;
         return CARRY_OK;
     }
-    flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0; /* the chunk that is finished */
+    /* The chunk that this result finishes. */
+    flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0;
     carry_stage_keep(s, &result);
-    if (!is_ending) { /* before this one is decoded */
+    if (!is_ending) { /* sends the next envelope before this chunk is decoded */
         CARRY_TRY(carry_stage_send_due(s, s->options->chunk * carry_codec_ratio(s->codec)));
     }
     const carry_call call = {.group = "stage0",

@@ -1,19 +1,19 @@
-/* Stage 0: controls in, envelopes out, results back, frames to the viewers.
+/* Stage 0: reads controls, sends envelopes, receives results, and sends frames to the viewers.
 
-   An envelope is under way from when it is sent until its frames have been decoded (or its result dropped), and up to
-   `depth` are: with two, chunk k+1 has been sent before chunk k is decoded, and the stages work at the same time; with
-   one they take turns. A recompute needs what came before: in mode latent the result of the chunk before, so that the
-   next is sent as soon as a result is there, still before it is decoded; in mode anchor the first frame of the context
-   decoded and encoded again, which lets the mesh wait for the decoder.
+   An envelope is in progress from when it is sent until its frames have been decoded or its result dropped. Up to
+   `depth` envelopes are in progress: with two, chunk k+1 is sent before chunk k is decoded, and the stages work at
+   the same time; with one, they take turns. A recompute needs earlier data. In mode latent it needs the result of
+   the previous chunk, so the next envelope is sent as soon as that result arrives, before it is decoded. In mode
+   anchor it needs the first frame of the context, decoded and encoded again, so the mesh waits for the decoder.
 
-   A prompt is to be seen soon, so nothing is asked for earlier than it is needed. Up to depth 2 the next chunk is sent
-   when the result before it has come, not before; with a pace, when it must be begun to be in time. And where prompts
-   change while a chunk is denoised, the new conditioning is sent behind its envelope, and the mesh takes it for the
-   steps that are left, at least the last. So the first chunk that is finished after a change shows it.
+   A new prompt should be visible soon, so every chunk is requested as late as possible. Up to depth 2 the next chunk
+   is sent only when the previous result has arrived; with a pace, when it must be started to be in time. If prompts
+   change while a chunk is denoised, the new conditioning is sent after the envelope, and the mesh uses it for the
+   remaining steps, at least for the last one. So the first chunk that is finished after a change shows it.
 
-   A hard cut (asked for, or because positions run out) begins an epoch: the decoder forgets, the context is empty, and
-   results of older epochs are dropped as they come and counted. If positions run out, no user asked for a cut: chunks
-   under way are shown first, and nothing is dropped. */
+   A hard cut (requested, or because positions run out) begins an epoch: the decoder is reset, the context is empty,
+   and results of older epochs are dropped and counted. If positions run out, no user asked for a cut: chunks in
+   progress are shown first, and nothing is dropped. */
 #ifndef CARRY_STREAM_STAGE_H
 #define CARRY_STREAM_STAGE_H
 
@@ -65,7 +65,7 @@ typedef struct carry_stage {
     bool has_before;          /* `before` is filled */
     bool has_ended, is_empty; /* the video input has ended; it has no frame for the current chunk */
     carry_stream *stream;     /* the codec's GPU stream, separate from the generator's; NULL: the context's */
-    carry_prompts *prompts;   /* NULL: words are fixed vectors */
+    carry_prompts *prompts;   /* NULL: words are fixed random vectors */
     carry_conditioning *conditioning;
     carry_overlap *overlap;
     carry_control_state state;
@@ -78,7 +78,7 @@ typedef struct carry_stage {
     int changes;
     double recent[CARRY_STAGE_RECENT]; /* seconds from an envelope to its first frame, without waits */
     int64_t start;                     /* frame, since the cut */
-    int64_t chunk_of;                  /* chunks sent since the cut */
+    int64_t chunk_of;                  /* number of chunks sent since the cut */
     bool is_first, is_cut;             /* nothing has been sent yet; nothing has been sent since the cut */
     int64_t step[CARRY_CONTROL_STEPS];
     bool is_told; /* the warning that a stream batch keeps its number of steps was logged */
@@ -95,7 +95,7 @@ typedef struct carry_stage {
     uint16_t *anchor;  /* [context_chunks + depth, channels, 1, height, width] bf16 */
     uint16_t *context; /* [channels, context, height, width] bf16 */
     uint16_t *noise;   /* a chunk, bf16 */
-    bool has_noise;    /* of noise_seed and chunk noise_of */
+    bool has_noise;    /* made for noise_seed and chunk noise_of */
     uint64_t noise_of, noise_seed;
     float *latents; /* one latent frame, all channels, f32; pinned if the codec is on a GPU, as is the next buffer */
     float *pixels;  /* the frames decoded from one latent frame */
@@ -141,7 +141,7 @@ carry_status carry_stage_signal(carry_stage *stage, carry_action action);
 /* Sends a NOOP when nothing has been sent for a while. Otherwise the mesh would take stage 0 for gone at the end,
    when it only shows the remaining results. */
 carry_status carry_stage_remind(carry_stage *stage);
-carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /* past the answers to those */
+carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /* skips the answers to NOOPs */
 /* stage_input.c: the next chunk's latents, from video input noised to `level`, or noise alone without video. The
    frames are read first: their motion determines the noise levels. */
 carry_status carry_stage_read(carry_stage *stage);
@@ -175,6 +175,6 @@ double carry_stage_shows(carry_stage *stage, const carry_about *about);
 /* stage_show.c */
 carry_status carry_stage_show(carry_stage *stage, const carry_flight *flight, const carry_result *result,
                               const carry_about *about);
-void carry_stage_tell(carry_stage *stage, const char *what); /* the state, to the viewers */
+void carry_stage_tell(carry_stage *stage, const char *what); /* sends the state to the viewers */
 
 #endif

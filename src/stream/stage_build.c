@@ -197,7 +197,7 @@ carry_status carry_stage_send(carry_stage *s) {
     carry_envelope e;
     CARRY_TRY(fill(s, &e));
     if (s->is_empty) {
-        return CARRY_OK; /* the video ended with the chunk before */
+        return CARRY_OK; /* the video ended with the previous chunk */
     }
     CARRY_TRY(choose_lora(s));
     CARRY_TRY(post(s, &e));

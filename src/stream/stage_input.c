@@ -1,13 +1,13 @@
-/* Video in: frames are encoded by the same autoencoder and noised to the level of the first step,
+/* Video input: frames are encoded by the same autoencoder and noised to the level of the first step,
 
-       x = (1 - s) z + s noise,  s the sampler's sigma of that level,
+       x = (1 - s) z + s noise,  where s is the sampler's sigma of that level,
 
-   so that what is denoised keeps of the video what the noise left (strength 1: nothing). The sigmas of the steps are
-   those of the model's levels, times the strength.
+   so the result keeps as much of the video as the noise leaves (strength 1: nothing). The sigmas of the steps are
+   those of the model's levels times the strength.
 
-   Motion. A latent chunk that moves fast is hard to invent anew: with as much noise as a still one gets, the motion is
-   lost or smeared. With --motion c the strength of a chunk is strength (1 - c m), where m in [0, 1] is the root mean
-   square difference of successive frames over FAST, averaged with the chunks before, so that it does not jump. */
+   Motion: with as much noise as a still chunk gets, the motion of a fast chunk is lost or smeared. With --motion c
+   the strength of a chunk is strength (1 - c m), where m in [0, 1] is the root mean square difference of successive
+   frames over FAST, averaged with earlier chunks so that it does not jump. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

@@ -117,7 +117,7 @@ static double frames_a_second(carry_stage *s, int64_t frames) {
     s->shown_count++;
     const int64_t kept = s->shown_count < CARRY_STAGE_RATES ? s->shown_count : CARRY_STAGE_RATES;
     double first = now;
-    int64_t sum = 0; /* of those after the first */
+    int64_t sum = 0; /* frames shown after the time `first` */
     for (int64_t i = 1; i <= kept; i++) {
         const int64_t at = (s->shown_count - i) % CARRY_STAGE_RATES;
         first = s->shown[at].seconds;

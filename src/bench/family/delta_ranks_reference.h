@@ -22,7 +22,7 @@ typedef struct carry_delta_ranks_reference {
 /* Allocates the memory, unless the reference is already computed. */
 carry_status carry_delta_ranks_reference_new(carry_ctx *ctx, carry_delta_ranks_reference *reference,
                                              const carry_delta_set *set, bool backward);
-/* A collective, the first time. */
+/* Computes the reference. A collective on the first call; later calls do nothing. */
 carry_status carry_delta_ranks_reference_run(carry_comm *comm, carry_delta_ranks_reference *reference,
                                              carry_delta_set *set, const carry_delta_problem *problem, bool initial);
 void carry_delta_ranks_reference_free(carry_delta_ranks_reference *reference);

@@ -11,7 +11,7 @@ typedef struct carry_bench_ring {
     void *memory;
 } carry_bench_ring;
 
-/* The setting ring=, or none. */
+/* Parses the setting ring=, which may be missing. */
 carry_status carry_bench_ring_parse(carry_ctx *ctx, carry_bench_ring *ring, carry_problem *problem, bool step);
 /* Allocates an empty ring on the plan's device, and frees the previous one. */
 carry_status carry_bench_ring_open(carry_ctx *ctx, carry_bench_ring *ring, const carry_delta_plan *plan, int device);

@@ -25,7 +25,7 @@ typedef struct carry_counts {
     double overlap;                           /* the overlap score, or NaN */
     double slower_stage;                      /* seconds per chunk of the slower stage; 0: not a stream */
     double denoise, recompute, clean, decode; /* seconds per chunk of its parts; 0: no such part */
-    /* Of problems of several ranks: */
+    /* For problems of several ranks: */
     double received;  /* bytes received from other ranks, maximum over ranks */
     double waited;    /* share of its time in which a rank could only wait, maximum over ranks; below 0: unknown */
     double predicted; /* seconds that the planner predicts; 0: no prediction */
@@ -43,7 +43,7 @@ typedef struct carry_deviation {
 } carry_deviation;
 
 #define CARRY_DEVIATIONS 8
-#define CARRY_COPIES 64 /* sets of inputs, at most */
+#define CARRY_COPIES 64 /* maximum number of input sets */
 
 /* The first member of an instance that carry_family_open makes. `parse` sets device and only. */
 typedef struct carry_instance {
@@ -52,14 +52,14 @@ typedef struct carry_instance {
     int device;                    /* where it runs (carry/device.h) */
     int copies, current;           /* number of input sets; index of the last one used */
     char only[CARRY_PROBLEM_WORD]; /* the method named in the problem, or "" */
-    struct carry_timer *timer;     /* of a GPU, else NULL */
+    struct carry_timer *timer;     /* timer of a GPU, else NULL */
 } carry_instance;
 
 typedef struct carry_family {
     const char *name, *about;
     const char *takes;   /* for messages: the words, sizes and keys it accepts */
     const char *example; /* a problem */
-    carry_dtype type;    /* of problems that name none */
+    carry_dtype type;    /* type of problems that name none */
     carry_support support;
     bool is_simulated; /* times are computed, not measured: this machine's ceilings do not apply */
     /* The number of ranks that solve the problem together, or 0. Each of them then has its own instance, and open,

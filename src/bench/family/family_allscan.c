@@ -33,7 +33,7 @@ typedef struct instance {
     int device;
     char way[CARRY_PROBLEM_WORD];          /* the communicator for the GPU's memory, or "" */
     carry_comm *moving;                    /* a communicator over base.comm that moves GPU memory; NULL on the CPU */
-    carry_all_scan_args there[MAX_COPIES]; /* the sets in its memory */
+    carry_all_scan_args there[MAX_COPIES]; /* the sets in the device's memory */
     carry_all_scan_plan *plan;
     void *workspace;
     double *entering, *leaving, *row; /* float64 reference of set 0 */

@@ -1,11 +1,11 @@
-/* One block of a video transformer as problems: block:bf16:h40:d128:ff13824:q2160:kv4320:text512:device=cuda
-   is a block of 14B over 2160 tokens, which go into the last rows of a cache of 4320, and 512 rows of text whose keys
-   and values are there. It is the block that streams and training have (model/dit/dit_block.h).
+/* One block of a video transformer as problems: block:bf16:h40:d128:ff13824:q2160:kv4320:text512:device=cuda is a
+   block of the 14B model over 2160 tokens, which go into the last rows of a cache of 4320 rows, and 512 rows of text
+   whose keys and values exist already. It is the same block that streams and training use (model/dit/dit_block.h).
 
-   Weights are normal with a variance of one over their inputs. Of the result some tokens are compared with the same
-   block on the CPU in f32, their keys and values too; those of other tokens it takes from the cache as it was left.
-   There is one set of tensors, more than a cache for the sizes that matter, and the block works on the x that it left.
- */
+   Weights are normal with a variance of one over the number of their inputs. Some tokens of the result, with their
+   keys and values, are compared with the same block on the CPU in f32, which takes the keys and values of other
+   tokens from the GPU's cache. There is one set of tensors, larger than a cache for the sizes that matter, and each
+   run works on the x that the previous run left. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>

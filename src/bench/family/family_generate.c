@@ -231,7 +231,8 @@ static carry_counts counts(const void *given) {
     const double reading = it->all_begun - it->begun;
     const double writing = it->ended - it->all_begun;
     return (carry_counts){.flops = 2.0 * (double)it->lm->own.trained * tokens,
-                          .bytes = weight_bytes(it) * (double)it->tokens, /* at least once a step */
+                          /* Each step reads the weights at least once. */
+                          .bytes = weight_bytes(it) * (double)it->tokens,
                           .tokens = (double)(it->batch * it->tokens),
                           .first = reading > 0.0 ? reading : 0.0,
                           .prompt_rate = reading > 0.0 ? (double)(it->batch * it->prompt) / reading : 0.0,

@@ -14,7 +14,7 @@ typedef struct carry_product_way {
     int device;
     carry_dtype dtype;               /* of a and b; c is f32 */
     carry_product_function function; /* on the CPU */
-    const carry_kernels *kernels;    /* of 16 bits on the CPU: */
+    const carry_kernels *kernels;    /* for 16-bit operands on the CPU: */
     const carry_bf16 *bf16;          /* NULL: widened to f32 */
     const char *way;                 /* on a GPU */
     char name[24];

@@ -20,7 +20,7 @@ carry_status carry_scan_set_new(carry_ctx *ctx, carry_scan_set *set, const carry
 carry_status carry_scan_set_upload(carry_ctx *ctx, carry_scan_set *to, carry_scan_set *from, int device);
 /* Sets the outputs to NaN, in `host` and in `set`, which may be the same. */
 carry_status carry_scan_set_poison(carry_ctx *ctx, carry_scan_set *set, carry_scan_set *host);
-/* Outputs back to the CPU. */
+/* Copies the outputs back to the CPU. */
 carry_status carry_scan_set_download(carry_ctx *ctx, carry_scan_set *host, carry_scan_set *set);
 void carry_scan_set_free(carry_ctx *ctx, carry_scan_set *set);
 

@@ -48,7 +48,8 @@ static carry_status make(golden *g, carry_tensor *to, const carry_tensor *like, 
     }
     g->owned[g->owned_count++] = data;
     *to = carry_view(data, dtype, like->rank, like->shape);
-    memset(data, 0xff, (size_t)carry_tensor_count(like) * carry_dtype_size(dtype)); /* what is not written shows */
+    /* NaN, so that elements that are not written are noticed. */
+    memset(data, 0xff, (size_t)carry_tensor_count(like) * carry_dtype_size(dtype));
     return CARRY_OK;
 }
 
@@ -66,7 +67,7 @@ static carry_status compare(golden *g, const char *method, const char *tensor, c
                             const carry_tensor *got, double bound) {
     const carry_tensor *expected = find(g, tensor);
     if (expected == NULL) {
-        return CARRY_OK; /* the case does not have it */
+        return CARRY_OK; /* the case does not have this tensor */
     }
     if (expected->dtype != CARRY_F32 || carry_tensor_count(expected) != carry_tensor_count(got)) {
         return carry_fail(g->ctx, CARRY_EFORMAT, "the case %s has a tensor %s of another size or type", g->name,

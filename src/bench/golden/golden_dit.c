@@ -81,7 +81,8 @@ static carry_status run_case(golden_dit *g, carry_tensor *wanted) {
     CARRY_TRY(find(g, wanted, "velocity", 5));
     CARRY_TRY(check_shapes(g, &latents, &context, &t, wanted));
     const int64_t frames = latents.shape[2];
-    const size_t bytes = (size_t)carry_tensor_count(wanted) * sizeof(float); /* it is in memory already */
+    /* Cannot overflow: it is in memory already. */
+    const size_t bytes = (size_t)carry_tensor_count(wanted) * sizeof(float);
     CARRY_TRY(carry_dit_cache_new(g->dit, &g->cache,
                                   &(carry_dit_cache_options){.height = latents.shape[3],
                                                              .width = latents.shape[4],
@@ -92,7 +93,7 @@ static carry_status run_case(golden_dit *g, carry_tensor *wanted) {
     if (g->velocity == NULL) {
         return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: the case %s", g->name);
     }
-    memset(g->velocity, 0xff, bytes); /* what is not written shows */
+    memset(g->velocity, 0xff, bytes); /* NaN, so that elements that are not written are noticed */
     const carry_tensor made = carry_view(g->velocity, CARRY_F32, 5, wanted->shape);
     for (int64_t b = 0; b < latents.shape[0]; b++) {
         carry_dit_cache_reset(g->cache);

@@ -1,8 +1,8 @@
-/* A language model against vectors made elsewhere: a folder with config.json, model.safetensors and
-   expected.safetensors, which holds input_ids [B, T], logits, loss, and grad.NAME for every parameter. The loss is the
-   mean over tokens 2..T of each sequence, the labels being the inputs shifted left. Errors are the norm of the
+/* Compares a language model with vectors from other programs: a folder with config.json, model.safetensors and
+   expected.safetensors, which holds input_ids [B, T], logits, loss, and grad.NAME for every parameter. The loss is
+   the mean over tokens 2..T of each sequence; the labels are the inputs shifted left. Errors are the norm of the
    difference over that of the logits, the relative error of the loss, and the largest error of a gradient's elements
-   over the largest of them. */
+   over the largest element. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -33,7 +33,7 @@ typedef struct golden_lm {
     void *logits; /* on the device */
     float *seen;  /* host copy of the values to compare */
     void *memory;
-    const char *name; /* of the case: the folder's */
+    const char *name; /* of the case: that of the folder */
     void (*report)(void *user, const carry_golden_line *line);
     void *user;
 } golden_lm;
@@ -106,7 +106,8 @@ static carry_status prepare(golden_lm *g, const carry_tensor *ids) {
         g->labels[i] = (i + 1) % options.tokens != 0 ? from[i + 1] : -100;
     }
     carry_stream *stream = carry_ctx_stream(g->ctx, g->device);
-    CARRY_TRY(carry_device_fill(g->ctx, g->logits, g->device, 0xff, logits, stream)); /* what is not written shows */
+    /* NaN, so that elements that are not written are noticed. */
+    CARRY_TRY(carry_device_fill(g->ctx, g->logits, g->device, 0xff, logits, stream));
     return carry_device_fill(g->ctx, g->memory, g->device, 0xff, carry_lm_pass_memory(g->pass), stream);
 }
 

@@ -1,8 +1,9 @@
-/* A tiny video autoencoder against vectors made elsewhere: a folder whose expected.safetensors holds latents
-   [B, F, 16, h, w] and the frames [B, n, 3, 8h, 8w] they decode to, all at once (frames) and as a stream (stream0,
-   stream1, ...; how many latent frames each took follows from its frames: 1 of the stream's first one, then 4 each);
-   and pixels [B, n, 3, H, W] with what they are encoded to (encoded). What is not there is not checked; one of them
-   must be. Everything goes through the codec, as a stream does. */
+/* Compares a tiny video autoencoder with vectors from other programs: a folder whose expected.safetensors holds
+   latents [B, F, 16, h, w] and the frames [B, n, 3, 8h, 8w] that they decode to, in one call (frames) and as a
+   stream (stream0, stream1, ...), and pixels [B, n, 3, H, W] with their encoding (encoded). The number of latent
+   frames of each part of the stream follows from its frames: the first latent frame gives 1 frame, the others 4
+   each. Missing tensors are not checked, but at least one must exist. Everything goes through the codec, as in a
+   stream. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,7 +29,7 @@ typedef struct golden_tae {
     void *user;
     carry_safetensors expected;
     int device;
-    carry_dtype dtype; /* that the codec computes in */
+    carry_dtype dtype; /* type that the codec computes in */
     carry_codec *codec;
     float *made;    /* the tensor under test */
     float *latents; /* [16, F, h, w], the layout of a codec */
@@ -50,7 +51,7 @@ static carry_status find(const golden_tae *g, const carry_tensor **found, const 
 
 /* Allocates memory for a tensor like this one, filled with NaN so that elements that are not written are noticed. */
 static carry_status make(const golden_tae *g, float **made, const carry_tensor *like) {
-    size_t bytes = (size_t)carry_tensor_count(like) * sizeof(float); /* it is in memory already */
+    size_t bytes = (size_t)carry_tensor_count(like) * sizeof(float); /* cannot overflow: it is in memory already */
     free(*made);
     *made = carry_aligned_new(bytes);
     if (*made == NULL) {

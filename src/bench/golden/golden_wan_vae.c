@@ -66,7 +66,7 @@ static void tell_decoded(const golden_wan *g, const char *name) {
     tell(g, name, g->decoded);
 }
 
-/* One latent frame a call. */
+/* Decodes one latent frame per call. */
 static carry_status stream(golden_wan *g) {
     const int64_t count = g->latents->shape[2];
     const int64_t area = g->latents->shape[3] * g->latents->shape[4];

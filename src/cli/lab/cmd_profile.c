@@ -36,7 +36,7 @@ typedef struct session {
     carry_ctx *ctx;
     carry_recorder *recorder;
     carry_activity_log *gpu; /* NULL: GPU activity is not recorded */
-    char without_gpu[256];   /* why, where there is one */
+    char without_gpu[256];   /* why GPU activity is not recorded, or "" */
     carry_store *store;
     int64_t run;
     int64_t steps; /* that the window had */
@@ -368,7 +368,7 @@ static int run_options(profile_options *given, int count, char **arguments) {
     (void)cli_command(given->command, sizeof given->command, name, count, arguments);
     split(given, count, arguments);
     bool json = given->common.json;
-    if (given->diff || given->verb == NULL) { /* no verb parses the rest */
+    if (given->diff || given->verb == NULL) { /* no verb will parse the arguments */
         given->own_count = count;
         memcpy(given->own, arguments, (size_t)count * sizeof *arguments);
     }

@@ -22,7 +22,7 @@ typedef struct run_options {
     const char *path, *stage, *store, *name, *resumed, *wikitext;
     bool unstored, quiet;
     char command[MOST_COMMAND];
-    int code; /* rank 0's, in the end */
+    int code; /* the exit code, set by rank 0 */
 } run_options;
 
 typedef struct show {
@@ -88,7 +88,7 @@ static void print_outcome_json(const carry_outcome *o) {
     cli_json_close();
 }
 
-/* Said when it is new. */
+/* Prints the note when it has changed. */
 static void print_note(show *s, const carry_outcome *o) {
     char note[CARRY_COLLECTIVE_NOTE];
     if (o->ranks > 0 && strcmp(carry_collective_note(note, o->ranks, o->cores), s->note) != 0) {

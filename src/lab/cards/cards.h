@@ -81,7 +81,7 @@ typedef struct carry_library {
     carry_library_problem *problem;
 } carry_library;
 
-/* "card", "topic", "finding", and their folders. */
+/* The name of a kind, "card", "topic" or "finding", and its folder. */
 const char *carry_page_kind_name(carry_page_kind kind);
 const char *carry_page_folder(carry_page_kind kind);
 

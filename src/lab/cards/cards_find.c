@@ -142,7 +142,7 @@ static carry_status read_pages(carry_ctx *ctx, sqlite3 *db, const carry_library 
     return code == SQLITE_DONE ? CARRY_OK : failed(ctx, db, "searching");
 }
 
-/* Cut at a whole character. */
+/* Cuts a text at a whole character. */
 static void copy_cut(char *to, size_t size, const char *from) {
     size_t length = strlen(from);
     if (length >= size) {

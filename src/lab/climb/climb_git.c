@@ -1,4 +1,4 @@
-/* The climb's questions to git. */
+/* The climb's calls of git. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -207,7 +207,7 @@ carry_status climb_describe(carry_climb *climb, char *text, size_t size, const c
             *next++ = '\0';
         }
         char *at;
-        added += strtol(line, &at, 10); /* binary files have dashes: 0 */
+        added += strtol(line, &at, 10); /* binary files have dashes instead of numbers, read as 0 */
         at = strchr(line, '\t');
         removed += at != NULL ? strtol(at, NULL, 10) : 0;
         const char *name = strrchr(line, '\t');

@@ -62,7 +62,7 @@ typedef struct climb_git_call {
 carry_status climb_git(carry_climb *climb, char **output, const climb_git_call *call);
 /* Stores git's exit code instead of failing, for queries. The output is dropped. */
 carry_status climb_git_asks(carry_climb *climb, int *code, const climb_git_call *call);
-/* A hash that git prints. */
+/* Reads a hash that git prints. */
 carry_status climb_git_hash(carry_climb *climb, char hash[CLIMB_HASH], const climb_git_call *call);
 carry_status climb_find_root(carry_climb *climb);
 carry_status climb_head(carry_climb *climb, char hash[CLIMB_HASH]);
@@ -71,7 +71,7 @@ carry_status climb_tree(carry_climb *climb, char tree[CLIMB_HASH], const char *f
 /* Fails if a file of the tree that the last climb_tree wrote has changed since. */
 carry_status climb_tree_stands(carry_climb *climb, const char *folder);
 carry_status climb_refuse_dirty(carry_climb *climb, const char *why);
-/* "2 files, +10 -3: src/a.c, src/b.c". */
+/* Describes a change: "2 files, +10 -3: src/a.c, src/b.c". */
 carry_status climb_describe(carry_climb *climb, char *text, size_t size, const char *base, const char *tree);
 carry_status climb_identity(carry_climb *climb);
 

@@ -36,7 +36,7 @@ typedef struct carry_climb_entry {
     int number;
     const char *title;
     const char *date;   /* 2026-03-01T12:00:00Z */
-    const char *commit; /* of the change, or none */
+    const char *commit; /* commit of the change, or none */
     const char *hypothesis, *change;
     const char *tests, *result; /* the test command, and its result */
     const char *profile, *job, *trace, *hotspots;

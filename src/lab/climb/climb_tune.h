@@ -44,7 +44,7 @@ typedef struct carry_tune_result {
     double start_seconds, best_seconds;
     double gain; /* of the best over the start: the product of the kept steps' ratios */
     int steps, kept;
-    int saved; /* plans put into the wisdom */
+    int saved; /* plans saved in the wisdom */
     char saved_as[512];
     char not_saved[512]; /* what was not saved and what to write instead, or the reason; "": everything was saved */
 } carry_tune_result;
@@ -52,7 +52,7 @@ typedef struct carry_tune_result {
 carry_status carry_tune(carry_ctx *ctx, carry_tune_result *result, const char *problem,
                         const carry_tune_options *options);
 
-/* "chunkwise, chunk 256, 2 threads". */
+/* Formats a setting: "chunkwise, chunk 256, 2 threads". */
 const char *carry_tune_text(char text[96], const carry_tune_setting *setting);
 
 #endif

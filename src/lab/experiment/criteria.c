@@ -198,7 +198,7 @@ static double average(judge *j, const node *n) {
     int count = 0;
     for (int i = 0; i < j->count; i++) {
         if (belongs(j, n, &j->outcomes[i])) {
-            sum += figure(j, n, &j->outcomes[i]); /* NaN, with its reason, stays */
+            sum += figure(j, n, &j->outcomes[i]); /* a NaN and its reason are kept */
             count++;
         }
     }
@@ -261,7 +261,7 @@ static double growth(judge *j, const node *n, const char *along) {
         if (isnan(growth_here)) {
             return NAN;
         }
-        least = fmin(least, growth_here); /* fmin leaves a NaN out */
+        least = fmin(least, growth_here); /* fmin ignores a NaN */
     }
     return least;
 }

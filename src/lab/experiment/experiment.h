@@ -80,7 +80,7 @@ typedef struct carry_experiment {
     carry_stage stage[CARRY_EXPERIMENT_STAGES];
     carry_point point[CARRY_EXPERIMENT_POINTS];
     carry_experiment_criterion criterion[CARRY_EXPERIMENT_CRITERIA];
-    carry_outcome *outcome; /* one per point and method */
+    carry_outcome *outcome; /* one per problem and method */
     double budget;          /* seconds for all stages; 0: no limit */
     double price;           /* of a GPU hour; 0: not stated */
     double contention;      /* largest share of its processor time that a problem lost to other processes */
@@ -99,9 +99,9 @@ carry_status carry_experiment_load_text(carry_ctx *ctx, carry_experiment **exper
 void carry_experiment_free(carry_experiment *experiment);
 
 typedef struct carry_experiment_options {
-    const char *stage; /* only this one; NULL: all */
+    const char *stage; /* measure only this stage; NULL: all */
     uint64_t seed;
-    carry_store *store; /* or NULL: nothing is kept */
+    carry_store *store; /* NULL: nothing is stored */
     int64_t run;
     int continues; /* for a run that already has results: the number of this invocation (carry_store_resume), else 0 */
     carry_comm

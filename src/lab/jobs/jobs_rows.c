@@ -138,7 +138,7 @@ static carry_status fill_row(carry_store *store, carry_job_row *row, sqlite3_stm
     row->process_start = sqlite3_column_int64(from, 12);
     copy_text(row->boot, sizeof row->boot, from, 13);
     copy_text(row->host, sizeof row->host, from, 14);
-    char stored[CARRY_JOB_PATH]; /* the project may have moved since */
+    char stored[CARRY_JOB_PATH]; /* the project may have moved since the submission */
     copy_text(stored, sizeof stored, from, 15);
     CARRY_TRY(carry_job_file(store, row->is.log, row->is.id, "log"));
     const char *reason = why_held(store, row, stored);

@@ -45,7 +45,7 @@ static const char *state_of(const char *text) {
     return NULL;
 }
 
-/* "3:0": exit code and signal. */
+/* Parses "3:0": exit code and signal. */
 static int code_of(const char *text) {
     char *end;
     if (!isdigit((unsigned char)text[0])) {

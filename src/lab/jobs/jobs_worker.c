@@ -70,7 +70,7 @@ static void become_command(const launch *l, pid_t keeper) {
         complain(l->row.is.folder);
         _exit(NOT_STARTED);
     }
-    environ = l->environment; /* execvp looks in its PATH */
+    environ = l->environment; /* execvp searches the PATH of the job */
     (void)execvp(l->arguments[0], l->arguments);
     complain(l->arguments[0]);
     _exit(NOT_STARTED);

@@ -1,4 +1,4 @@
-/* Sums over tracks, categories, differences. */
+/* Sums over tracks and categories, and differences between runs. */
 #include "lab/profile/hotspots.h"
 
 #include <math.h>

@@ -68,7 +68,7 @@ const char *carry_activity_category(carry_activity_kind kind);
 /* The same place in two runs, matched by category, name and file, since lines may move between runs. */
 typedef struct carry_hotspot_change {
     carry_hotspot a, b; /* calls is 0 where the place is missing */
-    double change;      /* of self, b - a */
+    double change;      /* b - a, in seconds of self time */
 } carry_hotspot_change;
 
 /* Sorted by the size of the change, the largest first. The caller frees *changes. */

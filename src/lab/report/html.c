@@ -22,7 +22,7 @@ static int utf8_length(const unsigned char *at, uint32_t *character) {
     }
     *character = *at & (0x7Fu >> length);
     for (int i = 1; i < length; i++) {
-        if ((at[i] & 0xC0) != 0x80) { /* the 0 at the end of the text stops here as well */
+        if ((at[i] & 0xC0) != 0x80) { /* this also stops at the terminating 0 */
             return 0;
         }
         *character = *character << 6 | (at[i] & 0x3Fu);

@@ -25,7 +25,7 @@ typedef struct carry_plot_axis {
     double low, high;         /* low == high: from the data */
     const double *tic;        /* positions of tick labels; NULL: chosen automatically */
     const char *const *names; /* y only: categories 0, 1, ... from the top, instead of numbers */
-    int tics;                 /* of tic, or of names */
+    int tics;                 /* number of entries in tic, or in names */
 } carry_plot_axis;
 
 typedef struct carry_plot_series {

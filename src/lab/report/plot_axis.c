@@ -60,7 +60,7 @@ static void take_digits(carry_scale *to, const char *digits, int step) {
 /* Places as many ticks at 1, 2, 5 and whole decades as are readable; a narrow range has ticks at equal steps. */
 static void choose_log_tics(carry_scale *to) {
     double decades = log10(to->high / to->low);
-    bool wide = to->is_x && to->axis->unit == CARRY_PLOT_SECONDS; /* figures that need their room */
+    bool wide = to->is_x && to->axis->unit == CARRY_PLOT_SECONDS; /* labels with units need more space */
     if (wide && decades >= 1.3) {
         take_digits(to, "1", (int)ceil(decades / 4.0));
     } else if (decades < 2.2) {

@@ -7,7 +7,7 @@
 #include "lab/report/report_parts.h"
 
 #define ANY (-1)
-#define ROWS 200 /* as many as are kept */
+#define ROWS 200 /* as many rows as are stored */
 
 typedef struct column {
     const char *what, *heading;

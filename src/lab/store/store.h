@@ -61,7 +61,7 @@ typedef struct carry_stored_result {
     int64_t products;
     double median, spread; /* seconds; interquartile range over the median */
     double flops, bytes, workspace, tokens;
-    double share; /* of the ceiling that binds */
+    double share; /* share of the binding ceiling */
     double error, error_absolute, bound;
     double gemm_gflops, copy_gbytes_s; /* ceilings of this run */
 } carry_stored_result;
@@ -144,7 +144,7 @@ typedef struct carry_run {
 carry_status carry_store_find(carry_store *store, int64_t *run, const char *text);
 carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id);
 void carry_run_free(carry_run *run);
-/* A run at a glance. */
+/* A short description of a run. */
 typedef struct carry_run_line {
     int64_t id;
     char kind[32], name[128], state[16], decision[16], commit[64];

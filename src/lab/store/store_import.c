@@ -267,7 +267,7 @@ static carry_status import_run(const source *s, int64_t *id, bool *is_new, const
     return import_lists(s, *id, from);
 }
 
-/* One more place, or NULL. */
+/* Adds an element and returns it, or NULL. */
 static carry_imported *add_imported(carry_imported **all, int *count) {
     carry_imported *larger = realloc(*all, ((size_t)*count + 1) * sizeof *larger);
     if (larger == NULL) {

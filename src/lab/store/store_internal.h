@@ -33,7 +33,7 @@ carry_status carry_store_finish(carry_store *store, carry_status status, const c
 carry_status carry_store_insert_result(carry_store *store, int64_t run, const carry_stored_result *r,
                                        const double *samples, int count);
 carry_status carry_store_samples(carry_store *store, int64_t result, const double *samples, int count);
-/* Statements without values or rows. */
+/* Runs statements without values or rows. */
 carry_status carry_store_script(carry_store *store, const char *doing, const char *sql);
 
 #endif

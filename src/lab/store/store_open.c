@@ -175,7 +175,7 @@ static carry_status mark_killed(carry_store *store) {
     int64_t gone[KILLED_AT_ONCE];
     int count;
     if (sqlite3_db_readonly(store->db, "main") == 1) {
-        return CARRY_OK; /* they can be read all the same */
+        return CARRY_OK; /* the store can still be read */
     }
     do {
         CARRY_TRY(find_killed(store, gone, KILLED_AT_ONCE, &count));

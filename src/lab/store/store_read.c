@@ -26,7 +26,7 @@ static void *grow(void **array, int *count, size_t size) {
     if (*count >= MOST_ROWS) {
         return NULL;
     }
-    if ((*count & (*count - 1)) == 0) { /* a power of two: full */
+    if ((*count & (*count - 1)) == 0) { /* at a power of two the array is full */
         size_t wanted = *count == 0 ? 1 : 2 * (size_t)*count;
         void *larger = realloc(*array, wanted * size);
         if (larger == NULL) {

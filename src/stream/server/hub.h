@@ -16,7 +16,7 @@
 #define CARRY_HUB_VIEWERS 256 /* maximum number of viewers; further ones are refused */
 
 typedef struct carry_frame {
-    uint64_t number; /* from 0, of the stream */
+    uint64_t number; /* number in the stream, from 0 */
     uint64_t chunk_index, cache_epoch;
     double seconds; /* carry_seconds when it was published */
     int width, height;
@@ -48,7 +48,7 @@ typedef struct carry_stream_figures {
     int64_t reductions_large, reductions_small; /* all-reduces of the mesh per forward */
     uint64_t viewer_dropped;
     bool paused;
-    char state[96]; /* "streaming", "paused", or what went wrong */
+    char state[96]; /* "streaming", "paused", or an error */
 } carry_stream_figures;
 
 typedef struct carry_hub carry_hub;
@@ -60,7 +60,7 @@ void carry_hub_free(carry_hub *hub);
 /* pixels: [3, height, width] f32 in [0, 1]; NaN is black. A newer epoch acts as a cut; a frame of an older epoch is
    dropped silently. */
 carry_status carry_hub_publish(carry_hub *hub, const float *pixels, uint64_t chunk_index, uint64_t cache_epoch);
-void carry_hub_cut(carry_hub *hub, uint64_t cache_epoch); /* frames of older epochs are forgotten */
+void carry_hub_cut(carry_hub *hub, uint64_t cache_epoch); /* frames of older epochs are removed */
 /* Starts a new epoch without a cut: frames that were published before it are still shown. */
 void carry_hub_follow(carry_hub *hub, uint64_t cache_epoch);
 void carry_hub_set_figures(carry_hub *hub, const carry_stream_figures *figures);
@@ -70,8 +70,9 @@ void carry_hub_figures(carry_hub *hub, carry_stream_figures *figures);
    until it is given back or the next one is taken. A new viewer starts with the newest frame. Viewers must leave
    before the hub is freed. */
 typedef struct carry_viewer carry_viewer;
-carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer);           /* CARRY_ERANGE: too many */
-carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer); /* likewise, not counted as a viewer */
+carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer); /* CARRY_ERANGE: too many */
+/* As carry_hub_join, but not counted as a viewer. */
+carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer);
 void carry_hub_leave(carry_viewer *viewer);
 bool carry_viewer_take(carry_viewer *viewer, carry_frame *frame); /* false: none yet */
 void carry_viewer_give_back(carry_viewer *viewer);

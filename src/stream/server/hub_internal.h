@@ -7,7 +7,7 @@
 #include "stream/server/hub.h"
 #include "stream/server/hub_jpeg.h"
 
-#define CARRY_HUB_TIMES 512 /* release times that are remembered, for the rate */
+#define CARRY_HUB_TIMES 512 /* number of release times kept to compute the rate */
 
 typedef struct hub_frame {
     carry_frame frame;
@@ -19,7 +19,7 @@ typedef struct hub_frame {
 
 struct carry_viewer {
     carry_hub *hub;
-    uint64_t next; /* the number it waits for */
+    uint64_t next; /* number of the frame it waits for */
     uint64_t dropped;
     hub_frame *held;
     int place;  /* in hub->viewer */
@@ -31,7 +31,7 @@ struct carry_hub {
     int width, height;
     double fps;
 
-    pthread_mutex_t publishing; /* one encodes at a time */
+    pthread_mutex_t publishing; /* held while one thread encodes */
     carry_jpeg *jpeg;
 
     pthread_mutex_t waking;

@@ -10,7 +10,7 @@
 #include "stream/server/hub.h"
 
 typedef struct carry_film_state {
-    char path[CARRY_FILE_PATH]; /* the file that is written */
+    char path[CARRY_FILE_PATH]; /* the file being written */
     int files;
     uint64_t frames, bytes, dropped; /* of all its files */
     bool ended;                      /* the recording ended by itself, with an error message */

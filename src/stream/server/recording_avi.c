@@ -12,7 +12,7 @@
 #include "core/error.h"
 #include "core/file.h"
 
-#define HEADER 224     /* up to the first frame */
+#define HEADER 224     /* bytes before the first frame */
 #define MOVI 220       /* offset of "movi", from which the index counts */
 #define INDEX_HEADER 8 /* size of the header of the index and of each frame */
 #define INDEX_ENTRY 16
@@ -89,7 +89,7 @@ static void put_stream_header(writer *w, const carry_avi *avi, double rate) {
     put_name(w, "vids");
     put_name(w, "MJPG");
     put_zeros(w, 3);
-    put32(w, 1000); /* rate over scale: frames a second */
+    put32(w, 1000); /* rate over scale: frames per second */
     put32(w, (uint64_t)llround(1000.0 * rate));
     put32(w, 0);
     put32(w, avi->frames);
@@ -123,7 +123,7 @@ static void make_header(const carry_avi *avi, unsigned char header[HEADER], uint
     put32(&w, avi->bytes - 8);
     put_name(&w, "AVI ");
     put_name(&w, "LIST");
-    put32(&w, MOVI - 8 - 20); /* up to the next LIST */
+    put32(&w, MOVI - 8 - 20); /* bytes up to the next LIST */
     put_name(&w, "hdrl");
     put_main_header(&w, avi, with_index, rate);
     put_name(&w, "LIST");

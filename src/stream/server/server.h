@@ -21,7 +21,7 @@
 
 typedef struct carry_server_options {
     const char *address;   /* NULL: 127.0.0.1 */
-    int port;              /* 0: any that is free */
+    int port;              /* 0: any free port */
     const char *token;     /* NULL: no token, which is only allowed on loopback */
     const char *record_to; /* folder for recordings; NULL: recording is refused */
     double patience;       /* seconds for which a client may keep the server waiting; 0: 30 */

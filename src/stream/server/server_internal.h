@@ -17,7 +17,7 @@
 #define CARRY_SERVER_BODY ((size_t)256 << 10)
 
 struct carry_server {
-    carry_ctx *ctx; /* of the thread of http/ */
+    carry_ctx *ctx; /* used by the thread of http/ */
     carry_http_server *http;
     carry_hub *hub;
     carry_controls *controls;
@@ -30,7 +30,7 @@ struct carry_server {
     carry_film_state filmed; /* state of `film`, or of the last recording */
     uint64_t frames_seen;    /* for the health check: number of frames, and the time of the last one */
     double frames_at;
-    uint64_t refused; /* viewers, and messages of viewers */
+    uint64_t refused; /* number of refused viewers and messages */
 };
 
 void carry_server_new_state(carry_server *server); /* renews server->state and asks all viewers to send it */

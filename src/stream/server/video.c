@@ -13,14 +13,14 @@
 #include "stream/server/video_internal.h"
 
 #define LOOK 0.1 /* interval in seconds at which to check whether to stop */
-#define FPS 16.0 /* of a folder that plays */
+#define FPS 16.0 /* frame rate of a folder that plays live */
 
 struct carry_video {
     carry_video_options options;
     carry_video_source source;
     char path[256];
     int damaged;           /* in a row */
-    carry_jpeg_bytes held; /* the frame that is decoded */
+    carry_jpeg_bytes held; /* the frame being decoded */
     bool has_ended;        /* for who reads */
     char end[320];
     /* Of a live source. */

@@ -27,7 +27,7 @@ typedef struct carry_camera_calls {
 } carry_camera_calls;
 
 typedef struct carry_video_options {
-    int width, height;                /* that frames are scaled to */
+    int width, height;                /* size to which frames are scaled */
     int keep;                         /* number of newest frames that are kept of a live source */
     bool is_live;                     /* play a file or folder at its own rate; cameras are always live */
     double fps;                       /* frame rate of a live folder; 0: 16. Files have their own. */
@@ -43,7 +43,7 @@ void carry_video_free(carry_video *video);
  *got is smaller than n when the video has ended or when `stop` (may be NULL) returned true. n is at most `keep`. */
 carry_status carry_video_read(carry_ctx *ctx, carry_video *video, carry_tensor frames, int64_t *got,
                               bool (*stop)(void));
-bool carry_video_is_ready(carry_video *video, int64_t frames); /* would a read not wait? */
+bool carry_video_is_ready(carry_video *video, int64_t frames); /* true if a read would not wait */
 uint64_t carry_video_dropped(carry_video *video);
 const char *carry_video_end(carry_video *video); /* why the video ended; "": it has not ended */
 

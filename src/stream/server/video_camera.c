@@ -28,7 +28,7 @@ typedef struct camera {
         size_t size;
     } buffer[BUFFERS];
     carry_yuyv yuyv;  /* width 0: Motion JPEG */
-    char refused[96]; /* why it does not start */
+    char refused[96]; /* why the camera does not start */
 } camera;
 
 static int open_file(const char *path) {
