@@ -22,27 +22,27 @@
 /* Two measurements of the same product may differ by this factor; a share up to it counts as 100 %. */
 #define EQUAL 1.05
 
-/* One problem under way. */
+/* One problem being timed. */
 typedef struct session {
     carry_ctx *ctx;
     const carry_family *family;
     void *instance;
-    carry_dtype type;        /* of its products */
+    carry_dtype type;        /* type of its products */
     carry_ceilings ceilings; /* for that type and device, once they are measured */
     const carry_bench_options *options;
     carry_comm *comm; /* the ranks that solve the problem together, or NULL */
-    int cores;        /* that those have */
+    int cores;        /* cores of their machines */
     carry_bench_result *results;
     int count;
-    double *samples;          /* MOST_RUNS a method */
+    double *samples;          /* MOST_RUNS per method */
     double *waited, *exposed; /* likewise */
     double *sorted;           /* MOST_RUNS */
     /* On the CPU, a ceiling is measured after each turn of a method: the turn's share of the binding ceiling, and
        that ceiling's rate. */
     carry_yardstick *yardstick; /* NULL: not used, or not created yet */
     const carry_ceilings *given;
-    double *shares, *rates;         /* MOST_RUNS a method */
-    int turns[CARRY_BENCH_METHODS]; /* of them */
+    double *shares, *rates;         /* MOST_RUNS per method */
+    int turns[CARRY_BENCH_METHODS]; /* number of turns measured */
     bool by_copies[CARRY_BENCH_METHODS];
     double spent[CARRY_BENCH_METHODS];
 } session;
@@ -452,7 +452,7 @@ typedef struct together {
     const char *problem;
     const carry_ceilings *ceilings;
     const carry_bench_options *options;
-    carry_bench_result *results; /* rank 0's */
+    carry_bench_result *results; /* results of rank 0 */
     int *count;
 } together;
 

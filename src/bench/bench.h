@@ -27,15 +27,15 @@ carry_status carry_ceilings_measure_on(carry_ctx *ctx, int device, carry_dtype t
 
 typedef struct carry_bench_result {
     char algorithm[24];
-    double median, spread; /* seconds; share of the median */
+    double median, spread; /* seconds; interquartile range over the median */
     int repeats;
     carry_counts counts;
     double share;            /* of the binding ceiling; NaN for a problem of several ranks */
     carry_ceilings ceilings; /* of the device it ran on; on the CPU, the binding one is its median over the turns */
-    int device;              /* that device */
+    int device;              /* the device it ran on */
     carry_dtype type;        /* type of the products in its ceiling */
     carry_deviation worst;   /* the tensor with the largest error relative to its bound */
-    bool planned;            /* the planner's choice */
+    bool planned;            /* it is the planner's choice */
     int rank;                /* the rank that these figures are from (bench_ranks.h) */
     /* Ranks that solved it together, and cores of their machines; 0: not a problem of several ranks. */
     int ranks, cores;

@@ -11,7 +11,7 @@
 /* The results of one rank; after agree(), the worst over all ranks. */
 typedef struct tally {
     carry_status status;
-    int rank; /* whose status it is */
+    int rank; /* the rank that has this status */
     int count;
     char message[256];
     carry_ceilings ceilings;
@@ -68,7 +68,7 @@ static carry_status agree(carry_comm *comm, tally *mine) {
 
 carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceilings) {
     tally mine;
-    memset(&mine, 0, sizeof mine); /* all of it travels */
+    memset(&mine, 0, sizeof mine); /* padding is sent too */
     mine.rank = carry_comm_rank(comm);
     int neighbours;
     CARRY_TRY(carry_collective_neighbours(comm, &neighbours));
@@ -88,7 +88,7 @@ static carry_status bench_together(carry_comm *comm, const char *problem, const 
     if (mine->status == CARRY_EPEER || mine->status == CARRY_ETIMEOUT) {
         return mine->status;
     }
-    const carry_status status = mine->status; /* the same on all */
+    const carry_status status = mine->status; /* the same on all ranks */
     CARRY_TRY(carry_broadcast(comm, mine, sizeof *mine, 0));
     return status;
 }

@@ -100,7 +100,7 @@ carry_status carry_collective_run(carry_ctx *ctx, carry_comm *comm, int ranks, c
 }
 
 carry_status carry_collective_agree(carry_comm *comm, carry_status own) {
-    if (comm == NULL || own == CARRY_EPEER || own == CARRY_ETIMEOUT) { /* the communicator has ended */
+    if (comm == NULL || own == CARRY_EPEER || own == CARRY_ETIMEOUT) { /* the communicator has failed */
         return own;
     }
     int64_t worst = (int64_t)own;
@@ -132,7 +132,7 @@ static int cores_of(const machine *all, int count) {
 /* Gathers the machine of every rank. The caller frees *all, also after a failure. */
 static carry_status gather_machines(carry_comm *comm, machine **all) {
     machine here;
-    memset(&here, 0, sizeof here); /* all of it travels */
+    memset(&here, 0, sizeof here); /* padding is sent too */
     (void)gethostname(here.name, HOST - 1);
     /* A launcher may bind a process to some cores, so the cores it may use are not those of the machine. */
     const bool is_alone = strcmp(carry_comm_name(comm), "mpi") != 0;

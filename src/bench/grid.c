@@ -1,4 +1,4 @@
-/* The planner's evaluation. */
+/* The shapes for evaluating the planner. */
 #include "bench/grid.h"
 
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* Parsing problems. */
+/* Parses problems. */
 #include "bench/problem.h"
 
 #include <ctype.h>

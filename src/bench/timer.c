@@ -1,4 +1,4 @@
-/* Timing on a GPU. */
+/* Times work on a GPU. */
 #include "bench/timer.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@ struct carry_timer {
     carry_stream *stream;
     carry_event *from, *to;
     carry_graph *graph;
-    int runs; /* in the graph */
+    int runs; /* number of runs in the graph */
 };
 
 carry_status carry_timer_new(carry_ctx *ctx, carry_timer **timer, int device) {

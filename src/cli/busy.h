@@ -12,10 +12,10 @@ struct carry_activity_log;
 
 typedef struct cli_busy {
     int64_t from, steps; /* number of the first step, from 1; number of steps, 0: none */
-    double share;        /* 0: not known */
+    double share;        /* 0: unknown */
     /* While the steps run: */
     bool is_open;
-    double wall, processor; /* when they began */
+    double wall, processor; /* values when the steps began */
     struct carry_activity_log *log;
 } cli_busy;
 

@@ -15,7 +15,7 @@ typedef struct chat_line {
     int count;
     int shown;   /* index of the history line being edited; equal to the count: a new line */
     char *kept;  /* the new line, saved while a history line is shown */
-    char *plain; /* of getline */
+    char *plain; /* buffer of getline */
     size_t plain_room;
 } chat_line;
 

@@ -39,7 +39,7 @@ typedef struct cli_texts {
 
 typedef struct cli_option {
     const char *name; /* without dashes */
-    char letter;      /* or 0 */
+    char letter;      /* 0: none */
     cli_kind kind;
     void *target;         /* bool *, int *, int64_t *, double *, double *, size_t *, const char **, cli_texts * */
     const char *argument; /* "N", for help; NULL for flags */
@@ -50,7 +50,7 @@ typedef struct cli_common {
     bool json, help;
     int verbose;
     int64_t threads, seed;
-    double deadline; /* seconds; 0: the library's */
+    double deadline; /* seconds; 0: the library's default */
     const char *kernels, *wisdom;
 } cli_common;
 
@@ -67,8 +67,10 @@ typedef struct cli_verb {
 } cli_verb;
 
 extern const cli_verb cli_list, cli_plan, cli_check, cli_bench;
-extern const cli_verb cli_run, cli_runs, cli_report, cli_profile, cli_climb, cli_job, cli_cards; /* with the lab */
-extern const cli_verb cli_train, cli_train_dit, cli_generate, cli_eval, cli_tokenizer;           /* with training */
+/* Only with the lab. */
+extern const cli_verb cli_run, cli_runs, cli_report, cli_profile, cli_climb, cli_job, cli_cards;
+/* Only with training. */
+extern const cli_verb cli_train, cli_train_dit, cli_generate, cli_eval, cli_tokenizer;
 extern const cli_verb cli_stream, cli_pull, cli_serve, cli_chat, cli_quantise, cli_merge;
 extern const cli_verb *const cli_verbs[]; /* the table in main.c, the only list; NULL at its end */
 
@@ -162,7 +164,7 @@ void cli_json_bytes(const char *key, const char *value,
                     size_t length); /* the text may contain zero bytes; invalid UTF-8 becomes U+FFFD */
 void cli_json_number(const char *key, double value);
 void cli_json_integer(const char *key, int64_t value);
-void cli_json_numbers(const char *key, const uint32_t *values, size_t count); /* a list */
+void cli_json_numbers(const char *key, const uint32_t *values, size_t count); /* writes a list */
 void cli_json_bool(const char *key, bool value);
 void cli_json_close(void);
 

@@ -27,7 +27,7 @@ typedef struct bench_options {
 
 typedef struct show {
     carry_comm *comm;
-    carry_ctx *ctx; /* this rank's */
+    carry_ctx *ctx; /* context of this rank */
     int ranks;
     bool json;
     bool prints; /* true on rank 0; all ranks have the same results */
@@ -114,7 +114,7 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     cli_json_close();
 }
 
-/* "-" for NaN. */
+/* Formats a rate; "-" for NaN. */
 static const char *rate_text(char text[32], double rate) {
     (void)snprintf(text, 32, "%.1f", rate);
     return isnan(rate) ? "-" : text;

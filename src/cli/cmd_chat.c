@@ -28,7 +28,7 @@ typedef struct chat_session {
     chat_conversation conversation;
     chat_line line;
     bool is_over;
-    char failure[256]; /* of the last answer */
+    char failure[256]; /* why the last answer failed */
 } chat_session;
 
 static volatile sig_atomic_t is_stopped;

@@ -124,7 +124,7 @@ static carry_status check_on(carry_ctx *ctx, carry_comm *comm, const char *text,
 typedef struct part {
     const char *text;
     uint64_t seed;
-    tally *first; /* rank 0's */
+    tally *first; /* tally of rank 0 */
 } part;
 
 static carry_status check_part(void *user, carry_comm *comm) {
@@ -162,7 +162,7 @@ typedef struct check_options {
     int on; /* a device; -1: the best device for each check */
     int words;
     char **problems;
-    tally first; /* rank 0's */
+    tally first; /* tally of rank 0 */
 } check_options;
 
 static carry_status check_all(void *user, carry_comm *comm) {

@@ -1,4 +1,4 @@
-/* carry generate: gathering prompts. */
+/* carry generate: collects the prompts. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -146,7 +146,7 @@ static bool take_ids(cli_generating *d, carry_prompt *prompt) {
 }
 
 typedef struct chat_files {
-    carry_json *messages, *tools, *variables; /* NULL where not given */
+    carry_json *messages, *tools, *variables; /* NULL: not given */
 } chat_files;
 
 /* Reads the JSON file of an option and checks its kind. Returns false after printing a message. */

@@ -178,7 +178,7 @@ static const char *find_trace(int count, char **arguments) {
 }
 
 static int parse(stream_options *given, int count, char **arguments) {
-    const char *trace = NULL; /* found before */
+    const char *trace = NULL; /* --trace is handled before parsing */
     const cli_option own[] = {
         {"model", 0, CLI_TEXT, &given->model, "FOLDER", "a model folder of Wan or diffusers, or a .safetensors file"},
         {"demo", 0, CLI_FLAG, &given->demo, NULL, "the model that comes with carry, models/shapes (the default)"},

@@ -17,13 +17,13 @@
 #include "stream/server/server.h"
 #endif
 
-#define DRAIN 3.0 /* seconds at most */
+#define DRAIN 3.0 /* maximum seconds to wait */
 
 struct stream_page {
     carry_ctx *ctx;
     uint64_t files; /* frames written to --out */
     unsigned char *row;
-    bool is_full; /* --out: the disk is */
+    bool is_full; /* --out: the disk is full */
 #ifdef CARRY_HAVE_PAGE
     carry_hub *hub;
     carry_server *server;
@@ -93,7 +93,7 @@ bool stream_page_address(const stream_session *session, char *line, size_t size)
 /* With a pace, frames are released some time after they were made. Waits until the last ones are recorded, too. */
 static void drain_film(stream_session *session, struct stream_page *page) {
     const double start = carry_seconds();
-    double released = 0.0; /* when the last was */
+    double released = 0.0; /* when the last frame was released */
     carry_film_state state = {0};
     while (carry_seconds() - start < DRAIN && !state.ended && state.frames + state.dropped < session->figures.frames &&
            (released == 0.0 || carry_seconds() - released < DRAIN / 10)) {
@@ -288,7 +288,8 @@ static carry_status write_picture(stream_session *session, const float *pixels) 
             page->row[3 * i + c] = (unsigned char)(value > 0.0f ? 255.0f * (value < 1.0f ? value : 1.0f) + 0.5f : 0.0f);
         }
     }
-    const int opened = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666); /* not through a link */
+    /* Does not follow a link. */
+    const int opened = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
     FILE *file = opened >= 0 ? fdopen(opened, "wb") : NULL;
     bool is_written = file != NULL;
     if (file != NULL) {
@@ -302,7 +303,7 @@ static carry_status write_picture(stream_session *session, const float *pixels) 
     }
     const carry_status status = carry_fail(page->ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
     if (file != NULL) {
-        (void)unlink(path); /* half a picture */
+        (void)unlink(path); /* removes a partial picture */
     }
     return status;
 }

@@ -18,7 +18,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 
-#define MOST_RESTARTS 5 /* within a minute */
+#define MOST_RESTARTS 5 /* maximum within a minute */
 /* JSON needs up to 6 bytes for a byte of a prompt. */
 #define STATE_BYTES (6 * CARRY_PROMPTS * CARRY_PROMPT_BYTES + 4096)
 #define UNSTREAMED "0 0 0 {}\n"
@@ -37,7 +37,7 @@ static carry_status read_memory(carry_ctx *ctx, const char *path, memory *m, cha
     *m = (memory){0};
     *controls = NULL;
     CARRY_TRY(carry_file_read(ctx, &text, &length, path, STATE_BYTES));
-    if (length == 0) { /* mktemp makes such */
+    if (length == 0) { /* mktemp makes empty files */
         free(text);
         return CARRY_ENOTFOUND;
     }
@@ -215,7 +215,7 @@ static void say_how(int how, int restarts) {
 }
 
 static int supervise(carry_ctx *ctx, char **command, const char *state) {
-    double recent[MOST_RESTARTS] = {0}; /* when the last were */
+    double recent[MOST_RESTARTS] = {0}; /* times of the last restarts */
     for (int restarts = 0;; restarts++) {
         const pid_t child = start(command);
         if (child < 0) {

@@ -15,7 +15,7 @@
 
 #define VOCABULARY 4096
 #define LEAST 2
-#define ADDED 64 /* tokens, at most */
+#define ADDED 64 /* maximum number of added tokens */
 
 typedef struct tokenizer_session {
     cli_common common;
@@ -373,7 +373,7 @@ static int refuse_unused(const tokenizer_session *d, const char *action, int wor
 static int run(int count, char **arguments) {
     static const struct {
         const char *name;
-        int least; /* words after it */
+        int least; /* minimum number of words after it */
         int (*run)(tokenizer_session *d, int count, char **words);
     } actions[] = {{"train", 0, run_train},
                    {"encode", 1, run_encode},

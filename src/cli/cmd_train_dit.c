@@ -10,8 +10,8 @@
 #include "train/dit/dit_loop.h"
 
 #define KEYS 48
-#define FORMS 3  /* by default */
-#define CHUNKS 8 /* of each stream */
+#define FORMS 3  /* default of --forms */
+#define CHUNKS 8 /* default chunks of each stream */
 #define OWN 9    /* number of options that are not keys, plus the end of the list */
 
 typedef struct dit_session {
@@ -20,7 +20,7 @@ typedef struct dit_session {
     carry_dit_train_hooks hooks;
     bool resume, overwrite, eval, second_prompt, redraws, has_unended;
     const char *show, *device;
-    int64_t forms, chunks; /* of an evaluation */
+    int64_t forms, chunks; /* options of an evaluation */
     carry_ctx *ctx;
     char from[CARRY_FILE_PATH]; /* the checkpoint from which a run continues */
     const char *text[KEYS];     /* as typed */

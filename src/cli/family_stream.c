@@ -57,17 +57,17 @@ typedef struct pictures {
     size_t count, room;
 } pictures;
 
-/* A stream under way. */
+/* A running stream. */
 typedef struct session {
     const instance *it;
-    carry_ctx *ctx; /* of rank 0 */
+    carry_ctx *ctx; /* context of rank 0 */
     carry_pipeline_options options;
     carry_controls *controls;
     carry_stream_figures figures;
     double memory;
-    pictures *kept;           /* NULL: none are */
-    const pictures *expected; /* NULL: compared with none */
-    size_t seen;              /* of the expected */
+    pictures *kept;           /* NULL: pictures are not kept */
+    const pictures *expected; /* NULL: nothing to compare with */
+    size_t seen;              /* pixels compared so far */
     double apart, largest;
 } session;
 
@@ -134,7 +134,7 @@ static carry_status read_numbers(instance *it, carry_problem *problem) {
                           (long long)o->chunks, problem->text, CARRY_OVERLAP_WARMUP, CARRY_OVERLAP_WARMUP + 1,
                           CARRY_OVERLAP_KEPT);
     }
-    if (mesh >= CARRY_RANKS) { /* both are ints below */
+    if (mesh >= CARRY_RANKS) { /* both are stored as int */
         return carry_fail(it->ctx, CARRY_ESIZE, "mesh%lld in '%s': a mesh has at most %d ranks here", (long long)mesh,
                           problem->text, CARRY_RANKS - 1);
     }

@@ -49,10 +49,10 @@ typedef struct instance {
     int device;
     char only[CARRY_PROBLEM_WORD], about[160];
     const carry_lm_recurrence *recurrence;
-    trained of[METHODS]; /* as carry_lm_recurrence_at counts */
+    trained of[METHODS]; /* indexed as by carry_lm_recurrence_at */
 } instance;
 
-/* A training under way. */
+/* A running training. */
 typedef struct session {
     const instance *it;
     trained *to;
@@ -157,7 +157,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     carry_status status = read_problem(it, problem);
     it->options.seed = (int64_t)((seed + (uint64_t)it->options.seed) & INT32_MAX);
     if (status == CARRY_OK) {
-        (void)snprintf(it->options.out, sizeof it->options.out, "-"); /* until there is one */
+        (void)snprintf(it->options.out, sizeof it->options.out, "-"); /* a placeholder until the folder is made */
         status = carry_train_options_check(ctx, &it->options, 1);
     }
     if (status == CARRY_OK) {

@@ -14,7 +14,7 @@
 
 #define CALM 0.01  /* seconds of processor time: below this, the process is waiting, not working */
 #define ENOUGH 0.5 /* above this, it had time to check. In between, the machine may be too busy */
-#define MOST 10.0  /* seconds in any case */
+#define MOST 10.0  /* seconds after which the process ends in any case */
 
 static volatile sig_atomic_t interrupted;
 /* Tenths of a second after which the process ends; 0: it is not ended. */
@@ -92,7 +92,7 @@ void cli_catch_interrupt(void) {
     (void)sigaction(SIGINT, &action, NULL);
     (void)sigaction(SIGTERM, &action, NULL);
     struct sigaction before;
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) { /* nohup has it ignored */
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) { /* nohup ignores SIGHUP */
         (void)sigaction(SIGHUP, &action, NULL);
     }
     /* A file at its size limit (ulimit -f) is then a failed write with an error message. */

@@ -49,7 +49,7 @@ static bool needs_train(const char *name) {
 #endif
 }
 
-static int processes; /* --processes, or 0 */
+static int processes; /* value of --processes, or 0 */
 
 /* Parses --ranks N or --processes N, also with =, before the verb. Returns the number of arguments consumed, or -1
    after printing a message. */

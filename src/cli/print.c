@@ -1,4 +1,4 @@
-/* Printing: JSON lines, colour, times. */
+/* Prints JSON lines, colours and times. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 #define WHOLE 9007199254740992.0 /* 2^53: every whole number below it is exact */
 
-static carry_json_text line; /* under way */
+static carry_json_text line; /* the line being built */
 
 void cli_json_open(void) {
     line.spaced = true;

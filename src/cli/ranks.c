@@ -32,7 +32,7 @@ static const struct {
 
 /* Set by main before the verb runs, and constant afterwards. */
 static cli_launch launch = {.size = 1};
-static int asked; /* --ranks, or 0 */
+static int asked; /* value of --ranks, or 0 */
 static char agreement[CARRY_MAX_AGREEMENT_BYTES];
 
 /* The number in an environment variable, or -1 if it is not set or not a number from `least` to INT_MAX. With
@@ -70,7 +70,7 @@ static void set_agreement(int count, char **arguments) {
         for (const char *at = arguments[i]; *at != '\0'; at++) {
             sum = (sum ^ (unsigned char)*at) * 16777619u;
         }
-        sum *= 16777619u; /* where one ends */
+        sum *= 16777619u; /* separates the arguments */
         if (used < 64) {
             char shown[64];
             used += (size_t)snprintf(agreement + used, sizeof agreement - used, "%s ", cli_shown(shown, arguments[i]));

@@ -23,9 +23,9 @@ bool cli_ranks_start(int count, char **arguments);
 
 cli_ranks_kind cli_ranks_kind_of(void);
 int cli_ranks(void);           /* 1 for a single rank, 0 if the launcher does not state it */
-int cli_ranks_asked(void);     /* --ranks; 0: not typed */
+int cli_ranks_asked(void);     /* value of --ranks; 0: not given */
 int cli_process_rank(void);    /* -1 unless the ranks are processes */
-void cli_set_ranks(int ranks); /* --ranks N */
+void cli_set_ranks(int ranks); /* sets the value of --ranks */
 
 /* Starts this program again as `processes` processes, with these arguments and a folder through which they connect,
    and waits for them. Returns the worst of their exit codes. */

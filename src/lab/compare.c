@@ -72,7 +72,7 @@ static double lengthening(carry_comparison *c, const carry_run *run, const carry
 static void find_drift(carry_comparison *c, const carry_run *a, const carry_run *b) {
     c->same_machine = strcmp(fact(a, "cpu"), fact(b, "cpu")) == 0 && strcmp(fact(a, "cores"), fact(b, "cores")) == 0 &&
                       strcmp(fact(a, "gpu"), fact(b, "gpu")) == 0;
-    for (int i = 0; i < c->pairs; i++) { /* of every device */
+    for (int i = 0; i < c->pairs; i++) { /* over every device */
         const carry_stored_result *x = &c->pair[i].a->is;
         const carry_stored_result *y = &c->pair[i].b->is;
         c->drift = fmax(c->drift, drift_of(x->gemm_gflops, y->gemm_gflops));

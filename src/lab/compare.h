@@ -21,7 +21,7 @@ typedef struct carry_comparison {
     double contention;          /* largest share of a problem's processor time that other processes used */
     double slack;               /* mean tolerance for noise between runs: the given one plus drift and contention */
     bool same_machine;
-    bool mean_within;  /* the mean alone */
+    bool mean_within;  /* the mean alone is within noise */
     bool within_noise; /* the mean is within noise, and the pairs that differ can be explained by chance */
 } carry_comparison;
 

@@ -1,4 +1,4 @@
-/* Exporting runs. */
+/* Exports runs. */
 #include "lab/export.h"
 
 #include <math.h>
@@ -117,7 +117,7 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
         carry_json_add_text(&text, texts[i].name, texts[i].value);
     }
     if (run->dirty < 0) {
-        carry_json_add_number(&text, "dirty", (double)NAN); /* null: not known */
+        carry_json_add_number(&text, "dirty", (double)NAN); /* NaN becomes null: unknown */
     } else {
         carry_json_add_bool(&text, "dirty", run->dirty > 0);
     }

@@ -27,7 +27,7 @@
 #define VERSION "brain.Event:2"
 #define STRINGS 7 /* DT_STRING */
 
-enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* wire types */
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* protocol buffer wire types */
 
 /* A message that grows; running out of memory is recorded in it. */
 typedef struct message {
@@ -118,7 +118,7 @@ static uint32_t masked(uint32_t crc) {
     return ((crc >> 15) | (crc << 17)) + MASK;
 }
 
-/* The file under way. */
+/* The file being written. */
 typedef struct events {
     carry_ctx *ctx;
     const carry_run *run;

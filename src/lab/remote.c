@@ -1,4 +1,4 @@
-/* Another machine by ssh. */
+/* Uses another machine by ssh. */
 #include "lab/remote.h"
 
 #include <errno.h>

@@ -209,7 +209,7 @@ carry_status carry_yaml_parse(carry_ctx *ctx, carry_yaml **root, const char *tex
     return status;
 }
 
-/* No deeper than MOST_LEVELS. */
+/* Recursion is limited to MOST_LEVELS. */
 void carry_yaml_free(carry_yaml *root) {
     while (root != NULL) {
         carry_yaml *next = root->next;

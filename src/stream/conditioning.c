@@ -11,12 +11,12 @@
 
 struct carry_conditioning {
     carry_ctx *ctx;
-    carry_prompts *prompts; /* NULL: words */
+    carry_prompts *prompts; /* NULL: fixed word vectors */
     int64_t text_len, text_dim;
     float *from, *target, *one; /* [text_len, text_dim]; one: the vectors of one prompt while make_target runs */
     uint16_t *shown;            /* bf16 conditioning of the last chunk */
     int64_t from_rows, target_rows, shown_rows;
-    bool any;            /* something was given */
+    bool any;            /* `shown` has been set */
     uint64_t version;    /* prompt_version for which the target was made */
     int64_t step, steps; /* progress of the transition; step == steps: the target is reached */
 };

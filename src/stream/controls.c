@@ -22,7 +22,7 @@ struct carry_controls {
     pthread_mutex_t writing; /* held by the one writer, which owns ctx and draft; locked before `reading` */
     carry_ctx *ctx;          /* for messages; the context passed to carry_controls_new belongs to another thread */
     carry_control_state draft;
-    pthread_mutex_t reading; /* what follows */
+    pthread_mutex_t reading; /* protects the fields below */
     pthread_cond_t changed;
     carry_control_state state;
     /* The model's words; set before other threads use the controls, as is the next field. */
@@ -165,7 +165,7 @@ double carry_controls_prompts_changed(carry_controls *controls) {
 void carry_controls_wait(carry_controls *controls, double seconds) {
     struct timespec until;
     (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    const double length = seconds > 0 ? fmin(seconds, WAIT_MOST) : 0; /* NaN: 0 */
+    const double length = seconds > 0 ? fmin(seconds, WAIT_MOST) : 0; /* NaN counts as 0 */
     const double whole = floor(length);
     until.tv_sec += (time_t)whole;
     until.tv_nsec += (long)((length - whole) * 1e9);

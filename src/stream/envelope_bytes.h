@@ -21,9 +21,9 @@ typedef enum carry_field_kind {
 
 typedef struct carry_field {
     const char *name, *rule;
-    size_t in; /* the object */
+    size_t in; /* offset in the object */
     carry_field_kind kind;
-    unsigned at;  /* in the metadata */
+    unsigned at;  /* offset in the metadata */
     unsigned bit; /* of a flag */
 } carry_field;
 
@@ -38,7 +38,7 @@ typedef struct carry_layout {
     const char *name, *magic;
     const carry_field *field;
     const carry_part *part;
-    size_t object; /* its size */
+    size_t object; /* its size in bytes */
     uint32_t metadata;
     int fields, parts;
 } carry_layout;
@@ -47,7 +47,7 @@ const carry_layout *carry_layout_of(bool is_result);
 
 /* Size of a field in bytes: 4 or 8. */
 int carry_field_bytes(carry_field_kind kind);
-/* Four messages. */
+/* The type of a tensor as written in its spec: 4 ASCII characters. */
 const char *carry_part_type(const carry_part *part);
 /* Size of a tensor in bytes, exact and rounded up to a multiple of 8. Returns false on overflow. */
 bool carry_part_bytes(size_t *bytes, size_t *filled, int rank, const int64_t *shape, carry_dtype dtype);

@@ -149,7 +149,8 @@ static carry_status take_tensors(carry_ctx *ctx, const carry_layout *l, void *ob
         const carry_part *p = part - 1;
         size_t bytes = 0;
         size_t filled = 0;
-        (void)carry_part_bytes(&bytes, &filled, tensor.rank, tensor.shape, tensor.dtype); /* take_spec has looked */
+        /* take_spec has checked it. */
+        (void)carry_part_bytes(&bytes, &filled, tensor.rank, tensor.shape, tensor.dtype);
         if (filled > left) {
             return carry_fail(ctx, CARRY_EFORMAT, "%s claims %zu bytes where %zu are left", p->name, filled, left);
         }
@@ -198,7 +199,7 @@ static carry_status decode(carry_ctx *ctx, const carry_layout *l, void *object, 
 
 carry_status carry_envelope_decode(carry_ctx *ctx, carry_envelope *envelope, const void *message, size_t bytes) {
     carry_status status = decode(ctx, carry_layout_of(false), envelope, message, bytes);
-    envelope->version = CARRY_ENVELOPE_VERSION; /* check_header knows no other */
+    envelope->version = CARRY_ENVELOPE_VERSION; /* check_header accepts no other */
     if (status == CARRY_OK) {
         status = carry_envelope_validate(ctx, envelope);
     }

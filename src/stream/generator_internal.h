@@ -18,12 +18,12 @@ typedef struct carry_generator_slot {
 /* A chunk on a device with its own memory (generator_device.c). */
 typedef struct carry_generator_device {
     carry_stream *stream;                /* owned by the generator; NULL: the context already had a stream */
-    void *memory;                        /* of the tensors */
+    void *memory;                        /* memory of the tensors */
     carry_tensor x, x0, velocity, noise; /* f32 */
     carry_tensor slots, velocities;      /* of a stream batch, f32, one chunk after the other */
     /* Latents as bf16; [steps] f32: nonzero for steps with values that are not finite. */
     carry_tensor bits, bad;
-    carry_upload upload;  /* of latents */
+    carry_upload upload;  /* for uploading latents */
     void *host;           /* pinned: the result's latents, then bad */
     carry_event *rebuilt; /* marks the start of the recompute before this chunk */
     carry_event *began, *denoised;
@@ -49,7 +49,7 @@ struct carry_generator {
     bool is_again;
     carry_generator_slot slot[CARRY_GENERATOR_SLOTS]; /* the chunks of a stream batch, newest first */
     int slots;                                        /* number of chunks in it */
-    carry_generator_device far;                       /* closed on the CPU */
+    carry_generator_device far;                       /* unused on the CPU */
 };
 
 carry_tensor carry_generator_view(const carry_generator *g, void *data, carry_dtype dtype, int64_t frames);

@@ -14,7 +14,7 @@ typedef struct carry_handshake {
     uint64_t model;    /* carry_handshake_model */
     carry_dtype dtype; /* type in which the model computes */
     carry_dit_cache_options cache;
-    int depth;         /* envelopes under way */
+    int depth;         /* maximum envelopes in progress */
     const char *build; /* options that change the format of messages; NULL: none */
     /* On ranks of the mesh: the fingerprint of the weights, of which each rank has a full copy. */
     bool has_weights;

@@ -13,7 +13,7 @@
 /* Slots in addition to those for `depth`: a NOOP or SHUTDOWN, and heartbeats while the other end works. */
 #define SPARE 8
 #define MOST_SLOTS 32
-#define SIGNS 4.0 /* in a deadline */
+#define SIGNS 4.0 /* heartbeats per deadline */
 
 enum { TAG_PRELUDE = 1, TAG_LETTER = 2 };
 
@@ -28,7 +28,7 @@ typedef struct slot {
     unsigned char *bytes;
     prelude prelude;
     carry_request request[2];
-    bool is_full; /* of a pair */
+    bool is_full; /* in a pair: not yet read */
 } slot;
 
 /* A posted receive of a prelude. Several are posted ahead, so that queued messages are noticed when they arrive. */
@@ -39,8 +39,8 @@ typedef struct arrival {
 
 struct carry_link {
     carry_ctx *ctx;
-    carry_comm *world; /* NULL: of a pair */
-    carry_link *other; /* of a pair */
+    carry_comm *world; /* NULL: the end of a pair */
+    carry_link *other; /* the other end of a pair */
     int peer;
     carry_link_options options;
     slot out[MOST_SLOTS];

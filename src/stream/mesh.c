@@ -23,11 +23,11 @@ struct carry_mesh {
     int64_t position; /* index of the next frame; below 0 before the first call */
     bool is_shut;
     double since;       /* time at which the leader began to wait */
-    unsigned char *box; /* of a worker */
-    int64_t lora;       /* of the next call */
+    unsigned char *box; /* a worker's buffer for envelopes */
+    int64_t lora;       /* LoRA of the next call */
     int64_t lora_used;
 
-    /* Prompts that came late. */
+    /* Prompts that arrive during a call. */
     carry_link *link; /* the leader's link during a call; NULL on workers */
     uint16_t *text;   /* [text_len, text_dim] bf16 */
     uint64_t rows;    /* rows of the pending prompt; 0: no prompt is pending */

@@ -62,7 +62,7 @@ void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *t) {
     overlap->has_before = true;
     overlap->chunks++;
     if (counts && overlap->counted++ == 0) {
-        overlap->added = 0; /* the warm-up has served */
+        overlap->added = 0; /* removes the warm-up chunks */
     } else if (!counts && overlap->counted > 0) {
         return;
     }
@@ -134,7 +134,7 @@ static double median(double *scratch, const double *values, int64_t count) {
 
 void carry_overlap_read(const carry_overlap *overlap, carry_overlap_summary *summary) {
     const int64_t kept = overlap->added < CARRY_OVERLAP_KEPT ? overlap->added : CARRY_OVERLAP_KEPT;
-    double *scratch = ((carry_overlap *)(uintptr_t)overlap)->scratch; /* not part of the result */
+    double *scratch = ((carry_overlap *)(uintptr_t)overlap)->scratch; /* scratch memory, not part of the state */
     double middle[COLUMNS];
     for (int column = 0; column < COLUMNS; column++) {
         middle[column] = median(scratch, overlap->kept[column], kept);

@@ -17,12 +17,12 @@
 #define CARRY_OVERLAP_GATE 0.30
 #define CARRY_OVERLAP_KEPT 4096 /* the medians are over this many of the newest chunks */
 
-/* Of one chunk; seconds. */
+/* Times of one chunk, in seconds. */
 typedef struct carry_chunk_times {
     uint64_t chunk_index, cache_epoch;
     double stage0, stage1;            /* work of each stage */
     double decode, encode, build;     /* parts of stage0 */
-    double denoise, recompute, clean; /* of stage 1 */
+    double denoise, recompute, clean; /* parts of stage1 */
     double idle;                      /* idle time of the mesh before this chunk */
     double period;                    /* since the end of the previous chunk at stage 0, without waits for the pace */
     /* Since the change of prompts that this chunk is the first to show; 0: it shows no change. */
@@ -40,7 +40,7 @@ void carry_overlap_restart(carry_overlap *overlap); /* after a pause or a cut: t
 typedef struct carry_overlap_summary {
     int64_t chunks, counted;             /* counted: after the warm-up */
     double score;                        /* NaN before the first chunk that counts */
-    bool passes;                         /* the gate */
+    bool passes;                         /* the score passes the gate */
     double stage0, stage1, period, idle; /* medians, seconds */
     double hidden;
     double decode, encode, denoise, recompute, clean;

@@ -12,7 +12,7 @@
 
 #define WEIGHTS_SEED 1
 #define FIXED_BYTES 4096 /* upper limit of a message's size without its tensors; there are at most four specs */
-#define CHANNELS 16      /* of latents: the contract's */
+#define CHANNELS 16      /* of latents, fixed by the contract in envelope.h */
 #define LONGEST 86400.0  /* maximum slow_stage0 and slow_stage1, in seconds */
 
 /* This rank's part of the pipeline. */
@@ -247,8 +247,8 @@ static carry_status run_part(part *p) {
     return carry_stage_run(p->stage);
 }
 
-/* Rules 7 and 8, once everything has been loaded. Options that change the result but have no field of their own in
-   the handshake are part of its `build`. */
+/* Runs the handshake, once everything has been loaded. Options that change the result but have no field of their own
+   in the handshake are part of its `build`. */
 static carry_status shake_hands(part *p) {
     const carry_pipeline_options *o = p->options;
     char build[64];

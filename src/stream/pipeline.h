@@ -27,14 +27,14 @@ typedef struct carry_pipeline_options {
     carry_dit_config config;           /* used when model is NULL */
     carry_lora_file lora[CARRY_LORAS]; /* the controls choose one of them, or none */
     int loras;
-    int64_t height, width; /* of pictures, pixels */
+    int64_t height, width; /* of the pictures, in pixels */
     int64_t chunk, window, sink;
     double shift;
     int device;     /* the generator's device: a GPU computes in bf16; 0: the CPU, in f32 */
     int depth;      /* maximum number of envelopes in progress: 1 to 8 */
     bool no_graphs; /* carry_generator_options */
     carry_recompute recompute;
-    int64_t context; /* frames of a recompute */
+    int64_t context; /* number of frames of a recompute */
     /* Number of steps of a stream batch, in which that many chunks are denoised at once, each at its own step; 0:
        one chunk at a time. A batch fixes the number of steps and excludes a recompute. */
     int64_t batch;
@@ -46,13 +46,13 @@ typedef struct carry_pipeline_options {
     double strength;                 /* of video input: the share of the noise levels it starts at, above 0 up to 1 */
     double motion;                   /* the share of the strength that fast motion removes, 0 to 1 */
     double fps;                      /* maximum number of frames shown per second; 0: no limit */
-    uint64_t first_epoch;            /* after a restart */
+    uint64_t first_epoch;            /* the first epoch, after a restart */
     uint64_t restarts;               /* restarts so far, for display */
 } carry_pipeline_options;
 
 typedef struct carry_pipeline_hooks {
-    carry_controls *controls; /* rank 0 */
-    carry_sink sink;          /* metrics of every chunk */
+    carry_controls *controls; /* used on rank 0 */
+    carry_sink sink;          /* receives metrics of every chunk */
     bool (*stop)(void);
     /* Hooks of rank 0; each may be NULL. frames: receives decoded frames, [frames, 3, height, width]; none is older
        than the last cut. */
@@ -64,7 +64,7 @@ typedef struct carry_pipeline_hooks {
     /* is_asked: a user asked for the cut, and frames from before it must not be shown. */
     void (*cut)(void *user, uint64_t cache_epoch, bool is_asked);
     void (*chunk)(void *user, const carry_chunk_times *times);
-    void (*figures)(void *user, const carry_stream_figures *figures); /* after every chunk */
+    void (*figures)(void *user, const carry_stream_figures *figures); /* called after every chunk */
     void *user;
 } carry_pipeline_hooks;
 

@@ -212,7 +212,7 @@ static bool is_finite(const carry_tensor *latents, int64_t count) {
     return true;
 }
 
-/* Rule 3: checks that a result may be shown. */
+/* Checks that a result may be shown. */
 static carry_status check_result(carry_stage *s, const carry_result *r, const carry_flight *f) {
     carry_ctx *ctx = s->ctx;
     if (r->call_id != f->call_id || r->chunk_index != f->chunk_index || r->cache_epoch != f->cache_epoch) {

@@ -26,7 +26,7 @@
 
 #define CARRY_STAGE_DEPTH 8
 #define CARRY_STAGE_LOOK 0.1      /* interval in seconds at which an idle stage checks whether to stop */
-#define CARRY_STAGE_PROMPTS 0.001 /* and at the prompts */
+#define CARRY_STAGE_PROMPTS 0.001 /* the same for new prompts */
 #define CARRY_STAGE_LATE 3        /* maximum number of late conditionings that the mesh has not answered yet */
 #define CARRY_STAGE_RATES 64      /* the frame rate is computed over at most this many chunks */
 #define CARRY_STAGE_CHANGES 8
@@ -44,7 +44,7 @@ typedef struct carry_flight {
 /* A change of prompts that no frame shows yet. */
 typedef struct carry_stage_change {
     uint64_t text;  /* number of the conditioning that includes it, counted as in carry_about */
-    double when;    /* it was asked for */
+    double when;    /* when it was requested */
     int64_t chunks; /* chunks that began to be shown since the change, without it */
 } carry_stage_change;
 
@@ -77,7 +77,7 @@ typedef struct carry_stage {
     carry_stage_change change[CARRY_STAGE_CHANGES];
     int changes;
     double recent[CARRY_STAGE_RECENT]; /* seconds from an envelope to its first frame, without waits */
-    int64_t start;                     /* frame, since the cut */
+    int64_t start;                     /* next frame, since the cut */
     int64_t chunk_of;                  /* number of chunks sent since the cut */
     bool is_first, is_cut;             /* nothing has been sent yet; nothing has been sent since the cut */
     int64_t step[CARRY_CONTROL_STEPS];
@@ -101,7 +101,7 @@ typedef struct carry_stage {
     float *pixels;  /* the frames decoded from one latent frame */
     float *input;   /* the frames of a chunk of video input */
     float *before;  /* the last frame of the previous chunk */
-    float *encoded; /* and its latents */
+    float *encoded; /* latents of the video input */
     float *first;   /* the first frame of a chunk, to be encoded again */
 
     /* The figures and times of shown frames. */
@@ -135,7 +135,7 @@ carry_status carry_stage_shutdown(carry_stage *stage);
 /* stage_build.c */
 bool carry_stage_is_done(const carry_stage *stage); /* all requested chunks have been sent */
 bool carry_stage_may_send(const carry_stage *stage);
-carry_status carry_stage_send(carry_stage *stage); /* the next chunk */
+carry_status carry_stage_send(carry_stage *stage); /* sends the next chunk */
 /* Sends NOOP or SHUTDOWN and handles the answer. */
 carry_status carry_stage_signal(carry_stage *stage, carry_action action);
 /* Sends a NOOP when nothing has been sent for a while. Otherwise the mesh would take stage 0 for gone at the end,
@@ -157,7 +157,7 @@ carry_status carry_stage_start(carry_stage *stage, carry_tensor latents, double 
 /* Makes the noise for carry_stage_start in advance, while idle. */
 carry_status carry_stage_prepare(carry_stage *stage);
 void carry_stage_cut(carry_stage *stage, bool is_asked); /* is_asked: by a user; else because positions run out */
-void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
+void carry_stage_keep(carry_stage *stage, const carry_result *result); /* stores latents for the context */
 
 /* stage_prompt.c */
 /* With a pace: seconds until the next chunk must be started, if its first frame is due after `frames` more frames; 0

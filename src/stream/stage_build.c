@@ -244,7 +244,7 @@ carry_status carry_stage_remind(carry_stage *s) {
 }
 
 carry_status carry_stage_receive(carry_stage *s, carry_message *message) {
-    for (bool there = false; s->is_apart && !there;) { /* prompts change meanwhile */
+    for (bool there = false; s->is_apart && !there;) { /* prompts may change meanwhile */
         CARRY_TRY(carry_stage_late(s));
         CARRY_TRY(carry_stage_prepare(s));
         CARRY_TRY(carry_link_wait(s->link, CARRY_STAGE_PROMPTS, &there));

@@ -68,9 +68,10 @@ int carry_stage_weaken(carry_stage *s, int steps) {
     int kept = 0;
     for (int i = 0; i < steps; i++) {
         const double sigma = strength * carry_flow_sigma((double)s->step[i], shift);
-        int64_t level = (int64_t)(1000.0 * sigma / (shift - (shift - 1.0) * sigma) + 0.5); /* of that sigma */
+        /* The level with that sigma. */
+        int64_t level = (int64_t)(1000.0 * sigma / (shift - (shift - 1.0) * sigma) + 0.5);
         level = level > 1 ? level : 1;
-        if (kept == 0 || level < s->step[kept - 1]) { /* levels fall */
+        if (kept == 0 || level < s->step[kept - 1]) { /* levels must fall */
             s->step[kept++] = level;
         }
     }
@@ -103,7 +104,7 @@ double carry_stage_motion(const float *before, const float *frames, int64_t coun
         pairs += a != NULL;
     }
     const double share = pairs > 0 ? sqrt(sum / (double)pairs) / FAST : 0.0;
-    return share < 1.0 ? share : 1.0; /* NaN: 1 */
+    return share < 1.0 ? share : 1.0; /* NaN counts as 1 */
 }
 
 /* Updates the motion with that of the chunk whose frames were read. */
@@ -136,7 +137,7 @@ carry_status carry_stage_prepare(carry_stage *s) {
     if (s->has_noise && s->noise_of == s->chunk_index && s->noise_seed == s->state.seed) {
         return CARRY_OK;
     }
-    s->has_noise = false; /* until it is there */
+    s->has_noise = false; /* until the noise is made */
     const carry_tensor noise = carry_view_1d(s->noise, CARRY_BF16, s->piece);
     CARRY_TRY(carry_random_normal(s->ctx, noise, s->state.seed, carry_generator_stream(s->chunk_index, 0), 0.0f, 1.0f));
     s->has_noise = true;
@@ -147,7 +148,7 @@ carry_status carry_stage_prepare(carry_stage *s) {
 
 carry_status carry_stage_start(carry_stage *s, carry_tensor latents, double level) {
     CARRY_TRY(carry_stage_prepare(s));
-    s->has_noise = s->input_codec == NULL; /* else it is overwritten */
+    s->has_noise = s->input_codec == NULL; /* otherwise the noise is overwritten */
     if (s->input_codec == NULL) {
         return CARRY_OK;
     }

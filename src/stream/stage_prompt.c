@@ -8,7 +8,7 @@
 #include "stream/stage.h"
 
 #define SPARE 1.25      /* the next chunk is started early enough for this multiple of the longest recent chunk */
-#define SPARE_MORE 0.05 /* and seconds beside it */
+#define SPARE_MORE 0.05 /* plus this many seconds */
 
 double carry_stage_spare(const carry_stage *s, int64_t frames) {
     double longest = 0.0;

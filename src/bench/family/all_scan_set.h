@@ -9,7 +9,7 @@
 
 #include "carry/all_scan.h"
 
-#define CARRY_ALL_SCAN_KEYS 64 /* of a dense transition */
+#define CARRY_ALL_SCAN_KEYS 64 /* number of keys in a dense transition */
 
 typedef struct carry_all_scan_set {
     carry_all_scan_args args; /* owned */

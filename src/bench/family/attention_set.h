@@ -13,13 +13,13 @@ typedef struct carry_attention_problem {
     int64_t heads, key_heads, queries, keys, dim;
     bool biased, backward, causal;
     int device;
-    carry_key_run run[CARRY_ATTENTION_BIASED_RUNS]; /* of keys, where biased */
+    carry_key_run run[CARRY_ATTENTION_BIASED_RUNS]; /* runs of keys, if biased */
 } carry_attention_problem;
 
 /* The last four exist only for the backward pass. */
 enum { SET_Q, SET_K, SET_V, SET_O, SET_LSE, SET_D_O, SET_DQ, SET_DK, SET_DV, SET_TENSORS };
 
-/* Without data; packed. */
+/* The shape of a tensor: packed, without data. */
 carry_tensor carry_attention_set_shape(const carry_attention_problem *p, int tensor);
 size_t carry_attention_set_bytes(const carry_tensor *tensor);
 /* Bytes moved: inputs and outputs once; dk and dv, which are accumulated, twice. */

@@ -9,7 +9,7 @@
 
 /* Work, traffic and times of one run of the chosen method. */
 typedef struct carry_counts {
-    double flops;     /* done by this method */
+    double flops;     /* operations done by this method */
     double bytes;     /* minimum bytes to read and write: inputs and outputs once */
     int64_t products; /* number of matrix products; 0 if not meaningful */
     double workspace; /* bytes that this method needs in addition to inputs and outputs */
@@ -58,7 +58,7 @@ typedef struct carry_instance {
 typedef struct carry_family {
     const char *name, *about;
     const char *takes;   /* for messages: the words, sizes and keys it accepts */
-    const char *example; /* a problem */
+    const char *example; /* an example problem */
     carry_dtype type;    /* type of problems that name none */
     carry_support support;
     bool is_simulated; /* times are computed, not measured: this machine's ceilings do not apply */
@@ -90,7 +90,7 @@ typedef struct carry_family {
     const char *(*chosen)(const void *instance);
     const char *(*about_plan)(const void *instance);
     const char *(*only)(const void *instance); /* the method named in the problem, or NULL */
-    carry_status (*run)(void *instance);       /* on the next set */
+    carry_status (*run)(void *instance);       /* runs on the next set */
     /* Measures the seconds of one run; NULL: the bench reads the clock before and after `run`. */
     carry_status (*time)(void *instance, double *seconds);
     int (*device)(const void *instance); /* the device it runs on (carry/device.h); NULL: the CPU */

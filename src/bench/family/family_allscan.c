@@ -239,7 +239,8 @@ static carry_status choose(void *given, const char *method) {
     it->workspace = NULL;
     CARRY_TRY(make_plan(it, method)); /* the same status on every rank */
     const size_t wanted = carry_all_scan_run_workspace(it->plan);
-    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->device, wanted); /* NULL where it fails */
+    /* The workspace stays NULL if this fails. */
+    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->device, wanted);
     return carry_collective_agree(it->base.comm,
                                   it->workspace != NULL
                                       ? CARRY_OK
@@ -375,7 +376,8 @@ static carry_deviation deviation_of(const instance *it, int which) {
     d.error = it->met[which] > 0.0 ? d.absolute / it->met[which] : d.absolute;
     if (it->same) {
         const char *name = carry_all_scan_plan_algorithm(it->plan);
-        const bool rounds_alike = strcmp(name, "chain") == 0 || strcmp(name, "serial") == 0; /* others compose first */
+        /* Other algorithms compose first. */
+        const bool rounds_alike = strcmp(name, "chain") == 0 || strcmp(name, "serial") == 0;
         d.error = distance(result, reference);
         d.bound = rounds_alike ? SAME : d.bound;
     }

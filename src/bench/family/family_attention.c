@@ -30,7 +30,7 @@ typedef struct instance {
     carry_tensor here[SET_TENSORS];              /* set 0 on the CPU */
     void *workspace;
     size_t workspace_bytes;
-    double *reference; /* of what is compared */
+    double *reference; /* for the compared part */
 } instance;
 
 static const char takes[] = "f32, bf16 or f16, h, hk (h unless given), q, kv (q unless given), d, bias, causal, "

@@ -25,7 +25,7 @@
 
 #define KINDS 16 /* maximum number of kinds of communicators */
 
-/* As carry_comm_operation. */
+/* In the order of carry_comm_operation. */
 typedef enum operation { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND_RECEIVE } operation;
 
 static const char *const names[] = {"allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"};
@@ -178,7 +178,7 @@ static double received(const instance *it) {
 static carry_status predict(instance *it) {
     const char *name = carry_comm_name(comm_of(it));
     int kind = 0;
-    if (carry_comm_size(it->base.comm) == 1) { /* nothing travels */
+    if (carry_comm_size(it->base.comm) == 1) { /* one rank: nothing is sent */
         (void)snprintf(it->about, sizeof it->about, "%s over 1 rank (%s)", names[it->what], name);
         return CARRY_OK;
     }

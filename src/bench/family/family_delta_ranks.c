@@ -23,7 +23,7 @@
 typedef struct instance {
     carry_ranks_instance base;
     carry_delta_problem problem; /* this rank's part */
-    int64_t total;               /* tokens of all */
+    int64_t total;               /* tokens of the whole sequence */
     bool is_last;                /* the last of the ranks that have tokens */
     bool backward, initial;
     char method[CARRY_PROBLEM_WORD];
@@ -35,7 +35,7 @@ typedef struct instance {
     carry_comm *moving;               /* a communicator over base.comm that moves GPU memory; NULL on the CPU */
     carry_delta_ranks_plan *plan;
     void *workspace, *kept;
-    int64_t received;                      /* bytes, in the last run */
+    int64_t received;                      /* bytes received in the last run */
     carry_delta_ranks_reference reference; /* of set 0 */
 } instance;
 
@@ -205,7 +205,8 @@ static carry_status allocate(instance *it) {
     const size_t forward = carry_delta_ranks_forward_workspace(it->plan);
     const size_t backward = it->backward ? carry_delta_ranks_backward_workspace(it->plan) : 0;
     const size_t workspace = forward > backward ? forward : backward, kept = carry_delta_ranks_kept_bytes(it->plan);
-    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, workspace); /* NULL where it fails */
+    /* The workspace stays NULL if this fails. */
+    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, workspace);
     if (it->backward && it->copies > 0) {
         (void)carry_device_alloc(it->base.ctx, &it->kept, it->problem.device, kept);
     }

@@ -121,7 +121,7 @@ static void on_event(void *user, const carry_sequence_event *event) {
     }
 }
 
-/* Any tokens will do. */
+/* Proposes arbitrary tokens. */
 static int64_t guess(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most) {
     (void)user;
     for (int64_t i = 0; i < most; i++) {
@@ -276,7 +276,7 @@ static double logprob_of(const float *logits, int64_t count, int64_t token) {
     for (int64_t i = 0; i < count; i++) {
         sum += exp((double)(logits[i] - most));
     }
-    return (double)(logits[token] - most) - (sum > 0.0 ? log(sum) : 0.0); /* the largest has 1 */
+    return (double)(logits[token] - most) - (sum > 0.0 ? log(sum) : 0.0); /* the largest term is 1 */
 }
 
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {

@@ -15,12 +15,12 @@ typedef struct carry_ranks_instance {
     carry_comm *comm;              /* the ranks */
     carry_comm *alone;             /* a communicator of one rank for a plan made without the ranks, or NULL */
     carry_stream *stream;          /* this rank's own stream on its GPU; NULL on the CPU */
-    int device;                    /* of the stream */
+    int device;                    /* device of the stream */
     char only[CARRY_PROBLEM_WORD]; /* the method named in the problem, or "" */
 } carry_ranks_instance;
 
 typedef struct carry_ranks_family {
-    size_t bytes; /* of an instance */
+    size_t bytes; /* size of an instance */
     /* Parses the problem and makes the inputs. Each rank does this alone, and the ranks agree on the status
        afterwards. */
     carry_status (*fill)(void *instance, carry_problem *problem, uint64_t seed, int copies);

@@ -23,7 +23,7 @@
 typedef struct instance {
     carry_instance base;
     int64_t gpus, blocks, forwards, frames, rows, width;
-    double block, host, serial, link, latency; /* seconds, bytes a second */
+    double block, host, serial, link, latency; /* seconds; link: bytes per second */
     const char *method;
     double seconds;
     char about[200];
@@ -70,7 +70,7 @@ static double activation(const instance *it) {
 
 static double mesh_seconds(const instance *it) {
     const double g = (double)it->gpus;
-    const double travels = activation(it) * 2.0 * (g - 1.0) / g; /* of a ring */
+    const double travels = activation(it) * 2.0 * (g - 1.0) / g; /* bytes sent in a ring */
     const double reduced = it->gpus == 1 ? 0.0 : 2.0 * (travels / it->link + it->latency) + it->latency;
     return (double)(it->forwards * it->blocks) * (it->block / g + it->host + reduced) + it->serial;
 }

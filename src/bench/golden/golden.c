@@ -15,7 +15,7 @@
 #include "core/memory.h"
 #include "file/safetensors.h"
 
-/* Relative RMS. */
+/* Bounds of the relative RMS error. */
 #define F32_BOUND 1e-5
 #define F32_GRADIENT_BOUND 1e-4
 #define BF16_BOUND 8e-3

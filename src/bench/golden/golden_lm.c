@@ -52,7 +52,7 @@ static carry_status find(const golden_lm *g, const carry_tensor **found, const c
                          const int64_t *shape) {
     char nested[CARRY_SAFETENSORS_NAME];
     *found = carry_safetensors_find(&g->expected, name);
-    if (*found == NULL && strncmp(name, "grad.model.", 11) == 0) { /* of a multimodal folder */
+    if (*found == NULL && strncmp(name, "grad.model.", 11) == 0) { /* names in a multimodal folder differ */
         (void)snprintf(nested, sizeof nested, "grad.model.language_model.%.200s", name + 11);
         *found = carry_safetensors_find(&g->expected, nested);
     }
@@ -92,7 +92,7 @@ static carry_status prepare(golden_lm *g, const carry_tensor *ids) {
     size_t logits;
     bool fits = carry_size_product(&logits, sizes, 3, sizeof(float));
     g->labels = fits ? malloc((size_t)(options.batch * options.tokens) * sizeof *g->labels) : NULL;
-    const size_t weights = (size_t)g->lm->own.count * sizeof(float); /* no gradient is larger */
+    const size_t weights = (size_t)g->lm->own.count * sizeof(float); /* large enough for all gradients */
     g->seen = fits ? carry_aligned_new(logits > weights ? logits : weights) : NULL;
     CARRY_TRY(carry_lm_pass_take(g->pass, &g->memory));
     if (fits) {

@@ -6,7 +6,7 @@
 
 typedef struct action {
     const char *name;
-    bool takes_many; /* words, else exactly `takes` */
+    bool takes_many; /* any number of words, else exactly `takes` */
     int takes;
     const char *missing; /* the message to print if no words are given */
     bool takes_broken;   /* works on a library with unreadable pages */
@@ -219,7 +219,7 @@ static int run_sharpen(cli_cards_session *d, int count, char **words) {
     (void)words;
     int blunt = 0;
     int cards = 0;
-    for (int priority = 1; priority <= 4; priority++) { /* 4: none given */
+    for (int priority = 1; priority <= 4; priority++) { /* 4: no priority given */
         for (int i = 0; i < d->library->count; i++) {
             const carry_page *page = &d->library->page[i];
             if (page->kind == CARRY_PAGE_CARD && (page->priority != 0 ? page->priority : 4) == priority) {

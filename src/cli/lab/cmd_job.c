@@ -110,7 +110,7 @@ static int64_t copy_plain(int file, int64_t offset) {
     ssize_t got;
     while ((got = pread(file, block, sizeof block, offset)) > 0 && !cli_interrupted()) {
         if (fwrite(block, 1, (size_t)got, stdout) != (size_t)got) {
-            break; /* cli_finish says so */
+            break; /* cli_finish reports the error */
         }
         offset += got;
     }

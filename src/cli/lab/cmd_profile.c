@@ -39,7 +39,7 @@ typedef struct session {
     char without_gpu[256];   /* why GPU activity is not recorded, or "" */
     carry_store *store;
     int64_t run;
-    int64_t steps; /* that the window had */
+    int64_t steps; /* steps recorded in the window */
     bool is_stopped;
     carry_hotspots hotspots;
     void *trace;
@@ -236,7 +236,7 @@ static int conclude(session *s, int code) {
     if (carry_hotspots_of(s->ctx, &s->hotspots, s->recorder) != CARRY_OK) {
         return cli_failed(s->ctx);
     }
-    if (code == CLI_IMPOSSIBLE && s->hotspots.count == 0) { /* refused: nothing has run */
+    if (code == CLI_IMPOSSIBLE && s->hotspots.count == 0) { /* the verb was refused: nothing has run */
         if (s->store != NULL) {
             (void)carry_store_delete(s->store, s->run);
         }

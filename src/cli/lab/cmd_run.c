@@ -27,10 +27,10 @@ typedef struct run_options {
 
 typedef struct show {
     carry_comm *comm;
-    carry_ctx *ctx; /* this rank's */
+    carry_ctx *ctx; /* context of this rank */
     bool prints;    /* true on rank 0, which has the store */
     bool json, quiet;
-    const char *stage; /* asked for, or NULL */
+    const char *stage; /* the stage asked for, or NULL */
     carry_experiment *experiment;
     carry_progress bar;
     const char *heading; /* the problem whose rows are being printed */

@@ -9,7 +9,7 @@
 
 #define MOST_SPEC ((size_t)1 << 20)
 
-/* On rank 0. */
+/* Called on rank 0. */
 static carry_status find_run(carry_ctx *ctx, carry_run **run, carry_experiment_options *options, const char *store,
                              const char *text) {
     CARRY_TRY(carry_store_open(ctx, &options->store, store));

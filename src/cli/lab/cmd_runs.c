@@ -39,7 +39,7 @@ static void print_line(const cli_runs_options *given, carry_run_line *line) {
     cli_json_integer("results", line->results);
     cli_json_text("commit", line->commit);
     if (line->dirty < 0) {
-        cli_json_number("dirty", NAN); /* null: not known */
+        cli_json_number("dirty", NAN); /* NaN becomes null: unknown */
     } else {
         cli_json_bool("dirty", line->dirty > 0);
     }

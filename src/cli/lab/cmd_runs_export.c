@@ -7,7 +7,7 @@
 #include "core/file.h"
 #include "lab/export.h"
 
-#define MOST_CURVES 64 /* runs in one table */
+#define MOST_CURVES 64 /* maximum runs in one table */
 
 static int export_one(const cli_runs_options *given, FILE *to, const char *text) {
     carry_run *run;

@@ -22,7 +22,7 @@ static const char *time_of(char text[32], double seconds) {
 
 static const char *place_of(char text[PLACE], const carry_hotspot *spot) {
     char line[16] = "";
-    if (spot->line > 0) { /* kernels have none */
+    if (spot->line > 0) { /* kernels have no line */
         (void)snprintf(line, sizeof line, ":%d", spot->line);
     }
     (void)snprintf(text, PLACE, "%s%s", spot->file, line);

@@ -1,17 +1,16 @@
-/* The reference library: cards (a paper, a library, a method: what it claims, on what evidence, and what we do with
-   it), topics (which cards, in which order, and what they say together) and findings (what was measured here, and the
-   cards that bear its load). Each is one Markdown file with YAML front matter:
+/* The reference library has cards (a paper, a library or a method: its claims, their evidence, and how we use it),
+   topics (a list of cards in reading order, and a synthesis) and findings (measured results, and the cards that
+   support them). Each is one Markdown file with YAML front matter:
 
        library/cards/ID.md      id title source type tier topics priority why claims{text evidence}
                                 actionables{text figure} related needs also
        library/topics/ID.md     id title cards{id priority}; the text below is the synthesis
        library/findings/ID.md   id title measured where figures{value unit what source} cards topics
 
-   tier: 1 fetched (an abstract or an index was read), 2 converted (the text itself was at hand), 3 condensed (its
+   tier: 1 fetched (an abstract or an index was read), 2 converted (the full text was available), 3 condensed (its
    argument was followed, and it is used here). priority: 1 read it, 2 useful, 3 background. needs: the cards to read
-   before this one. also: other names that stand for the card's id. A figure's source is a file of the project
-   (docs/results/NAME.md, an exported run) or the id of one of the finding's cards, and contains the value
-   literally. */
+   before this one. also: other names of the card's id. A figure's source is a file of the project
+   (docs/results/NAME.md, an exported run) or the id of one of the finding's cards, and contains the value literally. */
 #ifndef CARRY_LAB_CARDS_H
 #define CARRY_LAB_CARDS_H
 

@@ -257,7 +257,7 @@ static carry_status check_figure(check *c, const carry_page_item *figure) {
     const char *source = figure->part[CARRY_ITEM_SOURCE];
     const char *value = figure->part[CARRY_ITEM_VALUE];
     if (is_blank(value) || is_blank(source)) {
-        return CARRY_OK; /* missing_keys has said so */
+        return CARRY_OK; /* missing_keys has reported it */
     }
     if (strpbrk(value, "0123456789") == NULL) {
         SAY(c, figure->line, "no-figures", "the figure '%.40s' has no number", value);

@@ -62,7 +62,7 @@ typedef struct carry_climb_attempt {
 } carry_climb_attempt;
 
 typedef struct carry_climb_outcome {
-    int entry; /* its number */
+    int entry; /* number of the entry */
     bool kept;
     char *output; /* the end of the output if the tests or the build failed, else NULL; the caller frees it */
 } carry_climb_outcome;

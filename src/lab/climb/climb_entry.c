@@ -244,7 +244,7 @@ const char *carry_climb_line(char *to, size_t size, const char *from) {
         to[used++] = (char)*at;
     }
     to[used] = '\0';
-    if (used + 2 >= size) { /* never half a character */
+    if (used + 2 >= size) { /* never cuts a character */
         while (used > 0 && ((unsigned char)to[used - 1] & 0xC0) == 0x80) {
             used--;
         }

@@ -6,8 +6,8 @@
 
 typedef struct carry_climb_field_at {
     const char *name;
-    size_t offset; /* of a const char * */
-    bool code;     /* between backticks */
+    size_t offset; /* of the field, a const char * */
+    bool code;     /* written between backticks */
 } carry_climb_field_at;
 
 /* Both lists end with a NULL name. The entry's last field is the checksum. */

@@ -15,8 +15,8 @@ struct carry_climb {
     carry_climb_options options;
     char root[CLIMB_PATH];     /* of the working tree */
     char git[CLIMB_PATH];      /* the repository's .git folder, shared by its worktrees */
-    char path[CLIMB_PATH];     /* of the log, */
-    char relative[CLIMB_PATH]; /* seen from the root */
+    char path[CLIMB_PATH];     /* path of the log, */
+    char relative[CLIMB_PATH]; /* the same, relative to the root */
     /* Pathspec that keeps a store inside the tree out of commits; "": it is elsewhere. */
     char store_spec[CLIMB_PATH + 32];
     bool ignores_carry;          /* git ignores .carry */
@@ -37,7 +37,7 @@ carry_status climb_reload(carry_climb *climb);
 const char *climb_date(char date[32], const carry_climb_log *log);
 /* Checks that a command is one line and not too long; `what` names it in the message. */
 carry_status climb_check_command(carry_ctx *ctx, const char *what, const char *command);
-/* 0: not given. */
+/* Checks the number of repeats; 0: not given. */
 carry_status climb_check_repeats(carry_ctx *ctx, int64_t repeats);
 /* Stores samples of throughput as a run's result, in seconds per unit. */
 carry_status climb_store_samples(carry_climb *climb, int64_t run, const char *method, const char *profile,

@@ -1,18 +1,18 @@
-/* The climb log: a Markdown file that is only ever appended to, one entry per iteration.
+/* The climb log: a Markdown file that is only ever appended to, with one entry per iteration.
 
-       # Climb                                  what it is; then the head: the commands that judge every iteration
+       # Climb                                  a description; then the head: the commands that judge every iteration
        - profile: `carry bench --json ...`
        ## 0. Baseline                            the entry that all others are compared with
-       - date: 2026-03-01T12:00:00Z              one line a field, always all of them, always in this order
+       - date: 2026-03-01T12:00:00Z              one line per field, always all of them, always in this order
        ...
        - checksum: 5f3a9c10                      CRC-32C of everything above this line
 
-   Since a checksum covers all the text before it, entries form a chain: an edit anywhere is found at the first checksum
-   after it. The figures are kept as samples, and every difference that is written down can be computed again from them.
+   A checksum covers all the text before it, so entries form a chain: an edit anywhere is detected at the next
+   checksum. The figures are kept as samples, from which every stored difference can be computed again.
 
-   Gains are chained. An entry measures itself against the best so far, side by side where that is possible; its gain
-   over the baseline is that ratio times the gain of that best. So a machine that is slower today than it was when the
-   baseline was fixed changes nothing. */
+   Gains are chained. An entry is measured against the best so far, in turns if possible; its gain over the baseline
+   is that ratio times the gain of that best. A machine that is slower today than when the baseline was fixed
+   therefore does not change the gains. */
 #ifndef CARRY_LAB_CLIMB_LOG_H
 #define CARRY_LAB_CLIMB_LOG_H
 

@@ -56,7 +56,7 @@ carry_status climb_store_patch(carry_climb *climb, int64_t run, const char *base
     size_t length = strlen(patch);
     carry_status status = CARRY_OK;
     if (length > 0 && length < PATCH_BYTES) {
-        patch[length] = '\n'; /* which climb_git took away */
+        patch[length] = '\n'; /* restores what climb_git removed */
         status = carry_store_artefact(climb->store, run, "change.patch", patch, length + 1);
     }
     free(patch);

@@ -46,7 +46,7 @@ carry_status tune_enter(tuning *t, contender **entered, const carry_tune_setting
 void tune_leave(tuning *t, contender *c);
 /* Compares with float64; if the result is wrong, `reason` says so. */
 carry_status tune_check(tuning *t, contender *c, char reason[256]);
-/* Times one alone. */
+/* Times a single contender. */
 carry_status tune_time(tuning *t, contender *c, double *seconds);
 /* Times two settings in turns and fills in the step. */
 carry_status tune_duel(tuning *t, contender *best, contender *c, carry_tune_step *step);

@@ -166,7 +166,7 @@ static bool is_pending(const judge *j, const node *n, const carry_outcome *o) {
    A chosen min or max is over the measured ones; pending figures may still lower a min or raise a max. */
 static range gather(judge *j, const node *n, const worst *choice) {
     worst which = choice != NULL ? *choice : n->measure->worst;
-    const char *pending = NULL; /* a stage */
+    const char *pending = NULL; /* name of a stage */
     double result = NAN;
     for (int i = 0; i < j->count; i++) {
         const carry_outcome *o = &j->outcomes[i];

@@ -6,13 +6,13 @@
        grows(speedup(cyclic, hillis_steele, n=32), t) > 1
 
    A function names one method (speedup: two) and filters: a size (t=128), a word of the problem (bf16, dense), a
-   setting (device=cuda), a stage (stage=cpu). Where several problems match it gives the worst of them: the least
-   speedup, use and overlap, the largest time, error, memory, bytes received and share exposed, and all of them must
-   have been measured; min(...) and max(...) around a function choose themselves, among those that were. Where a problem
-   is still to be measured, min and max are bounds on one side only: a verdict that its figure could reverse is "not
-   measured". mean(...) is over all of them, and needs all. The time of a wrong result (an error beyond its bound)
-   counts as not measured, and so does one whose samples spread beyond the limit of its stage. grows(..., t) is the
-   least quotient of successive figures along t, all else equal. */
+   setting (device=cuda), a stage (stage=cpu). If several problems match, its value is the worst of them: the least
+   speedup, use and overlap, the largest time, error, memory, bytes received and share exposed. All of them must have
+   been measured. min(...) and max(...) around a function take the least or largest of the measured ones instead.
+   While a problem is still to be measured, min and max are bounds on one side only: a verdict that its figure could
+   reverse is "not measured". mean(...) is over all matching problems and needs all of them. The time of a wrong
+   result (an error above its bound) counts as not measured, and so does a time whose samples spread beyond the limit
+   of its stage. grows(..., t) is the least quotient of successive figures along t, with everything else equal. */
 #ifndef CARRY_LAB_CRITERIA_H
 #define CARRY_LAB_CRITERIA_H
 

@@ -12,7 +12,7 @@ typedef enum worst { LEAST, LARGEST } worst;
 
 typedef struct measure {
     const char *name, *about;
-    int methods; /* that it names */
+    int methods; /* number of methods it names */
     worst worst;
     bool timed; /* a time, which does not count if the result was wrong */
     double (*value)(const carry_outcome *of, const carry_outcome *against);
@@ -43,8 +43,8 @@ typedef struct node {
     double number;
     const measure *measure;
     char method[2][WORD];
-    int column;       /* of its name */
-    char along[WORD]; /* of grows */
+    int column;       /* column of its name */
+    char along[WORD]; /* the size in grows() */
     int filters;
     filter filter[MOST_FILTERS];
 } node;

@@ -112,10 +112,11 @@ static carry_status read_needs(carry_experiment *e, char missing[160], const car
                 (void)snprintf(missing, 160, "there is no GPU here");
             }
         } else if (strcmp(text, "gpus") == 0) {
-            if (carry_device_count() < 3) { /* the CPU is one */
+            if (carry_device_count() < 3) { /* the count includes the CPU */
                 (void)snprintf(missing, 160, "there are not several GPUs here");
             }
-        } else if (strcmp(text, "train") == 0 || strcmp(text, "stream") == 0) { /* which the program brings */
+        } else if (strcmp(text, "train") == 0 ||
+                   strcmp(text, "stream") == 0) { /* the program registers these families */
             if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
                 (void)snprintf(missing, 160, "this build has no %s", text[0] == 't' ? "training" : "streaming");
             }
@@ -347,7 +348,7 @@ static carry_status read_all(carry_experiment *e) {
         "price, stop_when, success, failure");
 }
 
-/* Takes the text over. */
+/* Takes ownership of the text. */
 static carry_status load(carry_ctx *ctx, carry_experiment **experiment, char *text, size_t length, const char *path) {
     *experiment = NULL;
     carry_experiment *e = calloc(1, sizeof *e);

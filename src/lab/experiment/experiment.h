@@ -1,9 +1,9 @@
 /* Experiments: a hypothesis, a grid of problems, methods, and criteria that decide. See docs/experiments.md for the
    file format.
 
-       carry_experiment_load     read, and refuse what is wrong before anything runs
-       carry_experiment_measure  time what can be timed here; the reason is kept where it cannot
-       carry_experiment_judge    a verdict per criterion, a decision over all */
+       carry_experiment_load     reads the file, and refuses errors before anything runs
+       carry_experiment_measure  times every problem that can run here; stores the reason for the others
+       carry_experiment_judge    gives a verdict per criterion, and a decision over all */
 #ifndef CARRY_LAB_EXPERIMENT_H
 #define CARRY_LAB_EXPERIMENT_H
 

@@ -15,9 +15,9 @@ typedef struct keeper {
     const carry_experiment_options *options;
     const carry_ceilings *ceilings;
     const carry_point *point;
-    bool kept;           /* something of this point */
+    bool kept;           /* an outcome of this point was kept */
     carry_ceilings of;   /* ceilings of the device of the current result */
-    carry_status status; /* of storing */
+    carry_status status; /* status of storing */
 } keeper;
 
 static carry_outcome *outcome_of(carry_experiment *e, const carry_point *point, const char *method) {

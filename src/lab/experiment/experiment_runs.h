@@ -10,7 +10,7 @@
 
 typedef struct carry_runs carry_runs;
 
-/* NULL: out of memory. */
+/* Returns NULL when out of memory. */
 carry_runs *carry_runs_new(void);
 void carry_runs_free(carry_runs *runs);
 

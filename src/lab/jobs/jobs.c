@@ -162,7 +162,7 @@ static carry_status hand_over(carry_store *store, const carry_job_system *system
     carry_status status = system->submit(store, &row, request->arguments);
     free(row.arguments);
     return status == CARRY_OK && system != &carry_job_local ? carry_job_record(store, id)
-                                                            : status; /* its external id */
+                                                            : status; /* now with its external id */
 }
 
 static carry_status refresh_submitting(carry_store *store, const carry_job_row *row) {
@@ -179,7 +179,8 @@ static carry_status look(carry_store *store, carry_job_row *row, int64_t id) {
         return CARRY_OK;
     }
     const carry_job_system *system = find_system(row->is.on);
-    const bool is_left = strcmp(row->is.state, "held") == 0 || system == NULL; /* NULL: another version's */
+    /* System NULL: written by another version. */
+    const bool is_left = strcmp(row->is.state, "held") == 0 || system == NULL;
     carry_status status = strcmp(row->is.state, "submitting") == 0 ? refresh_submitting(store, row)
                           : is_left                                ? CARRY_OK
                                                                    : system->refresh(store, row);

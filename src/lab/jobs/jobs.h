@@ -20,7 +20,7 @@
 
 typedef struct carry_job_request {
     const char *on;               /* local, slurm or ssh:HOST; NULL: local */
-    const char *name;             /* or NULL: the command's */
+    const char *name;             /* NULL: that of the command */
     const char *const *arguments; /* the command, NULL at the end; UTF-8, at most 128 KiB in all */
     const char *folder;           /* the folder to run in; NULL: the current one */
     const char *bring;            /* ssh: comma-separated paths in the project that are copied back; NULL: none */

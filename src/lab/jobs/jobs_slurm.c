@@ -32,7 +32,7 @@ static const word words[] = {
 /* Slurm's answer about a job. */
 typedef struct answer {
     const char *state; /* our state; NULL: the job is unknown */
-    int code;          /* -1: not said */
+    int code;          /* -1: not stated */
 } answer;
 
 static const char *state_of(const char *text) {

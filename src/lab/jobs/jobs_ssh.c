@@ -29,7 +29,7 @@ typedef struct script {
 static void append(script *s, const char *text) {
     const size_t more = strlen(text);
     if (s->text == NULL && s->room > 0) {
-        return; /* failed before */
+        return; /* an earlier append failed */
     }
     if (s->text == NULL || s->length + more + 1 > s->room) {
         s->room = 2 * (s->length + more) + 256;
@@ -248,7 +248,7 @@ static carry_status bring_files(carry_store *store, carry_remote *remote, const 
     }
     const carry_status status = carry_remote_fetch(remote, s.text, folder);
     free(s.text);
-    (void)rmdir(folder); /* where nothing came */
+    (void)rmdir(folder); /* removes it if empty */
     return status;
 }
 

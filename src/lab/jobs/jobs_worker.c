@@ -29,9 +29,9 @@
 typedef struct launch {
     carry_job_row row;
     carry_json *words;
-    char **arguments;   /* into words */
+    char **arguments;   /* point into words */
     char *variables;    /* the environment's text */
-    char **environment; /* into variables */
+    char **environment; /* point into variables */
     char end[CARRY_JOB_PATH], unfinished[CARRY_JOB_PATH + 4];
     int log, lock, go;
 } launch;
@@ -56,7 +56,7 @@ static void complain(const char *what) {
     }
 }
 
-/* The command itself. */
+/* Runs the command itself. */
 static void become_command(const launch *l, pid_t keeper) {
     static const int restored[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGXFSZ};
     for (size_t i = 0; i < sizeof restored / sizeof restored[0]; i++) {
@@ -341,7 +341,7 @@ static carry_status drain(carry_store *store, bool (*stop)(void)) {
         }
         carry_status status = settle_ended(store);
         status = status == CARRY_OK ? start_next(store, lock, &empty, &keeper) : status;
-        (void)close(lock); /* the keeper has it */
+        (void)close(lock); /* the keeper holds it */
         CARRY_TRY(status);
         if (keeper > 0) {
             await_keeper(keeper, stop);

@@ -127,7 +127,7 @@ static void name_operators(carry_hotspot *spot, const carry_activity_sum *sum) {
     for (int n = 0; n < CARRY_ACTIVITY_OPERATORS && used < size; n++) {
         int best = -1;
         for (int i = 0; i < CARRY_ACTIVITY_OPERATORS && sum->operator_name[i] != NULL; i++) {
-            const int64_t rank = sum->launches[i] * CARRY_ACTIVITY_OPERATORS - i; /* no two are equal */
+            const int64_t rank = sum->launches[i] * CARRY_ACTIVITY_OPERATORS - i; /* makes all ranks distinct */
             const bool is_next = rank < below;
             if (is_next && (best < 0 || rank > sum->launches[best] * CARRY_ACTIVITY_OPERATORS - best)) {
                 best = i;

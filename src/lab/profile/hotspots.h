@@ -14,7 +14,7 @@
 #include "core/span.h"
 #include "device/activity.h"
 
-#define CARRY_HOTSPOTS 4096 /* places at most */
+#define CARRY_HOTSPOTS 4096 /* maximum number of places */
 
 typedef struct carry_hotspot {
     char category[32], name[64], file[128];
@@ -46,7 +46,7 @@ typedef struct carry_hotspots {
 } carry_hotspots;
 
 carry_status carry_hotspots_of(carry_ctx *ctx, carry_hotspots *hotspots, const carry_recorder *recorder);
-/* Adds what GPUs did. */
+/* Adds the activity of GPUs. */
 carry_status carry_hotspots_add_gpu(carry_ctx *ctx, carry_hotspots *hotspots, const carry_activity_log *log);
 void carry_hotspots_free(carry_hotspots *hotspots);
 /* Sorts the entries, sums up self, and raises totals that rounding left below self. For callers that fill spot or

@@ -78,7 +78,7 @@ static bool read_text(const carry_json *object, const char *key, char *to, size_
     if (text == NULL || strlen(text) >= size) {
         return false;
     }
-    for (const char *at = text; *at != '\0'; at++) { /* goes to a terminal */
+    for (const char *at = text; *at != '\0'; at++) { /* it may be printed on a terminal */
         if (*at < 0x20 || *at > 0x7e) {
             return false;
         }

@@ -1,4 +1,4 @@
-/* HTML text and figures. */
+/* Writes HTML text and figures. */
 #include "lab/report/html.h"
 
 #include <math.h>
@@ -174,7 +174,7 @@ const char *carry_figure_plain(char text[CARRY_HTML_FIGURE], double value) {
 
 const char *carry_figure_given(char text[CARRY_HTML_FIGURE], double value) {
     double size = fabs(value);
-    if (size >= 9999.5 || !(size >= 1e-3)) { /* NaN too */
+    if (size >= 9999.5 || !(size >= 1e-3)) { /* also true for NaN */
         return carry_figure_plain(text, value);
     }
     (void)snprintf(text, CARRY_HTML_FIGURE, "%.4g", value);

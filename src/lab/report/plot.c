@@ -21,7 +21,7 @@
 #define RIGHT 16.0
 #define TOP 34.0 /* with a title of the vertical axis, else 8 */
 #define BOTTOM 48.0
-#define ROW 30.0 /* of a category */
+#define ROW 30.0 /* height of a category */
 
 #define TEXTS (2 * CARRY_PLOT_SERIES + 3 * CARRY_AXIS_TICS + 8)
 #define GNUPLOT_SECONDS 30.0

@@ -11,7 +11,7 @@
 #include "bench/problem.h"
 #include "lab/store/store.h"
 
-#define CARRY_REPORT_RUNS 32 /* at most */
+#define CARRY_REPORT_RUNS 32 /* maximum number of runs */
 
 typedef struct carry_report_options {
     /* Method to which speedups refer; NULL: the one in the criteria, else sequential, else the first. */
@@ -33,7 +33,7 @@ carry_status carry_report_make(carry_ctx *ctx, carry_report *report, carry_run *
 typedef struct carry_report_place {
     char group[CARRY_PROBLEM_TEXT + 24]; /* "scan:dense:f32:n32:w1", with " on DEVICE" unless it is the CPU */
     char type[8];                        /* f32, ...; "": the problem does not state it */
-    int64_t steps;                       /* T, or -1 */
+    int64_t steps;                       /* T, or -1 without */
 } carry_report_place;
 
 void carry_report_place_of(carry_ctx *ctx, carry_report_place *place, const char *problem, const char *device);

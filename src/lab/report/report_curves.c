@@ -11,7 +11,7 @@
 #include "lab/report/report_parts.h"
 
 #define METRICS 8
-#define CURVES 32  /* of a plot */
+#define CURVES 32  /* maximum curves of a plot */
 #define POINTS 300 /* more than a screen shows; longer curves are averaged over this many equal intervals */
 
 typedef struct stretch {
@@ -71,7 +71,7 @@ static bool is_of(const char *name, const char *metric) {
     return what(a) == what(b) && strncmp(a, b, what(b)) == 0;
 }
 
-/* One plot under way. */
+/* One plot being drawn. */
 typedef struct drawing {
     carry_plot_series series[CURVES];
     char names[CURVES][96];

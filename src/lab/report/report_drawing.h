@@ -15,7 +15,7 @@ typedef struct carry_curve {
 typedef struct carry_drawing {
     carry_page *page;
     const carry_run *run;
-    carry_report_place *place; /* of each result */
+    carry_report_place *place; /* one per result */
     carry_curve *curve;        /* one per method, and one more for points without a method */
     carry_plot_series series[CARRY_PLOT_SERIES];
     int count;

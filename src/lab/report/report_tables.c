@@ -99,7 +99,7 @@ static const struct {
 /* The columns of the results table in addition to those of every run. */
 typedef struct columns {
     bool devices, tokens, extra[EXTRAS];
-    int count; /* of all columns */
+    int count; /* total number of columns */
 } columns;
 
 static int compare_metrics(const void *a, const void *b) {
@@ -363,7 +363,7 @@ carry_status carry_report_compare(carry_page *page) {
     for (int i = 1; i < page->count; i++) {
         carry_comparison c;
         carry_status status = carry_compare(page->ctx, &c, first, page->runs[i], 0.0);
-        if (status == CARRY_EARGUMENT) { /* nothing in common */
+        if (status == CARRY_EARGUMENT) { /* the runs have nothing in common */
             continue;
         }
         CARRY_TRY(status);

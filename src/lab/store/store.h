@@ -37,8 +37,8 @@ carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run
 /* The resources that a run actually uses, once known; stored with the facts about its machine. */
 typedef struct carry_run_used {
     int threads;        /* per rank; 0: those of the store's own context */
-    int ranks;          /* 0: not noted */
-    const char *device; /* NULL: not noted */
+    int ranks;          /* 0: not recorded */
+    const char *device; /* NULL: not recorded */
     const char *spec;   /* replaces the spec given at the start of the run; NULL: keeps it */
 } carry_run_used;
 carry_status carry_store_used(carry_store *store, int64_t run, const carry_run_used *used);
@@ -86,7 +86,7 @@ carry_status carry_store_criterion(carry_store *store, int64_t run, const carry_
 /* Stores bytes as an artefact; name is a file name such as trace.json.gz. At most 64 MiB. */
 carry_status carry_store_artefact(carry_store *store, int64_t run, const char *name, const void *bytes, size_t length);
 carry_status carry_store_metric(carry_store *store, int64_t run, int64_t step, const char *name, double value);
-/* All steps of it. */
+/* Deletes all steps of a metric. */
 carry_status carry_store_forget_metric(carry_store *store, int64_t run, const char *name);
 
 /* There is no git or no repository, or git did not answer. */

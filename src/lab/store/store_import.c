@@ -223,7 +223,7 @@ static carry_status read_head(const source *s, head *h, const carry_json *from) 
     }
     const bool known = h->commit[0] != '\0' && dirty != NULL && dirty->kind == CARRY_JSON_BOOL;
     h->dirty = !known ? CARRY_CHANGES_UNKNOWN : dirty->truth;
-    h->state = strcmp(h->state, "running") == 0 ? "interrupted" : h->state; /* nothing is running here */
+    h->state = strcmp(h->state, "running") == 0 ? "interrupted" : h->state; /* an imported run is not running */
     return CARRY_OK;
 }
 

@@ -104,7 +104,8 @@ static void keep(carry_hub *hub, hub_frame *frame, double now) {
     if (hub->first_one < 0.0) {
         hub->first_one = now;
     }
-    for (uint64_t end = carry_hub_released_end(hub, now); hub->next - end > WAITING; end++) { /* faster than the pace */
+    for (uint64_t end = carry_hub_released_end(hub, now); hub->next - end > WAITING;
+         end++) { /* frames arrive faster than the pace */
         carry_hub_frame_of(hub, end)->release = now;
         hub->released[(hub->times - (hub->next - end)) % CARRY_HUB_TIMES] = now;
     }
@@ -155,7 +156,7 @@ static carry_status make_locks(carry_ctx *ctx, carry_hub *hub) {
     if (pthread_condattr_init(&attributes) != 0) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the locks of a hub");
     }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* the clock of carry_seconds */
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* the same clock as carry_seconds */
     bool bad = pthread_cond_init(&hub->changed, &attributes) != 0;
     pthread_condattr_destroy(&attributes);
     if (bad) {

@@ -74,14 +74,15 @@ carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer); /* CARRY_ERA
 /* As carry_hub_join, but not counted as a viewer. */
 carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer);
 void carry_hub_leave(carry_viewer *viewer);
-bool carry_viewer_take(carry_viewer *viewer, carry_frame *frame); /* false: none yet */
+bool carry_viewer_take(carry_viewer *viewer, carry_frame *frame); /* false: there is no frame yet */
 void carry_viewer_give_back(carry_viewer *viewer);
 uint64_t carry_viewer_dropped(const carry_viewer *viewer);
 bool carry_viewer_wait(carry_viewer *viewer, double seconds); /* waits up to `seconds`; true: a frame can be taken */
 /* Seconds until the next frame is released; below 0: no frame waits for its release. */
 double carry_hub_next_release(carry_hub *hub);
 int carry_hub_alive(carry_hub *hub); /* number of frames in memory: kept, held by viewers, and spare */
-double carry_hub_pace(const carry_hub *hub, int *width, int *height); /* fps and size as given */
+/* Returns fps; the values given to carry_hub_new. */
+double carry_hub_pace(const carry_hub *hub, int *width, int *height);
 /* Sets a function that the publishing thread calls after every publish and cut, to wake the server. Once set_wake
    has returned, the previous function is not running and will not be called again. */
 void carry_hub_set_wake(carry_hub *hub, void (*wake)(void *user), void *user);

@@ -13,7 +13,7 @@ typedef struct hub_frame {
     carry_frame frame;
     carry_jpeg_bytes jpeg;
     double release;
-    int holders; /* the ring, and viewers */
+    int holders; /* reference count: the ring and viewers */
     struct hub_frame *spare;
 } hub_frame;
 
@@ -22,7 +22,7 @@ struct carry_viewer {
     uint64_t next; /* number of the frame it waits for */
     uint64_t dropped;
     hub_frame *held;
-    int place;  /* in hub->viewer */
+    int place;  /* index in hub->viewer */
     bool looks; /* true for viewers that are counted: not for recorders */
 };
 
@@ -38,7 +38,7 @@ struct carry_hub {
     void (*wake)(void *user);
     void *wake_user;
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* protects everything below */
     pthread_cond_t changed;
     hub_frame *kept[CARRY_HUB_FRAMES];
     uint64_t next, count;
@@ -46,11 +46,11 @@ struct carry_hub {
     int spares, alive;
     uint64_t epoch;
     carry_viewer *viewer[CARRY_HUB_VIEWERS];
-    int viewers; /* that look */
+    int viewers; /* number that are counted */
     uint64_t dropped_by_gone;
     carry_stream_figures figures;
 
-    double interval, last_release; /* the pace */
+    double interval, last_release; /* seconds between releases; time of the last */
     uint64_t chunk, chunk_frames;
     double chunk_started;                        /* 0: none yet */
     double released[CARRY_HUB_TIMES], first_one; /* recent release times; time of the first frame, below 0: none yet */

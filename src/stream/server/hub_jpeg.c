@@ -96,7 +96,7 @@ static void set_up(carry_jpeg *jpeg, int quality) {
 }
 
 static unsigned char to_byte(float value) {
-    if (!(value > 0.0F)) { /* NaN too */
+    if (!(value > 0.0F)) { /* also catches NaN */
         return 0;
     }
     return value >= 1.0F ? 255 : (unsigned char)lrintf(value * 255.0F);

@@ -12,7 +12,7 @@
 typedef struct carry_film_state {
     char path[CARRY_FILE_PATH]; /* the file being written */
     int files;
-    uint64_t frames, bytes, dropped; /* of all its files */
+    uint64_t frames, bytes, dropped; /* totals over all its files */
     bool ended;                      /* the recording ended by itself, with an error message */
     char why[512];
 } carry_film_state;

@@ -94,7 +94,7 @@ static void put_stream_header(writer *w, const carry_avi *avi, double rate) {
     put32(w, 0);
     put32(w, avi->frames);
     put32(w, avi->largest);
-    put32(w, UINT32_MAX); /* quality: the codec's */
+    put32(w, UINT32_MAX); /* quality: the codec's default */
     put32(w, 0);
     put16(w, 0);
     put16(w, 0);

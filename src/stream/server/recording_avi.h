@@ -11,7 +11,7 @@
 
 #include "carry/context.h"
 
-#define CARRY_AVI_LIMIT ((uint64_t)0x7F000000) /* bytes of a file */
+#define CARRY_AVI_LIMIT ((uint64_t)0x7F000000) /* maximum bytes of a file */
 
 typedef struct carry_avi carry_avi;
 

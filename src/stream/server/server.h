@@ -1,18 +1,20 @@
 /* The page, over HTTP and WebSocket: live frames, controls, figures.
 
-   GET /            the page (one file, nothing from elsewhere)         GET /healthz    200 while chunks come, else 503;
-                                                                        /health too
-   GET /metrics     Prometheus text                                     GET /api/state  controls and figures as JSON
-   POST /api/controls  the controls of controls.h: 204, or 400 with an error message
-   POST /api/record  {"path": "name.avi"} or {"stop": true}: into the folder that --record-to names; 403 without one
-   GET /frame.jpg   the newest frame                                    WS /ws          binary: a frame; text: figures,
-   and controls back
+   GET /                the page (one file without external resources)
+   GET /frame.jpg       the newest frame
+   GET /healthz         200 while chunks arrive, else 503; /health too
+   GET /metrics         Prometheus text
+   GET /api/state       controls and figures as JSON
+   POST /api/controls   the controls of controls.h: 204, or 400 with an error message
+   POST /api/record     {"path": "name.avi"} or {"stop": true}: records to the folder of --record-to; 403 without one
+   WS /ws               sends frames (binary) and figures (text); receives controls
 
    A binary message is u64 frame, u64 chunk, u64 epoch, f64 seconds, little-endian, then the JPEG.
 
-   One thread of its own. Bounds: sizes of requests, headers and messages, viewers, time of a slow request; each viewer
-   has its own backpressure (hub.h). On another address than loopback a token is needed, in `Authorization: Bearer` or
-   `?token=`; compared in constant time. Requests from other origins are refused. */
+   The server has one thread. Limits apply to the sizes of requests, headers and messages, to the number of viewers,
+   and to the time of a slow request; each viewer has its own backpressure (hub.h). On addresses other than loopback
+   a token is needed, in `Authorization: Bearer` or `?token=`; it is compared in constant time. Requests from other
+   origins are refused. */
 #ifndef CARRY_STREAM_SERVER_H
 #define CARRY_STREAM_SERVER_H
 

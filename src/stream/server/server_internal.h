@@ -24,7 +24,7 @@ struct carry_server {
     uint64_t name; /* random: tells this server from an earlier one, whose frames had other numbers */
     char *record_to;
     double next_state;     /* when to make the next state */
-    carry_json_text state; /* as viewers get it */
+    carry_json_text state; /* the JSON that viewers get */
     uint64_t state_serial;
     carry_film *film;
     carry_film_state filmed; /* state of `film`, or of the last recording */

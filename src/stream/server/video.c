@@ -19,14 +19,14 @@ struct carry_video {
     carry_video_options options;
     carry_video_source source;
     char path[256];
-    int damaged;           /* in a row */
+    int damaged;           /* damaged frames in a row */
     carry_jpeg_bytes held; /* the frame being decoded */
-    bool has_ended;        /* for who reads */
+    bool has_ended;        /* as seen by the reader */
     char end[320];
-    /* Of a live source. */
+    /* For a live source: */
     bool has_thread;
     pthread_t thread;
-    carry_ctx *ctx; /* the thread's */
+    carry_ctx *ctx; /* used by the thread */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     carry_jpeg_bytes *ring; /* [keep] frames, the oldest at `first` */

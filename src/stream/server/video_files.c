@@ -9,7 +9,7 @@
 #include "core/file.h"
 #include "stream/server/video_internal.h"
 
-#define JPEG_MOST ((uint32_t)64 << 20) /* bytes of a frame */
+#define JPEG_MOST ((uint32_t)64 << 20) /* maximum bytes of a frame */
 
 carry_status carry_video_room(carry_ctx *ctx, carry_jpeg_bytes *to, size_t size) {
     if (to->room < size) {
@@ -26,8 +26,8 @@ carry_status carry_video_room(carry_ctx *ctx, carry_jpeg_bytes *to, size_t size)
 /* An AVI file is RIFF: chunks with a name, a size and data; LIST chunks contain other chunks. */
 typedef struct avi {
     FILE *file;
-    long size;             /* of the file */
-    long end;              /* of the frames */
+    long size;             /* size of the file */
+    long end;              /* end of the frames */
     uint32_t told, frames; /* number of frames by the header, 0: unknown; number read */
     char codec[5];         /* codec of the frames; empty: not stated */
 } avi;
@@ -154,7 +154,7 @@ static bool find_frames(avi *a, double *fps) {
             a->end = c.size > 4 && c.size < 0x7FFFFFFFu ? start + (long)c.size : 0x7FFFFFFFL;
             return true;
         }
-        const bool is_header = strcmp(kind, "hdrl") == 0 || strcmp(kind, "strl") == 0; /* its parts follow */
+        const bool is_header = strcmp(kind, "hdrl") == 0 || strcmp(kind, "strl") == 0; /* its chunks are read next */
         if (!is_header && (fseek(a->file, start, SEEK_SET) != 0 || !skip(a, c.size))) {
             return false;
         }

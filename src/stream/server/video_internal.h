@@ -17,7 +17,7 @@ typedef struct carry_yuyv {
 typedef struct carry_video_source {
     void *opened;
     double fps;   /* of a file; 0: unknown */
-    bool is_live; /* always: a camera */
+    bool is_live; /* true for a camera */
     carry_yuyv yuyv;
     carry_status (*next)(carry_ctx *ctx, void *opened, carry_jpeg_bytes *to, bool *ended, char *why, size_t why_size);
     void (*close)(void *opened);
