@@ -58,7 +58,7 @@ typedef struct carry_text_head {
 typedef struct carry_link_options {
     int depth;         /* maximum number of messages with tensors in transit */
     size_t out_most;   /* size of the longest message that this end sends, in bytes */
-    size_t in_most;    /* and that it accepts */
+    size_t in_most;    /* size of the longest message that it accepts */
     const char *group; /* the owner of this end: "stage0" or "mesh" */
 } carry_link_options;
 
