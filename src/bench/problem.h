@@ -48,7 +48,7 @@ carry_dtype carry_problem_type(const carry_problem *problem, carry_dtype otherwi
 carry_status carry_problem_dtype(carry_ctx *ctx, carry_dtype *dtype, carry_problem *problem, carry_dtype last);
 
 /* Parses device=cpu, cuda, cuda1, ..., numbered as in carry/device.h; the CPU if it is missing. CARRY_EUNSUPPORTED
-   if there is no such device. */
+   if this machine lacks the device. */
 carry_status carry_problem_device(carry_ctx *ctx, int *device, carry_problem *problem);
 
 /* Refuses an item that looks like a misspelling of one in `takes` ("dens"). Called before a family parses the

@@ -224,7 +224,7 @@ static int run_encode(tokenizer_session *d, int count, char **words) {
     return code;
 }
 
-/* Parses numbers from the words, or from standard input if there are none. Returns their count, or -1 after printing
+/* Parses numbers from the words, or from standard input without words. Returns their count, or -1 after printing
    a message. */
 static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     size_t length = 0;

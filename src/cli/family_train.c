@@ -222,7 +222,7 @@ static void hear_exam(void *user, const carry_train_evaluation *evaluation) {
     ((session *)user)->evaluation = evaluation->loss;
 }
 
-/* The perplexity of the held-out rows or, if there are none, of the last tenth of the steps. */
+/* The perplexity of the held-out rows or, without such rows, of the last tenth of the steps. */
 static double perplexity_of(const session *s) {
     double loss = s->evaluation;
     if (isnan(loss)) {

@@ -17,7 +17,7 @@ bool carry_is_training(const carry_run *run) {
     return run->results == 0 && run->metrics > 0 && strcmp(run->kind, "train") == 0;
 }
 
-/* The values of one metric in the order of steps, which the caller frees. *count is 0 if there are none. */
+/* The values of one metric in the order of steps, which the caller frees. *count is 0 if the run lacks the metric. */
 static const carry_run_metric *series(const carry_run *run, const char *name, int *count) {
     const carry_run_metric *first = NULL;
     *count = 0;

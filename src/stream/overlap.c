@@ -110,7 +110,7 @@ static double select_at(double *values, int64_t count, int64_t k) {
     return values[k];
 }
 
-/* The median of the values that are not NaN, or NaN if there is none. */
+/* The median of the values that are not NaN, or NaN if all are. */
 static double median(double *scratch, const double *values, int64_t count) {
     int64_t numbers = 0;
     for (int64_t i = 0; i < count; i++) {

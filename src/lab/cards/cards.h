@@ -129,7 +129,7 @@ typedef struct carry_found {
     } line[CARRY_FOUND_LINES];
 } carry_found;
 
-/* Finds pages that contain all the words (in any inflection), best first. If there is none, finds those that contain
+/* Finds pages that contain all the words (in any inflection), best first. If no page does, finds those that contain
    some of the words and sets *some. The caller frees *found. */
 carry_status carry_library_find(carry_ctx *ctx, const carry_library *library, const char *const *words, int count,
                                 carry_found **found, int *found_count, bool *some);

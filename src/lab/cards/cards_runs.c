@@ -57,7 +57,7 @@ static int is_json(const struct dirent *entry) {
     return length > 5 && strcmp(entry->d_name + length - 5, ".json") == 0;
 }
 
-/* Reads all exported runs. A folder that does not exist has none. */
+/* Reads all exported runs. A folder that does not exist has no runs. */
 static carry_status read_runs(carry_ctx *ctx, exported **runs, int *count, const carry_library *library) {
     char folder[4096];
     struct dirent **entry = NULL;

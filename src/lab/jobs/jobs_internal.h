@@ -47,7 +47,7 @@ carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64
 
 /* Loads a row; the caller frees row->arguments. CARRY_ENOTFOUND with an error message. */
 carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id);
-/* Reads the exit code in ID.end. Returns false, and sets nothing, if there is none. *started is 0 if the file does
+/* Reads the exit code in ID.end. Without it, returns false and sets nothing. *started is 0 if the file does
    not state it. */
 bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *started, double *ended);
 /* Ends a row: with the verdict in its file if there is one, else with this code or, if code < 0, in the state

@@ -227,7 +227,7 @@ static carry_status read_head(const source *s, head *h, const carry_json *from) 
     return CARRY_OK;
 }
 
-/* Finds the same run in the store; *id is 0 if there is none. */
+/* Finds the same run in the store; *id is 0 if the store does not have it. */
 static carry_status find_same(const source *s, int64_t *id, const head *h) {
     sqlite3_stmt *row;
     CARRY_TRY(carry_store_prepare(s->store, &row,

@@ -269,7 +269,7 @@ carry_status carry_avi_close(carry_ctx *ctx, carry_avi *avi) {
     }
     uint64_t end = avi->bytes;
     carry_status status = write_index(ctx, avi);
-    if (status != CARRY_OK) { /* no space for an index: the file has none */
+    if (status != CARRY_OK) { /* no space for an index: the file is left without one */
         avi->bytes = end;
         unsigned char header[HEADER];
         make_header(avi, header, end, false);
