@@ -1,4 +1,4 @@
-/* Timing methods on a problem. */
+/* Times methods on a problem. */
 #include "bench/bench.h"
 
 #include <math.h>
@@ -18,29 +18,31 @@
 #define SECONDS 0.3
 #define MOST_SET_BYTES 512e6
 #define MOST_COPIES 64
-#define MOST_BESIDE 0.1 /* seconds of a ceiling's turn */
-#define EQUAL 1.05      /* two measurements of the same product differ by as much: 100 %, not more */
+#define MOST_BESIDE 0.1 /* maximum seconds of one measurement of a ceiling */
+/* Two measurements of the same product may differ by this factor; a share up to it counts as 100 %. */
+#define EQUAL 1.05
 
-/* One problem under way. */
+/* One problem being timed. */
 typedef struct session {
     carry_ctx *ctx;
     const carry_family *family;
     void *instance;
-    carry_dtype type;        /* of its products */
-    carry_ceilings ceilings; /* of that type and the device, once they are measured */
+    carry_dtype type;        /* type of its products */
+    carry_ceilings ceilings; /* for that type and device, once they are measured */
     const carry_bench_options *options;
-    carry_comm *comm; /* of the ranks that work on it together, or NULL */
-    int cores;        /* that those have */
+    carry_comm *comm; /* the ranks that solve the problem together, or NULL */
+    int cores;        /* cores of their machines */
     carry_bench_result *results;
     int count;
-    double *samples;          /* MOST_RUNS a method */
+    double *samples;          /* MOST_RUNS per method */
     double *waited, *exposed; /* likewise */
     double *sorted;           /* MOST_RUNS */
-    /* Measured in turns with the methods, on the CPU: a turn's share of the ceiling that binds, and that ceiling. */
-    carry_yardstick *yardstick; /* NULL: not used, or not made yet */
+    /* On the CPU, a ceiling is measured after each turn of a method: the turn's share of the binding ceiling, and
+       that ceiling's rate. */
+    carry_yardstick *yardstick; /* NULL: not used, or not created yet */
     const carry_ceilings *given;
-    double *shares, *rates;         /* MOST_RUNS a method */
-    int turns[CARRY_BENCH_METHODS]; /* of them */
+    double *shares, *rates;         /* MOST_RUNS per method */
+    int turns[CARRY_BENCH_METHODS]; /* number of turns measured */
     bool by_copies[CARRY_BENCH_METHODS];
     double spent[CARRY_BENCH_METHODS];
 } session;
@@ -78,7 +80,7 @@ static carry_status warm_up(session *s) {
     return s->family->run(s->instance);
 }
 
-/* Chooses, compares and warms up; a method that does not apply gets its reason. */
+/* Chooses a method, compares it with the reference and warms up. A method that does not apply gets its reason. */
 static carry_status prepare(session *s, carry_bench_result *result) {
     carry_status status = s->family->choose(s->instance, result->algorithm);
     if (status == CARRY_OK && !s->options->unchecked) {
@@ -107,14 +109,14 @@ static bool wants_more(const session *s, int i) {
 /* Times of one run. */
 typedef struct sample {
     double seconds;
-    double spent;           /* with its overhead: a sample on a GPU is a graph of many runs */
+    double spent;           /* including overhead: a sample on a GPU is a graph of many runs */
     double waited, exposed; /* as in carry_counts */
     bool stop;
 } sample;
 
-/* All ranks get the same sample: the longest, and a stop that one of them was asked for. A rank that waits and still
-   finishes before the slowest costs nothing: exposed is the time by which all would finish earlier if no rank
-   waited. */
+/* Gives all ranks the same sample: the time of the slowest, and whether any was asked to stop. A rank that waits and
+   still finishes before the slowest costs nothing, so `exposed` is the share by which all would finish earlier if no
+   rank waited. */
 static carry_status time_together(session *s, sample *one) {
     CARRY_TRY(carry_barrier(s->comm));
     double before = carry_seconds();
@@ -140,7 +142,7 @@ static carry_status time_run(session *s, sample *one) {
     return CARRY_OK;
 }
 
-/* Of the rank that has most of each. */
+/* Work and traffic of the chosen method; over ranks, the maximum of each figure. */
 static carry_status count(session *s, carry_counts *counts) {
     *counts = s->family->counts(s->instance);
     if (s->comm == NULL) {
@@ -163,7 +165,7 @@ static int device_of(const session *s) {
     return s->family->device != NULL && s->instance != NULL ? s->family->device(s->instance) : 0;
 }
 
-/* Of the device that the problem runs on and of its type; those of the CPU in f32 were measured before. */
+/* The ceilings of the problem's device and type. Those of the CPU in f32 were measured before. */
 static carry_ceilings ceilings_of(session *s, const carry_ceilings *cpu) {
     const int device = device_of(s);
     if (device == 0 && s->type == CARRY_F32) {
@@ -189,14 +191,15 @@ static double median_of(session *s, const double *values, int count) {
     return carry_summarise(s->sorted, count).median;
 }
 
-/* On one thread processor time, which other programs do not add to. A stream's stages are threads of their own. */
+/* With one thread, processor time is used, to which other programs do not add. The stages of a stream are separate
+   threads, so a stream uses wall-clock time. */
 static double (*clock_of(const session *s, const carry_bench_result *result))(void) {
     const bool has_stages = result->counts.slower_stage > 0.0;
     return carry_ctx_threads(s->ctx) == 1 && !has_stages ? carry_thread_seconds : carry_seconds;
 }
 
-/* The ceiling that binds, for as long as this turn took, and the mean of both: what else the machine does, and how fast
-   its clock is, then counts for both alike. */
+/* Measures the binding ceiling for as long as the turn took, and divides the turn's mean rate by that of the
+   ceiling. Other load and the processor's clock rate then affect both in the same way. */
 static carry_status look_beside(session *s, int i, int runs, double (*clock)(void), double spent) {
     const carry_counts *counts = &s->results[i].counts;
     const int turn = s->turns[i];
@@ -219,13 +222,14 @@ static carry_status look_beside(session *s, int i, int runs, double (*clock)(voi
     return CARRY_OK;
 }
 
-/* A method's turn: some runs in a row, so that choosing it again (a new plan) does not dominate short problems. */
+/* A method's turn: several runs in a row, so that choosing it again (a new plan) does not dominate short problems. */
 static carry_status take_turn(session *s, int i) {
     CARRY_SPAN(s->ctx, "bench", "turn");
     carry_bench_result *result = &s->results[i];
     carry_status status = s->family->choose(s->instance, result->algorithm);
     status = status == CARRY_OK ? s->family->run(s->instance) : status;
-    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY) { /* it worked before: what was timed stands */
+    /* The method worked before, so the times measured so far are kept. */
+    if (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY) {
         (void)snprintf(result->reason, sizeof result->reason, "%s", carry_ctx_error(s->ctx));
         return CARRY_OK;
     }
@@ -297,7 +301,8 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     if (s->family->is_simulated) {
         result->ceilings = (carry_ceilings){.gemm_gflops = NAN, .copy_gbytes_s = NAN};
         result->share = NAN;
-    } else if (ceilings != NULL && s->comm != NULL) { /* ranks share cores in an unknown way: no rank has a ceiling */
+    } else if (ceilings != NULL && s->comm != NULL) {
+        /* Ranks share cores in an unknown way, so there is no ceiling for a rank. */
         result->ceilings = *ceilings;
         result->share = NAN;
     } else if (ceilings != NULL) {
@@ -317,7 +322,7 @@ static void summarise(session *s, int i, const carry_ceilings *ceilings) {
     }
 }
 
-/* Sets of inputs, so that together they exceed the last cache twice; ranks are taken to share it. */
+/* The number of input sets that together are twice as large as the last-level cache; ranks are assumed to share it. */
 static carry_status copies_for(const session *s, int *copies) {
     carry_device_properties device = {CARRY_INIT(carry_device_properties)};
     double bytes = s->family->bytes(s->instance) * (s->comm != NULL ? carry_comm_size(s->comm) : 1);
@@ -367,7 +372,7 @@ static carry_status list_methods(session *s) {
     CARRY_TRY(s->family->choose(s->instance, NULL));
     char planned[24];
     (void)snprintf(planned, sizeof planned, "%s", s->family->chosen(s->instance));
-    if (only != NULL) { /* an unknown name, or one that does not apply, is an error here and not a reason */
+    if (only != NULL) { /* an unknown name, or one that does not apply, is an error here, not a reason in the result */
         CARRY_TRY(s->family->choose(s->instance, only));
     }
     for (int i = 0; s->options->methods != NULL && s->options->methods[i] != NULL; i++) {
@@ -392,7 +397,7 @@ static void find_curve(session *s, carry_bench_result *result) {
     }
 }
 
-/* From the inputs to the figures, on this rank. */
+/* Runs the bench on this rank, from making inputs to computing the figures. */
 static carry_status bench(session *s, const char *problem, const carry_ceilings *ceilings) {
     CARRY_SPAN(s->ctx, "bench", "problem");
     const size_t each = (size_t)CARRY_BENCH_METHODS * MOST_RUNS;
@@ -428,7 +433,7 @@ static carry_status bench(session *s, const char *problem, const carry_ceilings 
     return status;
 }
 
-/* One problem for one rank, or for all ranks of comm. */
+/* Times one problem on one rank, or on all ranks of comm. */
 static carry_status bench_on(carry_ctx *ctx, carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
                              const carry_bench_options *options, carry_bench_result *results, int *count) {
     session s = {.ctx = ctx, .options = options, .results = results, .comm = comm};
@@ -447,7 +452,7 @@ typedef struct together {
     const char *problem;
     const carry_ceilings *ceilings;
     const carry_bench_options *options;
-    carry_bench_result *results; /* rank 0's */
+    carry_bench_result *results; /* results of rank 0 */
     int *count;
 } together;
 

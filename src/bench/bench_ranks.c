@@ -1,5 +1,5 @@
-/* Benches on ranks: start together, measure, and rank 0 keeps the slowest. What travels are structures as they are in
-   memory: a communicator's ranks have the same build. */
+/* Benches on ranks: all start together and measure, and rank 0 keeps the slowest. Structures are sent without
+   conversion, since the ranks of a communicator have the same build. */
 #include "bench/bench_ranks.h"
 
 #include <math.h>
@@ -11,14 +11,14 @@
 /* The results of one rank; after agree(), the worst over all ranks. */
 typedef struct tally {
     carry_status status;
-    int rank; /* whose status it is */
+    int rank; /* the rank that has this status */
     int count;
     char message[256];
     carry_ceilings ceilings;
     carry_bench_result results[CARRY_BENCH_METHODS];
 } tally;
 
-/* A method that one rank could not time has no time. */
+/* True if a is the worse result. If one rank could not time a method, the method has no time. */
 static bool is_worse(const carry_bench_result *a, const carry_bench_result *b) {
     if (a->reason[0] != '\0' || b->reason[0] != '\0') {
         return a->reason[0] != '\0' && b->reason[0] == '\0';
@@ -43,7 +43,7 @@ static void keep_slowest(tally *all, const tally *other, int rank) {
     }
 }
 
-/* Rank 0 receives one rank's at a time, so that it needs memory for only one. Returns this rank's status, or
+/* Rank 0 receives one rank's results at a time, so that it needs memory for only one. Returns this rank's status, or
    CARRY_EPEER if another rank failed. */
 static carry_status agree(carry_comm *comm, tally *mine) {
     const carry_status own = mine->status;
@@ -68,7 +68,7 @@ static carry_status agree(carry_comm *comm, tally *mine) {
 
 carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceilings) {
     tally mine;
-    memset(&mine, 0, sizeof mine); /* all of it travels */
+    memset(&mine, 0, sizeof mine); /* padding is sent too */
     mine.rank = carry_comm_rank(comm);
     int neighbours;
     CARRY_TRY(carry_collective_neighbours(comm, &neighbours));
@@ -79,7 +79,7 @@ carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceil
     return CARRY_OK;
 }
 
-/* The ranks work on it together: rank 0 has the figures of all, and the others get them. */
+/* The ranks solve the problem together: rank 0 has the figures of all, and sends them to the others. */
 static carry_status bench_together(carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
                                    const carry_bench_options *options, tally *mine) {
     carry_bench_options own = *options;
@@ -88,7 +88,7 @@ static carry_status bench_together(carry_comm *comm, const char *problem, const 
     if (mine->status == CARRY_EPEER || mine->status == CARRY_ETIMEOUT) {
         return mine->status;
     }
-    const carry_status status = mine->status; /* the same on all */
+    const carry_status status = mine->status; /* the same on all ranks */
     CARRY_TRY(carry_broadcast(comm, mine, sizeof *mine, 0));
     return status;
 }

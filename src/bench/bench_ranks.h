@@ -9,11 +9,11 @@
 #include "carry/comm.h"
 #include "bench/bench.h"
 
-/* Measured by all ranks at the same time: the lowest figures over ranks. */
+/* Measures on all ranks at the same time, and gives the lowest figures over the ranks. */
 carry_status carry_ceilings_measure_ranks(carry_comm *comm, carry_ceilings *ceilings);
 
-/* As carry_bench_problem. On several ranks, progress is rank 0's and nothing is given to options->keep. A problem of
-   several ranks (collective.h) is worked on together, and keep is rank 0's. */
+/* As carry_bench_problem. On several ranks, only rank 0 reports progress, and options->keep is not called. A problem
+   of several ranks (collective.h) is solved by all of them together, and keep is called on rank 0. */
 carry_status carry_bench_problem_ranks(carry_comm *comm, const char *problem, const carry_ceilings *ceilings,
                                        const carry_bench_options *options,
                                        carry_bench_result results[CARRY_BENCH_METHODS], int *count);

@@ -1,4 +1,4 @@
-/* The ceilings of a device that a bench prints: a product and a copy (ops/product/ceiling.h). */
+/* The ceilings of a device that a bench prints: the rates of a product and of a copy (ops/product/ceiling.h). */
 #include "bench/bench.h"
 #include "core/context.h"
 #include "core/span.h"

@@ -1,4 +1,4 @@
-/* Ranks for problems of several ranks. */
+/* Provides the ranks for problems of several ranks. */
 #include "bench/collective.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "core/threads.h"
 #include "ops/product/rates.h"
 
-#define PATIENCE 86400.0 /* seconds that ranks without a part wait for those with one */
+#define PATIENCE 86400.0 /* seconds that the other ranks wait for those that work */
 #define HOST 256
 
 int carry_collective_ranks(carry_ctx *ctx, const char *problem) {
@@ -24,8 +24,8 @@ int carry_collective_ranks(carry_ctx *ctx, const char *problem) {
     return family->ranks(&parsed);
 }
 
-/* The first ranks get what does not divide. Measured rates go along: every rank would measure them at the same time as
-   all others, again for every problem. */
+/* Makes a rank's context with its share of the threads; the first ranks get the remainder. Measured rates are
+   copied: otherwise every rank would measure them again for every problem, at the same time as all others. */
 static carry_status new_context(carry_ctx *ctx, carry_ctx **made, int rank, int ranks) {
     const carry_rates_table *rates;
     const int all = carry_ctx_threads(ctx);
@@ -66,7 +66,7 @@ static carry_status on_threads(carry_ctx *ctx, double deadline, int ranks, carry
     return status;
 }
 
-/* On the first ranks of comm. The rest wait for the end, however long that takes. */
+/* Runs work on the first ranks of comm. The other ranks wait for the end, up to PATIENCE seconds. */
 static carry_status on_part(carry_comm *comm, int ranks, carry_comm_function work, void *user) {
     carry_comm *part = NULL;
     carry_status status = CARRY_OK;
@@ -100,7 +100,7 @@ carry_status carry_collective_run(carry_ctx *ctx, carry_comm *comm, int ranks, c
 }
 
 carry_status carry_collective_agree(carry_comm *comm, carry_status own) {
-    if (comm == NULL || own == CARRY_EPEER || own == CARRY_ETIMEOUT) { /* the communicator has ended */
+    if (comm == NULL || own == CARRY_EPEER || own == CARRY_ETIMEOUT) { /* the communicator has failed */
         return own;
     }
     int64_t worst = (int64_t)own;
@@ -129,12 +129,12 @@ static int cores_of(const machine *all, int count) {
     return (int)cores;
 }
 
-/* all, of every rank, is freed by the caller, after a failure too. */
+/* Gathers the machine of every rank. The caller frees *all, also after a failure. */
 static carry_status gather_machines(carry_comm *comm, machine **all) {
     machine here;
-    memset(&here, 0, sizeof here); /* all of it travels */
+    memset(&here, 0, sizeof here); /* padding is sent too */
     (void)gethostname(here.name, HOST - 1);
-    /* Launchers tie a process to its cores: what one may use is not what the machine has. */
+    /* A launcher may bind a process to some cores, so the cores it may use are not those of the machine. */
     const bool is_alone = strcmp(carry_comm_name(comm), "mpi") != 0;
     here.cores = is_alone ? carry_cores() : sysconf(_SC_NPROCESSORS_ONLN);
     *all = calloc((size_t)carry_comm_size(comm), sizeof **all);

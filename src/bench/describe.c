@@ -1,4 +1,4 @@
-/* Plans of problems given as text, for programs that link the library and for Python. */
+/* Plans problems given as text, for programs that link the library and for Python. */
 #include <stdio.h>
 
 #include "carry/problem.h"

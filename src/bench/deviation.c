@@ -1,4 +1,4 @@
-/* Comparing results with a float64 reference. */
+/* Compares results with a float64 reference. */
 #include "core/tensor.h"
 #include "bench/deviation.h"
 

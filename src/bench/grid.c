@@ -1,10 +1,10 @@
-/* The planner's evaluation. */
+/* The shapes for evaluating the planner. */
 #include "bench/grid.h"
 
 #include <stdio.h>
 
-/* Chosen to hold every corner that fits memory, the shapes of experiments 026 and 044, and what models use; the largest
-   has 64 M elements. */
+/* Chosen to include every corner that fits in memory, the shapes of experiments 026 and 044, and shapes of models;
+   the largest has 64 M elements. */
 static const struct {
     int batch, steps, n, width;
 } diagonal[] =

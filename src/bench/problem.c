@@ -1,4 +1,4 @@
-/* Parsing problems. */
+/* Parses problems. */
 #include "bench/problem.h"
 
 #include <ctype.h>
@@ -31,7 +31,7 @@ static bool is_value(const char *text) {
     return *text != '\0';
 }
 
-/* Element types end in digits and are words all the same. */
+/* Element types end in digits, but are words. */
 static bool is_type(const char *text) {
     return strcmp(text, "f32") == 0 || strcmp(text, "bf16") == 0 || strcmp(text, "f16") == 0 ||
            strcmp(text, "f64") == 0;
@@ -52,14 +52,14 @@ static carry_status parse_size(carry_ctx *ctx, carry_problem_item *item, const c
     return CARRY_OK;
 }
 
-/* 2160x5120: numbers with x between them. */
+/* True for a shape such as 2160x5120: numbers with x between them. */
 static bool is_shape(const char *text) {
     const size_t digits = strspn(text, "0123456789");
     return digits > 0 && text[digits] == 'x' && strspn(text, "0123456789x") == strlen(text) &&
            strstr(text, "xx") == NULL && text[strlen(text) - 1] != 'x';
 }
 
-/* One item between colons: key=value, a shape, letters and digits, or a word. */
+/* Parses one item between colons: key=value, a shape, letters and digits, or a word. */
 static carry_status parse_item(carry_ctx *ctx, carry_problem_item *item, const char *problem, char *text) {
     *item = (carry_problem_item){.number = -1};
     if (*text == '\0') {
@@ -111,7 +111,7 @@ carry_status carry_problem_parse(carry_ctx *ctx, carry_problem *problem, const c
     (void)snprintf(problem->text, sizeof problem->text, "%s", text);
     for (char *at = problem->text; *at != '\0'; at++) {
         if (!isprint((unsigned char)*at)) {
-            *at = '?'; /* shown in messages; refused below as no part of any name */
+            *at = '?'; /* shown as ? in messages, and refused below since no name contains it */
         }
     }
     if (strlen(text) >= CARRY_PROBLEM_TEXT) {
@@ -181,7 +181,8 @@ const char *carry_problem_setting(carry_problem *problem, const char *key) {
     return NULL;
 }
 
-/* Offers every word, size and key of a family's takes; what is in brackets explains one. True when text is one. */
+/* Offers every word, size and key in a family's `takes` as a suggestion; text in brackets is explanation and
+   skipped. Returns true if the word itself is one of them. */
 static bool offer_takes(carry_nearest *near, const char *takes) {
     int depth = 0;
     for (const char *at = takes; *at != '\0';) {
@@ -212,7 +213,7 @@ carry_status carry_problem_check(carry_ctx *ctx, const carry_problem *problem, c
         if (offer_takes(&near, takes)) {
             continue;
         }
-        if (item->number >= 0) { /* fp16 has the form of a size */
+        if (item->number >= 0) { /* a misspelling such as fp16 has the form of a size */
             carry_nearest type = carry_nearest_to(whole);
             (void)offer_takes(&type, "f32, bf16, f16");
             near = type.distance <= near.distance ? type : near;

@@ -7,7 +7,7 @@
 
 #define RESAMPLINGS 1000
 
-/* A NaN, which no clock gives but a damaged store may, stands after everything else. */
+/* A NaN, which may come from a damaged store, is sorted after all numbers. */
 static int compare_doubles(const void *a, const void *b) {
     double x = *(const double *)a;
     double y = *(const double *)b;
@@ -18,7 +18,7 @@ static double median_of_sorted(const double *samples, int count) {
     return count % 2 == 1 ? samples[count / 2] : 0.5 * (samples[count / 2 - 1] + samples[count / 2]);
 }
 
-/* SplitMix64: the bootstrap needs indices, not the library's own stream of inputs. */
+/* SplitMix64: the bootstrap needs indices, not the library's random stream for inputs. */
 static uint64_t next_random(uint64_t *state) {
     uint64_t z = *state += 0x9E3779B97F4A7C15u;
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -32,8 +32,8 @@ static void swap(double *a, double *b) {
     *b = kept;
 }
 
-/* Puts the k-th smallest at place k, nothing larger before it (Hoare's selection): a tenth of the time of sorting, and
-   a comparison of two runs selects a hundred thousand times. */
+/* Moves the k-th smallest sample to index k, with no larger one before it (Hoare's selection). It takes a tenth of
+   the time of sorting, and a comparison of two runs selects a hundred thousand times. */
 static double select_kth(double *samples, int count, int k) {
     int low = 0;
     int high = count - 1;
@@ -75,8 +75,8 @@ static double median_of(double *samples, int count) {
     return 0.5 * (lower + upper);
 }
 
-/* Blocks of about the square root of the count, or a tenth of it where that is more: a method is timed in turns of many
-   runs, and what disturbs a whole turn is seen only by blocks as long as one. Taken around the end. */
+/* Draws blocks of about the square root of the count, or a tenth of it if that is more: a method is timed in turns
+   of many runs, and only blocks as long as a turn show disturbances of whole turns. Blocks wrap around the end. */
 static double resampled_median(const double *samples, int count, double *scratch, uint64_t *state) {
     int block = (int)fmax(1.0, floor(fmax(sqrt((double)count), 0.1 * (double)count)));
     for (int filled = 0; filled < count;) {
@@ -119,7 +119,7 @@ carry_ratio carry_ratio_of(const double *a, int a_count, const double *b, int b_
         qsort(ratios, RESAMPLINGS, sizeof *ratios, compare_doubles);
         r.low = ratios[RESAMPLINGS / 40];
         r.high = ratios[RESAMPLINGS - 1 - RESAMPLINGS / 40];
-        bool known = isfinite(r.low) && isfinite(r.high); /* else a median is 0: nothing can be said */
+        bool known = isfinite(r.low) && isfinite(r.high); /* otherwise a median is 0, and nothing can be concluded */
         r.within_noise = !known || (r.low / (1.0 + slack) <= 1.0 && r.high * (1.0 + slack) >= 1.0);
     }
     free(scratch);

@@ -7,16 +7,16 @@
 
 typedef struct carry_summary {
     double median, quartile_low, quartile_high, least;
-    double spread; /* the quartiles' distance over the median */
+    double spread; /* interquartile range over the median */
 } carry_summary;
 
-/* Of count > 0 samples, which are sorted in place. */
+/* Summarises count > 0 samples, which are sorted in place. */
 carry_summary carry_summarise(double *samples, int count);
 
-/* The ratio of two medians, a over b, with a 95 % interval by the bootstrap (1000 resamplings, seeded: the same samples
-   give the same interval). Samples taken one after the other are not independent (a machine drifts), so blocks of
-   neighbours are drawn, not single samples. The drift between two runs is not in their samples at all: `slack` widens
-   the verdict, not the interval. */
+/* The ratio of two medians, a over b, with a 95 % bootstrap interval (1000 resamplings, seeded: the same samples
+   give the same interval). Successive samples are not independent, since a machine drifts, so blocks of neighbours
+   are drawn instead of single samples. Drift between two runs is not visible in their samples: `slack` widens the
+   verdict, not the interval. */
 typedef struct carry_ratio {
     double ratio, low, high;
     bool within_noise; /* 1 is in [low / (1 + slack), high * (1 + slack)] */

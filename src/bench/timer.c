@@ -1,4 +1,4 @@
-/* Timing on a GPU. */
+/* Times work on a GPU. */
 #include "bench/timer.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 
-#define GRAPH_SECONDS 2e-3 /* launching a graph costs some microseconds: a hundredth of this */
+#define GRAPH_SECONDS 2e-3 /* launching a graph costs some microseconds, a hundredth of this */
 #define MOST_RUNS 500
 
 struct carry_timer {
@@ -16,7 +16,7 @@ struct carry_timer {
     carry_stream *stream;
     carry_event *from, *to;
     carry_graph *graph;
-    int runs; /* in the graph */
+    int runs; /* number of runs in the graph */
 };
 
 carry_status carry_timer_new(carry_ctx *ctx, carry_timer **timer, int device) {
@@ -73,7 +73,8 @@ static carry_status record(carry_timer *t, carry_status (*run)(void *user), void
     }
     carry_status ended = carry_graph_end(t->ctx, &t->graph, t->device, t->stream);
     CARRY_TRY(status == CARRY_OK ? ended : status);
-    return carry_graph_launch(t->ctx, t->device, t->graph, t->stream); /* its first launch brings it to the device */
+    /* The first launch uploads the graph to the device. */
+    return carry_graph_launch(t->ctx, t->device, t->graph, t->stream);
 }
 
 carry_status carry_timer_time(carry_timer *t, double *seconds, carry_status (*run)(void *user), void *user) {

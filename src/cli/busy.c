@@ -1,4 +1,4 @@
-/* Watching how busy a device is during some steps. */
+/* Measures how busy a device is during some steps. */
 #include "cli/busy.h"
 
 #include <stddef.h>
@@ -28,7 +28,7 @@ static double processor_seconds(void) {
     return clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t) == 0 ? (double)t.tv_sec + 1e-9 * (double)t.tv_nsec : 0.0;
 }
 
-/* Where a GPU cannot be recorded (no CUPTI, or a profile records it already) the share stays unknown. */
+/* If a GPU's activity cannot be recorded (no CUPTI, or a profile already records it), the share stays unknown. */
 static void begin(carry_ctx *ctx, int device) {
     (void)carry_stream_wait(ctx, device, carry_ctx_stream(ctx, device));
     watched->log = NULL;

@@ -102,7 +102,7 @@ carry_status chat_conversation_render(carry_ctx *ctx, const chat_conversation *c
     return status;
 }
 
-/* The state after all messages: they are read as a prompt, of which the cache has most. */
+/* Computes the state after all messages by reading them as a prompt, most of which is in the cache. */
 static carry_status keep_state(carry_ctx *ctx, carry_engine *engine, const char *text, size_t length, uint64_t *state) {
     carry_engine_event event = {CARRY_INIT(carry_engine_event)};
     const carry_engine_request request = {CARRY_INIT(carry_engine_request),

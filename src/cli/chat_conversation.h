@@ -22,15 +22,16 @@ bool chat_conversation_remove(chat_conversation *c, const char *role);
 /* Sets, replaces or ("") removes the system message. */
 bool chat_conversation_system(chat_conversation *c, const char *content);
 
-/* The prompt; with is_answered up to the end of the last message, without the start of an answer. The caller frees
- *text. */
+/* Renders the prompt. With is_answered it ends with the last message, without the start of an answer. The caller
+   frees *text. */
 carry_status chat_conversation_render(carry_ctx *ctx, const chat_conversation *c, const carry_chat *chat,
                                       carry_thinking thinking, bool is_answered, char **text, size_t *length);
 
-/* FILE has the messages, as the JSON list that carry generate --messages reads; FILE.state the state after them. */
+/* FILE receives the messages, as the JSON list that carry generate --messages reads, and FILE.state the model's
+   state after them. */
 carry_status chat_conversation_save(carry_ctx *ctx, const chat_conversation *c, carry_engine *engine,
                                     const carry_chat *chat, const char *path);
-/* *has_state: the state was found too, and the next prompt goes on from it. */
+/* *has_state is true if the state was found too; the next prompt then continues from it. */
 carry_status chat_conversation_load(carry_ctx *ctx, chat_conversation *c, carry_engine *engine, const char *path,
                                     bool *has_state);
 

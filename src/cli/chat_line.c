@@ -1,4 +1,4 @@
-/* Editing a line. The terminal sends bytes as they are typed; each change draws the line anew. */
+/* The line editor. The terminal sends bytes as they are typed, and each change redraws the line. */
 #include "cli/chat_line.h"
 
 #include <errno.h>
@@ -65,7 +65,7 @@ static void set(chat_line *line, const char *text) {
     insert(line, text, strlen(text));
 }
 
-/* Characters: continuation bytes of UTF-8 belong to the byte before. */
+/* Moves by whole characters: UTF-8 continuation bytes belong to the byte before them. */
 static size_t before(const chat_line *line, size_t at) {
     while (at > 0 && ((unsigned char)line->text[--at] & 0xC0) == 0x80) {
     }
@@ -116,7 +116,7 @@ static void remember(chat_line *line) {
     line->count += line->history[line->count] != NULL;
 }
 
-/* Arrows, Home, End, Delete: what follows ESC [ or ESC O. */
+/* Handles arrows, Home, End and Delete: the bytes after ESC [ or ESC O. */
 static void take_sequence(chat_line *line, const char *key, size_t length) {
     const char last = key[length - 1];
     const char first = length > 3 ? key[2] : '\0';
@@ -197,7 +197,7 @@ bool chat_line_key(chat_line *line, const char *key, size_t length) {
     return false;
 }
 
-/* Drawing: the part of the line around the cursor that fits, a column for each character. */
+/* Drawing shows the part of the line around the cursor that fits, with one column per character. */
 
 static size_t characters(const char *text, size_t length) {
     size_t count = 0;
@@ -225,7 +225,8 @@ static void draw(const chat_line *line, const char *prompt) {
     (void)fflush(stdout);
 }
 
-/* One key: a byte, a character of UTF-8, or an escape sequence. Returns its bytes; 0: the input has ended. */
+/* Reads one key: a byte, a UTF-8 character or an escape sequence. Returns its length in bytes, or 0 at the end of
+   input. */
 static size_t read_key(char key[16]) {
     size_t length = 0;
     while (length < 15) {

@@ -1,4 +1,4 @@
-/* Lines that a person types: an editor of one line with history on a terminal, plain lines otherwise. */
+/* Reads lines that a user types: with a one-line editor and history on a terminal, as plain lines otherwise. */
 #ifndef CARRY_CLI_CHAT_LINE_H
 #define CARRY_CLI_CHAT_LINE_H
 
@@ -8,14 +8,14 @@
 #define CHAT_HISTORY 200 /* lines */
 
 typedef struct chat_line {
-    bool is_terminal; /* standard input and standard output are */
-    char *text;       /* the line under way, ended by 0 */
+    bool is_terminal; /* standard input and output are both a terminal */
+    char *text;       /* the line being edited, zero-terminated */
     size_t length, room, cursor;
     char *history[CHAT_HISTORY]; /* oldest first */
     int count;
-    int shown;   /* the line of the history that is being edited; count: a new one */
-    char *kept;  /* the new line, while an older one is shown */
-    char *plain; /* of getline */
+    int shown;   /* index of the history line being edited; equal to the count: a new line */
+    char *kept;  /* the new line, saved while a history line is shown */
+    char *plain; /* buffer of getline */
     size_t plain_room;
 } chat_line;
 
@@ -23,11 +23,11 @@ typedef enum chat_line_result { CHAT_LINE_READ, CHAT_LINE_CLEARED, CHAT_LINE_END
 
 void chat_line_open(chat_line *line);
 void chat_line_close(chat_line *line);
-/* Reads a line after the prompt; *text is valid until the next call. Cleared: Ctrl-C. Ended: Ctrl-D, or the end of the
-   input. Without a terminal the prompt is not printed. */
+/* Prints the prompt and reads a line; *text is valid until the next call. The result is "cleared" after Ctrl-C and
+   "ended" after Ctrl-D or at the end of input. Without a terminal the prompt is not printed. */
 chat_line_result chat_line_read(chat_line *line, const char *prompt, const char **text);
-/* Edits by one key, for tests and for chat_line_read: the bytes of a character or of an escape sequence. Returns true
-   if the line is complete. */
+/* Applies one key, given as the bytes of a character or an escape sequence. Returns true if the line is complete.
+   Used by chat_line_read and by tests. */
 bool chat_line_key(chat_line *line, const char *key, size_t length);
 
 #endif

@@ -22,15 +22,15 @@ typedef struct bench_options {
     bool grid;
     int words;
     char **problems;
-    int code; /* rank 0's, in the end */
+    int code; /* the exit code, set by rank 0 */
 } bench_options;
 
 typedef struct show {
     carry_comm *comm;
-    carry_ctx *ctx; /* this rank's */
+    carry_ctx *ctx; /* context of this rank */
     int ranks;
     bool json;
-    bool prints; /* rank 0 does; all others know as much */
+    bool prints; /* true on rank 0; all ranks have the same results */
     carry_ceilings ceilings;
     carry_bench_options options;
     carry_progress bar;
@@ -114,7 +114,7 @@ static void print_result_json(const show *s, const char *problem, const carry_be
     cli_json_close();
 }
 
-/* "-" for NaN. */
+/* Formats a rate; "-" for NaN. */
 static const char *rate_text(char text[32], double rate) {
     (void)snprintf(text, 32, "%.1f", rate);
     return isnan(rate) ? "-" : text;
@@ -133,7 +133,7 @@ static void print_result(const show *s, const carry_bench_result *r, double fast
     char gflops[32];
     char gbytes[32];
     char share[32] = "-";
-    char products[32] = "-"; /* methods that do not count them */
+    char products[32] = "-"; /* for methods that do not count them */
     if (r->counts.products > 0) {
         (void)snprintf(products, sizeof products, "%lld", (long long)r->counts.products);
     }
@@ -179,7 +179,7 @@ static bool is_wrong(const show *s, const carry_bench_result *r) {
     return r->reason[0] == '\0' && !s->options.unchecked && !(r->worst.error <= r->worst.bound);
 }
 
-/* Said once, of problems of several ranks. */
+/* Prints the note about problems of several ranks once. */
 static void print_note(const carry_bench_result *results, int count) {
     char note[CARRY_COLLECTIVE_NOTE];
     for (int i = 0; i < count; i++) {
@@ -190,7 +190,7 @@ static void print_note(const carry_bench_result *results, int count) {
     }
 }
 
-/* Where shares are not of the CPU's product in f32. */
+/* Prints the ceilings for results on another device or in another type than f32 on the CPU. */
 static void print_other_ceilings(const show *s, const carry_bench_result *results, int count) {
     int i = 0;
     while (i < count && (results[i].reason[0] != '\0' || (results[i].device == 0 && results[i].type == CARRY_F32))) {
@@ -245,7 +245,7 @@ static carry_status bench_one(show *s, const char *problem, int *code) {
     return status;
 }
 
-/* One line of the planner's test; within: the choice is no slower than the best by more than a tenth. */
+/* Prints one line of the planner's test. within: the chosen method is at most a tenth slower than the best. */
 static void print_grid_line(const show *s, const char *problem, const carry_bench_result *planned,
                             const carry_bench_result *best, bool within) {
     if (s->json) {
@@ -287,7 +287,7 @@ static void print_grid_end(const show *s, int within, int sequential_within, boo
 static carry_status bench_grid(show *s, int *code) {
     int within = 0;
     int sequential_within = 0;   /* the score of always choosing sequential */
-    s->options.unchecked = true; /* carry check and the tests do that; here 60 shapes are to be timed */
+    s->options.unchecked = true; /* carry check and the tests do that; this only times 60 shapes */
     if (s->options.seconds == 0.0) {
         s->options.seconds = GRID_SECONDS;
     }
@@ -328,7 +328,8 @@ static carry_status bench_grid(show *s, int *code) {
     return CARRY_OK;
 }
 
-/* Every problem is simulated: this machine's ceilings do not matter. What cannot be parsed is refused later. */
+/* True if every problem is simulated, so that this machine's ceilings do not matter. Text that cannot be parsed is
+   refused later. */
 static bool are_simulated(carry_ctx *ctx, const bench_options *given) {
     bool all = given->words > 0 && !given->grid;
     for (int i = 0; all && i < given->words; i++) {
@@ -370,7 +371,7 @@ static carry_status bench_rank(void *user, carry_comm *comm) {
     s.options.progress_user = &s;
     int code = CLI_DONE;
     carry_status status = bench_all(&s, given, &code);
-    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share given */
+    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share `given`, so only rank 0 writes to it */
         given->code = code;
     }
     return status;

@@ -14,7 +14,7 @@ typedef struct chat_session {
     carry_ctx *ctx;
     carry_engine_options engine_options;
     carry_engine *engine;
-    carry_model model; /* until the engine has it */
+    carry_model model; /* used until the engine takes it over */
     carry_chat chat;
     bool has_chat;
     carry_sampling sampling;
@@ -28,7 +28,7 @@ typedef struct chat_session {
     chat_conversation conversation;
     chat_line line;
     bool is_over;
-    char failure[256]; /* of the last answer */
+    char failure[256]; /* why the last answer failed */
 } chat_session;
 
 static volatile sig_atomic_t is_stopped;
@@ -38,7 +38,7 @@ static void stop(int number) {
     is_stopped = 1;
 }
 
-/* Ctrl-C stops the answer; a read that waits for a line is interrupted. */
+/* Ctrl-C stops the answer and interrupts a read that waits for a line. */
 static void catch_interrupt(void) {
     struct sigaction action = {.sa_handler = stop};
     (void)sigemptyset(&action.sa_mask);
@@ -49,7 +49,7 @@ static void report_failure(const chat_session *d) {
     (void)fprintf(stderr, "carry: %s\n", carry_ctx_error(d->ctx));
 }
 
-/* Text, and on a terminal nothing that would make it do things. */
+/* Prints text; on a terminal without control characters, which could change its state. */
 static void show(const chat_session *d, const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         const unsigned char byte = (unsigned char)text[i];
@@ -69,7 +69,7 @@ static void print_rates(const carry_engine_event *end) {
                   end->first_s, cli_plain());
 }
 
-/* Runs a request to its end; prints the text as it comes and appends it to `answer`. */
+/* Runs a request to its end. Prints the text as it arrives and appends it to `answer`. */
 static bool run_request(chat_session *d, uint64_t id, carry_engine_event *end, char **answer) {
     size_t length = 0;
     bool is_cancelled = false;
@@ -102,7 +102,7 @@ static bool run_request(chat_session *d, uint64_t id, carry_engine_event *end, c
     return *answer != NULL;
 }
 
-/* The answer of the model to the messages so far. */
+/* Generates the model's answer to the messages so far. */
 static void answer(chat_session *d) {
     char *prompt;
     size_t length;

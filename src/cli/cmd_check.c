@@ -19,7 +19,7 @@ typedef struct tally {
     const char *problem;
 } tally;
 
-/* The problem's title, once there is something to say about it. */
+/* Prints the problem's title once, before its first result. */
 static void print_title(tally *t) {
     carry_progress_clear(&t->bar);
     if (!t->json && !t->titled) {
@@ -105,7 +105,7 @@ static carry_status check_methods(carry_ctx *ctx, carry_comm *comm, const carry_
     return CARRY_OK;
 }
 
-/* On one rank, or on each of those that the problem is for. */
+/* Runs on one rank, or on each rank of a problem of several ranks. */
 static carry_status check_on(carry_ctx *ctx, carry_comm *comm, const char *text, uint64_t seed, tally *t) {
     carry_problem problem;
     const carry_family *family;
@@ -124,7 +124,7 @@ static carry_status check_on(carry_ctx *ctx, carry_comm *comm, const char *text,
 typedef struct part {
     const char *text;
     uint64_t seed;
-    tally *first; /* rank 0's */
+    tally *first; /* tally of rank 0 */
 } part;
 
 static carry_status check_part(void *user, carry_comm *comm) {
@@ -159,10 +159,10 @@ static void print_golden(void *user, const carry_golden_line *line) {
 typedef struct check_options {
     cli_common common;
     const char *golden, *device;
-    int on; /* a device; -1: the best for each check */
+    int on; /* a device; -1: the best device for each check */
     int words;
     char **problems;
-    tally first; /* rank 0's */
+    tally first; /* tally of rank 0 */
 } check_options;
 
 static carry_status check_all(void *user, carry_comm *comm) {

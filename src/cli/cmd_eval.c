@@ -1,4 +1,4 @@
-/* carry eval: how well a model predicts files. */
+/* carry eval: measures how well a model predicts files. */
 #include <math.h>
 #include <string.h>
 
@@ -14,7 +14,7 @@ typedef struct eval_session {
     carry_progress progress;
     carry_evaluate_options options;
     const char *on;            /* the device, as it was typed */
-    char why[CARRY_MODEL_WHY]; /* options.dtype; "" once it has been printed */
+    char why[CARRY_MODEL_WHY]; /* the reason for options.dtype; "" once it has been printed */
 } eval_session;
 
 static bool on_progress(void *user, int64_t done, int64_t total) {

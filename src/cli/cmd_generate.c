@@ -13,7 +13,7 @@
 
 typedef cli_generating generate_session;
 
-/* Text, and on a terminal nothing that would make it do things. */
+/* Prints text; on a terminal without control characters, which could change its state. */
 static void show(const generate_session *d, const char *text, size_t length) {
     for (size_t i = 0; i < length; i++) {
         unsigned char byte = (unsigned char)text[i];
@@ -52,7 +52,7 @@ static void show_heading(generate_session *d) {
     d->headed = true;
 }
 
-/* Tokens a second, after the first one, which comes with the prompt. */
+/* Tokens per second after the first token, which is computed with the prompt. */
 static double rate(int64_t tokens, double seconds) {
     return tokens > 0 && seconds > 0.0 ? (double)tokens / seconds : 0.0;
 }
@@ -88,7 +88,7 @@ static void print_object(const generate_session *d, const carry_continuation *c)
     free(prompt);
 }
 
-/* Prints the new token ids, or the new text that is settled. */
+/* Prints the new token ids, or the new text that can no longer change. */
 static void show_more(generate_session *d, const carry_continuation *c) {
     for (; d->by_ids && d->shown < c->ids.count; d->shown++) {
         (void)printf("%s%u", d->shown > 0 ? " " : "", c->ids.id[d->shown]);
@@ -99,7 +99,7 @@ static void show_more(generate_session *d, const carry_continuation *c) {
     }
 }
 
-/* Prints the new part of the current text, and of the next ones once it has ended. */
+/* Prints the new part of the current text and, once that has ended, of the texts after it. */
 static bool on_token(void *user, int64_t prompt) {
     (void)prompt;
     generate_session *d = user;
@@ -152,7 +152,7 @@ static void print_rates(const generate_session *d, double seconds) {
                   carry_time_text(loading, d->loading));
 }
 
-/* A text that Ctrl-C cut off looks like any other: the exit code tells. */
+/* Returns the exit code. A text that Ctrl-C cut off looks like any other, so the exit code reports it. */
 static int count_whole(const generate_session *d) {
     int64_t whole = 0;
     for (int64_t i = 0; i < d->count; i++) {
@@ -190,14 +190,15 @@ static int generate(generate_session *d) {
         }
         return cli_failed(d->ctx);
     }
-    (void)on_token(d, 0); /* texts that were never begun */
+    (void)on_token(d, 0); /* texts that were never started */
     if (d->common.verbose > 0 || (isatty(STDERR_FILENO) && !d->common.json)) {
         print_rates(d, carry_seconds() - started);
     }
     return count_whole(d);
 }
 
-/* Weights from the folder, or random ones. Numbers of a random model have a text only if its folder has a tokenizer. */
+/* Opens a model with weights from the folder or with random ones. Token ids of a random model have a text only if
+   its folder has a tokenizer. */
 static carry_status open_model(generate_session *d, const char *folder, int device) {
     if (!d->is_random) {
         CARRY_TRY((d->by_ids ? carry_model_open_bare : carry_model_open)(d->ctx, &d->model, folder, device));
@@ -236,7 +237,7 @@ static int open_and_generate(generate_session *d, const char *folder) {
     if (!d->is_random) {
         cli_choose_dtype(d->ctx, &d->model, d->dtype_name, &d->dtype, d->why);
     }
-    if (d->common.verbose > 0 || device != 0) { /* standard output has the text alone */
+    if (d->common.verbose > 0 || device != 0) { /* standard output has only the text */
         char name[CLI_DEVICE];
         (void)fprintf(stderr, "%son %s%s\n", cli_dim(), cli_device_name(name, d->ctx, device), cli_plain());
     }

@@ -13,7 +13,7 @@ typedef struct cli_generating {
     const char *file, *system, *messages, *tools, *variables, *state_load, *state_save, *dtype_name;
     const char *regex, *schema_file;
     carry_dtype dtype;
-    char why[CARRY_MODEL_WHY]; /* this type; "" once it has been printed */
+    char why[CARRY_MODEL_WHY]; /* the reason for this type; "" once it has been printed */
     bool by_ids, is_chat, thinks, thinks_not, is_random;
     const char *quantise; /* the format of random weights; NULL: none */
     carry_engine_options engine;
@@ -21,13 +21,13 @@ typedef struct cli_generating {
     carry_sampling sampling;
     carry_model model;
     carry_prompt *prompts;
-    carry_prompt *asked; /* as they were typed; of a chat the user's last message */
+    carry_prompt *asked; /* as typed; for a chat, the user's last message */
     int64_t count, room;
-    char **held; /* texts that were read or made, which prompts point into */
+    char **held; /* texts that the prompts point into, owned by the session */
     int64_t held_count;
     carry_continuation *results;
-    int64_t current; /* the prompt whose text is being printed */
-    size_t shown;    /* bytes of it, or tokens; the prompt itself is there once `headed` */
+    int64_t current; /* index of the prompt whose text is being printed */
+    size_t shown;    /* bytes or tokens of it that were printed; the prompt itself is printed once `headed` */
     bool headed, on_terminal;
     char *schema; /* the text of schema_file */
     double loading;
@@ -35,9 +35,10 @@ typedef struct cli_generating {
     const char *adapter;
 } cli_generating;
 
-/* From -p, --file and --messages: texts, tokens' numbers, or rendered chats. false after a message. */
+/* Collects the prompts from -p, --file and --messages: texts, token ids, or rendered chats. Returns false after
+   printing a message. */
 bool cli_generate_gather(cli_generating *g);
-/* The options that exclude each other; false after a message. */
+/* Checks for options that exclude each other. Returns false after printing a message. */
 bool cli_generate_check(const cli_generating *g);
 
 #endif

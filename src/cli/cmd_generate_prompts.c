@@ -1,4 +1,4 @@
-/* carry generate: gathering prompts. */
+/* carry generate: collects the prompts. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,7 +44,7 @@ static bool add_prompt(cli_generating *d, const char *text, size_t length) {
     return true;
 }
 
-/* A text that was read is kept to the end; takes it over. */
+/* Takes ownership of a text that was read and keeps it to the end. Returns false, and frees it, if memory runs out. */
 static bool hold(cli_generating *d, char *text) {
     char **grown = text != NULL ? realloc(d->held, (size_t)(d->held_count + 1) * sizeof *grown) : NULL;
     if (grown == NULL) {
@@ -62,7 +62,7 @@ static bool add_input(cli_generating *d) {
     return hold(d, text) && add_prompt(d, text, length);
 }
 
-/* A prompt for each line that is not empty. */
+/* Adds a prompt for each line that is not empty. */
 static bool add_lines(cli_generating *d, const char *path) {
     FILE *from = fopen(path, "rbe");
     if (from == NULL) {
@@ -115,7 +115,7 @@ static bool gather_texts(cli_generating *d) {
     return d->count > 0 || d->messages != NULL;
 }
 
-/* "1 2 3", with commas and brackets if need be, into numbers that are held. */
+/* Parses token ids, such as "1 2 3", optionally with commas and brackets. The ids are kept by hold(). */
 static bool take_ids(cli_generating *d, carry_prompt *prompt) {
     size_t most = prompt->length / 2 + 1;
     uint32_t *ids = calloc(most, sizeof *ids);
@@ -146,10 +146,10 @@ static bool take_ids(cli_generating *d, carry_prompt *prompt) {
 }
 
 typedef struct chat_files {
-    carry_json *messages, *tools, *variables; /* NULL where not given */
+    carry_json *messages, *tools, *variables; /* NULL: not given */
 } chat_files;
 
-/* A file of an option, with this kind of content; false after a message. */
+/* Reads the JSON file of an option and checks its kind. Returns false after printing a message. */
 static bool read_option(const cli_generating *d, carry_json **root, const char *path, carry_json_kind kind,
                         const char *expected) {
     if (path == NULL) {
@@ -179,10 +179,11 @@ static void add_message(carry_json_text *to, const char *role, const char *text,
     carry_json_end(to, '}');
 }
 
-/* Stands for the answer that a state ends with: the text that the template puts after it begins the next turn. */
+/* A placeholder for the answer with which a loaded state ends. The template's text after it starts the next turn. */
 #define ANSWER "carry-answer-7f3a9c"
 
-/* The variables of a chat whose last message is the prompt; NULL: the messages have it. NULL after a message. */
+/* The variables of a chat whose last message is the prompt; prompt NULL: the last message is in --messages. Returns
+   NULL after printing a message. */
 static carry_json *chat_variables(const cli_generating *d, const chat_files *files, const carry_prompt *prompt) {
     carry_json_text text = {0};
     carry_json *made = NULL;
@@ -220,7 +221,7 @@ static carry_json *chat_variables(const cli_generating *d, const chat_files *fil
     return made;
 }
 
-/* --messages has the last message, too: its text is shown as the prompt. */
+/* Without -p, the last message of --messages is shown as the prompt. */
 static bool take_last_message(cli_generating *d, const chat_files *files) {
     const carry_json *last = carry_json_first(files->messages);
     while (last != NULL && last->next != NULL) {
@@ -236,7 +237,7 @@ static bool take_last_message(cli_generating *d, const chat_files *files) {
     return hold(d, kept) && add_prompt(d, kept, strlen(kept));
 }
 
-/* Of a chat that goes on from a state: the part after the answer. */
+/* For a chat that continues from a state: keeps only the part after the answer. */
 static bool cut_answer(char *text, size_t *length) {
     char *found = strstr(text, ANSWER);
     if (found == NULL || strstr(found + 1, ANSWER) != NULL) {
@@ -274,7 +275,7 @@ static bool render_chat(cli_generating *d, const carry_chat *chat, const chat_fi
     return done;
 }
 
-/* Each prompt becomes the chat with it as the last message. */
+/* Replaces each prompt by the rendered chat that ends with it. */
 static bool render_chats(cli_generating *d) {
     carry_chat chat;
     chat_files files = {0};

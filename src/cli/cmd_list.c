@@ -58,7 +58,7 @@ static int list_deltas(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
-/* The kinds of communicators, and the algorithms of All-Scan over them. */
+/* Lists the kinds of communicators, and the algorithms of All-Scan over them. */
 static int list_collectives(carry_ctx *ctx, bool json) {
     (void)ctx;
     for (int i = 0; carry_comm_kind_name(i) != NULL; i++) {
@@ -106,7 +106,7 @@ static int list_kernels(carry_ctx *ctx, bool json) {
 
 static void show_device(int device, const carry_device_properties *p, bool json) {
     if (!json) {
-        char cache[48] = ""; /* unknown where /sys does not tell */
+        char cache[48] = ""; /* stays empty where /sys does not state it */
         if (p->cache > 0) {
             (void)snprintf(cache, sizeof cache, ", last cache %.1f MiB", (double)p->cache / 1048576.0);
         }
@@ -160,7 +160,7 @@ static int list_devices(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
-/* Every operator with the kinds of devices that have it in this build, and the types of its activations there. */
+/* Lists every operator with the kinds of devices that have it in this build, and the types of its activations there. */
 static int list_ops(carry_ctx *ctx, bool json) {
     (void)ctx;
     const char *name;
@@ -178,7 +178,7 @@ static int list_ops(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
-/* As row; the JSON also says on which devices, with which types and over which ranks it runs. */
+/* As `row`, and the JSON also lists the devices, types and ranks on which it runs. */
 static void supported_row(bool json, const char *what, const char *name, const char *about,
                           const carry_support *support) {
     if (!json) {
@@ -267,7 +267,8 @@ static int list_configs(carry_ctx *ctx, bool json) {
     return CLI_DONE;
 }
 
-/* Families of language models: the parts of their layers, and where they run. Whatever runs is served by the engine. */
+/* Lists the families of language models with the parts of their layers and the devices they run on. The engine
+   serves all of them. */
 static int list_families(carry_ctx *ctx, bool json) {
     (void)ctx;
     const carry_lm_family *family;

@@ -1,4 +1,4 @@
-/* carry merge: a model folder with an adapter merged into its weights. */
+/* carry merge: writes a model folder with an adapter merged into its weights. */
 #include <string.h>
 #include <sys/stat.h>
 

@@ -12,7 +12,7 @@ typedef struct plan_options {
     char **problems;
 } plan_options;
 
-/* On one rank, or on each of those that the problem is for. */
+/* Runs on one rank, or on each rank of a problem of several ranks. */
 static carry_status plan_on(carry_ctx *ctx, carry_comm *comm, const char *text, const plan_options *given) {
     carry_problem problem;
     const carry_family *family;

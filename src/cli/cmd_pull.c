@@ -1,4 +1,4 @@
-/* carry pull: a checkpoint from the Hugging Face hub. */
+/* carry pull: downloads a checkpoint from the Hugging Face hub. */
 #include <stdlib.h>
 #include <string.h>
 

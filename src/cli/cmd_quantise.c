@@ -1,4 +1,4 @@
-/* carry quantise: a model folder with quantised weights. */
+/* carry quantise: writes a model folder with quantised weights. */
 #include <math.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 #include "file/hub_cache.h"
 #include "file/quantise.h"
 
-/* The perplexity of a text by the model in a folder; NaN, with a message printed, if that fails. */
+/* The perplexity of a text under the model in a folder, or NaN after printing a message. */
 static double perplexity(carry_ctx *ctx, const char *folder, const char *text) {
     carry_model model;
     carry_evaluation found;

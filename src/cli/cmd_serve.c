@@ -1,4 +1,4 @@
-/* carry serve: a language model over HTTP. */
+/* carry serve: serves a language model over HTTP. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -32,7 +32,7 @@ typedef struct serve_session {
     carry_lm_server *server;
 } serve_session;
 
-/* "hf:OWNER/NAME" is OWNER/NAME; of a folder the last part of its path. */
+/* Sets the model's name: OWNER/NAME of "hf:OWNER/NAME", or the last part of a folder's path. */
 static void name_model(serve_session *d) {
     const char *text = strncmp(d->folder, "hf:", 3) == 0 ? d->folder + 3 : d->folder;
     size_t length = strlen(text);
@@ -49,7 +49,7 @@ static void name_model(serve_session *d) {
     d->options.model = d->name != NULL ? d->name : d->label;
 }
 
-/* The first line of the key file. */
+/* Reads the key from the first line of the key file. */
 static bool read_key(serve_session *d) {
     size_t length;
     if (d->key_file == NULL) {
@@ -96,13 +96,13 @@ static carry_status open_model(serve_session *d, int device) {
     return CARRY_OK;
 }
 
-/* One line with the address, once requests are accepted. */
+/* Prints one line with the address, once requests are accepted. */
 static void on_ready(void *user) {
     serve_session *d = user;
     const char *address = d->options.address != NULL ? d->options.address : "127.0.0.1";
     const bool is_ipv6 = strchr(address, ':') != NULL;
     const int port = carry_lm_server_port(d->server);
-    cli_limit_interrupt(0.0); /* requests under way are finished */
+    cli_limit_interrupt(0.0); /* running requests are finished */
     if (d->common.json) {
         char url[256];
         (void)snprintf(url, sizeof url, "http://%s%s%s:%d", is_ipv6 ? "[" : "", address, is_ipv6 ? "]" : "", port);

@@ -81,9 +81,9 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
     return status;
 }
 
-/* When memory runs out after the first chunk, everything is freed and the stream continues with a hard cut and two
-   thirds of the window; recordings continue in another file. Not if the window is the smallest, if ranks are processes,
-   or with video input, which would begin again. */
+/* When memory runs out after the first chunk, everything is freed and the stream continues after a hard cut with two
+   thirds of the window; recordings continue in another file. Returns false if the window is already the smallest, if
+   ranks are processes, or with video input, which would start over. */
 static bool continue_smaller(stream_session *session) {
     carry_pipeline_options *o = &session->pipeline;
     carry_dit_config config;
@@ -134,7 +134,7 @@ static int stream(stream_session *session) {
 }
 
 #ifdef CARRY_HAVE_LAB
-/* --trace FILE ...: what carry profile -o FILE stream ... does. */
+/* Handles --trace FILE by running carry profile -o FILE stream ... */
 static int with_trace(int count, char **arguments, const char *trace) {
     char **given = calloc((size_t)count + 5, sizeof *given);
     int n = 0;
@@ -178,7 +178,7 @@ static const char *find_trace(int count, char **arguments) {
 }
 
 static int parse(stream_options *given, int count, char **arguments) {
-    const char *trace = NULL; /* found before */
+    const char *trace = NULL; /* --trace is handled before parsing */
     const cli_option own[] = {
         {"model", 0, CLI_TEXT, &given->model, "FOLDER", "a model folder of Wan or diffusers, or a .safetensors file"},
         {"demo", 0, CLI_FLAG, &given->demo, NULL, "the model that comes with carry, models/shapes (the default)"},

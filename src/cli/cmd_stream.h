@@ -1,5 +1,5 @@
-/* The parts of carry stream. Options are what was typed; a session is a stream made from them; a display is what of it
-   is printed. */
+/* The parts of carry stream: options (the parsed command line), a session (a stream made from them) and a display
+   (its printed output). */
 #ifndef CARRY_CLI_CMD_STREAM_H
 #define CARRY_CLI_CMD_STREAM_H
 
@@ -8,7 +8,7 @@
 #include "cli/ranks.h"
 #include "cli/stream_model.h"
 
-#define CLI_STREAM_PATIENCE 10.0 /* seconds after Ctrl-C in which calls under way are finished */
+#define CLI_STREAM_PATIENCE 10.0 /* seconds after Ctrl-C in which running calls are finished */
 
 /* Set by the parser, constant afterwards. */
 typedef struct stream_options {
@@ -22,11 +22,11 @@ typedef struct stream_options {
     double kv_bias, noise, shift, fps, strength, motion, slow_stage0, slow_stage1, change;
 } stream_options;
 
-/* Lines for people on standard output, or JSON. */
+/* Prints text lines on standard output, or JSON. */
 typedef struct stream_display {
     bool json;
-    bool redraws;      /* lines replace each other, on a terminal */
-    bool line_is_open; /* such a line was not ended */
+    bool redraws;      /* on a terminal: each line replaces the previous one */
+    bool line_is_open; /* such a line was printed and has no newline yet */
     bool has_started;  /* the first lines were printed */
 } stream_display;
 
@@ -44,21 +44,22 @@ typedef struct stream_session {
     carry_controls *controls;
     const char *token;         /* of the page; NULL: none */
     char token_text[512];      /* read from a file */
-    int port;                  /* of the page; the same after a restart */
+    int port;                  /* of the page; kept after a restart */
     struct carry_video *video; /* input; NULL: none */
     struct stream_page *page;  /* output, opened by rank 0 */
     carry_stream_figures figures;
     char saved_state[256]; /* the last state written to --state */
-    bool save_failed;      /* one could not be written: reported once */
-    char unsaved[640];     /* why --record or --out is incomplete; "": it is complete */
+    bool save_failed;      /* writing the state failed, which was reported */
+    char unsaved[640];     /* why --record or --out is incomplete; "": both are complete */
     bool has_ended;
     atomic_bool out_of_memory; /* on any rank */
 } stream_session;
 
-/* cmd_stream_options.c: sets up a session from its options. CLI_DONE, or after an error message CLI_IMPOSSIBLE. */
+/* cmd_stream_options.c: sets up a session from its options. Returns CLI_DONE, or CLI_IMPOSSIBLE after printing a
+   message. */
 int stream_prepare(stream_session *session);
 
-/* cmd_stream_page.c: hub, server, recording and files of frames, as far as this build has them. */
+/* cmd_stream_page.c: hub, server, recording and files of frames, if this build has them. */
 int stream_page_check(const stream_options *given);
 carry_status stream_page_open(stream_session *session, carry_ctx *ctx);
 bool stream_page_address(const stream_session *session, char *line, size_t size); /* false: nothing is served */
@@ -68,28 +69,29 @@ void stream_page_cut(stream_session *session, uint64_t cache_epoch, bool is_aske
 void stream_page_figures(stream_session *session, const carry_stream_figures *figures);
 void stream_page_close(stream_session *session);
 
-/* cmd_stream_video.c: video input, as far as this build has it. */
+/* cmd_stream_video.c: video input, if this build has it. */
 int stream_video_check(const stream_options *given);
 carry_status stream_video_open(stream_session *session, carry_ctx *ctx);
 carry_status stream_video_read(stream_session *session, carry_ctx *ctx, carry_tensor frames, int64_t *got);
 bool stream_video_is_ready(stream_session *session, int64_t frames);
-void stream_video_close(stream_session *session); /* prints why it ended, and how many frames were dropped */
+void stream_video_close(stream_session *session); /* prints why the video ended and how many frames were dropped */
 
 /* cmd_stream_show.c */
 void stream_show_start(stream_display *display, const stream_session *session);
 void stream_show_clear(stream_display *display);                  /* ends an open line */
-void stream_show_line(stream_display *display, const char *line); /* on a line of its own */
+void stream_show_line(stream_display *display, const char *line); /* prints a complete line */
 void stream_show_chunk(stream_display *display, const carry_stream_figures *figures, const carry_chunk_times *times);
 void stream_show_end(stream_display *display, const stream_session *session);
 
-/* cmd_stream_change.c: changes the prompt about every `seconds` until the end. NULL: not asked for, or failed. */
+/* cmd_stream_change.c: changes the prompt about every `seconds` until the end. Returns NULL if `seconds` is 0 or on
+   failure. */
 struct stream_change *stream_change_start(carry_controls *controls, double seconds);
 void stream_change_end(struct stream_change *change);
 
-/* cmd_stream_supervise.c: runs the stream in a child that is restarted. */
+/* cmd_stream_supervise.c: runs the stream in a child process and restarts it. */
 int stream_supervise(carry_ctx *ctx, const stream_options *given, int count, char **arguments);
-/* --state: epoch, restarts and controls for the next start. Written when they have changed. A file with other contents
-   is refused, not replaced. */
+/* The file of --state keeps epoch, restarts and controls for the next start. It is written when they change. A file
+   with other contents is refused, not replaced. */
 int stream_state_read(stream_session *session);
 void stream_state_write(stream_session *session, carry_ctx *ctx);
 

@@ -1,4 +1,5 @@
-/* carry stream --change-prompt S: a thread that changes the prompt again and again, to measure how soon it is seen. */
+/* carry stream --change-prompt S: a thread that changes the prompt repeatedly, to measure how soon a change is
+   visible. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -9,8 +10,9 @@
 #include "cli/cmd_stream.h"
 #include "core/clock.h"
 
-#define LOOK 0.02        /* seconds between two looks at whether to end */
-#define GOLDEN 0.6180339 /* its multiples fill [0, 1) evenly: changes come at every phase of a chunk */
+#define LOOK 0.02 /* interval in seconds at which to check whether to end */
+/* Multiples of it modulo 1 are spread evenly over [0, 1): changes occur at every phase of a chunk. */
+#define GOLDEN 0.6180339
 
 struct stream_change {
     pthread_t thread;

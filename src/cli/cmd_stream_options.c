@@ -1,4 +1,4 @@
-/* carry stream: from the command line to a session. */
+/* carry stream: sets up a session from the command line. */
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -19,7 +19,7 @@ static int choose_model(stream_session *session) {
                : cli_refuse("%s", carry_ctx_error(session->ctx));
 }
 
-/* Fixed word vectors are for models that were trained on them, and for random weights. */
+/* Chooses the text encoder. Fixed word vectors only suit models trained on them, and random weights. */
 static int choose_text(const stream_session *session, carry_pipeline_options *o) {
     const char *typed = session->options->text_encoder;
     const bool is_none = typed != NULL && strcmp(typed, "none") == 0;
@@ -59,7 +59,7 @@ static int parse_levels(carry_control_state *state, const char *text) {
     }
 }
 
-/* --steps N: N levels evenly below the model's first, or as the model has them where it has N. */
+/* --steps N: N levels spread evenly below the model's first level, or the model's own levels if it has N. */
 static int take_steps(const stream_options *given, carry_control_state *state, int64_t first) {
     if (given->steps >= 0 && given->levels != NULL) {
         return cli_refuse("--steps and --levels both say how a chunk is denoised: give one of them");
@@ -145,7 +145,7 @@ static int take_loras(stream_session *session) {
     return CLI_DONE;
 }
 
-/* Gives the controls the model's words and first level, and warns about unknown words. */
+/* Passes the model's words and first level to the controls, and warns about unknown words. */
 static int take_model(stream_session *session, int64_t first) {
     char words[CARRY_VOCABULARY] = "";
     char note[CARRY_CONTROL_NOTE];
@@ -196,7 +196,7 @@ static int take_options(stream_session *session) {
     carry_pipeline_options *o = &session->pipeline;
     int mode = 0;
     int topology = 0;
-    if (given->depth > CARRY_STAGE_DEPTH) { /* it is an int below */
+    if (given->depth > CARRY_STAGE_DEPTH) { /* it is stored as an int */
         return cli_refuse("--depth %lld: 1 to %d envelopes are under way", (long long)given->depth, CARRY_STAGE_DEPTH);
     }
     if (!(given->change >= 0.0 && given->change <= 86400.0)) {
@@ -230,7 +230,7 @@ static int take_options(stream_session *session) {
     return code == CLI_DONE ? choose_text(session, o) : code;
 }
 
-/* Options without effect are refused: they were meant for something. */
+/* Refuses options that would have no effect, since the user expects one. */
 static int refuse_unused(const stream_options *given) {
     if (given->processes > 0 && !given->supervise) {
         return cli_refuse("--processes needs --supervise: without it, mpirun -n %lld carry stream ... starts ranks",
@@ -247,7 +247,8 @@ static int refuse_unused(const stream_options *given) {
     return of_page == NULL || given->serve ? CLI_DONE : cli_refuse("--%s needs --serve", of_page);
 }
 
-/* --token, else the first line of --token-file, else CARRY_TOKEN, which like a file is hidden from other users. */
+/* Uses --token, else the first line of --token-file, else CARRY_TOKEN. Other users can see neither the file's
+   content nor the variable. */
 static int take_token(stream_session *session) {
     const stream_options *given = session->options;
     char *text;
@@ -268,7 +269,7 @@ static int take_token(stream_session *session) {
     return CLI_DONE;
 }
 
-/* On a GPU stage 0 is a rank of its own, a thread with a stream of its own, unless ranks or a topology were typed:
+/* On a GPU, stage 0 is a separate rank (a thread with its own stream) unless the user gave ranks or a topology:
    frames are decoded while the next chunk is denoised. */
 static void choose_ranks(const stream_session *session) {
     if (session->pipeline.device != 0 && session->pipeline.with_stage && cli_process_rank() < 0 &&
@@ -277,7 +278,7 @@ static void choose_ranks(const stream_session *session) {
     }
 }
 
-/* A mesh of several ranks is on the CPU unless a device is typed: on one GPU ranks share it, and are no faster. */
+/* A mesh of several ranks runs on the CPU unless the user gave a device: ranks that share one GPU are no faster. */
 static int choose_device(stream_session *session) {
     const int ranks = cli_ranks();
     const int mesh = ranks - (session->pipeline.with_stage && ranks > 1 ? 1 : 0);

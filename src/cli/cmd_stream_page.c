@@ -1,4 +1,4 @@
-/* carry stream: output of frames: viewers and recordings, if this build has them, and files. */
+/* carry stream: output of frames to viewers and recordings, if this build has them, and to files. */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -17,13 +17,13 @@
 #include "stream/server/server.h"
 #endif
 
-#define DRAIN 3.0 /* seconds at most */
+#define DRAIN 3.0 /* maximum seconds to wait */
 
 struct stream_page {
     carry_ctx *ctx;
     uint64_t files; /* frames written to --out */
     unsigned char *row;
-    bool is_full; /* --out: the disk is */
+    bool is_full; /* --out: the disk is full */
 #ifdef CARRY_HAVE_PAGE
     carry_hub *hub;
     carry_server *server;
@@ -39,7 +39,7 @@ static void not_saved(stream_session *session, const char *why) {
 }
 
 #ifdef CARRY_HAVE_PAGE
-/* A restarted stream does not overwrite its recordings: name-restart-1.avi, ... */
+/* A restarted stream does not overwrite its recordings: it writes name-restart-1.avi, ... */
 static carry_status start_film(stream_session *session, struct stream_page *page) {
     const char *name = session->options->record;
     const size_t length = strlen(name);
@@ -75,7 +75,7 @@ static carry_status open_hub(stream_session *session, struct stream_page *page) 
     const carry_server_options options = {
         .address = given->address, .port = session->port, .token = session->token, .record_to = given->record_to};
     CARRY_TRY(carry_server_start(page->ctx, &page->server, &options, page->hub, session->controls));
-    session->port = carry_server_port(page->server); /* kept if the stream starts again */
+    session->port = carry_server_port(page->server); /* reused if the stream starts again */
     return CARRY_OK;
 }
 
@@ -90,10 +90,10 @@ bool stream_page_address(const stream_session *session, char *line, size_t size)
     return true;
 }
 
-/* Frames that have a pace are released after they were made: the last ones belong to the recording too. */
+/* With a pace, frames are released some time after they were made. Waits until the last ones are recorded, too. */
 static void drain_film(stream_session *session, struct stream_page *page) {
     const double start = carry_seconds();
-    double released = 0.0; /* when the last was */
+    double released = 0.0; /* when the last frame was released */
     carry_film_state state = {0};
     while (carry_seconds() - start < DRAIN && !state.ended && state.frames + state.dropped < session->figures.frames &&
            (released == 0.0 || carry_seconds() - released < DRAIN / 10)) {
@@ -133,7 +133,7 @@ static carry_status publish(struct stream_page *page, const float *pixels, uint6
     return page->hub != NULL ? carry_hub_publish(page->hub, pixels, chunk_index, cache_epoch) : CARRY_OK;
 }
 
-/* Ranks elsewhere do not have the folder. */
+/* Checks the folder on rank 0 only: ranks on other machines may not have it. */
 static int check_folder(const char *folder) {
     struct stat about;
     if (folder == NULL || cli_process_rank() > 0) {
@@ -216,7 +216,7 @@ void stream_page_figures(stream_session *session, const carry_stream_figures *fi
 }
 #endif
 
-/* The frames go to a page or a recording too. */
+/* True if the frames also go to a page or a recording. */
 static bool has_others(const stream_session *session) {
     return session->options->serve || session->options->record != NULL;
 }
@@ -229,7 +229,8 @@ static carry_status picture_path(const stream_session *session, char path[CARRY_
                                                   : carry_fail(page->ctx, CARRY_ESIZE, "the path of --out is too long");
 }
 
-/* Frames of two streams in one folder could not be distinguished. A stream that is restarted continues in its own. */
+/* Refuses a folder that has frames of another stream, since the frames could not be distinguished. A restarted stream
+   continues in its own folder. */
 static carry_status check_empty(const stream_session *session, carry_ctx *ctx) {
     DIR *folder = opendir(session->options->out);
     if (folder == NULL) {
@@ -265,7 +266,8 @@ carry_status stream_page_open(stream_session *session, carry_ctx *ctx) {
         }
         char path[CARRY_FILE_PATH];
         CARRY_TRY(picture_path(session, path));
-        while (session->pipeline.restarts > 0 && access(path, F_OK) == 0) { /* restarted: after the existing files */
+        while (session->pipeline.restarts > 0 &&
+               access(path, F_OK) == 0) { /* a restarted stream continues after the existing files */
             page->files++;
             CARRY_TRY(picture_path(session, path));
         }
@@ -273,7 +275,7 @@ carry_status stream_page_open(stream_session *session, carry_ctx *ctx) {
     return open_hub(session, page);
 }
 
-/* A portable pixmap, which every viewer of pictures opens. */
+/* Writes a portable pixmap, which common picture viewers open. */
 static carry_status write_picture(stream_session *session, const float *pixels) {
     struct stream_page *page = session->page;
     const int64_t count = session->pipeline.width * session->pipeline.height;
@@ -286,7 +288,8 @@ static carry_status write_picture(stream_session *session, const float *pixels) 
             page->row[3 * i + c] = (unsigned char)(value > 0.0f ? 255.0f * (value < 1.0f ? value : 1.0f) + 0.5f : 0.0f);
         }
     }
-    const int opened = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666); /* not through a link */
+    /* Does not follow a link. */
+    const int opened = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
     FILE *file = opened >= 0 ? fdopen(opened, "wb") : NULL;
     bool is_written = file != NULL;
     if (file != NULL) {
@@ -300,12 +303,12 @@ static carry_status write_picture(stream_session *session, const float *pixels) 
     }
     const carry_status status = carry_fail(page->ctx, CARRY_EIO, "%s cannot be written: %s", path, strerror(errno));
     if (file != NULL) {
-        (void)unlink(path); /* half a picture */
+        (void)unlink(path); /* removes a partial picture */
     }
     return status;
 }
 
-/* A full disk ends the stream if it had no other output, else only the files. */
+/* If the disk is full, the stream ends if it has no other output; otherwise only the files end. */
 static carry_status keep_picture(stream_session *session, const float *pixels) {
     struct stream_page *page = session->page;
     const carry_status status = write_picture(session, pixels);

@@ -1,4 +1,4 @@
-/* The output of carry stream: a line that is redrawn on a terminal, a table at the end; or JSON. */
+/* The output of carry stream: on a terminal a line that is redrawn, and a table at the end; or JSON. */
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
@@ -42,7 +42,7 @@ void stream_show_start(stream_display *display, const stream_session *session) {
     display->redraws = !display->json && isatty(STDOUT_FILENO) != 0;
     const bool is_random = session->model.folder[0] == '\0';
     char device[CLI_DEVICE];
-    const bool is_again = display->has_started; /* memory ran out, and it goes on with a smaller window */
+    const bool is_again = display->has_started; /* memory ran out, and the stream continues with a smaller window */
     display->has_started = true;
     if (display->json || is_again) {
         if (is_random && !is_again) {
@@ -107,7 +107,7 @@ void stream_show_chunk(stream_display *display, const carry_stream_figures *f, c
     (void)fflush(stdout);
 }
 
-/* From the arrival of a change to the first frame made with it; chunks: the same in periods of one. */
+/* The time from a change of prompts to the first frame made with it, in seconds and in periods of a chunk. */
 static void print_json_prompts(const carry_stream_figures *f) {
     const double n = (double)f->prompt_changes;
     cli_json_number("prompt_s", n > 0.0 ? f->prompt_seconds : NAN);

@@ -1,9 +1,10 @@
-/* carry stream --supervise: the same command as a child, started again when it dies.
+/* carry stream --supervise: runs the same command as a child process, and restarts it when it dies.
 
-   What the next child needs is in a small file that rank 0 replaces when something has changed: the epoch that it had
-   reached, how often it was started, its process, and the controls in their own words. The next one begins with the
-   epoch after it, a hard cut, and the same prompt. The child is in a process group of its own: a Ctrl-C on the terminal
-   reaches the supervisor alone, who passes it on once, to rank 0 itself, since mpirun would end its ranks by force. */
+   Rank 0 keeps the state for the next child in a small file, which it replaces when something has changed: the
+   current epoch, the number of restarts, its process id, and the controls as JSON. The next child begins with the
+   epoch after that one (a hard cut) and the same prompt. The child has its own process group, so Ctrl-C on the
+   terminal reaches only the supervisor. The supervisor passes it on once, to rank 0 itself, since mpirun would kill
+   its ranks. */
 #include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -17,10 +18,11 @@
 #include "core/clock.h"
 #include "core/error.h"
 
-#define MOST_RESTARTS 5                                             /* within a minute */
-#define STATE_BYTES (6 * CARRY_PROMPTS * CARRY_PROMPT_BYTES + 4096) /* JSON has up to 6 bytes for one of a prompt */
+#define MOST_RESTARTS 5 /* maximum within a minute */
+/* JSON needs up to 6 bytes for a byte of a prompt. */
+#define STATE_BYTES (6 * CARRY_PROMPTS * CARRY_PROMPT_BYTES + 4096)
 #define UNSTREAMED "0 0 0 {}\n"
-#define PARTING 10.0 /* seconds that a child has to end when it was asked to */
+#define PARTING 10.0 /* seconds in which a child must end after it was asked to */
 
 typedef struct memory {
     unsigned long long epoch, restarts;
@@ -28,14 +30,14 @@ typedef struct memory {
     bool has_streamed;
 } memory;
 
-/* CARRY_ENOTFOUND: nothing has been kept yet. */
+/* CARRY_ENOTFOUND: no state has been written yet. */
 static carry_status read_memory(carry_ctx *ctx, const char *path, memory *m, char **controls) {
     char *text;
     size_t length;
     *m = (memory){0};
     *controls = NULL;
     CARRY_TRY(carry_file_read(ctx, &text, &length, path, STATE_BYTES));
-    if (length == 0) { /* mktemp makes such */
+    if (length == 0) { /* mktemp makes empty files */
         free(text);
         return CARRY_ENOTFOUND;
     }
@@ -66,7 +68,7 @@ int stream_state_read(stream_session *session) {
         return CLI_DONE;
     }
     carry_status status = read_memory(session->ctx, path, &m, &controls);
-    if (status == CARRY_ENOTFOUND) { /* a place that cannot be written to shows now, and not when it is needed */
+    if (status == CARRY_ENOTFOUND) { /* reports now, not later, if the file cannot be written */
         status = carry_file_replace(session->ctx, path, UNSTREAMED, strlen(UNSTREAMED));
     }
     if (status != CARRY_OK) {
@@ -81,7 +83,7 @@ int stream_state_read(stream_session *session) {
     return status == CARRY_OK ? CLI_DONE : cli_refuse("%s: %s", path, why);
 }
 
-/* A full disk does not end the stream, and is reported once. */
+/* A write error such as a full disk does not end the stream; it is reported once. */
 static void replace_state(stream_session *session, carry_ctx *ctx, const carry_json_text *text, const char *now) {
     if (carry_file_replace(ctx, session->options->state, text->bytes, text->length) == CARRY_OK) {
         (void)snprintf(session->saved_state, sizeof session->saved_state, "%s", now);
@@ -116,7 +118,7 @@ void stream_state_write(stream_session *session, carry_ctx *ctx) {
     carry_json_text_free(&head);
 }
 
-/* The command without the supervisor's options, and with the file. */
+/* The command without the supervisor's options, plus --state with the file. */
 static char **make_command(const stream_options *given, int count, char **typed, char *state) {
     static char words[][24] = {"mpirun", "-n",      "--oversubscribe",    "--ranks",
                                "stream", "--state", "--allow-run-as-root"};
@@ -181,7 +183,7 @@ static void rest(double seconds) {
     (void)nanosleep(&pause, NULL);
 }
 
-/* Until the child has ended; a Ctrl-C is passed on, and when it does not help, force is. */
+/* Waits until the child has ended. Passes Ctrl-C on, and kills the child if it does not end within PARTING seconds. */
 static int wait_for(carry_ctx *ctx, pid_t child, const char *state) {
     int how = 0;
     double asked = 0.0;
@@ -213,7 +215,7 @@ static void say_how(int how, int restarts) {
 }
 
 static int supervise(carry_ctx *ctx, char **command, const char *state) {
-    double recent[MOST_RESTARTS] = {0}; /* when the last were */
+    double recent[MOST_RESTARTS] = {0}; /* times of the last restarts */
     for (int restarts = 0;; restarts++) {
         const pid_t child = start(command);
         if (child < 0) {
@@ -224,12 +226,12 @@ static int supervise(carry_ctx *ctx, char **command, const char *state) {
         if (is_clean || cli_interrupted()) {
             return is_clean ? WEXITSTATUS(how) : CLI_DONE;
         }
-        if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE) { /* the output of a new one would not be read either */
+        if (WIFSIGNALED(how) && WTERMSIG(how) == SIGPIPE) { /* a restarted stream would have no reader either */
             return cli_refuse("the output of the stream has no reader any more: it is not restarted");
         }
         memory m;
         if (!has_streamed(ctx, state, &m) && WIFEXITED(how)) {
-            return CLI_IMPOSSIBLE; /* it never worked, and has printed the reason */
+            return CLI_IMPOSSIBLE; /* it failed before streaming, and has printed the reason */
         }
         const double now = carry_seconds();
         double *slot = &recent[restarts % MOST_RESTARTS];
@@ -239,7 +241,8 @@ static int supervise(carry_ctx *ctx, char **command, const char *state) {
         *slot = now;
         say_how(how, restarts + 1);
         const double before = restarts > 0 ? recent[(restarts - 1) % MOST_RESTARTS] : 0.0;
-        rest(before > 0.0 && now - before < 10.0 ? 1.0 : 0.1); /* no faster when it dies again at once */
+        /* Waits longer if the child died soon after its start. */
+        rest(before > 0.0 && now - before < 10.0 ? 1.0 : 0.1);
     }
 }
 

@@ -7,7 +7,7 @@
 #include "stream/server/video.h"
 #endif
 
-#define FRAMES 4 /* of a latent frame, at most */
+#define FRAMES 4 /* maximum number of frames per latent frame */
 
 int stream_video_check(const stream_options *given) {
     if (!(given->strength > 0.0 && given->strength <= 1.0)) {
@@ -35,11 +35,11 @@ carry_status stream_video_open(stream_session *session, carry_ctx *ctx) {
     if (session->options->input == NULL) {
         return CARRY_OK;
     }
+    /* With a pace, the video plays in real time; otherwise every frame is used. */
     const carry_video_options options = {.width = (int)o->width,
                                          .height = (int)o->height,
                                          .keep = (int)(o->chunk * FRAMES),
-                                         .is_live =
-                                             o->fps > 0.0, /* at a pace, the video plays; else all of it is used */
+                                         .is_live = o->fps > 0.0,
                                          .fps = o->fps};
     return carry_video_open(ctx, &session->video, session->options->input, &options);
 }

@@ -15,7 +15,7 @@
 
 #define VOCABULARY 4096
 #define LEAST 2
-#define ADDED 64 /* tokens, at most */
+#define ADDED 64 /* maximum number of added tokens */
 
 typedef struct tokenizer_session {
     cli_common common;
@@ -53,7 +53,7 @@ static bool on_progress(void *user, int64_t done, int64_t total) {
     return !cli_interrupted();
 }
 
-/* Cuts the list at its commas; how many, -1 where there are more. */
+/* Splits the list at its commas. Returns the number of parts, or -1 if there are more than `most`. */
 static int split_added(char *list, const char **added, int most) {
     int count = 0;
     for (char *at = strtok(list, ","); at != NULL; at = strtok(NULL, ",")) {
@@ -83,7 +83,7 @@ static carry_status train_on(tokenizer_session *d, const carry_text *text, carry
     carry_progress_clear(&reading);
     free(bytes.at);
     status = status == CARRY_OK ? carry_trainer_finish(d->ctx, trainer, &d->tokenizer) : status;
-    if (status == CARRY_OK && cli_interrupted()) { /* it may know a part of the text */
+    if (status == CARRY_OK && cli_interrupted()) { /* the vocabulary may be based on a part of the text */
         status = carry_fail(d->ctx, CARRY_EINTERRUPTED, "training a tokenizer was interrupted: nothing is written");
     }
     return status;
@@ -224,7 +224,8 @@ static int run_encode(tokenizer_session *d, int count, char **words) {
     return code;
 }
 
-/* Numbers from words, or from standard input without words; -1 after a message. */
+/* Parses numbers from the words, or from standard input without words. Returns their count, or -1 after printing
+   a message. */
 static int64_t take_numbers(uint32_t **ids, int count, char **words) {
     size_t length = 0;
     char *input = count == 0 ? cli_read_all(stdin, "standard input", &length) : NULL;
@@ -301,7 +302,7 @@ static int run_show(tokenizer_session *d, int count, char **words) {
     return CLI_DONE;
 }
 
-/* render TEMPLATE FILE: a file that ends with .jinja, or the folder of a model. */
+/* tokenizer render TEMPLATE FILE. TEMPLATE is a file that ends with .jinja, or the folder of a model. */
 static int run_render(tokenizer_session *d, int count, char **words) {
     if (count != 2) {
         return cli_refuse("tokenizer render needs a model folder or a .jinja file, and a JSON file of variables (-: "
@@ -345,7 +346,7 @@ static int run_render(tokenizer_session *d, int count, char **words) {
     return code;
 }
 
-/* Options and words that an action would pass over. */
+/* Refuses options and words that the action would ignore. */
 static int refuse_unused(const tokenizer_session *d, const char *action, int words) {
     const bool trains = strcmp(action, "train") == 0;
     const bool has_sizes = d->vocabulary >= 0 || d->least >= 0;
@@ -372,7 +373,7 @@ static int refuse_unused(const tokenizer_session *d, const char *action, int wor
 static int run(int count, char **arguments) {
     static const struct {
         const char *name;
-        int least; /* words after it */
+        int least; /* minimum number of words after it */
         int (*run)(tokenizer_session *d, int count, char **words);
     } actions[] = {{"train", 0, run_train},
                    {"encode", 1, run_encode},

@@ -10,9 +10,9 @@
 #include "train/checkpoint.h"
 
 #define KEYS 80
-#define OWN 8 /* options that are no keys, and the end */
+#define OWN 8 /* number of options that are not keys, plus the end of the list */
 
-/* The keys of the run as options: texts as they were typed, to be set once the checkpoint and the file have been. */
+/* The keys of the run given as options. Their texts are applied after the checkpoint and the file. */
 typedef struct typed {
     const char *text[KEYS];
     bool flag[KEYS];
@@ -62,7 +62,8 @@ static int set_typed(train_session *session, const typed *t) {
                               key->name, session->options.out);
         }
         if (says_how_long(key->name)) {
-            session->options.steps = session->options.tokens = 0; /* of the checkpoint or the file */
+            /* Overrides the length in the checkpoint or the file. */
+            session->options.steps = session->options.tokens = 0;
             session->options.epochs = 0.0;
         }
         if (carry_train_set(session->ctx, &session->options, key->name, value) != CARRY_OK) {
@@ -72,7 +73,8 @@ static int set_typed(train_session *session, const typed *t) {
     return CLI_DONE;
 }
 
-/* Has this key's value been typed, or for how long another one of those that say it? */
+/* True if this key was given on the command line. steps, tokens and epochs count as one key, since each sets the
+   length. */
 static bool is_typed(const typed *t, const char *name) {
     for (int i = 0; i < KEYS && carry_train_keys[i].name != NULL; i++) {
         const char *other = carry_train_keys[i].name;
@@ -84,7 +86,7 @@ static bool is_typed(const typed *t, const char *name) {
     return false;
 }
 
-/* A resumed run uses the options in its checkpoint: a file with others is refused, not ignored. */
+/* A resumed run uses the options in its checkpoint: a file with different options is refused, not ignored. */
 static int compare_config(train_session *session, const typed *t) {
     const carry_train_options run = session->options;
     int code = train_read_config(session, session->config);
@@ -104,7 +106,7 @@ static int compare_config(train_session *session, const typed *t) {
     return code;
 }
 
-/* Words are texts, after the one that --data names. */
+/* Adds the words of the command line as texts, after that of --data. */
 static int add_data(train_session *session, int count, char **words) {
     char *data = session->options.data;
     size_t used = strlen(data);
@@ -128,7 +130,7 @@ void train_run_folder(char *folder) {
     }
 }
 
-/* The folder of the resumed run, and the options it was started with. */
+/* Finds the folder of the resumed run, and reads the options it was started with. */
 static int take_checkpoint(train_session *session, const char *folder) {
     carry_found found;
     if (folder == NULL) {
@@ -144,7 +146,7 @@ static int take_checkpoint(train_session *session, const char *folder) {
                           out);
     }
     if (status == CARRY_OK) {
-        session->options = carry_train_options_default(); /* of a file, only the folder was wanted */
+        session->options = carry_train_options_default(); /* only the folder was needed from the file */
         status = carry_train_options_read(session->ctx, &session->options, carry_json_find(found.document, "options"));
         session->resumed_after = found.step;
         carry_found_free(&found);
@@ -153,7 +155,7 @@ static int take_checkpoint(train_session *session, const char *folder) {
     return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(session->ctx));
 }
 
-/* The text's name without folders and ending, or the task's. */
+/* Names the run after the text, without folders and extension, or after the task. */
 static void name_run(train_session *session) {
     const carry_train_options *o = &session->options;
     char path[CARRY_TRAIN_PATHS];
@@ -181,7 +183,7 @@ int train_check_out(const char *out, const char *verb, bool overwrite) {
                : cli_refuse("--out %s is not an empty folder: give another, or --overwrite", out);
 }
 
-/* A folder of one's own where none is named; one that is named must be free. */
+/* Chooses a new folder if none is given. A given folder must not hold another run. */
 static int choose_out(train_session *session) {
     char *out = session->options.out;
     if (out[0] != '\0') {
@@ -201,8 +203,9 @@ static carry_status train_rank(void *user, carry_comm *comm) {
     carry_ctx *ctx = carry_comm_ctx(comm);
     double peak;
     carry_dtype type = CARRY_F32;
-    (void)carry_dtype_parse(&type, session->options.dtype); /* an unknown type is refused with the other options */
-    CARRY_TRY(carry_barrier(comm)); /* ranks that share cores then share them while it is measured too */
+    /* An unknown type is refused later, with the other options. */
+    (void)carry_dtype_parse(&type, session->options.dtype);
+    CARRY_TRY(carry_barrier(comm)); /* ranks that share cores then also share them during the measurement */
     CARRY_TRY(carry_ceiling_product(ctx, session->hooks.device, type, &peak));
     CARRY_TRY(carry_all_reduce(comm, &peak, 1, CARRY_F64, CARRY_REDUCE_SUM));
     carry_train_hooks hooks = session->hooks; /* threads share the session */
@@ -237,8 +240,8 @@ static void print_end(const train_session *session) {
     }
 }
 
-/* Ranks, and models without the delta rule, are on the CPU where nothing was typed. Ranks on "cuda" have the GPUs in
-   turn. */
+/* Without --device, several ranks and models without the delta rule run on the CPU. With "cuda", ranks are assigned
+   to the GPUs in turn. */
 static int choose_device(train_session *session) {
     const bool needs_cpu = cli_ranks() != 1 || strcmp(session->options.method, carry_lm_recurrence_linear.name) == 0;
     const char *text = session->device == NULL && needs_cpu ? "cpu" : session->device;
@@ -247,7 +250,7 @@ static int choose_device(train_session *session) {
     return code;
 }
 
-/* A preset alone trains on a task; a profile of some steps ends after them. */
+/* Fills in defaults: a preset without data trains on a task; a profile of some steps ends the training after them. */
 static void fill_in(train_session *session) {
     carry_train_options *o = &session->options;
     const cli_window *window = cli_get_window();
@@ -259,7 +262,7 @@ static void fill_in(train_session *session) {
     }
 }
 
-/* The steps that a profile wants must be among those to come; of tokens and epochs the profile finds out later. */
+/* Refuses a profile window outside the steps to come. For a length in tokens or epochs this is found out later. */
 static int check_window(const train_session *session) {
     const cli_window *window = cli_get_window();
     const int64_t last = session->options.steps;
@@ -343,7 +346,7 @@ static int run(int count, char **arguments) {
     code = code == CLI_DONE ? train_store_begin(session) : code;
     if (code == CLI_DONE) {
         const carry_status status = cli_on_ranks(&session->common, train_rank, session);
-        train_store_end(session, status, ""); /* where no rank came to it */
+        train_store_end(session, status, ""); /* if no rank reached it */
         code = status == CARRY_OK ? CLI_DONE : CLI_IMPOSSIBLE;
         if (code == CLI_DONE && cli_process_rank() <= 0) {
             print_end(session);

@@ -10,9 +10,9 @@
 #include "train/dit/dit_loop.h"
 
 #define KEYS 48
-#define FORMS 3  /* by default */
-#define CHUNKS 8 /* of each stream */
-#define OWN 9    /* options that are no keys, and the end */
+#define FORMS 3  /* default of --forms */
+#define CHUNKS 8 /* default chunks of each stream */
+#define OWN 9    /* number of options that are not keys, plus the end of the list */
 
 typedef struct dit_session {
     cli_common common;
@@ -20,9 +20,9 @@ typedef struct dit_session {
     carry_dit_train_hooks hooks;
     bool resume, overwrite, eval, second_prompt, redraws, has_unended;
     const char *show, *device;
-    int64_t forms, chunks; /* of an evaluation */
+    int64_t forms, chunks; /* options of an evaluation */
     carry_ctx *ctx;
-    char from[CARRY_FILE_PATH]; /* the checkpoint that a run goes on from */
+    char from[CARRY_FILE_PATH]; /* the checkpoint from which a run continues */
     const char *text[KEYS];     /* as typed */
     cli_option option[KEYS + OWN];
 } dit_session;
@@ -173,7 +173,7 @@ static carry_status train_rank(void *user, carry_comm *comm) {
     return carry_dit_train_run(comm, &session->options, &session->hooks);
 }
 
-/* Options of the run that goes on. */
+/* Reads the options of the run that is resumed. */
 static int take_checkpoint(dit_session *session) {
     carry_found found;
     train_run_folder(session->options.out);
@@ -195,7 +195,7 @@ static int take_checkpoint(dit_session *session) {
     return status == CARRY_OK ? CLI_DONE : cli_refuse("%s", carry_ctx_error(session->ctx));
 }
 
-/* A model is evaluated with pictures like those it learned from, where its run is still there to say which. */
+/* A model is evaluated with pictures like those of its training, if its run still exists and has their options. */
 static void take_pictures(dit_session *session) {
     carry_found found;
     carry_dit_train_options run = session->options;
@@ -209,7 +209,7 @@ static void take_pictures(dit_session *session) {
     }
 }
 
-/* Several ranks are on the CPU: where nothing was typed they decide. */
+/* Without --device, several ranks run on the CPU. */
 static int choose_device(dit_session *session) {
     const char *text = session->device == NULL && cli_ranks() != 1 ? "cpu" : session->device;
     const int code = cli_device(session->ctx, text, &session->hooks.device);
@@ -234,7 +234,7 @@ static int check_exam(dit_session *session) {
     return session->chunks > 0 ? CLI_DONE : cli_refuse("--stream 0 shows nothing: 1 or more is needed");
 }
 
-/* The frames of a prompt side by side, one row for each chunk of twelve. */
+/* Writes the frames of a prompt as one picture, with up to twelve frames in each row. */
 static carry_status write_strip(dit_session *session, const char *prompt, const float *frames, int64_t count) {
     const int64_t side = session->options.size;
     const int64_t across = count < 12 ? count : 12;
@@ -344,7 +344,7 @@ static int evaluate(dit_session *session) {
 
 static int train(dit_session *session) {
     carry_dit_train_options checked = session->options;
-    if (session->resume) { /* the model that it started from may be gone */
+    if (session->resume) { /* the model that the run started from may no longer exist */
         (void)snprintf(checked.model, sizeof checked.model, "%s", session->from);
     }
     if (carry_dit_train_check(session->ctx, &checked, cli_ranks()) != CARRY_OK) {

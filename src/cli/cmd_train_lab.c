@@ -1,4 +1,4 @@
-/* carry train and the lab: its YAML files and its run store, where they are built. */
+/* The parts of carry train that use the lab: YAML files and the run store, if they are built. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,7 +20,7 @@ static carry_status take_member(train_session *session, const carry_yaml *node, 
     carry_ctx *ctx = session->ctx;
     carry_train_options *options = &session->options;
     const char *text;
-    if (strcmp(node->key, "download") == 0) { /* no option: what to say when the text is not there */
+    if (strcmp(node->key, "download") == 0) { /* not an option: the hint to print when the text is missing */
         CARRY_TRY(carry_yaml_text(ctx, &text, node, path));
         (void)snprintf(session->download, sizeof session->download, "%s", text);
         return CARRY_OK;
@@ -75,7 +75,7 @@ int train_check_download(const train_session *session) {
     return CLI_DONE;
 }
 
-/* A run that was started with --no-store goes on without the store, unless one is named. */
+/* A run that was started with --no-store continues without the store, unless one is given. */
 static void take_mark(train_session *session) {
     char path[CARRY_FILE_PATH];
     if (session->resume && session->store_path == NULL &&
@@ -84,7 +84,7 @@ static void take_mark(train_session *session) {
     }
 }
 
-/* Once the training has made its folder; one that cannot be written is no reason to end it. */
+/* Called once the training has made its folder. An error is ignored: it is no reason to end the training. */
 static void leave_mark(train_session *session) {
     static const char text[] = "This run is not kept in the run store (carry train --no-store).\n";
     char path[CARRY_FILE_PATH];
@@ -112,7 +112,7 @@ int train_store_begin(train_session *session) {
     return CLI_DONE;
 }
 
-/* The options as a file that --config takes; options that were neither given nor filled in are left out. */
+/* Writes the options as a file that --config accepts. Options that were neither given nor filled in are left out. */
 static void write_options(carry_json_text *text, const carry_train_options *options) {
     for (const carry_train_key *key = carry_train_keys; key->name != NULL; key++) {
         const void *field = (const char *)options + key->offset;
@@ -154,7 +154,7 @@ void train_store_started(train_session *session, const carry_train_start *start)
     carry_json_text_free(&text);
 }
 
-/* A store that fails half-way is no reason to lose the training. */
+/* If the store fails during a training, the training continues. */
 void train_store_metric(train_session *session, int64_t step, const char *name, double value) {
     if (session->store == NULL || session->store_failed || !isfinite(value)) {
         return;
@@ -172,7 +172,7 @@ void train_store_end(train_session *session, carry_status status, const char *no
     }
     const char *state = status == CARRY_OK ? "done" : status == CARRY_EINTERRUPTED ? "interrupted" : "failed";
     (void)carry_store_end(session->store, session->run, state, NULL, note);
-    if (!session->has_started && status != CARRY_OK) { /* a training that was refused is no run */
+    if (!session->has_started && status != CARRY_OK) { /* a training that was refused is not stored */
         (void)carry_store_delete(session->store, session->run);
     }
     carry_store_close(session->store);

@@ -1,4 +1,4 @@
-/* The output of carry train: lines for people, on a terminal one that is redrawn; or JSON. */
+/* The output of carry train: lines of text, on a terminal one line that is redrawn; or JSON. */
 #include <math.h>
 #include <string.h>
 #include <unistd.h>
@@ -31,7 +31,7 @@ static const char *count_text(char text[32], double count) {
     return text;
 }
 
-/* The next output starts on a new line. */
+/* Ends a line that is being redrawn, so that the next output starts on a new line. */
 static void end_line(train_session *session) {
     if (session->has_unended) {
         (void)putchar('\n');
@@ -39,13 +39,13 @@ static void end_line(train_session *session) {
     }
 }
 
-/* In MB, and in GB from there on; text has 32 bytes. */
+/* Formats bytes in MB, or in GB from 1 GB on; text has 32 bytes. */
 static const char *memory_text(char text[32], double bytes) {
     (void)snprintf(text, 32, bytes < 1e9 ? "%.1f MB" : "%.2f GB", bytes * (bytes < 1e9 ? 1e-6 : 1e-9));
     return text;
 }
 
-/* The memory that the run will need, before its first step. */
+/* Prints the memory that the run will need, before its first step. */
 static void print_memory(const carry_train_memory *m) {
     char text[6][32];
     (void)printf("memory: weights %s, gradients %s, AdamW %s, activations %s, other %s: %s",

@@ -56,7 +56,7 @@ const char *cli_problem_device(const char *problem) {
     return on_gpu ? "cuda" : "cpu";
 }
 
-/* The problem with a device behind it, if it can be planned there. */
+/* Appends the device to the problem's text, if the problem can be planned there. */
 static carry_status with_device(carry_ctx *ctx, char out[CARRY_PROBLEM_TEXT], const char *text, int device) {
     carry_problem problem;
     const carry_family *family;
@@ -68,11 +68,11 @@ static carry_status with_device(carry_ctx *ctx, char out[CARRY_PROBLEM_TEXT], co
     const int length = snprintf(out, CARRY_PROBLEM_TEXT, "%s:device=%s%s", text, device == 0 ? "cpu" : "cuda", which);
     if (length >= CARRY_PROBLEM_TEXT) {
         out[0] = '\0';
-        return CARRY_OK; /* the parser has the message for it */
+        return CARRY_OK; /* the parser reports it later */
     }
     CARRY_TRY(carry_problem_parse(ctx, &problem, out));
     CARRY_TRY(carry_family_of(ctx, &family, &problem));
-    if (carry_collective_ranks(ctx, out) > 0) { /* its ranks plan it, when they are there */
+    if (carry_collective_ranks(ctx, out) > 0) { /* its ranks will plan it once they are started */
         return CARRY_OK;
     }
     CARRY_TRY(carry_family_plan(family, ctx, &instance, &problem, false));
@@ -80,8 +80,8 @@ static carry_status with_device(carry_ctx *ctx, char out[CARRY_PROBLEM_TEXT], co
     return CARRY_OK;
 }
 
-/* One that names no device and is of a family that runs there. A problem of several ranks moves only with --device:
-   ranks on one GPU share it, and are no faster. */
+/* True if the problem's family runs on GPUs. A problem of several ranks moves only with --device: ranks that share
+   one GPU are no faster. */
 static bool may_move(carry_ctx *ctx, const char *text, bool wanted) {
     carry_problem problem;
     const carry_family *family;
@@ -90,7 +90,8 @@ static bool may_move(carry_ctx *ctx, const char *text, bool wanted) {
            family->support.cuda != NULL;
 }
 
-/* Moves problems[index]; a problem that cannot be there stays where it is, unless --device was given. */
+/* Moves problems[index] to the device. A problem that cannot run there stays where it is, or is refused if --device
+   was given. */
 static int move_problem(carry_ctx *ctx, char *text, char **problems, int index, int device, bool wanted) {
     if (strstr(problems[index], ":device=") != NULL) {
         return CLI_DONE;

@@ -27,8 +27,8 @@
             "the same bits whatever runs beside a text and whatever is cached; slower"                                   \
     }
 
-/* Options that exclude each other, and a cache folder that is not a folder; false after a message. A folder that cannot
-   be written to costs a warning later, not the texts. */
+/* Returns false after printing a message if options exclude each other or the cache folder is not a folder. A cache
+   folder that cannot be written only causes a warning later. */
 bool cli_engine_check(const carry_engine_options *options);
 
 #endif

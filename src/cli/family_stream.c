@@ -1,11 +1,11 @@
-/* A stream as a problem of the lab: methods are the topologies, and a run is a whole stream on threads of this process.
-   It is here because the lab and streaming do not depend on each other.
+/* A stream as a problem of the lab. The methods are the topologies, and a run is a whole stream on threads of this
+   process. It is here because the lab and streaming do not depend on each other.
 
        stream:mesh1:chunks40:depth2:slow0=match
 
-   A sample is the median period of one stream. The same number of ranks shares the generator in either topology:
-   pipeline has one more for stage 0, with mesh rank 0 is stage 0 as well. So the pictures must be the same bit for bit,
-   which is checked. */
+   A sample is the median period of one stream. The generator has the same number of ranks in either topology:
+   "pipeline" has one more rank for stage 0; with "mesh" rank 0 is also stage 0. The pictures must therefore be the
+   same bit for bit, which is checked. */
 #include <float.h>
 #include <math.h>
 #include <stdio.h>
@@ -21,10 +21,11 @@
 #include "bench/sample.h"
 #include "stream/stage.h"
 
-#define KEPT 64 /* streams of a method that its figures are medians of: the newest */
-/* Chunks of a stream that warms up, and that stage 0 is slowed by: enough for a median of the stages' times. */
+#define KEPT 64 /* the figures of a method are medians over this many of its newest streams */
+/* Chunks of the warm-up stream, which also measures the delay for slow0=match: enough for medians of the stage
+   times. */
 #define WARM_UP 6
-#define COMPARED 6 /* chunks: a recompute of two chunks has begun by then */
+#define COMPARED 6 /* number of compared chunks: enough for a recompute of two chunks to begin */
 
 enum { PIPELINE, MESH, TOPOLOGIES };
 static const char *const topologies[TOPOLOGIES] = {"pipeline", "mesh"};
@@ -34,7 +35,7 @@ typedef struct record {
     int streams;
     double score[KEPT], slower[KEPT];
     double denoise[KEPT], recompute[KEPT], clean[KEPT], decode[KEPT];
-    double memory; /* most bytes that the process held after a chunk */
+    double memory; /* maximum bytes that the process held after a chunk */
 } record;
 
 typedef struct instance {
@@ -43,30 +44,30 @@ typedef struct instance {
     carry_pipeline_options options;
     carry_control_state start;
     int mesh;
-    bool matches; /* stage 0 is slowed to stage 1's time, as the warm-up found it */
+    bool matches; /* stage 0 is slowed to the time of stage 1 measured in the warm-up */
     double matched;
     char only[CARRY_PROBLEM_WORD], about[192], codec[CARRY_FILE_PATH];
     int topology;
     record of[TOPOLOGIES];
 } instance;
 
-/* Frames in the order shown. */
+/* The frames in the order shown. */
 typedef struct pictures {
     float *pixel;
     size_t count, room;
 } pictures;
 
-/* A stream under way. */
+/* A running stream. */
 typedef struct session {
     const instance *it;
-    carry_ctx *ctx; /* of rank 0 */
+    carry_ctx *ctx; /* context of rank 0 */
     carry_pipeline_options options;
     carry_controls *controls;
     carry_stream_figures figures;
     double memory;
-    pictures *kept;           /* NULL: none are */
-    const pictures *expected; /* NULL: compared with none */
-    size_t seen;              /* of the expected */
+    pictures *kept;           /* NULL: pictures are not kept */
+    const pictures *expected; /* NULL: nothing to compare with */
+    size_t seen;              /* pixels compared so far */
     double apart, largest;
 } session;
 
@@ -133,7 +134,7 @@ static carry_status read_numbers(instance *it, carry_problem *problem) {
                           (long long)o->chunks, problem->text, CARRY_OVERLAP_WARMUP, CARRY_OVERLAP_WARMUP + 1,
                           CARRY_OVERLAP_KEPT);
     }
-    if (mesh >= CARRY_RANKS) { /* both are ints below */
+    if (mesh >= CARRY_RANKS) { /* both are stored as int */
         return carry_fail(it->ctx, CARRY_ESIZE, "mesh%lld in '%s': a mesh has at most %d ranks here", (long long)mesh,
                           problem->text, CARRY_RANKS - 1);
     }
@@ -206,7 +207,7 @@ static carry_status choose(void *given, const char *wanted) {
 }
 
 static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    (void)copies; /* a stream reads data that it makes itself */
+    (void)copies; /* a stream makes its own input data */
     *opened = NULL;
     instance *it = calloc(1, sizeof *it);
     if (it == NULL) {
@@ -227,7 +228,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
 }
 
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    (void)measure; /* a stage of its own is what there is to be chosen; mesh is to be compared with it */
+    (void)measure; /* pipeline is always chosen; mesh is only compared with it */
     return open_instance(ctx, opened, problem, 1, 0);
 }
 
@@ -277,7 +278,7 @@ static void compare_pictures(session *s, const float *pixels, size_t count) {
         memcpy(&bits[0], &with->pixel[s->seen], sizeof bits[0]);
         memcpy(&bits[1], &pixels[i], sizeof bits[1]);
         s->largest = fmax(s->largest, fabs(expected));
-        if (bits[0] != bits[1]) { /* which is never no difference: -0, NaN */
+        if (bits[0] != bits[1]) { /* different bits always count as a difference, even for -0 and NaN */
             const double apart = fabs((double)pixels[i] - expected);
             s->apart = isnan(apart) || isnan(s->apart) ? NAN : fmax(s->apart, fmax(apart, DBL_MIN));
         }
@@ -315,7 +316,7 @@ static carry_status stream_rank(void *user, carry_comm *comm) {
     return carry_pipeline_run(comm, &s->options, &hooks, &s->figures);
 }
 
-/* A stream in the chosen topology; what slows its stages is in s->options already. */
+/* Runs a stream in the chosen topology. s->options already has the delays of the stages. */
 static carry_status stream(session *s, int64_t chunks) {
     const instance *it = s->it;
     const bool with_stage = it->topology == PIPELINE;
@@ -331,7 +332,7 @@ static carry_status stream(session *s, int64_t chunks) {
     return status;
 }
 
-/* The warm-up, which is not timed. With slow0=match it runs without a delay, and measures the delay of stage 0. */
+/* The warm-up, which is not timed. With slow0=match it runs without a delay and measures the delay for stage 0. */
 static carry_status run(void *given) {
     instance *it = given;
     session s = {.it = it, .options = it->options};
@@ -360,7 +361,7 @@ static carry_status time_run(void *given, double *seconds) {
     return CARRY_OK;
 }
 
-/* NaN when one of them is: they have no order then. */
+/* The median, or NaN if any value is NaN. */
 static double median_of(const double *values, int count) {
     double sorted[KEPT];
     for (int i = 0; i < count; i++) {
@@ -378,7 +379,7 @@ static carry_counts counts(const void *given) {
     const int64_t *patch = it->model.config.patch;
     const record *of = &it->of[it->topology];
     const int count = of->streams < KEPT ? of->streams : KEPT;
-    /* A period is more than arithmetic: waits, messages, a codec. It has no ceiling. */
+    /* A period includes waits, messages and a codec, not only arithmetic, so it has no ceiling. */
     return (carry_counts){
         .flops = NAN,
         .bytes = NAN,

@@ -1,12 +1,12 @@
-/* Training as a problem of the lab: methods are ways to run the layers' recurrence, and a run is a whole training. It
-   is here because the lab and training do not depend on each other.
+/* Training as a problem of the lab. The methods are ways to compute the layers' recurrence, and a run is a whole
+   training. It is here because the lab and training do not depend on each other.
 
        train:layers2:hidden64:heads4:state16:t256:b2:steps40:data=docs
 
-   A sample is the median time of a step of one training, so what disturbed single steps is not in it; trainings of the
-   methods take turns. Every training of a method is the same to the bit: losses and perplexity are those of the last,
-   seedN makes another. The last steps show how busy the device is and are not timed, since recording slows them.
-   Checkpoints go to a temporary folder. */
+   A sample is the median time of a step of one training, so disturbances of single steps do not count. The trainings
+   of the methods take turns. Every training of a method is the same to the bit: losses and perplexity are those of
+   the last one, and seedN selects another. The last steps measure how busy the device is and are not timed, since
+   recording slows them. Checkpoints go to a temporary folder. */
 #include <dirent.h>
 #include <ftw.h>
 #include <math.h>
@@ -29,8 +29,9 @@
 
 #define METHODS 8
 #define MOST_STEPS 100000
-/* Losses of the first two steps, of which the second has seen gradients, against another method's: f32 sums in another
-   order make some 1e-6 of a loss, and AdamW's first step divides gradients by their own size, noise included. */
+/* The losses of the first two steps (the second has seen gradients) are compared with another method's. f32 sums in
+   another order change a loss by some 1e-6, and AdamW's first step divides gradients by their own size, noise
+   included. */
 #define COMPARED 2
 #define BOUND 1e-4
 
@@ -48,10 +49,10 @@ typedef struct instance {
     int device;
     char only[CARRY_PROBLEM_WORD], about[160];
     const carry_lm_recurrence *recurrence;
-    trained of[METHODS]; /* as carry_lm_recurrence_at counts */
+    trained of[METHODS]; /* indexed as by carry_lm_recurrence_at */
 } instance;
 
-/* A training under way. */
+/* A running training. */
 typedef struct session {
     const instance *it;
     trained *to;
@@ -146,7 +147,7 @@ static carry_status choose(void *given, const char *wanted) {
 }
 
 static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *problem, uint64_t seed, int copies) {
-    (void)copies; /* a training reads far more than any cache holds */
+    (void)copies; /* a training reads far more data than any cache holds */
     *opened = NULL;
     instance *it = calloc(1, sizeof *it);
     if (it == NULL) {
@@ -156,7 +157,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
     carry_status status = read_problem(it, problem);
     it->options.seed = (int64_t)((seed + (uint64_t)it->options.seed) & INT32_MAX);
     if (status == CARRY_OK) {
-        (void)snprintf(it->options.out, sizeof it->options.out, "-"); /* until there is one */
+        (void)snprintf(it->options.out, sizeof it->options.out, "-"); /* a placeholder until the folder is made */
         status = carry_train_options_check(ctx, &it->options, 1);
     }
     if (status == CARRY_OK) {
@@ -171,7 +172,7 @@ static carry_status open_instance(carry_ctx *ctx, void **opened, carry_problem *
 }
 
 static carry_status plan_instance(carry_ctx *ctx, void **opened, carry_problem *problem, bool measure) {
-    (void)measure; /* chunk is what there is to be chosen; the others are to be compared with it */
+    (void)measure; /* chunk is always chosen; the others are only compared with it */
     return open_instance(ctx, opened, problem, 1, 0);
 }
 
@@ -204,7 +205,7 @@ static void hear_start(void *user, const carry_train_start *start) {
     session *s = user;
     s->to->tokens = (double)start->tokens;
     s->to->flops = start->flops * (double)start->tokens;
-    /* Activations with the recurrence's workspace; weights, gradients and AdamW's two, f32 each. */
+    /* Activations including the recurrence's workspace, plus weights, gradients and AdamW's two moments, f32 each. */
     s->to->memory = (double)start->memory + 16.0 * (double)start->lm->own.count;
 }
 
@@ -221,7 +222,7 @@ static void hear_exam(void *user, const carry_train_evaluation *evaluation) {
     ((session *)user)->evaluation = evaluation->loss;
 }
 
-/* Of the held-out rows, or without any, of the last tenth of the steps. */
+/* The perplexity of the held-out rows or, without such rows, of the last tenth of the steps. */
 static double perplexity_of(const session *s) {
     double loss = s->evaluation;
     if (isnan(loss)) {
@@ -254,12 +255,12 @@ static carry_status train_into(session *s, const char *folder) {
     return status;
 }
 
-/* Steps at the end of a training that are recorded: enough for a share, few beside those that are timed. */
+/* Number of recorded steps at the end of a training: enough to measure a share, few compared with the timed ones. */
 static int64_t recorded_steps(int64_t steps) {
     return steps >= 8 ? 4 : steps / 2;
 }
 
-/* Trains by the chosen method, from the start; `to` has the capacity for `steps`. */
+/* Trains from the start by the chosen method. The arrays of `to` have the capacity for `steps`. */
 static carry_status train(const instance *it, trained *to, int64_t steps) {
     char folder[CARRY_FILE_PATH];
     session s = {.it = it, .to = to, .steps = steps, .evaluation = NAN};
@@ -317,7 +318,7 @@ static carry_status time_run(void *given, double *seconds) {
     trained *to = record_of(it);
     CARRY_TRY(make_room(it, to));
     CARRY_TRY(train(it, to, it->options.steps));
-    const int first = to->steps > 2 ? 1 : 0; /* the first step touches its memory for the first time */
+    const int first = to->steps > 2 ? 1 : 0; /* skips the first step, which touches its memory for the first time */
     const int count = to->steps - first - (int)(to->steps > 4 ? recorded_steps(to->steps) : 0);
     *seconds = carry_summarise(to->seconds + first, count).median;
     return CARRY_OK;

@@ -1,4 +1,4 @@
-/* Input that a verb takes whole. */
+/* Input that a verb reads as a whole. */
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Ctrl-C, SIGTERM and SIGHUP. The first asks the work to stop, which ends cleanly where it looks; a thread that waits
-   for this moment ends the process where it does not: inside one long measurement, or while a pipe is read. */
+/* Ctrl-C, SIGTERM and SIGHUP. The first asks the work to stop, and work that checks for it ends cleanly. A waiting
+   thread ends the process if it does not, for example inside one long measurement or while it reads from a pipe. */
 #include <errno.h>
 #include <pthread.h>
 #include <semaphore.h>
@@ -12,17 +12,18 @@
 #include "cli/ranks.h"
 #include "core/clock.h"
 
-#define CALM 0.01  /* seconds of processor time: with less, the process waits and does not work */
-#define ENOUGH 0.5 /* with more, it had the time to check. Between them the machine may be too busy */
-#define MOST 10.0  /* seconds in any case */
+#define CALM 0.01  /* seconds of processor time: below this, the process is waiting, not working */
+#define ENOUGH 0.5 /* above this, it had time to check. In between, the machine may be too busy */
+#define MOST 10.0  /* seconds after which the process ends in any case */
 
 static volatile sig_atomic_t interrupted;
-static volatile sig_atomic_t limit_tenths = 12; /* of a second, after which the process ends; 0: it is left alone */
+/* Tenths of a second after which the process ends; 0: it is not ended. */
+static volatile sig_atomic_t limit_tenths = 12;
 static sem_t asked;
 
 static void on_interrupt(int signal_number) {
     const int before = errno;
-    if (interrupted && signal_number != SIGHUP) { /* of which a terminal that closes sends two */
+    if (interrupted && signal_number != SIGHUP) { /* a terminal that closes sends SIGHUP twice */
         _exit(128 + signal_number);
     }
     interrupted = 1;
@@ -76,7 +77,7 @@ static void start_watching(void) {
     }
     is_watching = true;
     (void)sigfillset(&all);
-    (void)pthread_sigmask(SIG_BLOCK, &all, &before); /* signals are for the others */
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before); /* other threads handle signals */
     if (pthread_create(&thread, NULL, watch, NULL) == 0) {
         (void)pthread_detach(thread);
     }
@@ -85,15 +86,17 @@ static void start_watching(void) {
 
 void cli_catch_interrupt(void) {
     start_watching();
-    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART}; /* a line under way is finished */
+    /* A line that is being printed is finished. */
+    struct sigaction action = {.sa_handler = on_interrupt, .sa_flags = SA_RESTART};
     (void)sigemptyset(&action.sa_mask);
     (void)sigaction(SIGINT, &action, NULL);
     (void)sigaction(SIGTERM, &action, NULL);
     struct sigaction before;
-    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) { /* nohup has it ignored */
+    if (sigaction(SIGHUP, NULL, &before) == 0 && before.sa_handler != SIG_IGN) { /* nohup ignores SIGHUP */
         (void)sigaction(SIGHUP, &action, NULL);
     }
-    (void)signal(SIGXFSZ, SIG_IGN); /* a file at its limit (ulimit -f) is a write that fails, with an error message */
+    /* A file at its size limit (ulimit -f) is then a failed write with an error message. */
+    (void)signal(SIGXFSZ, SIG_IGN);
 }
 
 void cli_limit_interrupt(double seconds) {

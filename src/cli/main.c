@@ -49,9 +49,10 @@ static bool needs_train(const char *name) {
 #endif
 }
 
-static int processes; /* --processes, or 0 */
+static int processes; /* value of --processes, or 0 */
 
-/* --ranks N, --processes N or either with = before the verb: how many arguments that took, or -1 after a message. */
+/* Parses --ranks N or --processes N, also with =, before the verb. Returns the number of arguments consumed, or -1
+   after printing a message. */
 static int parse_ranks(int count, char **arguments) {
     const char *text = arguments[0];
     const bool apart = strncmp(text, "--processes", 11) == 0;
@@ -113,7 +114,7 @@ static int refuse_verb(const char *name) {
                       carry_nearest_hint(hint, &near, ""));
 }
 
-/* Options before the verb are moved behind it, where the verb reads them. False after a message. */
+/* Moves options before the verb behind it, where the verb reads them. Returns false after printing a message. */
 static bool move_options(int count, char **arguments) {
     int verb = 1;
     bool wants_help = false;
@@ -140,7 +141,7 @@ static bool move_options(int count, char **arguments) {
     return true;
 }
 
-/* --ranks may come before or after the other options before the verb. */
+/* --ranks may stand anywhere among the options before the verb. */
 static int take_ranks(int *count, char **arguments) {
     for (int i = 1; i < *count;) {
         const int taken = parse_ranks(*count - i, arguments + i);

@@ -1,4 +1,4 @@
-/* Options, the context they make, refusals. */
+/* Parses options, makes the context from them, and prints refusals. */
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
@@ -11,9 +11,9 @@
 #include "core/span.h"
 #include "core/threads.h"
 
-#define FEW_THREADS 64 /* that every machine accepts, for tests of many threads */
+#define FEW_THREADS 64 /* a number that every machine accepts, for tests of many threads */
 
-/* Set before the verb runs, and only read after. */
+/* Set before the verb runs, and constant afterwards. */
 static carry_recorder *spans_to;
 
 static const cli_option *find(const cli_option *options, const char *name, size_t length, char letter) {
@@ -25,7 +25,7 @@ static const cli_option *find(const cli_option *options, const char *name, size_
     return NULL;
 }
 
-/* "512M" and the like; false for anything else, for 0, and for more than size_t holds. */
+/* Parses "512M" and similar. Returns false for anything else, for 0, and for values beyond size_t. */
 static bool parse_bytes(size_t *bytes, const char *value) {
     static const char units[] = "KMGT";
     char *end;
@@ -92,7 +92,7 @@ static void refuse_option(const cli_verb *verb, const cli_option *own, const cli
                      carry_nearest_hint(hint, &near, "--"), verb->name);
 }
 
-/* One option at arguments[*at]; moves *at past its value. */
+/* Parses the option at arguments[*at], and moves *at past its value. */
 static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_option *common, char **arguments,
                       int count, int *at) {
     const char *text = arguments[*at];
@@ -141,7 +141,7 @@ static bool parse_one(const cli_verb *verb, const cli_option *own, const cli_opt
     return true;
 }
 
-/* Of common ones, those that the verb has itself are left out. */
+/* Prints the help of options. Common options that the verb defines itself are left out. */
 static void print_options(const cli_option *options, const cli_option *own) {
     for (const cli_option *o = options; o != NULL && o->name != NULL; o++) {
         if (find(own, o->name, strlen(o->name), 0) != NULL) {
@@ -286,7 +286,8 @@ char *cli_make_plain(char *text) {
     for (unsigned char *at = (unsigned char *)text; *at != '\0'; at++) {
         if (*at < 0x20 || *at == 0x7f) {
             *at = '?';
-        } else if (*at == 0xC2 && at[1] >= 0x80 && at[1] < 0xA0) { /* the same in eight bits, as UTF-8 */
+        } else if (*at == 0xC2 && at[1] >= 0x80 && at[1] < 0xA0) {
+            /* An 8-bit (C1) control character, encoded as UTF-8. */
             at[0] = at[1] = '?';
         }
     }

@@ -1,4 +1,4 @@
-/* Printing: JSON lines, colour, times. */
+/* Prints JSON lines, colours and times. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +11,7 @@
 
 #define WHOLE 9007199254740992.0 /* 2^53: every whole number below it is exact */
 
-static carry_json_text line; /* under way */
+static carry_json_text line; /* the line being built */
 
 void cli_json_open(void) {
     line.spaced = true;
@@ -31,7 +31,8 @@ void cli_json_number(const char *key, double value) {
     carry_json_add_key(&line, key);
     if (!isfinite(value)) {
         carry_json_put_raw(&line, "null");
-    } else if (fabs(value) < WHOLE && value == trunc(value)) { /* times since 1970 and bytes have many digits */
+    } else if (fabs(value) < WHOLE && value == trunc(value)) {
+        /* Prints all digits of whole numbers, such as times since 1970 and bytes. */
         carry_json_put_raw(&line, "%.0f", value);
     } else {
         carry_json_put_raw(&line, "%.9g", value);
@@ -58,7 +59,7 @@ void cli_json_close(void) {
     carry_json_end(&line, '}');
     (void)puts(line.failed ? "{\"error\": \"out of memory\"}" : line.bytes);
     carry_json_text_free(&line);
-    (void)fflush(stdout); /* a reader of a pipe sees each line when it is done */
+    (void)fflush(stdout); /* the reader of a pipe sees each line when it is done */
 }
 
 const char *cli_together(char text[CLI_TOGETHER], int ranks, double received, double exposed, double waited) {
@@ -95,7 +96,7 @@ const char *cli_overlapped(char text[CLI_TOGETHER], double overlap, double slowe
     return text;
 }
 
-/* Launchers may give a process their own terminal and pass its output on to a file or a pipe. */
+/* "" for ranks of a launcher: it may give a process a terminal and send its output to a file or pipe. */
 static const char *colour(const char *sequence) {
     const char *no_color = getenv("NO_COLOR");
     const bool is_plain = (no_color != NULL && *no_color != '\0') || cli_process_rank() >= 0;

@@ -1,4 +1,4 @@
-/* carry --processes N: this program again, N times, as ranks that meet in a folder of their own. */
+/* carry --processes N: starts this program N times, as ranks that connect through a temporary folder. */
 #include <dirent.h>
 #include <errno.h>
 #include <signal.h>
@@ -20,13 +20,13 @@
 #define PARTING 20.0 /* seconds */
 #define NAME "carry-ranks-"
 #define FOLDER 80 /* bytes of its path */
-#define YOUNG 60  /* seconds in which a folder without a lock is left alone */
+#define YOUNG 60  /* a folder without a lock is kept for this many seconds */
 
 static pid_t started[CARRY_RANKS];
 static volatile sig_atomic_t running;
 
-/* Ranks have process groups of their own: each signal reaches them once, from here. A second ends them at once. One
-   that is stopped gets it when it goes on. */
+/* Each rank has its own process group, so every signal reaches it exactly once, from here. A second signal ends the
+   ranks at once. SIGCONT wakes ranks that are stopped, so that they receive it. */
 static void pass_on(int signal_number) {
     const int before = errno;
     for (int r = 0; r < running; r++) {
@@ -47,16 +47,16 @@ static void pass_signals(void) {
             (void)sigaction(passed[i], &action, NULL);
         }
     }
-    (void)signal(SIGCHLD, SIG_DFL); /* ignored, as some callers leave it, wait has no codes */
+    (void)signal(SIGCHLD, SIG_DFL); /* if it is ignored, as some callers leave it, wait returns no exit codes */
 }
 
-/* In the new process; does not come back. */
+/* Runs in the new process; does not return. */
 static void become(int rank, int size, const char *folder, char **arguments, pid_t parent, const sigset_t *mask) {
     char number[16], count[16];
     (void)snprintf(number, sizeof number, "%d", rank);
     (void)snprintf(count, sizeof count, "%d", size);
     (void)setpgid(0, 0);
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* they do not outlive the one that was typed, not even stopped */
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL); /* ranks do not outlive this process, even when stopped */
     (void)sigprocmask(SIG_SETMASK, mask, NULL);
     const int nothing = rank > 0 ? open("/dev/null", O_RDONLY | O_CLOEXEC) : -1;
     if (nothing >= 0) {
@@ -74,7 +74,7 @@ static int code_of(int status) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
-/* Seconds that ranks have after one has failed: their deadline, by which they end themselves, and some for the end. */
+/* Seconds that ranks have after one has failed: their own deadline, after which they end themselves, plus PARTING. */
 static double patience_of(char **arguments) {
     double deadline = CARRY_COMM_DEADLINE;
     for (int i = 1; arguments[i] != NULL; i++) {
@@ -86,7 +86,7 @@ static double patience_of(char **arguments) {
     return (deadline > 0.0 ? deadline : 0.0) + PARTING;
 }
 
-/* True if every rank that is left is stopped: none of them ends by itself. */
+/* True if every remaining rank is stopped: none of them will end by itself. */
 static bool all_stopped(int count) {
     for (int r = 0; r < count; r++) {
         siginfo_t about = {0};
@@ -98,7 +98,7 @@ static bool all_stopped(int count) {
     return true;
 }
 
-/* As wait; 0 when the time is up or, with a time, when only stopped ranks are left. */
+/* As wait. With until > 0, returns 0 when the time is up or when only stopped ranks remain. */
 static pid_t wait_until(int *status, int count, double until) {
     pid_t which;
     while ((which = waitpid(-1, status, until > 0.0 ? WNOHANG : 0)) == 0 && carry_seconds() < until &&
@@ -117,7 +117,8 @@ static void kill_rest(int count) {
     }
 }
 
-/* A process that was ended by a signal prints no message itself. */
+/* Waits for all ranks and returns the worst exit code. Reports ranks ended by a signal, since those print no message
+   themselves. */
 static int wait_for(int count, double patience) {
     int worst = CLI_DONE;
     double until = 0.0;
@@ -142,14 +143,14 @@ static int wait_for(int count, double patience) {
             if (started[r] == which && WIFSIGNALED(status)) {
                 (void)fprintf(stderr, "carry: rank %d was ended by signal %d\n", r, WTERMSIG(status));
             }
-            started[r] = started[r] == which ? 0 : started[r]; /* its number may be another's soon */
+            started[r] = started[r] == which ? 0 : started[r]; /* its process id may be reused soon */
         }
         worst = code_of(status) > worst ? code_of(status) : worst;
     }
     return worst;
 }
 
-/* With the sockets of ranks that were killed, and nothing else. */
+/* Removes the folder with the sockets of ranks that were killed, and no other files. */
 static void remove_folder(const char *folder) {
     DIR *open = opendir(folder);
     struct stat about;
@@ -164,8 +165,8 @@ static void remove_folder(const char *folder) {
     (void)rmdir(folder);
 }
 
-/* Folders of runs that were killed with SIGKILL. A run holds a lock on its folder until it ends, however it ends; one
-   that is just being made is not locked yet, so young folders are left. */
+/* Removes folders of runs that were killed with SIGKILL. A run holds a lock on its folder until it ends in any way.
+   A new folder is not locked yet, so folders younger than YOUNG are kept. */
 static void remove_stale(const char *parent) {
     DIR *open = opendir(parent);
     for (const struct dirent *entry; open != NULL && (entry = readdir(open)) != NULL;) {
@@ -189,7 +190,7 @@ static void remove_stale(const char *parent) {
     }
 }
 
-/* The folder in which the ranks meet, locked by this process: the descriptor, or -1. */
+/* Makes the folder through which the ranks connect, locked by this process. Returns its descriptor, or -1. */
 static int make_folder(char folder[FOLDER], const char *parent) {
     remove_stale(parent);
     if ((size_t)snprintf(folder, FOLDER, "%s/" NAME "XXXXXX", parent) >= FOLDER || mkdtemp(folder) == NULL) {

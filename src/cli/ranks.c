@@ -1,7 +1,8 @@
-/* Which ranks there are, and work on them.
+/* Detects the ranks and runs work on them.
 
-   Open MPI's mpirun, MPICH's and Intel's mpiexec (PMI), PMIx, and Slurm's srun each have their own names for "rank r of
-   n". A step of Slurm is asked for: a batch script that will start one has the number of tasks as well. */
+   Open MPI's mpirun, MPICH's and Intel's mpiexec (PMI), PMIx, and Slurm's srun each have their own variables for
+   "rank r of n". For Slurm, a step must exist: a batch script that has not started one yet has the number of tasks
+   as well. */
 #include "cli/ranks.h"
 
 #include <limits.h>
@@ -29,13 +30,13 @@ static const struct {
     {"a PMIx launcher", "PMIX_RANK", NULL, NULL, "PMIX_NAMESPACE"},
 };
 
-/* Set by main before the verb runs, and only read after. */
+/* Set by main before the verb runs, and constant afterwards. */
 static cli_launch launch = {.size = 1};
-static int asked; /* --ranks, or 0 */
+static int asked; /* value of --ranks, or 0 */
 static char agreement[CARRY_MAX_AGREEMENT_BYTES];
 
-/* -1: not there, or no number from least to INT_MAX. What follows a first number is allowed where several machines
-   have theirs, as in 2(x3),1. */
+/* The number in an environment variable, or -1 if it is not set or not a number from `least` to INT_MAX. With
+   may_go_on, text after the first number is allowed, as in 2(x3),1, which lists several machines. */
 static int number(const char *name, int least, bool may_go_on) {
     const char *text = name != NULL ? getenv(name) : NULL;
     if (text == NULL || text[0] < '0' || text[0] > '9') {
@@ -60,7 +61,8 @@ cli_launch cli_launch_find(void) {
     return (cli_launch){.size = 1};
 }
 
-/* The text on which the processes of one run must agree: the command, cut short, and a hash of all of it (FNV-1a). */
+/* Sets the text on which the processes of one run must agree: the start of the command, and a hash of the whole
+   command (FNV-1a). */
 static void set_agreement(int count, char **arguments) {
     uint32_t sum = 2166136261u;
     size_t used = 0;
@@ -68,7 +70,7 @@ static void set_agreement(int count, char **arguments) {
         for (const char *at = arguments[i]; *at != '\0'; at++) {
             sum = (sum ^ (unsigned char)*at) * 16777619u;
         }
-        sum *= 16777619u; /* where one ends */
+        sum *= 16777619u; /* separates the arguments */
         if (used < 64) {
             char shown[64];
             used += (size_t)snprintf(agreement + used, sizeof agreement - used, "%s ", cli_shown(shown, arguments[i]));
@@ -77,8 +79,8 @@ static void set_agreement(int count, char **arguments) {
     (void)snprintf(agreement + used, sizeof agreement - used, "#%08x", sum);
 }
 
-/* The other launchers' variables may be left over from a batch script; Carry's own are set for this process, whose
-   other ranks would wait for it in vain if it ran alone. */
+/* Other launchers' variables may be left over from a batch script. Carry's own are set for this process only, and
+   its other ranks would wait for it in vain if it ran alone. */
 static bool is_misplaced(void) {
     return getenv("CARRY_MEET") != NULL && !launch.meets;
 }
@@ -127,7 +129,7 @@ int cli_threads_of_rank(const cli_common *common, int rank) {
         return (int)common->threads;
     }
     if (kind == CLI_RANKS_MPI) {
-        /* Launchers bind a process to its cores, or leave all cores to all processes. */
+        /* A launcher binds a process to its cores, or leaves all cores to all processes. */
         const int here = launch.here > 0 ? launch.here : launch.size > 0 ? launch.size : 1;
         const int share = (int)sysconf(_SC_NPROCESSORS_ONLN) / here;
         return share < 1 ? 1 : share < carry_cores() ? share : carry_cores();
@@ -198,7 +200,7 @@ int cli_ranks_problems(const char *verb, int count, char *const *problems, bool 
     carry_ctx *ctx;
     const int there = cli_ranks();
     int code = CLI_DONE;
-    if (there == 1) { /* alone: threads are started where ranks are needed */
+    if (there == 1) { /* a single process: threads are started if ranks are needed */
         return CLI_DONE;
     }
     if (carry_ctx_new(&ctx, &(carry_ctx_options){CARRY_INIT(carry_ctx_options), .threads = 1}) != CARRY_OK) {
@@ -241,7 +243,8 @@ static carry_status on_threads(const cli_common *common, const carry_comm_option
     return status;
 }
 
-/* A launcher of another MPI leaves every process alone in a world of its own. */
+/* Refuses a communicator of the wrong size: under a launcher of another MPI, every process is alone in its own
+   world. */
 static carry_status check_size(carry_ctx *ctx, const carry_comm *comm) {
     if (cli_process_rank() < 0 || launch.size == 0 || carry_comm_size(comm) == launch.size) {
         return CARRY_OK;
@@ -269,7 +272,7 @@ static carry_status on_process(const cli_common *common, const carry_comm_option
         }
     }
     if (status != CARRY_OK) {
-        (void)cli_failed(ctx); /* before the wait in which the communicator parts from its peers */
+        (void)cli_failed(ctx); /* before closing, which waits for the other ranks */
     }
     carry_comm_close(comm);
     carry_ctx_free(ctx);

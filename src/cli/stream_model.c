@@ -1,4 +1,4 @@
-/* Which model a stream is of. */
+/* Chooses the model of a stream. */
 #include "cli/stream_model.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 
 #define DEMO "models/shapes"
 
-/* In the folder here or one above it, else what came with the program. */
+/* Looks for the demo model in the working folder and its parents, then in the installation. */
 static bool find_demo(char found[CARRY_FILE_PATH]) {
     char here[CARRY_FILE_PATH - 64];
     if (getcwd(here, sizeof here) != NULL) {
@@ -31,7 +31,7 @@ static bool find_demo(char found[CARRY_FILE_PATH]) {
     return carry_file_shared(found, DEMO);
 }
 
-/* FOLDER/name if it exists; else "". */
+/* Sets `found` to FOLDER/name if that exists, else to "". */
 static bool find_in(char found[CARRY_FILE_PATH], const char *folder, const char *name) {
     const int length = snprintf(found, CARRY_FILE_PATH, "%s/%s", folder, name);
     const bool is_there = length > 0 && length < CARRY_FILE_PATH && access(found, F_OK) == 0;
@@ -39,7 +39,7 @@ static bool find_in(char found[CARRY_FILE_PATH], const char *folder, const char 
     return is_there;
 }
 
-/* Of a training run that has not ended, the newest complete step. */
+/* For a training run that has not ended: finds the newest complete step. */
 static carry_status find_step(carry_ctx *ctx, stream_model *model) {
     char found[CARRY_FILE_PATH];
     char folder[CARRY_FILE_PATH];
@@ -51,7 +51,7 @@ static carry_status find_step(carry_ctx *ctx, stream_model *model) {
     return CARRY_OK;
 }
 
-/* The transformer of a folder, and the parts beside it. */
+/* Finds the transformer of a folder, and the parts beside it. */
 static void find_parts(stream_model *model, const char *folder) {
     char root[CARRY_FILE_PATH];
     char found[CARRY_FILE_PATH];

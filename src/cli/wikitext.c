@@ -1,4 +1,4 @@
-/* The text of experiments that ask for data=wikitext. */
+/* Finds the text of experiments that ask for data=wikitext. */
 #include "cli/wikitext.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
-/* The text of experiments that ask for data=wikitext. WikiText is not part of Carry, so that a clone without it trains
-   on the documentation instead, and says so. */
+/* Finds the text of experiments that ask for data=wikitext. WikiText is not part of Carry, so a clone without it
+   trains on the documentation instead and prints a note. */
 #ifndef CARRY_CLI_WIKITEXT_H
 #define CARRY_CLI_WIKITEXT_H
 
@@ -10,8 +10,9 @@
 
 #define CLI_WIKITEXT "CARRY_WIKITEXT"
 
-/* The folder or file: $CARRY_WIKITEXT, else data/wikitext-103 of the working folder, else docs of the source tree
-   (*instead is then true). CARRY_ENOTFOUND if the variable names nothing, CARRY_EUNSUPPORTED if there is no text. */
+/* Finds the folder or file: $CARRY_WIKITEXT, else data/wikitext-103 in the working folder, else docs of the source
+   tree (*instead is then true). CARRY_ENOTFOUND if the variable names a missing path, CARRY_EUNSUPPORTED if no text
+   is found. */
 carry_status cli_wikitext(carry_ctx *ctx, char path[CARRY_FILE_PATH], bool *instead);
 
 #endif

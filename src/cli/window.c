@@ -1,4 +1,4 @@
-/* Opening and closing the window of a profile between steps. */
+/* Opens and closes the window of a profile between steps. */
 #include "cli/window.h"
 
 #include <stddef.h>

@@ -10,20 +10,20 @@
 struct carry_recorder;
 
 typedef struct cli_window {
-    int64_t from, steps; /* the first step, from 1; how many, 0: to the end */
+    int64_t from, steps; /* number of the first step, from 1; number of steps, 0: up to the end */
     struct carry_recorder *recorder;
-    void (*begin)(void *user); /* recording of GPUs, on rank 0 */
+    void (*begin)(void *user); /* starts the recording of GPUs, on rank 0 */
     void (*end)(void *user);
     void *user;
     int64_t covered; /* steps that were recorded */
     bool is_open;
 } cli_window;
 
-/* NULL: whole runs are recorded. Borrowed. */
+/* NULL: whole runs are recorded. The window is borrowed. */
 void cli_set_window(cli_window *window);
 const cli_window *cli_get_window(void);
-/* Called before each step, when `done` steps are done, and after the last; on every rank. Waits for the device's work
-   when the window opens and closes. */
+/* Every rank calls it before each step, when `done` steps are done, and after the last. Waits for the device when
+   the window opens and closes. */
 void cli_window_step(carry_ctx *ctx, int rank, int device, int64_t done, bool is_end);
 
 #endif

@@ -1,4 +1,4 @@
-/* Processes by number, start and boot, from /proc. */
+/* Identifies processes by number, start time and boot, from /proc. */
 #include "lab/alive.h"
 
 #include <pthread.h>
@@ -36,7 +36,8 @@ int64_t carry_alive_start(int64_t pid) {
     size_t length = fread(text, 1, sizeof text - 1, file);
     (void)fclose(file);
     text[length] = '\0';
-    const char *at = strrchr(text, ')'); /* the name may hold spaces and brackets; the fields follow the last one */
+    /* The name may contain spaces and brackets; the fields follow the last bracket. */
+    const char *at = strrchr(text, ')');
     if (at == NULL || at[1] == '\0' || at[2] == 'Z' || at[2] == 'X') {
         return -1;
     }

@@ -1,9 +1,9 @@
-/* Comparing two runs.
+/* Compares two runs.
 
-   The interval of a ratio comes from the samples of both runs and knows nothing of what changed between the runs: other
-   load, another clock, memory laid out differently. So 5 % is taken as noise between runs, plus what the machine's own
-   ceilings, measured in each run, say it drifted, plus, for each problem, what other processes took of the machine
-   while it was measured. */
+   The interval of a ratio comes from the samples of both runs and does not include changes between the runs: other
+   load, another clock, a different memory layout. So 5 % is allowed as noise between runs, plus the drift of the
+   machine's ceilings, which each run measures, plus, for each problem, the share of the machine that other processes
+   used during its measurement. */
 #include "lab/compare.h"
 
 #include <math.h>
@@ -15,8 +15,8 @@
 
 #define SLACK 0.05
 #define BOOTSTRAP_SEED 1
-/* Of the pairs this share may differ though nothing changed: a 95 % interval misses one in twenty, and pairs come in
-   groups. One that differs by more than four times the noise is no miss. */
+/* This share of the pairs may differ although nothing changed: a 95 % interval misses one in twenty, and pairs are
+   correlated. A pair that differs by more than four times the noise is not such a miss. */
 #define CHANCE 0.1
 #define FAR 4.0
 
@@ -24,8 +24,8 @@ static bool same_thing(const carry_run_result *a, const carry_run_result *b) {
     return strcmp(a->is.problem, b->is.problem) == 0 && strcmp(a->is.method, b->is.method) == 0;
 }
 
-/* The result of the same problem and method; where a run has several (hot and cold, in two stages), the same one of
-   them. */
+/* Finds the result of the same problem and method in the other run. If a run has several (hot and cold, in two
+   stages), results are matched in order. */
 static const carry_run_result *find(const carry_run *run, const carry_run *other, int index) {
     int before = 0;
     for (int i = 0; i < index; i++) {
@@ -52,8 +52,8 @@ static double drift_of(double a, double b) {
     return a > 0.0 && b > 0.0 ? fabs(log(a / b)) : 0.0;
 }
 
-/* The share that others had while a result was measured, as the run noted it: a process that gets 1 - c of a core takes
-   1 / (1 - c) of the time. */
+/* How much longer a result took because of other processes, as a share, from the contention c stored in the run: a
+   process that gets 1 - c of a core takes 1 / (1 - c) of the time. */
 static double lengthening(carry_comparison *c, const carry_run *run, const carry_run_result *result) {
     int64_t at = result - run->result;
     int64_t nearest = -1;
@@ -72,7 +72,7 @@ static double lengthening(carry_comparison *c, const carry_run *run, const carry
 static void find_drift(carry_comparison *c, const carry_run *a, const carry_run *b) {
     c->same_machine = strcmp(fact(a, "cpu"), fact(b, "cpu")) == 0 && strcmp(fact(a, "cores"), fact(b, "cores")) == 0 &&
                       strcmp(fact(a, "gpu"), fact(b, "gpu")) == 0;
-    for (int i = 0; i < c->pairs; i++) { /* of every device */
+    for (int i = 0; i < c->pairs; i++) { /* over every device */
         const carry_stored_result *x = &c->pair[i].a->is;
         const carry_stored_result *y = &c->pair[i].b->is;
         c->drift = fmax(c->drift, drift_of(x->gemm_gflops, y->gemm_gflops));
@@ -82,7 +82,7 @@ static void find_drift(carry_comparison *c, const carry_run *a, const carry_run 
     c->slack = 0.0;
     for (int i = 0; i < c->pairs; i++) {
         double disturbed = fmax(lengthening(c, a, c->pair[i].a), lengthening(c, b, c->pair[i].b));
-        /* Two machines are meant to differ in their ceilings. */
+        /* The ceilings of two different machines are expected to differ. */
         c->pair[i].slack = given + (c->same_machine ? c->drift : 0.0) + disturbed;
         c->slack += c->pair[i].slack / c->pairs;
     }

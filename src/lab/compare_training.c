@@ -1,5 +1,5 @@
-/* Comparing two trainings. Losses of neighbouring steps go together, so the interval of their difference is drawn from
-   blocks of neighbours; the same samples give the same interval. */
+/* Compares two trainings. Losses of neighbouring steps are correlated, so the interval of their difference comes
+   from a bootstrap over blocks of neighbours; the same samples give the same interval. */
 #include "lab/compare_training.h"
 
 #include <math.h>
@@ -10,14 +10,14 @@
 
 #define SLACK 0.05
 #define RESAMPLINGS 1000
-#define FEWEST 10     /* steps whose losses are averaged, where there are as many */
-#define ROUNDING 1e-6 /* of a loss: what another order of sums makes of it in f32 */
+#define FEWEST 10     /* minimum number of steps whose losses are averaged, if there are that many */
+#define ROUNDING 1e-6 /* relative difference of a loss caused by another order of sums in f32 */
 
 bool carry_is_training(const carry_run *run) {
     return run->results == 0 && run->metrics > 0 && strcmp(run->kind, "train") == 0;
 }
 
-/* The values of one metric, in the order of steps; the caller frees them. *count 0: none. */
+/* The values of one metric in the order of steps, which the caller frees. *count is 0 if the run lacks the metric. */
 static const carry_run_metric *series(const carry_run *run, const char *name, int *count) {
     const carry_run_metric *first = NULL;
     *count = 0;
@@ -43,7 +43,7 @@ static uint64_t next_random(uint64_t *state) { /* splitmix64 */
     return z ^ z >> 31;
 }
 
-/* The 95 % interval of the mean of differences. */
+/* The 95 % interval of the mean of the differences. */
 static void bootstrap(const double *difference, int count, double *low, double *high) {
     double means[RESAMPLINGS];
     uint64_t state = 1;
@@ -107,7 +107,7 @@ static carry_status compare_losses(carry_ctx *ctx, carry_loss_pair *pair, const 
     return CARRY_OK;
 }
 
-/* Seconds a token, without the first note, in which caches and clocks settle; the caller frees them. */
+/* Seconds per token, without the first value, during which caches and clocks settle. The caller frees them. */
 static double *token_times(const carry_run *run, int *count) {
     int all;
     const carry_run_metric *m = series(run, "tokens_per_s", &all);

@@ -1,4 +1,4 @@
-/* Exporting runs. */
+/* Exports runs. */
 #include "lab/export.h"
 
 #include <math.h>
@@ -117,7 +117,7 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
         carry_json_add_text(&text, texts[i].name, texts[i].value);
     }
     if (run->dirty < 0) {
-        carry_json_add_number(&text, "dirty", (double)NAN); /* null: not known */
+        carry_json_add_number(&text, "dirty", (double)NAN); /* NaN becomes null: unknown */
     } else {
         carry_json_add_bool(&text, "dirty", run->dirty > 0);
     }
@@ -127,7 +127,8 @@ carry_status carry_export_json(carry_ctx *ctx, FILE *to, const carry_run *run) {
     return carry_export_line(ctx, to, run, &text);
 }
 
-/* In quotes, quotes doubled: RFC 4180. Spreadsheets run text that begins with one of these, unless a ' precedes it. */
+/* Writes text in quotes with quotes doubled (RFC 4180). Spreadsheets evaluate text that begins with one of these
+   characters, unless a ' precedes it. */
 void carry_export_csv_text(FILE *to, const char *text) {
     (void)fputc('"', to);
     if (*text != '\0' && strchr("=+-@\t\r", *text) != NULL) {

@@ -1,4 +1,4 @@
-/* Exports the metrics of a run over steps: a table, or a history as Weights & Biases keeps it. */
+/* Exports the metrics of a run over steps: as a table, or as a history in the format of Weights & Biases. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,7 +53,7 @@ bool carry_export_steps_next(carry_export_steps *s, int64_t *step, const carry_r
     return any;
 }
 
-/* The names of all runs, each once, as columns. */
+/* Collects the metric names of all runs, each once, as columns. */
 static carry_status list_columns(carry_ctx *ctx, const char *column[CARRY_EXPORT_METRICS], int *columns,
                                  carry_run *const *runs, int count) {
     *columns = 0;

@@ -27,9 +27,9 @@
 #define VERSION "brain.Event:2"
 #define STRINGS 7 /* DT_STRING */
 
-enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* wire types */
+enum { VARINT = 0, FIXED64 = 1, BYTES = 2, FIXED32 = 5 }; /* protocol buffer wire types */
 
-/* A message that grows; out of memory is remembered. */
+/* A message that grows; running out of memory is recorded in it. */
 typedef struct message {
     unsigned char *bytes;
     size_t length, room;
@@ -78,7 +78,7 @@ static void put_bytes(message *m, int field, const void *bytes, size_t length) {
     put(m, bytes, length);
 }
 
-/* A text must be UTF-8: invalid bytes become question marks. */
+/* Texts must be UTF-8: invalid bytes become question marks. */
 static void put_text(message *m, int field, const char *text) {
     char *plain = strdup(text);
     char *const end = plain != NULL ? plain + strlen(plain) : NULL;
@@ -118,7 +118,7 @@ static uint32_t masked(uint32_t crc) {
     return ((crc >> 15) | (crc << 17)) + MASK;
 }
 
-/* The file under way. */
+/* The file being written. */
 typedef struct events {
     carry_ctx *ctx;
     const carry_run *run;
@@ -150,7 +150,7 @@ static void write_version(events *e) {
     write_record(e, &event);
 }
 
-/* One value at one step. */
+/* Writes one value at one step. */
 static void write_value(events *e, int64_t step, message *value) {
     message summary = {0};
     message event = {0};
@@ -228,7 +228,7 @@ static carry_status make_folder(carry_ctx *ctx, const char *path, bool is_new) {
     return carry_fail(ctx, CARRY_EIO, "the folder %s cannot be made: %s", path, strerror(errno));
 }
 
-/* Letters, digits and few others of a run's name, then its number. */
+/* Makes a folder name from the safe characters of the run's name, followed by its number. */
 static void name_folder(char name[160], const carry_run *run) {
     size_t at = 0;
     for (const char *c = run->name; *c != '\0' && at < 100; c++) {
@@ -254,7 +254,7 @@ carry_status carry_export_tensorboard(carry_ctx *ctx, const char *folder, const 
         carry_file_abandon(&e.file);
     }
     if (e.status != CARRY_OK) {
-        (void)rmdir(inside); /* empty: the file was not there as a whole */
+        (void)rmdir(inside); /* removes the folder if it is empty: the file could not be written */
     }
     return e.status;
 }

@@ -1,4 +1,4 @@
-/* Facts about the machine, the build and the libraries. */
+/* Collects facts about the machine, the build and the libraries. */
 #include "lab/machine.h"
 
 #include <sqlite3.h>

@@ -11,8 +11,8 @@ typedef struct carry_fact {
     char value[256];
 } carry_fact;
 
-/* CPU, caches, cores, memory, GPU and driver where there is one, system, compiler, flags, libraries and versions, the
-   context's threads and kernels. Returns how many. */
+/* CPU, caches, cores, memory, GPU and driver if there is one, system, compiler, flags, libraries and versions, the
+   context's threads and kernels. Returns their number. */
 int carry_machine_facts(carry_ctx *ctx, carry_fact facts[CARRY_FACTS]);
 
 #endif

@@ -1,5 +1,5 @@
-/* Starting other programs. The child leads a process group of its own, so that ending it ends what it started; a pipe
-   that closes on exec tells why a program could not be started. */
+/* Starts other programs. The child leads its own process group, so that its descendants can be ended with it. A pipe
+   that closes on exec reports why a program could not be started. */
 #include "lab/process.h"
 
 #include <errno.h>
@@ -54,7 +54,7 @@ static void close_if_open(int *file) {
     }
 }
 
-/* In the child: never returns. */
+/* Runs in the child and never returns. */
 static void become(const carry_process *process, const int in[2], const int out[2], const int errors[2], int report) {
     (void)setpgid(0, 0);
     bool ready = true;
@@ -109,13 +109,13 @@ static void give(child *c) {
         return;
     }
     c->given += done > 0 ? (size_t)done : 0;
-    if (done < 0 || c->given == c->process->input_length) { /* a child that reads no further is not our failure */
+    if (done < 0 || c->given == c->process->input_length) { /* a child that stops reading its input is not an error */
         close_if_open(&c->to);
     }
 }
 
-/* Waits for the pipes, or for a while: a child whose pipes are closed ends most often at once, so the first waits for
-   it are short. */
+/* Waits for the pipes with a timeout. A child whose pipes are closed usually ends at once, so the first waits for it
+   are short. */
 static void exchange(child *c) {
     struct pollfd files[3] = {{.fd = c->out.from, .events = POLLIN},
                               {.fd = c->errors.from, .events = POLLIN},
@@ -136,13 +136,13 @@ static void exchange(child *c) {
     }
 }
 
-/* True once the child has ended; it is left to be reaped, so that its number is not another's yet. */
+/* True once the child has ended. It is not reaped yet, so that its process number is not reused. */
 static bool has_ended(const child *c) {
     siginfo_t about = {0};
     return waitid(P_PID, (id_t)c->id, &about, WEXITED | WNOHANG | WNOWAIT) != 0 || about.si_pid == c->id;
 }
 
-/* Pipes that a grandchild still holds open are not waited for once the child itself has ended and they are drained. */
+/* Drains the pipes after the child has ended, for at most DRAIN_SECONDS, since a grandchild may keep them open. */
 static void drain(child *c) {
     double until = carry_seconds() + DRAIN_SECONDS;
     while ((c->out.from >= 0 || c->errors.from >= 0) && carry_seconds() < until) {
@@ -183,7 +183,7 @@ static void follow(child *c, carry_process_result *result) {
     drain(c);
 }
 
-/* A pipe beyond the three standard numbers, which may be closed here and must not be taken for the child's own. */
+/* Makes a pipe with descriptors above the three standard ones, which may be closed here and are used in the child. */
 static bool make_pipe(int ends[2]) {
     if (pipe2(ends, O_CLOEXEC) != 0) {
         return false;
@@ -198,7 +198,7 @@ static bool make_pipe(int ends[2]) {
     return ends[0] >= 0 && ends[1] >= 0;
 }
 
-/* Reads why the program could not be started; nothing comes when it was. */
+/* Reads why the program could not be started; the pipe is empty if it was started. */
 static obstacle hear(int report) {
     obstacle found = {0};
     ssize_t got;
@@ -224,7 +224,7 @@ static carry_status start(child *c) {
     close_if_open(&pipes[2][1]);
     close_if_open(&pipes[3][1]);
     if (c->id > 0) {
-        (void)setpgid(c->id, c->id); /* both sides: the first to come does it */
+        (void)setpgid(c->id, c->id); /* parent and child both call it: whichever runs first sets the group */
         found = hear(pipes[3][0]);
         if (found.reason != 0) {
             (void)waitpid(c->id, NULL, 0);
@@ -246,8 +246,8 @@ static carry_status start(child *c) {
     return CARRY_OK;
 }
 
-/* A child that closes its input early must not end us. Blocked in this thread only, since others may be starting
-   programs too; one that came is taken away before signals are let through again. */
+/* Blocks SIGPIPE, since a child that closes its input early must not end this process. Only this thread blocks it,
+   because others may be starting programs too; a pending one is consumed before signals are unblocked. */
 static void hold_pipe_signal(sigset_t *before) {
     sigset_t pipe_signal;
     (void)sigemptyset(&pipe_signal);

@@ -41,5 +41,6 @@ double carry_quiet_contention(carry_quiet since, int threads) {
     if (wall < LEAST_SECONDS || isnan(others) || threads < 1) {
         return 0.0;
     }
-    return fmin(MOST, fmax(0.0, (others + threads - cores) / threads)); /* work on idle cores is no disturbance */
+    /* Work on otherwise idle cores does not count. */
+    return fmin(MOST, fmax(0.0, (others + threads - cores) / threads));
 }

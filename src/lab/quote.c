@@ -1,4 +1,4 @@
-/* Words for a shell. */
+/* Quotes words for a shell. */
 #include "lab/quote.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Another machine by ssh. */
+/* Uses another machine by ssh. */
 #include "lab/remote.h"
 
 #include <errno.h>
@@ -15,7 +15,7 @@
 #define CONNECT_SECONDS 60.0
 #define SYNC_SECONDS 3600.0
 #define ANSWER_BYTES ((size_t)64 << 10)
-#define SSH_FAILED 255 /* ssh's own exit code; a script's are below */
+#define SSH_FAILED 255 /* exit code of ssh itself; those of scripts are smaller */
 #define MOST_SSH 16
 
 static bool is_of(const char *text, const char *more) {
@@ -44,7 +44,7 @@ carry_status carry_remote_of(carry_ctx *ctx, carry_remote *remote, const char *t
     return CARRY_OK;
 }
 
-/* ssh and its options, before the host. */
+/* Lists ssh and its options, without the host. */
 static int ssh_words(const char *word[MOST_SSH]) {
     const char *config = getenv("CARRY_SSH_CONFIG");
     int count = 0;
@@ -144,7 +144,8 @@ carry_status carry_remote_end(carry_remote *remote) {
     return CARRY_OK;
 }
 
-/* The shell leads the session that sshd gave it, so its number is its group's. ssh's own exit code is kept apart. */
+/* The shell leads the session made by sshd, so its process number is that of its group. ssh's own exit code is
+   distinguished. */
 carry_status carry_remote_shell(carry_remote *remote, carry_process_result *result, const char *name,
                                 const char *command, const char *const *settings, const carry_process *how) {
     static const char head[] = " || exit 1\necho $$ > ../pid\nenv";
@@ -176,7 +177,7 @@ carry_status carry_remote_shell(carry_remote *remote, carry_process_result *resu
     return status;
 }
 
-/* A script that must end with 0; its output is cut at the first line end. */
+/* Runs a script that must exit with 0. Its output is cut at the first newline. */
 static carry_status ask(carry_remote *remote, char *answer, size_t size, const char *script, const char *doing) {
     carry_process_result result;
     char line[200];
@@ -219,7 +220,7 @@ carry_status carry_remote_allocate(carry_remote *remote, int64_t number) {
     return CARRY_OK;
 }
 
-/* A local sh, for the pipes: its script is fixed, only its parameters vary. "$@" is ssh with its host. */
+/* Runs a local sh for the pipes. Its script is fixed and only its parameters vary. "$@" is ssh with its host. */
 static carry_status run_pipe(carry_remote *remote, carry_process_result *result, const char *pipe,
                              const char *const *parameters, const char *remote_command) {
     const char *word[MOST_SSH + 12];
@@ -265,7 +266,7 @@ static carry_status find_prefix(carry_remote *remote, const char *folder, char p
 
 carry_status carry_remote_sync(carry_remote *remote, const char *folder, const char *name, const char *program,
                                char prefix[1024]) {
-    /* Files that git lists and that were deleted are skipped. The exit code is that of ssh. */
+    /* Skips files that git lists but that were deleted. The exit code is that of ssh. */
     static const char of_git[] =
         "cd \"$1\" && cd \"$(git rev-parse --show-toplevel)\" || exit 1\nprogram=$2\nshift 2\n"
         "{ git ls-files -z -co --exclude-standard; [ -z \"$program\" ] || printf '%s\\0' \"$program\"; } | "
@@ -276,7 +277,7 @@ carry_status carry_remote_sync(carry_remote *remote, const char *folder, const c
     bool in_git;
     CARRY_TRY(find_prefix(remote, folder, prefix, &in_git));
     const char *const parameters[] = {folder, program != NULL ? program : "", NULL};
-    /* Words without a character that is special to any shell need no quotes. */
+    /* These words have no character that is special to a shell, so they need no quotes. */
     (void)snprintf(command, sizeof command, "rm -rf %s/%s && mkdir %s/%s && exec tar -xzf - -C %s/%s", remote->path,
                    name, remote->path, name, remote->path, name);
     carry_process_result result;
@@ -316,7 +317,7 @@ carry_status carry_remote_free(carry_remote *remote) {
     return ask(remote, answer, sizeof answer, script, "removing the job's folder");
 }
 
-/* The processors that ELF files name and uname -m says. */
+/* Processor names: the code in ELF files, and the output of uname -m. */
 static const struct {
     int code;
     const char *name;
@@ -330,7 +331,7 @@ carry_status carry_remote_check_program(const carry_remote *remote, const char *
         (void)close(file);
     }
     if (got != (ssize_t)sizeof head || memcmp(head, "\177ELF", 4) != 0) {
-        return CARRY_OK; /* a script, or nothing here */
+        return CARRY_OK; /* a script, or a program that is not on this machine */
     }
     const int code = head[5] == 2 ? head[18] << 8 | head[19] : head[19] << 8 | head[18];
     for (size_t i = 0; i < sizeof machines / sizeof machines[0]; i++) {

@@ -1,4 +1,5 @@
-/* Another machine, reached by ssh: our own folder there, a copy of a tree in it, commands, and copying files back.
+/* Another machine, reached by ssh: makes a folder there, copies a tree into it, runs commands, and copies files
+   back.
 
    ssh resolves HOST (~/.ssh/config, or the file that CARRY_SSH_CONFIG names). Passwords are not asked for: a key or
    an agent is needed. The other machine needs sh, tar with gzip, and setsid. Commands are sent to its shell as a
@@ -17,34 +18,35 @@
 typedef struct carry_remote {
     carry_ctx *ctx;
     char host[CARRY_REMOTE_HOST];
-    char path[CARRY_REMOTE_PATH]; /* of the folder, from the home folder there: .carry/jobs/3-aB3dEf */
+    char path[CARRY_REMOTE_PATH]; /* of the folder, relative to the remote home folder: .carry/jobs/3-aB3dEf */
     char machine[32];             /* the output of uname -m there */
 } carry_remote;
 
-/* "ssh:HOST"; CARRY_EARGUMENT for a host that ssh could take for an option, or with characters that none has. */
+/* Parses "ssh:HOST". CARRY_EARGUMENT for a host that ssh could take for an option, or with invalid characters. */
 carry_status carry_remote_of(carry_ctx *ctx, carry_remote *remote, const char *text);
-/* True if path is the name that carry_remote_allocate gives a folder of this number: .carry/jobs/NUMBER- and six
+/* True if path has the form that carry_remote_allocate gives a folder of this number: .carry/jobs/NUMBER- and six
    letters or digits. */
 bool carry_remote_is_folder(const char *path, int64_t number);
-/* A new folder there, whose name begins with this number. CARRY_EIO when the host cannot be reached, with what ssh
-   says. */
+/* Makes a new remote folder whose name begins with this number. CARRY_EIO with ssh's message if the host cannot be
+   reached. */
 carry_status carry_remote_allocate(carry_remote *remote, int64_t number);
-/* Copies into PATH/name, which is emptied first: the files that git knows or does not ignore of the repository that
-   `folder` is in, or all of a folder without one; and `program`, a path inside it, though it be ignored (NULL: none).
-   prefix gets where `folder` is below the copy's root: "" or "sub/folder/". */
+/* Copies files into PATH/name, which is emptied first. If `folder` is in a git repository, copies that repository's
+   files that git tracks or does not ignore; otherwise all of the folder. Also copies `program`, a path inside it,
+   even if git ignores it (NULL: none). prefix receives the position of `folder` below the copy's root: "" or
+   "sub/folder/". */
 carry_status carry_remote_sync(carry_remote *remote, const char *folder, const char *name, const char *program,
                                char prefix[1024]);
-/* Runs a script with sh in the home folder there. Output as carry_process_run gives it. CARRY_EIO when ssh itself
+/* Runs a script with sh in the remote home folder. The result is as for carry_process_run. CARRY_EIO when ssh itself
    failed: the host could not be reached, or the connection was lost. */
 carry_status carry_remote_run(carry_remote *remote, carry_process_result *result, const char *script, size_t limit,
                               double seconds, bool (*stop)(void));
-/* Runs `sh -c command` in PATH/name there, with settings (NAME=VALUE) in its environment. A time that is up is a result
-   as with carry_process_run; then, and when stop returned true, what runs there is ended. */
+/* Runs `sh -c command` in the remote PATH/name, with settings (NAME=VALUE) in its environment. A timeout is a
+   result, as for carry_process_run. After a timeout, or when `stop` returned true, the remote processes are ended. */
 carry_status carry_remote_shell(carry_remote *remote, carry_process_result *result, const char *name,
                                 const char *command, const char *const *settings, const carry_process *how);
-/* Ends the process group whose number PATH/pid has: SIGTERM, five seconds later SIGKILL. */
+/* Ends the process group whose number is in PATH/pid: SIGTERM, then SIGKILL after five seconds. */
 carry_status carry_remote_end(carry_remote *remote);
-/* Unpacks the output of the script, a gzipped tar, in a new folder here. */
+/* Runs the script and unpacks its output, a gzipped tar, into a new local folder. */
 carry_status carry_remote_fetch(carry_remote *remote, const char *script, const char *folder);
 /* Removes the folder there. */
 carry_status carry_remote_free(carry_remote *remote);

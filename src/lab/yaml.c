@@ -1,4 +1,4 @@
-/* YAML as a tree, over libyaml's events. */
+/* YAML as a tree, built from libyaml's events. */
 #include "lab/yaml.h"
 
 #include <errno.h>
@@ -14,7 +14,7 @@
 #define MOST_BYTES ((size_t)1 << 20)
 #define MOST_LEVELS 64
 #define MOST_NODES 100000
-#define MOST_KEYS 4096 /* of one mapping: each is compared with all before it */
+#define MOST_KEYS 4096 /* of one mapping: each key is compared with all before it */
 
 typedef struct reader {
     carry_ctx *ctx;
@@ -25,7 +25,7 @@ typedef struct reader {
     struct {
         carry_yaml *node;
         carry_yaml **end; /* where the next child goes */
-        char *key;        /* of the next child, in a mapping */
+        char *key;        /* key of the next child of a mapping */
     } open[MOST_LEVELS];
     int levels;
 } reader;
@@ -34,7 +34,7 @@ static carry_status fail_at(reader *r, yaml_mark_t mark, const char *what) {
     return carry_fail(r->ctx, CARRY_EFORMAT, "%s:%zu:%zu: %s", r->name, mark.line + 1, mark.column + 1, what);
 }
 
-/* libyaml reads ahead: bytes that are no text are found before its own mark is there, and named by their offset. */
+/* libyaml reads ahead: invalid bytes are found before its own mark reaches them, and are reported by their offset. */
 static yaml_mark_t mark_of_offset(const char *text, size_t offset) {
     yaml_mark_t mark = {.index = offset};
     for (size_t i = 0; i < offset; i++) {
@@ -61,7 +61,7 @@ static char *copy_text(const yaml_char_t *text, size_t length) {
     return copy;
 }
 
-/* A new node in the innermost open collection, or the root. */
+/* Adds a new node to the innermost open collection, or as the root. */
 static carry_status add(reader *r, carry_yaml **added, carry_yaml_kind kind, yaml_mark_t mark) {
     *added = NULL;
     if (++r->nodes > MOST_NODES) {
@@ -209,7 +209,7 @@ carry_status carry_yaml_parse(carry_ctx *ctx, carry_yaml **root, const char *tex
     return status;
 }
 
-/* No deeper than MOST_LEVELS. */
+/* Recursion is limited to MOST_LEVELS. */
 void carry_yaml_free(carry_yaml *root) {
     while (root != NULL) {
         carry_yaml *next = root->next;

@@ -22,7 +22,7 @@ static inline const char *carry_call_text(char text[CARRY_CALL_TEXT], const carr
     return text;
 }
 
-/* The context's message again, with the call before it unless it is there; returns the status. */
+/* Prefixes the context's error message with the call's text, unless it has that prefix already. Returns `status`. */
 static inline carry_status carry_call_fail(carry_ctx *ctx, carry_status status, const carry_call *call) {
     char why[sizeof ctx->error];
     char text[CARRY_CALL_TEXT];

@@ -1,4 +1,4 @@
-/* Prompts to conditioning, with transitions. */
+/* Converts prompts to conditioning, with transitions. */
 #include "stream/conditioning.h"
 
 #include <inttypes.h>
@@ -11,14 +11,14 @@
 
 struct carry_conditioning {
     carry_ctx *ctx;
-    carry_prompts *prompts; /* NULL: words */
+    carry_prompts *prompts; /* NULL: fixed word vectors */
     int64_t text_len, text_dim;
-    float *from, *target, *one; /* [text_len, text_dim]; one: of one prompt while the target is made */
-    uint16_t *shown;            /* the conditioning of the last chunk */
+    float *from, *target, *one; /* [text_len, text_dim]; one: the vectors of one prompt while make_target runs */
+    uint16_t *shown;            /* bf16 conditioning of the last chunk */
     int64_t from_rows, target_rows, shown_rows;
-    bool any;            /* something was given */
-    uint64_t version;    /* of the prompts that the target is of */
-    int64_t step, steps; /* of the transition; step == steps: at the target */
+    bool any;            /* `shown` has been set */
+    uint64_t version;    /* prompt_version for which the target was made */
+    int64_t step, steps; /* progress of the transition; step == steps: the target is reached */
 };
 
 carry_status carry_conditioning_new(carry_ctx *ctx, carry_conditioning **made, int64_t text_len, int64_t text_dim,
@@ -57,7 +57,7 @@ void carry_conditioning_free(carry_conditioning *c) {
     }
 }
 
-/* target = sum of weight / total * vectors; rows of it that are not zeros for sure. */
+/* target = sum of weight / total * vectors. Rows from target_rows on are zero. */
 static carry_status make_target(carry_conditioning *c, const carry_control_state *state) {
     const int64_t count = c->text_len * c->text_dim;
     double total = 0;
@@ -87,7 +87,7 @@ static carry_status make_target(carry_conditioning *c, const carry_control_state
     return CARRY_OK;
 }
 
-/* from + part of the way to the target; the ends exactly. */
+/* Element i of the mixture: from + step / steps * (target - from). The last step gives the target exactly. */
 static float mixture(const carry_conditioning *c, int64_t step, int64_t i) {
     if (step == c->steps) {
         return c->target[i];
@@ -100,7 +100,7 @@ static int64_t mixture_rows(const carry_conditioning *c, int64_t step) {
     return step == c->steps || c->target_rows > c->from_rows ? c->target_rows : c->from_rows;
 }
 
-/* The next transition starts from the shown conditioning, in full precision. */
+/* Starts the next transition from the current conditioning, in full precision. */
 static void start_from_shown(carry_conditioning *c) {
     const int64_t count = c->text_len * c->text_dim;
     const int64_t rows = mixture_rows(c, c->step);
@@ -110,7 +110,7 @@ static void start_from_shown(carry_conditioning *c) {
     c->from_rows = rows;
 }
 
-/* False if it equals the conditioning of the last chunk. */
+/* Writes the conditioning of the current step to `shown`. Returns false if that changes nothing. */
 static bool show(carry_conditioning *c) {
     const int64_t rows = mixture_rows(c, c->step);
     bool differs = !c->any || rows != c->shown_rows;

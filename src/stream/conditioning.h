@@ -1,9 +1,9 @@
-/* From the prompts of the controls to the transformer's conditioning.
+/* Converts the prompts of the controls to the transformer's conditioning.
 
-   The target is the mean of the prompts' vectors (model/text/prompts.h, model/dit/words.h), by weight. When prompts
-   change, the next `transition` chunks go from what is shown to the target in equal steps: 1/n of the way, 2/n, ...,
-   and the n-th chunk is the target itself; n of 0 or 1 is at once. A change in between starts from the mixture that is
-   shown then. The first chunk starts at its target. */
+   The target is the weighted mean of the prompts' vectors (model/text/prompts.h, model/dit/words.h). When prompts
+   change, the next n = `transition` chunks move from the current conditioning to the target in equal steps: the
+   first goes 1/n of the way, and the n-th uses the target itself. With n = 0 or 1 the change is immediate. A change
+   during a transition starts from the current mixture. The first chunk of a stream uses its target. */
 #ifndef CARRY_STREAM_CONDITIONING_H
 #define CARRY_STREAM_CONDITIONING_H
 
@@ -12,15 +12,16 @@
 #include "stream/controls.h"
 
 typedef struct carry_conditioning carry_conditioning;
-/* prompts: the text encoder, borrowed; NULL: every word is a fixed random vector (model/dit/words.h).
-   Allocates all it will need: 14 bytes for each of text_len x text_dim. */
+/* prompts: the text encoder, borrowed. If it is NULL, every word is a fixed random vector (model/dit/words.h).
+   Allocates all memory here: 14 bytes for each element of [text_len, text_dim]. */
 carry_status carry_conditioning_new(carry_ctx *ctx, carry_conditioning **made, int64_t text_len, int64_t text_dim,
                                     carry_prompts *prompts);
 void carry_conditioning_free(carry_conditioning *conditioning);
 
-/* Of the next chunk: bf16 [rows, text_dim], packed, until the next call; rows is at least 1 and at most text_len, and
-   those left out are zeros. *is_new: it differs from that of the chunk before, so that keys and values of the text must
-   be made again (reset_cross_cache). Words that do not fit text_len are logged when prompts change. */
+/* Computes the conditioning of the next chunk: *rows is bf16 [rows, text_dim], packed, valid until the next call,
+   with 1 to text_len rows; the missing rows are zero. *is_new is true if it differs from that of the chunk before,
+   and then the keys and values of the text must be computed again (reset_cross_cache). When prompts change, words
+   that do not fit into text_len are logged. */
 carry_status carry_conditioning_next(carry_conditioning *conditioning, const carry_control_state *state,
                                      carry_tensor *rows, bool *is_new);
 

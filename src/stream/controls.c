@@ -1,5 +1,5 @@
-/* Controls between threads. Writers come one at a time, parse into a draft and exchange it at the end, so readers never
-   wait for a parser and never see half of a change. */
+/* Controls shared between threads. Writers take turns: each parses into a draft and swaps it in at the end, so
+   readers never wait for a parser and never see a partial change. */
 #include "stream/controls.h"
 
 #include <math.h>
@@ -14,21 +14,22 @@
 #include "stream/controls_json.h"
 #include "stream/vocabulary.h"
 
-/* Twice the size of all prompts with every byte escaped. */
+/* Twice the size of all prompts when every byte is escaped. */
 #define JSON_MOST ((size_t)512 << 10)
 #define WAIT_MOST 3600.0
 
 struct carry_controls {
-    pthread_mutex_t writing; /* one writer: owns ctx and draft; taken before `reading` */
-    carry_ctx *ctx;          /* for messages; the maker's belongs to another thread */
+    pthread_mutex_t writing; /* held by the one writer, which owns ctx and draft; locked before `reading` */
+    carry_ctx *ctx;          /* for messages; the context passed to carry_controls_new belongs to another thread */
     carry_control_state draft;
-    pthread_mutex_t reading; /* what follows */
+    pthread_mutex_t reading; /* protects the fields below */
     pthread_cond_t changed;
     carry_control_state state;
-    char words[CARRY_VOCABULARY]; /* of the model; set before threads have this, as is the next */
+    /* The model's words; set before other threads use the controls, as is the next field. */
+    char words[CARRY_VOCABULARY];
     int64_t first_level;
     double prompts_changed;
-    uint64_t news, news_told; /* changes of paused and cuts; those that a wait has returned for */
+    uint64_t news, news_told; /* changes of `paused` and cuts so far; the number at which the last wait returned */
 };
 
 carry_control_state carry_control_default(void) {
@@ -59,7 +60,7 @@ static bool start_locks(carry_controls *controls) {
     return true;
 }
 
-/* The start goes through the same door as all that comes later: written, read, compared with the rules. */
+/* The initial state takes the same path as later changes: it is written as JSON, parsed and checked. */
 static carry_status take_start(carry_controls *controls, const carry_control_state *start) {
     carry_ctx *ctx = controls->ctx;
     carry_json_text text = {0};
@@ -164,7 +165,7 @@ double carry_controls_prompts_changed(carry_controls *controls) {
 void carry_controls_wait(carry_controls *controls, double seconds) {
     struct timespec until;
     (void)clock_gettime(CLOCK_MONOTONIC, &until);
-    const double length = seconds > 0 ? fmin(seconds, WAIT_MOST) : 0; /* NaN: 0 */
+    const double length = seconds > 0 ? fmin(seconds, WAIT_MOST) : 0; /* NaN counts as 0 */
     const double whole = floor(length);
     until.tv_sec += (time_t)whole;
     until.tv_nsec += (long)((length - whole) * 1e9);
@@ -197,8 +198,8 @@ static void exchange(carry_controls *controls) {
     (void)pthread_mutex_unlock(&controls->reading);
 }
 
-/* Messages quote text from outside and are cut to fit, and go into texts that must be UTF-8 on one line: bytes that are
-   not a whole printable character become question marks. */
+/* Messages quote external text that may be cut in the middle of a character, and they must be one line of UTF-8:
+   replaces every byte that is not part of a complete printable character by a question mark. */
 static void make_printable(char *text) {
     unsigned char *at = (unsigned char *)text;
     while (*at != '\0') {
@@ -228,7 +229,8 @@ carry_status carry_controls_apply(carry_controls *controls, const char *json, si
         status = carry_json_parse(ctx, &document, json, length, "the controls");
     }
     if (status == CARRY_OK) {
-        carry_controls_read(controls, &controls->draft); /* `writing` is held: no other thread changes it meanwhile */
+        /* This thread holds `writing`: no other thread changes the draft. */
+        carry_controls_read(controls, &controls->draft);
         status = carry_control_take(ctx, &controls->draft, document);
     }
     if (status == CARRY_OK) {
@@ -247,7 +249,7 @@ carry_status carry_controls_apply(carry_controls *controls, const char *json, si
 }
 
 void carry_controls_write(carry_controls *controls, carry_json_text *text) {
-    carry_control_state *state = malloc(sizeof *state); /* large for the stack of a thread */
+    carry_control_state *state = malloc(sizeof *state); /* too large for a thread's stack */
     if (state == NULL) {
         text->failed = true;
         return;

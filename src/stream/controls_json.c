@@ -1,4 +1,5 @@
-/* The table of controls: a key, what it may be, how it is read and written. A new control is one line and a field. */
+/* The table of controls: each has a key, the accepted values, and functions to read and write it. A new control
+   needs one line here and one field in the state. */
 #include "stream/controls_json.h"
 
 #include <inttypes.h>
@@ -16,7 +17,7 @@ typedef struct control control;
 struct control {
     const char *key, *may_be;
     carry_status (*take)(carry_ctx *ctx, const control *c, carry_control_state *state, const carry_json *value);
-    void (*put)(const carry_control_state *state, carry_json_text *text); /* NULL: an act, no part of the state */
+    void (*put)(const carry_control_state *state, carry_json_text *text); /* NULL: an action, not part of the state */
 };
 
 static carry_status wrong(carry_ctx *ctx, const control *c, const carry_json *value) {
@@ -29,12 +30,12 @@ static bool is_whole(const carry_json *value, int64_t least, int64_t most) {
            value->as.number.integer <= most;
 }
 
-/* A number too large for a double is infinite; comparisons here refuse it. */
+/* A number too large for a double is parsed as infinity; this refuses it. */
 static bool is_number(const carry_json *value) {
     return value->kind == CARRY_JSON_NUMBER && isfinite(value->as.number.value);
 }
 
-/* A text, or {"text": ..., "weight": ...}; place is for the message. */
+/* Reads a string or {"text": ..., "weight": ...}. `place` is the prompt's number in the error message. */
 static carry_status take_one_prompt(carry_ctx *ctx, const control *c, carry_prompt *prompt, const carry_json *value,
                                     int place) {
     const carry_json *text = value;
@@ -88,7 +89,7 @@ static carry_status take_prompts(carry_ctx *ctx, const control *c, carry_control
     return CARRY_OK;
 }
 
-/* With zeros inside, which carry_json_put_string takes for the end. */
+/* Writes a string that may contain zero bytes, at which carry_json_put_string would stop. */
 static void put_text(carry_json_text *text, const char *bytes, size_t length) {
     carry_json_put_raw(text, "\"");
     for (size_t at = 0; at < length;) {
@@ -166,7 +167,7 @@ static void put_steps(const carry_control_state *state, carry_json_text *text) {
 
 static carry_status take_kv_bias(carry_ctx *ctx, const control *c, carry_control_state *state,
                                  const carry_json *value) {
-    /* Envelopes have it as f32, where it must not have become 0. */
+    /* Envelopes store this value as f32, where it must not round to 0. */
     if (!is_number(value) || (float)value->as.number.value <= 0 || value->as.number.value > KV_BIAS_MOST) {
         return wrong(ctx, c, value);
     }

@@ -1,4 +1,4 @@
-/* The digest by which ranks compare their results. */
+/* The digest with which ranks compare their results. */
 #include "stream/envelope.h"
 
 #include <string.h>
@@ -8,16 +8,16 @@ static uint64_t mix(uint64_t hash, uint64_t word) {
     return hash ^ hash >> 32;
 }
 
-/* Little-endian, with zeros after the end. */
+/* Reads up to 8 bytes as a little-endian number; the missing bytes are zero. */
 static uint64_t read_up_to_8(const unsigned char *at, size_t bytes) {
     uint64_t word = 0;
     memcpy(&word, at, bytes);
     return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? word : __builtin_bswap64(word);
 }
 
-/* Each step is a bijection of the state for a given word, and of the word for a given state: data of the same length
-   that differ in 8 aligned bytes alone always differ in the digest. Words are read as little-endian: the digest of the
-   same bytes is the same on every machine. */
+/* Each step is a bijection of the state for a given word, and of the word for a given state. Two inputs of the same
+   length that differ only in one aligned group of 8 bytes therefore always have different digests. Words are read as
+   little-endian, so the digest does not depend on the machine. */
 int64_t carry_stream_digest(const void *data, size_t bytes) {
     const unsigned char *at = data;
     uint64_t hash = mix(0x43525945, bytes);

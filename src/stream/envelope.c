@@ -18,7 +18,7 @@ static bool is_absent(const carry_tensor *tensor) {
     return tensor->rank == 0 && tensor->data == NULL;
 }
 
-/* shape: -1 where any size from least on will do. */
+/* shape[i] is -1 where any size of at least `least` is accepted. */
 static carry_status check_tensor(carry_ctx *ctx, const char *name, const carry_tensor *tensor, carry_dtype dtype,
                                  int rank, const int64_t *shape, int64_t least) {
     char has[CARRY_SHAPE_TEXT];
@@ -68,7 +68,7 @@ static carry_status check_version(carry_ctx *ctx, uint32_t version) {
                : REFUSE(ctx, "version is %" PRIu32 ": this is version %d", version, CARRY_ENVELOPE_VERSION);
 }
 
-/* NOOP and SHUTDOWN have ids and nothing else. */
+/* NOOP and SHUTDOWN envelopes have ids and no other content. */
 static carry_status check_empty(carry_ctx *ctx, const carry_envelope *e, const char *action) {
     if (!is_absent(&e->conditioning) || !is_absent(&e->latents_in) || !is_absent(&e->steps) ||
         !is_absent(&e->context_frames)) {
@@ -105,7 +105,7 @@ static carry_status check_numbers(carry_ctx *ctx, const carry_envelope *e) {
                       e->expected_generator_calls, e->num_denoise_steps, e->do_recompute ? " and a recompute" : "",
                       least, least + 1);
     }
-    /* Written so that NaN is refused. */
+    /* This form of the condition also refuses NaN. */
     if (!(e->kv_bias > 0 && e->kv_bias <= 1)) {
         return REFUSE(ctx, "kv_bias is %g: it must be above 0, up to 1", (double)e->kv_bias);
     }
@@ -148,7 +148,7 @@ static carry_status check_tensors(carry_ctx *ctx, const carry_envelope *e) {
 
 carry_status carry_envelope_validate(carry_ctx *ctx, const carry_envelope *envelope) {
     CARRY_TRY(check_version(ctx, envelope->version));
-    switch ((unsigned)envelope->action) { /* what came from a peer may be any number */
+    switch ((unsigned)envelope->action) { /* a peer may send any number */
     case CARRY_NOOP:
         return check_empty(ctx, envelope, "NOOP");
     case CARRY_SHUTDOWN:
@@ -181,7 +181,7 @@ carry_status carry_result_validate(carry_ctx *ctx, const carry_result *result) {
     return check_total(ctx, result, true);
 }
 
-/* Compared without adding: the last number there is has no next one. */
+/* Compares without adding 1, which would overflow for the largest number. */
 static bool is_next(uint64_t now, uint64_t last) {
     return now > last && now - last == 1;
 }

@@ -1,13 +1,13 @@
-/* Messages as bytes. The two tables of fields and the two of tensors are the format: encoding, decoding and the printed
-   description walk them.
+/* Messages as bytes. The two tables of fields and the two of tensors define the format; encoding, decoding and the
+   printed description use them.
 
-       header 32 | metadata | specs, 56 each | tensors, each filled up with zeros to a multiple of 8
+       header 32 | metadata | specs, 56 each | tensors, each padded with zeros to a multiple of 8
 
-   A spec: tag (4 bytes of ASCII), type (the same), u32 rank, u32 zero, i64 shape[4] (0 past the rank), u64 bytes. There
-   is one way to write a message: flags and fillings that mean nothing are zero, or the message is refused.
+   A spec: tag (4 ASCII bytes), type (4 ASCII bytes), u32 rank, u32 zero, i64 shape[4] (0 past the rank), u64 bytes.
+   There is exactly one way to write a message: unused flags and padding are zero, or the message is refused.
 
-   Fields are written byte by byte, so the host's order does not matter; tensors are views of the message, so hosts that
-   are not little-endian are refused those. */
+   Fields are written byte by byte, so the host's byte order does not matter. Tensors are views of the message, so
+   hosts that are not little-endian refuse messages with tensors. */
 #include "stream/envelope_bytes.h"
 
 #include <inttypes.h>
@@ -91,7 +91,7 @@ int carry_field_bytes(carry_field_kind kind) {
     return kind == CARRY_FIELD_U64 || kind == CARRY_FIELD_I64 || kind == CARRY_FIELD_F64 ? 8 : 4;
 }
 
-/* The bits of a member: 4 or 8 bytes are read as an integer of the host, regardless of the type. */
+/* The bits of a member of 4 or 8 bytes, read as an integer in host byte order, whatever the member's type. */
 static uint64_t load(const void *member, int bytes) {
     uint32_t half;
     uint64_t whole;
@@ -116,7 +116,7 @@ bool carry_part_bytes(size_t *bytes, size_t *filled, int rank, const int64_t *sh
            carry_size_add(filled, *bytes, (8 - *bytes % 8) % 8);
 }
 
-/* The number of specs and bytes of the tensors that are present. */
+/* Counts the tensors that are present and their bytes. */
 static bool count_tensors(const carry_layout *l, const void *object, uint32_t *specs, size_t *bytes) {
     *specs = 0;
     *bytes = 0;
@@ -241,7 +241,7 @@ carry_status carry_result_encode(carry_ctx *ctx, void *to, size_t room, size_t *
     return encode(ctx, &layout_of[1], to, room, bytes, result);
 }
 
-/* As snprintf: appends to the text, and counts characters that did not fit. */
+/* Appends to the text as snprintf does, and counts characters that did not fit. */
 static void say(char *text, size_t room, size_t *used, const char *format, ...) CARRY_PRINTF(4, 5);
 
 static void say(char *text, size_t room, size_t *used, const char *format, ...) {

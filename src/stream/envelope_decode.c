@@ -1,4 +1,4 @@
-/* A peer's bytes as an object: hostile until every length, CRC, type and shape has been looked at. */
+/* Decodes a peer's bytes, which are untrusted until every length, CRC, type and shape has been checked. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -71,7 +71,7 @@ carry_status carry_envelope_follows(carry_ctx *ctx, size_t *bytes, const void *h
     return CARRY_OK;
 }
 
-/* Bits of a flag word that no flag has, and fillings, are zero. */
+/* Unused bits of the flag word and padding must be zero. */
 static carry_status take_fields(carry_ctx *ctx, const carry_layout *l, void *object, const unsigned char *metadata) {
     uint32_t known = 0;
     unsigned flags_at = 0;
@@ -99,7 +99,7 @@ static carry_status take_fields(carry_ctx *ctx, const carry_layout *l, void *obj
     return CARRY_OK;
 }
 
-/* The tensor that a spec names, from *part on: they come in the order of the table. */
+/* Finds the tensor that a spec names. The search starts at *part, since specs come in the order of the table. */
 static carry_status take_spec(carry_ctx *ctx, const carry_layout *l, const carry_part **part, carry_tensor *tensor,
                               const unsigned char *spec) {
     const carry_part *p = *part;
@@ -149,7 +149,8 @@ static carry_status take_tensors(carry_ctx *ctx, const carry_layout *l, void *ob
         const carry_part *p = part - 1;
         size_t bytes = 0;
         size_t filled = 0;
-        (void)carry_part_bytes(&bytes, &filled, tensor.rank, tensor.shape, tensor.dtype); /* take_spec has looked */
+        /* take_spec has checked it. */
+        (void)carry_part_bytes(&bytes, &filled, tensor.rank, tensor.shape, tensor.dtype);
         if (filled > left) {
             return carry_fail(ctx, CARRY_EFORMAT, "%s claims %zu bytes where %zu are left", p->name, filled, left);
         }
@@ -198,7 +199,7 @@ static carry_status decode(carry_ctx *ctx, const carry_layout *l, void *object, 
 
 carry_status carry_envelope_decode(carry_ctx *ctx, carry_envelope *envelope, const void *message, size_t bytes) {
     carry_status status = decode(ctx, carry_layout_of(false), envelope, message, bytes);
-    envelope->version = CARRY_ENVELOPE_VERSION; /* check_header knows no other */
+    envelope->version = CARRY_ENVELOPE_VERSION; /* check_header accepts no other */
     if (status == CARRY_OK) {
         status = carry_envelope_validate(ctx, envelope);
     }

@@ -1,11 +1,11 @@
-/* Which passes an envelope asks for, in their order:
+/* The passes that an envelope asks for, in order:
 
-       recompute     the cache is emptied and the context frames written to it, t = 0
-       step 0..n-1   the same frames at each t: velocity, clean estimate, noise again for the next step
-       clean         the finished frames written once more, t = 0, with nothing computed from them
+       recompute     the cache is emptied and the context frames are written to it at t = 0
+       step 0..n-1   the same frames at each t: velocity, clean estimate, new noise for the next step
+       clean         the finished frames are written to the cache once more at t = 0; they produce no output
 
-   Latents travel as bf16 and are computed in f32; what is sent back is what is written to the cache by the clean pass,
-   rounded, so that a cache that is rebuilt from sent frames (recompute) is the one that was. */
+   Latents are sent as bf16 and computed in f32. The clean pass writes the same rounded values to the cache that are
+   sent back, so a cache rebuilt from sent frames (recompute) equals the original one. */
 #include "stream/generator_internal.h"
 
 #include <math.h>
@@ -135,7 +135,7 @@ void carry_generator_round(carry_generator *g, float *x0, int64_t count) {
     }
 }
 
-/* Chunks, one packed after the other, into the cache at t = 0: each sees those before it. */
+/* Writes chunks, packed one after the other, to the cache at t = 0. Each chunk attends to those before it. */
 static carry_status write_chunks(carry_generator *g, float *chunks, int count, int64_t start) {
     carry_dit_chunk pieces[CARRY_DIT_CHUNKS];
     for (int i = 0; i < count; i++) {

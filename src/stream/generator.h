@@ -1,7 +1,7 @@
-/* The work of stage 1: an envelope in, latents out, over the cache that it refers to.
+/* The work of stage 1: takes an envelope, returns latents, and updates the cache.
 
-   Every rank of the mesh has one, given the same envelopes in the same order; it decides nothing: which passes are run
-   is in the envelope, and their number is counted and reported. Noise is a function of seed, chunk and step. */
+   Every rank of the mesh has a generator and gets the same envelopes in the same order. The envelope says which
+   passes to run; the generator counts and reports them. Noise is a function of seed, chunk and step. */
 #ifndef CARRY_STREAM_GENERATOR_H
 #define CARRY_STREAM_GENERATOR_H
 
@@ -13,11 +13,11 @@
 typedef struct carry_generator_options {
     int64_t height, width; /* of the latents */
     int64_t chunk, window, sink;
-    int64_t context; /* the most frames of a recompute, chunks of them; 0: none is asked for */
-    int64_t batch;   /* steps of a stream batch, up to CARRY_GENERATOR_BATCH; 0: chunk after chunk */
+    int64_t context; /* the maximum number of frames of a recompute, a multiple of the chunk; 0: no recompute */
+    int64_t batch;   /* number of steps of a stream batch, up to CARRY_GENERATOR_BATCH; 0: one chunk at a time */
     double shift;
-    carry_dtype dtype; /* of activations, keys and values: f32, or bf16 on a GPU */
-    bool no_graphs;    /* on a GPU, for measurements: kernels are launched one by one */
+    carry_dtype dtype; /* type of activations, keys and values: f32, or bf16 on a GPU */
+    bool no_graphs;    /* on a GPU, for measurements: launch kernels one by one */
 } carry_generator_options;
 
 typedef struct carry_generator_times {
@@ -28,26 +28,28 @@ typedef struct carry_generator carry_generator;
 carry_status carry_generator_new(carry_dit *dit, carry_generator **made, const carry_generator_options *options);
 void carry_generator_free(carry_generator *generator);
 
-/* A prompt that comes while its chunk is denoised. take is called on every rank before each step and after the last:
-   *text, where it has data, is the conditioning from there on; after the last step that step is done again with it. Not
-   called for stream batches. On a GPU at most two steps are enqueued ahead, so that it is asked in time. */
+/* A prompt that arrives while its chunk is denoised. Every rank calls `take` before each step and after the last
+   one. If it sets *text to a tensor with data, that is the conditioning from then on; after the last step, that step
+   is repeated with it. `take` is not called for stream batches. On a GPU at most two steps are enqueued ahead, so
+   that a prompt is noticed in time. */
 typedef carry_status (*carry_generator_take)(void *user, carry_tensor *text);
 void carry_generator_set_late(carry_generator *generator, carry_generator_take take, void *user);
-bool carry_generator_did_again(const carry_generator *generator); /* a step of the last call, for that reason */
+/* True if the last call repeated a step for such a prompt. */
+bool carry_generator_did_again(const carry_generator *generator);
 
-/* A collective of the mesh. result->latents_out is the generator's own memory, bf16, until the next call; ids and
-   times of the result are filled in but for stage1_ms and mesh_idle_ms. CARRY_EPEER when the envelope's position is not
-   the cache's; CARRY_ERANGE when values are not finite, with the pass that made them. */
+/* A collective of the mesh. result->latents_out is bf16, owned by the generator and valid until the next call. Fills
+   in all ids and times of the result except stage1_ms and mesh_idle_ms. CARRY_EPEER when the envelope's position
+   differs from the cache's; CARRY_ERANGE, with the name of the pass, when values are not finite. */
 carry_status carry_generator_run(carry_generator *generator, carry_result *result, carry_generator_times *times,
                                  const carry_envelope *envelope);
-/* The digests of all ranks' outputs, compared: CARRY_EPEER with the ranks that differ. A collective of the mesh. */
+/* Compares the digests of all ranks' outputs: CARRY_EPEER with the ranks that differ. A collective of the mesh. */
 carry_status carry_generator_agree(carry_generator *generator, const carry_result *result);
 
-/* After the weights have changed (model/dit/dit_lora.h): keys and values of the text are made again. The frames in the
-   cache keep theirs until they leave the window. */
+/* Call this after the weights have changed (model/dit/dit_lora.h): the keys and values of the text are computed
+   again. Frames in the cache keep their keys and values until they leave the window. */
 carry_status carry_generator_reload(carry_generator *generator);
 
-/* Noise of a chunk's step: the stream of carry_random_normal. Step 0's is what latents_in are. */
+/* The stream number for carry_random_normal that gives the noise of a chunk's step. Step 0's noise is latents_in. */
 static inline uint64_t carry_generator_stream(uint64_t chunk_index, int step) {
     return chunk_index * CARRY_ENVELOPE_STEPS + (uint64_t)step;
 }

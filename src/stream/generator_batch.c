@@ -1,13 +1,14 @@
-/* A stream batch: n chunks that follow each other are denoised at the same time, each one step further than the one
-   after it, in one forward.
+/* A stream batch: n successive chunks are denoised at the same time in one forward, each one step ahead of the chunk
+   after it.
 
-       envelope k:   chunk k at step 0, chunk k-1 at step 1, ..., chunk k-n+1 at step n-1, which it finishes;
-                     chunk k-n at t = 0, its clean pass, where the envelope counts one
+       envelope k:   chunk k at step 0, chunk k-1 at step 1, ..., chunk k-n+1 at step n-1, which finishes it;
+                     chunk k-n at t = 0, its clean pass, if the envelope includes one
 
-   An envelope's steps are those of its passes, so the first n-1 after a cut have fewer: the batch fills, n-1 of them go
-   by before the first chunk is finished, and their results are estimates that are not shown. A chunk sees the keys of
-   the ones before it as noisy as they are at that step: other pictures than chunk after chunk, at a forward of n chunks
-   in place of n forwards, with as many all-reduces as one. */
+   An envelope has the steps of its passes, so the first n-1 envelopes after a cut have fewer: the batch fills, n-1
+   envelopes pass before the first chunk is finished, and their results are estimates that are not shown. A chunk
+   sees the keys of earlier chunks as noisy as they are at that step. The pictures therefore differ from those of one
+   chunk at a time; the cost is one forward of n chunks instead of n forwards, with as many all-reduces as one
+   forward. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,7 +52,7 @@ carry_status carry_generator_batch_check(carry_generator *g, const carry_envelop
     return CARRY_OK;
 }
 
-/* The new chunk becomes slot 0; the one that has had its clean pass leaves. */
+/* The new chunk becomes slot 0; the chunk whose clean pass is done leaves. */
 static void enter(carry_generator *g, const carry_envelope *e, int64_t count) {
     const carry_generator_slot gone = g->slot[g->options.batch];
     memmove(g->slot + 1, g->slot, (size_t)g->options.batch * sizeof *g->slot);

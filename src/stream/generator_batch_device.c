@@ -1,7 +1,8 @@
-/* A stream batch on a GPU: generator_batch.c with its chunks in the device's memory. Latents of the new chunk are
-   uploaded, noise is made and steps are taken there, and the finished chunk is all that is waited for. Slots keep their
-   addresses, and chunks move from one to the next: a forward's arguments are those of the ring's place alone, so that
-   it is replayed as a graph. A slot has one tensor, which is x before a forward and x0 after it. */
+/* A stream batch on a GPU: generator_batch.c with its chunks in device memory. The latents of the new chunk are
+   uploaded, noise and steps are computed on the device, and the host waits only for the finished chunk. Slots keep
+   their addresses and chunks move from one slot to the next. The arguments of a forward therefore depend only on the
+   position in the ring, and the forward can be replayed as a graph. A slot has one tensor, which is x before a
+   forward and x0 after it. */
 #include <math.h>
 #include <string.h>
 
@@ -19,7 +20,7 @@ static carry_tensor slot_of(const carry_generator *g, carry_tensor all, int i) {
     return one;
 }
 
-/* The new chunk becomes slot 0; the one that has had its clean pass is overwritten. */
+/* The new chunk becomes slot 0 and overwrites the chunk whose clean pass is done. */
 static carry_status enter(carry_generator *g, const carry_envelope *e) {
     const carry_generator_device *f = &g->far;
     const int n = (int)g->options.batch;
@@ -34,7 +35,8 @@ static carry_status enter(carry_generator *g, const carry_envelope *e) {
     return carry_generator_device_upload(g, e, slot_of(g, f->slots, 0));
 }
 
-/* x = (1 - sigma) x0 + sigma scale noise, of slot i: the estimate is in the slot, and stays with sigma 0. */
+/* x = (1 - sigma) x0 + sigma scale noise for slot i, in place: the slot holds x0 before and x after. With sigma 0 it
+   is unchanged. */
 static carry_status add_noise(carry_generator *g, const carry_envelope *e, int i, double sigma) {
     carry_generator_device *f = &g->far;
     const carry_generator_slot *s = &g->slot[i];

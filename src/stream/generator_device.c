@@ -1,8 +1,8 @@
-/* A chunk on a GPU: latents are uploaded once, the sampler's steps follow each other in the device's stream, and the
-   result is all that is waited for. The clean pass comes behind it in the stream: it runs while the result is sent and
-   decoded, and the next chunk is enqueued behind it. Where a prompt may come in between, two steps at most are enqueued
-   before the host looks for one again: the GPU is never without work, and the last step, which decides the most of what
-   is seen, is known to have the newest. */
+/* A chunk on a GPU: latents are uploaded once, the sampler's steps are enqueued on the device's stream, and the host
+   waits only for the result. The clean pass is enqueued after it: it runs while the result is sent and decoded, and
+   the next chunk is enqueued behind it. If prompts may arrive during a chunk, at most two steps are enqueued before
+   the host checks for a prompt again: the GPU always has work, and the last step, which has the largest effect on
+   the picture, uses the newest prompt. */
 #include <math.h>
 #include <string.h>
 
@@ -32,13 +32,13 @@ static void lay_out(carry_generator *g, carry_arena *arena) {
     f->bad = carry_arena_tensor(arena, device, CARRY_F32, 1, (const int64_t[]){CARRY_ENVELOPE_STEPS});
 }
 
-/* A stream of the generator's own: the default one cannot be recorded. */
+/* Makes a stream for the generator: the default stream cannot be captured as a graph. */
 static carry_status open_stream(carry_generator *g) {
     const int device = g->dit->own.device;
     if (carry_ctx_stream(g->ctx, device) != NULL) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_stream_wait(g->ctx, device, NULL)); /* weights that are still uploaded */
+    CARRY_TRY(carry_stream_wait(g->ctx, device, NULL)); /* weights that are still being uploaded */
     CARRY_TRY(carry_stream_new(g->ctx, &g->far.stream, device));
     return carry_ctx_set_stream(g->ctx, device, g->far.stream);
 }
@@ -140,7 +140,7 @@ static carry_status step(carry_generator *g, const carry_envelope *e, int i) {
     return carry_flow_step(g->ctx, &args);
 }
 
-/* The clean pass sees x0 rounded, too. */
+/* Rounds x0 on the device too, so that the clean pass sees the values that are sent. */
 carry_status carry_generator_device_download(carry_generator *g, carry_tensor x0) {
     carry_generator_device *f = &g->far;
     const int64_t count = carry_tensor_count(&f->bits);
@@ -213,10 +213,10 @@ carry_status carry_generator_device_run(carry_generator *g, const carry_envelope
     CARRY_TRY(carry_event_wait(g->ctx, device, f->ready[now]));
     CARRY_TRY(carry_dit_cache_check(g->cache));
     CARRY_TRY(carry_event_elapsed(g->ctx, &times->denoise, device, f->began, f->denoised));
-    if (e->do_recompute) { /* the host was done with it long before the GPU */
+    if (e->do_recompute) { /* timed by events: the host finishes enqueuing long before the GPU is done */
         CARRY_TRY(carry_event_elapsed(g->ctx, &times->recompute, device, f->rebuilt, f->began));
     }
-    if (had_clean) { /* nothing is waited for: it was before this chunk in the stream */
+    if (had_clean) { /* no wait: this event precedes the current chunk in the stream */
         CARRY_TRY(carry_event_elapsed(g->ctx, &times->clean, device, f->ready[before], f->cleaned[before]));
     }
     return carry_generator_device_finite(g, e->num_denoise_steps);

@@ -1,5 +1,5 @@
-/* A generator's insides, for its two ways: chunk after chunk (generator.c) and as a stream batch (generator_batch.c).
- */
+/* Internals of the generator, shared by its two modes: one chunk at a time (generator.c) and stream batches
+   (generator_batch.c). */
 #ifndef CARRY_STREAM_GENERATOR_INTERNAL_H
 #define CARRY_STREAM_GENERATOR_INTERNAL_H
 
@@ -7,7 +7,7 @@
 #include "device/upload.h"
 #include "stream/generator.h"
 
-#define CARRY_GENERATOR_SLOTS (CARRY_GENERATOR_BATCH + 1) /* and one that gets its clean pass */
+#define CARRY_GENERATOR_SLOTS (CARRY_GENERATOR_BATCH + 1) /* plus one slot for the chunk in its clean pass */
 
 /* A chunk in a stream batch. */
 typedef struct carry_generator_slot {
@@ -15,21 +15,22 @@ typedef struct carry_generator_slot {
     uint64_t chunk_index, seed;
 } carry_generator_slot;
 
-/* A chunk on a device with memory of its own (generator_device.c). */
+/* A chunk on a device with its own memory (generator_device.c). */
 typedef struct carry_generator_device {
-    carry_stream *stream;                /* the generator's own; NULL: the context had one */
-    void *memory;                        /* of the tensors */
+    carry_stream *stream;                /* owned by the generator; NULL: the context already had a stream */
+    void *memory;                        /* memory of the tensors */
     carry_tensor x, x0, velocity, noise; /* f32 */
-    carry_tensor slots, velocities;      /* of a stream batch, f32, chunk after chunk */
-    carry_tensor bits, bad;              /* latents as bf16; [steps] f32: which were not finite */
-    carry_upload upload;                 /* of latents */
-    void *host;                          /* pinned: the result's latents, then bad */
-    carry_event *rebuilt;                /* when the cache began to be rebuilt before this chunk */
+    carry_tensor slots, velocities;      /* of a stream batch, f32, one chunk after the other */
+    /* Latents as bf16; [steps] f32: nonzero for steps with values that are not finite. */
+    carry_tensor bits, bad;
+    carry_upload upload;  /* for uploading latents */
+    void *host;           /* pinned: the result's latents, then bad */
+    carry_event *rebuilt; /* marks the start of the recompute before this chunk */
     carry_event *began, *denoised;
-    carry_event *stepped[2];            /* the last two steps, where a prompt may come between them */
-    carry_event *ready[2], *cleaned[2]; /* of this chunk and of the one before, in turn */
+    carry_event *stepped[2];            /* ends of the last two steps, where a prompt may arrive between steps */
+    carry_event *ready[2], *cleaned[2]; /* of this chunk and the one before, alternating by `turn` */
     int turn;
-    bool has_cleaned; /* the chunk before had a clean pass */
+    bool has_cleaned; /* true if the previous chunk had a clean pass */
 } carry_generator_device;
 
 struct carry_generator {
@@ -39,49 +40,51 @@ struct carry_generator {
     carry_generator_options options;
     carry_dit_config config;
     float *x, *velocity, *x0, *context, *text; /* f32 */
-    int64_t text_rows;                         /* of text; 0: no text yet */
+    int64_t text_rows;                         /* rows of `text`; 0: no text yet */
     uint16_t *out;                             /* bf16 */
-    int64_t *digests;                          /* of every rank of the mesh */
+    int64_t *digests;                          /* one per rank of the mesh */
     int calls;
-    carry_generator_take take; /* NULL: text is that of the envelope */
+    carry_generator_take take; /* NULL: the text is always the envelope's */
     void *take_user;
     bool is_again;
-    carry_generator_slot slot[CARRY_GENERATOR_SLOTS]; /* of a stream batch, the newest first */
-    int slots;                                        /* chunks that are in it */
-    carry_generator_device far;                       /* closed on the CPU */
+    carry_generator_slot slot[CARRY_GENERATOR_SLOTS]; /* the chunks of a stream batch, newest first */
+    int slots;                                        /* number of chunks in it */
+    carry_generator_device far;                       /* unused on the CPU */
 };
 
 carry_tensor carry_generator_view(const carry_generator *g, void *data, carry_dtype dtype, int64_t frames);
 void carry_generator_widen(float *to, const uint16_t *bits, int64_t count);
-/* CARRY_ERANGE with the pass, and its step unless that is below 0, whose values are not finite. */
+/* CARRY_ERANGE if any value is not finite. The message names the pass and, if step >= 0, the step. */
 carry_status carry_generator_finite(carry_generator *g, const float *values, int64_t count, const char *pass, int step);
-/* x0 as it is sent: rounded into out, and back. */
+/* Rounds x0 to bf16 as it is sent, into g->out, and back into x0. */
 void carry_generator_round(carry_generator *g, float *x0, int64_t count);
 
-/* Asks for a late conditioning; *is_new: there was one, and it is used from here on. */
+/* Asks for a late conditioning. *is_new is true if there was one; it is used from here on. */
 carry_status carry_generator_late(carry_generator *g, bool *is_new);
 
 /* generator_batch.c */
 carry_status carry_generator_batch_new(carry_generator *g, size_t bytes);
 void carry_generator_batch_free(carry_generator *g);
 carry_status carry_generator_batch(carry_generator *g, const carry_envelope *e);
-/* The envelope must ask for the steps and clean passes of the chunks that are in the batch. */
+/* Fails unless the envelope asks for exactly the steps and clean passes of the chunks in the batch. */
 carry_status carry_generator_batch_check(carry_generator *g, const carry_envelope *e, int clean);
 
-/* generator_device.c: as denoise and clean in generator.c, for a device with memory of its own. The result is there on
-   return, in g->far.host; the clean pass is under way, and times->clean is of the chunk before. */
+/* generator_device.c: the counterparts of denoise and clean in generator.c for a device with its own memory. On
+   return the result is in g->far.host, the clean pass is still running, and times->clean is that of the previous
+   chunk. */
 carry_status carry_generator_device_open(carry_generator *g);
-carry_status carry_generator_device_rebuild(carry_generator *g); /* before a recompute: times->recompute is from here */
+/* Call before a recompute: starts the time for times->recompute. */
+carry_status carry_generator_device_rebuild(carry_generator *g);
 void carry_generator_device_close(carry_generator *g);
 carry_status carry_generator_device_run(carry_generator *g, const carry_envelope *e, bool with_clean,
                                         carry_generator_times *times);
-/* Parts of it: latents_in become x; x0 is rounded as it is sent, and copied to g->far.host; and the results of the
-   steps, there, are checked to be finite. */
+/* Parts of carry_generator_device_run: convert latents_in to x; round x0 as it is sent and copy it to g->far.host;
+   check that the results of the steps are finite. */
 carry_status carry_generator_device_upload(carry_generator *g, const carry_envelope *e, carry_tensor x);
 carry_status carry_generator_device_download(carry_generator *g, carry_tensor x0);
 carry_status carry_generator_device_finite(carry_generator *g, int steps);
 
-/* generator_batch_device.c: carry_generator_batch for a device with memory of its own; the result is in g->far.host. */
+/* generator_batch_device.c: carry_generator_batch for a device with its own memory. The result is in g->far.host. */
 carry_status carry_generator_device_batch(carry_generator *g, const carry_envelope *e, carry_generator_times *times);
 
 #endif

@@ -1,4 +1,4 @@
-/* Who belongs to what: the world, and the mesh, which rank 0 of a pipeline has no part in. */
+/* The groups of ranks: the world, and the mesh, to which rank 0 of a pipeline does not belong. */
 #include "comm/rates.h"
 #include "core/error.h"
 #include "stream/pipeline.h"

@@ -1,4 +1,4 @@
-/* The handshake of a stream: one table of the compared fields serves filling, comparing and the message. */
+/* The handshake of a stream: one table of fields is used to fill, compare and print the records. */
 #include "stream/handshake.h"
 
 #include <inttypes.h>
@@ -12,9 +12,9 @@
 #include "stream/envelope.h"
 
 #define TEXT 64
-#define MESSAGE_BYTES 480 /* the part that a context keeps */
+#define MESSAGE_BYTES 480 /* the length of the message that a context keeps */
 
-/* Travels as it is: opening has compared the order of bytes and the compiler. */
+/* Sent without conversion: opening the communicator has already compared byte order and compiler. */
 typedef struct record {
     uint64_t version, mesh, model, dtype, height, width, chunk, window, sink, depth, has_weights, weights;
     char build[TEXT];
@@ -41,7 +41,7 @@ static const item table[] = {
     {"a sink of", IN(sink), NUMBER},
     {"a depth of", IN(depth), NUMBER},
     {"build", IN(build), WORDS},
-    {"common weights", IN(weights), WEIGHTS}, /* of those that have them */
+    {"common weights", IN(weights), WEIGHTS}, /* compared among the ranks that have them */
 };
 enum { ITEMS = sizeof table / sizeof table[0] };
 
@@ -115,7 +115,7 @@ typedef struct verdict {
     char text[MESSAGE_BYTES];
 } verdict;
 
-/* A difference that does not fit any more is counted. */
+/* Appends a difference to the message. Differences that do not fit are only counted. */
 static void add(verdict *v, const item *i, int rank, const record *r, int first, const record *f) {
     char here[TEXT + 2];
     char there[TEXT + 2];
@@ -130,7 +130,7 @@ static void add(verdict *v, const item *i, int rank, const record *r, int first,
     }
 }
 
-/* With the lowest rank that takes part. */
+/* Compares one field of every participating rank with that of the lowest participating rank. */
 static void compare(verdict *v, const item *i, const record *all, int ranks) {
     int first = 0;
     while (first < ranks && !takes_part(i, &all[first])) {
@@ -143,7 +143,7 @@ static void compare(verdict *v, const item *i, const record *all, int ranks) {
     }
 }
 
-/* Decided from what all have, and so alike on every rank. */
+/* Every rank judges the same records and therefore reaches the same result. */
 static carry_status judge(carry_ctx *ctx, record *all, int ranks) {
     verdict v = {0};
     for (int rank = 0; rank < ranks; rank++) {

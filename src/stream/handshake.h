@@ -1,9 +1,8 @@
-/* Settings on which all ranks of a stream must agree, compared once everything has been loaded and before the pipeline
-   runs.
+/* Compares the settings on which all ranks of a stream must agree, after loading and before the pipeline runs.
 
-   Opening a communicator has compared library and compiler already; this is what is known later. The record is
-   gathered by all from all, so every rank compares the same records and ends alike, with the same message: each
-   difference by rank, "rank 2 has a mesh of 3, rank 0 has 2". */
+   Opening a communicator has already compared library and compiler; the settings here are known only later. The
+   records are exchanged with an all-gather, so every rank compares the same records and ends with the same message,
+   which lists each difference by rank: "rank 2 has a mesh of 3, rank 0 has 2". */
 #ifndef CARRY_STREAM_HANDSHAKE_H
 #define CARRY_STREAM_HANDSHAKE_H
 
@@ -11,21 +10,21 @@
 #include "model/dit/dit.h"
 
 typedef struct carry_handshake {
-    int mesh;          /* ranks that share the generator */
+    int mesh;          /* number of ranks that share the generator */
     uint64_t model;    /* carry_handshake_model */
-    carry_dtype dtype; /* that weights are computed with */
+    carry_dtype dtype; /* type in which the model computes */
     carry_dit_cache_options cache;
-    int depth;         /* envelopes under way */
-    const char *build; /* options that change what travels; NULL: none */
-    /* Ranks of the mesh: the fingerprint of the weights that every one of them has whole. */
+    int depth;         /* maximum envelopes in progress */
+    const char *build; /* options that change the format of messages; NULL: none */
+    /* On ranks of the mesh: the fingerprint of the weights, of which each rank has a full copy. */
     bool has_weights;
     uint64_t weights;
 } carry_handshake;
 
-/* A digest of all of a configuration. */
+/* A digest of the whole configuration. */
 uint64_t carry_handshake_model(const carry_dit_config *config);
 
-/* A collective of the world. CARRY_EARGUMENT on every rank where they differ. */
+/* A collective of the world. Returns CARRY_EARGUMENT on every rank if any field differs. */
 carry_status carry_handshake_run(carry_comm *world, const carry_handshake *mine);
 
 #endif

@@ -10,9 +10,10 @@
 #include "core/memory.h"
 
 #define MAGIC 0x4c595243u /* "CRYL" */
-#define SPARE 8 /* slots beside those of depth: a NOOP or SHUTDOWN, and heartbeats while the other end works */
+/* Slots in addition to those for `depth`: a NOOP or SHUTDOWN, and heartbeats while the other end works. */
+#define SPARE 8
 #define MOST_SLOTS 32
-#define SIGNS 4.0 /* in a deadline */
+#define SIGNS 4.0 /* heartbeats per deadline */
 
 enum { TAG_PRELUDE = 1, TAG_LETTER = 2 };
 
@@ -21,15 +22,16 @@ typedef struct prelude {
     uint64_t bytes;
 } prelude;
 
-/* A message on its way: with a communicator until both requests are done, in a pair until the other end has read it. */
+/* A message that is being sent. With a communicator, the slot is in use until both requests are done; in a pair,
+   until the other end has read it. */
 typedef struct slot {
     unsigned char *bytes;
     prelude prelude;
     carry_request request[2];
-    bool is_full; /* of a pair */
+    bool is_full; /* in a pair: not yet read */
 } slot;
 
-/* Receives of preludes, several ahead, so that queued messages are noticed when they arrive. */
+/* A posted receive of a prelude. Several are posted ahead, so that queued messages are noticed when they arrive. */
 typedef struct arrival {
     prelude prelude;
     carry_request request;
@@ -37,19 +39,21 @@ typedef struct arrival {
 
 struct carry_link {
     carry_ctx *ctx;
-    carry_comm *world; /* NULL: of a pair */
-    carry_link *other; /* of a pair */
+    carry_comm *world; /* NULL: the end of a pair */
+    carry_link *other; /* the other end of a pair */
     int peer;
     carry_link_options options;
     slot out[MOST_SLOTS];
-    int slots, next, oldest; /* next to be written; oldest that the other end of a pair has not read */
+    /* Index of the next slot to write; in a pair, the oldest that the other end has not read. */
+    int slots, next, oldest;
     unsigned char *box;
-    arrival in[MOST_SLOTS]; /* a ring; none is under way before the first look */
-    int first, come;        /* the oldest; how many have come from there on */
+    arrival in[MOST_SLOTS]; /* a ring; no receive is posted before the first look */
+    int first, come;        /* index of the oldest; number that have arrived, starting there */
     bool is_open, heartbeats_stopped;
-    int next_state;     /* carry_comm_peek of the prelude after those that have come, which are delivered first */
-    carry_status ended; /* how that failed, once it has been reported */
-    double heard, said; /* when something was last seen to come; and when it was sent */
+    /* carry_comm_peek of the first prelude that has not arrived; those that have arrived are delivered first. */
+    int next_state;
+    carry_status ended; /* the error of that receive, once it has been reported */
+    double heard, said; /* times of the last message received and sent, by carry_seconds */
     carry_status (*turn)(void *user);
     void *user;
 };
@@ -136,7 +140,7 @@ static carry_status expect(carry_link *link, arrival *a) {
     return carry_irecv(link->world, &a->request, &a->prelude, sizeof a->prelude, link->peer, TAG_PRELUDE);
 }
 
-/* The oldest prelude has been read: its place is for the next. */
+/* Removes the oldest prelude, and posts its slot for the next receive. */
 static carry_status pass_on(carry_link *link) {
     arrival *a = &link->in[link->first];
     link->first = (link->first + 1) % MOST_SLOTS;
@@ -144,7 +148,7 @@ static carry_status pass_on(carry_link *link) {
     return expect(link, a);
 }
 
-/* Nothing comes after it, and who sent it may have left. */
+/* True if the newest message is CLOSE: no message follows, and the sender may have left. */
 static bool has_closed(const carry_link *link) {
     return link->come > 0 && link->in[(link->first + link->come - 1) % MOST_SLOTS].prelude.kind == CARRY_MESSAGE_CLOSE;
 }
@@ -240,7 +244,7 @@ carry_status carry_link_tell(carry_link *link, carry_message_kind kind, const vo
 }
 
 carry_status carry_link_flush(carry_link *link) {
-    const double start = carry_seconds(); /* one deadline for all of them */
+    const double start = carry_seconds(); /* one deadline for all requests */
     for (int i = 0; i < link->slots && link->world != NULL; i++) {
         slot *s = &link->out[(link->next + i) % link->slots]; /* the oldest first */
         int done;
@@ -256,7 +260,7 @@ void carry_link_stop_heartbeats(carry_link *link) {
     link->heartbeats_stopped = true;
 }
 
-/* Where no slot is free the other end has enough to read. */
+/* Sends a heartbeat, unless no slot is free: then the other end still has messages to read. */
 static carry_status give_sign(carry_link *link) {
     slot *s = &link->out[link->next];
     link->said = carry_seconds();
@@ -270,7 +274,7 @@ carry_status carry_link_poll(carry_link *link, bool *there) {
         *there = link->other->out[link->other->oldest].is_full;
         return CARRY_OK;
     }
-    for (int i = 0; i < link->slots; i++) { /* one that failed is reported by who waits for its slot */
+    for (int i = 0; i < link->slots; i++) { /* a failed request is reported by the caller that waits for its slot */
         (void)carry_comm_peek(&link->out[i].request[0]);
         (void)carry_comm_peek(&link->out[i].request[1]);
     }
@@ -294,7 +298,7 @@ static carry_status check_prelude(const carry_link *link, const prelude *p) {
     return CARRY_OK;
 }
 
-/* Until the oldest prelude that has come is a message's. */
+/* Waits until the oldest prelude that has arrived belongs to a message. */
 static carry_status wait_letter(carry_link *link) {
     const double deadline = carry_comm_deadline(link->world);
     for (;;) {
@@ -322,7 +326,8 @@ carry_status carry_link_wait(carry_link *link, double seconds, bool *there) {
     const double now = carry_seconds();
     const double sign = link->said + deadline / SIGNS;
     CARRY_TRY(look(link));
-    *there = link->come > 0 || link->next_state < 0 || now > link->heard + deadline; /* receive reports what is wrong */
+    /* carry_link_receive reports the error. */
+    *there = link->come > 0 || link->next_state < 0 || now > link->heard + deadline;
     if (*there) {
         return CARRY_OK;
     }

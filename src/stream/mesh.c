@@ -11,7 +11,7 @@
 #include "core/span.h"
 #include "stream/call.h"
 
-#define SHUTDOWN_BYTES 4096 /* an envelope without tensors is shorter */
+#define SHUTDOWN_BYTES 4096 /* more than the size of an envelope without tensors */
 
 struct carry_mesh {
     carry_ctx *ctx;
@@ -20,19 +20,20 @@ struct carry_mesh {
     const carry_dit *dit;
     carry_mesh_options options;
     carry_envelope_order order;
-    int64_t position; /* the frame that comes next; below 0 before the first call */
+    int64_t position; /* index of the next frame; below 0 before the first call */
     bool is_shut;
-    double since;       /* when the leader began to wait */
-    unsigned char *box; /* of a worker */
-    int64_t lora;       /* of the next call */
+    double since;       /* time at which the leader began to wait */
+    unsigned char *box; /* a worker's buffer for envelopes */
+    int64_t lora;       /* LoRA of the next call */
     int64_t lora_used;
 
-    /* Prompts that came late. */
-    carry_link *link;                   /* the leader's during a call; NULL: a worker's */
-    uint16_t *text;                     /* [text_len, text_dim] bf16 */
-    uint64_t rows;                      /* of the one that is to be used; 0: none is */
-    uint64_t texts;                     /* conditionings so far, with those of envelopes */
-    int64_t step[CARRY_ENVELOPE_STEPS]; /* the envelope's: its own bytes do not outlast the next message */
+    /* Prompts that arrive during a call. */
+    carry_link *link; /* the leader's link during a call; NULL on workers */
+    uint16_t *text;   /* [text_len, text_dim] bf16 */
+    uint64_t rows;    /* rows of the pending prompt; 0: no prompt is pending */
+    uint64_t texts;   /* conditionings used so far, including those of envelopes */
+    /* A copy of the envelope's steps, whose bytes are overwritten by the next message. */
+    int64_t step[CARRY_ENVELOPE_STEPS];
 };
 
 static size_t row_bytes(const carry_mesh *mesh) {
@@ -61,14 +62,14 @@ static carry_status keep_text(carry_mesh *mesh, const carry_message *message) {
     return CARRY_OK;
 }
 
-/* carry_generator_take, a collective of the mesh. */
+/* The carry_generator_take function; a collective of the mesh. */
 static carry_status take_late(void *user, carry_tensor *text) {
     carry_mesh *mesh = user;
     if (mesh->link != NULL) {
         CARRY_TRY(mesh->options.look != NULL ? mesh->options.look(mesh->options.user) : CARRY_OK);
         bool is_next;
         CARRY_TRY(carry_link_next_is(mesh->link, CARRY_MESSAGE_TEXT, &is_next));
-        while (is_next) { /* the newest of those that are there */
+        while (is_next) { /* the newest pending prompt is kept */
             carry_message message;
             CARRY_TRY(carry_link_receive(mesh->link, &message));
             CARRY_TRY(keep_text(mesh, &message));
@@ -135,7 +136,7 @@ static carry_call call_of(const carry_envelope *e) {
         .group = "mesh", .call_id = e->call_id, .chunk_index = e->chunk_index, .cache_epoch = e->cache_epoch};
 }
 
-/* Sent to the workers before an envelope. */
+/* Sent to the workers before each envelope. */
 typedef struct notice {
     uint64_t size;
     int64_t lora;
@@ -147,7 +148,7 @@ static carry_status spread(carry_mesh *mesh, const void *bytes, size_t size) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_broadcast(mesh->comm, &announced, sizeof announced, 0));
-    /* The root only reads it. */
+    /* The root of a broadcast only reads its buffer. */
     return carry_broadcast(mesh->comm, (void *)(uintptr_t)bytes, size, 0);
 }
 
@@ -243,7 +244,7 @@ static carry_status refuse(carry_mesh *mesh, carry_link *link, carry_status stat
     return carry_fail(mesh->ctx, status, "%s", why);
 }
 
-/* A call that failed on the way: every rank of the mesh fails with it or is notified, and so is stage 0. */
+/* Handles a call that failed midway: every rank of the mesh fails with it or is notified, and so is stage 0. */
 static carry_status give_up(carry_mesh *mesh, carry_link *link, carry_status status, const carry_envelope *e) {
     const carry_call call = call_of(e);
     char why[512];
@@ -275,7 +276,7 @@ static carry_status keep_lora(carry_mesh *mesh, const carry_message *message) {
     return CARRY_OK;
 }
 
-/* Before a call: its weights. The clean pass of the call before is waited for. */
+/* Applies the call's LoRA to the weights before the call. Waits for the clean pass of the previous call. */
 static carry_status use_lora(carry_mesh *mesh) {
     if (mesh->lora == mesh->lora_used || mesh->options.loras == NULL) {
         return CARRY_OK;
@@ -295,7 +296,7 @@ static carry_status infer(carry_mesh *mesh, carry_result *result, carry_generato
     e->steps.data = mesh->step;
     if (e->reset_cross_cache) {
         mesh->texts++;
-        mesh->rows = 0; /* one that came before it is older */
+        mesh->rows = 0; /* the envelope has a newer prompt */
     }
     CARRY_TRY(use_lora(mesh));
     CARRY_TRY(carry_generator_run(mesh->generator, result, times, e));
@@ -388,7 +389,7 @@ carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed) {
     }
     if (e.action == CARRY_SHUTDOWN) {
         mesh->is_shut = true;
-        carry_link_stop_heartbeats(link); /* stage 0 reads nothing after the answer */
+        carry_link_stop_heartbeats(link); /* stage 0 reads nothing after the answer to SHUTDOWN */
     }
     return carry_link_tell(link, CARRY_MESSAGE_PULSE, &e.call_id, sizeof e.call_id);
 }

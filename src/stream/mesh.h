@@ -24,28 +24,29 @@
 
 typedef struct carry_mesh_options {
     int64_t channels, height, width, chunk; /* of latents */
-    int64_t context;                        /* the most frames of a recompute */
+    int64_t context;                        /* the maximum number of frames of a recompute */
     int64_t text_len, text_dim;
     size_t envelope_most; /* bytes */
-    double slow;          /* seconds added to each call, as work */
-    int64_t fail_at;      /* for tests: the chunk in which memory runs out; 0: none */
-    /* Stage 0 and the leader are one rank: called before the leader looks for a prompt; NULL: stage 0 sends by itself
-     */
+    double slow;          /* seconds added to each call, to simulate slower work */
+    int64_t fail_at;      /* for tests: the chunk in which memory runs out; 0: never */
+    /* Called before the leader checks for a prompt, if stage 0 and the leader are one rank. NULL: stage 0 sends
+       prompts from its own rank. */
     carry_status (*look)(void *user);
     void *user;
     carry_dit_loras *loras; /* NULL: none; borrowed */
 } carry_mesh_options;
 
 typedef struct carry_mesh carry_mesh;
-/* comm: of the mesh; NULL: alone. dit: for its counts, may be NULL. */
+/* comm: the mesh; NULL: a single rank. dit: used for its counters; may be NULL. */
 carry_status carry_mesh_new(carry_ctx *ctx, carry_mesh **made, carry_comm *comm, carry_generator *generator,
                             const carry_dit *dit, const carry_mesh_options *options);
 void carry_mesh_free(carry_mesh *mesh);
 
-/* The leader: one message; *closed when stage 0 has closed the link. Every message until then: carry_mesh_lead. */
+/* For the leader: carry_mesh_turn handles one message and sets *closed when stage 0 has closed the link;
+   carry_mesh_lead handles messages until then. */
 carry_status carry_mesh_turn(carry_mesh *mesh, carry_link *link, bool *closed);
 carry_status carry_mesh_lead(carry_mesh *mesh, carry_link *link);
-/* Any other rank: until SHUTDOWN. */
+/* For every other rank: works until SHUTDOWN. */
 carry_status carry_mesh_work(carry_mesh *mesh);
 
 #endif

@@ -1,6 +1,6 @@
 /* The overlap score: a ring of the newest chunks, and medians over it.
 
-   Medians are found by selection, not by sorting: they are asked for after every chunk. */
+   Medians are found by selection, not by sorting, since they are computed after every chunk. */
 #include "stream/overlap.h"
 
 #include <math.h>
@@ -14,9 +14,9 @@ enum { SCORE, HIDDEN, STAGE0, STAGE1, PERIOD, IDLE, DECODE, ENCODE, DENOISE, REC
 
 struct carry_overlap {
     int depth;
-    bool has_before;         /* the next period is one: a result came before, and no pause or cut since */
-    int64_t chunks, counted; /* counted: with a score, after the warm-up */
-    int64_t added;           /* to the ring; until the first that counts, chunks of the warm-up */
+    bool has_before;         /* the next period is valid: there was a result before it, and no pause or cut since */
+    int64_t chunks, counted; /* counted: chunks after the warm-up that have a score */
+    int64_t added;           /* chunks added to the ring, which is emptied when the warm-up ends */
     double kept[COLUMNS][CARRY_OVERLAP_KEPT];
     double scratch[CARRY_OVERLAP_KEPT];
 };
@@ -57,12 +57,12 @@ void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *t) {
     const double period = overlap->has_before ? t->period : NAN;
     const double hidden = overlap->has_before ? carry_overlap_hidden(t) : NAN;
     const double shorter = fmin(t->stage0, t->stage1);
-    const double score = shorter > 0 ? hidden / shorter : NAN; /* NaN: nothing could be hidden */
+    const double score = shorter > 0 ? hidden / shorter : NAN; /* NaN: there was nothing to hide */
     const bool counts = overlap->chunks >= CARRY_OVERLAP_WARMUP && !isnan(score);
     overlap->has_before = true;
     overlap->chunks++;
     if (counts && overlap->counted++ == 0) {
-        overlap->added = 0; /* the warm-up has served */
+        overlap->added = 0; /* removes the warm-up chunks */
     } else if (!counts && overlap->counted > 0) {
         return;
     }
@@ -78,7 +78,7 @@ void carry_overlap_add(carry_overlap *overlap, const carry_chunk_times *t) {
     overlap->added++;
 }
 
-/* The element that would be at place k if they were sorted; all below it are no larger afterwards. */
+/* Returns the element that would be at index k after sorting. Reorders values: those before k are not larger. */
 static double select_at(double *values, int64_t count, int64_t k) {
     int64_t first = 0;
     int64_t last = count - 1;
@@ -110,7 +110,7 @@ static double select_at(double *values, int64_t count, int64_t k) {
     return values[k];
 }
 
-/* Of the values that are not NaN; NaN if all are. */
+/* The median of the values that are not NaN, or NaN if all are. */
 static double median(double *scratch, const double *values, int64_t count) {
     int64_t numbers = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -134,7 +134,7 @@ static double median(double *scratch, const double *values, int64_t count) {
 
 void carry_overlap_read(const carry_overlap *overlap, carry_overlap_summary *summary) {
     const int64_t kept = overlap->added < CARRY_OVERLAP_KEPT ? overlap->added : CARRY_OVERLAP_KEPT;
-    double *scratch = ((carry_overlap *)(uintptr_t)overlap)->scratch; /* not part of the result */
+    double *scratch = ((carry_overlap *)(uintptr_t)overlap)->scratch; /* scratch memory, not part of the state */
     double middle[COLUMNS];
     for (int column = 0; column < COLUMNS; column++) {
         middle[column] = median(scratch, overlap->kept[column], kept);

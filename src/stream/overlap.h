@@ -1,9 +1,10 @@
-/* Is the pipeline a pipeline? Stage times, period, hidden time and the score, from durations measured where they
-   happen.
+/* Measures whether the stages of a pipeline overlap: stage times, period, hidden time and the score, from durations
+   that each stage measures itself.
 
-       hidden = max(0, t0 + t1 - period);  score = median over chunks of hidden / min(t0, t1), the first 10 left out
+       hidden = max(0, t0 + t1 - period);  score = median over chunks of hidden / min(t0, t1), without the first 10
 
-   1: the period equals the slower stage; 0: the stages take turns. The gate is 0.30. No clocks are compared. */
+   A score of 1: the period equals the time of the slower stage. 0: the stages take turns. The gate is 0.30. Clocks
+   of different machines are never compared. */
 #ifndef CARRY_STREAM_OVERLAP_H
 #define CARRY_STREAM_OVERLAP_H
 
@@ -14,18 +15,19 @@
 
 #define CARRY_OVERLAP_WARMUP 10
 #define CARRY_OVERLAP_GATE 0.30
-#define CARRY_OVERLAP_KEPT 4096 /* chunks that the medians are over: the newest */
+#define CARRY_OVERLAP_KEPT 4096 /* the medians are over this many of the newest chunks */
 
-/* Of one chunk; seconds. */
+/* Times of one chunk, in seconds. */
 typedef struct carry_chunk_times {
     uint64_t chunk_index, cache_epoch;
     double stage0, stage1;            /* work of each stage */
     double decode, encode, build;     /* parts of stage0 */
-    double denoise, recompute, clean; /* of stage 1 */
-    double idle;                      /* of the mesh before this chunk */
-    double period;                    /* from the end of the chunk before at stage 0, less waits for a pace */
-    double prompt;                    /* since the change of prompts that this chunk is the first to show; 0: none */
-    int depth;                        /* envelopes under way when this one was sent */
+    double denoise, recompute, clean; /* parts of stage1 */
+    double idle;                      /* idle time of the mesh before this chunk */
+    double period;                    /* since the end of the previous chunk at stage 0, without waits for the pace */
+    /* Since the change of prompts that this chunk is the first to show; 0: it shows no change. */
+    double prompt;
+    int depth; /* envelopes in progress when this one was sent */
 } carry_chunk_times;
 
 typedef struct carry_overlap carry_overlap;
@@ -37,13 +39,13 @@ void carry_overlap_restart(carry_overlap *overlap); /* after a pause or a cut: t
 
 typedef struct carry_overlap_summary {
     int64_t chunks, counted;             /* counted: after the warm-up */
-    double score;                        /* NaN before the first that counts */
-    bool passes;                         /* the gate */
+    double score;                        /* NaN before the first chunk that counts */
+    bool passes;                         /* the score passes the gate */
     double stage0, stage1, period, idle; /* medians, seconds */
     double hidden;
     double decode, encode, denoise, recompute, clean;
-    double predicted; /* period: max(t0, t1) from depth 2 on, t0 + t1 at depth 1 */
-    double use;       /* B/(B+P-1), P = 2 stages, B = depth micro-batches under way */
+    double predicted; /* predicted period: max(t0, t1) from depth 2 on, t0 + t1 at depth 1 */
+    double use;       /* B/(B+P-1), with P = 2 stages and B = depth micro-batches in progress */
 } carry_overlap_summary;
 void carry_overlap_read(const carry_overlap *overlap, carry_overlap_summary *summary);
 

@@ -11,9 +11,9 @@
 #include "stream/stage.h"
 
 #define WEIGHTS_SEED 1
-#define FIXED_BYTES 4096 /* of a message without its tensors; there are at most four specs */
-#define CHANNELS 16      /* of latents: the contract's */
-#define LONGEST 86400.0  /* seconds that a stage may be slowed by */
+#define FIXED_BYTES 4096 /* upper limit of a message's size without its tensors; there are at most four specs */
+#define CHANNELS 16      /* of latents, fixed by the contract in envelope.h */
+#define LONGEST 86400.0  /* maximum slow_stage0 and slow_stage1, in seconds */
 
 /* This rank's part of the pipeline. */
 typedef struct part {
@@ -29,7 +29,7 @@ typedef struct part {
     carry_generator *generator;
     carry_mesh *mesh;
     carry_stage *stage;
-    carry_link *link, *leader_link; /* of stage 0; of the leader */
+    carry_link *link, *leader_link; /* stage 0's end; the leader's end */
     bool is_closed;
 } part;
 
@@ -144,7 +144,7 @@ static carry_status message_sizes(const part *p, size_t *envelope, size_t *resul
     return CARRY_OK;
 }
 
-/* Stage 0 and the leader are one rank: between two steps stage 0 looks at the prompts. */
+/* For stage 0 and the leader on one rank: stage 0 checks for new prompts between two steps. */
 static carry_status look_late(void *user) {
     const part *p = user;
     return p->stage != NULL ? carry_stage_late(p->stage) : CARRY_OK;
@@ -231,7 +231,7 @@ static void close_part(part *p) {
     carry_pipeline_end(&p->groups);
 }
 
-/* Stage 0 and the leader are one rank: where the one would wait, the other works. */
+/* For stage 0 and the leader on one rank: while one waits, the other works. */
 static carry_status take_turn(void *user) {
     part *p = user;
     return carry_mesh_turn(p->mesh, p->leader_link, &p->is_closed);
@@ -247,8 +247,8 @@ static carry_status run_part(part *p) {
     return carry_stage_run(p->stage);
 }
 
-/* Rule 7 and 8, once everything has been loaded. Options that change the result and have no field in
-   the handshake are in its `build`. */
+/* Runs the handshake, once everything has been loaded. Options that change the result but have no field of their own
+   in the handshake are part of its `build`. */
 static carry_status shake_hands(part *p) {
     const carry_pipeline_options *o = p->options;
     char build[64];

@@ -10,9 +10,9 @@
 #include "core/file.h"
 #include "core/memory.h"
 
-#define SPARE_BYTES ((size_t)2 << 30) /* of a GPU, that graphs and kernels take when they are first used */
+#define SPARE_BYTES ((size_t)2 << 30) /* GPU memory kept free for graphs and kernels, which allocate on first use */
 
-/* Pinned where a GPU copies from and to it. */
+/* Allocates host memory, pinned if a GPU copies to or from it. */
 static carry_status host_memory(carry_stage *s, float **to, size_t bytes) {
     void *made = NULL;
     if (s->options->device != 0) {
@@ -62,7 +62,7 @@ static carry_status allocate(carry_stage *s) {
     return host_memory(s, &s->pixels, pixels);
 }
 
-/* The codec works beside the generator, in a stream of its own where stage 0 is a rank of its own. */
+/* The codec runs concurrently with the generator. If stage 0 is a separate rank, the codec has its own stream. */
 static carry_status open_codecs(carry_stage *s) {
     const carry_pipeline_options *o = s->options;
     const carry_codec_size size = {.height = o->height,
@@ -86,7 +86,8 @@ static carry_status open_codecs(carry_stage *s) {
                                                   : CARRY_OK;
 }
 
-/* While stage 0 waits for its pace the mesh waits for stage 0. */
+/* Refuses a pace at which a chunk takes longer than half the deadline: while stage 0 waits for its pace, the mesh
+   waits for stage 0. */
 static carry_status check_pace(const carry_stage *s) {
     const carry_pipeline_options *o = s->options;
     const int64_t frames = o->chunk * carry_codec_ratio(s->codec);
@@ -116,7 +117,7 @@ carry_status carry_stage_open_text(carry_stage *s) {
 static int batches(const carry_stage *s, bool is_apart) {
     const int depth = s->options->depth;
     if (!is_apart) {
-        return 1; /* one rank takes turns with itself */
+        return 1; /* a single rank runs the stages in turn */
     }
     if (s->options->recompute == CARRY_RECOMPUTE_ANCHOR && s->context_chunks < depth) {
         return (int)s->context_chunks;
@@ -211,7 +212,7 @@ static bool is_finite(const carry_tensor *latents, int64_t count) {
     return true;
 }
 
-/* Rule 3: the conditions for showing a result. */
+/* Checks that a result may be shown. */
 static carry_status check_result(carry_stage *s, const carry_result *r, const carry_flight *f) {
     carry_ctx *ctx = s->ctx;
     if (r->call_id != f->call_id || r->chunk_index != f->chunk_index || r->cache_epoch != f->cache_epoch) {
@@ -238,7 +239,7 @@ static carry_status check_result(carry_stage *s, const carry_result *r, const ca
     return CARRY_OK;
 }
 
-/* The next result; a stale one has left the queue on return. */
+/* Receives the next result. A stale one has been removed from the queue on return. */
 static carry_status accept(carry_stage *s, carry_flight *flight, carry_result *result, carry_about *about,
                            bool *is_stale) {
     carry_message message;
@@ -303,9 +304,10 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
         s->under_way--;
         return CARRY_OK;
     }
-    flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0; /* the chunk that is finished */
+    /* The chunk that this result finishes. */
+    flight.chunk_index -= s->options->batch > 0 ? (uint64_t)s->options->batch - 1 : 0;
     carry_stage_keep(s, &result);
-    if (!is_ending) { /* before this one is decoded */
+    if (!is_ending) { /* sends the next envelope before this chunk is decoded */
         CARRY_TRY(carry_stage_send_due(s, s->options->chunk * carry_codec_ratio(s->codec)));
     }
     const carry_call call = {.group = "stage0",
@@ -316,7 +318,8 @@ static carry_status take_one(carry_stage *s, bool is_ending) {
     return status == CARRY_OK ? CARRY_OK : carry_call_fail(s->ctx, status, &call);
 }
 
-/* Paused: stage 0 sends a NOOP at intervals below the deadline, so that the mesh knows it is alive, and it answers. */
+/* While paused, stage 0 sends a NOOP at intervals below the deadline, so that the mesh knows that it is alive; the
+   mesh answers. */
 static carry_status wait_paused(carry_stage *s) {
     if (!s->figures.paused) {
         carry_stage_tell(s, "paused");

@@ -1,19 +1,19 @@
-/* Stage 0: controls in, envelopes out, results back, frames to the viewers.
+/* Stage 0: reads controls, sends envelopes, receives results, and sends frames to the viewers.
 
-   An envelope is under way from when it is sent until its frames have been decoded (or its result dropped), and up to
-   `depth` are: with two, chunk k+1 has been sent before chunk k is decoded, and the stages work at the same time; with
-   one they take turns. A recompute needs what came before: in mode latent the result of the chunk before, so that the
-   next is sent as soon as a result is there, still before it is decoded; in mode anchor the first frame of the context
-   decoded and encoded again, which lets the mesh wait for the decoder.
+   An envelope is in progress from when it is sent until its frames have been decoded or its result dropped. Up to
+   `depth` envelopes are in progress: with two, chunk k+1 is sent before chunk k is decoded, and the stages work at
+   the same time; with one, they take turns. A recompute needs earlier data. In mode latent it needs the result of
+   the previous chunk, so the next envelope is sent as soon as that result arrives, before it is decoded. In mode
+   anchor it needs the first frame of the context, decoded and encoded again, so the mesh waits for the decoder.
 
-   A prompt is to be seen soon, so nothing is asked for earlier than it is needed. Up to depth 2 the next chunk is sent
-   when the result before it has come, not before; with a pace, when it must be begun to be in time. And where prompts
-   change while a chunk is denoised, the new conditioning is sent behind its envelope, and the mesh takes it for the
-   steps that are left, at least the last. So the first chunk that is finished after a change shows it.
+   A new prompt should be visible soon, so every chunk is requested as late as possible. Up to depth 2 the next chunk
+   is sent only when the previous result has arrived; with a pace, when it must be started to be in time. If prompts
+   change while a chunk is denoised, the new conditioning is sent after the envelope, and the mesh uses it for the
+   remaining steps, at least for the last one. So the first chunk that is finished after a change shows it.
 
-   A hard cut (asked for, or because positions run out) begins an epoch: the decoder forgets, the context is empty, and
-   results of older epochs are dropped as they come and counted. If positions run out, no user asked for a cut: chunks
-   under way are shown first, and nothing is dropped. */
+   A hard cut (requested, or because positions run out) begins an epoch: the decoder is reset, the context is empty,
+   and results of older epochs are dropped and counted. If positions run out, no user asked for a cut: chunks in
+   progress are shown first, and nothing is dropped. */
 #ifndef CARRY_STREAM_STAGE_H
 #define CARRY_STREAM_STAGE_H
 
@@ -25,27 +25,27 @@
 #include "stream/pipeline.h"
 
 #define CARRY_STAGE_DEPTH 8
-#define CARRY_STAGE_LOOK 0.1      /* seconds between two looks at whether to stop, while nothing else is done */
-#define CARRY_STAGE_PROMPTS 0.001 /* and at the prompts */
-#define CARRY_STAGE_LATE 3        /* conditionings beside envelopes that the mesh may not have answered yet */
-#define CARRY_STAGE_RATES 64      /* chunks that the frames a second are over, at most */
+#define CARRY_STAGE_LOOK 0.1      /* interval in seconds at which an idle stage checks whether to stop */
+#define CARRY_STAGE_PROMPTS 0.001 /* the same for new prompts */
+#define CARRY_STAGE_LATE 3        /* maximum number of late conditionings that the mesh has not answered yet */
+#define CARRY_STAGE_RATES 64      /* the frame rate is computed over at most this many chunks */
 #define CARRY_STAGE_CHANGES 8
-#define CARRY_STAGE_RECENT 6 /* chunks whose times say how long the next will take */
+#define CARRY_STAGE_RECENT 6 /* the duration of the next chunk is estimated from this many chunks */
 
 /* A chunk that has been sent. */
 typedef struct carry_flight {
     uint64_t call_id, chunk_index, cache_epoch;
     int32_t calls, start;
-    bool is_filling; /* a stream batch: no chunk is finished by it */
+    bool is_filling; /* a stream batch is filling: this call finishes no chunk */
     double build;    /* seconds */
     int depth;
 } carry_flight;
 
 /* A change of prompts that no frame shows yet. */
 typedef struct carry_stage_change {
-    uint64_t text;  /* the conditioning that has it, counted as carry_about does */
-    double when;    /* it was asked for */
-    int64_t chunks; /* that began to be shown since, without it */
+    uint64_t text;  /* number of the conditioning that includes it, counted as in carry_about */
+    double when;    /* when it was requested */
+    int64_t chunks; /* chunks that began to be shown since the change, without it */
 } carry_stage_change;
 
 typedef struct carry_stage {
@@ -54,62 +54,62 @@ typedef struct carry_stage {
     const carry_pipeline_hooks *hooks;
     carry_dit_config config;
     carry_link *link;
-    bool is_apart; /* the mesh is of other ranks */
+    bool is_apart; /* the mesh consists of other ranks */
     double deadline;
     int64_t height, width; /* of latents */
-    int64_t frame, piece;  /* elements of a latent frame in a channel; of a chunk in all channels */
+    int64_t frame, piece;  /* elements of a latent frame in one channel; of a chunk in all channels */
     carry_codec *codec, *anchor_codec;
-    carry_codec *input_codec; /* of video in; NULL: chunks start as noise */
-    int64_t lora_sent;        /* of the envelopes that are sent */
-    double motion;            /* of that video, 0 to 1 */
+    carry_codec *input_codec; /* for video input; NULL: chunks start as noise */
+    int64_t lora_sent;        /* LoRA of the envelopes sent so far */
+    double motion;            /* motion of the video input, 0 to 1 */
     bool has_before;          /* `before` is filled */
-    bool has_ended, is_empty; /* that video; the chunk that was asked for has no frame of it */
-    carry_stream *stream;     /* of the codec on a GPU, beside the generator's; NULL: the context's */
-    carry_prompts *prompts;   /* NULL: words are fixed vectors */
+    bool has_ended, is_empty; /* the video input has ended; it has no frame for the current chunk */
+    carry_stream *stream;     /* the codec's GPU stream, separate from the generator's; NULL: the context's */
+    carry_prompts *prompts;   /* NULL: words are fixed random vectors */
     carry_conditioning *conditioning;
     carry_overlap *overlap;
     carry_control_state state;
 
     /* The next envelope. */
     uint64_t call_id, chunk_index, epoch, cuts_seen, prompts_sent;
-    uint64_t texts, texts_known; /* conditionings sent; that the mesh has used */
-    double changed_seen;         /* carry_controls_prompts_changed when the prompts were last looked at */
+    uint64_t texts, texts_known; /* number of conditionings sent; number that the mesh has used */
+    double changed_seen;         /* carry_controls_prompts_changed when the prompts were last checked */
     carry_stage_change change[CARRY_STAGE_CHANGES];
     int changes;
     double recent[CARRY_STAGE_RECENT]; /* seconds from an envelope to its first frame, without waits */
-    int64_t start;                     /* frame, since the cut */
-    int64_t chunk_of;                  /* chunks sent since the cut */
-    bool is_first, is_cut;             /* nothing has been sent; nothing since the cut */
+    int64_t start;                     /* next frame, since the cut */
+    int64_t chunk_of;                  /* number of chunks sent since the cut */
+    bool is_first, is_cut;             /* nothing has been sent yet; nothing has been sent since the cut */
     int64_t step[CARRY_CONTROL_STEPS];
-    bool is_told; /* that a stream batch keeps its number of steps */
+    bool is_told; /* the warning that a stream batch keeps its number of steps was logged */
 
     carry_flight flight[CARRY_STAGE_DEPTH];
     int oldest, under_way;
-    int unanswered; /* of those under way: results that have not come */
-    int pulses;     /* answers that are due behind results, to NOOPs */
+    int unanswered; /* envelopes in progress whose result has not arrived */
+    int pulses;     /* answers to NOOPs that will arrive after the results */
 
-    /* Of this epoch: chunks whose latents are known, and whose anchors are. Rings of chunks of the context. */
+    /* Chunks of this epoch with known latents, and with known anchors. The rings hold the chunks of the context. */
     int64_t known, anchors;
     int64_t context_chunks;
     uint16_t *past;    /* [context_chunks + 1, channels, chunk, height, width] bf16 */
     uint16_t *anchor;  /* [context_chunks + depth, channels, 1, height, width] bf16 */
     uint16_t *context; /* [channels, context, height, width] bf16 */
     uint16_t *noise;   /* a chunk, bf16 */
-    bool has_noise;    /* of noise_seed and chunk noise_of */
+    bool has_noise;    /* made for noise_seed and chunk noise_of */
     uint64_t noise_of, noise_seed;
-    float *latents; /* a latent frame of all channels, f32; pinned where the codec is on a GPU, as is the next */
-    float *pixels;  /* the frames of one latent frame */
-    float *input;   /* the frames of a chunk of video in */
-    float *before;  /* the last frame of the chunk before */
-    float *encoded; /* and its latents */
+    float *latents; /* one latent frame, all channels, f32; pinned if the codec is on a GPU, as is the next buffer */
+    float *pixels;  /* the frames decoded from one latent frame */
+    float *input;   /* the frames of a chunk of video input */
+    float *before;  /* the last frame of the previous chunk */
+    float *encoded; /* latents of the video input */
     float *first;   /* the first frame of a chunk, to be encoded again */
 
     /* The figures and times of shown frames. */
     carry_stream_figures figures;
     double began, built, last_shown, last_sent;
     double due;    /* when the next frame may be shown */
-    double paced;  /* seconds waited for that since last_shown */
-    bool has_last; /* last_shown is when a period starts */
+    double paced;  /* seconds spent waiting for `due` since last_shown */
+    bool has_last; /* last_shown is the start of a period */
     bool is_shut;
     struct {
         double seconds;
@@ -118,59 +118,63 @@ typedef struct carry_stage {
     int64_t shown_count;
 } carry_stage;
 
-/* Everything that a chunk needs is allocated here, but the text encoder, which carry_stage_open_text opens: on a GPU
-   where there is room for it when all the rest has its memory. The link is borrowed. is_apart: the mesh is of other
-   ranks. */
+/* Allocates everything that a chunk needs except the text encoder. carry_stage_open_text opens that one later, on a
+   GPU if its memory suffices once everything else is allocated. The link is borrowed. is_apart: the mesh consists of
+   other ranks. */
 carry_status carry_stage_open(carry_ctx *ctx, carry_stage **made, const carry_pipeline_options *options,
                               const carry_pipeline_hooks *hooks, const carry_dit_config *config, carry_link *link,
                               bool is_apart, double deadline);
 carry_status carry_stage_open_text(carry_stage *stage);
 void carry_stage_close(carry_stage *stage);
 
-/* Until chunks have been shown, or stop returns true; then SHUTDOWN, and the link is closed. */
+/* Runs until the requested chunks have been shown or `stop` returns true; then sends SHUTDOWN and closes the link. */
 carry_status carry_stage_run(carry_stage *stage);
-/* SHUTDOWN, answered by the mesh. Once more is harmless. */
+/* Sends SHUTDOWN and waits for the answer. May be called again. */
 carry_status carry_stage_shutdown(carry_stage *stage);
 
 /* stage_build.c */
-bool carry_stage_is_done(const carry_stage *stage); /* as many chunks as were asked for have been sent */
+bool carry_stage_is_done(const carry_stage *stage); /* all requested chunks have been sent */
 bool carry_stage_may_send(const carry_stage *stage);
-carry_status carry_stage_send(carry_stage *stage);                        /* the next chunk */
-carry_status carry_stage_signal(carry_stage *stage, carry_action action); /* NOOP or SHUTDOWN, and its answer */
-/* NOOP when nothing has been sent for a while. While results that wait are shown and nothing more is sent, at the end,
-   the mesh would miss stage 0. */
+carry_status carry_stage_send(carry_stage *stage); /* sends the next chunk */
+/* Sends NOOP or SHUTDOWN and handles the answer. */
+carry_status carry_stage_signal(carry_stage *stage, carry_action action);
+/* Sends a NOOP when nothing has been sent for a while. Otherwise the mesh would take stage 0 for gone at the end,
+   when it only shows the remaining results. */
 carry_status carry_stage_remind(carry_stage *stage);
-carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /* past the answers to those */
-/* stage_input.c: the next chunk's latents from video in, noised to `level`; or noise alone without video. Its frames
-   are read first: their motion decides on the levels. */
+carry_status carry_stage_receive(carry_stage *stage, carry_message *message); /* skips the answers to NOOPs */
+/* stage_input.c: the next chunk's latents, from video input noised to `level`, or noise alone without video. The
+   frames are read first: their motion determines the noise levels. */
 carry_status carry_stage_read(carry_stage *stage);
-/* 0 to 1: how much `count` frames of `each` values differ from the ones before them; before: NULL, or one frame. */
+/* How much `count` frames of `each` values differ from their predecessors, 0 to 1. before: the frame before the
+   first, or NULL. */
 double carry_stage_motion(const float *before, const float *frames, int64_t count, int64_t each);
 carry_status carry_stage_open_input(carry_stage *stage, const char *codec);
 void carry_stage_close_input(carry_stage *stage);
 bool carry_stage_input_is_ready(const carry_stage *stage);
 int carry_stage_weaken(carry_stage *stage,
-                       int steps); /* the levels of stage->step, to the strength: how many are left */
+                       int steps); /* scales the levels of stage->step by the strength and returns how many remain */
 carry_status carry_stage_start(carry_stage *stage, carry_tensor latents, double level); /* latents: stage->noise */
-carry_status carry_stage_prepare(carry_stage *stage);    /* the noise of that, while there is nothing else to do */
-void carry_stage_cut(carry_stage *stage, bool is_asked); /* by a person, or because positions run out */
-void carry_stage_keep(carry_stage *stage, const carry_result *result); /* for the context */
+/* Makes the noise for carry_stage_start in advance, while idle. */
+carry_status carry_stage_prepare(carry_stage *stage);
+void carry_stage_cut(carry_stage *stage, bool is_asked); /* is_asked: by a user; else because positions run out */
+void carry_stage_keep(carry_stage *stage, const carry_result *result); /* stores latents for the context */
 
 /* stage_prompt.c */
-/* With a pace: seconds until the next chunk has to be begun, when its first frame is due after `frames` more; 0 or
-   less: now. */
+/* With a pace: seconds until the next chunk must be started, if its first frame is due after `frames` more frames; 0
+   or less: now. */
 double carry_stage_spare(const carry_stage *stage, int64_t frames);
-carry_status carry_stage_send_due(carry_stage *stage, int64_t frames); /* all that may be sent, unless it can wait */
-/* Prompts that changed since the newest envelope was sent, to the mesh that works on it. */
+/* Sends every envelope that may be sent and cannot wait. */
+carry_status carry_stage_send_due(carry_stage *stage, int64_t frames);
+/* Sends prompts that changed since the newest envelope to the mesh, which is working on it. */
 carry_status carry_stage_late(carry_stage *stage);
-void carry_stage_note_change(carry_stage *stage); /* the last conditioning that was sent has the newest prompts */
-/* A chunk's first frame has been shown; seconds since the oldest change of prompts that it is the first to show, or 0.
- */
+void carry_stage_note_change(carry_stage *stage); /* the newest prompts are in the last conditioning sent */
+/* Call it when a chunk's first frame has been shown. Returns the seconds since the oldest change of prompts that
+   this chunk is the first to show, or 0. */
 double carry_stage_shows(carry_stage *stage, const carry_about *about);
 
 /* stage_show.c */
 carry_status carry_stage_show(carry_stage *stage, const carry_flight *flight, const carry_result *result,
                               const carry_about *about);
-void carry_stage_tell(carry_stage *stage, const char *what); /* the state, to the viewers */
+void carry_stage_tell(carry_stage *stage, const char *what); /* sends the state to the viewers */
 
 #endif

@@ -6,7 +6,7 @@
 #include "core/span.h"
 #include "stream/stage.h"
 
-/* Chunks of context that chunk k of an epoch has before it. */
+/* Number of context chunks before chunk k of an epoch. */
 static int64_t context_of(const carry_stage *s, int64_t k) {
     return k < s->context_chunks ? k : s->context_chunks;
 }
@@ -16,7 +16,7 @@ bool carry_stage_is_done(const carry_stage *s) {
     return s->has_ended || (s->options->chunks > 0 && (int64_t)s->chunk_index >= s->options->chunks + unfinished);
 }
 
-/* A recompute starts positions again with every chunk. */
+/* True if the next chunk would exceed the positions. With a recompute, positions start again at every chunk. */
 static bool has_no_positions(const carry_stage *s) {
     return s->options->recompute == CARRY_RECOMPUTE_OFF && s->start + s->options->chunk > CARRY_DIT_POSITIONS;
 }
@@ -27,13 +27,13 @@ bool carry_stage_may_send(const carry_stage *s) {
         return false;
     }
     if (s->unanswered >= (o->depth > 2 ? o->depth - 1 : 1)) {
-        return false; /* an envelope that is sent early has an older prompt */
+        return false; /* an envelope sent early would have an older prompt */
     }
     if (has_no_positions(s) && s->under_way > 0) {
-        return false; /* the cut that follows would make chunks under way stale */
+        return false; /* the next envelope starts with a cut, which would make chunks in progress stale */
     }
     if (s->input_codec != NULL && s->under_way > 0 && !carry_stage_input_is_ready(s)) {
-        return false; /* chunks under way are shown meanwhile */
+        return false; /* chunks in progress are shown meanwhile */
     }
     if (o->recompute == CARRY_RECOMPUTE_OFF || s->chunk_of == 0) {
         return true;
@@ -52,11 +52,11 @@ void carry_stage_keep(carry_stage *s, const carry_result *result) {
     s->known++;
 }
 
-/* The chunks before this one, as frames one after the other in each channel. */
+/* The previous chunks as context: in each channel, their frames one after the other. */
 static carry_tensor gather_context(carry_stage *s) {
     const int64_t count = context_of(s, s->chunk_of);
     const int64_t channels = s->config.in_dim;
-    const int64_t part = s->options->chunk * s->frame; /* of a chunk in one channel */
+    const int64_t part = s->options->chunk * s->frame; /* elements of a chunk in one channel */
     for (int64_t i = 0; i < count; i++) {
         const int64_t chunk = s->chunk_of - count + i;
         const uint16_t *from = s->past + chunk % (s->context_chunks + 1) * s->piece;
@@ -99,7 +99,7 @@ void carry_stage_cut(carry_stage *s, bool is_asked) {
     }
 }
 
-/* Encoded into a slot of the link: validated before a byte of it is sent. */
+/* Encodes an envelope into a slot of the link. It is validated before any byte is sent. */
 static carry_status post(carry_stage *s, const carry_envelope *e) {
     const carry_call call = {
         .group = "stage0", .call_id = e->call_id, .chunk_index = e->chunk_index, .cache_epoch = e->cache_epoch};
@@ -107,7 +107,7 @@ static carry_status post(carry_stage *s, const carry_envelope *e) {
     size_t size;
     carry_status status = carry_link_slot(s->link, &room);
     status = status == CARRY_OK ? carry_envelope_encode(s->ctx, room, carry_link_capacity(s->link), &size, e) : status;
-    s->built = carry_seconds(); /* before sending: that wakes the leader, who may take this core and work on it */
+    s->built = carry_seconds(); /* before sending, which wakes the leader: it may take over this core */
     status = status == CARRY_OK ? carry_link_send(s->link, CARRY_MESSAGE_ENVELOPE, size) : status;
     if (status != CARRY_OK) {
         return carry_call_fail(s->ctx, status, &call);
@@ -117,8 +117,8 @@ static carry_status post(carry_stage *s, const carry_envelope *e) {
     return CARRY_OK;
 }
 
-/* The steps of the next envelope: all of them, or of a stream batch those of the chunks in it. A batch keeps the number
-   of steps that it was opened with. */
+/* The number of steps of the next envelope: all of them or, for a stream batch, those of the chunks in it. A batch
+   keeps the number of steps that it was opened with. */
 static int steps_of(carry_stage *s) {
     const int64_t n = s->options->batch;
     if (n == 0) {
@@ -176,7 +176,7 @@ static carry_status fill(carry_stage *s, carry_envelope *e) {
     return CARRY_OK;
 }
 
-/* Before the first envelope that it is for. */
+/* Sends a change of LoRA, before the first envelope that uses it. */
 static carry_status choose_lora(carry_stage *s) {
     const int64_t which = s->state.lora;
     if (which == s->lora_sent) {
@@ -197,7 +197,7 @@ carry_status carry_stage_send(carry_stage *s) {
     carry_envelope e;
     CARRY_TRY(fill(s, &e));
     if (s->is_empty) {
-        return CARRY_OK; /* the video ended with the chunk before */
+        return CARRY_OK; /* the video ended with the previous chunk */
     }
     CARRY_TRY(choose_lora(s));
     CARRY_TRY(post(s, &e));
@@ -244,7 +244,7 @@ carry_status carry_stage_remind(carry_stage *s) {
 }
 
 carry_status carry_stage_receive(carry_stage *s, carry_message *message) {
-    for (bool there = false; s->is_apart && !there;) { /* prompts change meanwhile */
+    for (bool there = false; s->is_apart && !there;) { /* prompts may change meanwhile */
         CARRY_TRY(carry_stage_late(s));
         CARRY_TRY(carry_stage_prepare(s));
         CARRY_TRY(carry_link_wait(s->link, CARRY_STAGE_PROMPTS, &there));

@@ -1,13 +1,13 @@
-/* Video in: frames are encoded by the same autoencoder and noised to the level of the first step,
+/* Video input: frames are encoded by the same autoencoder and noised to the level of the first step,
 
-       x = (1 - s) z + s noise,  s the sampler's sigma of that level,
+       x = (1 - s) z + s noise,  where s is the sampler's sigma of that level,
 
-   so that what is denoised keeps of the video what the noise left (strength 1: nothing). The sigmas of the steps are
-   those of the model's levels, times the strength.
+   so the result keeps as much of the video as the noise leaves (strength 1: nothing). The sigmas of the steps are
+   those of the model's levels times the strength.
 
-   Motion. A latent chunk that moves fast is hard to invent anew: with as much noise as a still one gets, the motion is
-   lost or smeared. With --motion c the strength of a chunk is strength (1 - c m), where m in [0, 1] is the root mean
-   square difference of successive frames over FAST, averaged with the chunks before, so that it does not jump. */
+   Motion: with as much noise as a still chunk gets, the motion of a fast chunk is lost or smeared. With --motion c
+   the strength of a chunk is strength (1 - c m), where m in [0, 1] is the root mean square difference of successive
+   frames over FAST, averaged with earlier chunks so that it does not jump. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,10 +18,11 @@
 #include "core/tensor.h"
 #include "stream/stage.h"
 
-#define FAST 0.25 /* a difference of frames, of values in [-1, 1], that counts as all motion */
-#define KEPT 0.5  /* of the motion of the chunks before */
+#define FAST 0.25 /* root mean square difference of frames, with values in [-1, 1], that counts as full motion */
+#define KEPT 0.5  /* weight of the motion of the previous chunks */
 
-/* Frames of the next chunk. An autoencoder whose first latent frame is one frame takes fewer then. */
+/* Number of frames of the next chunk. If the autoencoder's first latent frame is a single frame, the first chunk has
+   fewer. */
 static int64_t frames_of(const carry_stage *s) {
     const int64_t ratio = carry_codec_ratio(s->input_codec);
     const int64_t all = s->options->chunk * ratio;
@@ -67,16 +68,17 @@ int carry_stage_weaken(carry_stage *s, int steps) {
     int kept = 0;
     for (int i = 0; i < steps; i++) {
         const double sigma = strength * carry_flow_sigma((double)s->step[i], shift);
-        int64_t level = (int64_t)(1000.0 * sigma / (shift - (shift - 1.0) * sigma) + 0.5); /* of that sigma */
+        /* The level with that sigma. */
+        int64_t level = (int64_t)(1000.0 * sigma / (shift - (shift - 1.0) * sigma) + 0.5);
         level = level > 1 ? level : 1;
-        if (kept == 0 || level < s->step[kept - 1]) { /* levels fall */
+        if (kept == 0 || level < s->step[kept - 1]) { /* levels must fall */
             s->step[kept++] = level;
         }
     }
     return kept;
 }
 
-/* A chunk that the video does not fill ends with its last frame. */
+/* If the video ends within a chunk, its last frame fills the rest. */
 static carry_status read_frames(carry_stage *s, int64_t count, int64_t *got) {
     const int64_t each = 3 * s->options->height * s->options->width;
     const carry_tensor frames = carry_view_4d(s->input, CARRY_F32, count, 3, s->options->height, s->options->width);
@@ -102,10 +104,10 @@ double carry_stage_motion(const float *before, const float *frames, int64_t coun
         pairs += a != NULL;
     }
     const double share = pairs > 0 ? sqrt(sum / (double)pairs) / FAST : 0.0;
-    return share < 1.0 ? share : 1.0; /* NaN: 1 */
+    return share < 1.0 ? share : 1.0; /* NaN counts as 1 */
 }
 
-/* The motion of a chunk whose frames are read, with that of the ones before. */
+/* Updates the motion with that of the chunk whose frames were read. */
 static void follow_motion(carry_stage *s, int64_t count) {
     const int64_t each = 3 * s->options->height * s->options->width;
     const bool goes_on = s->has_before && s->chunk_of > 0;
@@ -129,13 +131,13 @@ carry_status carry_stage_read(carry_stage *s) {
     return CARRY_OK;
 }
 
-/* Makes the initial noise of a chunk before it is sent; only the seed may still change. The mesh would otherwise wait
-   some milliseconds for it. */
+/* Makes the initial noise of the next chunk in advance; it is made again if the seed changes. Otherwise the mesh
+   would wait some milliseconds for it. */
 carry_status carry_stage_prepare(carry_stage *s) {
     if (s->has_noise && s->noise_of == s->chunk_index && s->noise_seed == s->state.seed) {
         return CARRY_OK;
     }
-    s->has_noise = false; /* until it is there */
+    s->has_noise = false; /* until the noise is made */
     const carry_tensor noise = carry_view_1d(s->noise, CARRY_BF16, s->piece);
     CARRY_TRY(carry_random_normal(s->ctx, noise, s->state.seed, carry_generator_stream(s->chunk_index, 0), 0.0f, 1.0f));
     s->has_noise = true;
@@ -146,7 +148,7 @@ carry_status carry_stage_prepare(carry_stage *s) {
 
 carry_status carry_stage_start(carry_stage *s, carry_tensor latents, double level) {
     CARRY_TRY(carry_stage_prepare(s));
-    s->has_noise = s->input_codec == NULL; /* else it is overwritten */
+    s->has_noise = s->input_codec == NULL; /* otherwise the noise is overwritten */
     if (s->input_codec == NULL) {
         return CARRY_OK;
     }

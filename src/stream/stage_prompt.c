@@ -1,4 +1,4 @@
-/* Prompts of stage 0 on their way to a frame: read as late as possible, and timed. */
+/* Prompts of stage 0: read as late as possible, and timed until the first frame that shows them. */
 #include <math.h>
 #include <string.h>
 
@@ -7,8 +7,8 @@
 #include "core/span.h"
 #include "stream/stage.h"
 
-#define SPARE 1.25      /* of the longest of the last chunks: how much earlier than needed the next one is begun */
-#define SPARE_MORE 0.05 /* and seconds beside it */
+#define SPARE 1.25      /* the next chunk is started early enough for this multiple of the longest recent chunk */
+#define SPARE_MORE 0.05 /* plus this many seconds */
 
 double carry_stage_spare(const carry_stage *s, int64_t frames) {
     double longest = 0.0;
@@ -27,7 +27,7 @@ carry_status carry_stage_send_due(carry_stage *s, int64_t frames) {
             carry_controls_read(s->hooks->controls, &s->state);
         }
         if (s->state.cuts != s->cuts_seen || s->state.paused) {
-            return CARRY_OK; /* that is for between two chunks */
+            return CARRY_OK; /* the caller handles a cut or a pause between two chunks */
         }
         CARRY_TRY(carry_stage_send(s));
     }
@@ -56,7 +56,7 @@ static carry_status post(carry_stage *s, carry_tensor rows) {
     return carry_link_send(s->link, CARRY_MESSAGE_TEXT, sizeof head + bytes);
 }
 
-/* Each takes a slot of the link until the mesh looks for prompts, between two steps. */
+/* Each late prompt takes a slot of the link until the mesh checks for prompts, between two steps. */
 static bool has_many_late(const carry_stage *s) {
     return s->texts - s->texts_known >= (uint64_t)s->unanswered + CARRY_STAGE_LATE;
 }
@@ -71,7 +71,7 @@ carry_status carry_stage_late(carry_stage *s) {
     CARRY_SPAN(s->ctx, "stream", "prompt");
     carry_controls_read(s->hooks->controls, &s->state);
     if (s->state.cuts != s->cuts_seen || s->state.prompt_version == s->prompts_sent) {
-        return CARRY_OK; /* the chunk that is under way will not be shown */
+        return CARRY_OK; /* after a cut, the chunk in progress will not be shown */
     }
     CARRY_TRY(carry_conditioning_next(s->conditioning, &s->state, &rows, &is_new));
     if (is_new) {
@@ -83,7 +83,7 @@ carry_status carry_stage_late(carry_stage *s) {
     return CARRY_OK;
 }
 
-/* Seconds that a viewer waits for a chunk. */
+/* Seconds between two chunks as a viewer sees them. */
 static double period_of(const carry_stage *s) {
     const carry_pipeline_options *o = s->options;
     const double pace = o->fps > 0.0 ? (double)(o->chunk * carry_codec_ratio(s->codec)) / o->fps : 0.0;

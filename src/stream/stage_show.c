@@ -1,4 +1,4 @@
-/* Results of stage 0: latents to frames, frames and figures to the viewers. */
+/* Results of stage 0: decodes latents to frames, and sends frames and figures to the viewers. */
 #include <math.h>
 #include <string.h>
 #include <time.h>
@@ -7,7 +7,7 @@
 #include "core/span.h"
 #include "stream/stage.h"
 
-#define FPS_SECONDS 5.0 /* that the frames a second are over */
+#define FPS_SECONDS 5.0 /* the frame rate is an average over this time */
 
 static void rest(double seconds) {
     if (seconds > 0.0) {
@@ -17,8 +17,8 @@ static void rest(double seconds) {
     }
 }
 
-/* With a pace: until these frames are due, or the stream is to stop. Idle time, but for the next chunk, which is begun
-   meanwhile; `left` frames of this one come after these. */
+/* With a pace: waits until these frames are due or the stream is to stop. The next chunk is started meanwhile. left:
+   number of frames of this chunk that follow these. */
 static carry_status keep_pace(carry_stage *s, int64_t frames, int64_t left, double *waited) {
     *waited = 0.0;
     if (!(s->options->fps > 0.0)) {
@@ -38,7 +38,7 @@ static carry_status keep_pace(carry_stage *s, int64_t frames, int64_t left, doub
     return CARRY_OK;
 }
 
-/* The first frame of a chunk, for a context that starts with it: as a picture would be encoded. */
+/* Encodes the first frame of a chunk as a still picture, for a context that starts with it. */
 static carry_status encode_anchor(carry_stage *s, const float *picture) {
     const int64_t channels = s->config.in_dim;
     const carry_pipeline_options *o = s->options;
@@ -67,7 +67,7 @@ static void take_frame(carry_stage *s, const carry_result *result, int64_t frame
     }
 }
 
-/* One latent frame at a time, so that pending messages make progress in between. */
+/* Decodes one latent frame at a time, so that pending messages make progress in between. */
 static carry_status decode(carry_stage *s, const carry_flight *flight, const carry_result *result,
                            const carry_about *about, carry_chunk_times *times, int64_t *shown) {
     const carry_pipeline_options *o = s->options;
@@ -117,7 +117,7 @@ static double frames_a_second(carry_stage *s, int64_t frames) {
     s->shown_count++;
     const int64_t kept = s->shown_count < CARRY_STAGE_RATES ? s->shown_count : CARRY_STAGE_RATES;
     double first = now;
-    int64_t sum = 0; /* of those after the first */
+    int64_t sum = 0; /* frames shown after the time `first` */
     for (int64_t i = 1; i <= kept; i++) {
         const int64_t at = (s->shown_count - i) % CARRY_STAGE_RATES;
         first = s->shown[at].seconds;
@@ -129,7 +129,7 @@ static double frames_a_second(carry_stage *s, int64_t frames) {
     return now > first ? (double)sum / (now - first) : 0.0;
 }
 
-/* Asking costs some microseconds, and the answer seldom changes. */
+/* The query takes some microseconds and its result seldom changes, so it is not made for every chunk. */
 static void look_at_memory(carry_stage *s) {
     size_t available = 0;
     size_t total = 0;
@@ -172,14 +172,15 @@ static void report(carry_stage *s, const carry_chunk_times *t) {
     }
 }
 
-/* From the end of the chunk before to the end of this one, so that the period has in it what stage 0 did for this very
-   chunk: between two results it would have the work for the one before, and where stages take turns the score would
-   be the noise of their difference. */
+/* The period runs from the end of the previous chunk to the end of this one, so that it includes the work of stage 0
+   for this chunk. Measured between two results it would include the work for the previous chunk, and where the
+   stages take turns the score would only be the noise of their difference. */
 static void end_period(carry_stage *s, carry_chunk_times *t) {
     const double now = carry_seconds();
     t->period = s->has_last ? now - s->last_shown - s->paced : 0.0;
     if (t->period > 0.0 && s->paced > 0.0) {
-        /* The mesh worked while stage 0 waited: no pipeline would be faster than its slower stage. */
+        /* While stage 0 waited, the mesh worked, so the difference can be too short: no pipeline is faster than its
+           slower stage. */
         t->period = fmax(t->period, fmax(t->stage0, t->stage1));
     }
     s->paced = 0.0;

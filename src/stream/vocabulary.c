@@ -1,4 +1,4 @@
-/* Words of prompts beside the words of a model. */
+/* Compares the words of prompts with those of a model. */
 #include "stream/vocabulary.h"
 
 #include <ctype.h>
@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "core/file.h"
 
-#define WORD 40 /* bytes shown of one; longer ones are cut, and always unknown */
+#define WORD 40 /* maximum bytes of a word; longer words are cut and count as unknown */
 
 carry_status carry_vocabulary_read(carry_ctx *ctx, char words[CARRY_VOCABULARY], const char *folder) {
     char path[CARRY_FILE_PATH];

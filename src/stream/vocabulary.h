@@ -1,7 +1,7 @@
-/* Words that a model was trained on, and those of a prompt that it was not: to it they are noise (model/dit/words.h).
+/* Finds the words of a prompt on which a model was not trained. To the model they are noise (model/dit/words.h).
 
-   A model's folder says its words in words.txt, separated by spaces or lines, in lower case; `carry train dit` writes
-   it. Models without the file are taken to know every word. */
+   A model's folder lists its words in words.txt, separated by spaces or lines, in lower case; `carry train dit`
+   writes it. Models without the file are assumed to know every word. */
 #ifndef CARRY_STREAM_VOCABULARY_H
 #define CARRY_STREAM_VOCABULARY_H
 
@@ -11,11 +11,12 @@
 
 #define CARRY_VOCABULARY 4096
 
-/* Of a model's folder, separated by single spaces; "" where there is no words.txt. CARRY_EFORMAT: longer than fits. */
+/* Reads the words of a model's folder, separated by single spaces; "" without a words.txt. CARRY_EFORMAT: they do
+   not fit. */
 carry_status carry_vocabulary_read(carry_ctx *ctx, char words[CARRY_VOCABULARY], const char *folder);
 
-/* Appends the words of a prompt that are not among words to unknown, as "'zebra', 'moon'", each once, as far as they
-   fit. Numbers are weights, and no words. */
+/* Appends the words of the prompt that are not in `words` to `unknown`, as "'zebra', 'moon'", each once, as far as
+   they fit. Numbers are weights and not counted as words. */
 void carry_vocabulary_compare(char *unknown, size_t size, const char *words, const char *prompt, size_t length);
 
 #endif

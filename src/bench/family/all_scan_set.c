@@ -1,4 +1,4 @@
-/* Inputs of All-Scan problems, and what they do to a state by definition. */
+/* Inputs of All-Scan problems, and the float64 definition of what they do to a state. */
 #include "bench/family/all_scan_set.h"
 
 #include <math.h>
@@ -37,7 +37,8 @@ static float dot(const float *a, const float *b, int64_t count) {
     return (float)sum;
 }
 
-/* Of one head: keys to length 1, and Y[t] = beta[t] (k[t] - sum over s < t of (k[t] k[s]) Y[s]). */
+/* For one head: normalizes the keys to length 1, and computes Y[t] = beta[t] (k[t] - sum over s < t of (k[t] k[s])
+   Y[s]). */
 static void fill_factors(float *W, float *Y, const float *beta, int64_t rows, int64_t key) {
     for (int64_t t = 0; t < rows; t++) {
         float *k = W + t * key;
@@ -59,7 +60,7 @@ static void fill_factors(float *W, float *Y, const float *beta, int64_t rows, in
     }
 }
 
-/* gamma (I - W^T Y) of one head. */
+/* M = gamma (I - W^T Y) for one head. */
 static void multiply_out(float *M, const float *W, const float *Y, float gamma, int64_t rows, int64_t key) {
     for (int64_t i = 0; i < key; i++) {
         float *row = M + i * key;
@@ -113,7 +114,7 @@ static carry_status make_dense(carry_ctx *ctx, carry_all_scan_args *args, const 
         multiply_out((float *)args->M.data + head * p->key * p->key, (const float *)args->W.data + at,
                      (const float *)args->Y.data + at, ((const float *)args->gamma.data)[head], rows, p->key);
     }
-    free_factors(args); /* the dense kind is not given them */
+    free_factors(args); /* the dense kind does not take the factors */
     return status;
 }
 
@@ -168,14 +169,14 @@ double carry_all_scan_set_bytes(const carry_all_scan_problem *p) {
     return sizeof(float) * heads * (map + 3.0 * key * (double)p->value);
 }
 
-/* to += factor * from, of value numbers. */
+/* to += factor * from, for vectors of `value` numbers. */
 static void add_row(double *to, double factor, const double *from, int64_t value) {
     for (int64_t v = 0; v < value; v++) {
         to[v] += factor * from[v];
     }
 }
 
-/* gamma (S - W^T (Y S)) of one head, row of W and Y by row. */
+/* to = gamma (S - W^T (Y S)) for one head, one row of W and Y at a time. */
 static void apply_factors(double *to, const double *S, const carry_all_scan_args *args, int64_t head,
                           const carry_all_scan_problem *p, double *row) {
     const float *W = (const float *)args->W.data + head * p->rows * p->key;

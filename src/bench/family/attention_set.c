@@ -1,4 +1,4 @@
-/* The tensors of a problem of attention: attention_set.h. */
+/* The tensors of an attention problem: attention_set.h. */
 #include "bench/family/attention_set.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* A block of a video transformer on a device: what it works on, what it sees, where its keys go. */
+/* A block of a video transformer on a device: its tensors, the keys it attends to, and the rows where its keys go. */
 #include "bench/family/block_side.h"
 
 #include "carry/device.h"
@@ -65,7 +65,7 @@ static carry_attention_args see_text(const carry_dit_call *call, int64_t block, 
     return see(call, r, true);
 }
 
-/* All at the end of the cache; chosen tokens each to its own row. */
+/* The rows of the cache for keys and values: all tokens go to its end, and chosen tokens each to their own row. */
 static int64_t place(const carry_dit_call *call, int64_t block, int64_t group, int64_t at, carry_tensor *k,
                      carry_tensor *v) {
     const carry_block_side *s = call->owner;

@@ -1,4 +1,4 @@
-/* Memory of a problem. */
+/* Checks the memory of a problem. */
 #include "bench/family/capacity.h"
 
 #include "core/context.h"

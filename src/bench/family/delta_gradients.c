@@ -1,4 +1,4 @@
-/* Comparing the gradients of a delta-rule problem: delta_gradients.h. */
+/* Compares the gradients of a delta-rule problem: delta_gradients.h. */
 #include "bench/family/delta_gradients.h"
 
 #include <math.h>
@@ -10,8 +10,8 @@
 #include "core/memory.h"
 #include "core/tensor.h"
 
-/* Against a float64 central difference along one random direction: (L(x + e d) - L(x - e d)) / 2e = <dL/dx, d>. The
-   whole gradient is compared with vectors made elsewhere by carry check --golden, and by the tests. */
+/* Compares dv with a float64 central difference along one direction: (L(x + e d) - L(x - e d)) / 2e = <dL/dx, d>.
+   carry check --golden and the tests compare the whole gradient with vectors from other programs. */
 carry_status carry_delta_gradients_dv(carry_ctx *ctx, carry_delta_set *s, const carry_delta_problem *problem,
                                       bool initial, carry_deviation *deviations, int *count) {
     carry_delta_problem p = *problem;
@@ -58,7 +58,7 @@ static carry_deviation compare(const char *name, const carry_tensor *got, const 
     for (int64_t i = 0; i < carry_tensor_count(wanted); i++) {
         room[i] = carry_tensor_at(wanted, i);
     }
-    /* Both round sums of up to K + V + C terms, and their results to the type: twice the bounds of one of them. */
+    /* Both sides round sums of up to K + V + C terms, and their results to the type: twice the bound of one side. */
     return carry_deviation_of(name, got, room, 1e-4 + 2.0 * carry_unit_roundoff(got->dtype));
 }
 

@@ -70,7 +70,7 @@ static carry_status run_once(carry_comm *comm, carry_delta_ranks_reference *r, d
     return carry_collective_agree(comm, status);
 }
 
-/* With v moved along grad_o, one way and the other. */
+/* Runs the reference twice, with v moved by plus and minus a permutation of grad_o. */
 static carry_status run_sides(carry_comm *comm, carry_delta_ranks_reference *r, carry_delta_set *s,
                               const carry_delta_problem *problem, bool initial) {
     const int64_t size = carry_tensor_count(&s->v);

@@ -1,4 +1,4 @@
-/* Steps with a ring as a problem: parsing, memory, running and checking them. */
+/* Steps with a ring as a problem: parses, allocates, runs and checks them. */
 #include "bench/family/delta_ring.h"
 
 #include <stdlib.h>
@@ -43,7 +43,7 @@ carry_status carry_bench_ring_run(const carry_bench_ring *ring, carry_delta_plan
     return CARRY_OK;
 }
 
-/* The same token again and again: a stride of 0. */
+/* A view that repeats the same token, with a stride of 0. */
 static carry_tensor repeated(carry_tensor one, int64_t times) {
     one.shape[1] = times;
     one.stride[1] = 0;

@@ -115,7 +115,7 @@ carry_status carry_delta_set_new(carry_ctx *ctx, carry_delta_set *s, const carry
     return fill(ctx, s, backward, seed, rank);
 }
 
-/* The tensors of a set by number; those from TENSORS_READ on are written. */
+/* The tensors of a set by index; those from TENSORS_READ on are written. */
 enum { TENSORS = 15, TENSORS_READ = 6 };
 
 static carry_tensor *tensor_at(carry_delta_set *s, int index) {
@@ -159,7 +159,7 @@ static carry_status move_written(carry_ctx *ctx, carry_delta_set *to, carry_delt
 }
 
 carry_status carry_delta_set_poison(carry_ctx *ctx, carry_delta_set *set, carry_delta_set *host) {
-    for (int i = TENSORS_READ + 1; i < TENSORS; i++) { /* but for the state, which a step reads too */
+    for (int i = TENSORS_READ + 1; i < TENSORS; i++) { /* all but the state, which a step also reads */
         if (tensor_at(host, i)->data != NULL) {
             carry_poison(tensor_at(host, i));
         }
@@ -224,9 +224,9 @@ carry_delta_backward_args carry_delta_set_backward(carry_delta_set *s, const car
                                        .initial_state = initial ? s->state : (carry_tensor){0}};
 }
 
-/* A sum over K and over a chunk rounds about sqrt(K + C) times 2^-24 of its terms, the recurrence forgets within a few
-   tokens here, and the triangular solve at most triples it; 64 covers K = 256. A GPU's tensor cores multiply what was
-   rounded to the type of q, k and v: some roundings of it. */
+/* A sum over K and over a chunk rounds by about sqrt(K + C) times 2^-24 of its terms, the recurrence forgets within
+   a few tokens here, and the triangular solve at most triples the error; a factor of 64 covers K = 256. Tensor cores
+   of a GPU multiply values rounded to the type of q, k and v, which adds a few of its roundings. */
 double carry_delta_set_bound(const carry_delta_plan *plan, carry_dtype result) {
     const carry_delta_problem *p = &plan->problem;
     bool products =

@@ -1,9 +1,10 @@
 /* The scan across ranks as problems: allscan:wy:bf16:h16:k128:v128:p8.
 
-   Words: wy or dense (K x K transitions, as the WY form of a range of the delta rule gives them), factors (those forms
-   themselves, r rows), diagonal; f32 or bf16 is what travels; reversed, initial (a state), gather (LASP-2:
-   algo=gather), same (the reference is a scan by one device in the same precision: it rounds its states to what
-   travels, and errors are of norms). p ranks work on it together. Inputs as all_scan_set.h says, every rank its own. */
+   Words: wy or dense (K x K transitions, as the WY form of a range of the delta rule gives them), factors (those
+   forms themselves, with r rows), diagonal; f32 or bf16 is the type of messages; reversed, initial (a state), gather
+   (LASP-2: algo=gather), same (the reference is a scan by one device in the same precision: it rounds its states to
+   the type of messages, and errors are relative to norms). p ranks solve it together. Each rank has its own inputs
+   (all_scan_set.h). */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,13 +31,14 @@ typedef struct instance {
     int copies, current;
     carry_all_scan_set sets[MAX_COPIES];
     int device;
-    char way[CARRY_PROBLEM_WORD];          /* of its memory between ranks, or "" */
-    carry_comm *moving;                    /* over base.comm, for a GPU; else NULL */
-    carry_all_scan_args there[MAX_COPIES]; /* the sets in its memory */
+    char way[CARRY_PROBLEM_WORD];          /* the communicator for the GPU's memory, or "" */
+    carry_comm *moving;                    /* a communicator over base.comm that moves GPU memory; NULL on the CPU */
+    carry_all_scan_args there[MAX_COPIES]; /* the sets in the device's memory */
     carry_all_scan_plan *plan;
     void *workspace;
     double *entering, *leaving, *row; /* float64 reference of set 0 */
-    double met[2];                    /* the largest number among the states up to each of the first two */
+    /* The largest magnitude among the states up to `entering`, and up to `leaving`. */
+    double met[2];
     bool has_reference;
 } instance;
 
@@ -103,7 +105,7 @@ static carry_status parse(carry_ctx *ctx, instance *it, carry_problem *problem) 
     return CARRY_OK;
 }
 
-/* The tensors of a call, those that are written first. */
+/* The tensors of a call; those that are written come first. */
 enum { TENSORS = 8, WRITTEN = 2 };
 
 static void list_tensors(carry_all_scan_args *args, carry_tensor *all[TENSORS]) {
@@ -116,7 +118,7 @@ static size_t tensor_bytes(const carry_tensor *tensor) {
     return (size_t)carry_tensor_count(tensor) * carry_dtype_size(tensor->dtype);
 }
 
-/* A set in the GPU's memory. */
+/* Copies a set to the GPU's memory. */
 static carry_status upload(instance *it, int index) {
     carry_tensor *all[TENSORS];
     it->there[index] = it->sets[index].args;
@@ -169,7 +171,7 @@ static void close_instance(void *given) {
     free(it);
 }
 
-/* The rank where the scan starts, which has the initial state. */
+/* True for the rank where the scan starts, which has the initial state. */
 static bool is_first(const instance *it) {
     return carry_comm_rank(it->base.comm) == (it->problem.reversed ? carry_comm_size(it->base.comm) - 1 : 0);
 }
@@ -184,7 +186,7 @@ static carry_status make_plan(void *given, const char *method) {
                                    &(carry_all_scan_options){CARRY_INIT(carry_all_scan_options), .algorithm = method});
 }
 
-/* Sizes are refused before memory is asked for: by a plan for one rank, which takes no ranks to make. */
+/* Refuses sizes before memory is allocated, by making a plan for one rank, which needs no other ranks. */
 static carry_status check_sizes(instance *it) {
     carry_comm *one = NULL;
     carry_all_scan_plan *probe = NULL;
@@ -237,7 +239,8 @@ static carry_status choose(void *given, const char *method) {
     it->workspace = NULL;
     CARRY_TRY(make_plan(it, method)); /* the same status on every rank */
     const size_t wanted = carry_all_scan_run_workspace(it->plan);
-    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->device, wanted); /* NULL where it fails */
+    /* The workspace stays NULL if this fails. */
+    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->device, wanted);
     return carry_collective_agree(it->base.comm,
                                   it->workspace != NULL
                                       ? CARRY_OK
@@ -254,7 +257,7 @@ static const char *about_plan(const void *given) {
     return carry_all_scan_plan_about(((const instance *)given)->plan);
 }
 
-/* Without the leaving state: callers that carry a state into a part of a sequence do not use it. */
+/* Runs without the leaving state: callers that pass a state into a part of a sequence do not use it. */
 static carry_status run(void *given) {
     instance *it = given;
     it->current = (it->current + 1) % it->copies;
@@ -264,7 +267,7 @@ static carry_status run(void *given) {
     return carry_stream_wait(it->base.ctx, it->device, carry_ctx_stream(it->base.ctx, it->device));
 }
 
-/* Of this rank, in the last run. */
+/* The counts of this rank's last run. */
 static carry_counts counts(const void *given) {
     const instance *it = given;
     carry_all_scan_counts done = {CARRY_INIT(carry_all_scan_counts)};
@@ -304,7 +307,8 @@ static double largest_of(const double *numbers, size_t count, double so_far) {
     return so_far;
 }
 
-/* The loop over ranks in float64: each waits for the state that enters, and hands on what its own part makes of it. */
+/* The loop over ranks in float64: each rank waits for the entering state, applies its transition and sends the
+   result on. */
 static carry_status make_reference(instance *it) {
     if (it->has_reference) {
         return CARRY_OK;
@@ -338,22 +342,23 @@ static carry_status make_reference(instance *it) {
     return CARRY_OK;
 }
 
-/* A product in f32 adds to each number the rounding of K terms, about sqrt(K) 2^-24 of the largest state, for |M| is at
-   most 1; a factor's two products twice that; composing pairs first, as gather and doubling do, twice again. What
-   travels as bf16 is rounded by 2^-8 at every hand-over, up or down, so that they add up like their root. Transitions
-   forget 1/10 of a state a rank on average: what is 32 ranks back does not count.
+/* An f32 product adds to each number the rounding of K terms, about sqrt(K) 2^-24 of the largest state, since |M| is
+   at most 1. The two products of factors add twice that, and composing pairs first, as gather and doubling do,
+   doubles it again. Messages in bf16 round by 2^-8 at every transfer, up or down, so these errors grow like a square
+   root. Transitions forget 1/10 of a state per rank on average, so ranks more than 32 back do not count.
 
-   The largest state is that of all ranks so far: M S + L may cancel, and of a state of one number little is left then.
- */
+   The largest state is the maximum over all ranks so far: M S + L may cancel, which can leave little of a state with
+   a single number. */
 static double bound_of(const instance *it) {
     const double hops = fmin((double)carry_comm_size(it->base.comm), 32.0);
     const double products = 4.0 * 0x1p-24 * sqrt((double)it->problem.key + 4.0) * hops;
     return products + (it->problem.wire == CARRY_BF16 ? 2.0 * carry_unit_roundoff(CARRY_BF16) * sqrt(hops) : 0.0);
 }
 
-#define SAME 1e-3 /* of the norm: a number that is rounded the other way is off by 2^-8 of itself, and few are */
+/* Relative to the norm: a number rounded in the other direction differs by 2^-8 of itself, and few numbers do. */
+#define SAME 1e-3
 
-/* |result - reference| / |reference|, by the squares of all numbers. */
+/* |result - reference| / |reference|, with Euclidean norms over all numbers. */
 static double distance(const carry_tensor *result, const double *reference) {
     double apart = 0.0, all = 0.0;
     for (int64_t i = 0; i < carry_tensor_count(result); i++) {
@@ -371,7 +376,8 @@ static carry_deviation deviation_of(const instance *it, int which) {
     d.error = it->met[which] > 0.0 ? d.absolute / it->met[which] : d.absolute;
     if (it->same) {
         const char *name = carry_all_scan_plan_algorithm(it->plan);
-        const bool rounds_alike = strcmp(name, "chain") == 0 || strcmp(name, "serial") == 0; /* others compose first */
+        /* Other algorithms compose first. */
+        const bool rounds_alike = strcmp(name, "chain") == 0 || strcmp(name, "serial") == 0;
         d.error = distance(result, reference);
         d.bound = rounds_alike ? SAME : d.bound;
     }

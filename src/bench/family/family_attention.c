@@ -1,8 +1,9 @@
 /* Softmax attention as problems: attention:bf16:h40:q2160:kv4320:d128:bias.
 
-   Inputs are normal, [rows, h, d] packed. bias: keys in three runs, the first eighth, the middle and the last half,
-   with ln 0.5 on the middle one. causal: queries are the last q of kv tokens. hk: heads of keys and values. backward:
-   the gradients of one forward pass, which is not timed; dk and dv add up over the runs. */
+   Inputs are normal, [rows, h, d], packed. bias: the keys form three runs, the first eighth, the middle and the last
+   half, with ln 0.5 on the middle one. causal: the queries are the last q of kv tokens. hk: the number of heads of
+   keys and values. backward: the gradients of one forward pass, which is not timed; dk and dv accumulate over the
+   runs. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -18,7 +19,8 @@
 #include "bench/family/family.h"
 #include "bench/timer.h"
 
-/* Products that the float64 reference may do, about a second's worth: of larger problems a part is compared. */
+/* Products that the float64 reference may compute, about one second of work. Only a part of larger problems is
+   compared. */
 #define COMPARED 1e8
 
 typedef struct instance {
@@ -28,7 +30,7 @@ typedef struct instance {
     carry_tensor here[SET_TENSORS];              /* set 0 on the CPU */
     void *workspace;
     size_t workspace_bytes;
-    double *reference; /* of what is compared */
+    double *reference; /* for the compared part */
 } instance;
 
 static const char takes[] = "f32, bf16 or f16, h, hk (h unless given), q, kv (q unless given), d, bias, causal, "
@@ -121,7 +123,7 @@ static void release(void *given) {
     for (int i = 0; i < it->base.copies; i++) {
         carry_attention_set_free(it->base.ctx, it->set[i], it->p.device);
     }
-    if (it->p.device != 0) { /* else it is set 0 itself */
+    if (it->p.device != 0) { /* otherwise it is set 0 itself */
         carry_attention_set_free(it->base.ctx, it->here, 0);
     }
     carry_device_free(it->base.ctx, it->p.device, it->workspace);
@@ -163,7 +165,8 @@ static carry_status choose(void *given, const char *wanted) {
         return CARRY_OK;
     }
     CARRY_TRY(carry_device_alloc(it->base.ctx, &it->workspace, it->p.device, it->workspace_bytes));
-    for (int i = 0; it->p.backward && i < it->base.copies; i++) { /* o and lse of every set, as backward wants them */
+    /* Makes o and lse of every set, which backward needs. */
+    for (int i = 0; it->p.backward && i < it->base.copies; i++) {
         CARRY_TRY(forward_on(it, i));
     }
     return CARRY_OK;
@@ -206,8 +209,7 @@ static carry_tensor part_of(const instance *it, int tensor, int64_t rows, int64_
     return part;
 }
 
-/* carry_deviation_of takes packed tensors: the part is packed in the memory of the part itself, whose rows only move
-   forward. */
+/* carry_deviation_of takes packed tensors, so the part is packed in place; rows only move towards the front. */
 static carry_deviation deviation_of(const char *name, carry_tensor part, const double *reference, double bound) {
     size_t row = (size_t)(part.shape[1] * part.shape[2]) * carry_dtype_size(part.dtype);
     size_t apart = (size_t)part.stride[0] * carry_dtype_size(part.dtype);
@@ -225,7 +227,7 @@ static carry_status reserve(instance *it, int64_t count) {
                                  : carry_fail(it->base.ctx, CARRY_EMEMORY, "out of memory: the float64 reference");
 }
 
-/* Set 0 from the CPU to the device or back. */
+/* Copies a tensor of set 0 from the CPU to the device or back. */
 static carry_status copy_set(instance *it, int tensor, bool back) {
     const int device = it->p.device;
     void *here = it->here[tensor].data, *there = it->set[0][tensor].data;
@@ -238,16 +240,16 @@ static carry_status copy_set(instance *it, int tensor, bool back) {
     return carry_stream_wait(it->base.ctx, device, stream);
 }
 
-/* Heads of which `each` products a head are within what is compared, whole groups. */
+/* The number of heads to compare, in whole groups, if each head costs `each` products. */
 static int64_t heads_compared(const instance *it, double each) {
     const int64_t group = it->p.heads / it->p.key_heads;
     const int64_t heads = ((int64_t)(COMPARED / each) / group + 1) * group;
     return heads < it->p.heads ? heads : it->p.heads;
 }
 
-/* Some queries of all heads: they are independent of each other. Of a causal call, all queries of some heads. Errors of
-   scores, exponentials and sums are a few 2^-24 times sqrt(d); a device rounds probabilities to its 16 bits before they
-   meet v. */
+/* Compares some queries of all heads, which are independent of each other; for a causal call, all queries of some
+   heads. Errors of scores, exponentials and sums are a few 2^-24 times sqrt(d); a device also rounds probabilities
+   to 16 bits before it multiplies them with v. */
 static carry_status compare_forward(instance *it, carry_deviation *deviations, int *count) {
     double each = (double)it->p.heads * (double)it->p.keys * (double)it->p.dim;
     int64_t step = it->p.causal ? 1 : 1 + (int64_t)((double)it->p.queries * each / COMPARED);
@@ -276,7 +278,7 @@ static carry_status compare_forward(instance *it, carry_deviation *deviations, i
     return CARRY_OK;
 }
 
-/* The first heads. mean = dO.O is of the stored o: its rounding is in every gradient. */
+/* Compares the first heads. mean = dO.O uses the stored o, whose rounding is in every gradient. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
     double each = (double)it->p.queries * (double)it->p.keys * (double)it->p.dim;
     const int64_t heads = heads_compared(it, each);
@@ -304,7 +306,7 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
     CARRY_TRY(reserve(it, of_queries + 2 * of_keys));
     double *dk = it->reference + of_queries;
     CARRY_TRY(carry_attention_reference_backward(it->base.ctx, it->reference, dk, dk + of_keys, &args));
-    /* A device rounds probabilities and their slopes to its 16 bits before they are multiplied. */
+    /* A device rounds probabilities and their gradients to 16 bits before it multiplies them. */
     const double roundings = it->p.dtype == CARRY_F32 ? 0.0 : it->p.device != 0 ? 12.0 : 4.0;
     double bound = 1024.0 * 0x1p-24 + roundings * carry_unit_roundoff(it->p.dtype);
     deviations[0] = deviation_of("dq", parts[SET_DQ], it->reference, bound);

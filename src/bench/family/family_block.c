@@ -1,11 +1,11 @@
-/* One block of a video transformer as problems: block:bf16:h40:d128:ff13824:q2160:kv4320:text512:device=cuda
-   is a block of 14B over 2160 tokens, which go into the last rows of a cache of 4320, and 512 rows of text whose keys
-   and values are there. It is the block that streams and training have (model/dit/dit_block.h).
+/* One block of a video transformer as problems: block:bf16:h40:d128:ff13824:q2160:kv4320:text512:device=cuda is a
+   block of the 14B model over 2160 tokens, which go into the last rows of a cache of 4320 rows, and 512 rows of text
+   whose keys and values exist already. It is the same block that streams and training use (model/dit/dit_block.h).
 
-   Weights are normal with a variance of one over their inputs. Of the result some tokens are compared with the same
-   block on the CPU in f32, their keys and values too; those of other tokens it takes from the cache as it was left.
-   There is one set of tensors, more than a cache for the sizes that matter, and the block works on the x that it left.
- */
+   Weights are normal with a variance of one over the number of their inputs. Some tokens of the result, with their
+   keys and values, are compared with the same block on the CPU in f32, which takes the keys and values of other
+   tokens from the GPU's cache. There is one set of tensors, larger than a cache for the sizes that matter, and each
+   run works on the x that the previous run left. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +21,7 @@
 #include "bench/timer.h"
 #include "model/host.h"
 
-/* Products of the CPU, about a second's worth; and a token is compared whatever it costs. */
+/* Products that the CPU may compute, about one second of work; at least some tokens are compared in any case. */
 #define COMPARED 1e10
 
 typedef struct instance {
@@ -29,7 +29,7 @@ typedef struct instance {
     carry_block_sizes sizes;
     carry_block_side here, there;
     int64_t token[64];
-    uint16_t *results; /* of the tokens that are compared: x, k, v */
+    uint16_t *results; /* results of the compared tokens: x, k, v */
     double *reference;
 } instance;
 
@@ -72,7 +72,7 @@ static carry_status parse(void *given, carry_problem *problem) {
     return CARRY_OK;
 }
 
-/* Both have the same weights, which bf16 has exactly. */
+/* Both sides have the same weights, rounded so that bf16 represents them exactly. */
 static carry_status make_weights(instance *it) {
     const carry_dit_config config = carry_block_config(&it->sizes);
     CARRY_TRY(carry_dit_new(it->base.ctx, &it->here.dit, &config, NULL, 0));
@@ -87,7 +87,7 @@ static carry_status make_weights(instance *it) {
     return carry_parameters_want_low(there, CARRY_BF16);
 }
 
-/* Row `row` of tensor `tensor`, of which there are as many as the block on the GPU has. */
+/* Fills a tensor with its initial values: normal random numbers, or the rotary table of the sizes on the GPU. */
 static carry_status fill_rows(const instance *it, carry_tensor t, int tensor) {
     if (tensor != CARRY_BLOCK_TABLE) {
         return carry_random_normal(it->base.ctx, carry_reshape_1d(t, carry_tensor_count(&t)), it->base.seed,
@@ -102,7 +102,7 @@ static carry_status fill_rows(const instance *it, carry_tensor t, int tensor) {
     return CARRY_OK;
 }
 
-/* The initial values of a tensor of the GPU, in host memory, which the caller frees; uploaded if `sends`. */
+/* Makes the initial values of a GPU tensor in host memory, which the caller frees; uploads them if `sends`. */
 static carry_status made(const instance *it, int tensor, carry_tensor *host, bool sends) {
     *host = it->there.t[tensor];
     host->device = 0;
@@ -115,7 +115,7 @@ static carry_status made(const instance *it, int tensor, carry_tensor *host, boo
     return carry_stream_wait(it->base.ctx, it->base.device, carry_ctx_stream(it->base.ctx, it->base.device));
 }
 
-/* One set: its weights alone exceed caches. */
+/* Makes one set: its weights alone exceed the caches. */
 static carry_status make_set(void *given, int index, uint64_t seed) {
     instance *it = given;
     (void)seed;
@@ -141,7 +141,7 @@ static void release(void *given) {
     free(it->reference);
 }
 
-/* Weights and biases of the block, and what it reads and writes. */
+/* Bytes of the block's weights and biases, and of what it reads and writes. */
 static double bytes(const void *given) {
     const instance *it = given;
     const double D = (double)(it->sizes.heads * it->sizes.head);
@@ -192,7 +192,7 @@ static carry_counts counts(const void *given) {
                           .tokens = T};
 }
 
-/* Some rows of a tensor in host memory to the CPU's side, in f32. */
+/* Converts rows of a host tensor to f32 for the CPU's side; token NULL: all rows. */
 static carry_status give_rows(instance *it, int tensor, carry_tensor host, const int64_t *token) {
     carry_tensor to = it->here.t[tensor];
     for (int64_t i = 0; token != NULL && i < it->here.rows; i++) {
@@ -201,7 +201,7 @@ static carry_status give_rows(instance *it, int tensor, carry_tensor host, const
     return token == NULL ? carry_convert(it->base.ctx, to, host) : CARRY_OK;
 }
 
-/* The CPU's side: the same inputs, of the chosen tokens, and the cache as the GPU left it. */
+/* Prepares the CPU's side: the same inputs for the chosen tokens, and the cache as the GPU left it. */
 static carry_status prepare_here(instance *it) {
     carry_status status = carry_block_side_take(&it->here);
     for (int i = 0; status == CARRY_OK && i < CARRY_BLOCK_TENSORS; i++) {
@@ -227,8 +227,9 @@ static carry_status prepare_here(instance *it) {
 static carry_status compare_tokens(instance *it, carry_deviation *deviations) {
     const int64_t D = it->sizes.heads * it->sizes.head;
     const int64_t tokens = it->here.rows;
-    /* In units of bf16's rounding: h, q or k; and for x those of h, attention's p and o, y, and x itself, in each of
-       three parts. The largest of many, over the largest element. */
+    /* Bounds in units of bf16's rounding: for k and v that of h and of themselves; for x those of h, attention's p
+       and o, y, and x itself, in each of three parts. Errors are the largest of many, relative to the largest
+       element. */
     static const struct {
         const char *name;
         double units;
@@ -249,7 +250,8 @@ static carry_status compare_tokens(instance *it, carry_deviation *deviations) {
     return CARRY_OK;
 }
 
-/* x as it was made, and NaN in the rows of the cache that the block writes; then the block on the GPU. */
+/* Resets x to its initial values and fills the rows of the cache that the block writes with NaN, then runs the block
+   on the GPU. */
 static carry_status run_anew(instance *it) {
     carry_status status = CARRY_OK;
     for (int i = 0; status == CARRY_OK && i < CARRY_BLOCK_TENSORS; i++) {
@@ -281,7 +283,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     const int64_t most = it->sizes.queries < 64 ? it->sizes.queries : 64;
     int64_t tokens = (int64_t)(COMPARED / each);
     tokens = tokens > most ? most : tokens < 2 ? (most < 2 ? most : 2) : tokens;
-    for (int64_t i = 0; i < tokens; i++) { /* spread over all, the last one among them */
+    for (int64_t i = 0; i < tokens; i++) { /* spread over all tokens, including the last */
         it->token[i] = tokens > 1 ? i * (it->sizes.queries - 1) / (tokens - 1) : it->sizes.queries - 1;
     }
     const size_t size = (size_t)(tokens * it->sizes.heads * it->sizes.head);

@@ -1,9 +1,9 @@
-/* The scan across ranks on a simulated cluster: cluster:wy:bf16:h16:k128:v128:p1024. The library's own algorithms are
-   recorded and replayed (scan/all_scan/all_scan_simulate.h) in nodes of `node` GPUs; a run's time is the simulated one,
-   and nothing is computed that could be compared.
+/* The scan across ranks on a simulated cluster: cluster:wy:bf16:h16:k128:v128:p1024. The library's own algorithms
+   are recorded and replayed (scan/all_scan/all_scan_simulate.h) in nodes of `node` GPUs. The time of a run is the
+   simulated one, and there are no results to compare.
 
-   near, far: GB/s of a GPU inside a node and to others; nearlatency, farlatency: ns. The costs of products and memory
-   are an H200's (docs/results/ranks.md). */
+   near, far: GB/s of a GPU inside a node and to other nodes; nearlatency, farlatency: ns. The costs of products and
+   memory are those of an H200 (docs/results/ranks.md). */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,8 +13,8 @@
 #include "bench/family/family.h"
 #include "scan/all_scan/all_scan_simulate.h"
 
-/* carry bench matmul:bf16:b1:n128:device=cuda takes 2.46 us, b16 3.14 us, b64 5.20 us: 2.4 us and 43 ns a product; its
-   memory copies 4.2 TB/s. A step of a walk waits for the one before: half a microsecond is assumed. */
+/* carry bench matmul:bf16:b1:n128:device=cuda takes 2.46 us, b16 3.14 us, b64 5.20 us: 2.4 us plus 43 ns per
+   product. Its memory copies 4.2 TB/s. A step of a walk waits for the one before it; half a microsecond is assumed. */
 static const carry_all_scan_costs h200 = {.launch = 2.4e-6, .step = 0.5e-6, .product = 97e12, .memory = 4.2e12};
 
 typedef struct instance {
@@ -22,7 +22,7 @@ typedef struct instance {
     carry_all_scan_problem problem;
     carry_all_scan_network network;
     int ranks;
-    carry_all_scan_simulated result; /* of the method that was chosen */
+    carry_all_scan_simulated result; /* of the chosen method */
     char about[256];
 } instance;
 
@@ -89,7 +89,7 @@ static const char *about_plan(const void *given) {
     return ((const instance *)given)->about;
 }
 
-/* Every run is the same: it was simulated when its method was chosen. */
+/* Does nothing: the run was simulated when its method was chosen. */
 static carry_status run(void *given) {
     (void)given;
     return CARRY_OK;

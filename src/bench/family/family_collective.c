@@ -1,10 +1,10 @@
-/* Collectives and messages between ranks as problems: allreduce:bf16:2160x5120:p2, allgather, reducescatter, broadcast,
-   sendrecv (every rank sends to the next and receives from the one before). Sizes are of the whole tensor, as every
-   rank has it afterwards: allgather's pieces and reducescatter's results are 1/p of it.
+/* Collectives and messages between ranks as problems: allreduce:bf16:2160x5120:p2, allgather, reducescatter,
+   broadcast, sendrecv (every rank sends to the next and receives from the previous one). Sizes are of the whole
+   tensor: the pieces of allgather and the results of reducescatter are 1/p of it.
 
-   Methods are communicators: the one that the ranks have, for the CPU's memory; with device=cuda those over it that
-   move memory of GPUs. The plan has the time predicted from the same collective at a few sizes (comm/times.h); bench
-   prints the measured time beside it. */
+   Methods are communicators: that of the ranks for CPU memory; with device=cuda those on top of it that move GPU
+   memory. The plan has a time predicted from the same collective at a few sizes (comm/times.h), and bench prints the
+   measured time beside it. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,9 +23,9 @@
 #include "bench/deviation.h"
 #include "bench/family/family_ranks.h"
 
-#define KINDS 16 /* of communicators, more than there are */
+#define KINDS 16 /* maximum number of kinds of communicators */
 
-/* As carry_comm_operation. */
+/* In the order of carry_comm_operation. */
 typedef enum operation { ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, BROADCAST, SEND_RECEIVE } operation;
 
 static const char *const names[] = {"allreduce", "allgather", "reducescatter", "broadcast", "sendrecv"};
@@ -34,9 +34,9 @@ typedef struct instance {
     carry_ranks_instance base;
     operation what;
     carry_dtype dtype;
-    int64_t count, part; /* elements of all, of a rank's part */
+    int64_t count, part; /* number of elements in total, and in a rank's part */
     int device;
-    carry_comm *moving; /* over base.comm, for a GPU; NULL: base.comm itself */
+    carry_comm *moving; /* a communicator over base.comm that moves GPU memory; NULL: base.comm itself */
     void *from, *to;    /* [count] each, on the device */
     void *host;         /* [count] */
     struct {
@@ -118,7 +118,7 @@ static void close_instance(void *given) {
     free(it);
 }
 
-/* Small whole numbers, whose sums of some ranks bf16 holds too. */
+/* Small whole numbers, so that sums over ranks are exact in bf16 too. */
 static float element(int rank, int64_t at) {
     return (float)((int)(carry_philox(5, (uint64_t)rank, (uint64_t)at).word[0] % 9) - 4);
 }
@@ -131,7 +131,7 @@ static void put(void *to, carry_dtype dtype, int64_t at, float value) {
     }
 }
 
-/* This rank's numbers; of an all-gather its part is the beginning. */
+/* Loads this rank's numbers; for an all-gather, its part is the beginning. */
 static carry_status load(instance *it) {
     const int rank = carry_comm_rank(it->base.comm);
     for (int64_t i = 0; i < it->count; i++) {
@@ -178,7 +178,7 @@ static double received(const instance *it) {
 static carry_status predict(instance *it) {
     const char *name = carry_comm_name(comm_of(it));
     int kind = 0;
-    if (carry_comm_size(it->base.comm) == 1) { /* nothing travels */
+    if (carry_comm_size(it->base.comm) == 1) { /* one rank: nothing is sent */
         (void)snprintf(it->about, sizeof it->about, "%s over 1 rank (%s)", names[it->what], name);
         return CARRY_OK;
     }
@@ -214,7 +214,7 @@ static bool is_of_cpu(const char *kind) {
     return false;
 }
 
-/* The same refusal on every rank: it depends on names alone. */
+/* Every rank refuses in the same way, since this depends on names only. */
 static carry_status make_plan(void *given, const char *method) {
     instance *it = given;
     const char *below = carry_comm_name(it->base.comm);
@@ -262,7 +262,8 @@ static const char *about_plan(const void *given) {
     return ((const instance *)given)->about;
 }
 
-/* Until it has happened, on a GPU too. Sums of sums overflow after a while: what is timed are moves and additions. */
+/* Runs the collective and waits for it, on a GPU too. Repeated sums overflow after a while, which is harmless: only
+   moves and additions are timed. */
 static carry_status run(void *given) {
     instance *it = given;
     carry_ctx *ctx = it->base.ctx;
@@ -282,7 +283,7 @@ static carry_counts counts(const void *given) {
                           .waited = -1.0};
 }
 
-/* The element that this rank has at `at` afterwards. */
+/* The element that this rank should have at index `at` afterwards. */
 static double wanted(const instance *it, int64_t at) {
     const int rank = carry_comm_rank(it->base.comm), size = carry_comm_size(it->base.comm);
     const int64_t from = it->what == REDUCE_SCATTER ? rank * it->part + at : at;
@@ -302,7 +303,7 @@ static double wanted(const instance *it, int64_t at) {
     }
 }
 
-/* Whole numbers are added exactly, in bf16 up to 256: 64 ranks. */
+/* Sums of whole numbers are exact, in bf16 up to 256, which is enough for 64 ranks. */
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
     carry_ctx *ctx = it->base.ctx;

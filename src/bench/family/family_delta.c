@@ -1,7 +1,7 @@
 /* The gated delta rule as problems: delta:bf16:b1:t32768:h16:hv32:k128:v128.
 
-   Inputs as delta_set.h says. Words: backward, step (with ring=: delta_ring.h), nogate (DeltaNet), keygate (KDA),
-   initial (a state). With p ranks it is family_delta_ranks.c's. */
+   delta_set.h describes the inputs. Words: backward, step (with ring=: delta_ring.h), nogate (DeltaNet), keygate
+   (KDA), initial (a state). Problems with p ranks belong to family_delta_ranks.c. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -27,7 +27,7 @@ typedef struct instance {
     bool backward, step, initial;
     char gates[CARRY_PROBLEM_WORD]; /* delta_set.h */
     set sets[CARRY_COPIES];         /* on the device */
-    set host;                       /* set 0 on the CPU; the same one where that is the device */
+    set host;                       /* set 0 on the CPU; the same set if that is the device */
     carry_bench_ring ring;
     carry_delta_plan *plan;
     void *workspace, *kept;
@@ -130,7 +130,7 @@ static carry_status make_plan(void *given, bool measure) {
         &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = carry_instance_only(it)});
 }
 
-/* The least that must move: inputs and outputs once; a step reads and writes the state. */
+/* Minimum bytes moved: inputs and outputs once; a step reads and writes the state. */
 static double bytes_of(const instance *it) {
     return it->ring.length > 0 ? carry_bench_ring_bytes(&it->ring, &it->problem)
                                : carry_delta_set_bytes(&it->problem, it->step || it->initial, it->backward);
@@ -160,7 +160,7 @@ static carry_status run_set(instance *it, set *s) {
     return carry_delta_backward(it->plan, &back, it->workspace, carry_delta_backward_workspace(it->plan));
 }
 
-/* Backward is timed with what forward keeps, as training does it: made here once, from set 0. */
+/* Backward is timed with the values that forward keeps, as in training; they are made here once, from set 0. */
 static carry_status prepare_backward(instance *it) {
     carry_device_free(it->base.ctx, it->problem.device, it->kept);
     it->kept = NULL;
@@ -258,7 +258,7 @@ static carry_status make_reference(instance *it) {
     return CARRY_OK;
 }
 
-/* A GPU's gradients against the CPU's; those of the CPU by a difference of the reference. */
+/* Compares a GPU's gradients with the CPU's, and the CPU's with a difference of the reference. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
     const carry_delta_problem *p = &it->problem;
     CARRY_TRY(prepare_backward(it));
@@ -303,7 +303,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     return status;
 }
 
-/* Those of the CPU, then what GPUs have besides, where there is one. */
+/* The methods of the CPU, then those that only GPUs have, if there is one. */
 static const char *method(int index) {
     int count = 0;
     while (carry_delta_name(0, count) != NULL) {

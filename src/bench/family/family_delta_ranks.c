@@ -1,8 +1,8 @@
 /* The gated delta rule over ranks as problems: delta:f32:t32768:h16:k128:v128:p4, :backward.
 
-   t is the whole sequence; p ranks have an equal part of it each, or a token more. Methods are All-Scan's algorithms,
-   by which states go from rank to rank; method=NAME is the delta rule's, wire=bf16 what travels, groups=N of how many
-   heads at once. Inputs as delta_set.h says. */
+   t is the length of the whole sequence; each of p ranks has an equal part of it, or one token more. The methods are
+   All-Scan's algorithms, which pass states between ranks; method=NAME is the method of the delta rule, wire=bf16 the
+   type of messages, and groups=N the number of groups of heads. delta_set.h describes the inputs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -23,19 +23,19 @@
 typedef struct instance {
     carry_ranks_instance base;
     carry_delta_problem problem; /* this rank's part */
-    int64_t total;               /* tokens of all */
-    bool is_last;                /* of the ranks that have tokens */
+    int64_t total;               /* tokens of the whole sequence */
+    bool is_last;                /* the last of the ranks that have tokens */
     bool backward, initial;
     char method[CARRY_PROBLEM_WORD];
     carry_delta_ranks_options options;
     int copies, current;
     carry_delta_set sets[MAX_COPIES]; /* on the device */
-    carry_delta_set host;             /* set 0 on the CPU; the same one where that is the device */
-    char way[CARRY_PROBLEM_WORD];     /* of a GPU's memory between ranks, or "" */
-    carry_comm *moving;               /* over base.comm, for a GPU; else NULL */
+    carry_delta_set host;             /* set 0 on the CPU; the same set if that is the device */
+    char way[CARRY_PROBLEM_WORD];     /* the communicator for the GPU's memory, or "" */
+    carry_comm *moving;               /* a communicator over base.comm that moves GPU memory; NULL on the CPU */
     carry_delta_ranks_plan *plan;
     void *workspace, *kept;
-    int64_t received;                      /* bytes, in the last run */
+    int64_t received;                      /* bytes received in the last run */
     carry_delta_ranks_reference reference; /* of set 0 */
 } instance;
 
@@ -127,7 +127,7 @@ static void close_instance(void *given) {
     free(it);
 }
 
-/* Made on the CPU, and copied where the device is another one. */
+/* Makes a set on the CPU, and copies it if the device is another one. */
 static carry_status make_set(instance *it, int index, uint64_t seed) {
     carry_delta_problem here = it->problem;
     carry_delta_set made = {0};
@@ -152,7 +152,7 @@ static carry_status make_set(instance *it, int index, uint64_t seed) {
 static carry_status fill(void *given, carry_problem *problem, uint64_t seed, int copies) {
     instance *it = given;
     CARRY_TRY(parse(it->base.ctx, it, problem));
-    carry_delta_plan *probe; /* refuses sizes before memory is asked for */
+    carry_delta_plan *probe; /* refuses sizes before memory is allocated */
     carry_delta_problem whole = it->problem;
     whole.tokens = it->total;
     CARRY_TRY(carry_delta_plan_new(
@@ -205,7 +205,8 @@ static carry_status allocate(instance *it) {
     const size_t forward = carry_delta_ranks_forward_workspace(it->plan);
     const size_t backward = it->backward ? carry_delta_ranks_backward_workspace(it->plan) : 0;
     const size_t workspace = forward > backward ? forward : backward, kept = carry_delta_ranks_kept_bytes(it->plan);
-    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, workspace); /* NULL where it fails */
+    /* The workspace stays NULL if this fails. */
+    (void)carry_device_alloc(it->base.ctx, &it->workspace, it->problem.device, workspace);
     if (it->backward && it->copies > 0) {
         (void)carry_device_alloc(it->base.ctx, &it->kept, it->problem.device, kept);
     }
@@ -217,7 +218,7 @@ static carry_status allocate(instance *it) {
     return CARRY_OK;
 }
 
-/* Backward is timed with what forward keeps, as training does it: made here once, from set 0. */
+/* Backward is timed with the values that forward keeps, as in training; they are made here once, from set 0. */
 static carry_status choose(void *given, const char *algorithm) {
     instance *it = given;
     carry_delta_ranks_plan_free(it->plan);
@@ -260,7 +261,7 @@ static carry_status run(void *given) {
     return carry_stream_wait(it->base.ctx, it->problem.device, carry_ctx_stream(it->base.ctx, it->problem.device));
 }
 
-/* Of this rank, in the last run; flops without what ranks cost besides. */
+/* The counts of this rank's last run; flops exclude the additional work for ranks. */
 static carry_counts counts(const void *given) {
     const instance *it = given;
     const double seconds = carry_delta_ranks_last_seconds(it->plan);
@@ -285,9 +286,9 @@ static carry_status make_reference(instance *it) {
     return carry_delta_ranks_reference_run(it->base.comm, &it->reference, &it->host, &here, it->initial);
 }
 
-/* As on one rank (family_delta.c), twice: the states of the ranks' borders are made by other products than those of the
-   tokens. What travels as bf16 rounds a state by 2^-8 at every border, and forgets it as the rule does. Tensor cores
-   take states and corrected values in 16 bits too: a few roundings more. */
+/* Twice the bound for one rank (family_delta.c): the states at the borders of ranks come from other products than
+   those of the tokens. Messages in bf16 round a state by 2^-8 at every border, and the rule then forgets that error.
+   Tensor cores also take states and corrected values in 16 bits, which adds a few roundings. */
 static double bound_of(const instance *it, carry_dtype dtype) {
     const double wire = it->options.wire == CARRY_BF16 ? 2.0 * carry_unit_roundoff(CARRY_BF16) : 0.0;
     const bool tensor_cores = it->problem.device > 0 && it->problem.dtype != CARRY_F32;
@@ -305,7 +306,7 @@ static carry_status compare_forward(instance *it, carry_deviation *deviations, i
     CARRY_TRY(carry_delta_set_download(it->base.ctx, s, &it->sets[0]));
     deviations[0] = carry_deviation_of("o", &s->o, it->reference.o[0], bound_of(it, s->o.dtype));
     deviations[1] = carry_deviation_of("final_state", &s->final, it->reference.leaving, bound_of(it, CARRY_F32));
-    if (!it->is_last) { /* it is written where the sequence ends */
+    if (!it->is_last) { /* only the rank where the sequence ends writes it */
         deviations[1].error = deviations[1].absolute = 0.0;
     }
     CARRY_TRY(carry_ranks_family_worst(it->base.comm, deviations, 2));
@@ -313,7 +314,8 @@ static carry_status compare_forward(instance *it, carry_deviation *deviations, i
     return CARRY_OK;
 }
 
-/* As on one rank: o is linear in v, so a central difference along any direction is exact; ranks add their parts. */
+/* As for one rank: o is linear in v, so a central difference along any direction is exact. The ranks' parts are
+   summed. */
 static carry_status compare_backward(instance *it, carry_deviation *deviations, int *count) {
     carry_delta_set *s = &it->host;
     const int64_t size = carry_tensor_count(&s->v);
@@ -331,7 +333,7 @@ static carry_status compare_backward(instance *it, carry_deviation *deviations, 
     CARRY_TRY(carry_delta_set_download(it->base.ctx, s, &it->sets[0]));
     const float *along = s->grad_o.data;
     const float *dv = s->dv.data;
-    double sums[3] = {0.0}; /* numeric, analytic, squares of its terms */
+    double sums[3] = {0.0}; /* numeric, analytic, sum of the squared analytic terms */
     for (int64_t i = 0; i < size; i++) {
         const double part = (double)dv[i] * (double)along[CARRY_DELTA_RANKS_ALONG(i, size)];
         sums[0] += 0.5 * (it->reference.o[0][i] - it->reference.o[1][i]) * (double)along[i];

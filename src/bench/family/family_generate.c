@@ -34,15 +34,15 @@ typedef struct instance {
     carry_instance base;
     carry_dtype dtype;
     int64_t batch, prompt, tokens;
-    int64_t draft, forced; /* guesses of a step; of them, those that count as right */
+    int64_t draft, forced; /* guesses per step; how many of them count as right */
     char config[CARRY_PROBLEM_WORD];
     carry_lm *lm;
     carry_runner *runner;
     carry_scheduler *scheduler;
     int32_t *ids; /* [batch, prompt] */
     /* Of the last run: */
-    double begun, all_begun, ended; /* seconds: begun, every text has a token, ended */
-    int64_t begun_texts, after;     /* texts with a token; tokens after all_begun */
+    double begun, all_begun, ended; /* times in seconds: start, every text has a token, end */
+    int64_t begun_texts, after;     /* number of texts with a token; number of tokens after all_begun */
     int32_t first;                  /* the first token of the first text */
     double logprob;
     carry_status failure;
@@ -121,7 +121,7 @@ static void on_event(void *user, const carry_sequence_event *event) {
     }
 }
 
-/* Any tokens will do. */
+/* Proposes arbitrary tokens. */
 static int64_t guess(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most) {
     (void)user;
     for (int64_t i = 0; i < most; i++) {
@@ -147,7 +147,7 @@ static carry_status open_engine(instance *it) {
                                                           .user = it});
 }
 
-/* One set: the weights alone exceed caches. */
+/* Makes one set: the weights alone exceed the caches. */
 static carry_status make_set(void *given, int index, uint64_t seed) {
     instance *it = given;
     if (index > 0) {
@@ -231,14 +231,15 @@ static carry_counts counts(const void *given) {
     const double reading = it->all_begun - it->begun;
     const double writing = it->ended - it->all_begun;
     return (carry_counts){.flops = 2.0 * (double)it->lm->own.trained * tokens,
-                          .bytes = weight_bytes(it) * (double)it->tokens, /* at least once a step */
+                          /* Each step reads the weights at least once. */
+                          .bytes = weight_bytes(it) * (double)it->tokens,
                           .tokens = (double)(it->batch * it->tokens),
                           .first = reading > 0.0 ? reading : 0.0,
                           .prompt_rate = reading > 0.0 ? (double)(it->batch * it->prompt) / reading : 0.0,
                           .text_rate = writing > 0.0 ? (double)it->after / writing : 0.0};
 }
 
-/* The logits after the first prompt, by one pass. */
+/* Computes the logits after the first prompt in one pass. */
 static carry_status pass_logits(instance *it, carry_lm_pass *pass, void *memory, void *there, float *logits) {
     const int64_t shape[] = {1, it->lm->config.vocab_size};
     const carry_tensor low = carry_view_on(it->base.device, there, it->dtype, 2, shape);
@@ -269,13 +270,13 @@ static carry_status pass_logits(instance *it, carry_lm_pass *pass, void *memory,
 static double logprob_of(const float *logits, int64_t count, int64_t token) {
     float most = -INFINITY;
     double sum = 0.0;
-    for (int64_t i = 0; i < count; i++) { /* fmax of doubles here ends gcc 12 at -O3 on ARM with an internal error */
+    for (int64_t i = 0; i < count; i++) { /* fmax of doubles here crashes gcc 12 at -O3 on ARM with an internal error */
         most = logits[i] > most ? logits[i] : most;
     }
     for (int64_t i = 0; i < count; i++) {
         sum += exp((double)(logits[i] - most));
     }
-    return (double)(logits[token] - most) - (sum > 0.0 ? log(sum) : 0.0); /* the largest has 1 */
+    return (double)(logits[token] - most) - (sum > 0.0 ? log(sum) : 0.0); /* the largest term is 1 */
 }
 
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
@@ -299,7 +300,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     status = status == CARRY_OK ? pass_logits(it, pass, memory, there, logits) : status;
     if (status == CARRY_OK) {
         const double expected = logprob_of(logits, vocabulary, it->first);
-        /* Sums of the same numbers in another order, layer after layer. */
+        /* The bound for sums of the same numbers in another order, in every layer. */
         const double bound = (double)it->lm->config.num_hidden_layers * 16.0 * carry_unit_roundoff(it->dtype);
         const double apart = fabs(expected - it->logprob);
         deviations[0] = (carry_deviation){

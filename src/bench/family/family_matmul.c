@@ -1,5 +1,5 @@
-/* Batches of small products as problems: every set of kernels this processor can run, and a loop of OpenBLAS calls, all
-   split over threads by the same code; on a GPU, every way of its table of operators. */
+/* Batches of small products as problems: every set of kernels that this processor can run, and a loop of OpenBLAS
+   calls, all split over threads by the same code; on a GPU, every method in its table of operators. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -55,7 +55,8 @@ static carry_status parse(void *given, carry_problem *problem) {
     return CARRY_OK;
 }
 
-/* Random on the CPU, and copied when the device is another one; `kept` gets the CPU's copy, or NULL frees it. */
+/* Makes a random tensor on the CPU, and copies it if the device is another one. `kept` gets the CPU's copy; if it is
+   NULL, the copy is freed. */
 static carry_status make(instance *it, carry_tensor *tensor, carry_tensor *kept, carry_dtype dtype, int64_t rows,
                          int64_t columns, uint64_t seed, uint64_t stream) {
     size_t bytes = (size_t)(it->product.shape.count * rows * columns) * carry_dtype_size(dtype);
@@ -100,7 +101,7 @@ static void release(void *given) {
         carry_device_free(it->product.ctx, it->product.device, it->b[i].data);
         carry_device_free(it->product.ctx, it->product.device, it->c[i].data);
     }
-    if (it->product.device != 0) { /* else they are set 0 itself */
+    if (it->product.device != 0) { /* otherwise they are set 0 itself */
         free(it->a0.data);
         free(it->b0.data);
         free(it->c0.data);
@@ -180,9 +181,9 @@ static carry_status make_reference(instance *it) {
     return CARRY_OK;
 }
 
-/* A sum of k products rounds at most k times: k u |a| |b|, and |a| |b| is at most sqrt(k) times what is left of it.
-   Tensor cores cut off where others round, and BFMMLA rounds to odd, which is a unit instead of half of one, and leave
-   out 4 u of a product of f32. */
+/* A sum of k products rounds at most k times, k u |a| |b|, and |a| |b| is at most sqrt(k) times the result. Tensor
+   cores truncate where others round, and BFMMLA rounds to odd: an error of one unit instead of half. They also leave
+   out 4 u of an f32 product. */
 static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIATIONS], int *count) {
     instance *it = given;
     CARRY_TRY(make_reference(it));

@@ -1,4 +1,4 @@
-/* Shared by the families of problems for several ranks: opening and planning an instance. */
+/* Shared by the families of problems for several ranks: opens and plans an instance. */
 #include "bench/family/family_ranks.h"
 
 #include <stdlib.h>
@@ -82,7 +82,8 @@ carry_status carry_ranks_family_open(const carry_ranks_family *family, carry_ctx
     if (problem->comm != NULL) {
         return open_on(family, ctx, problem->comm, opened, problem, seed, copies);
     }
-    CARRY_TRY(carry_ranks_family_plan(family, ctx, opened, problem, false)); /* what is wrong with it comes first */
+    /* Errors in the problem are reported first. */
+    CARRY_TRY(carry_ranks_family_plan(family, ctx, opened, problem, false));
     family->close(*opened);
     *opened = NULL;
     return carry_fail(ctx, CARRY_EUNSUPPORTED, "'%s' is a problem of several ranks: bench, check, plan and run take it",
@@ -98,7 +99,7 @@ carry_status carry_ranks_family_own_stream(carry_ranks_instance *it, int device)
     if (device == 0 || it->stream != NULL || carry_ctx_stream(it->ctx, device) != NULL) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_stream_wait(it->ctx, device, NULL)); /* what was begun on the default stream */
+    CARRY_TRY(carry_stream_wait(it->ctx, device, NULL)); /* for work already started on the default stream */
     CARRY_TRY(carry_stream_new(it->ctx, &it->stream, device));
     it->device = device;
     return carry_ctx_set_stream(it->ctx, device, it->stream);

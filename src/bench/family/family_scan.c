@@ -1,4 +1,4 @@
-/* Scans as problems: scan:diagonal or scan:dense, sizes b, t, n, w; inputs as scan_set.h says. */
+/* Scans as problems: scan:diagonal or scan:dense with sizes b, t, n, w. scan_set.h describes the inputs. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -20,12 +20,12 @@ typedef struct instance {
     bool with_h0, deep;
     int64_t chunk;
     carry_scan_set sets[CARRY_COPIES];
-    carry_scan_set host; /* set 0 as it was made; on the CPU the same memory */
+    carry_scan_set host; /* set 0 on the CPU; the same memory if that is the device */
     carry_scan_plan *plan;
     void *workspace;
     struct {
         double *h, *dA, *db, *dh0;
-        float *h_stored; /* what a run would have kept, for the gradients */
+        float *h_stored; /* the states that a run would have kept, for the gradients */
         bool made;
     } reference;
 } instance;
@@ -215,11 +215,11 @@ static carry_counts counts(const void *given) {
         .flops = done.flops, .bytes = bytes_of(it), .products = done.products, .workspace = (double)workspace_of(it)};
 }
 
-/* Rounding of f32 sums, u = 2^-24: one step adds at most (k + 2) u of |A| |h| + |b|, k the length of its sum (n dense,
-   1 diagonal), where |A| |h| <= 0.4 sqrt(n) |h| for these dense inputs and <= |h| for diagonal ones. Contraction
-   forgets: by 0.9 a step on average, so about 32 steps count. A tree adds two roundings of k + 2 a level. The log form
-   works on sums of logarithms up to 80, whose rounding is that much coarser. The result's own type adds half its
-   spacing. */
+/* Rounding of f32 sums, u = 2^-24: one step adds at most (k + 2) u of |A| |h| + |b|, where k is the length of its
+   sum (n for dense, 1 for diagonal), |A| |h| <= 0.4 sqrt(n) |h| for these dense inputs and <= |h| for diagonal ones.
+   The contraction forgets by 0.9 per step on average, so about 32 steps count. A tree adds two roundings of k + 2
+   per level. The log form works on sums of logarithms up to 80, whose rounding is coarser by that factor. The
+   result's own type adds half its spacing. */
 static double forward_bound(const instance *it) {
     const carry_scan_problem *p = &it->problem;
     bool dense = p->kind == CARRY_SCAN_DENSE;
@@ -230,13 +230,13 @@ static double forward_bound(const instance *it) {
     if (strcmp(carry_scan_plan_algorithm(it->plan), "matmul_log") == 0) {
         sums *= 80.0;
     }
-    if (p->device != 0 && dense) { /* a GPU keeps the levels' products in the problem's own type */
+    if (p->device != 0 && dense) { /* a GPU keeps the products of the levels in the problem's own type */
         sums += p->dtype != CARRY_F32 ? carry_unit_roundoff(p->dtype) * 2.0 * log2((double)p->steps + 1.0) : 0.0;
     }
     return sums + carry_unit_roundoff(it->host.h.dtype);
 }
 
-/* The float64 results for set 0, made once. */
+/* The float64 results for set 0, computed once. */
 static carry_status make_reference(instance *it) {
     carry_scan_problem on_cpu = it->problem;
     const carry_scan_problem *p = &on_cpu;
@@ -293,7 +293,7 @@ static carry_status run_backward(instance *it, carry_tensor h) {
     return wait_for(it);
 }
 
-/* The reference's states, where the problem runs. */
+/* Runs backward with the reference's states, on the problem's device. */
 static carry_status run_backward_from_reference(instance *it) {
     carry_tensor h = carry_view(it->reference.h_stored, CARRY_F32, 4, it->host.b.shape);
     if (it->problem.device == 0) {
@@ -309,7 +309,8 @@ static carry_status run_backward_from_reference(instance *it) {
     return status;
 }
 
-/* dA sums w products of a gradient and a state, each with its own rounding; cancellation costs about sqrt(w). */
+/* dA sums w products of a gradient and a state, each with its own rounding; cancellation adds a factor of about
+   sqrt(w). */
 static void compare_backward(instance *it, carry_deviation *deviations, int *count) {
     carry_scan_set *s = &it->host;
     double bound = forward_bound(it);
@@ -340,7 +341,7 @@ static carry_status compare(void *given, carry_deviation deviations[CARRY_DEVIAT
     return CARRY_OK;
 }
 
-/* Those of the CPU, and where there is a GPU the one that only it has. */
+/* The methods of the CPU and, if there is a GPU, the one that only it has. */
 static const char *method(int index) {
     int count = 0;
     while (carry_scan_name(0, count) != NULL) {

@@ -1,15 +1,15 @@
-/* A video stream on several GPUs that are not here: streamcluster:gpus4. A chunk's time from that of one block on one
-   GPU and the rate of the links; a run's time is the predicted period of a chunk, and its tokens are frames, so that
-   tokens_per_s is frames/s. Nothing is computed that could be compared.
+/* A video stream on several GPUs that this machine does not have: streamcluster:gpus4. The time of a chunk is
+   predicted from that of one block on one GPU and the rate of the links. The time of a run is the predicted period
+   of a chunk, and its tokens are frames, so that tokens_per_s is frames/s. There are no results to compare.
 
-       mesh     every block is split over all GPUs (tensor parallel): two large all-reduces and a small one a block.
+       mesh     every block is split over all GPUs (tensor parallel): two large all-reduces and a small one per block.
                 Ring all-reduce: each rank sends and receives 2 (g-1)/g of the tensor, at `link` GB/s for g = 2.
-       stages   each GPU has some of the blocks, and denoising steps of several chunks are under way (a stream batch):
-                the stage with most blocks is the period; an activation is handed on once a forward.
+       stages   each GPU has some of the blocks, and denoising steps of several chunks run at once (a stream batch):
+                the stage with most blocks is the period; an activation is passed on once per forward.
 
-   block and host: microseconds of a block on one GPU, and of its launches, which are not split. serial: microseconds a
-   chunk that are not split either (decoding and the like on the same GPU). The defaults are those of 14B at 576 x 320
-   in docs/results/stream-gpu.md, and the all-reduce of docs/results/stream-cluster.md. */
+   block and host: microseconds of a block on one GPU, and of its launches, which are not split. serial: microseconds
+   per chunk that are not split either (decoding and similar work on the same GPU). The defaults are those of 14B at
+   576 x 320 in docs/results/stream-gpu.md, and the all-reduce of docs/results/stream-cluster.md. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -23,7 +23,7 @@
 typedef struct instance {
     carry_instance base;
     int64_t gpus, blocks, forwards, frames, rows, width;
-    double block, host, serial, link, latency; /* seconds, bytes a second */
+    double block, host, serial, link, latency; /* seconds; link: bytes per second */
     const char *method;
     double seconds;
     char about[200];
@@ -63,14 +63,14 @@ static carry_status parse(void *given, carry_problem *problem) {
     return CARRY_OK;
 }
 
-/* One activation, [rows, width] in bf16. */
+/* Bytes of one activation, [rows, width] in bf16. */
 static double activation(const instance *it) {
     return 2.0 * (double)it->rows * (double)it->width;
 }
 
 static double mesh_seconds(const instance *it) {
     const double g = (double)it->gpus;
-    const double travels = activation(it) * 2.0 * (g - 1.0) / g; /* of a ring */
+    const double travels = activation(it) * 2.0 * (g - 1.0) / g; /* bytes sent in a ring */
     const double reduced = it->gpus == 1 ? 0.0 : 2.0 * (travels / it->link + it->latency) + it->latency;
     return (double)(it->forwards * it->blocks) * (it->block / g + it->host + reduced) + it->serial;
 }

@@ -1,4 +1,4 @@
-/* The only list of problem families, and opening, planning and closing their instances. */
+/* The only list of problem families; opens, plans and closes their instances. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Ways of a bench's products: chosen by name or as this machine's rates say, and run. */
+/* The methods of a bench's products: chosen by name or by this machine's rates, and run. */
 #include "bench/family/product_way.h"
 
 #include <stdio.h>
@@ -11,7 +11,7 @@
 #include "ops/product/rates.h"
 #include "scan/wisdom.h"
 
-/* Sets of kernels, OpenBLAS, products of bf16 but the emulated ones, ways of GPUs. */
+/* The names of all methods: sets of kernels, OpenBLAS, bf16 products except emulated ones, and the methods of GPUs. */
 const char *carry_product_way_name(int index) {
     for (int i = 0; carry_kernels_at(i) != NULL; i++) {
         if (index-- == 0) {
@@ -52,7 +52,7 @@ static carry_device_product device_product(const carry_product_way *it, const vo
                                   .stream = carry_ctx_stream(it->ctx, it->device)};
 }
 
-/* Item `item` of a batch of 16 bits. */
+/* The product of item `item` in a batch of 16-bit operands. */
 static carry_mixed_product mixed_product(const carry_product_way *it, const uint16_t *a, const uint16_t *b, float *c,
                                          int64_t item) {
     const carry_product *s = &it->shape;
@@ -100,7 +100,7 @@ static carry_status choose_half(carry_product_way *it, const carry_kernels *kern
     return CARRY_OK;
 }
 
-/* The way that this machine's rates name: what a process that starts now would take. */
+/* The method that this machine's rates select, as a new process would. */
 static carry_status choose_measured(carry_product_way *it, const carry_kernels *kernels) {
     const carry_rates_table *rates;
     CARRY_TRY(carry_wisdom_rates(it->ctx, &rates, false));
@@ -200,7 +200,8 @@ static void run_half_items(void *argument, int64_t begin, int64_t end, int worke
     }
 }
 
-/* A thread to an item where there is one for each, else all threads to one item after the other. */
+/* With at least one item per thread, each thread takes whole items; otherwise all threads work on one item after the
+   other. */
 static void run_half(half_job j) {
     const carry_product_way *it = j.it;
     if (it->shape.count >= carry_ctx_threads(it->ctx)) {

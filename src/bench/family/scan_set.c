@@ -16,7 +16,7 @@
 #define TENSORS 7
 #define SIZES "b, t, n or w"
 
-/* The tensors of a set by number; the last three belong to the backward pass. */
+/* The tensors of a set by index; the last three belong to the backward pass. */
 static carry_tensor *tensor_at(carry_scan_set *s, int index) {
     carry_tensor *const all[TENSORS] = {&s->A, &s->b, &s->h, &s->h0, &s->g, &s->dA, &s->dh0};
     return all[index];
@@ -49,7 +49,7 @@ static carry_status make(carry_ctx *ctx, carry_tensor *tensor, int device, carry
     return CARRY_OK;
 }
 
-/* u in [0, 1) becomes e^(-40 u), and 0 in the last eighth. */
+/* Replaces u in [0, 1) by e^(-40 u), and by 0 in the last eighth. */
 static void deepen(carry_tensor *A, int64_t count) {
     float *a = A->data;
     for (int64_t i = 0; i < count; i++) {

@@ -10,17 +10,17 @@
 
 typedef struct carry_scan_set {
     carry_tensor A, b, h, h0;
-    carry_tensor g, dA, dh0; /* backward only; db goes to h */
+    carry_tensor g, dA, dh0; /* backward only; db is written to h */
 } carry_scan_set;
 
-/* On the CPU. What was made so far is freed by carry_scan_set_free after a failure too. */
+/* Makes a set on the CPU. carry_scan_set_free frees the tensors, also after a failure here. */
 carry_status carry_scan_set_new(carry_ctx *ctx, carry_scan_set *set, const carry_scan_problem *problem, bool deep,
                                 uint64_t seed);
-/* The same set on a device. */
+/* Makes the same set on a device. */
 carry_status carry_scan_set_upload(carry_ctx *ctx, carry_scan_set *to, carry_scan_set *from, int device);
-/* Outputs set to NaN, on the CPU's side and in set; set may be host. */
+/* Sets the outputs to NaN, in `host` and in `set`, which may be the same. */
 carry_status carry_scan_set_poison(carry_ctx *ctx, carry_scan_set *set, carry_scan_set *host);
-/* Outputs back to the CPU. */
+/* Copies the outputs back to the CPU. */
 carry_status carry_scan_set_download(carry_ctx *ctx, carry_scan_set *host, carry_scan_set *set);
 void carry_scan_set_free(carry_ctx *ctx, carry_scan_set *set);
 

@@ -1,5 +1,5 @@
-/* The delta rule against vectors made elsewhere. The inputs of a case are converted to the type under test; the
-   expected results are those of the f32 inputs, so bf16's bounds include what rounding the inputs does. */
+/* Compares the delta rule with vectors from other programs. The inputs of a case are converted to the type under
+   test; the expected results are those of the f32 inputs, so bf16's bounds include the rounding of the inputs. */
 #include "bench/golden/golden.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@
 #include "core/memory.h"
 #include "file/safetensors.h"
 
-/* Relative RMS. */
+/* Bounds of the relative RMS error. */
 #define F32_BOUND 1e-5
 #define F32_GRADIENT_BOUND 1e-4
 #define BF16_BOUND 8e-3
@@ -48,11 +48,12 @@ static carry_status make(golden *g, carry_tensor *to, const carry_tensor *like, 
     }
     g->owned[g->owned_count++] = data;
     *to = carry_view(data, dtype, like->rank, like->shape);
-    memset(data, 0xff, (size_t)carry_tensor_count(like) * carry_dtype_size(dtype)); /* what is not written shows */
+    /* NaN, so that elements that are not written are noticed. */
+    memset(data, 0xff, (size_t)carry_tensor_count(like) * carry_dtype_size(dtype));
     return CARRY_OK;
 }
 
-/* A copy of a case's input in the type under test. */
+/* Copies a case's input to the type under test. */
 static carry_status input(golden *g, carry_tensor *to, const char *name, carry_dtype dtype) {
     const carry_tensor *from = find(g, name);
     if (from == NULL || from->dtype != CARRY_F32) {
@@ -66,7 +67,7 @@ static carry_status compare(golden *g, const char *method, const char *tensor, c
                             const carry_tensor *got, double bound) {
     const carry_tensor *expected = find(g, tensor);
     if (expected == NULL) {
-        return CARRY_OK; /* the case does not have it */
+        return CARRY_OK; /* the case does not have this tensor */
     }
     if (expected->dtype != CARRY_F32 || carry_tensor_count(expected) != carry_tensor_count(got)) {
         return carry_fail(g->ctx, CARRY_EFORMAT, "the case %s has a tensor %s of another size or type", g->name,
@@ -137,7 +138,7 @@ static carry_tensor *tensor_at(tensors *t, int index) {
     return all[index];
 }
 
-/* The case's tensors where it runs: copies on a GPU, which go back to `here` after the run. */
+/* Moves the case's tensors to the device where it runs: copies on a GPU, which go back to the host after the run. */
 static carry_status move(const golden *g, tensors *to, tensors *from, bool there) {
     for (int i = 0; i < TENSORS; i++) {
         const carry_tensor *source = tensor_at(from, i);
@@ -163,7 +164,7 @@ static void release(const golden *g, tensors *there) {
     }
 }
 
-/* Sizes come from the tensors, the scale from the metadata: "scale": "0.125" inside the case's text. */
+/* Reads the sizes from the tensors, and the scale from the metadata: "scale": "0.125" in the case's text. */
 static carry_status read_problem(golden *g, carry_dtype dtype) {
     const carry_tensor *q = find(g, "q");
     const carry_tensor *v = find(g, "v");
@@ -191,7 +192,7 @@ static carry_status read_problem(golden *g, carry_dtype dtype) {
     return CARRY_OK;
 }
 
-/* Forward and backward, on tensors of the device. */
+/* Runs forward and backward on tensors of the device. */
 static carry_status run_plan(golden *g, const tensors *t, const char *method) {
     carry_delta_plan *plan = NULL;
     void *workspace = NULL;
@@ -271,7 +272,7 @@ static carry_status run_method(golden *g, tensors *t, const char *method, carry_
     double gradient_bound = f32 ? F32_GRADIENT_BOUND : BF16_GRADIENT_BOUND;
     carry_status status = run_on_device(g, t, method);
     if (status == CARRY_EUNSUPPORTED && g->device != 0) {
-        return CARRY_OK; /* another method of the GPU has this size */
+        return CARRY_OK; /* another method of the GPU supports this size */
     }
     const struct {
         const char *name;
@@ -316,7 +317,7 @@ carry_status carry_golden_delta(carry_ctx *ctx, const char *path, int device,
     for (int64_t i = 0; status == CARRY_OK && i < file.count; i++) {
         size_t length = strlen(file.entries[i].name);
         if (length < 3 || length - 2 >= NAME_LIMIT || strcmp(file.entries[i].name + length - 2, ".q") != 0) {
-            continue; /* a case is what has a q */
+            continue; /* every case has a q; other names are not cases */
         }
         cases++;
         (void)snprintf(g.name, sizeof g.name, "%.*s", (int)(length - 2), file.entries[i].name);

@@ -1,6 +1,6 @@
-/* A video transformer against vectors made elsewhere: a folder whose expected.safetensors holds latents [16, F, h, w],
-   the context [L, text_dim], the time t [1] and the velocity they give, all frames seeing each other: one chunk. Each
-   may have the batch in front of it. */
+/* Compares a video transformer with vectors from other programs: a folder whose expected.safetensors holds latents
+   [16, F, h, w], the context [L, text_dim], the time t [1] and the resulting velocity. All frames attend to each
+   other: they are one chunk. Each tensor may have a leading batch dimension. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "file/safetensors.h"
 
 #define BOUND 1e-5
-/* bf16 keeps 8 bits (2^-9 for a rounding), and weights, activations and keys are all rounded: 0.0066 was measured. */
+/* bf16 keeps 8 bits (2^-9 per rounding), and weights, activations and keys are all rounded: 0.0066 was measured. */
 #define BOUND_BF16 2e-2
 
 typedef struct golden_dit {
@@ -28,7 +28,7 @@ typedef struct golden_dit {
     carry_dtype dtype; /* of weights, activations and keys */
 } golden_dit;
 
-/* A tensor with the batch in front, which may have been left out where it is 1. */
+/* Finds a tensor with a leading batch dimension, which may be left out if it is 1. */
 static carry_status find(const golden_dit *g, carry_tensor *found, const char *name, int rank) {
     const carry_tensor *t = carry_safetensors_find(&g->expected, name);
     if (t == NULL) {
@@ -81,7 +81,8 @@ static carry_status run_case(golden_dit *g, carry_tensor *wanted) {
     CARRY_TRY(find(g, wanted, "velocity", 5));
     CARRY_TRY(check_shapes(g, &latents, &context, &t, wanted));
     const int64_t frames = latents.shape[2];
-    const size_t bytes = (size_t)carry_tensor_count(wanted) * sizeof(float); /* it is in memory already */
+    /* Cannot overflow: it is in memory already. */
+    const size_t bytes = (size_t)carry_tensor_count(wanted) * sizeof(float);
     CARRY_TRY(carry_dit_cache_new(g->dit, &g->cache,
                                   &(carry_dit_cache_options){.height = latents.shape[3],
                                                              .width = latents.shape[4],
@@ -92,7 +93,7 @@ static carry_status run_case(golden_dit *g, carry_tensor *wanted) {
     if (g->velocity == NULL) {
         return carry_fail(g->ctx, CARRY_EMEMORY, "out of memory: the case %s", g->name);
     }
-    memset(g->velocity, 0xff, bytes); /* what is not written shows */
+    memset(g->velocity, 0xff, bytes); /* NaN, so that elements that are not written are noticed */
     const carry_tensor made = carry_view(g->velocity, CARRY_F32, 5, wanted->shape);
     for (int64_t b = 0; b < latents.shape[0]; b++) {
         carry_dit_cache_reset(g->cache);
@@ -104,7 +105,7 @@ static carry_status run_case(golden_dit *g, carry_tensor *wanted) {
     return CARRY_OK;
 }
 
-/* The whole case in one type. */
+/* Checks the whole case in one type. */
 static carry_status check_in(golden_dit *g, const carry_dit_config *config, carry_dtype dtype,
                              void (*report)(void *user, const carry_golden_line *line), void *user) {
     carry_tensor wanted;

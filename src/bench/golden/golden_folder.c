@@ -1,4 +1,4 @@
-/* Folders with a model and its expected results: their kind, by config.json. */
+/* Folders with a model and its expected results: finds their kind in config.json. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,8 +15,8 @@
 
 #define CONFIG_LIMIT ((size_t)4 << 20)
 
-/* Folders that are not language models: a key of config.json, its value, and the function that checks such a folder.
-   Language models are those of the table of families. */
+/* Kinds of folders other than language models: a key of config.json, its value, and the function that checks such a
+   folder. Language models are those in the table of families. */
 static const struct {
     const char *key, *value;
     carry_golden_folder check;

@@ -1,8 +1,8 @@
-/* A language model against vectors made elsewhere: a folder with config.json, model.safetensors and
-   expected.safetensors, which holds input_ids [B, T], logits, loss, and grad.NAME for every parameter. The loss is the
-   mean over tokens 2..T of each sequence, the labels being the inputs shifted left. Errors are the norm of the
+/* Compares a language model with vectors from other programs: a folder with config.json, model.safetensors and
+   expected.safetensors, which holds input_ids [B, T], logits, loss, and grad.NAME for every parameter. The loss is
+   the mean over tokens 2..T of each sequence; the labels are the inputs shifted left. Errors are the norm of the
    difference over that of the logits, the relative error of the loss, and the largest error of a gradient's elements
-   over the largest of them. */
+   over the largest element. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -31,9 +31,9 @@ typedef struct golden_lm {
     int device;
     int64_t *labels;
     void *logits; /* on the device */
-    float *seen;  /* in host memory: a copy of what is compared */
+    float *seen;  /* host copy of the values to compare */
     void *memory;
-    const char *name; /* of the case: the folder's */
+    const char *name; /* of the case: that of the folder */
     void (*report)(void *user, const carry_golden_line *line);
     void *user;
 } golden_lm;
@@ -52,7 +52,7 @@ static carry_status find(const golden_lm *g, const carry_tensor **found, const c
                          const int64_t *shape) {
     char nested[CARRY_SAFETENSORS_NAME];
     *found = carry_safetensors_find(&g->expected, name);
-    if (*found == NULL && strncmp(name, "grad.model.", 11) == 0) { /* of a multimodal folder */
+    if (*found == NULL && strncmp(name, "grad.model.", 11) == 0) { /* names in a multimodal folder differ */
         (void)snprintf(nested, sizeof nested, "grad.model.language_model.%.200s", name + 11);
         *found = carry_safetensors_find(&g->expected, nested);
     }
@@ -92,7 +92,7 @@ static carry_status prepare(golden_lm *g, const carry_tensor *ids) {
     size_t logits;
     bool fits = carry_size_product(&logits, sizes, 3, sizeof(float));
     g->labels = fits ? malloc((size_t)(options.batch * options.tokens) * sizeof *g->labels) : NULL;
-    const size_t weights = (size_t)g->lm->own.count * sizeof(float); /* no gradient is larger */
+    const size_t weights = (size_t)g->lm->own.count * sizeof(float); /* large enough for all gradients */
     g->seen = fits ? carry_aligned_new(logits > weights ? logits : weights) : NULL;
     CARRY_TRY(carry_lm_pass_take(g->pass, &g->memory));
     if (fits) {
@@ -106,7 +106,8 @@ static carry_status prepare(golden_lm *g, const carry_tensor *ids) {
         g->labels[i] = (i + 1) % options.tokens != 0 ? from[i + 1] : -100;
     }
     carry_stream *stream = carry_ctx_stream(g->ctx, g->device);
-    CARRY_TRY(carry_device_fill(g->ctx, g->logits, g->device, 0xff, logits, stream)); /* what is not written shows */
+    /* NaN, so that elements that are not written are noticed. */
+    CARRY_TRY(carry_device_fill(g->ctx, g->logits, g->device, 0xff, logits, stream));
     return carry_device_fill(g->ctx, g->memory, g->device, 0xff, carry_lm_pass_memory(g->pass), stream);
 }
 
@@ -114,13 +115,13 @@ static void gradient_name(const golden_lm *g, int64_t parameter, char name[CARRY
     (void)snprintf(name, CARRY_SAFETENSORS_NAME, "grad.%s", g->lm->own.parameter[parameter].name);
 }
 
-/* A gradient in a copy of all of them. */
+/* A view of one gradient in a copy of all of them. */
 static carry_tensor in_host(const carry_parameters *own, float *copy, int64_t parameter) {
     const carry_parameter *p = &own->parameter[parameter];
     return carry_view(copy + p->offset, CARRY_F32, p->rank, p->shape);
 }
 
-/* All gradients, into host memory, with rows in the order of the file. */
+/* Copies all gradients to host memory, with rows in the order of the file. */
 static carry_status read_gradients(const golden_lm *g, float *to) {
     const carry_parameters *own = &g->lm->own;
     const carry_tensor from = carry_parameters_flat(own, own->gradients, 0, own->count);
@@ -159,7 +160,7 @@ static carry_status compare_gradients(const golden_lm *g) {
         const carry_tensor got = in_host(own, g->seen, i);
         gradient_name(g, i, name);
         if (!g->lm->own.parameter[i].decays && carry_safetensors_find(&g->expected, name) == NULL && is_zero(&got)) {
-            continue; /* a parameter that is not trained */
+            continue; /* the parameter is not trained */
         }
         CARRY_TRY(find(g, &wanted, name, CARRY_F32, got.rank, got.shape));
         tell(g, name, largest_error(wanted, &got), GRADIENT_BOUND);

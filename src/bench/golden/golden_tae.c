@@ -1,8 +1,9 @@
-/* A tiny video autoencoder against vectors made elsewhere: a folder whose expected.safetensors holds latents
-   [B, F, 16, h, w] and the frames [B, n, 3, 8h, 8w] they decode to, all at once (frames) and as a stream (stream0,
-   stream1, ...; how many latent frames each took follows from its frames: 1 of the stream's first one, then 4 each);
-   and pixels [B, n, 3, H, W] with what they are encoded to (encoded). What is not there is not checked; one of them
-   must be. Everything goes through the codec, as a stream does. */
+/* Compares a tiny video autoencoder with vectors from other programs: a folder whose expected.safetensors holds
+   latents [B, F, 16, h, w] and the frames [B, n, 3, 8h, 8w] that they decode to, in one call (frames) and as a
+   stream (stream0, stream1, ...), and pixels [B, n, 3, H, W] with their encoding (encoded). The number of latent
+   frames of each part of the stream follows from its frames: the first latent frame gives 1 frame, the others 4
+   each. Missing tensors are not checked, but at least one must exist. Everything goes through the codec, as in a
+   stream. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -17,7 +18,7 @@
 #include "file/safetensors.h"
 
 #define BOUND 1e-5
-/* bf16 keeps 8 bits, and some thirty convolutions follow each other: 0.004 to 0.006 was measured. */
+/* bf16 keeps 8 bits, and there are some thirty convolutions in a row: 0.004 to 0.006 was measured. */
 #define BOUND_BF16 2e-2
 #define CHANNELS 16
 
@@ -28,14 +29,14 @@ typedef struct golden_tae {
     void *user;
     carry_safetensors expected;
     int device;
-    carry_dtype dtype; /* that the codec computes in */
+    carry_dtype dtype; /* type that the codec computes in */
     carry_codec *codec;
     float *made;    /* the tensor under test */
-    float *latents; /* [16, F, h, w], as a codec has them */
+    float *latents; /* [16, F, h, w], the layout of a codec */
     int checked;
 } golden_tae;
 
-/* *found is NULL when it is not there. */
+/* Finds a tensor; *found is NULL if it does not exist. */
 static carry_status find(const golden_tae *g, const carry_tensor **found, const char *name) {
     char has[CARRY_SHAPE_TEXT];
     *found = carry_safetensors_find(&g->expected, name);
@@ -48,9 +49,9 @@ static carry_status find(const golden_tae *g, const carry_tensor **found, const 
     return CARRY_OK;
 }
 
-/* Memory for a tensor like this one; what is not written shows. */
+/* Allocates memory for a tensor like this one, filled with NaN so that elements that are not written are noticed. */
 static carry_status make(const golden_tae *g, float **made, const carry_tensor *like) {
-    size_t bytes = (size_t)carry_tensor_count(like) * sizeof(float); /* it is in memory already */
+    size_t bytes = (size_t)carry_tensor_count(like) * sizeof(float); /* cannot overflow: it is in memory already */
     free(*made);
     *made = carry_aligned_new(bytes);
     if (*made == NULL) {
@@ -71,13 +72,13 @@ static void tell(golden_tae *g, const char *tensor, const carry_tensor *wanted, 
                                             .bound = g->dtype == CARRY_F32 ? BOUND : BOUND_BF16});
 }
 
-/* Row b of a tensor of rank 5, from frame `from` on. */
+/* A view of `count` frames of video b in a tensor of rank 5, starting at frame `from`. */
 static carry_tensor frames_at(const carry_tensor *t, float *data, int64_t b, int64_t from, int64_t count) {
     return carry_view_4d(data + b * t->stride[0] + from * t->stride[1], CARRY_F32, count, t->shape[2], t->shape[3],
                          t->shape[4]);
 }
 
-/* Frames of channels, as the file has them, and channels of frames, as a codec has them. */
+/* Converts between frames of channels, the layout of the file, and channels of frames, the layout of a codec. */
 static void transpose(float *to, const float *from, int64_t outer, int64_t inner, int64_t area) {
     for (int64_t i = 0; i < outer * inner; i++) {
         memcpy(to + (i % inner * outer + i / inner) * area, from + i * area, (size_t)area * sizeof *to);
@@ -117,7 +118,7 @@ static carry_status find_part(const golden_tae *g, const carry_tensor **part, ch
     return find(g, part, name);
 }
 
-/* Decodes one video as a stream; its parts are in `made` one after the other. */
+/* Decodes one video as a stream. Its parts are stored in `made` one after the other. */
 static carry_status stream(golden_tae *g, const carry_tensor *latents, int64_t b) {
     const carry_tensor *part;
     char name[32];

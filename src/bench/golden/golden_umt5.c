@@ -1,5 +1,5 @@
-/* A text encoder against vectors made elsewhere: a folder whose expected.safetensors holds input_ids [B, T],
-   attention_mask [B, T] (a prompt's tokens first) and last_hidden_state [B, T, d_model]. */
+/* Compares a text encoder with vectors from other programs: a folder whose expected.safetensors holds input_ids [B,
+   T], attention_mask [B, T] (a prompt's tokens first) and last_hidden_state [B, T, d_model]. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +12,8 @@
 #include "model/text/umt5.h"
 
 #define BOUND 1e-5
-/* bf16 keeps 8 bits, and what a layer adds is rounded into the sum of those before it: 0.024 was measured. */
+/* bf16 keeps 8 bits, and each layer's result is rounded when it is added to the sum of the layers before it: 0.024
+   was measured. */
 #define BOUND_BF16 4e-2
 
 typedef struct golden_umt5 {
@@ -36,7 +37,7 @@ static carry_status find(const golden_umt5 *g, const carry_tensor **found, const
     return CARRY_OK;
 }
 
-/* Tokens of a row before the padding; -1 when they do not come first. */
+/* The number of tokens in a row before the padding; -1 if they do not come first. */
 static int64_t prompt_of(const int64_t *mask, int64_t tokens) {
     int64_t count = 0;
     while (count < tokens && mask[count] == 1) {
@@ -79,7 +80,7 @@ static carry_status run_case(golden_umt5 *g, const carry_tensor **wanted, int de
     return CARRY_OK;
 }
 
-/* The whole case in one type. */
+/* Checks the whole case in one type. */
 static carry_status check_in(golden_umt5 *g, const char *name, int device, carry_dtype dtype,
                              void (*report)(void *user, const carry_golden_line *line), void *user) {
     const carry_tensor *wanted = NULL;

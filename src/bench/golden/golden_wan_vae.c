@@ -1,7 +1,7 @@
-/* Wan's autoencoder against vectors made elsewhere: a folder whose expected.safetensors holds latents [1, 16, F, h, w]
-   as the decoder takes them, the video [1, 3, n, 8h, 8w] in [-1, 1] that they decode to (decoded), and a video with the
-   mean of the latents that it is encoded to (encoded_mean). Everything goes through the codec, whose latents are
-   normalized and whose frames are in [0, 1]: at once, and latent frame by latent frame. */
+/* Compares Wan's autoencoder with vectors from other programs: a folder whose expected.safetensors holds latents [1,
+   16, F, h, w] as the decoder takes them, the video [1, 3, n, 8h, 8w] in [-1, 1] that they decode to (decoded), and
+   a video with the mean of its encoded latents (encoded_mean). Everything goes through the codec, whose latents are
+   normalized and whose frames are in [0, 1]: in one call, and one latent frame at a time. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,7 +14,7 @@
 #include "file/safetensors.h"
 
 #define BOUND 1e-5
-/* bf16 keeps 8 bits, and some forty convolutions and norms follow each other: 0.010 to 0.015 was measured. */
+/* bf16 keeps 8 bits, and there are some forty convolutions and norms in a row: 0.010 to 0.015 was measured. */
 #define BOUND_BF16 5e-2
 #define CHANNELS CARRY_LATENT_CHANNELS
 
@@ -28,9 +28,9 @@ typedef struct golden_wan {
     carry_wan_config config;
     carry_codec *codec;
     const carry_tensor *latents, *decoded, *video, *mean;
-    float *normal; /* latents as the codec has them */
+    float *normal; /* latents in the codec's normalization */
     float *frames; /* [n, 3, H, W] in [0, 1] */
-    float *turned; /* the tensor under test, as the file has it */
+    float *turned; /* the tensor under test in the layout of the file */
 } golden_wan;
 
 static void tell(const golden_wan *g, const char *tensor, const carry_tensor *wanted) {
@@ -43,7 +43,7 @@ static void tell(const golden_wan *g, const char *tensor, const carry_tensor *wa
                                             .bound = g->dtype == CARRY_F32 ? BOUND : BOUND_BF16});
 }
 
-/* [C, n, area] and [n, C, area] into each other, with v = scale v + shift. */
+/* Converts between [C, n, area] and [n, C, area], with v = scale v + shift. */
 static void turn(float *to, const float *from, int64_t outer, int64_t inner, int64_t area, float scale, float shift) {
     for (int64_t i = 0; i < outer * inner * area; i++) {
         const int64_t item = i / area;
@@ -66,7 +66,7 @@ static void tell_decoded(const golden_wan *g, const char *name) {
     tell(g, name, g->decoded);
 }
 
-/* One latent frame a call. */
+/* Decodes one latent frame per call. */
 static carry_status stream(golden_wan *g) {
     const int64_t count = g->latents->shape[2];
     const int64_t area = g->latents->shape[3] * g->latents->shape[4];

@@ -5,7 +5,7 @@
 #include "cli/cli.h"
 #include "lab/climb/climb_tune.h"
 
-/* cmd_climb_tune.c: climb tune PROBLEM; the exit code. It sets the callbacks in options. */
+/* cmd_climb_tune.c: runs climb tune PROBLEM and returns the exit code. Sets the callbacks in options. */
 int cli_climb_tune(carry_ctx *ctx, const char *problem, const carry_tune_options *options, bool json);
 
 #endif

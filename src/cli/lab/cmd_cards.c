@@ -6,10 +6,10 @@
 
 typedef struct action {
     const char *name;
-    bool takes_many; /* words, else exactly `takes` */
+    bool takes_many; /* any number of words, else exactly `takes` */
     int takes;
-    const char *missing; /* the message if no words are given */
-    bool takes_broken;   /* works on a library with pages that cannot be read */
+    const char *missing; /* the message to print if no words are given */
+    bool takes_broken;   /* works on a library with unreadable pages */
     int (*run)(cli_cards_session *d, int count, char **words);
 } action;
 
@@ -116,7 +116,7 @@ static void print_problem(const cli_cards_session *d, const carry_library_proble
     }
 }
 
-/* Returns how many there are, or -1 after a message. */
+/* Returns the number of warnings, or -1 after printing a message. */
 static int print_warnings(const cli_cards_session *d) {
     carry_library_warning *all;
     int count;
@@ -219,7 +219,7 @@ static int run_sharpen(cli_cards_session *d, int count, char **words) {
     (void)words;
     int blunt = 0;
     int cards = 0;
-    for (int priority = 1; priority <= 4; priority++) { /* 4: none given */
+    for (int priority = 1; priority <= 4; priority++) { /* 4: no priority given */
         for (int i = 0; i < d->library->count; i++) {
             const carry_page *page = &d->library->page[i];
             if (page->kind == CARRY_PAGE_CARD && (page->priority != 0 ? page->priority : 4) == priority) {

@@ -13,11 +13,11 @@ typedef struct cli_cards_session {
     int64_t most;
 } cli_cards_session;
 
-/* Wraps; every line after the first starts at indent, the first where the cursor is. */
+/* Prints wrapped text. The first line starts at the cursor, in `column`, and the others at `indent`. */
 void cli_cards_wrapped(int indent, int column, const char *text);
-/* Id, title and, where it is no card, the kind. */
+/* Prints the id, the title and, unless it is a card, the kind. */
 void cli_cards_head(const carry_page *page);
-/* Refuses an id that no page has. */
+/* Prints an error for an id that no page has. */
 int cli_cards_unknown(const char *what, const char *id);
 
 /* The verbs show and for. */

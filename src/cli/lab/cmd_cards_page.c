@@ -1,4 +1,4 @@
-/* carry cards show, carry cards for: pages as a person reads them. */
+/* carry cards show, carry cards for: prints pages for reading. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -145,7 +145,7 @@ int cli_cards_for(cli_cards_session *d, int count, char **words) {
         const char *id = finding->cards.item[i].part[CARRY_ITEM_ID];
         const carry_page *card = id != NULL ? carry_library_page(d->library, id) : NULL;
         if (card == NULL) {
-            continue; /* check names it */
+            continue; /* `cards check` reports it */
         }
         if (d->json) {
             if (print_json_page(card) != CLI_DONE) {

@@ -114,7 +114,7 @@ static int start(asked *a) {
     return CLI_DONE;
 }
 
-/* Through the queue: the entry is written by the job. */
+/* Submits the attempt to the queue. The job writes the entry. */
 static int submit(asked *a) {
     carry_climb_job job = {0};
     if (carry_climb_submit(a->climb, &job, &a->attempt, a->on, !a->no_wait) != CARRY_OK) {
@@ -247,7 +247,7 @@ static int list(asked *a) {
     return CLI_DONE;
 }
 
-/* The entry that a word means, or -1. */
+/* The number of the entry that a word names, or -1. */
 static long number_of(const carry_climb_log *log, const char *word) {
     if (strcmp(word, "last") == 0 || strcmp(word, "best") == 0) {
         return word[0] == 'l' ? log->count - 1 : log->best;

@@ -23,7 +23,7 @@ typedef struct job_options {
     const char *on, *name, *bring, *store_path;
     int words; /* after the action */
     char **word;
-    char **command; /* after --; NULL: none was given */
+    char **command; /* the words after --; NULL: no command was given */
 } job_options;
 
 typedef struct action {
@@ -32,7 +32,7 @@ typedef struct action {
     int (*run)(const job_options *o, int64_t id);
 } action;
 
-/* The state of the line about a job that is waited for; carry_job_wait knows nothing of terminals. */
+/* The state of the status line of a job that is waited for; carry_job_wait does not know about terminals. */
 static struct {
     const carry_job *job;
     double started, drawn;
@@ -54,7 +54,7 @@ static bool has_taken(const carry_job *job) {
     return job->started > 0.0 && job->ended >= job->started;
 }
 
-/* Times: submitted in seconds since 1970; times not known yet are null. */
+/* `submitted` is in seconds since 1970; times that are not known yet are null. */
 static void print_json(const carry_job *job) {
     cli_json_open();
     cli_json_integer("id", job->id);
@@ -84,14 +84,14 @@ static const char *code_text(char text[16], const carry_job *job) {
     return text;
 }
 
-/* The end is the time of a file, which has a resolution of some milliseconds. */
+/* The end is the modification time of a file, with a resolution of some milliseconds. */
 static const char *took_text(char text[32], const carry_job *job) {
     const bool taken = has_taken(job);
     (void)snprintf(text, 32, "%s", taken ? "<10 ms" : "-");
     return taken && job->ended - job->started >= 0.01 ? carry_time_text(text, job->ended - job->started) : text;
 }
 
-/* One piece of a line as JSON: what JSON cannot hold is shown as ?. */
+/* Prints one piece of a line as JSON. Bytes that are not ASCII, and zeros, are shown as ?. */
 static void print_line(int64_t id, char *line, size_t length) {
     for (size_t i = 0; i < length; i++) {
         line[i] = (char)(line[i] == '\0' || (unsigned char)line[i] >= 0x80 ? '?' : line[i]);
@@ -103,13 +103,14 @@ static void print_line(int64_t id, char *line, size_t length) {
     cli_json_close();
 }
 
-/* To standard output, from an offset to the end as it is now; -1 when it cannot be read. */
+/* Copies the file from an offset to its current end to standard output. Returns the new offset, or -1 if it cannot
+   be read. */
 static int64_t copy_plain(int file, int64_t offset) {
     char block[65536];
     ssize_t got;
     while ((got = pread(file, block, sizeof block, offset)) > 0 && !cli_interrupted()) {
         if (fwrite(block, 1, (size_t)got, stdout) != (size_t)got) {
-            break; /* cli_finish says so */
+            break; /* cli_finish reports the error */
         }
         offset += got;
     }
@@ -117,8 +118,8 @@ static int64_t copy_plain(int file, int64_t offset) {
     return got < 0 ? -1 : offset;
 }
 
-/* One object per line; a line longer than SHOWN_LINE comes in pieces, an unfinished one only when `all` is asked for.
- */
+/* Prints one object per line. A line longer than SHOWN_LINE is printed in pieces, and an unfinished line only if
+   `all` is true. */
 static int64_t copy_json(int file, int64_t offset, int64_t id, bool all) {
     char block[SHOWN_LINE + 1];
     ssize_t got;
@@ -139,7 +140,7 @@ static int64_t copy_log(const job_options *o, const carry_job *job, int file, in
                    : copy_plain(file, offset);
 }
 
-/* A job that has not started has no log yet, which is no failure. */
+/* A job that has not started has no log yet; that is not an error. */
 static int open_log(const carry_job *job, int *file) {
     *file = open(job->log, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
     if (*file >= 0 || errno == ENOENT) {
@@ -311,7 +312,7 @@ static const action *find_action(const char *name) {
     return NULL;
 }
 
-/* The number of a job, or "last". */
+/* Parses the number of a job, or "last". */
 static int parse_id(const job_options *o, const char *name, int64_t *id) {
     char shown[64];
     if (o->words != 1) {
@@ -349,7 +350,7 @@ static int act(job_options *o, const cli_common *common, const action *chosen) {
     return code;
 }
 
-/* An option that was given and that this word has not, or NULL: it would be without effect. */
+/* Returns an option that was given but does not apply to this word, or NULL. */
 static const char *idle_option(const job_options *o, const char *word) {
     const struct {
         bool given;
@@ -382,11 +383,11 @@ static int run(int count, char **arguments) {
          "the run store ($CARRY_STORE, or .carry/store.db of the project)"},
         {0},
     };
-    int before = 0; /* the command's own options are not ours to parse */
+    int before = 0; /* the options after -- belong to the command */
     while (before < count && strcmp(arguments[before], "--") != 0) {
         before++;
     }
-    o.command = before < count ? arguments + before + 1 : NULL; /* ends with NULL, as main's do */
+    o.command = before < count ? arguments + before + 1 : NULL; /* ends with NULL, as main's arguments do */
     int words = cli_parse(&cli_job, before, arguments, own, &common);
     if (words < 0 || common.help) {
         return words < 0 ? CLI_IMPOSSIBLE : CLI_DONE;
@@ -411,7 +412,8 @@ static int run(int count, char **arguments) {
     if (!chosen->takes_id && o.words > 0 && chosen->run != submit) {
         return cli_refuse("job %s takes no '%s'", chosen->name, cli_shown(shown, o.word[0]));
     }
-    if (chosen->run != submit && cli_store_there(o.store_path) != CLI_DONE) { /* of work: it went while that started */
+    /* A worker's store may have been removed while the worker started. */
+    if (chosen->run != submit && cli_store_there(o.store_path) != CLI_DONE) {
         return CLI_IMPOSSIBLE;
     }
     return act(&o, &common, chosen);

@@ -20,9 +20,9 @@
 typedef struct profile_options {
     cli_common common;
     const char *output, *store, *name;
-    bool no_store, verb_unstored; /* --no-store before, after the verb: either holds for both */
+    bool no_store, verb_unstored; /* --no-store was given before the verb, after it: either applies to both */
     int64_t events, top;
-    int64_t from, steps;       /* of a training: the window; -1: not given */
+    int64_t from, steps;       /* window of a training; -1: not given */
     int own_count, verb_count; /* arguments of profile, and of the verb */
     char **own, **verb_arguments;
     const cli_verb *verb;
@@ -35,11 +35,11 @@ typedef struct session {
     const profile_options *asked;
     carry_ctx *ctx;
     carry_recorder *recorder;
-    carry_activity_log *gpu; /* NULL: what GPUs do is not recorded */
-    char without_gpu[256];   /* why, where there is one */
+    carry_activity_log *gpu; /* NULL: GPU activity is not recorded */
+    char without_gpu[256];   /* why GPU activity is not recorded, or "" */
     carry_store *store;
     int64_t run;
-    int64_t steps; /* that the window had */
+    int64_t steps; /* steps recorded in the window */
     bool is_stopped;
     carry_hotspots hotspots;
     void *trace;
@@ -81,8 +81,8 @@ static bool is_own(const char *argument) {
            strncmp(argument, "--top=", 6) == 0 || strncmp(argument, "--name=", 7) == 0;
 }
 
-/* Before the verb, profile's options are its own and the rest is the verb's; after it, only -o and the window are
-   profile's. --json is for both. */
+/* Before the verb, options of profile are its own and the rest belongs to the verb. After it, only -o and the window
+   belong to profile. --json is for both. */
 static void split(profile_options *given, int count, char **arguments) {
     bool after = false;
     for (int i = 0; i < count; i++) {
@@ -118,7 +118,7 @@ static int refuse_output(const char *path) {
     return CLI_DONE;
 }
 
-/* The store is opened, and the run begun, before the verb runs: its errors are reported before any work. */
+/* Opens the store and begins the run before the verb runs, so that errors are reported before any work. */
 static carry_status begin(session *s) {
     CARRY_TRY(carry_recorder_new(s->ctx, &s->recorder, s->asked->events));
     if (s->asked->no_store) {
@@ -144,8 +144,8 @@ static void stop_gpu(session *s) {
     }
 }
 
-/* GPUs are recorded from the start, since a graph that the window replays is recorded before it; what happened before
-   the window is left out. */
+/* GPUs are recorded from the start, since a graph that is replayed in the window is recorded before it. Activity
+   before the window is left out. */
 static void begin_window(void *user) {
     session *s = user;
     if (s->gpu != NULL) {
@@ -159,7 +159,7 @@ static void end_window(void *user) {
     stop_gpu(s);
 }
 
-/* MFU needs what all threads together can do; measured by a context of its own, when the verb has gone. */
+/* MFU needs the peak rate of all threads together. It is measured in a separate context, after the verb has ended. */
 static void measure_ceiling(session *s) {
     bool tokens = false;
     for (int i = 0; i < s->hotspots.count; i++) {
@@ -231,12 +231,12 @@ static carry_status store_all(session *s, int code) {
     return carry_store_end(s->store, s->run, state, NULL, NULL);
 }
 
-/* After the verb: the hotspots, the trace, the store. */
+/* After the verb: writes the hotspots, the trace and the store. */
 static int conclude(session *s, int code) {
     if (carry_hotspots_of(s->ctx, &s->hotspots, s->recorder) != CARRY_OK) {
         return cli_failed(s->ctx);
     }
-    if (code == CLI_IMPOSSIBLE && s->hotspots.count == 0) { /* refused: nothing has run */
+    if (code == CLI_IMPOSSIBLE && s->hotspots.count == 0) { /* the verb was refused: nothing has run */
         if (s->store != NULL) {
             (void)carry_store_delete(s->store, s->run);
         }
@@ -256,7 +256,7 @@ static int conclude(session *s, int code) {
     }
     carry_status stored = store_all(s, code);
     if (stored != CARRY_OK) {
-        code = cli_failed(s->ctx); /* the trace may still find its place */
+        code = cli_failed(s->ctx); /* the trace may still be written */
     }
     const bool written = carry_file_replace(s->ctx, s->asked->output, s->trace, s->trace_length) == CARRY_OK;
     if (!written) {
@@ -268,7 +268,7 @@ static int conclude(session *s, int code) {
     return code;
 }
 
-/* The verb, recorded from begin to end, or for some steps of it. */
+/* Runs the verb and records all of it, or some of its steps. */
 static int run_recorded(session *s) {
     const profile_options *given = s->asked;
     if (given->from > 0 || given->steps > 0) {
@@ -285,7 +285,7 @@ static int run_recorded(session *s) {
         }
         const int code = given->verb->run(given->verb_count, given->verb_arguments);
         cli_set_window(NULL);
-        if (!s->is_stopped) { /* the verb failed, or never came to the window */
+        if (!s->is_stopped) { /* the verb failed or never reached the window */
             stop_gpu(s);
         }
         s->steps = window.covered;
@@ -331,7 +331,8 @@ static int profile_verb(const profile_options *given) {
     return code;
 }
 
-/* Nothing is stored of a verb that stores runs itself, either. Its arguments have room for what was profile's own. */
+/* Passes --no-store on to a verb that stores runs itself. There is room for the argument because profile's own were
+   removed. */
 static void pass_no_store(profile_options *given) {
     const bool stores = strcmp(given->verb->name, "train") == 0 || strcmp(given->verb->name, "run") == 0;
     if (given->no_store && stores && !given->verb_unstored) {
@@ -367,7 +368,7 @@ static int run_options(profile_options *given, int count, char **arguments) {
     (void)cli_command(given->command, sizeof given->command, name, count, arguments);
     split(given, count, arguments);
     bool json = given->common.json;
-    if (given->diff || given->verb == NULL) { /* no verb parses the rest */
+    if (given->diff || given->verb == NULL) { /* no verb will parse the arguments */
         given->own_count = count;
         memcpy(given->own, arguments, (size_t)count * sizeof *arguments);
     }
@@ -445,5 +446,5 @@ const cli_verb cli_profile = {
         "by the change of self time. A bench runs each method for a given time, so compare the time per call there.",
     .example = "carry --ranks 2 profile bench scan:dense:t256:n16 -o trace.json.gz",
     .run = run,
-    .on_ranks = true, /* as far as the verb that it runs does */
+    .on_ranks = true, /* if the verb that it runs does */
 };

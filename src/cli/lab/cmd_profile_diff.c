@@ -10,7 +10,7 @@
 #include "lab/profile/trace.h"
 #include "lab/store/store.h"
 
-/* A trace file, or the trace of a stored run. */
+/* Loads a trace file, or the trace of a stored run. */
 static carry_status load_trace(carry_ctx *ctx, carry_hotspots *hotspots, const char *text, const char *store_path) {
     struct stat about;
     bool is_path = strchr(text, '/') != NULL || strchr(text, '.') != NULL;

@@ -22,19 +22,19 @@ typedef struct run_options {
     const char *path, *stage, *store, *name, *resumed, *wikitext;
     bool unstored, quiet;
     char command[MOST_COMMAND];
-    int code; /* rank 0's, in the end */
+    int code; /* the exit code, set by rank 0 */
 } run_options;
 
 typedef struct show {
     carry_comm *comm;
-    carry_ctx *ctx; /* this rank's */
-    bool prints;    /* rank 0 does, and has the store */
+    carry_ctx *ctx; /* context of this rank */
+    bool prints;    /* true on rank 0, which has the store */
     bool json, quiet;
-    const char *stage; /* asked for, or NULL */
+    const char *stage; /* the stage asked for, or NULL */
     carry_experiment *experiment;
     carry_progress bar;
     const char *heading; /* the problem whose rows are being printed */
-    char reason[256];    /* why nothing of it was measured, once printed */
+    char reason[256];    /* why the problem was not measured, once that is printed; else "" */
     char note[CARRY_COLLECTIVE_NOTE];
 } show;
 
@@ -88,7 +88,7 @@ static void print_outcome_json(const carry_outcome *o) {
     cli_json_close();
 }
 
-/* Said when it is new. */
+/* Prints the note when it has changed. */
 static void print_note(show *s, const carry_outcome *o) {
     char note[CARRY_COLLECTIVE_NOTE];
     if (o->ranks > 0 && strcmp(carry_collective_note(note, o->ranks, o->cores), s->note) != 0) {
@@ -123,7 +123,7 @@ static void measured(void *user, const carry_outcome *o) {
         print_note(s, o);
     }
     if (o->reason[0] != '\0' && strcmp(o->reason, s->reason) == 0) {
-        return; /* printed once for the whole problem */
+        return; /* the reason is printed once for the whole problem */
     }
     char time[32];
     if (o->reason[0] != '\0') {
@@ -184,7 +184,8 @@ static void print_criteria(const show *s, bool failures) {
     }
 }
 
-/* The outcome whose times spread most. Outcomes beyond the limit of their stage come first. NULL: none was timed. */
+/* The outcome whose times spread most, or NULL if none was timed. Outcomes above the limit of their stage come
+   first. */
 static const carry_outcome *least_steady(const carry_experiment *e) {
     const carry_outcome *worst = NULL;
     for (int i = 0; i < e->outcomes; i++) {
@@ -197,7 +198,7 @@ static const carry_outcome *least_steady(const carry_experiment *e) {
     return worst;
 }
 
-/* The decision carries the warning: times of a machine that others use decide little. */
+/* Prints a warning with the decision if the times spread too much: on a busy machine they decide little. */
 static void print_warning(const show *s) {
     const carry_outcome *o = least_steady(s->experiment);
     const bool spreads = o != NULL && o->spread > o->spread_limit;
@@ -262,12 +263,12 @@ static carry_status measure(show *s, const carry_experiment_options *options, ca
     return status == CARRY_OK ? carry_experiment_judge(s->experiment, decision, options) : status;
 }
 
-/* From the first figure to the decision; results that were stored stay stored in any case. */
+/* Measures and decides. Results that were stored stay stored in any case. */
 static carry_status measure_and_judge(show *s, carry_experiment_options *options, int *code) {
     carry_decision decision = CARRY_INCOMPLETE;
     const carry_status status = measure(s, options, &decision);
     if (status != CARRY_OK) {
-        if (options->store != NULL) { /* on a full disk this fails as well: the run is then marked killed later */
+        if (options->store != NULL) { /* this also fails on a full disk; the run is then marked as killed later */
             char note[400];
             (void)snprintf(note, sizeof note, "%.390s", carry_ctx_error(s->ctx));
             (void)carry_store_end(options->store, options->run, status == CARRY_EINTERRUPTED ? "interrupted" : "failed",
@@ -341,7 +342,7 @@ static carry_status run_rank(void *user, carry_comm *comm) {
     int code = CLI_DONE;
     CARRY_TRY(run_experiment(&s, given, &code));
     CARRY_TRY(carry_broadcast(comm, &code, sizeof code, 0));
-    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share given */
+    if (s.prints || cli_process_rank() > 0) { /* ranks that are threads share `given`, so only rank 0 writes to it */
         given->code = code;
     }
     return CARRY_OK;

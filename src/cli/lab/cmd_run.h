@@ -4,18 +4,19 @@
 
 #include "lab/experiment/experiment.h"
 
-/* Bytes received per rank, a row for each problem and method, a column for each number of ranks; nothing where no
-   problem has ranks. */
+/* Prints the bytes received per rank: a row for each problem and method, a column for each number of ranks. Prints
+   nothing if no problem has ranks. */
 void cli_print_received(const carry_experiment *experiment);
 
-/* Prints the text that problems with data=wikitext are trained on, and stores it with the run; else does nothing. */
+/* Prints the text on which problems with data=wikitext are trained, and stores it with the run. Does nothing without
+   such problems. */
 carry_status cli_run_text(carry_ctx *ctx, const carry_experiment *experiment, const carry_experiment_options *options,
                           bool prints);
 
-/* carry run --continue RUN: the experiment is the one that the run has stored, and the problems it has measured are
-   done. On rank 0 options get the store, the run and the invocation; the store is open whatever is returned. All ranks
-   call it; the experiment is to be freed. `text` is what run is called on the command line, `name` what messages call
-   the experiment, which must outlive it. */
+/* carry run --continue RUN: loads the experiment stored in the run and skips the problems that it has measured. All
+   ranks call it. On rank 0, options receive the store, the run and the invocation; the store is open even on
+   failure. The caller frees the experiment. text: the run's name on the command line. name: receives the
+   experiment's name in messages, and must outlive the experiment. */
 #define CLI_CONTINUED_NAME 64
 carry_status cli_run_continue(carry_comm *comm, carry_experiment **experiment, carry_experiment_options *options,
                               const char *store, const char *text, const char *command, char name[CLI_CONTINUED_NAME]);

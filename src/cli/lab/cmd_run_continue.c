@@ -1,4 +1,4 @@
-/* carry run --continue RUN: results of several invocations and machines in one run. */
+/* carry run --continue RUN: collects results of several invocations and machines in one run. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -9,7 +9,7 @@
 
 #define MOST_SPEC ((size_t)1 << 20)
 
-/* On rank 0. */
+/* Called on rank 0. */
 static carry_status find_run(carry_ctx *ctx, carry_run **run, carry_experiment_options *options, const char *store,
                              const char *text) {
     CARRY_TRY(carry_store_open(ctx, &options->store, store));
@@ -26,7 +26,7 @@ static carry_status find_run(carry_ctx *ctx, carry_run **run, carry_experiment_o
                             (long long)(*run)->id, MOST_SPEC);
 }
 
-/* Rank 0's text for all ranks; the arguments of the others are ignored. */
+/* Sends rank 0's text to all ranks; the other ranks' argument is ignored. */
 static carry_status share_text(carry_comm *comm, char **text, const char *own) {
     const bool is_first = carry_comm_rank(comm) == 0;
     uint64_t length = is_first ? strlen(own) : 0;
@@ -43,7 +43,7 @@ static carry_status share_text(carry_comm *comm, char **text, const char *own) {
     return carry_broadcast(comm, *text, length, 0);
 }
 
-/* The run's state changes only once everything else is known to be right. */
+/* Changes the run's state only after everything else has succeeded. */
 static carry_status take_up(carry_experiment *experiment, const carry_run *run, carry_experiment_options *options,
                             const char *command) {
     CARRY_TRY(carry_experiment_restore(experiment, run));

@@ -26,7 +26,7 @@ static bool is_measured(const carry_outcome *o) {
     return o->ranks > 0 && o->reason[0] == '\0';
 }
 
-/* The same but for the ranks. */
+/* True if a and b belong to the same row: they differ only in the number of ranks. */
 static bool is_of_row(const carry_outcome *a, const carry_outcome *b) {
     char of_a[CARRY_PROBLEM_TEXT], of_b[CARRY_PROBLEM_TEXT];
     without_ranks(of_a, a->problem);
@@ -35,7 +35,7 @@ static bool is_of_row(const carry_outcome *a, const carry_outcome *b) {
            strcmp(a->stage, b->stage) == 0;
 }
 
-/* The numbers of ranks, in their order. */
+/* Collects the numbers of ranks in increasing order. */
 static int columns_of(const carry_experiment *e, int columns[COLUMNS]) {
     int count = 0;
     for (int i = 0; i < e->outcomes; i++) {

@@ -39,7 +39,7 @@ static void print_line(const cli_runs_options *given, carry_run_line *line) {
     cli_json_integer("results", line->results);
     cli_json_text("commit", line->commit);
     if (line->dirty < 0) {
-        cli_json_number("dirty", NAN); /* null: not known */
+        cli_json_number("dirty", NAN); /* NaN becomes null: unknown */
     } else {
         cli_json_bool("dirty", line->dirty > 0);
     }
@@ -131,7 +131,7 @@ static void print_run(const carry_run *run) {
     }
 }
 
-/* All texts of a run, which are its own: a store may come from anywhere. */
+/* Replaces control characters in all texts of a run, since a store may come from anywhere. */
 static void make_plain(carry_run *run) {
     char *const texts[] = {run->kind, run->name, run->command, run->commit, run->state, run->decision, run->note};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
@@ -184,7 +184,8 @@ static int show_runs(cli_runs_options *given) {
     return CLI_DONE;
 }
 
-/* Without --keep: runs that were killed or interrupted before they had stored anything. */
+/* True for a run to be removed. Without --keep these are runs that were killed or interrupted before they stored
+   anything. */
 static bool is_refuse(const cli_runs_options *given, const carry_run_line *line, int newer) {
     if (strcmp(line->state, "running") == 0) {
         return false;
@@ -230,7 +231,7 @@ static int collect_garbage(cli_runs_options *given) {
     return code;
 }
 
-/* By number only: last or a name might be another run than the one that was meant. */
+/* Accepts run numbers only: last or a name might refer to another run than intended. */
 static int delete_runs(cli_runs_options *given) {
     if (given->words < 2) {
         return cli_refuse("runs delete needs the number of a run (carry runs list shows them)");
@@ -270,7 +271,7 @@ static int delete_runs(cli_runs_options *given) {
     return CLI_DONE;
 }
 
-/* Refuses arguments without effect: an option of another word, a run where none is expected. */
+/* Refuses arguments without effect: an option of another word, or a run where none is expected. */
 static int refuse_idle(const cli_runs_options *given) {
     const struct {
         bool given;

@@ -16,7 +16,7 @@ typedef struct cli_runs_options {
     char **word;
 } cli_runs_options;
 
-/* The run that was named on the command line. False after a message. */
+/* Loads the run named on the command line. Returns false after printing a message. */
 bool cli_runs_load(const cli_runs_options *given, carry_run **run, const char *text);
 
 int cli_runs_compare(cli_runs_options *given);

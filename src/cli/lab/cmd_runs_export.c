@@ -7,7 +7,7 @@
 #include "core/file.h"
 #include "lab/export.h"
 
-#define MOST_CURVES 64 /* runs in one table */
+#define MOST_CURVES 64 /* maximum runs in one table */
 
 static int export_one(const cli_runs_options *given, FILE *to, const char *text) {
     carry_run *run;
@@ -24,7 +24,7 @@ static int export_one(const cli_runs_options *given, FILE *to, const char *text)
     return status == CARRY_OK ? CLI_DONE : cli_failed(given->ctx);
 }
 
-/* Runs with curves have a table of other columns than runs with results. */
+/* Exports curves. Their table has other columns than that of results. */
 static int export_curves(const cli_runs_options *given, FILE *to) {
     const int count = given->words - 1;
     carry_run *runs[MOST_CURVES] = {NULL};
@@ -48,7 +48,7 @@ static int export_curves(const cli_runs_options *given, FILE *to) {
     return code;
 }
 
-/* Does the first run have a curve? A message where it cannot be read. */
+/* *has is true if the first run has a curve. Prints a message if it cannot be read. */
 static int first_has_curve(const cli_runs_options *given, bool *has) {
     carry_run *run;
     if (!cli_runs_load(given, &run, given->word[1])) {

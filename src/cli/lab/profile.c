@@ -1,4 +1,4 @@
-/* Tables of hotspots and of what changed between two runs. */
+/* Prints tables of hotspots and of differences between two runs. */
 #include "cli/lab/profile.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 
 #define PLACE 160
 
-/* carry_time_text, of times that may be 0 or, by a reading of the clock, below. */
+/* carry_time_text for times that may be 0 or, because of the clock's resolution, negative. */
 static const char *time_of(char text[32], double seconds) {
     if (!(fabs(seconds) >= 1e-9)) {
         (void)snprintf(text, 32, "0 s");
@@ -22,7 +22,7 @@ static const char *time_of(char text[32], double seconds) {
 
 static const char *place_of(char text[PLACE], const carry_hotspot *spot) {
     char line[16] = "";
-    if (spot->line > 0) { /* kernels have none */
+    if (spot->line > 0) { /* kernels have no line */
         (void)snprintf(line, sizeof line, ":%d", spot->line);
     }
     (void)snprintf(text, PLACE, "%s%s", spot->file, line);
@@ -97,7 +97,7 @@ static void print_kernel_json(const carry_hotspots *h, const carry_hotspot *kern
     cli_json_close();
 }
 
-/* Of one step of the window: the GPU's activity, and its share of the time. */
+/* Prints the GPU's busy share, and its activity per step of the window. */
 static void print_step(const carry_hotspots *h) {
     char text[32];
     if (h->gpu_span > 0.0 && h->gpus == 1) {

@@ -4,14 +4,14 @@
 
 #include "lab/profile/hotspots.h"
 
-#define CLI_PROFILE_TRACE "trace.json.gz" /* its file, and its name in the store */
+#define CLI_PROFILE_TRACE "trace.json.gz" /* the trace's file name, and its name in the store */
 
-/* Two traces, files or stored runs. An exit code. */
+/* Compares two traces, each a file or a stored run. Returns an exit code. */
 int profile_diff(char **traces, int count, const char *store, bool json, int top);
 
-/* Hotspots by category, then the top places and those that have tokens, then the top kernels. */
+/* Prints the hotspots by category, then the top places and all places with tokens, then the top kernels. */
 void cli_profile_print(carry_ctx *ctx, const carry_hotspots *hotspots, bool json, int top);
-/* Where the trace and the run are; trace (none was written) and store may be NULL. */
+/* Prints the locations of the trace and the run. trace may be NULL (none was written), and so may store. */
 void cli_profile_print_end(const carry_hotspots *hotspots, bool json, const char *trace, int64_t run,
                            const char *store);
 carry_status cli_profile_print_diff(carry_ctx *ctx, const carry_hotspots *a, const carry_hotspots *b, bool json,

@@ -1,4 +1,4 @@
-/* The text that an experiment trained on, stored with its run. */
+/* Stores the text that an experiment trained on with its run. */
 #include <stdio.h>
 #include <string.h>
 

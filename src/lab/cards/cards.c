@@ -1,4 +1,4 @@
-/* Reading the library: folders, files, front matter. */
+/* Reads the library: folders, files, front matter. */
 #include "lab/cards/cards.h"
 
 #include <dirent.h>
@@ -17,7 +17,7 @@
 #include "lab/yaml.h"
 
 #define PAGE_BYTES ((size_t)1 << 20)
-#define FRONT_BYTES ((size_t)64 << 10) /* no card comes near it, and a mapping of many keys takes long to read */
+#define FRONT_BYTES ((size_t)64 << 10) /* far more than any card has; a mapping with many keys is slow to read */
 #define PAGES 4096
 #define PATH_LIMIT 4096
 
@@ -25,8 +25,8 @@ static const struct {
     const char *name, *folder;
 } kinds[CARRY_PAGE_KINDS] = {{"card", "cards"}, {"topic", "topics"}, {"finding", "findings"}};
 
-/* The front matter is everything before the second line of three dashes. The first one stays in it, since it is also
-   how a YAML document starts: so lines are counted as a person counts them. */
+/* The front matter is everything before the second line of three dashes. The first such line also starts a YAML
+   document and is kept, so that reported line numbers are those of the file. */
 static const char *front_end(const char *text) {
     if (strncmp(text, "---\n", 4) != 0) {
         return NULL;
@@ -41,7 +41,7 @@ static const char *front_end(const char *text) {
     return NULL;
 }
 
-/* Texts are shown on terminals: what would steer one is refused, also where YAML's escapes bring it in. */
+/* Texts are shown on terminals, so control characters are refused, even if they come from YAML escapes. */
 static bool is_plain(const char *text) {
     for (; *text != '\0'; text++) {
         if (((unsigned char)*text < 0x20 && *text != '\n' && *text != '\t') || *text == 0x7f) {
@@ -122,7 +122,7 @@ static carry_status read_list(carry_ctx *ctx, carry_page_list *list, const carry
     return CARRY_OK;
 }
 
-/* 1, 2 or 3; 0 for anything else, which check names. */
+/* Returns 1, 2 or 3, or 0 for anything else, which carry_library_check reports. */
 static int level_of(const char *text) {
     return text != NULL && text[0] >= '1' && text[0] <= '3' && text[1] == '\0' ? text[0] - '0' : 0;
 }
@@ -208,7 +208,8 @@ static int is_page(const struct dirent *entry) {
     return entry->d_name[0] != '.' && length > 3 && strcmp(entry->d_name + length - 3, ".md") == 0;
 }
 
-/* A folder that is not there has no pages: a library may do without findings. */
+/* Adds the pages of a folder. A folder that does not exist has no pages: a library may have no findings, for
+   example. */
 static carry_status add_folder(carry_ctx *ctx, carry_library *library, carry_page_kind kind) {
     char folder[PATH_LIMIT];
     struct dirent **entry = NULL;

@@ -1,5 +1,5 @@
-/* Checks of a library; every problem is reported with its place. The file or card that a figure of a finding names must
-   contain the figure as it is written: a figure that was mistyped, or whose source was measured again, is found. */
+/* Checks a library and reports every problem with its position. A figure of a finding must appear literally in the
+   file or card that it names, so a mistyped figure, or one whose source was measured again, is found. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -133,7 +133,7 @@ static bool lists_id(const carry_page_list *list, const char *id) {
     return false;
 }
 
-/* Everything reachable through needs; seen has one place per page. */
+/* True if the page needs itself through other pages. seen: one flag per page. */
 static bool needs_itself(const check *c, const carry_page *from, bool *seen) {
     for (int i = 0; i < from->needs.count; i++) {
         const char *id = from->needs.item[i].part[CARRY_ITEM_ID];
@@ -151,7 +151,8 @@ static bool needs_itself(const check *c, const carry_page *from, bool *seen) {
     return false;
 }
 
-/* Another name may be neither an id nor a name of another card: carry_library_page must find this one by it. */
+/* Another name (also) must not be an id or another name of another card: carry_library_page must find this card by
+   it. */
 static carry_status other_names(check *c) {
     for (int i = 0; i < c->page->also.count; i++) {
         const char *name = c->page->also.item[i].part[CARRY_ITEM_ID];
@@ -222,7 +223,7 @@ static carry_status check_topic(check *c) {
     return CARRY_OK;
 }
 
-/* A path below the project's folder, which is the one that the library is in. */
+/* True for a path below the project's folder, which contains the library. */
 static bool is_inside(const char *source) {
     return source[0] != '/' && strstr(source, "..") == NULL && strchr(source, '/') != NULL;
 }
@@ -256,7 +257,7 @@ static carry_status check_figure(check *c, const carry_page_item *figure) {
     const char *source = figure->part[CARRY_ITEM_SOURCE];
     const char *value = figure->part[CARRY_ITEM_VALUE];
     if (is_blank(value) || is_blank(source)) {
-        return CARRY_OK; /* missing_keys has said so */
+        return CARRY_OK; /* missing_keys has reported it */
     }
     if (strpbrk(value, "0123456789") == NULL) {
         SAY(c, figure->line, "no-figures", "the figure '%.40s' has no number", value);
@@ -296,8 +297,7 @@ static carry_status check_finding(check *c) {
     return CARRY_OK;
 }
 
-/* Whether the character before `at` makes it the tail of something longer: 3,069 has no 069, t4096 no 4096, 1e-5 no 5.
- */
+/* True if the character before `at` makes it the end of something longer: 069 in 3,069, 4096 in t4096, 5 in 1e-5. */
 static bool continues_left(const char *text, const char *at) {
     if (at == text) {
         return false;
@@ -311,7 +311,8 @@ static bool continues_left(const char *text, const char *at) {
     return ((before == '.' || before == ',') && after_digit) || ((before == '-' || before == '+') && after_exponent);
 }
 
-/* 6.25 has no 6.2, 1,550 no 1, 1.4e-6 no 1.4. A unit may follow directly. */
+/* True if the text after `end` continues the number: 6.2 in 6.25, 1 in 1,550, 1.4 in 1.4e-6. A unit may follow
+   directly. */
 static bool continues_right(const char *end) {
     if (isdigit((unsigned char)end[0])) {
         return true;

@@ -34,7 +34,7 @@ static bool starts_number(const char *text, const char *at) {
     return isdigit((unsigned char)*at) && !isalnum(before) && before != '_';
 }
 
-/* Every number of text[0..length) that `source` does not have becomes a problem. */
+/* Reports every number in text[0..length) that does not appear in `source`. */
 static carry_status compare_part(carry_ctx *ctx, carry_library *library, const carry_page *page, int line,
                                  const char *text, size_t length, const char *name, const char *source) {
     for (const char *at = text; at < text + length; at++) {

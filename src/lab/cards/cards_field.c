@@ -8,7 +8,8 @@
 #define LIST(key, member, needed, parts_needed, ...) \
     { key, offsetof(carry_page, member), true, needed, {__VA_ARGS__, NULL}, parts_needed }
 
-/* A claim's evidence and an actionable's figure may be missing: check and sharpen say so in their own words. */
+/* A claim's evidence and an actionable's figure may be missing here: `check` and `sharpen` report that with messages
+   of their own. */
 static const carry_field card[] = {
     TEXT("id", id),
     TEXT("title", title),

@@ -1,4 +1,4 @@
-/* The keys of a page, by kind: one table for reading, checking and JSON. */
+/* The keys of a page, by kind: one table for reading, checking and JSON output. */
 #ifndef CARRY_LAB_CARDS_FIELD_H
 #define CARRY_LAB_CARDS_FIELD_H
 
@@ -6,13 +6,14 @@
 
 typedef struct carry_field {
     const char *key;
-    size_t offset; /* in carry_page: of a const char *, or of a carry_page_list */
+    size_t offset; /* in carry_page, of a const char * or a carry_page_list */
     bool is_list, needed;
-    const char *parts[CARRY_ITEM_PARTS + 1]; /* keys of an entry; none: an entry is a word */
-    int parts_needed;                        /* the number of first parts that must be present: else check reports it */
+    const char *parts[CARRY_ITEM_PARTS + 1]; /* keys of an entry; empty: an entry is a single word */
+    /* This many of the first parts are required; `check` reports missing ones. */
+    int parts_needed;
 } carry_field;
 
-/* Those of a kind; key NULL at the end. */
+/* The fields of a kind; the last has key NULL. */
 const carry_field *carry_fields(carry_page_kind kind);
 
 static inline const char *carry_field_text(const carry_page *page, const carry_field *field) {

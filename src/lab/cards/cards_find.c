@@ -1,5 +1,5 @@
-/* Searching the library: its pages go into an FTS5 table in memory, built anew each time (thirty small files take
-   milliseconds), so that there is no index that could be stale. A second table has their lines, for showing where. */
+/* Searches the library. Its pages go into an FTS5 table in memory that is rebuilt for every search (thirty small
+   files take milliseconds), so no index can be stale. A second table has their lines, to show where the words are. */
 #include <ctype.h>
 #include <sqlite3.h>
 #include <stdlib.h>
@@ -9,7 +9,7 @@
 #include "lab/cards/cards.h"
 #include "lab/cards/cards_field.h"
 
-/* Words of the title and the id weigh most, then why the card matters, then the rest. */
+/* Words in the title and the id weigh most, then those in `why`, then the rest. */
 #define RANK "bm25(pages, 0.0, 10.0, 10.0, 3.0, 1.0)"
 #define WORDS 32
 
@@ -94,8 +94,8 @@ static bool has_letter(const char *word) {
     return false;
 }
 
-/* Each word becomes a quoted phrase, its own quotes doubled, so that nothing of FTS5's syntax is left in it. Words of
-   punctuation alone are dropped. NULL without memory or without words. */
+/* Turns each word into a quoted phrase with its own quotes doubled, so that no FTS5 syntax is left. Words without a
+   letter or digit are dropped. NULL when out of memory; "" if no word is left. */
 static char *query_of(const char *const *words, int count, const char *joint, const char *tail) {
     size_t size = 1;
     for (int i = 0; i < count; i++) {
@@ -142,7 +142,7 @@ static carry_status read_pages(carry_ctx *ctx, sqlite3 *db, const carry_library 
     return code == SQLITE_DONE ? CARRY_OK : failed(ctx, db, "searching");
 }
 
-/* Cut at a whole character. */
+/* Cuts a text at a whole character. */
 static void copy_cut(char *to, size_t size, const char *from) {
     size_t length = strlen(from);
     if (length >= size) {
@@ -155,7 +155,7 @@ static void copy_cut(char *to, size_t size, const char *from) {
     to[length] = '\0';
 }
 
-/* The lines with the most of the words, shown in the order of the page. */
+/* Finds the lines with the most of the words, and shows them in the order of the page. */
 static carry_status read_lines(carry_ctx *ctx, sqlite3 *db, const carry_library *library, const char *query,
                                carry_found *found) {
     sqlite3_stmt *select = NULL;
@@ -200,7 +200,7 @@ carry_status carry_library_find(carry_ctx *ctx, const carry_library *library, co
         return carry_fail(ctx, CARRY_ESIZE, "%d words are more than the %d that are searched for", count, WORDS);
     }
     char *all = query_of(words, count, " ", "");
-    char *any = query_of(words, count, " OR ", "*"); /* the beginning of a word will do */
+    char *any = query_of(words, count, " OR ", "*"); /* matches words by their beginning */
     carry_found *list = calloc((size_t)library->count + 1, sizeof *list);
     sqlite3 *db = NULL;
     carry_status status = CARRY_OK;

@@ -3,7 +3,7 @@
 #include "lab/cards/cards_field.h"
 #include "core/json_write.h"
 
-/* Not valid UTF-8: null, which is what JSON has for it. */
+/* Text that is not valid UTF-8 is written as null. */
 static void add_text(carry_json_text *to, const char *key, const char *text) {
     carry_json_add_text(to, key, text != NULL && carry_json_is_utf8(text) ? text : NULL);
 }

@@ -11,7 +11,7 @@ typedef struct walk {
     const carry_page *topic;
     carry_reading *reading;
     int count;
-    bool *seen; /* one per page: placed, or being placed, which also ends a circle of needs */
+    bool *seen; /* one flag per page: placed or being placed, which also ends cycles of needs */
 } walk;
 
 static const carry_page_item *entry_of(const carry_page *topic, const carry_page *card) {

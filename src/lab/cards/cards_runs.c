@@ -1,5 +1,5 @@
-/* Pages that cite an exported run (docs/results/runs/NAME.json) of an experiment that was run again later: the figures
-   may still be true, but the newest run decides. */
+/* Finds pages that cite an exported run (docs/results/runs/NAME.json) of an experiment that was run again later:
+   their figures may still be true, but the newest run decides. */
 #include <dirent.h>
 #include <math.h>
 #include <stdio.h>
@@ -31,7 +31,7 @@ static void experiment_of(char to[NAME_BYTES], const char *spec) {
     }
 }
 
-/* False for a file that is not an exported experiment: there are others in the folder. */
+/* Reads an exported run. Returns false for other files, which the folder also contains. */
 static bool read_run(carry_ctx *ctx, exported *run, const char *folder, const char *file) {
     char path[4096];
     char *text = NULL;
@@ -57,7 +57,7 @@ static int is_json(const struct dirent *entry) {
     return length > 5 && strcmp(entry->d_name + length - 5, ".json") == 0;
 }
 
-/* A folder that does not exist has no runs. */
+/* Reads all exported runs. A folder that does not exist has no runs. */
 static carry_status read_runs(carry_ctx *ctx, exported **runs, int *count, const carry_library *library) {
     char folder[4096];
     struct dirent **entry = NULL;

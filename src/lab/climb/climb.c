@@ -1,4 +1,4 @@
-/* Opening a climb, fixing its baseline, checking its log. */
+/* Opens a climb, fixes its baseline, checks its log. */
 #include "lab/climb/climb.h"
 
 #include <errno.h>
@@ -61,7 +61,7 @@ carry_status climb_check_repeats(carry_ctx *ctx, int64_t repeats) {
                             (long long)repeats, LEAST_REPEATS, CARRY_CLIMB_SAMPLES);
 }
 
-/* Held until the process ends, however it ends. */
+/* Takes the climb's lock, which is held until the process ends in any way. */
 static carry_status take_lock(carry_climb *climb) {
     char path[CLIMB_PATH + 32];
     char holder[32] = "";
@@ -83,7 +83,7 @@ static carry_status take_lock(carry_climb *climb) {
     return CARRY_OK;
 }
 
-/* The log's path, absolute and from the root. It need not exist; its folder must, unless it is named from the root. */
+/* Finds the log's path, absolute and relative to the root. The log need not exist, but its folder must. */
 static carry_status find_log(carry_climb *climb) {
     const char *given = climb->options.log;
     char folder[CLIMB_PATH];
@@ -113,7 +113,7 @@ static carry_status find_log(carry_climb *climb) {
     return CARRY_OK;
 }
 
-/* A log that git ignores could not be committed with the changes that it describes. */
+/* Refuses a log that git ignores: it could not be committed with the changes that it describes. */
 static carry_status refuse_ignored(carry_climb *climb) {
     int code;
     climb_git_call call = {.folder = climb->root, .words = {"check-ignore", "-q", "--", climb->relative}};
@@ -124,7 +124,7 @@ static carry_status refuse_ignored(carry_climb *climb) {
                                   climb->relative);
 }
 
-/* An excluded path that git ignores lets `git add` fail: such a one need not be excluded. */
+/* *ignored: git ignores the path. Excluding such a path makes `git add` fail, and it need not be excluded. */
 static carry_status is_ignored(carry_climb *climb, const char *path, bool *ignored) {
     int code;
     climb_git_call call = {.folder = climb->root, .words = {"check-ignore", "-q", "--", path}};
@@ -161,7 +161,7 @@ carry_status climb_reload(carry_climb *climb) {
     return status;
 }
 
-/* Readers finish what a killed climb left too, unless another climb is running or the folder cannot be written. */
+/* Readers also finish the work of a killed climb, unless another climb is running or the folder cannot be written. */
 static void recover_for_reading(carry_climb *climb) {
     if (take_lock(climb) == CARRY_OK) {
         (void)climb_recover(climb);
@@ -239,7 +239,7 @@ const char *carry_climb_path(const carry_climb *climb) {
     return climb->path;
 }
 
-/* Every commit that the log names, in one question. */
+/* Checks that every commit named in the log exists, with one call of git. */
 static carry_status check_commits(carry_climb *climb) {
     const carry_climb_log *log = climb->log;
     char *names = malloc((size_t)log->count * 2 * CLIMB_HASH + 1);
@@ -272,7 +272,8 @@ static carry_status check_commits(carry_climb *climb) {
     return status;
 }
 
-/* Entries that were committed are still there: the chain alone cannot tell that the last of them are gone. */
+/* Checks that the committed entries are still in the log. The chain of checksums cannot detect that its last entries
+   were removed. */
 static carry_status check_beginning(carry_climb *climb) {
     char object[CLIMB_PATH + 8];
     char *committed;

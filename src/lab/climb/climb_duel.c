@@ -1,4 +1,4 @@
-/* Two settings of a plan, timed in turns. */
+/* Times two settings of a plan in turns. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #define THRESHOLD 1.0
 #define LEAST_RUNS 9
 #define TURN_SECONDS 0.01
-#define HOPELESS 2.0 /* times the best's time: not worth a comparison */
+#define HOPELESS 2.0 /* slower than the best by this factor: not worth a comparison */
 #define SET_BYTES 256e6
 #define MOST_COPIES 64
 
@@ -53,7 +53,7 @@ void tune_leave(tuning *t, contender *c) {
     }
 }
 
-/* The error message of a contender's own context becomes ours. */
+/* Copies the error message of a contender's own context to the tuning's context. */
 static carry_status told(tuning *t, const contender *c, carry_status status) {
     return status == CARRY_OK ? status : carry_fail(t->ctx, status, "%s", carry_ctx_error(c->ctx));
 }
@@ -67,7 +67,7 @@ static carry_status enter_parts(tuning *t, contender *c) {
     CARRY_TRY(told(t, c, carry_family_open(t->family, c->ctx, &c->instance, &problem, t->options->seed, 1)));
     double wanted = carry_device_properties_of(c->ctx, &cpu, 0) == CARRY_OK ? 2.0 * (double)cpu.cache : 0.0;
     int copies = (int)fmin(ceil(fmin(wanted, SET_BYTES) / t->family->bytes(c->instance)), MOST_COPIES);
-    if (copies > 1) { /* inputs come from memory, as in a bench */
+    if (copies > 1) { /* inputs come from memory rather than caches, as in a bench */
         carry_family_close(t->family, c->instance);
         c->instance = NULL;
         CARRY_TRY(told(t, c, carry_family_open(t->family, c->ctx, &c->instance, &again, t->options->seed, copies)));
@@ -102,7 +102,7 @@ static carry_status time_run(const tuning *t, contender *c, double *seconds) {
     return CARRY_OK;
 }
 
-/* A few runs in a row, so that threads are awake and caches as they are in use. */
+/* Runs a contender a few times in a row, so that threads are awake and caches are as in real use. */
 static carry_status take_turn(tuning *t, contender *c) {
     double started = carry_seconds();
     CARRY_TRY(told(t, c, t->family->run(c->instance)));
@@ -151,7 +151,7 @@ carry_status tune_duel(tuning *t, contender *best, contender *c, carry_tune_step
     best->count = c->count = 0;
     best->spent = c->spent = 0.0;
     bool hopeless = true;
-    for (int look = 0; look < 2 && hopeless; look++) { /* twice, since a machine may have been busy elsewhere */
+    for (int look = 0; look < 2 && hopeless; look++) { /* twice, since the machine may have been busy */
         CARRY_TRY(take_turn(t, best));
         CARRY_TRY(take_turn(t, c));
         step->seconds = median_of(c);

@@ -1,4 +1,4 @@
-/* Writing the climb log: figures, texts, the chain. */
+/* Writes the climb log: figures, texts, the chain of checksums. */
 #include <ctype.h>
 #include <inttypes.h>
 #include <math.h>
@@ -64,7 +64,7 @@ const char carry_climb_preface[] =
     "are chained over the entries that were kept.\n"
     "\n";
 
-/* A fence longer than any run of backticks inside. */
+/* Writes code in a fence longer than any run of backticks inside. */
 static void print_code(FILE *to, const char *text) {
     if (strcmp(text, "none") == 0) {
         (void)fputs(text, to);
@@ -91,7 +91,7 @@ static void print_fields(FILE *to, const carry_climb_field_at *fields, void *rec
         const char *value = *carry_climb_at(record, field);
         value = value != NULL && *value != '\0' ? value : "none";
         if (strcmp(field->name, "checksum") == 0) {
-            return; /* which needs the text before it */
+            return; /* the checksum needs the complete text before it */
         }
         (void)fprintf(to, "- %s: ", field->name);
         if (field->code) {
@@ -108,7 +108,7 @@ static const char *number_text(char text[32], double number) {
     return text;
 }
 
-/* "1, 2.5, 3" or none; the caller frees. */
+/* "1, 2.5, 3", or "none". The caller frees it. */
 static char *samples_text(const double *samples, int count) {
     size_t room = 32 * (size_t)count + 8;
     char *text = malloc(room);
@@ -212,7 +212,7 @@ carry_status carry_climb_log_append(carry_ctx *ctx, char **text, size_t *length,
         return carry_fail(ctx, CARRY_ESIZE, "the climb log would have more than %zu bytes: begin another with --log",
                           CARRY_CLIMB_LOG_BYTES);
     }
-    carry_climb_log *again; /* what cannot be read must never be written */
+    carry_climb_log *again; /* an entry that cannot be read back must not be written */
     carry_status status = carry_climb_log_parse(ctx, &again, *text, *length, "the new entry");
     if (status != CARRY_OK) {
         free(*text);
@@ -244,7 +244,7 @@ const char *carry_climb_line(char *to, size_t size, const char *from) {
         to[used++] = (char)*at;
     }
     to[used] = '\0';
-    if (used + 2 >= size) { /* never half a character */
+    if (used + 2 >= size) { /* never cuts a character */
         while (used > 0 && ((unsigned char)to[used - 1] & 0xC0) == 0x80) {
             used--;
         }

@@ -6,11 +6,11 @@
 
 typedef struct carry_climb_field_at {
     const char *name;
-    size_t offset; /* of a const char * */
-    bool code;     /* between backticks */
+    size_t offset; /* of the field, a const char * */
+    bool code;     /* written between backticks */
 } carry_climb_field_at;
 
-/* Both end with a NULL name. The entry's last field is the checksum. */
+/* Both lists end with a NULL name. The entry's last field is the checksum. */
 extern const carry_climb_field_at carry_climb_head_fields[], carry_climb_entry_fields[];
 
 extern const char carry_climb_preface[]; /* the text before the head's fields */

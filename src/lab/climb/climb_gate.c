@@ -11,7 +11,7 @@
 #include "lab/climb/climb_internal.h"
 #include "bench/sample.h"
 
-#define DRIFT 0.03 /* allowed for changes of the machine since the best was measured */
+#define DRIFT 0.03 /* allowance for changes of the machine since the best was measured */
 
 typedef struct judgement {
     carry_climb *climb;
@@ -22,7 +22,7 @@ typedef struct judgement {
     const char *tests, *profile, *build; /* NULL: none */
     double threshold;
     int64_t repeats, run;
-    bool again; /* the best is measured beside the change */
+    bool again; /* the best is measured again, in turns with the change */
     bool refused;
     char title[160], hypothesis[2048], next[2048], summary[512], result[256], reason[512];
     char job[96], date[32], run_text[32], commit[CLIMB_HASH];
@@ -51,7 +51,7 @@ static const char *given_or(const char *given, const char *otherwise) {
     return strcmp(otherwise, "none") != 0 ? otherwise : NULL;
 }
 
-/* Flags if they were given, else the options of the baseline. */
+/* Uses the commands given as options, else those of the log's head. */
 static carry_status settle_commands(judgement *j) {
     const carry_climb_head *head = &j->climb->log->head;
     carry_ctx *ctx = j->climb->ctx;
@@ -86,7 +86,7 @@ static void settle_texts(judgement *j) {
     (void)snprintf(j->result, sizeof j->result, j->tests != NULL ? "not reached" : "not run: no tests were given");
 }
 
-/* A command that must succeed. Its failure is the change's fault, not ours. */
+/* Runs a command that must succeed. A failure refuses the change; it is not an error of the climb. */
 static carry_status pass(judgement *j, const char *what, const char *command, const char *folder, char *result,
                          size_t result_size) {
     carry_process_result ran;
@@ -118,7 +118,7 @@ static carry_status pass(judgement *j, const char *what, const char *command, co
     return status;
 }
 
-/* The best so far in a worktree of its own, built once and used until there is a better one. */
+/* Makes a worktree of the best commit so far and builds it once; it is used until there is a better one. */
 static carry_status ready_best(judgement *j) {
     carry_climb *climb = j->climb;
     const char *commit = climb->log->entry[climb->log->best].commit;
@@ -163,7 +163,7 @@ static carry_status measure_best(judgement *j) {
     return CARRY_OK;
 }
 
-/* The two take turns, and who is first changes every time. */
+/* Measures the change and the best in turns; which of them runs first alternates. */
 static carry_status measure(judgement *j) {
     const carry_climb_entry *best = &j->climb->log->entry[j->climb->log->best];
     if (j->again) {
@@ -238,7 +238,7 @@ static carry_status commit_change(judgement *j) {
     return climb_commit(j->climb, j->commit, j->change->tree, j->change->base, j->title, message);
 }
 
-/* The entry, and with it the commit when it is kept. */
+/* Writes the entry and, if the change is kept, commits both. */
 static carry_status record(judgement *j) {
     carry_climb *climb = j->climb;
     char *text;

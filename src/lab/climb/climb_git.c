@@ -1,4 +1,4 @@
-/* The climb's questions to git. */
+/* The climb's calls of git. */
 #include <errno.h>
 #include <limits.h>
 #include <stdio.h>
@@ -17,7 +17,8 @@ static void first_line(char *to, size_t size, const char *text) {
     (void)snprintf(to, size, "%.*s", (int)strcspn(text, "\n"), text);
 }
 
-/* A caller that is itself run by git (a hook, rebase --exec) must not lend us its index. */
+/* Removes git's variables from the environment: if git itself runs this program (a hook, rebase --exec), its index
+   must not be used. */
 static carry_status run_git(carry_climb *climb, carry_process_result *result, const climb_git_call *call) {
     char index[sizeof climb->index + 32];
     const char *words[MOST_WORDS] = {"env", "-u", "GIT_DIR", "-u", "GIT_WORK_TREE", "-u", "GIT_INDEX_FILE", "LC_ALL=C"};
@@ -121,7 +122,7 @@ carry_status climb_head(carry_climb *climb, char hash[CLIMB_HASH]) {
     return CARRY_OK;
 }
 
-/* Everything but the log and the store, appended to a call's words. */
+/* Appends to the call's words the pathspecs that exclude the log and the store. */
 static void leave_out(const carry_climb *climb, climb_git_call *call, char log_spec[CLIMB_PATH + 32]) {
     int count = 0;
     while (call->words[count] != NULL) {
@@ -144,7 +145,7 @@ carry_status climb_tree(carry_climb *climb, char tree[CLIMB_HASH], const char *f
     char lock[sizeof climb->index + 8];
     char log_spec[CLIMB_PATH + 32];
     (void)snprintf(lock, sizeof lock, "%s.lock", climb->index);
-    (void)unlink(climb->index); /* left by a climb that was killed: we hold the climb's lock, so it is not in use */
+    (void)unlink(climb->index); /* left by a killed climb: we hold the climb's lock, so it is not in use */
     (void)unlink(lock);
     climb_git_call read = {.folder = folder, .own_index = true, .words = {"read-tree", base}};
     climb_git_call add = {.folder = folder, .own_index = true, .words = {"add", "-A"}};
@@ -206,7 +207,7 @@ carry_status climb_describe(carry_climb *climb, char *text, size_t size, const c
             *next++ = '\0';
         }
         char *at;
-        added += strtol(line, &at, 10); /* binary files have dashes: 0 */
+        added += strtol(line, &at, 10); /* binary files have dashes instead of numbers, read as 0 */
         at = strchr(line, '\t');
         removed += at != NULL ? strtol(at, NULL, 10) : 0;
         const char *name = strrchr(line, '\t');
@@ -224,7 +225,7 @@ carry_status climb_describe(carry_climb *climb, char *text, size_t size, const c
     return CARRY_OK;
 }
 
-/* Asked before anything is measured, since an unknown committer would only be noticed at the end. */
+/* Checked before anything is measured, since git would report an unknown committer only at the end. */
 carry_status climb_identity(carry_climb *climb) {
     static const char *const who[] = {"GIT_AUTHOR_IDENT", "GIT_COMMITTER_IDENT"};
     for (int i = 0; i < 2; i++) {

@@ -8,47 +8,49 @@
 #include "lab/store/store.h"
 
 #define CLIMB_PATH 4096
-#define CLIMB_HASH 72 /* a commit or a tree: 40 or 64 hex digits */
+#define CLIMB_HASH 72 /* size of a commit or tree hash: 40 or 64 hex digits */
 
 struct carry_climb {
     carry_ctx *ctx;
     carry_climb_options options;
-    char root[CLIMB_PATH];            /* of the working tree */
-    char git[CLIMB_PATH];             /* the repository's own folder, shared by its worktrees */
-    char path[CLIMB_PATH];            /* of the log, */
-    char relative[CLIMB_PATH];        /* seen from the root */
-    char store_spec[CLIMB_PATH + 32]; /* keeps a store inside the tree out of commits; "" when it is elsewhere */
-    bool ignores_carry;               /* git ignores .carry */
-    char index[CLIMB_PATH + 32];      /* an index of our own, so that the person's stays as it is */
+    char root[CLIMB_PATH];     /* of the working tree */
+    char git[CLIMB_PATH];      /* the repository's .git folder, shared by its worktrees */
+    char path[CLIMB_PATH];     /* path of the log, */
+    char relative[CLIMB_PATH]; /* the same, relative to the root */
+    /* Pathspec that keeps a store inside the tree out of commits; "": it is elsewhere. */
+    char store_spec[CLIMB_PATH + 32];
+    bool ignores_carry;          /* git ignores .carry */
+    char index[CLIMB_PATH + 32]; /* a separate index, so that the user's stays unchanged */
     int lock;
     carry_climb_log *log; /* NULL if it does not exist yet */
     carry_store *store;
-    char best_folder[CLIMB_PATH]; /* a built worktree of best_commit; "": not created */
+    char best_folder[CLIMB_PATH]; /* a built worktree of best_commit; "": not made yet */
     char best_commit[CLIMB_HASH];
-    carry_remote *remote;      /* where commands are run; NULL: here */
-    bool is_there, best_there; /* copies of the tree and of the best are on it */
+    carry_remote *remote;      /* the machine that runs commands; NULL: this one */
+    bool is_there, best_there; /* it has copies of the tree and of the best */
 };
 
 void climb_tell(const carry_climb *climb, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* Reads the log again after it was changed. */
 carry_status climb_reload(carry_climb *climb);
-/* This moment, or the last entry's date where the clock went back. */
+/* The current time, or the last entry's date if the clock went back. */
 const char *climb_date(char date[32], const carry_climb_log *log);
-/* A command must be one line and not too long; `what` names it in the message. */
+/* Checks that a command is one line and not too long; `what` names it in the message. */
 carry_status climb_check_command(carry_ctx *ctx, const char *what, const char *command);
-/* 0: not given. */
+/* Checks the number of repeats; 0: not given. */
 carry_status climb_check_repeats(carry_ctx *ctx, int64_t repeats);
-/* Samples of throughput, as a run's result: seconds for one unit. */
+/* Stores samples of throughput as a run's result, in seconds per unit. */
 carry_status climb_store_samples(carry_climb *climb, int64_t run, const char *method, const char *profile,
                                  const double *samples, int count, double share);
 carry_status climb_store_patch(carry_climb *climb, int64_t run, const char *base, const char *tree);
-/* A trace outlives the worktree it was written in: it is kept in the run, and the text then says so. */
+/* Copies a trace into the run, since the worktree in which it was written is removed, and changes the text `trace`
+   to say so. */
 carry_status climb_store_trace(carry_climb *climb, int64_t run, const char *folder, char trace[512]);
-/* Ends a run that could not be done; returns the status, with the message as it was. */
+/* Ends a run that failed. Returns the status and keeps the error message. */
 carry_status climb_store_failed(carry_climb *climb, int64_t run, carry_status status);
 
-/* climb_git.c. Runs git in a folder; words end with NULL. output may be NULL, else the caller frees it; its last
-   newline is gone. input may be NULL. */
+/* climb_git.c. Runs git in a folder; words end with NULL. output may be NULL; otherwise the caller frees it, and its
+   last newline is removed. input may be NULL. */
 typedef struct climb_git_call {
     const char *folder;
     bool own_index; /* use climb->index */
@@ -58,18 +60,18 @@ typedef struct climb_git_call {
 } climb_git_call;
 
 carry_status climb_git(carry_climb *climb, char **output, const climb_git_call *call);
-/* The exit code instead, for questions; output is dropped. */
+/* Stores git's exit code instead of failing, for queries. The output is dropped. */
 carry_status climb_git_asks(carry_climb *climb, int *code, const climb_git_call *call);
-/* A hash that git prints. */
+/* Reads a hash that git prints. */
 carry_status climb_git_hash(carry_climb *climb, char hash[CLIMB_HASH], const climb_git_call *call);
 carry_status climb_find_root(carry_climb *climb);
 carry_status climb_head(carry_climb *climb, char hash[CLIMB_HASH]);
 /* Writes the content of the folder, without the log and the store, as a tree into the repository. */
 carry_status climb_tree(carry_climb *climb, char tree[CLIMB_HASH], const char *folder, const char *base);
-/* Fails when a file of the tree that climb_tree took down last is not as it was. */
+/* Fails if a file of the tree that the last climb_tree wrote has changed since. */
 carry_status climb_tree_stands(carry_climb *climb, const char *folder);
 carry_status climb_refuse_dirty(carry_climb *climb, const char *why);
-/* "2 files, +10 -3: src/a.c, src/b.c". */
+/* Describes a change: "2 files, +10 -3: src/a.c, src/b.c". */
 carry_status climb_describe(carry_climb *climb, char *text, size_t size, const char *base, const char *tree);
 carry_status climb_identity(carry_climb *climb);
 
@@ -83,43 +85,43 @@ carry_status climb_worktree_add(carry_climb *climb, char folder[CLIMB_PATH], con
 void climb_worktree_remove(carry_climb *climb, char folder[CLIMB_PATH]);
 void climb_worktrees_clean(carry_climb *climb);
 
-/* climb_profile.c: what one run of a profile command gave. */
+/* climb_profile.c: the result of one run of a profile command. */
 typedef struct climb_figure {
     double throughput, share; /* share NaN: no MFU was printed */
     char trace[512], hotspots[512];
 } climb_figure;
 
-/* From its output; CARRY_EFORMAT if that has no figure. */
+/* Parses the command's output. CARRY_EFORMAT if it has no figure. */
 carry_status climb_figure_parse(carry_ctx *ctx, climb_figure *figure, const char *output, size_t length);
-/* How long a command may take. */
+/* The time limit of a command, in seconds. */
 double climb_seconds(const carry_climb *climb);
-/* sh -c in a folder. CARRY_EINTERRUPTED when the person stopped it; result is then freed. */
+/* Runs sh -c in a folder. CARRY_EINTERRUPTED if the user stopped it; result is then freed. */
 carry_status climb_shell(carry_climb *climb, carry_process_result *result, const char *folder, const char *command,
                          const char *const *environment);
-/* "" when all is well, else why there is no figure. */
+/* why is "" on success, else the reason why there is no figure. */
 carry_status climb_measure(carry_climb *climb, climb_figure *figure, char why[256], const char *folder,
                            const char *command);
 
-/* climb_remote.c: the same on climb->remote; and its end. */
+/* climb_remote.c: climb_shell on climb->remote, and closing that. */
 carry_status climb_remote_shell(carry_climb *climb, carry_process_result *result, const char *folder,
                                 const char *command, const char *const *environment, const carry_process *how);
 void climb_remote_close(carry_climb *climb);
 
-/* climb_job.c: the job that this process is, for the entry: "slurm 17", "local 3", or what was given. */
+/* climb_job.c: the name of the job that this process is, for the entry: "slurm 17", "local 3", or the given one. */
 void climb_job_name(carry_climb *climb, char text[96], const char *given);
 
-/* climb_gate.c: one change, wherever it is. */
+/* climb_gate.c: one change, in the user's tree or in a worktree. */
 typedef struct climb_change {
     const char *folder;
     const char *base, *tree;
-    bool elsewhere;      /* in a worktree: the person's tree has to follow */
-    const char *failure; /* why nothing is to be judged at all, or NULL */
+    bool elsewhere;      /* in a worktree: if it is kept, the user's tree must be updated */
+    const char *failure; /* why there is nothing to judge, or NULL */
 } climb_change;
 
 carry_status climb_check_hypothesis(carry_ctx *ctx, const carry_climb_attempt *attempt);
 carry_status climb_judge(carry_climb *climb, const carry_climb_attempt *attempt, const climb_change *change,
                          carry_climb_outcome *outcome);
-/* The last lines of an output, for a person; the caller frees. */
+/* The last lines of an output, for printing. The caller frees it. */
 char *climb_tail(const char *output);
 
 #endif

@@ -1,4 +1,4 @@
-/* An attempt as a job: the same command, without --on. */
+/* Submits an attempt as a job: the same command, without --on. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ static void add(command *c, const char *option, const char *value) {
     }
 }
 
-/* The local queue runs one job at a time: the one that runs is this one. */
+/* The local queue runs one job at a time, so the running job is this one. */
 void climb_job_name(carry_climb *climb, char text[96], const char *given) {
     const char *slurm = getenv("SLURM_JOB_ID");
     carry_job *jobs = NULL;
@@ -82,7 +82,7 @@ carry_status carry_climb_submit(carry_climb *climb, carry_climb_job *job, const 
         c.word[c.count++] = "--trust-baseline";
     }
     carry_job state = {0};
-    if (climb->lock >= 0) { /* the job is a climb of its own, and may begin at once */
+    if (climb->lock >= 0) { /* the job is a separate climb and may begin at once */
         (void)close(climb->lock);
         climb->lock = -1;
     }

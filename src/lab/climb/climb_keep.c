@@ -1,4 +1,4 @@
-/* Commits that are whole or not at all, and the worktrees in which changes are judged. */
+/* Makes commits that are complete or absent, and the worktrees in which changes are judged. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,7 +22,7 @@ carry_status climb_commit(carry_climb *climb, char commit[CLIMB_HASH], const cha
     return climb_git_hash(climb, commit, &call);
 }
 
-/* The commit that holds the log's new text, on top of the change. */
+/* Makes the commit with the log's new text on top of the change. */
 static carry_status commit_log(carry_climb *climb, char commit[CLIMB_HASH], const char *change, const char *text,
                                size_t length) {
     char blob[CLIMB_HASH];
@@ -57,7 +57,7 @@ static carry_status forget_pending(carry_climb *climb) {
     return climb_git(climb, NULL, &call);
 }
 
-/* The index follows the branch; the working tree has the content already. */
+/* Updates the log's file and resets the index to the branch; the working tree already has the content. */
 static carry_status finish(carry_climb *climb, const char *path, const char *text, size_t length) {
     CARRY_TRY(carry_file_replace(climb->ctx, path, text, length));
     climb_git_call reset = {.folder = climb->root, .words = {"reset", "-q"}};
@@ -72,7 +72,7 @@ carry_status climb_keep(carry_climb *climb, const char *change, const char *base
     climb_git_call note = {.folder = climb->root, .words = {"update-ref", PENDING, commit}};
     CARRY_TRY(climb_git(climb, NULL, &note));
     carry_status status = CARRY_OK;
-    if (elsewhere) { /* the person's files have to follow; git refuses when that would lose one of them */
+    if (elsewhere) { /* updates the user's files; git refuses if that would overwrite one of them */
         climb_git_call merge = {.folder = climb->root, .words = {"merge", "-q", "--ff-only", change}};
         status = climb_git(climb, NULL, &merge);
     }
@@ -94,7 +94,7 @@ static carry_status is_ancestor(carry_climb *climb, bool *is, const char *older,
     return CARRY_OK;
 }
 
-/* The log as the pending commit has it, unless the file has gone its own way since. */
+/* Completes a pending commit by writing its log to the file, unless the file has other changes since. */
 static carry_status finish_pending(carry_climb *climb, const char *pending, const char *change) {
     char *name = NULL;
     char *text = NULL;
@@ -110,7 +110,7 @@ static carry_status finish_pending(carry_climb *climb, const char *pending, cons
     climb_git_call show = {.folder = climb->root, .words = {"cat-file", "blob", object}};
     CARRY_TRY(climb_git(climb, &text, &show));
     size_t whole = strlen(text);
-    text[whole] = '\n'; /* where climb_git took the last newline away; a log ends with one */
+    text[whole] = '\n'; /* restores the last newline, which climb_git removes */
     whole++;
     carry_status status = carry_file_read(climb->ctx, &present, &length, path, CARRY_CLIMB_LOG_BYTES);
     if (status == CARRY_ENOTFOUND || (status == CARRY_OK && length <= whole && memcmp(present, text, length) == 0)) {
@@ -141,12 +141,12 @@ carry_status climb_recover(carry_climb *climb) {
     CARRY_TRY(climb_head(climb, head));
     bool moved;
     CARRY_TRY(is_ancestor(climb, &moved, pending, head));
-    if (!moved && strcmp(head, change) == 0) { /* the loop's change has arrived, its log not yet */
+    if (!moved && strcmp(head, change) == 0) { /* the loop's change was committed, its log not yet */
         CARRY_TRY(move_head(climb, pending, change));
         moved = true;
     }
     if (!moved) {
-        return forget_pending(climb); /* the branch is where it was: there is nothing to finish */
+        return forget_pending(climb); /* the branch has not moved: there is nothing to finish */
     }
     climb_tell(climb, "finishing what an interrupted climb had committed");
     return finish_pending(climb, pending, change);
@@ -177,7 +177,7 @@ void climb_worktree_remove(carry_climb *climb, char folder[CLIMB_PATH]) {
     }
 }
 
-/* Those that killed climbs left; the climb's lock is held, so none of them is in use. */
+/* Removes worktrees left by killed climbs. The climb's lock is held, so none of them is in use. */
 void climb_worktrees_clean(carry_climb *climb) {
     char *output;
     climb_git_call list = {.folder = climb->root, .words = {"worktree", "list", "--porcelain"}};

@@ -1,4 +1,4 @@
-/* Reading the climb log. The chain is looked at first, so that an edited log is called that and nothing else. */
+/* Reads the climb log. The chain of checksums is checked first, so that an edited log is always reported as edited. */
 #include "lab/climb/climb_log.h"
 
 #include <errno.h>
@@ -30,7 +30,7 @@ static carry_status edited(reader *r, int line, const char *what) {
                       r->name, line, what);
 }
 
-/* Every checksum line against the text before it; the last one ends the file. */
+/* Compares every checksum line with the text before it; the last one must end the file. */
 static carry_status follow_chain(reader *r) {
     const char *text = r->log->text;
     const char *end = text + r->log->length;
@@ -66,7 +66,7 @@ static char *next_line(reader *r) {
     char *line = r->at;
     char *newline = strchr(line, '\n');
     r->line++;
-    *newline = '\0'; /* the chain has seen that every line ends */
+    *newline = '\0'; /* follow_chain has checked that every line ends with a newline */
     r->at = newline + 1;
     return line;
 }
@@ -76,7 +76,7 @@ static carry_status no_log(reader *r, const char *expected) {
                       r->name, r->line, expected);
 }
 
-/* `code` or `` co`de `` to what stands inside, in place. */
+/* Removes the fence of `code` or `` co`de `` in place, and returns the text inside. */
 static char *without_fence(char *text) {
     size_t fence = strspn(text, "`");
     size_t length = strlen(text);
@@ -200,7 +200,7 @@ static carry_status read_entry(reader *r) {
     if (line == NULL || *line != '\0') {
         return no_log(r, "empty");
     }
-    log->count++; /* from here its samples are freed with the log */
+    log->count++; /* from here on its samples are freed with the log */
     CARRY_TRY(read_fields(r, carry_climb_entry_fields, e));
     CARRY_TRY(read_samples(r, e->samples, &e->sample, &e->count));
     CARRY_TRY(read_samples(r, e->best_samples, &e->best_sample, &e->best_count));

@@ -1,4 +1,4 @@
-/* The climb without a person: a command proposes, the gate judges. */
+/* The automatic climb: a command proposes changes, the gate judges them. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,7 +33,7 @@ static void listen(words *w, const char *output) {
     }
 }
 
-/* Runs the proposer. *failure says why there is nothing to judge, else "". */
+/* Runs the proposer. `failure` receives the reason why there is nothing to judge, or "". */
 static carry_status propose(carry_climb *climb, const char *command, int64_t iteration, const char *folder, words *w,
                             char failure[256]) {
     char number[64];
@@ -117,7 +117,7 @@ carry_status carry_climb_loop(carry_climb *climb, const carry_climb_attempt *att
         char why[512];
         (void)snprintf(why, sizeof why, "%s", carry_ctx_error(climb->ctx));
         climb_worktree_remove(climb, folder);
-        if (status != CARRY_OK) { /* removing the worktree must not hide what went wrong */
+        if (status != CARRY_OK) { /* an error from removing the worktree must not hide the first one */
             (void)carry_fail(climb->ctx, status, "%s", why);
         }
     }

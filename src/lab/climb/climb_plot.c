@@ -11,7 +11,7 @@
 #define PLOT_SECONDS 60.0
 #define PLOT_BYTES ((size_t)16 << 20)
 
-/* Draws the baseline's throughput times the chained gain: the machine's drift is not in it. */
+/* Draws the baseline's throughput times the chained gain, which excludes drift of the machine. */
 static void print_block(FILE *to, const carry_climb_log *log, const char *name, bool refused) {
     (void)fprintf(to, "$%s << END\n", name);
     int lines = 0;
@@ -22,7 +22,7 @@ static void print_block(FILE *to, const carry_climb_log *log, const char *name, 
             lines++;
         }
     }
-    if (lines == 0) { /* an empty block is an error to gnuplot, an undefined point is not */
+    if (lines == 0) { /* for gnuplot an empty block is an error, an undefined point is not */
         (void)fputs("0 NaN\n", to);
     }
     (void)fputs("END\n", to);

@@ -1,17 +1,17 @@
 /* Runs the user's commands, and reads the output of a profile command.
 
-   A profile command prints JSON lines; other lines are ignored. Three kinds are understood, the first that is there
-   decides:
+   A profile command prints JSON lines; other lines are ignored. There are three kinds of lines, and the first kind
+   that is present decides:
 
        {"throughput": 812.5, "mfu": 0.41, "samples": [...], "trace": "trace.json.gz", "hotspots": "walk 61 %"}
        {"problem": "scan:...", "algorithm": "...", "median_s": 0.0012, "planned": true, ...}    carry bench --json
        {"step": 10, "tokens_per_s": 51234, "mfu": 0.38, ...}                                    carry train --json
 
-   Of several lines of the first kind, and over the problems of a bench (the planner's choice, else the fastest), the
-   geometric mean counts: a gain of a tenth is worth the same wherever it is had. A bench's throughput is runs per
-   second, its MFU the arithmetic done over the ceiling measured in the same run. Of training steps the median counts.
-   Lines with a share and a place, a category or a name fill in the hotspots: `carry profile bench --json PROBLEM` gives
-   figures, hotspots and a trace at once. */
+   Several lines of the first kind, and the problems of a bench (the planner's choice, else the fastest), are
+   combined by the geometric mean, so that a gain of a tenth counts the same for each of them. The throughput of a
+   bench is runs per second; its MFU is the arithmetic done over the ceiling measured in the same run. Training steps
+   are combined by the median. Lines with a share and a place, a category or a name fill in the hotspots: `carry
+   profile bench --json PROBLEM` gives figures, hotspots and a trace at once. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -144,7 +144,8 @@ static void read_line(reading *r, const carry_json *line) {
         (void)carry_climb_line(r->figure->hotspots, sizeof r->figure->hotspots, text_of(line, "hotspots"));
         r->hotspots = MOST_HOTSPOTS;
     }
-    if (carry_json_find(line, "by") != NULL) { /* carry profile: its places, whose rates are not the command's */
+    /* carry profile prints such lines for places, whose rates are not that of the command. */
+    if (carry_json_find(line, "by") != NULL) {
         if (strcmp(text_of(line, "by"), "place") == 0) {
             read_hotspot(r, line);
         }

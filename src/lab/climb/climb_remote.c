@@ -1,4 +1,4 @@
-/* Commands of a climb on another machine. */
+/* Runs commands of a climb on another machine. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* Fixing the baseline of a climb. */
+/* Fixes the baseline of a climb. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

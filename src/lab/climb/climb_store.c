@@ -56,7 +56,7 @@ carry_status climb_store_patch(carry_climb *climb, int64_t run, const char *base
     size_t length = strlen(patch);
     carry_status status = CARRY_OK;
     if (length > 0 && length < PATCH_BYTES) {
-        patch[length] = '\n'; /* which climb_git took away */
+        patch[length] = '\n'; /* restores what climb_git removed */
         status = carry_store_artefact(climb->store, run, "change.patch", patch, length + 1);
     }
     free(patch);
@@ -76,7 +76,7 @@ carry_status climb_store_trace(carry_climb *climb, int64_t run, const char *fold
     }
     (void)snprintf(path, sizeof path, "%s%s%s", whole ? "" : folder, whole ? "" : "/", trace);
     if (carry_file_read(climb->ctx, &bytes, &length, path, TRACE_BYTES) != CARRY_OK) {
-        return CARRY_OK; /* the command may have meant a place that only it knows */
+        return CARRY_OK; /* the command may have printed a path that is not accessible here */
     }
     carry_status status = carry_store_artefact(climb->store, run, name, bytes, length);
     free(bytes);

@@ -28,7 +28,7 @@ static void note_holdable(tuning *t, const carry_tune_setting *setting, double s
     }
 }
 
-/* One neighbour. Becomes the best, or goes; one that does not apply is a step with a reason. */
+/* Tries one neighbour: it becomes the best or is dropped. A setting that does not apply is a step with a reason. */
 static carry_status attempt(tuning *t, contender **best, const carry_tune_setting *setting, bool *kept) {
     carry_tune_step step = {.number = ++t->result->steps, .setting = *setting, .seconds = (double)NAN};
     step.best_seconds = step.ratio = step.low = step.high = (double)NAN;
@@ -59,7 +59,7 @@ static carry_status attempt(tuning *t, contender **best, const carry_tune_settin
     return status;
 }
 
-/* Not to be planned: whether it holds depends on the values (matmul_log). */
+/* True for algorithms that must not be planned, since they are correct for some values only (matmul_log). */
 static bool by_value(const tuning *t, const char *algorithm) {
     const carry_scan_algorithm *a;
     for (int i = 0; strcmp(t->family->name, "scan") == 0 && (a = carry_scan_at(t->on_gpu, i)) != NULL; i++) {
@@ -91,7 +91,8 @@ static int64_t power_of_two_near(int64_t number) {
     return power;
 }
 
-/* One parameter changed: algorithm, chunk, threads, in this order. Those that were tried are left out. */
+/* Lists the settings that differ in one parameter: algorithm, chunk, threads, in this order. Settings already tried
+   are left out. */
 static int neighbours(tuning *t, const carry_tune_setting *from, carry_tune_setting *list) {
     int count = 0;
     for (int i = 0; t->family->method(i) != NULL; i++) {
@@ -135,7 +136,7 @@ static carry_status climb(tuning *t, contender **best) {
     return CARRY_OK;
 }
 
-/* The planner's choice, and its time. */
+/* Starts with the planner's choice, and times it. */
 static carry_status begin(tuning *t, contender **best) {
     carry_problem problem;
     void *planned;
@@ -169,7 +170,7 @@ static carry_status begin(tuning *t, contender **best) {
     return CARRY_OK;
 }
 
-/* For contexts of `threads` threads, of which the setting may use fewer. */
+/* Saves a setting for contexts of `threads` threads; the setting may use fewer. */
 static carry_status save_one(tuning *t, const carry_tune_setting *setting, double seconds, int threads) {
     carry_problem problem;
     carry_ctx *ctx;
@@ -191,8 +192,8 @@ static carry_status save_one(tuning *t, const carry_tune_setting *setting, doubl
     return status;
 }
 
-/* The best of each number of threads is for contexts that have so many; the best of all is for one as it was tuned in,
-   unless it needs more threads than that has. */
+/* Saves the best setting for each number of threads, for contexts with that many. The best of all is saved for
+   contexts like the one it was tuned in, unless it needs more threads than that has. */
 static carry_status save_all(tuning *t) {
     carry_tune_result *r = t->result;
     const int own = carry_ctx_threads(t->ctx);

@@ -1,10 +1,10 @@
-/* The proposer that ships: a hill-climb over a plan's parameters.
+/* The built-in proposer: a hill-climb over a plan's parameters.
 
-   It starts at the planner's choice and changes one parameter at a time: the algorithm (with it the radix, since
-   matmul4, matmul8 and matmul16 are three), the chunk of a chunkwise scan, the number of threads. Each neighbour is
-   compared with float64, then timed in turns with the best so far; it becomes the best when it is faster by more than
-   the threshold and its 95 % interval leaves 1 out. When no neighbour is better the climb ends, and the wisdom gets
-   the algorithm of this problem, its chunk and the threads it uses. */
+   It starts at the planner's choice and changes one parameter at a time: the algorithm (and with it the radix, since
+   matmul4, matmul8 and matmul16 are three algorithms), the chunk of a chunkwise scan, the number of threads. Each
+   neighbour is compared with float64, then timed in turns with the best so far. It becomes the best when it is
+   faster by more than the threshold and its 95 % interval excludes 1. When no neighbour is better, the climb ends,
+   and the algorithm, its chunk and its number of threads are saved in the wisdom for this problem. */
 #ifndef CARRY_LAB_CLIMB_TUNE_H
 #define CARRY_LAB_CLIMB_TUNE_H
 
@@ -23,9 +23,9 @@ typedef struct carry_tune_step {
     int number; /* 0 is the planner's choice */
     carry_tune_setting setting;
     double seconds, best_seconds;
-    double ratio, low, high; /* of the best's time over this one's */
+    double ratio, low, high; /* the best's time over this one's, with its interval */
     bool kept;
-    char reason[256]; /* why it is not, or "" */
+    char reason[256]; /* why it was not kept, or "" */
 } carry_tune_step;
 
 typedef struct carry_tune_options {
@@ -42,17 +42,17 @@ typedef struct carry_tune_options {
 typedef struct carry_tune_result {
     carry_tune_setting start, best;
     double start_seconds, best_seconds;
-    double gain; /* of the best over the start: the ratios of the kept steps, multiplied */
+    double gain; /* of the best over the start: the product of the kept steps' ratios */
     int steps, kept;
-    int saved; /* plans put into the wisdom */
+    int saved; /* plans saved in the wisdom */
     char saved_as[512];
-    char not_saved[512]; /* what was not saved and what to write instead, or why not; "" when the wisdom holds all */
+    char not_saved[512]; /* what was not saved and what to write instead, or the reason; "": everything was saved */
 } carry_tune_result;
 
 carry_status carry_tune(carry_ctx *ctx, carry_tune_result *result, const char *problem,
                         const carry_tune_options *options);
 
-/* "chunkwise, chunk 256, 2 threads". */
+/* Formats a setting: "chunkwise, chunk 256, 2 threads". */
 const char *carry_tune_text(char text[96], const carry_tune_setting *setting);
 
 #endif

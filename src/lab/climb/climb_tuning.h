@@ -10,7 +10,7 @@
 #define TUNE_TRIED 512
 #define TUNE_HELD 32
 
-/* A setting that can be run: its own context, since that is where the threads are. */
+/* A setting that can be run. It has its own context, which owns its threads. */
 typedef struct contender {
     carry_tune_setting setting;
     carry_ctx *ctx;
@@ -26,29 +26,29 @@ typedef struct tuning {
     carry_tune_result *result;
     const carry_family *family;
     char problem[CARRY_PROBLEM_TEXT];
-    int64_t steps; /* of a scan in time, for its chunks; else 0 */
+    int64_t steps; /* number of steps of a scan, for its chunks; else 0 */
     int most_threads;
-    bool on_gpu; /* where the processor's threads are nothing to tune */
+    bool on_gpu; /* true if there are no CPU threads to tune */
     carry_tune_setting tried[TUNE_TRIED];
     int tried_count;
-    struct { /* the best with each number of threads, for the wisdom */
+    struct { /* the best setting for each number of threads, for the wisdom */
         carry_tune_setting setting;
         double seconds;
     } holdable[TUNE_HELD];
     int holdable_count;
 } tuning;
 
-/* The problem's text, with a chunk where there is one. */
+/* Parses the problem's text, with this chunk unless it is 0. */
 carry_status tune_parse(tuning *t, carry_problem *problem, int64_t chunk);
 carry_status tune_context(tuning *t, carry_ctx **made, int threads);
-/* A setting, ready to run; one that does not apply is CARRY_EUNSUPPORTED with the reason. */
+/* Prepares a setting to run. CARRY_EUNSUPPORTED with the reason if it does not apply. */
 carry_status tune_enter(tuning *t, contender **entered, const carry_tune_setting *setting);
 void tune_leave(tuning *t, contender *c);
-/* Compares with float64; reason is filled when it is wrong. */
+/* Compares with float64; if the result is wrong, `reason` says so. */
 carry_status tune_check(tuning *t, contender *c, char reason[256]);
-/* Times one alone. */
+/* Times a single contender. */
 carry_status tune_time(tuning *t, contender *c, double *seconds);
-/* Times two in turns and fills in the step. */
+/* Times two settings in turns and fills in the step. */
 carry_status tune_duel(tuning *t, contender *best, contender *c, carry_tune_step *step);
 
 #endif

@@ -1,4 +1,4 @@
-/* Criteria: checked against the grid before anything runs, judged on the measured figures. */
+/* Criteria: checked against the grid before anything runs, evaluated on the measured figures. */
 #include "lab/experiment/criteria.h"
 
 #include <ctype.h>
@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "lab/experiment/criteria_tree.h"
 
-/* Whether a piece of a problem such as t128, bf16, device=cuda fits the filter. */
+/* True if a piece of a problem, such as t128, bf16 or device=cuda, matches the filter. */
 static bool piece_fits(const char *piece, size_t length, const filter *f) {
     char wanted[2 * WORD + 2];
     if (f->value[0] == '\0') {
@@ -68,7 +68,7 @@ static const carry_outcome *same_problem(const judge *j, const carry_outcome *o,
     return NULL;
 }
 
-/* An outcome of the first method that passes every filter, on a problem that the second method runs too. */
+/* True for an outcome of the first method that passes every filter, on a problem that the second method also runs. */
 static bool belongs(const judge *j, const node *n, const carry_outcome *o) {
     if (strcmp(o->method, n->method[0]) != 0) {
         return false;
@@ -104,7 +104,7 @@ static carry_status check_measure(carry_ctx *ctx, const judge *j, const node *n)
                       j->c->text, n->column, n->method[0], two ? " and with " : "", two ? n->method[1] : "");
 }
 
-/* A result beyond its bound; one that was not compared has no bound. */
+/* True if the error is above its bound. A result that was not compared has no bound. */
 static bool is_wrong(const carry_outcome *o) {
     return o->error > o->bound;
 }
@@ -113,8 +113,8 @@ static bool spreads(const carry_outcome *o) {
     return o->spread_limit > 0.0 && o->spread > o->spread_limit;
 }
 
-/* The figure of one outcome; NaN, with the reason noted, when something was not measured, or was timed giving a wrong
-   result. */
+/* The figure of one outcome. NaN, with the reason stored, if something was not measured or if the timed result was
+   wrong. */
 static double figure(judge *j, const node *n, const carry_outcome *o) {
     const carry_outcome *against = n->measure->methods == 2 ? same_problem(j, o, n->method[1]) : o;
     const carry_outcome *lacking = o->reason[0] != '\0' ? o : against;
@@ -143,7 +143,7 @@ static double figure(judge *j, const node *n, const carry_outcome *o) {
     return value;
 }
 
-/* The value of an expression, and its bounds once everything is measured. */
+/* The value of an expression, and the bounds that it will have once everything is measured. */
 typedef struct range {
     double value, low, high;
 } range;
@@ -156,17 +156,17 @@ static bool is_exact(range r) {
     return r.low == r.high;
 }
 
-/* Whether a figure of it may still come. */
+/* True if the figure may still be measured. */
 static bool is_pending(const judge *j, const node *n, const carry_outcome *o) {
     const carry_outcome *against = n->measure->methods == 2 ? same_problem(j, o, n->method[1]) : o;
     return o->pending || against->pending;
 }
 
-/* Over every problem that fits. Without `choice` the worst of them, and then all must have been measured; a chosen min
-   or max is over those that were, and what is pending may still lower the one and raise the other. */
+/* The extreme figure over every matching problem. Without `choice` it is the worst, and all must have been measured.
+   A chosen min or max is over the measured ones; pending figures may still lower a min or raise a max. */
 static range gather(judge *j, const node *n, const worst *choice) {
     worst which = choice != NULL ? *choice : n->measure->worst;
-    const char *pending = NULL; /* a stage */
+    const char *pending = NULL; /* name of a stage */
     double result = NAN;
     for (int i = 0; i < j->count; i++) {
         const carry_outcome *o = &j->outcomes[i];
@@ -192,20 +192,21 @@ static range gather(judge *j, const node *n, const worst *choice) {
     return r;
 }
 
-/* Over every problem that fits, all of which must have been measured. */
+/* The mean over every matching problem, all of which must have been measured. */
 static double average(judge *j, const node *n) {
     double sum = 0.0;
     int count = 0;
     for (int i = 0; i < j->count; i++) {
         if (belongs(j, n, &j->outcomes[i])) {
-            sum += figure(j, n, &j->outcomes[i]); /* NaN, with its reason, stays */
+            sum += figure(j, n, &j->outcomes[i]); /* a NaN and its reason are kept */
             count++;
         }
     }
     return sum / count;
 }
 
-/* The piece of a problem that gives this size, t1024 for t, with what follows; NULL if the problem does not give it. */
+/* The piece of a problem with this size and the text after it, such as t1024 for t; NULL if the problem has no such
+   piece. */
 static const char *size_piece(const char *problem, const char *letters) {
     size_t length = strlen(letters);
     for (const char *piece = problem; *piece != '\0';) {
@@ -218,7 +219,7 @@ static const char *size_piece(const char *problem, const char *letters) {
     return NULL;
 }
 
-/* The same problem but for a larger size; the size, else NaN. */
+/* If b is the same problem as a with a larger size along `along`, returns that size, else NaN. */
 static double larger_size(const carry_outcome *a, const carry_outcome *b, const char *along) {
     const char *at = size_piece(a->problem, along);
     const char *bt = size_piece(b->problem, along);
@@ -232,7 +233,7 @@ static double larger_size(const carry_outcome *a, const carry_outcome *b, const 
     return to > from ? to : NAN;
 }
 
-/* The outcome that follows this one along a size, all else equal; NULL after the last. */
+/* The next outcome along a size with everything else equal, or NULL after the last. */
 static const carry_outcome *follower(const judge *j, const node *n, const carry_outcome *o, const char *along) {
     const carry_outcome *next = NULL;
     double least = INFINITY;
@@ -246,7 +247,8 @@ static const carry_outcome *follower(const judge *j, const node *n, const carry_
     return next;
 }
 
-/* The least quotient of successive figures along a size, over every series of problems that differ in nothing else. */
+/* The smallest quotient of successive figures along a size, over every series of problems that differ only in that
+   size. */
 static double growth(judge *j, const node *n, const char *along) {
     double least = NAN;
     for (int i = 0; i < j->count; i++) {
@@ -259,7 +261,7 @@ static double growth(judge *j, const node *n, const char *along) {
         if (isnan(growth_here)) {
             return NAN;
         }
-        least = fmin(least, growth_here); /* fmin leaves a NaN out */
+        least = fmin(least, growth_here); /* fmin ignores a NaN */
     }
     return least;
 }
@@ -305,8 +307,8 @@ static double logarithm(judge *j, double of) {
     return log2(of);
 }
 
-/* A product with an exact factor keeps its bounds, in the other order for a negative one; any other product has no
- * bounds. */
+/* A product with an exact factor keeps its bounds, swapped if the factor is negative. Any other product has no
+   bounds. */
 static range scaled(range of, double factor) {
     if (factor == 0.0 || isnan(factor)) {
         return exactly(of.value * factor);
@@ -383,7 +385,7 @@ static bool holds(const char *compare, double value, double bound) {
     return compare[1] == '=' ? value >= bound : value > bound;
 }
 
-/* True if the figures that are still missing cannot change it. */
+/* True if missing figures cannot change the verdict. */
 static bool is_certain(const char *compare, range value, range bound) {
     if (compare[0] == '=') {
         return (is_exact(value) && is_exact(bound)) || value.high < bound.low || value.low > bound.high;

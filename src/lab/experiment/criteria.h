@@ -6,13 +6,13 @@
        grows(speedup(cyclic, hillis_steele, n=32), t) > 1
 
    A function names one method (speedup: two) and filters: a size (t=128), a word of the problem (bf16, dense), a
-   setting (device=cuda), a stage (stage=cpu). Where several problems match it gives the worst of them: the least
-   speedup, use and overlap, the largest time, error, memory, bytes received and share exposed, and all of them must
-   have been measured; min(...) and max(...) around a function choose themselves, among those that were. Where a problem
-   is still to be measured, min and max are bounds on one side only: a verdict that its figure could reverse is "not
-   measured". mean(...) is over all of them, and needs all. The time of a wrong result (an error beyond its bound)
-   counts as not measured, and so does one whose samples spread beyond the limit of its stage. grows(..., t) is the
-   least quotient of successive figures along t, all else equal. */
+   setting (device=cuda), a stage (stage=cpu). If several problems match, its value is the worst of them: the least
+   speedup, use and overlap, the largest time, error, memory, bytes received and share exposed. All of them must have
+   been measured. min(...) and max(...) around a function take the least or largest of the measured ones instead.
+   While a problem is still to be measured, min and max are bounds on one side only: a verdict that its figure could
+   reverse is "not measured". mean(...) is over all matching problems and needs all of them. The time of a wrong
+   result (an error above its bound) counts as not measured, and so does a time whose samples spread beyond the limit
+   of its stage. grows(..., t) is the least quotient of successive figures along t, with everything else equal. */
 #ifndef CARRY_LAB_CRITERIA_H
 #define CARRY_LAB_CRITERIA_H
 
@@ -23,23 +23,23 @@
 
 #define CARRY_CRITERION_TEXT 256
 
-/* One method on one problem, as measured or with the reason why not. */
+/* The result of one method on one problem, or the reason why it was not measured. */
 typedef struct carry_outcome {
     const char *problem, *stage;
     char method[24];
     char device[16];
     char reason[256]; /* "" when measured */
-    bool pending;     /* no method of its problem was measured: it may be, elsewhere or later */
+    bool pending;     /* no method of the problem was measured yet: it may be, elsewhere or later */
     bool planned;
     int repeats;
     int64_t products;
-    double spread_limit; /* times that spread more count as not measured; 0: no limit */
+    double spread_limit; /* times with a larger spread count as not measured; 0: no limit */
     double median, spread, flops, bytes, workspace, tokens, share, error, error_absolute, bound;
-    int ranks, cores;                         /* of a problem of several ranks, else 0 */
-    double received, waited, exposed;         /* of such a one, else NaN: carry_counts */
-    double perplexity, busy, cost;            /* of a training, else 0: carry_counts */
-    double price;                             /* of an hour of its device, 0: not stated */
-    double overlap, slower_stage;             /* of a stream, else NaN and 0: carry_counts */
+    int ranks, cores;                         /* of a problem on several ranks, else 0 */
+    double received, waited, exposed;         /* of a problem on several ranks, else NaN: see carry_counts */
+    double perplexity, busy, cost;            /* of a training, else 0: see carry_counts */
+    double price;                             /* price of an hour of its device; 0: not stated */
+    double overlap, slower_stage;             /* of a stream, else NaN and 0: see carry_counts */
     double denoise, recompute, clean, decode; /* likewise, else 0 */
 } carry_outcome;
 
@@ -54,17 +54,17 @@ typedef struct carry_verdict {
 
 typedef struct carry_criterion carry_criterion;
 
-/* Understands the text; an error message with the column otherwise. */
+/* Parses the text. An error message names the column. */
 carry_status carry_criterion_parse(carry_ctx *ctx, carry_criterion **criterion, const char *text);
 void carry_criterion_free(carry_criterion *criterion);
 
-/* Every function of it must match something: outcomes are what will be measured (no figures needed yet). Refuses with
-   what is unknown: the method, or the filter that leaves nothing. */
+/* Checks that every function matches something: `outcomes` are the planned measurements, without figures. The error
+   message names the unknown method, or the filter that leaves nothing. */
 carry_status carry_criterion_check(carry_ctx *ctx, const carry_criterion *criterion, const carry_outcome *outcomes,
                                    int count);
 carry_verdict carry_criterion_judge(const carry_criterion *criterion, const carry_outcome *outcomes, int count);
 
-/* For help: name and meaning; NULL past the end. */
+/* Name and meaning of a function, for help; NULL past the end. */
 const char *carry_criterion_function(int index, const char **about);
 
 #endif

@@ -1,4 +1,4 @@
-/* Criteria: the small expression language, parsed to a tree. */
+/* Parses criteria, a small expression language, to a tree. */
 #include <ctype.h>
 #include <math.h>
 #include <stdio.h>
@@ -172,7 +172,7 @@ static carry_status new_node(parser *p, int *index, node_kind kind) {
     return CARRY_OK;
 }
 
-/* Letters, digits, _ . - as in hillis_steele, matmul4, 0.5. */
+/* Reads a word of letters, digits, _ . -, such as hillis_steele, matmul4 or 0.5. */
 static carry_status take_word(parser *p, char word[WORD], const char *what) {
     skip_space(p);
     int length = 0;

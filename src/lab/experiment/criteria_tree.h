@@ -1,4 +1,4 @@
-/* A criterion as a tree: what criteria_parse.c builds and criteria.c judges. */
+/* A criterion as a tree, built by criteria_parse.c and evaluated by criteria.c. */
 #ifndef CARRY_LAB_CRITERIA_TREE_H
 #define CARRY_LAB_CRITERIA_TREE_H
 
@@ -12,9 +12,9 @@ typedef enum worst { LEAST, LARGEST } worst;
 
 typedef struct measure {
     const char *name, *about;
-    int methods; /* that it names */
+    int methods; /* number of methods it names */
     worst worst;
-    bool timed; /* says nothing where the result was wrong */
+    bool timed; /* a time, which does not count if the result was wrong */
     double (*value)(const carry_outcome *of, const carry_outcome *against);
 } measure;
 
@@ -34,7 +34,7 @@ typedef enum node_kind {
 } node_kind;
 
 typedef struct filter {
-    char key[WORD], value[WORD]; /* value "": a word of the problem */
+    char key[WORD], value[WORD]; /* value "": key is a word of the problem */
 } filter;
 
 typedef struct node {
@@ -43,8 +43,8 @@ typedef struct node {
     double number;
     const measure *measure;
     char method[2][WORD];
-    int column;       /* of its name */
-    char along[WORD]; /* of grows */
+    int column;       /* column of its name */
+    char along[WORD]; /* the size in grows() */
     int filters;
     filter filter[MOST_FILTERS];
 } node;

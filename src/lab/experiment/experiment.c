@@ -1,4 +1,4 @@
-/* Experiments: reading the file, laying out the grid, checking the criteria against it. */
+/* Experiments: reads the file, lays out the grid, checks the criteria against it. */
 #include "lab/experiment/experiment.h"
 
 #include <stdio.h>
@@ -69,7 +69,7 @@ static carry_status read_flag(carry_experiment *e, bool *flag, carry_yaml *mappi
     return CARRY_OK;
 }
 
-/* How things are timed: at the top for all, in an entry of the grid for itself. */
+/* Reads the timing options: at the top for all entries, in an entry of the grid for that entry. */
 static carry_status read_timing(carry_experiment *e, carry_stage *stage, carry_yaml *mapping) {
     carry_yaml *methods = carry_yaml_get(mapping, "methods");
     carry_yaml *seconds = carry_yaml_get(mapping, "seconds");
@@ -96,7 +96,8 @@ static carry_status read_timing(carry_experiment *e, carry_stage *stage, carry_y
     return read_flag(e, &stage->unchecked, mapping, "unchecked");
 }
 
-/* Features that an entry needs and that some builds or machines lack. An unknown name is a typo, and refused. */
+/* Reads the features that an entry needs and that some builds or machines lack. An unknown name is a typo and
+   refused. */
 static carry_status read_needs(carry_experiment *e, char missing[160], const carry_yaml *needs) {
     missing[0] = '\0';
     if (needs->kind != CARRY_YAML_SEQUENCE) {
@@ -111,10 +112,11 @@ static carry_status read_needs(carry_experiment *e, char missing[160], const car
                 (void)snprintf(missing, 160, "there is no GPU here");
             }
         } else if (strcmp(text, "gpus") == 0) {
-            if (carry_device_count() < 3) { /* the CPU is one */
+            if (carry_device_count() < 3) { /* the count includes the CPU */
                 (void)snprintf(missing, 160, "there are not several GPUs here");
             }
-        } else if (strcmp(text, "train") == 0 || strcmp(text, "stream") == 0) { /* which the program brings */
+        } else if (strcmp(text, "train") == 0 ||
+                   strcmp(text, "stream") == 0) { /* the program registers these families */
             if (carry_family_find(e->ctx, &family, text) != CARRY_OK) {
                 (void)snprintf(missing, 160, "this build has no %s", text[0] == 't' ? "training" : "streaming");
             }
@@ -142,8 +144,8 @@ static carry_status check_methods(carry_experiment *e, const carry_point *point,
     return CARRY_OK;
 }
 
-/* A problem must parse, and its family and methods must be known. Its family may be unknown if a feature that the entry
-   needs is missing. */
+/* Checks that a problem parses, and that its family and methods are known. The family may be unknown if a feature
+   that the entry needs is missing. */
 static carry_status check_problem(carry_experiment *e, carry_point *point, const carry_yaml *node) {
     carry_problem problem;
     const carry_family *family = NULL;
@@ -274,7 +276,7 @@ static carry_status read_criteria(carry_experiment *e, const char *key, bool is_
     return CARRY_OK;
 }
 
-/* A place for what every method will give on every problem. */
+/* Makes an outcome for every method on every problem. */
 static carry_status lay_out_outcomes(carry_experiment *e) {
     size_t room = 0;
     for (int i = 0; i < e->points; i++) {
@@ -346,7 +348,7 @@ static carry_status read_all(carry_experiment *e) {
         "price, stop_when, success, failure");
 }
 
-/* Takes the text over. */
+/* Takes ownership of the text. */
 static carry_status load(carry_ctx *ctx, carry_experiment **experiment, char *text, size_t length, const char *path) {
     *experiment = NULL;
     carry_experiment *e = calloc(1, sizeof *e);
@@ -370,7 +372,8 @@ static carry_status load(carry_ctx *ctx, carry_experiment **experiment, char *te
 carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment, const char *path) {
     char *text = NULL;
     size_t length = 0;
-    char shared[CARRY_FILE_PATH], named[CARRY_FILE_PATH]; /* named: by 044-matmulscan, as in carry list experiments */
+    /* named: found by name, such as 044-matmulscan in carry list experiments. */
+    char shared[CARRY_FILE_PATH], named[CARRY_FILE_PATH];
     *experiment = NULL;
     if (strchr(path, '/') == NULL && strchr(path, '.') == NULL && access(path, F_OK) != 0) {
         (void)snprintf(named, sizeof named, "experiments/%.200s.yaml", path);

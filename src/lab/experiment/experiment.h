@@ -1,9 +1,9 @@
 /* Experiments: a hypothesis, a grid of problems, methods, and criteria that decide. See docs/experiments.md for the
    file format.
 
-       carry_experiment_load     read, and refuse what is wrong before anything runs
-       carry_experiment_measure  time what can be timed here; the reason is kept where it cannot
-       carry_experiment_judge    a verdict per criterion, a decision over all */
+       carry_experiment_load     reads the file, and refuses errors before anything runs
+       carry_experiment_measure  times every problem that can run here; stores the reason for the others
+       carry_experiment_judge    gives a verdict per criterion, and a decision over all */
 #ifndef CARRY_LAB_EXPERIMENT_H
 #define CARRY_LAB_EXPERIMENT_H
 
@@ -20,8 +20,8 @@
 #define CARRY_EXPERIMENT_WORD 40
 #define CARRY_EXPERIMENT_SPREAD 0.5 /* default of `spread` */
 
-/* Metrics of a stored run, by the result's place: what problems of several ranks, trainings and streams have besides.
- */
+/* Names of additional metrics of problems on several ranks, trainings and streams. The step of such a metric is the
+   index of its result in the run. */
 #define CARRY_RECEIVED "received"
 #define CARRY_EXPOSED "exposed"
 #define CARRY_PERPLEXITY "perplexity"
@@ -34,17 +34,18 @@
 #define CARRY_BLOCK_CLEAN "clean"
 #define CARRY_BLOCK_DECODE "decode"
 #define CARRY_RANKS "ranks"
-#define CARRY_INVOCATION "invocation" /* which one measured it, from 1; 0, the first, is not stored */
-#define CARRY_COST "device_seconds"   /* of a problem with all its methods, at its first result's place */
+/* Number of the invocation that measured it, from 1; 0, the first, is not stored. */
+#define CARRY_INVOCATION "invocation"
+#define CARRY_COST "device_seconds" /* of a problem with all its methods, stored at the index of its first result */
 
-/* Curves are metrics too, named WHAT:WHICH; those of the same WHAT are drawn in one plot. */
+/* Curves are metrics too, named WHAT:WHICH; curves with the same WHAT are drawn in one plot. */
 #define CARRY_LOSS "loss"
 
-/* One problem of the grid, with the letters that were put into its template. */
+/* One problem of the grid, with the values that were substituted in its template. */
 typedef struct carry_point {
     char problem[CARRY_PROBLEM_TEXT];
     int stage;
-    char missing[160]; /* what this build or machine lacks, or "" */
+    char missing[160]; /* the feature that this build or machine lacks, or "" */
     bool is_done;      /* measured by an earlier invocation (carry_experiment_restore) */
 } carry_point;
 
@@ -52,12 +53,12 @@ typedef struct carry_stage {
     char name[CARRY_EXPERIMENT_WORD];
     const char *methods[CARRY_BENCH_METHODS + 1];
     int repeats, warm_up;
-    int runs; /* of a problem, each opened anew (experiment_runs.h) */
+    int runs; /* number of runs of a problem, each opened anew (experiment_runs.h) */
     double seconds;
-    double spread; /* interquartile range over the median beyond which times count as not measured */
+    double spread; /* times with a larger interquartile range over the median count as not measured */
     bool hot, unchecked;
     int priority;
-    double budget; /* seconds for all entries of this name, 0: no bound */
+    double budget; /* seconds for all entries of this name; 0: no limit */
     double spent;  /* seconds that were */
 } carry_stage;
 
@@ -79,10 +80,10 @@ typedef struct carry_experiment {
     carry_stage stage[CARRY_EXPERIMENT_STAGES];
     carry_point point[CARRY_EXPERIMENT_POINTS];
     carry_experiment_criterion criterion[CARRY_EXPERIMENT_CRITERIA];
-    carry_outcome *outcome; /* one per point and method */
-    double budget;          /* seconds for all stages, 0: no bound */
-    double price;           /* of a GPU's hour, 0: not stated */
-    double contention;      /* the largest share of its processor time that a problem lost to other processes */
+    carry_outcome *outcome; /* one per problem and method */
+    double budget;          /* seconds for all stages; 0: no limit */
+    double price;           /* of a GPU hour; 0: not stated */
+    double contention;      /* largest share of its processor time that a problem lost to other processes */
     int stops;
     carry_experiment_criterion stop[CARRY_EXPERIMENT_STOPS]; /* stop_when: measuring ends once one is met */
     bool stop_decided;                                       /* stop_when: decided */
@@ -92,41 +93,42 @@ typedef enum carry_decision { CARRY_PROCEED, CARRY_STOP, CARRY_INCOMPLETE } carr
 const char *carry_decision_name(carry_decision decision);
 
 carry_status carry_experiment_load(carry_ctx *ctx, carry_experiment **experiment, const char *path);
-/* From a text that a run has stored; path is what messages call it and must outlive the experiment. */
+/* Loads an experiment from the text stored in a run. Messages call it `path`, which must outlive the experiment. */
 carry_status carry_experiment_load_text(carry_ctx *ctx, carry_experiment **experiment, const char *text,
                                         const char *path);
 void carry_experiment_free(carry_experiment *experiment);
 
 typedef struct carry_experiment_options {
-    const char *stage; /* only this one; NULL: all */
+    const char *stage; /* measure only this stage; NULL: all */
     uint64_t seed;
-    carry_store *store; /* or NULL: nothing is kept */
+    carry_store *store; /* NULL: nothing is stored */
     int64_t run;
-    int continues; /* of a run with results already: the number of this invocation (carry_store_resume), else 0 */
+    int continues; /* for a run that already has results: the number of this invocation (carry_store_resume), else 0 */
     carry_comm
-        *comm; /* all of whose ranks measure; NULL: a process alone. Problems of one rank are left out on several */
+        /* All of its ranks measure; NULL: a single process. On several ranks, problems of one rank are left out. */
+        *comm;
     bool (*stop)(void);
     void (*began)(void *user, int point, const char *problem);
     void (*measured)(void *user, const carry_outcome *outcome);
     void *user;
 } carry_experiment_options;
 
-/* The files experiments/NAME.yaml of the nearest folder upwards that has an experiments/, by name, with the first
-   sentence of the hypothesis, or with what is wrong with the file. CARRY_ENOTFOUND if no folder has one. */
+/* Lists the files experiments/NAME.yaml of this folder or the nearest parent that has experiments/, by name, with
+   the first sentence of the hypothesis or the error in the file. CARRY_ENOTFOUND if no folder has one. */
 typedef void (*carry_experiment_row)(void *user, const char *name, const char *about, const char *path);
 carry_status carry_experiment_list(carry_ctx *ctx, carry_experiment_row tell, void *user);
 
-/* Refuses a stage that the experiment does not have; NULL is all of them. */
+/* Refuses a stage that the experiment does not have. NULL: all stages. */
 carry_status carry_experiment_stage(const carry_experiment *experiment, const char *stage);
-/* Takes the results of a stored run of this experiment: those problems are done. For rank 0; the others follow
-   it. CARRY_EFORMAT when the results are not in the experiment's order. */
+/* Takes the results of a stored run of this experiment, so that those problems count as done. Called on rank 0,
+   which the other ranks follow. CARRY_EFORMAT if the results are not in the experiment's order. */
 carry_status carry_experiment_restore(carry_experiment *experiment, const carry_run *run);
-/* Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when stop returned true. On several ranks a
-   collective; outcomes are on rank 0, which alone has a store and calls `measured`. */
+/* Measures the grid. Each outcome is stored as soon as its problem is done. CARRY_EINTERRUPTED when `stop` returned
+   true. A collective on several ranks; only rank 0 has outcomes and a store, and calls `measured`. */
 carry_status carry_experiment_measure(carry_experiment *experiment, const carry_ceilings *ceilings,
                                       const carry_experiment_options *options);
-/* Fills in every verdict, stores them where there is a store. Proceed only when every problem of the grid was measured:
-   criteria do not decide for stages that they do not look at. */
+/* Fills in every verdict, and stores them if there is a store. The decision is "proceed" only if every problem of
+   the grid was measured: criteria do not decide about stages that they do not cover. */
 carry_status carry_experiment_judge(carry_experiment *experiment, carry_decision *decision,
                                     const carry_experiment_options *options);
 

@@ -1,4 +1,4 @@
-/* Experiments: what comes first, and what ends the measuring before the grid is through. */
+/* Experiments: the order of problems, and limits that end measuring before the grid is complete. */
 #include "lab/experiment/experiment_bounds.h"
 
 #include <stdio.h>
@@ -137,7 +137,7 @@ static bool is_decided(const carry_experiment *e) {
     return false;
 }
 
-/* Of entries of the grid that have the stage's name. */
+/* Seconds spent on the grid entries with this stage's name. */
 static double spent_on(const carry_experiment *e, const char *stage) {
     double seconds = 0.0;
     for (int i = 0; i < e->stages; i++) {

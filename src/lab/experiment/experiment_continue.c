@@ -1,4 +1,4 @@
-/* Experiments: going on with a stored run, whose results count as measured. */
+/* Experiments: continues a stored run, whose results count as measured. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -54,7 +54,7 @@ static void restore_metric(carry_experiment *e, const carry_run_metric *m) {
     o->ranks = ranks > 0.0 ? (int)ranks : o->ranks;
 }
 
-/* All methods of a problem have a result, one at least was timed, and none was broken off. */
+/* True if all methods of a problem have a result, at least one was timed, and none was interrupted. */
 static bool is_whole(const carry_experiment *e, const carry_point *point, int first, int methods, int stored) {
     const carry_stage *stage = &e->stage[point->stage];
     bool any = false;
@@ -84,7 +84,8 @@ static void settle_points(carry_experiment *e, int stored) {
         point->is_done = is_whole(e, point, first, methods, stored);
         for (int o = first; o < first + methods; o++) {
             e->outcome[o].pending = !point->is_done;
-            if (!point->is_done && e->outcome[o].reason[0] == '\0') { /* it is measured again, or counts as not */
+            /* An incomplete problem is measured again, or counts as not measured. */
+            if (!point->is_done && e->outcome[o].reason[0] == '\0') {
                 (void)snprintf(e->outcome[o].reason, sizeof e->outcome[o].reason, "not reached");
             }
         }

@@ -1,4 +1,4 @@
-/* The experiments that a project has. */
+/* Lists the experiments of a project. */
 #include <dirent.h>
 #include <errno.h>
 #include <stdio.h>
@@ -15,7 +15,7 @@
 #define MOST_BYTES ((size_t)1 << 20)
 #define MOST_MESSAGE 240
 
-/* The nearest experiments/ upwards, else those that came with the program. */
+/* Finds experiments/ in this folder or the nearest parent that has it, else those installed with the program. */
 static carry_status find_folder(carry_ctx *ctx, char folder[CARRY_FILE_PATH]) {
     char here[4000];
     if (getcwd(here, sizeof here) == NULL) {
@@ -43,7 +43,7 @@ static int is_yaml(const struct dirent *entry) {
     return entry->d_name[0] != '.' && length > 5 && strcmp(entry->d_name + length - 5, ".yaml") == 0;
 }
 
-/* Up to the first full stop or colon that ends a word; a long one is cut. */
+/* Copies the text up to the first full stop or colon that ends a word; a long text is cut. */
 static void first_sentence(char message[MOST_MESSAGE], const char *text) {
     size_t length = 0;
     while (text[length] != '\0' && !(strchr(".:", text[length]) != NULL && strchr(" \n", text[length + 1]) != NULL)) {
@@ -53,7 +53,7 @@ static void first_sentence(char message[MOST_MESSAGE], const char *text) {
     message[strcspn(message, "\n")] = '\0';
 }
 
-/* Name and hypothesis; the error if the file cannot be read. */
+/* Reports the name and the hypothesis, or the error if the file cannot be read. */
 static void tell_one(carry_ctx *ctx, const char *path, carry_experiment_row tell, void *user) {
     char *text = NULL;
     size_t length = 0;

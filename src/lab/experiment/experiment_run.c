@@ -1,4 +1,4 @@
-/* Experiments: measuring the grid, judging the criteria. */
+/* Experiments: measures the grid, evaluates the criteria. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -15,9 +15,9 @@ typedef struct keeper {
     const carry_experiment_options *options;
     const carry_ceilings *ceilings;
     const carry_point *point;
-    bool kept;           /* something of this point */
-    carry_ceilings of;   /* of the device that the present result ran on */
-    carry_status status; /* of storing */
+    bool kept;           /* an outcome of this point was kept */
+    carry_ceilings of;   /* ceilings of the device of the current result */
+    carry_status status; /* status of storing */
 } keeper;
 
 static carry_outcome *outcome_of(carry_experiment *e, const carry_point *point, const char *method) {
@@ -29,7 +29,7 @@ static carry_outcome *outcome_of(carry_experiment *e, const carry_point *point, 
     return NULL;
 }
 
-/* Additional metrics of problems on several ranks. The step is the result's place among the run's results. */
+/* Stores additional metrics of problems on several ranks. The step is the index of the result in the run. */
 static carry_status store_ranks(const keeper *k, const carry_outcome *o) {
     const int64_t step = o - k->e->outcome;
     CARRY_TRY(carry_store_metric(k->options->store, k->options->run, step, CARRY_RECEIVED, o->received));
@@ -38,7 +38,7 @@ static carry_status store_ranks(const keeper *k, const carry_outcome *o) {
                              : carry_store_metric(k->options->store, k->options->run, step, CARRY_EXPOSED, o->exposed);
 }
 
-/* The losses of a training, over its steps. Points of the same stage are distinguished by their place in it. */
+/* Stores the losses of a training over its steps. Points of the same stage are distinguished by their index in it. */
 static carry_status store_curve(const keeper *k, const carry_bench_result *r) {
     int place = 0;
     for (const carry_point *p = k->e->point; p < k->point; p++) {
@@ -176,7 +176,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     o->error = checked ? r->worst.error : NAN;
     o->error_absolute = checked ? r->worst.absolute : NAN;
     o->bound = checked ? r->worst.bound : NAN;
-    if (checked && isnan(o->error)) { /* the result has a NaN: no error is larger, and it is known */
+    if (checked && isnan(o->error)) { /* the result has a NaN, which counts as an infinite error */
         o->error = o->error_absolute = INFINITY;
     }
     k->kept = true;
@@ -190,7 +190,7 @@ static void keep(void *user, const carry_bench_result *r, const double *samples)
     tell(k, o);
 }
 
-/* A problem cannot be run at all: every method of it gets the reason. */
+/* Stores the reason for every method of a problem that cannot be run at all. */
 static carry_status keep_reason(keeper *k, const char *reason) {
     carry_experiment *e = k->e;
     const carry_stage *stage = &e->stage[k->point->stage];
@@ -210,7 +210,7 @@ static bool has_ranks(const carry_experiment_options *options) {
     return options->comm != NULL && carry_comm_size(options->comm) > 1;
 }
 
-/* `runs` times, of which the combined results are kept. */
+/* Measures a problem `runs` times and keeps the combined results. */
 static carry_status measure_runs(keeper *k, carry_bench_options *options, int runs) {
     carry_bench_result results[CARRY_BENCH_METHODS];
     carry_ctx *ctx = k->e->ctx;
@@ -261,7 +261,7 @@ static carry_status measure_point(keeper *k) {
                                    .stop = k->options->stop};
     const carry_status status = measure_runs(k, &options, stage->runs);
     if (k->status != CARRY_OK) {
-        return k->status; /* what cannot be kept is not measured on */
+        return k->status; /* measuring ends if results cannot be stored */
     }
     if (!k->kept && (status == CARRY_EUNSUPPORTED || status == CARRY_EMEMORY || status == CARRY_ESIZE)) {
         char reason[256];
@@ -271,8 +271,8 @@ static carry_status measure_point(keeper *k) {
     return status;
 }
 
-/* How far other processes disturbed a point, so that a comparison of runs can tell. The step is the place of the
-   point's first result among the run's results. */
+/* Stores how much other processes disturbed a point, for comparisons of runs. The step is the index of the point's
+   first result in the run. */
 static carry_status store_contention(const keeper *k, carry_quiet before) {
     const double contention = k->kept ? carry_quiet_contention(before, carry_ctx_threads(k->e->ctx)) : 0.0;
     k->e->contention = fmax(k->e->contention, contention);
@@ -292,7 +292,7 @@ carry_status carry_experiment_stage(const carry_experiment *e, const char *stage
     return carry_fail(e->ctx, CARRY_EARGUMENT, "%s has no stage '%.40s'", e->path, stage);
 }
 
-/* The clock's seconds that a problem took, for budgets. */
+/* Stores the wall-clock seconds that a problem took, for budgets. */
 static carry_status store_cost(const keeper *k, double seconds) {
     k->e->stage[k->point->stage].spent += seconds;
     const bool bounded = k->e->budget > 0.0 || k->e->price > 0.0 || k->e->stage[k->point->stage].budget > 0.0;
@@ -303,7 +303,7 @@ static carry_status store_cost(const keeper *k, double seconds) {
     return carry_store_metric(k->options->store, k->options->run, first - k->e->outcome, CARRY_COST, seconds);
 }
 
-/* A problem for which no method could be timed is one that was not measured. */
+/* A problem for which no method could be timed stays pending. */
 static void settle_pending(carry_experiment *e, const carry_point *point) {
     bool any = false;
     for (int i = 0; i < e->outcomes; i++) {
@@ -316,10 +316,10 @@ static void settle_pending(carry_experiment *e, const carry_point *point) {
     }
 }
 
-/* Sent by rank 0, which has the outcomes. */
+/* Sent by rank 0, which has the outcomes, to the other ranks. */
 typedef struct order {
     bool is_done;
-    char reason[256]; /* why it is not measured any more, or "" */
+    char reason[256]; /* why the problem is not measured, or "" */
 } order;
 
 static carry_status give_order(const keeper *k, order *o) {

@@ -1,4 +1,4 @@
-/* A problem measured several times: collecting the runs' results, combining them. */
+/* A problem measured several times: collects and combines the runs' results. */
 #include "lab/experiment/experiment_runs.h"
 
 #include <math.h>
@@ -9,7 +9,7 @@
 #include "bench/sample.h"
 
 typedef struct method_runs {
-    carry_bench_result first; /* of the first run, with the worst error and the reason of any */
+    carry_bench_result first; /* of the first run, with the largest error and the last reason of all runs */
     int count;
     double medians[CARRY_EXPERIMENT_RUNS], waited[CARRY_EXPERIMENT_RUNS], exposed[CARRY_EXPERIMENT_RUNS],
         shares[CARRY_EXPERIMENT_RUNS];
@@ -39,7 +39,7 @@ static method_runs *runs_of(carry_runs *runs, const carry_bench_result *result) 
     }
     method_runs *m = &runs->of[runs->methods++];
     m->first = *result;
-    m->first.curve = NULL; /* the bench's, gone after the call */
+    m->first.curve = NULL; /* owned by the bench, and gone after the call */
     m->first.curve_count = 0;
     return m;
 }

@@ -1,4 +1,4 @@
-/* Templates of an experiment: lists of values put into problems and criteria. */
+/* Templates of an experiment: substitutes lists of values in problems and criteria. */
 #include "lab/experiment/experiment_template.h"
 
 #include <stdio.h>
@@ -6,7 +6,7 @@
 
 #include "core/context.h"
 
-/* "t{t}:n{n}" with the bindings put in. */
+/* Substitutes the bindings in a text such as "t{t}:n{n}". */
 carry_status carry_template_fill(carry_experiment *e, char *to, size_t size, const carry_yaml *node,
                                  const carry_bindings *b) {
     size_t length = 0;

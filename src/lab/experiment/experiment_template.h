@@ -4,7 +4,7 @@
 
 #include "lab/experiment/experiment.h"
 
-/* A letter of a template and the value it has now. */
+/* A letter of a template and its current value. */
 typedef struct carry_binding {
     const char *key, *value;
 } carry_binding;
@@ -17,11 +17,11 @@ typedef struct carry_bindings {
 typedef carry_status (*carry_template_call)(carry_experiment *e, carry_yaml *entry, const carry_bindings *b,
                                             void *user);
 
-/* node's text with the bindings put in; refuses a letter without a list and a list that is not used. */
+/* Substitutes the bindings in the node's text. Refuses a letter without a list, and a list that is not used. */
 carry_status carry_template_fill(carry_experiment *e, char *to, size_t size, const carry_yaml *node,
                                  const carry_bindings *b);
-/* Calls with every combination of the lists in a mapping, the last list turning fastest. `known` are the keys that are
-   no lists. */
+/* Calls `call` with every combination of the lists in a mapping; the last list varies fastest. known: keys that are
+   not lists. */
 carry_status carry_template_each(carry_experiment *e, carry_yaml *entry, const char *const *known,
                                  carry_template_call call, void *user);
 

@@ -1,4 +1,4 @@
-/* The table of job systems, and their common functions: submitting, looking, waiting, cancelling. */
+/* The table of job systems, and their common functions: submit, refresh, wait, cancel. */
 #include "lab/jobs/jobs.h"
 
 #include <errno.h>
@@ -17,9 +17,9 @@
 #define MOST_COMMAND ((size_t)128 << 10)
 #define FIRST_INTERVAL 0.02
 #define LONGEST_INTERVAL 1.0
-#define WORKER_SECONDS 10.0 /* for a worker that was just started to be at work */
+#define WORKER_SECONDS 10.0 /* seconds for a new worker to start working */
 #define UNANSWERED_SECONDS 30.0
-#define SUBMITTING_SECONDS 600.0 /* for a submission from another machine, whose process cannot be looked at */
+#define SUBMITTING_SECONDS 600.0 /* seconds for a submission from another machine, whose process cannot be checked */
 
 static const carry_job_system *const systems[] = {&carry_job_local, &carry_job_slurm, &carry_job_ssh};
 
@@ -34,8 +34,8 @@ static const carry_job_system *find_system(const char *name) {
     return NULL;
 }
 
-/* The rows of a job must survive a power failure, like the files beside the store; the store's own setting (NORMAL) may
-   lose the last transactions, and a job would then be run twice. */
+/* The rows of a job must survive a power failure, like the files beside the store. The store's own setting (NORMAL)
+   may lose the last transactions, and then a job would be run twice. */
 static carry_status open_jobs(carry_store *store) {
     return carry_job_transaction(store, "PRAGMA synchronous=FULL");
 }
@@ -58,7 +58,7 @@ static carry_status check_arguments(carry_ctx *ctx, const char *const *arguments
     return CARRY_OK;
 }
 
-/* A JSON array; the caller frees it. */
+/* Writes the arguments as a JSON array, which the caller frees. */
 static carry_status write_arguments(carry_ctx *ctx, char **text, const char *const *arguments) {
     carry_json_text words = {0};
     carry_json_begin(&words, NULL, '[');
@@ -92,7 +92,8 @@ static carry_status resolve_folder(carry_ctx *ctx, char *folder, size_t size, co
     return fits ? CARRY_OK : carry_fail(ctx, CARRY_ESIZE, "the folder %.60s... has too long a path for a job", folder);
 }
 
-/* Letters, digits and few others, so that every system takes it and every answer can be parsed. */
+/* Keeps letters, digits and a few other characters, so that every system accepts the name and every answer can be
+   parsed. */
 static void clean_name(char name[64], const carry_job_request *request) {
     const char *slash = strrchr(request->arguments[0], '/');
     const char *from = request->name != NULL               ? request->name
@@ -135,7 +136,7 @@ static carry_status insert(carry_store *store, int64_t *id, const carry_job_requ
     return CARRY_OK;
 }
 
-/* A submission that failed leaves no row; the error message stays. */
+/* Removes the row of a submission that failed. The error message stays in the context. */
 static void forget(carry_store *store, int64_t id) {
     sqlite3_stmt *statement;
     if (sqlite3_prepare_v2(store->db, "DELETE FROM jobs WHERE id = ?1 AND state = 'submitting'", -1, &statement,
@@ -155,13 +156,13 @@ static carry_status hand_over(carry_store *store, const carry_job_system *system
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(store, &statement, "UPDATE jobs SET log = ?2 WHERE id = ?1", "is", id, log));
     CARRY_TRY(carry_store_exec(store, "submitting a job", statement));
-    CARRY_TRY(carry_job_record(store, id)); /* a worker may start it at once */
+    CARRY_TRY(carry_job_record(store, id)); /* a worker may start it at once, so the record comes first */
     CARRY_TRY(carry_job_load(store, &row, id));
     row.bring = request->bring;
     carry_status status = system->submit(store, &row, request->arguments);
     free(row.arguments);
     return status == CARRY_OK && system != &carry_job_local ? carry_job_record(store, id)
-                                                            : status; /* its external id */
+                                                            : status; /* now with its external id */
 }
 
 static carry_status refresh_submitting(carry_store *store, const carry_job_row *row) {
@@ -171,14 +172,15 @@ static carry_status refresh_submitting(carry_store *store, const carry_job_row *
     return gone ? carry_job_settle(store, row->is.id, -1, "lost") : CARRY_OK;
 }
 
-/* Looks once, and loads the row as it is then. */
+/* Updates the state of a job once, and loads its row. */
 static carry_status look(carry_store *store, carry_job_row *row, int64_t id) {
     CARRY_TRY(carry_job_load(store, row, id));
     if (carry_job_has_ended(&row->is)) {
         return CARRY_OK;
     }
     const carry_job_system *system = find_system(row->is.on);
-    const bool is_left = strcmp(row->is.state, "held") == 0 || system == NULL; /* NULL: another version's */
+    /* System NULL: written by another version. */
+    const bool is_left = strcmp(row->is.state, "held") == 0 || system == NULL;
     carry_status status = strcmp(row->is.state, "submitting") == 0 ? refresh_submitting(store, row)
                           : is_left                                ? CARRY_OK
                                                                    : system->refresh(store, row);
@@ -221,8 +223,8 @@ static carry_status list_ids(carry_store *store, carry_job **jobs, int *count) {
     return status;
 }
 
-/* As look_and_copy, but what cannot be asked stays as it was; a Slurm that gave no answer is not asked for every job.
- */
+/* As look_and_copy, but a job that cannot be queried keeps its last known state. If Slurm gave no answer, it is not
+   asked again for the other jobs. */
 static carry_status look_leniently(carry_store *store, carry_job *job, int64_t id, bool *silent) {
     CARRY_TRY(carry_job_known(store, job, id));
     if (carry_job_has_ended(job) || (*silent && strcmp(job->on, carry_job_local.name) != 0)) {
@@ -289,7 +291,7 @@ carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id) {
     return look_and_copy(store, job, id);
 }
 
-/* Whether a job will be run at all, while it waits for that. *idle: since when no worker has been seen, 0: never. */
+/* Fails if a waiting job will not be run. *idle: since when no worker has been seen; 0: one was seen. */
 static carry_status check_queue(carry_store *store, const carry_job *job, double *idle) {
     if (strcmp(job->state, "held") == 0) {
         return carry_fail(store->ctx, CARRY_EUNSUPPORTED,

@@ -20,57 +20,62 @@
 
 typedef struct carry_job_request {
     const char *on;               /* local, slurm or ssh:HOST; NULL: local */
-    const char *name;             /* or NULL: the command's */
+    const char *name;             /* NULL: that of the command */
     const char *const *arguments; /* the command, NULL at the end; UTF-8, at most 128 KiB in all */
-    const char *folder;           /* to run in; NULL: this one */
-    const char *bring;            /* ssh: paths in the project that are brought back, with commas between; NULL: none */
+    const char *folder;           /* the folder to run in; NULL: the current one */
+    const char *bring;            /* ssh: comma-separated paths in the project that are copied back; NULL: none */
 } carry_job_request;
 
-/* submitting: only while carry_job_submit is at it. cancelling: asked to end, not yet gone. lost: it ended without an
-   exit code that anyone could keep (the machine went down, its processes were killed from outside); it is not run
-   again. held: no record of this user agrees with it (jobs_record.c), it was submitted on another host or into a store
-   in another folder, or, in the local queue, before this machine was started; nothing is run and no host is asked,
-   since a store that was copied or cloned contains commands and names of hosts. */
+/* submitting: only during carry_job_submit. cancelling: asked to end, not yet gone. lost: it ended without an exit
+   code that could be kept (the machine went down, or its processes were killed from outside); it is not run again.
+   held: this user has no matching record of it (jobs_record.c), or it was submitted on another host, into a store in
+   another folder or, in the local queue, before this machine was started. A held job is not run and no host is
+   queried for it, since a copied or cloned store contains commands and names of hosts. */
 typedef struct carry_job {
     int64_t id;
     char on[96], name[64];
     char state[16];    /* submitting, queued, held, running, cancelling; ended: done, failed, cancelled, lost */
-    char held[48];     /* held: where it was submitted, such as "on another host"; else "" */
-    char external[64]; /* Slurm's id; ssh: the folder there */
+    char held[48];     /* if held: where it was submitted, such as "on another host"; else "" */
+    char external[64]; /* Slurm's id; ssh: the folder on the host */
     char command[512], folder[1024], log[1024];
     double submitted, started, ended; /* seconds since 1970, 0: not yet */
-    int code;                         /* exit code, 128 + signal when one ended it; -1: none */
+    int code;                         /* exit code; 128 + signal if a signal ended it; -1: none */
 } carry_job;
 
-/* CARRY_ENOTFOUND when Slurm is asked for and sbatch is not installed. Locally, starts a worker if none is running. */
+/* CARRY_ENOTFOUND if Slurm is requested and sbatch is not installed. For the local queue, starts a worker if none is
+   running. */
 carry_status carry_job_submit(carry_store *store, int64_t *job, const carry_job_request *request);
-/* The state in the store, without a query. */
+/* Loads the state from the store without asking the job system. */
 carry_status carry_job_known(carry_store *store, carry_job *job, int64_t id);
-/* Asks the queue or Slurm what became of it. Starts nothing, as do waiting, listing and cancelling. */
+/* Asks the job system for the state. Like waiting, listing and cancelling, it starts nothing. */
 carry_status carry_job_refresh(carry_store *store, carry_job *job, int64_t id);
-/* Until it has ended, seconds have passed (CARRY_ETIMEOUT) or stop returns true (CARRY_EINTERRUPTED; NULL: never). A
-   Slurm that does not answer is asked again for half a minute. CARRY_EUNSUPPORTED when it is held, or queued with no
-   worker at work. The job is left as it is in any case. */
+/* Waits until the job has ended, `seconds` have passed (CARRY_ETIMEOUT) or `stop` returns true (CARRY_EINTERRUPTED;
+   NULL: never). A Slurm that does not answer is asked again for half a minute. CARRY_EUNSUPPORTED if the job is
+   held, or queued while no worker is running. The job itself is not changed. */
 carry_status carry_job_wait(carry_store *store, carry_job *job, int64_t id, double seconds, bool (*stop)(void));
-/* SIGTERM, then after five seconds SIGKILL, to all of its process group; scancel. Nothing to do when it is cancelled
-   already; CARRY_EARGUMENT when it has ended otherwise. Slurm may take longer: the job is then left as cancelling. */
+/* Sends SIGTERM to the job's whole process group, and SIGKILL after five seconds; or calls scancel. Does nothing if
+   the job is already cancelled; CARRY_EARGUMENT if it has ended otherwise. Slurm may take longer: the job then stays
+   in the state cancelling. */
 carry_status carry_job_cancel(carry_store *store, int64_t id);
-/* A held job becomes one of this user: a queued one is run, one of ssh or Slurm is asked for. CARRY_EARGUMENT when it
-   is not held. */
+/* Makes a held job one of this user: a queued job is then run, and a job of ssh or Slurm is queried. CARRY_EARGUMENT
+   if it is not held. */
 carry_status carry_job_release(carry_store *store, int64_t id);
-/* The newest first; the caller frees *jobs. What Slurm does not tell stays as it was last known, with a warning. */
+/* Lists the jobs, newest first; the caller frees *jobs. If Slurm does not answer, its jobs keep their last known
+   state, with a warning. */
 carry_status carry_job_list(carry_store *store, carry_job **jobs, int *count);
 
 bool carry_job_has_ended(const carry_job *job);
 /* CARRY_ENOTFOUND if no job was submitted yet. */
 carry_status carry_job_newest(carry_store *store, int64_t *id);
 
-/* The local queue, one job at a time, oldest first, until it is empty or stop returns true (a running job is then left
-   to finish). Runs what this user has submitted here; does nothing where another worker is at it. carry_job_submit
-   starts this very program as a worker: `PROGRAM job work --store PATH`, so its main must lead here. */
+/* Runs the local queue, one job at a time, oldest first, until it is empty or `stop` returns true (a running job is
+   then left to finish). Runs only jobs that this user submitted here; does nothing if another worker is running.
+   carry_job_submit starts this very program as a worker, `PROGRAM job work --store PATH`, so its main must call this
+   function. */
 carry_status carry_job_work(carry_store *store, bool (*stop)(void));
 
-/* Where the last `lines` lines of a log begin (0: all of it), reading no more than these; -1 when it cannot be read. */
+/* The offset of the last `lines` lines of a log (0: all of it). Reads only those lines. -1 if the log cannot be
+   read. */
 int64_t carry_job_log_tail(int file, int64_t lines);
 
 #endif

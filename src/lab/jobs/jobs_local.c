@@ -1,9 +1,10 @@
-/* The local queue as those who submit, look and cancel see it; jobs_worker.c runs it.
+/* The local queue for submitting, querying and cancelling; jobs_worker.c runs it.
 
-   The queue is the rows of the store. Two locks on one file beside it say what is alive: the worker holds the first,
-   and the process that keeps the running job holds the second. The kernel drops a lock with its last holder, however
-   that ended, so "marked as running and the lock is free" is a fact on which a reboot, a reused process number or
-   another container has no influence. Process numbers are used to end a job only, with start and boot. */
+   The queue is the rows of the store. Two locks on one file beside it show what is running: the worker holds the
+   first, and the keeper of the running job holds the second. The kernel releases a lock when its last holder ends in
+   any way, so "marked as running, and the lock is free" reliably means that the job has ended: a reboot, a reused
+   process number or another container cannot change that. Process numbers are only used to end a job, together with
+   start time and boot. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -25,7 +26,7 @@ carry_status carry_job_own_folder(carry_store *store) {
     char folder[CARRY_JOB_PATH];
     struct stat about;
     CARRY_TRY(carry_job_file(store, folder, 0, ""));
-    folder[strlen(folder) - 1] = '\0'; /* with its / a link would be followed */
+    folder[strlen(folder) - 1] = '\0'; /* with its trailing / a link would be followed */
     if (lstat(folder, &about) != 0) {
         return carry_fail(store->ctx, CARRY_EIO, "%s cannot be used: %s", folder, strerror(errno));
     }
@@ -83,7 +84,7 @@ bool carry_job_lock_held(carry_store *store, carry_job_lock lock) {
 carry_status carry_job_local_waiting(carry_store *store, int64_t *id) {
     bool is_held = true;
     *id = 0;
-    do { /* the oldest that is not held */
+    do { /* finds the oldest job that is not held */
         sqlite3_stmt *statement;
         carry_job job;
         CARRY_TRY(carry_store_prepare(store, &statement,
@@ -103,20 +104,20 @@ carry_status carry_job_local_waiting(carry_store *store, int64_t *id) {
     return CARRY_OK;
 }
 
-/* After a fork: only system calls. Never returns. */
+/* Runs after a fork, so it uses only system calls. Never returns. */
 static void become_worker(char *const arguments[], int log) {
     sigset_t none;
     (void)sigemptyset(&none);
     (void)sigprocmask(SIG_SETMASK, &none, NULL);
     (void)setsid();
-    if (fork() != 0) { /* the worker is no child of this process, so it need not be waited for */
+    if (fork() != 0) { /* the worker is not a child of this process, which need not wait for it */
         _exit(0);
     }
     int nothing = open("/dev/null", O_RDWR);
     bool ready = dup2(nothing, STDIN_FILENO) >= 0 && dup2(nothing, STDOUT_FILENO) >= 0;
     ready = ready && dup2(log >= 0 ? log : nothing, STDERR_FILENO) >= 0;
     (void)close_range(3, ~0u, 0);
-    if (ready && chdir("/") == 0) { /* no folder is kept from being unmounted */
+    if (ready && chdir("/") == 0) { /* so that no folder is kept from being unmounted */
         (void)execv("/proc/self/exe", arguments);
     }
     _exit(127);
@@ -158,7 +159,7 @@ carry_status carry_job_local_poke(carry_store *store) {
     return start_worker(store);
 }
 
-/* Readable by its owner alone: environments hold secrets. */
+/* Writes a file that only its owner can read: environments contain secrets. */
 static carry_status write_environment(carry_store *store, int64_t id) {
     char path[CARRY_JOB_PATH];
     CARRY_TRY(carry_job_file(store, path, id, "environment"));
@@ -185,7 +186,7 @@ static carry_status write_environment(carry_store *store, int64_t id) {
 }
 
 static carry_status submit(carry_store *store, const carry_job_row *row, const char *const *arguments) {
-    (void)arguments; /* the worker takes them from the row */
+    (void)arguments; /* the worker reads them from the row */
     sqlite3_stmt *statement;
     CARRY_TRY(write_environment(store, row->is.id));
     CARRY_TRY(carry_store_prepare(
@@ -201,7 +202,7 @@ static carry_status refresh(carry_store *store, const carry_job_row *row) {
     return carry_job_settle(store, row->is.id, -1, "lost");
 }
 
-/* *changed tells whether the row was in the state `from`. */
+/* Moves a job from one state to another. *changed is true if the row was in the state `from`. */
 static carry_status move(carry_store *store, int64_t id, const char *from, const char *to, bool *changed) {
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(store, &statement,
@@ -213,7 +214,7 @@ static carry_status move(carry_store *store, int64_t id, const char *from, const
     return CARRY_OK;
 }
 
-/* Until the job is gone or seconds have passed. */
+/* Waits until the job has ended or `seconds` have passed. */
 static carry_status await_end(carry_store *store, int64_t id, double seconds, bool *ended) {
     double started = carry_seconds();
     *ended = false;
@@ -246,7 +247,7 @@ static carry_status end_group(carry_store *store, const carry_job_row *row) {
         return CARRY_OK;
     }
     (void)kill(-group, SIGTERM);
-    (void)kill(-group, SIGCONT); /* one that was stopped hears it too */
+    (void)kill(-group, SIGCONT); /* a stopped process receives the signal too */
     CARRY_TRY(await_end(store, row->is.id, GRACE_SECONDS, &ended));
     if (!ended && carry_alive(row->pid, row->process_start, row->boot)) {
         (void)kill(-group, SIGKILL);
@@ -267,7 +268,7 @@ static carry_status cancel(carry_store *store, const carry_job_row *row) {
     }
     CARRY_TRY(move(store, row->is.id, "running", "cancelling", &changed));
     carry_job_row now = {0};
-    CARRY_TRY(carry_job_load(store, &now, row->is.id)); /* it may have been started since */
+    CARRY_TRY(carry_job_load(store, &now, row->is.id)); /* it may have been started meanwhile */
     carry_status status = carry_job_has_ended(&now.is) ? CARRY_OK : end_group(store, &now);
     free(now.arguments);
     return status;

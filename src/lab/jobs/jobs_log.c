@@ -1,4 +1,4 @@
-/* The end of a log, searched backwards: the cost depends on the part shown, not on the size of the log. */
+/* Finds the end of a log by reading backwards: the cost depends on the part shown, not on the size of the log. */
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -18,7 +18,8 @@ int64_t carry_job_log_tail(int file, int64_t lines) {
             return -1;
         }
         for (int64_t i = size - 1; i >= 0; i--) {
-            bool last = begin - size + i == about.st_size - 1; /* the newline that ends the last line begins none */
+            /* The newline at the end of the log starts no further line. */
+            bool last = begin - size + i == about.st_size - 1;
             if (block[i] == '\n' && !last && ++seen == lines) {
                 return begin - size + i + 1;
             }

@@ -1,8 +1,8 @@
-/* Which jobs this user has submitted. A store may come from anywhere: with a cloned repository, an archive, a copied
-   folder. Its rows say what to run and which host to ask, so a row is acted upon only if it agrees with a record that
-   was written at its submission to a folder of the user outside the project: $XDG_STATE_HOME/carry/jobs, or
-   ~/.local/state/carry/jobs. Other rows are held. A record is one file, named by a hash of the path of the job's log,
-   which contains the place of the store and the job's number; it is removed when the job has ended. */
+/* Records of the jobs that this user has submitted. A store may come from anywhere: a cloned repository, an archive,
+   a copied folder. Its rows contain commands and hosts, so a row is used only if it matches a record that was
+   written at its submission to a folder of the user outside the project: $XDG_STATE_HOME/carry/jobs, or
+   ~/.local/state/carry/jobs. Other rows are held. A record is one file. Its name is a hash of the path of the job's
+   log, which contains the location of the store and the job's number. It is removed when the job has ended. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +13,7 @@
 #include "lab/alive.h"
 #include "lab/jobs/jobs_internal.h"
 
-#define MOST_RECORD ((size_t)2 << 20) /* a command of 128 KiB as JSON, six bytes a character at most */
+#define MOST_RECORD ((size_t)2 << 20) /* a command of 128 KiB as JSON has at most six bytes per character */
 
 static carry_status record_path(carry_ctx *ctx, char path[CARRY_JOB_PATH], const char *log) {
     const char *state = getenv("XDG_STATE_HOME");
@@ -35,7 +35,7 @@ static carry_status record_path(carry_ctx *ctx, char path[CARRY_JOB_PATH], const
                             is_named ? "XDG_STATE_HOME" : "HOME", CARRY_JOB_PATH - 1);
 }
 
-/* Every field that determines the command and its place, each with a 0 byte after it; the caller frees it. */
+/* Every field that determines the command and where it runs, each followed by a 0 byte. The caller frees it. */
 static char *record_text(const carry_job_row *row, size_t *length) {
     const char *const fields[] = {"carry job 1",  row->is.log, row->is.on,      row->arguments,
                                   row->is.folder, row->host,   row->is.external};

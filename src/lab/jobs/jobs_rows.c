@@ -1,4 +1,4 @@
-/* Jobs as rows of the store and files beside it: where these are, reading a row, ending one by its verdict. */
+/* Jobs as rows of the store and files beside it: finds the files, reads a row, ends one by its verdict. */
 #include <ctype.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -23,7 +23,7 @@ double carry_job_now(void) {
 void carry_job_sleep(double seconds) {
     time_t whole = (time_t)seconds;
     struct timespec t = {.tv_sec = whole, .tv_nsec = (long)(1e9 * (seconds - (double)whole))};
-    (void)nanosleep(&t, NULL); /* a signal ends it early, which is wanted */
+    (void)nanosleep(&t, NULL); /* a signal ends the wait early, as intended */
 }
 
 carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64_t id, const char *ending) {
@@ -38,7 +38,7 @@ carry_status carry_job_file(carry_store *store, char path[CARRY_JOB_PATH], int64
     if (realpath(slash != NULL ? folder : ".", real) == NULL) {
         return carry_fail(store->ctx, CARRY_EIO, "the folder of %s cannot be found: %s", store->path, strerror(errno));
     }
-    bool usual = strcmp(name, "store.db") == 0; /* other stores in one folder must not share their jobs' numbers */
+    bool usual = strcmp(name, "store.db") == 0; /* several stores in one folder must not share job numbers */
     char number[24] = "";
     if (id > 0) {
         (void)snprintf(number, sizeof number, "%lld.", (long long)id);
@@ -61,10 +61,10 @@ static bool is_word_of(const char *word, const char *const *words) {
     return false;
 }
 
-/* Why a job is held, or "". A store that was copied or cloned contains commands and names of hosts, so no row that has
-   not ended is acted upon unless this user submitted it into the store at its present place. Jobs of the local queue
-   and of ssh belong to the host where they were submitted; a queue is not resumed after a reboot. `stored` is the path
-   of the log as stored, row->is.log as it is now. */
+/* Why a job is held, or "". A copied or cloned store contains commands and names of hosts, so a row that has not
+   ended is used only if this user submitted it into the store at its current path. Jobs of the local queue and of
+   ssh belong to the host where they were submitted; a queue is not resumed after a reboot. stored: the path of the
+   log in the row; row->is.log: its current path. */
 static const char *why_held(carry_store *store, const carry_job_row *row, const char *stored) {
     static const char *const idle[] = {"submitting", "done", "failed", "cancelled", "lost", NULL};
     static const char *const active[] = {"queued", "running", "cancelling", NULL};
@@ -88,7 +88,7 @@ static void copy_text(char *to, size_t size, sqlite3_stmt *from, int column) {
     (void)snprintf(to, size, "%s", text != NULL ? (const char *)text : "");
 }
 
-/* One word as a shell would take it, for people to read; cut where there is no more room. */
+/* Appends one word, quoted as for a shell, for display; it is cut if it does not fit. */
 static size_t append_word(char *to, size_t at, size_t size, const char *word) {
     bool plain = *word != '\0';
     for (const char *c = word; *c != '\0'; c++) {
@@ -138,7 +138,7 @@ static carry_status fill_row(carry_store *store, carry_job_row *row, sqlite3_stm
     row->process_start = sqlite3_column_int64(from, 12);
     copy_text(row->boot, sizeof row->boot, from, 13);
     copy_text(row->host, sizeof row->host, from, 14);
-    char stored[CARRY_JOB_PATH]; /* the project may have moved since */
+    char stored[CARRY_JOB_PATH]; /* the project may have moved since the submission */
     copy_text(stored, sizeof stored, from, 15);
     CARRY_TRY(carry_job_file(store, row->is.log, row->is.id, "log"));
     const char *reason = why_held(store, row, stored);
@@ -174,8 +174,8 @@ static carry_status load(carry_store *store, carry_job_row *row, int64_t id) {
     return status;
 }
 
-/* A job that ends between the reading of its row and of its record has no record any more, and its row says so when it
-   is read again: the row is written first. */
+/* Loads a row, and loads it again if it seems held: a job that ends between reading its row and its record has no
+   record any more, but its row, which is written first, then shows the end. */
 carry_status carry_job_load(carry_store *store, carry_job_row *row, int64_t id) {
     CARRY_TRY(load(store, row, id));
     if (strcmp(row->is.state, "held") != 0) {
@@ -190,7 +190,7 @@ carry_status carry_job_transaction(carry_store *store, const char *word) {
                                                                         : carry_store_fail(store, "noting a job");
 }
 
-/* "CODE\n" or "CODE STARTED\n", and nothing else. */
+/* Parses "CODE\n" or "CODE STARTED\n". */
 static bool parse_verdict(const char *text, int *code, double *started) {
     char *end;
     double when = 0.0;
@@ -230,7 +230,7 @@ bool carry_job_verdict(carry_store *store, int64_t id, int *code, double *starte
     return true;
 }
 
-/* The row first: a process that finds the file gone finds the row ended. */
+/* Removes the files of a job. The row is ended first, so a process that finds no file finds the row ended. */
 static void remove_files(carry_store *store, int64_t id) {
     static const char *const endings[] = {"end", "end.new", "environment"};
     char path[CARRY_JOB_PATH];
@@ -244,7 +244,8 @@ static void remove_files(carry_store *store, int64_t id) {
 
 carry_status carry_job_settle(carry_store *store, int64_t id, int code, const char *otherwise) {
     double started = 0.0;
-    double ended = carry_job_now(); /* a file's time is coarser than the clock: it may seem to end before it started */
+    /* File times are coarser than the clock: a job may seem to end before it started. */
+    double ended = carry_job_now();
     (void)carry_job_verdict(store, id, &code, &started, &ended);
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(
@@ -255,7 +256,8 @@ carry_status carry_job_settle(carry_store *store, int64_t id, int code, const ch
         "WHERE id = ?1 AND state IN ('submitting', 'queued', 'running', 'cancelling')",
         "iisdd", id, (int64_t)code, otherwise, started, ended));
     CARRY_TRY(carry_store_exec(store, "ending a job", statement));
-    if (sqlite3_get_autocommit(store->db) == 0) { /* others see the row ended before they can find the files gone */
+    /* Other processes must see the row ended before the files are removed. */
+    if (sqlite3_get_autocommit(store->db) == 0) {
         CARRY_TRY(carry_job_transaction(store, "COMMIT"));
     }
     remove_files(store, id);

@@ -1,6 +1,6 @@
-/* Jobs by Slurm. A job is handed to sbatch as a script that runs the command and then writes its exit code beside the
-   store: a job that has left Slurm's memory, on a cluster without accounting, still has a verdict. What Slurm says is
-   asked for in this order: squeue, then sacct (which may lack a database), then scontrol. */
+/* Jobs by Slurm. A job is a script for sbatch that runs the command and then writes its exit code beside the store,
+   so a job that Slurm has forgotten, on a cluster without accounting, still has a verdict. The state is queried from
+   squeue, then sacct (which may lack a database), then scontrol. */
 #include <ctype.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,7 +15,7 @@
 #define ANSWER_BYTES ((size_t)64 << 10)
 #define CANCEL_SECONDS 5.0
 
-/* Slurm's words for states, and ours. */
+/* Slurm's names of states, and ours. */
 typedef struct word {
     const char *slurm, *state;
 } word;
@@ -31,8 +31,8 @@ static const word words[] = {
 
 /* Slurm's answer about a job. */
 typedef struct answer {
-    const char *state; /* ours; NULL: it does not know the job */
-    int code;          /* -1: not said */
+    const char *state; /* our state; NULL: the job is unknown */
+    int code;          /* -1: not stated */
 } answer;
 
 static const char *state_of(const char *text) {
@@ -45,7 +45,7 @@ static const char *state_of(const char *text) {
     return NULL;
 }
 
-/* "3:0": exit code and signal. */
+/* Parses "3:0": exit code and signal. */
 static int code_of(const char *text) {
     char *end;
     if (!isdigit((unsigned char)text[0])) {
@@ -89,7 +89,7 @@ static carry_status ask(carry_store *store, carry_process_result *result, const 
     return CARRY_OK;
 }
 
-/* "123;cluster" as the options that squeue, sacct and scancel take. */
+/* Splits "123;cluster" into the options of squeue, sacct and scancel. */
 static void split_external(const char *external, char jobs[80], char number[64], char clusters[80]) {
     const char *semicolon = strchr(external, ';');
     (void)snprintf(number, 64, "%.*s", (int)strcspn(external, ";"), external);
@@ -111,7 +111,7 @@ static carry_status ask_squeue(carry_store *store, const char *external, answer 
     CARRY_TRY(ask(store, &result, arguments, NULL));
     char line[200];
     carry_status status = CARRY_OK;
-    const char *last = result.output; /* with --clusters a line "CLUSTER: name" comes first */
+    const char *last = result.output; /* with --clusters, a line "CLUSTER: name" comes first */
     for (const char *at = result.output; *at != '\0'; at += strcspn(at, "\n"), at += *at != '\0') {
         last = *at != '\n' ? at : last;
     }
@@ -174,7 +174,7 @@ static bool is_over(const answer *said) {
     return said->state == NULL || (strcmp(said->state, "queued") != 0 && strcmp(said->state, "running") != 0);
 }
 
-/* The id becomes a word of a command: only the form that sbatch gives is used. */
+/* Checks that the id has the form that sbatch returns, since it becomes an argument of commands. */
 static carry_status check_external(carry_store *store, const carry_job_row *row) {
     char id[64];
     return carry_slurm_parse_id(store->ctx, id, row->is.external) == CARRY_OK && strcmp(id, row->is.external) == 0
@@ -206,11 +206,11 @@ static carry_status refresh(carry_store *store, const carry_job_row *row) {
         ask_scontrol(store, row->is.external, &said);
     }
     bool succeeded = said.state != NULL && strcmp(said.state, "done") == 0;
-    if (said.state == NULL || (said.code == 0) != succeeded) { /* a job that ran out of time may well have code 0 */
+    if (said.state == NULL || (said.code == 0) != succeeded) { /* a job that ran out of time may still have code 0 */
         said.code = succeeded ? 0 : -1;
     }
     if (said.state != NULL && strcmp(said.state, "cancelled") == 0) {
-        said.code = -1; /* the exit code of a cancelled job means nothing */
+        said.code = -1; /* the exit code of a cancelled job has no meaning */
     }
     return carry_job_settle(store, row->is.id, said.code, said.state != NULL ? said.state : "lost");
 }
@@ -235,7 +235,7 @@ carry_status carry_slurm_parse_id(carry_ctx *ctx, char id[64], const char *answe
     return CARRY_OK;
 }
 
-/* exec, so that no word is taken for a builtin of the shell; in a subshell, so that the shell is there to note the
+/* exec prevents a word from being taken for a shell builtin; the subshell keeps the outer shell, which writes the
    exit code. */
 char *carry_slurm_script(int64_t id, const char *end, const char *const *arguments) {
     static const char tail[] = ")\ncode=$?\nprintf '%s %s\\n' \"$code\" \"$started\" > \"$end.new\" && mv -f "
@@ -259,7 +259,7 @@ char *carry_slurm_script(int64_t id, const char *end, const char *const *argumen
     return script;
 }
 
-/* In sbatch's file names % begins a pattern and a backslash turns patterns off. */
+/* In sbatch's file names % begins a pattern, and a backslash turns patterns off. */
 static carry_status output_option(carry_ctx *ctx, char option[2 * CARRY_JOB_PATH + 16], const char *log) {
     char *at = option + snprintf(option, 16, "--output=");
     for (; *log != '\0'; log++) {
@@ -315,7 +315,7 @@ static carry_status submit(carry_store *store, const carry_job_row *row, const c
     return carry_store_exec(store, "submitting a job", statement);
 }
 
-/* It is asked once or twice more: a pending job is gone at once, a running one after Slurm's KillWait. */
+/* Queries the job a few more times: a pending job is gone at once, a running one after Slurm's KillWait. */
 static carry_status await_cancelled(carry_store *store, int64_t id) {
     double started = carry_seconds();
     carry_status status = CARRY_OK;
@@ -360,7 +360,7 @@ static carry_status move(carry_store *store, int64_t id, const char *to) {
     return carry_store_exec(store, "cancelling a job", statement);
 }
 
-/* Marked first, so that a process that sees it end meanwhile knows why. */
+/* Marks the job first, so that a process that sees it end meanwhile knows the reason. */
 static carry_status cancel(carry_store *store, const carry_job_row *row) {
     CARRY_TRY(check_external(store, row));
     CARRY_TRY(move(store, row->is.id, "cancelling"));

@@ -1,7 +1,8 @@
-/* Jobs on another machine by ssh (lab/remote.h). A job has a folder there: tree, the copy of the project; run.sh, which
-   runs the command and then writes its exit code to end; log; pid, whose process group is the job's. It is started
-   detached, so a lost connection ends nothing. Looking brings what was added to the log; once the job has ended, the
-   files that were asked for are brought into ID.files beside the log, and only then is the folder there removed. */
+/* Jobs on another machine by ssh (lab/remote.h). A job has a folder there: tree, the copy of the project; run.sh,
+   which runs the command and then writes its exit code to the file `end`; log; pid, the number of the job's process
+   group. The job is started detached, so a lost connection does not end it. Each query copies the new part of the
+   log. When the job has ended, the requested files are copied to ID.files beside the log, and then the remote folder
+   is removed. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -16,10 +17,10 @@
 #include "lab/remote.h"
 
 #define LOOK_SECONDS 60.0
-#define LOG_BYTES ((size_t)8 << 20) /* of a log at a time */
+#define LOG_BYTES ((size_t)8 << 20) /* maximum part of a log copied at a time */
 #define HEAD_BYTES 256
 
-/* A script that grows; NULL when out of memory. */
+/* A script that grows; text is NULL when out of memory. */
 typedef struct script {
     char *text;
     size_t length, room;
@@ -28,7 +29,7 @@ typedef struct script {
 static void append(script *s, const char *text) {
     const size_t more = strlen(text);
     if (s->text == NULL && s->room > 0) {
-        return; /* failed before */
+        return; /* an earlier append failed */
     }
     if (s->text == NULL || s->length + more + 1 > s->room) {
         s->room = 2 * (s->length + more) + 256;
@@ -57,7 +58,8 @@ static void append_word(script *s, const char *word) {
     free(quoted);
 }
 
-/* run.sh: the command in the tree. The end is written beside and renamed: it is whole or not there. */
+/* Writes run.sh, which runs the command in the tree. `end` is written under another name and renamed, so it is
+   complete or absent. */
 static void write_job(script *s, const char *prefix, const char *const *arguments) {
     append(s, "started=$(date +%s)\n(cd tree/");
     append_word(s, prefix);
@@ -69,7 +71,7 @@ static void write_job(script *s, const char *prefix, const char *const *argument
     append(s, ")\ncode=$?\nprintf '%s %s\\n' \"$code\" \"$started\" > end.new && mv end.new end\n");
 }
 
-/* Writes run.sh there and starts it, in a session of its own. */
+/* Writes run.sh on the host and starts it in its own session. */
 static void write_start(script *s, const carry_remote *remote, const char *job, const char *bring) {
     append(s, "umask 077\ncd ");
     append_word(s, remote->path);
@@ -98,8 +100,8 @@ static carry_status remote_of(carry_store *store, const carry_job_row *row, carr
     return CARRY_OK;
 }
 
-/* The path of a program inside the tree, NULL if it is outside. It was built here, so it is copied although git ignores
-   it. */
+/* The path of a program inside the tree, or NULL if it is outside. It was built here, so it is copied although git
+   ignores it. */
 static const char *inside_program(const char *root, const char *folder, const char *first, char path[4096]) {
     char joined[4096];
     char real_root[4096];
@@ -182,7 +184,7 @@ static carry_status submit(carry_store *store, const carry_job_row *row, const c
     return carry_store_exec(store, "submitting a job", statement);
 }
 
-/* At its own place: two processes that look at once write the same bytes there. */
+/* Writes at the given offset: two processes that query at once write the same bytes there. */
 static carry_status add_log(carry_store *store, const char *path, int64_t offset, const char *bytes, size_t length) {
     const int file = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     bool written = file >= 0;
@@ -203,7 +205,7 @@ static int64_t size_of(const char *path) {
     return stat(path, &about) == 0 ? (int64_t)about.st_size : 0;
 }
 
-/* One look: how it stands, and the next part of the log. *more: there may be more of it. */
+/* Queries the job's state and the next part of the log once. *more is true if there may be more of the log. */
 static carry_status look_once(carry_store *store, carry_remote *remote, const carry_job_row *row, char head[HEAD_BYTES],
                               bool *more) {
     char settings[64];
@@ -237,7 +239,7 @@ static carry_status bring_files(carry_store *store, carry_remote *remote, const 
     append(&s, "cd ");
     append_word(&s, remote->path);
     append(&s, " || exit 1\n");
-    /* Names are separated by commas; missing files are left out, and an empty list gives an empty archive. */
+    /* Names are separated by commas. Missing files are left out, and an empty list gives an empty archive. */
     append(&s, "IFS=,\nset -f\nset -- $(cat bring)\ncd tree || exit 1\nn=$#\nwhile [ $n -gt 0 ]; do\n"
                "  p=$1; shift; n=$((n - 1)); [ ! -e \"./$p\" ] || set -- \"$@\" \"./$p\"\ndone\n"
                "if [ $# -gt 0 ]; then exec tar -czf - -- \"$@\"; else exec tar -czf - -T /dev/null; fi\n");
@@ -246,11 +248,12 @@ static carry_status bring_files(carry_store *store, carry_remote *remote, const 
     }
     const carry_status status = carry_remote_fetch(remote, s.text, folder);
     free(s.text);
-    (void)rmdir(folder); /* where nothing came */
+    (void)rmdir(folder); /* removes it if empty */
     return status;
 }
 
-/* Everything of an ended job is here before its folder there goes; one that cannot be removed is no failure. */
+/* Copies everything of an ended job before its remote folder is removed. A folder that cannot be removed is not an
+   error. */
 static carry_status conclude(carry_store *store, carry_remote *remote, const carry_job_row *row, int code,
                              const char *otherwise) {
     CARRY_TRY(bring_files(store, remote, row));
@@ -280,7 +283,7 @@ static carry_status refresh(carry_store *store, const carry_job_row *row) {
     if (strcmp(head, "lost") == 0) {
         return conclude(store, &remote, row, -1, "lost");
     }
-    if (strcmp(head, "gone") == 0) { /* it was removed on the remote machine */
+    if (strcmp(head, "gone") == 0) { /* the folder was removed on the remote machine */
         return carry_job_settle(store, row->is.id, -1, "lost");
     }
     return carry_fail(store->ctx, CARRY_EFORMAT, "%s answered '%.60s' when asked for job %lld", remote.host, head,
@@ -295,7 +298,7 @@ static carry_status mark(carry_store *store, int64_t id, const char *state) {
     return carry_store_exec(store, "cancelling a job", statement);
 }
 
-/* SIGTERM, five seconds later SIGKILL, to its group there. */
+/* Sends SIGTERM to the remote process group, and SIGKILL five seconds later. */
 static carry_status cancel(carry_store *store, const carry_job_row *row) {
     carry_remote remote;
     CARRY_TRY(remote_of(store, row, &remote));

@@ -1,10 +1,10 @@
-/* The worker of the local queue. For each job it forks a keeper, which leads the job's process group, holds the lock of
-   the running job, starts the command, writes its exit code beside the store and then ends whatever is left of the
-   group. So a worker may be killed at any moment: the job goes on, its verdict is kept, and the next worker waits for
-   it before it starts another. A keeper that is killed takes its command along.
+/* The worker of the local queue. For each job it forks a keeper, which leads the job's process group, holds the lock
+   of the running job, starts the command, writes its exit code beside the store and then kills the rest of the
+   group. A worker may therefore be killed at any moment: the job continues, its verdict is kept, and the next worker
+   waits for it before it starts another. If a keeper is killed, its command is killed with it.
 
-   The row is marked as running, with the keeper's number, before the keeper is let go: a worker killed in between
-   leaves either a queued job or one that never started and is seen as lost. */
+   The row is marked as running, with the keeper's process number, before the keeper may start the command. A worker
+   killed in between leaves either a queued job, or a job that never started and is seen as lost. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -25,13 +25,13 @@
 #define LONGEST_INTERVAL 0.2
 #define NOT_STARTED 127
 
-/* The data of a keeper, prepared before the fork: afterwards only system calls are safe. */
+/* Data of a keeper, prepared before the fork: afterwards only system calls are safe. */
 typedef struct launch {
     carry_job_row row;
     carry_json *words;
-    char **arguments;   /* into words */
+    char **arguments;   /* point into words */
     char *variables;    /* the environment's text */
-    char **environment; /* into variables */
+    char **environment; /* point into variables */
     char end[CARRY_JOB_PATH], unfinished[CARRY_JOB_PATH + 4];
     int log, lock, go;
 } launch;
@@ -56,7 +56,7 @@ static void complain(const char *what) {
     }
 }
 
-/* The command itself. */
+/* Runs the command itself. */
 static void become_command(const launch *l, pid_t keeper) {
     static const int restored[] = {SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGPIPE, SIGXFSZ};
     for (size_t i = 0; i < sizeof restored / sizeof restored[0]; i++) {
@@ -70,7 +70,7 @@ static void become_command(const launch *l, pid_t keeper) {
         complain(l->row.is.folder);
         _exit(NOT_STARTED);
     }
-    environ = l->environment; /* execvp looks in its PATH */
+    environ = l->environment; /* execvp searches the PATH of the job */
     (void)execvp(l->arguments[0], l->arguments);
     complain(l->arguments[0]);
     _exit(NOT_STARTED);
@@ -95,7 +95,7 @@ static void write_verdict(const launch *l, int code) {
     }
 }
 
-/* Standard input, output and error, the lock and the pipe at 3 and 4, nothing else. */
+/* Keeps only standard input, output and error, and the lock and the pipe as 3 and 4. */
 static bool settle_files(const launch *l) {
     int lock = fcntl(l->lock, F_DUPFD, 10);
     int go = fcntl(l->go, F_DUPFD, 10);
@@ -114,7 +114,7 @@ static void keep(const launch *l) {
     if (setsid() < 0) {
         _exit(1);
     }
-    (void)signal(SIGCHLD, SIG_DFL); /* the process that started the worker may ignore it, and no exit code would come */
+    (void)signal(SIGCHLD, SIG_DFL); /* if it were ignored, as the parent may do, there would be no exit code */
     for (size_t i = 0; i < sizeof ignored / sizeof ignored[0]; i++) {
         (void)signal(ignored[i], SIG_IGN); /* they are meant for the command; the verdict must still be written */
     }
@@ -131,7 +131,7 @@ static void keep(const launch *l) {
     while (command > 0 && waitpid(command, &state, 0) < 0 && errno == EINTR) {
     }
     write_verdict(l, command < 0 ? NOT_STARTED : WIFEXITED(state) ? WEXITSTATUS(state) : 128 + WTERMSIG(state));
-    (void)kill(0, SIGKILL); /* itself and processes that the command left behind */
+    (void)kill(0, SIGKILL); /* kills itself and processes that the command left behind */
     _exit(0);
 }
 
@@ -153,7 +153,7 @@ static carry_status parse_arguments(carry_ctx *ctx, launch *l) {
                      : carry_fail(ctx, CARRY_EFORMAT, "job %lld's command is damaged", (long long)l->row.is.id);
 }
 
-/* The submitter wrote the file, readable by no other user: the owner of the file is the owner of the job. */
+/* The submitter wrote the file so that no other user can read it: the owner of the file is the owner of the job. */
 static carry_status check_submitter(carry_ctx *ctx, const char *path) {
     struct stat about;
     if (lstat(path, &about) != 0) {
@@ -186,7 +186,7 @@ static carry_status read_environment(carry_store *store, launch *l) {
     return CARRY_OK;
 }
 
-/* The verdict's file gets its room before the job starts: a log that fills the disk must not cost the verdict. */
+/* Allocates the verdict's file before the job starts, so that a log that fills the disk cannot prevent the verdict. */
 static carry_status reserve_verdict(carry_store *store, launch *l) {
     static const char room[] = "unknown\n";
     CARRY_TRY(carry_job_file(store, l->end, l->row.is.id, "end"));
@@ -216,7 +216,7 @@ static carry_status prepare(carry_store *store, launch *l) {
     return read_environment(store, l);
 }
 
-/* The keeper, waiting at the pipe whose other end is *go. */
+/* Forks the keeper, which waits for a byte from the pipe *go. */
 static carry_status fork_keeper(carry_store *store, launch *l, pid_t *keeper, int *go) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) {
@@ -249,7 +249,7 @@ static carry_status mark_running(carry_store *store, int64_t id, pid_t keeper) {
     return carry_job_transaction(store, "COMMIT");
 }
 
-/* A job that cannot be prepared must not stop the queue: it fails, and its log says why. */
+/* A job that cannot be prepared must not stop the queue: it fails, with the reason in its log. */
 static carry_status refuse(carry_store *store, launch *l) {
     const char *message = carry_ctx_error(store->ctx);
     if (l->log >= 0) {
@@ -259,7 +259,7 @@ static carry_status refuse(carry_store *store, launch *l) {
     return carry_job_settle(store, l->row.is.id, NOT_STARTED, "failed");
 }
 
-/* Within a transaction, so that the job cannot be cancelled meanwhile. *keeper is 0 when it could not be started. */
+/* Runs within a transaction, so that the job cannot be cancelled meanwhile. *keeper is 0 if it could not be started. */
 static carry_status launch_job(carry_store *store, int64_t id, int lock, pid_t *keeper) {
     launch l = {.log = -1, .lock = lock, .go = -1};
     int go = -1;
@@ -268,17 +268,18 @@ static carry_status launch_job(carry_store *store, int64_t id, int lock, pid_t *
     if (prepare(store, &l) != CARRY_OK) {
         carry_status refused = refuse(store, &l);
         launch_free(&l);
-        return refused; /* settled, and the transaction has ended */
+        return refused; /* the row is settled, and the transaction has ended */
     }
     carry_status status = fork_keeper(store, &l, keeper, &go);
     if (status == CARRY_OK) {
         status = mark_running(store, id, *keeper);
-        if (status == CARRY_OK && write(go, "g", 1) != 1) { /* it is gone already: the row will be seen as lost */
+        /* If the write fails, the keeper is gone, and the row will be seen as lost. */
+        if (status == CARRY_OK && write(go, "g", 1) != 1) {
             carry_log(store->ctx, CARRY_LOG_WARNING, "job %lld: its keeper has ended", (long long)id);
         }
         (void)close(go);
         if (status != CARRY_OK) {
-            (void)waitpid(*keeper, NULL, 0); /* without its byte it starts nothing */
+            (void)waitpid(*keeper, NULL, 0); /* without its byte the keeper starts nothing */
         }
     }
     launch_free(&l);
@@ -300,7 +301,7 @@ static carry_status start_next(carry_store *store, int lock, bool *empty, pid_t 
     return status;
 }
 
-/* Only this process holds the lock: jobs that are marked as running have ended. */
+/* Settles jobs marked as running: only this process holds the lock, so they have ended. */
 static carry_status settle_ended(carry_store *store) {
     int64_t id = 0;
     do {
@@ -326,7 +327,7 @@ static void await_keeper(pid_t keeper, bool (*stop)(void)) {
     }
 }
 
-/* One job after the other until none is queued. */
+/* Runs one job after the other until none is queued. */
 static carry_status drain(carry_store *store, bool (*stop)(void)) {
     bool empty = false;
     while (!empty && !(stop != NULL && stop())) {
@@ -334,13 +335,13 @@ static carry_status drain(carry_store *store, bool (*stop)(void)) {
         bool taken;
         pid_t keeper = 0;
         CARRY_TRY(carry_job_lock_take(store, CARRY_JOB_LOCK_RUNNING, &lock, &taken));
-        if (!taken) { /* a job of a worker that was killed still runs */
+        if (!taken) { /* a job of a killed worker is still running */
             carry_job_sleep(LONGEST_INTERVAL);
             continue;
         }
         carry_status status = settle_ended(store);
         status = status == CARRY_OK ? start_next(store, lock, &empty, &keeper) : status;
-        (void)close(lock); /* the keeper has it */
+        (void)close(lock); /* the keeper holds it */
         CARRY_TRY(status);
         if (keeper > 0) {
             await_keeper(keeper, stop);
@@ -349,8 +350,8 @@ static carry_status drain(carry_store *store, bool (*stop)(void)) {
     return CARRY_OK;
 }
 
-/* A job submitted just when the queue was found empty: its submitter saw our lock and started no worker, so we look
-   again after giving the lock up. */
+/* Checks the queue again after releasing the lock: if a job was submitted just when the queue was found empty, its
+   submitter saw the lock and started no worker. */
 carry_status carry_job_work(carry_store *store, bool (*stop)(void)) {
     int64_t waiting;
     CARRY_TRY(carry_job_transaction(store, "PRAGMA synchronous=FULL"));

@@ -1,4 +1,4 @@
-/* Sums over tracks, categories, differences. */
+/* Sums over tracks and categories, and differences between runs. */
 #include "lab/profile/hotspots.h"
 
 #include <math.h>
@@ -117,7 +117,7 @@ const char *carry_activity_category(carry_activity_kind kind) {
     return names[kind];
 }
 
-/* The operators that launched a kernel, those with the most launches first, and where the first one was entered. */
+/* Lists the operators that launched a kernel, most launches first, and where the first one was entered. */
 static void name_operators(carry_hotspot *spot, const carry_activity_sum *sum) {
     char *text = spot->operators;
     const size_t size = sizeof spot->operators;
@@ -127,7 +127,7 @@ static void name_operators(carry_hotspot *spot, const carry_activity_sum *sum) {
     for (int n = 0; n < CARRY_ACTIVITY_OPERATORS && used < size; n++) {
         int best = -1;
         for (int i = 0; i < CARRY_ACTIVITY_OPERATORS && sum->operator_name[i] != NULL; i++) {
-            const int64_t rank = sum->launches[i] * CARRY_ACTIVITY_OPERATORS - i; /* no two are equal */
+            const int64_t rank = sum->launches[i] * CARRY_ACTIVITY_OPERATORS - i; /* makes all ranks distinct */
             const bool is_next = rank < below;
             if (is_next && (best < 0 || rank > sum->launches[best] * CARRY_ACTIVITY_OPERATORS - best)) {
                 best = i;
@@ -147,7 +147,7 @@ static void name_operators(carry_hotspot *spot, const carry_activity_sum *sum) {
     }
 }
 
-/* Kernels whose shown names are equal are one entry. */
+/* Kernels with equal displayed names are merged into one entry. */
 static void add_kernel(carry_hotspots *h, const carry_activity_sum *sum) {
     carry_hotspot made = {.file = "gpu", .calls = sum->calls, .total = sum->seconds, .self = sum->seconds};
     made.wall = made.outer = sum->seconds;
@@ -243,7 +243,7 @@ static carry_hotspot_change *find_change(carry_hotspot_change *changes, int *cou
 static void put(carry_hotspot *side, const carry_hotspot *spot) {
     if (side->file[0] == '\0') {
         *side = *spot;
-    } else { /* two places of the same name in one file */
+    } else { /* two places with the same name in one file are added up */
         add(side, spot);
     }
 }

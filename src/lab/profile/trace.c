@@ -1,4 +1,4 @@
-/* Writing a trace: JSON text in pieces through deflate, so that only the compressed form is held. */
+/* Writes a trace: JSON text is compressed piece by piece, so that only the compressed form is in memory. */
 #include "lab/profile/trace.h"
 
 #include <math.h>
@@ -13,8 +13,8 @@
 #define GZIP 16 /* added to zlib's window bits */
 #define TEXT_BYTES 65536
 #define LINE_BYTES 1024
-/* Tracks of one stream: what overlaps on it, such as branches of a graph, cannot share one. A GPU runs no more grids at
-   a time. */
+/* Maximum number of tracks for one stream. Activities that overlap on a stream, such as branches of a graph, need
+   several; a GPU runs no more grids than this at a time. */
 #define LANES 128
 
 typedef struct writer {
@@ -24,13 +24,13 @@ typedef struct writer {
     char text[TEXT_BYTES];
     size_t pending;
     double start, last;  /* of the whole trace */
-    int process, thread; /* the last numbers that were given out */
+    int process, thread; /* the last numbers assigned */
     bool failed, any;    /* any: an event has been written */
 } writer;
 
 typedef struct lane {
     int process, thread;
-    int64_t end; /* of the last activity on it */
+    int64_t end; /* end of the last activity on it */
 } lane;
 
 static bool grow(writer *w) {
@@ -79,7 +79,7 @@ __attribute__((format(printf, 2, 3))) static void put(writer *w, const char *for
     w->pending += (size_t)length;
 }
 
-/* A JSON string; anything but plain ASCII of a name or a command is shown as ?. */
+/* Writes a JSON string. Characters other than plain ASCII are shown as ?. */
 static void put_text(writer *w, const char *text) {
     char shown[LINE_BYTES / 2];
     size_t used = 0;
@@ -93,7 +93,7 @@ static void put_text(writer *w, const char *text) {
     put(w, "\"%s\"", shown);
 }
 
-/* Perfetto takes process 0 and thread 0 for the idle ones. */
+/* Numbers start at 1: Perfetto takes process 0 and thread 0 for idle ones. */
 static void put_head(writer *w, char phase, int process, int thread, int64_t nanoseconds) {
     put(w, "%s{\"ph\":\"%c\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03d", w->any ? ",\n" : "\n", phase, process, thread,
         (long long)(nanoseconds / 1000), (int)(nanoseconds % 1000));
@@ -117,12 +117,12 @@ static void put_names(writer *w, const carry_track *track, int index) {
     put_name(w, track->rank + 1, index + 1, "thread_name", name);
 }
 
-/* Whole nanoseconds, rounded alike everywhere, so that a span ends no later than the one around it. */
+/* Times in whole nanoseconds, rounded the same way everywhere, so that a span ends no later than the span around it. */
 static int64_t nanoseconds(const writer *w, double time) {
     return llround(1e9 * (time - w->start));
 }
 
-/* Up to the arguments, which follow. */
+/* Writes a complete event up to its arguments, which the caller adds. */
 static void put_complete(writer *w, int process, int thread, int64_t start, int64_t spent, const char *category,
                          const char *name) {
     put_head(w, 'X', process, thread, start);
@@ -159,7 +159,7 @@ static void put_activity(writer *w, const carry_activity_log *log, const carry_a
         a->grid[1], a->grid[2], a->block[0], a->block[1], a->block[2], a->registers, (long long)a->bytes);
 }
 
-/* The first lane that is free at `start`, else a new one with a name. */
+/* The first lane that is free at `start`, or else a new, named lane. */
 static lane *find_lane(writer *w, lane *lanes, int *count, const carry_activity *a, int64_t start) {
     char name[48];
     int at = 0;
@@ -179,7 +179,8 @@ static lane *find_lane(writer *w, lane *lanes, int *count, const carry_activity 
     return &lanes[at];
 }
 
-/* A GPU is a process after those of the ranks, a stream a thread; records are sorted by both, then by start. */
+/* Writes each GPU as a process, numbered after the ranks, and each stream as a thread. Records are sorted by both,
+   then by start. */
 static void put_gpus(writer *w, const carry_activity_log *log) {
     lane lanes[LANES];
     int count = 0;
@@ -196,7 +197,7 @@ static void put_gpus(writer *w, const carry_activity_log *log) {
         int64_t start = nanoseconds(w, a->start);
         int64_t end = nanoseconds(w, a->end);
         lane *on = find_lane(w, lanes, &count, a, start);
-        start = start > on->end ? start : on->end; /* only where all lanes are taken */
+        start = start > on->end ? start : on->end; /* only if all lanes are in use */
         on->end = end > start ? end : start;
         put_activity(w, log, a, on, start);
     }
@@ -260,7 +261,7 @@ static void put_trace(writer *w, const carry_recorder *recorder, const carry_act
                       const carry_hotspots *hotspots, const char *command) {
     const carry_track *track;
     find_times(w, recorder, log);
-    put(w, "{\"traceEvents\":["); /* first: Perfetto reads no further than the first key it does not know */
+    put(w, "{\"traceEvents\":["); /* first, because Perfetto stops at the first key it does not know */
     for (int i = 0; (track = carry_recorder_track(recorder, i)) != NULL; i++) {
         put_names(w, track, i);
         for (int64_t j = 0; j < track->count; j++) {

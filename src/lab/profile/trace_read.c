@@ -1,5 +1,5 @@
-/* Reading the hotspots of a trace back. The file is hostile: sizes are bounded before memory is asked for, and every
-   number is looked at. */
+/* Reads the hotspots back from a trace. The file is untrusted: sizes are limited before memory is allocated, and
+   every number is checked. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,7 +18,7 @@ static carry_status not_a_trace(carry_ctx *ctx, const char *name, const char *wh
     return carry_fail(ctx, CARRY_EFORMAT, "%s is not a trace of carry profile: %s", name, why);
 }
 
-/* One gzip member that ends where the file ends. The caller frees *text. */
+/* Expands one gzip member, which must end at the end of the file. The caller frees *text. */
 static carry_status expand(carry_ctx *ctx, char **text, size_t *text_length, const unsigned char *bytes, size_t length,
                            const char *name) {
     z_stream stream = {.next_in = (unsigned char *)(uintptr_t)bytes, .avail_in = (unsigned)length};
@@ -38,7 +38,7 @@ static carry_status expand(carry_ctx *ctx, char **text, size_t *text_length, con
         stream.avail_out = (unsigned)(size - *text_length);
         code = inflate(&stream, Z_NO_FLUSH);
         *text_length = size - stream.avail_out;
-        if (code == Z_OK && stream.avail_out > 0) { /* all that was given is used up, and there is no end */
+        if (code == Z_OK && stream.avail_out > 0) { /* the input is used up before the end of the stream */
             code = Z_BUF_ERROR;
         }
     }
@@ -63,7 +63,7 @@ static bool is_array(const carry_json *node) {
     return node != NULL && node->kind == CARRY_JSON_ARRAY;
 }
 
-/* Of the few members that are read here. */
+/* True if a key occurs twice; objects here have few members. */
 static bool has_duplicates(const carry_json *object) {
     for (const carry_json *at = carry_json_first(object); at != NULL && at->key != NULL; at = at->next) {
         if (carry_json_find(object, at->key) != at) {
@@ -78,7 +78,7 @@ static bool read_text(const carry_json *object, const char *key, char *to, size_
     if (text == NULL || strlen(text) >= size) {
         return false;
     }
-    for (const char *at = text; *at != '\0'; at++) { /* goes to a terminal */
+    for (const char *at = text; *at != '\0'; at++) { /* it may be printed on a terminal */
         if (*at < 0x20 || *at > 0x7e) {
             return false;
         }
@@ -107,13 +107,13 @@ static bool read_spot(const carry_json *from, carry_hotspot *spot) {
               read_text(from, "file", spot->file, sizeof spot->file) && spot->file[0] != '\0' &&
               read_integer(from, "line", 1e7, &line) && read_integer(from, "calls", MOST_COUNT, &spot->calls) &&
               read_number(from, "total_s", 0.0, MOST_FIGURE, &spot->total) &&
-              /* a span and those inside are timed by different readings of the clock */
+              /* self may be slightly negative: a span and the spans inside it are timed by separate clock readings */
               read_number(from, "self_s", -1.0, MOST_FIGURE, &spot->self) &&
               read_number(from, "outer_s", 0.0, MOST_FIGURE, &spot->outer) &&
               read_number(from, "flops", 0.0, MOST_FIGURE, &spot->flops) &&
               read_number(from, "tokens", 0.0, MOST_FIGURE, &spot->tokens);
     spot->line = ok ? (int)line : 0;
-    spot->wall = spot->total; /* older traces have wall time as total */
+    spot->wall = spot->total; /* older traces have no wall time; total is used */
     return ok &&
            (carry_json_find(from, "wall_s") == NULL || read_number(from, "wall_s", 0.0, MOST_FIGURE, &spot->wall));
 }
@@ -128,7 +128,7 @@ static bool read_kernel(const carry_json *from, carry_hotspot *kernel) {
     return ok;
 }
 
-/* The GPU activity in the trace of a run that used GPUs. */
+/* Reads the GPU activity from the trace of a run that used GPUs. */
 static const char *read_gpus(const carry_json *section, carry_hotspots *h) {
     const carry_json *kernels = carry_json_find(section, "kernels");
     int64_t gpus;
@@ -198,7 +198,7 @@ static carry_status parse(carry_ctx *ctx, carry_hotspots *hotspots, const char *
     if (carry_json_parse(ctx, &root, text, length, "its text") != CARRY_OK) {
         char why[256];
         (void)snprintf(why, sizeof why, "%s", carry_ctx_error(ctx));
-        for (char *at = why; *at != '\0'; at++) { /* text quoted from the file goes to a terminal */
+        for (char *at = why; *at != '\0'; at++) { /* text quoted from the file may be printed on a terminal */
             *at = (char)(*at < 0x20 || *at > 0x7e ? '?' : *at);
         }
         return not_a_trace(ctx, name, why);

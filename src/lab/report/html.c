@@ -1,4 +1,4 @@
-/* HTML text and figures. */
+/* Writes HTML text and figures. */
 #include "lab/report/html.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static int utf8_length(const unsigned char *at, uint32_t *character) {
     }
     *character = *at & (0x7Fu >> length);
     for (int i = 1; i < length; i++) {
-        if ((at[i] & 0xC0) != 0x80) { /* the 0 at the end of the text stops here as well */
+        if ((at[i] & 0xC0) != 0x80) { /* this also stops at the terminating 0 */
             return 0;
         }
         *character = *character << 6 | (at[i] & 0x3Fu);
@@ -31,7 +31,7 @@ static int utf8_length(const unsigned char *at, uint32_t *character) {
     return *character < least[length] || *character > 0x10FFFF || surrogate ? 0 : length;
 }
 
-/* Controls, noncharacters, and what reverses the reading direction of a line. */
+/* Control characters, noncharacters, and characters that change the reading direction of a line. */
 static bool is_unwanted(uint32_t c) {
     return (c < 0x20 && c != '\n' && c != '\t') || (c >= 0x7F && c < 0xA0) || (c >= 0x202A && c <= 0x202E) ||
            (c >= 0x2066 && c <= 0x2069) || c == 0x200E || c == 0x200F || (c & 0xFFFE) == 0xFFFE ||
@@ -146,7 +146,8 @@ const char *carry_figure_count(char text[CARRY_HTML_FIGURE], int64_t value) {
     char *to = text;
     for (size_t i = 0; i < length; i++) {
         size_t left = length - i;
-        if (figures > 4 && left % 3 == 0 && left < figures) { /* four digits are read at a glance */
+        /* Numbers of four digits are easy to read without separators. */
+        if (figures > 4 && left % 3 == 0 && left < figures) {
             to = stpcpy(to, THIN);
         }
         *to++ = digits[i];
@@ -173,7 +174,7 @@ const char *carry_figure_plain(char text[CARRY_HTML_FIGURE], double value) {
 
 const char *carry_figure_given(char text[CARRY_HTML_FIGURE], double value) {
     double size = fabs(value);
-    if (size >= 9999.5 || !(size >= 1e-3)) { /* NaN too */
+    if (size >= 9999.5 || !(size >= 1e-3)) { /* also true for NaN */
         return carry_figure_plain(text, value);
     }
     (void)snprintf(text, CARRY_HTML_FIGURE, "%.4g", value);

@@ -1,5 +1,5 @@
-/* Plots: ranges and figures along the axes are settled here, since gnuplot's own are for wide pictures; then a script
-   of numbers and placeholders goes to gnuplot's standard input. */
+/* Plots. Ranges and tick labels are computed here, since gnuplot's own suit wide pictures; then a script of numbers
+   and placeholders goes to gnuplot's standard input. */
 #include "lab/report/plot.h"
 
 #include <math.h>
@@ -12,15 +12,16 @@
 #include "lab/report/plot_axis.h"
 #include "lab/process.h"
 
-/* In user units. A phone shows the drawing at about 0.85 of this, a desktop at about 1.1: the type stays readable. */
+/* Sizes in user units. A phone shows the drawing at about 0.85 of this size, a desktop at about 1.1: the type stays
+   readable. */
 #define WIDTH 440.0
 #define HEIGHT 320.0
 #define TYPE 14.0
 #define CHARACTER (0.57 * TYPE)
 #define RIGHT 16.0
-#define TOP 34.0 /* with the name of the upright axis, else 8 */
+#define TOP 34.0 /* with a title of the vertical axis, else 8 */
 #define BOTTOM 48.0
-#define ROW 30.0 /* of a category */
+#define ROW 30.0 /* height of a category */
 
 #define TEXTS (2 * CARRY_PLOT_SERIES + 3 * CARRY_AXIS_TICS + 8)
 #define GNUPLOT_SECONDS 30.0
@@ -35,8 +36,8 @@ typedef struct sheet {
     char text[TEXTS][96];
 } sheet;
 
-/* The number of a placeholder. Past the table's end it is one that stays as it is, which a plot of the permitted size
-   does not reach. */
+/* Adds a text and returns the number of its placeholder. If the table is full, returns a number without a text,
+   which a plot of the permitted size does not reach. */
 static int text_of(sheet *s, const char *text) {
     if (s->texts == TEXTS) {
         return TEXTS;
@@ -55,7 +56,7 @@ static void write_tics(sheet *s, const carry_scale *to, char name) {
     carry_html_raw(s->to, ")\n");
 }
 
-/* A rule's name is written along it: at its end when it is level, else at its start. */
+/* Writes a rule's name along it: at its right end if it is horizontal, else at its start. */
 static void label_rule(sheet *s, const carry_plot_series *rule) {
     char name[CARRY_HTML_FIGURE];
     int last = rule->count - 1;
@@ -72,7 +73,7 @@ static void label_rule(sheet *s, const carry_plot_series *rule) {
                    level ? 0.0 : 0.4, level ? 0.45 : 0.9);
 }
 
-/* An axis is named beside its end, level, where gnuplot would turn the words or push them off the drawing. */
+/* Writes an axis title horizontally beside the axis's end; gnuplot would rotate it or push it off the drawing. */
 static void write_title(sheet *s, const char *words, double x, double y, const char *side) {
     if (words[0] != '\0') {
         char text[CARRY_HTML_FIGURE];

@@ -1,4 +1,4 @@
-/* Ranges and figures along the axes: gnuplot's own are for wide pictures. */
+/* Ranges and tick labels of the axes: gnuplot's own suit wide pictures. */
 #include "lab/report/plot_axis.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ static void pad(carry_scale *to, double share) {
     to->high = log ? pow(10.0, high + more) : high + more;
 }
 
-/* Along x the figures are side by side, so fewer fit. */
+/* Along x, labels are side by side, so fewer fit. */
 static void choose_linear_tics(carry_scale *to) {
     double rough = (to->high - to->low) / (to->is_x && to->axis->unit == CARRY_PLOT_SECONDS ? 3.0 : 5.0);
     double decade = pow(10.0, floor(log10(rough)));
@@ -43,7 +43,7 @@ static void choose_linear_tics(carry_scale *to) {
     }
 }
 
-/* Figures whose first digit is in digits, in every `step`th decade. */
+/* Places ticks at numbers whose first digit is in `digits`, in every `step`th decade. */
 static void take_digits(carry_scale *to, const char *digits, int step) {
     int last = (int)ceil(log10(to->high));
     to->tics = 0;
@@ -57,10 +57,10 @@ static void take_digits(carry_scale *to, const char *digits, int step) {
     }
 }
 
-/* As many of 1, 2, 5 and whole decades as can be read; a narrow range has steps of equal size. */
+/* Places as many ticks at 1, 2, 5 and whole decades as are readable; a narrow range has ticks at equal steps. */
 static void choose_log_tics(carry_scale *to) {
     double decades = log10(to->high / to->low);
-    bool wide = to->is_x && to->axis->unit == CARRY_PLOT_SECONDS; /* figures that need their room */
+    bool wide = to->is_x && to->axis->unit == CARRY_PLOT_SECONDS; /* labels with units need more space */
     if (wide && decades >= 1.3) {
         take_digits(to, "1", (int)ceil(decades / 4.0));
     } else if (decades < 2.2) {
@@ -75,7 +75,7 @@ static void choose_log_tics(carry_scale *to) {
     }
 }
 
-/* Figures where the caller wants them, every second one left out until they fit. */
+/* Places ticks where the caller wants them, and leaves out every second one until they fit. */
 static void take_tics(carry_scale *to, int room) {
     int step = 1;
     while ((to->axis->tics + step - 1) / step > room) {
@@ -116,7 +116,7 @@ bool carry_axis_settle(carry_scale *to, const carry_plot *plot) {
         pad(to, 0.06);
     }
     if (!isfinite(to->high - to->low) || !(to->low < to->high) || !carry_axis_shows(axis, to->low)) {
-        return false; /* values at the limits of a double */
+        return false; /* values near the limits of a double */
     }
     if (axis->tic != NULL) {
         take_tics(to, 6);
@@ -161,7 +161,7 @@ const char *carry_axis_text(char text[CARRY_HTML_FIGURE], const carry_scale *to,
     if (to->axis->unit == CARRY_PLOT_SECONDS) {
         char *end;
         (void)carry_figure_time(text, value);
-        double figure = strtod(text, &end); /* a figure on an axis is round: 10 µs, not 10.0 µs */
+        double figure = strtod(text, &end); /* labels on an axis are round: 10 µs, not 10.0 µs */
         char unit[16];
         (void)snprintf(unit, sizeof unit, "%s", end);
         (void)snprintf(text, CARRY_HTML_FIGURE, "%g%s", figure, unit);

@@ -16,14 +16,14 @@ typedef struct carry_scale {
 } carry_scale;
 
 bool carry_axis_shows(const carry_plot_axis *axis, double value);
-/* Range and figures from the plot's data; false when there is nothing that could be drawn. */
+/* Computes the range and the ticks from the plot's data. Returns false if there is nothing to draw. */
 bool carry_axis_settle(carry_scale *to, const carry_plot *plot);
-/* The figure or name at a tic. */
+/* The label of a tick: a number or a name. */
 const char *carry_axis_text(char text[CARRY_HTML_FIGURE], const carry_scale *to, int index);
-/* How far along the axis, 0 to 1. */
+/* The position of a value along the axis, 0 to 1. */
 double carry_axis_along(const carry_scale *to, double value);
 int carry_axis_characters(const char *text);
-/* At most `most` characters; if some are left out, the last one is an ellipsis. */
+/* Shortens the text to at most `most` characters; if some are left out, the last one is an ellipsis. */
 const char *carry_axis_shorten(char text[CARRY_HTML_FIGURE], const char *from, int most);
 
 #endif

@@ -1,4 +1,4 @@
-/* gnuplot's SVG, rewritten on the way into a page: ids, colours, texts; groups that hold nothing go. */
+/* Rewrites gnuplot's SVG for a page: ids, colours, texts. Empty groups are removed. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,7 +18,8 @@ static bool starts(const char *at, const char *words) {
     return strncmp(at, words, strlen(words)) == 0;
 }
 
-/* "<g ...>" and its "</g>" with only blanks between: gnuplot writes two for each that draws. Past it, or NULL. */
+/* If `at` is an empty group, "<g ...>" and "</g>" with only blanks between, returns the end of it, else NULL.
+   gnuplot writes two of them for each group that draws. */
 static const char *past_empty_group(const char *at) {
     const char *end = starts(at, "<g ") ? strchr(at, '>') : NULL;
     if (end == NULL) {
@@ -28,7 +29,7 @@ static const char *past_empty_group(const char *at) {
     return starts(end, "</g>") ? end + 4 : NULL;
 }
 
-/* The colours that plot.c asked for are numbers: 1,i,0 a series, 0,i,0 a part of the frame. */
+/* The colours that plot.c asked for are codes: 1,i,0 is series i, and 0,i,0 is a part of the frame. */
 static const char *past_colour(rewrite *r, const char *at) {
     static const char *const parts[] = {"ink", "grid", "soft", "paper"};
     int red;
@@ -85,7 +86,7 @@ static const char *past_replaced(rewrite *r, const char *at) {
     return starts(at, "rgb(") ? past_colour(r, at) : *at == '@' ? past_text(r, at) : NULL;
 }
 
-/* gnuplot writes none of these; another program of that name in the PATH might. */
+/* gnuplot writes none of these; another program with that name in the PATH might. */
 static bool is_suspect(const char *drawing) {
     static const char *const words[] = {"<script", "<foreignObject", "<image", "<iframe", "<a ", "<style", "http:"};
     const char *body = strstr(drawing, "<defs>");

@@ -1,4 +1,4 @@
-/* The whole page: the question, the decision, the parts in their order, the method and the machine. */
+/* The whole page: the question, the decision, the sections in order, the method and the machine. */
 #include "lab/report/report.h"
 
 #include <ctype.h>
@@ -11,7 +11,7 @@
 #include "lab/report/report_parts.h"
 #include "lab/yaml.h"
 
-/* The appearance of a decision, and the word that states it without colour. */
+/* How a decision looks, and the word that states it without colour. */
 typedef struct look {
     const char *class, *mark, *word;
 } look;
@@ -26,7 +26,7 @@ static look look_of(const carry_run *run) {
         {"killed", {"bad", "\xE2\x9C\x95", "Killed"}},    {"interrupted", {"open", "!", "Interrupted"}},
         {"failed", {"bad", "\xE2\x9C\x95", "Failed"}},    {"done", {"plain", "", "Done"}},
     };
-    for (int pass = 0; pass < 2; pass++) { /* the decision, else the state that the run was left in */
+    for (int pass = 0; pass < 2; pass++) { /* the decision, else the run's state */
         for (size_t i = 0; i < sizeof looks / sizeof looks[0]; i++) {
             if (strcmp(pass == 0 ? run->decision : run->state, looks[i].name) == 0) {
                 return looks[i].is;
@@ -36,8 +36,8 @@ static look look_of(const carry_run *run) {
     return (look){"plain", "?", "Undecided"};
 }
 
-/* A member of the experiment's text, or NULL; the caller frees. What cannot be read is shown as it was written anyway.
- */
+/* A member of the experiment's text, which the caller frees, or NULL. A text that cannot be parsed is shown in full
+   elsewhere. */
 static char *member_of(carry_ctx *ctx, const carry_run *run, const char *key) {
     carry_yaml *root = NULL;
     char *text = NULL;
@@ -216,7 +216,7 @@ static bool has_curves(const carry_run *run) {
     return false;
 }
 
-/* A long page of one run: where its parts are. */
+/* Writes the table of contents of a long page of one run. */
 static void write_contents(carry_page *page, const carry_run *run) {
     const struct {
         const char *id, *words;

@@ -1,6 +1,6 @@
-/* Metrics over steps, such as the loss of a training: one plot for each metric, the runs overlaid. A metric named
-   WHAT:WHICH, such as loss:cyclic, is a curve in the plot of WHAT; eval_loss, of the held-out text, is in that of loss.
- */
+/* Metrics over steps, such as the loss of a training: one plot for each metric, with all runs in it. A metric named
+   WHAT:WHICH, such as loss:cyclic, is a curve in the plot of WHAT; eval_loss, the loss on held-out text, is in the
+   plot of loss. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,8 +11,8 @@
 #include "lab/report/report_parts.h"
 
 #define METRICS 8
-#define CURVES 32  /* of a plot */
-#define POINTS 300 /* more than a screen shows; longer curves are means over as many equal stretches */
+#define CURVES 32  /* maximum curves of a plot */
+#define POINTS 300 /* more than a screen shows; longer curves are averaged over this many equal intervals */
 
 typedef struct stretch {
     double x[POINTS], y[POINTS];
@@ -20,7 +20,8 @@ typedef struct stretch {
     bool averaged;
 } stretch;
 
-/* Steps may come in any order and repeat; values that are not finite are left out. */
+/* Averages a metric over intervals of steps. Steps may come in any order and repeat; values that are not finite are
+   left out. */
 static void collect(stretch *to, const carry_run *run, const char *metric) {
     double low = INFINITY;
     double high = -INFINITY;
@@ -59,7 +60,7 @@ static bool is_held_out(const char *name) {
     return strcmp(name, "eval_loss") == 0;
 }
 
-/* How long the WHAT of a name is. */
+/* The length of the WHAT part of a name. */
 static size_t what(const char *name) {
     return strcspn(name, ":");
 }
@@ -70,7 +71,7 @@ static bool is_of(const char *name, const char *metric) {
     return what(a) == what(b) && strncmp(a, b, what(b)) == 0;
 }
 
-/* One plot under way. */
+/* One plot being drawn. */
 typedef struct drawing {
     carry_plot_series series[CURVES];
     char names[CURVES][96];
@@ -80,7 +81,7 @@ typedef struct drawing {
     bool averaged, more;
 } drawing;
 
-/* ", METHOD" of a training that says by which it ran its layers; else "". */
+/* ", METHOD" for a training that states the method of its layers; else "". */
 static void method_of(char text[48], const carry_run *run) {
     static const char key[] = "method: \"";
     const char *line = run->spec != NULL && strcmp(run->kind, "train") == 0 ? strstr(run->spec, key) : NULL;
@@ -133,7 +134,7 @@ static void add_curve(drawing *d, const carry_page *page, int at, const char *me
     d->count++;
 }
 
-/* Metrics are sorted by name: those of one name follow each other. */
+/* Draws one metric. Metrics are sorted by name, so those of one name are consecutive. */
 static carry_status draw_metric(carry_page *page, const char *metric, drawing *d) {
     char title[96];
     stretch *stretches = d->stretches;

@@ -1,4 +1,4 @@
-/* One figure of the report: caption, drawing, and a legend whose swatches are the drawing's own shapes. */
+/* One figure of the report: caption, drawing, and a legend that shows the drawing's own marks. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "lab/report/plot.h"
 #include "lab/report/report_parts.h"
 
-/* The last value of a series: the legend has the order of the curves' right ends. */
+/* The last value of a series: the legend is in the order of the curves' right ends. */
 static double last_of(const carry_plot_series *one) {
     return one->count > 0 ? one->y[one->count - 1] : -INFINITY;
 }
@@ -60,7 +60,7 @@ carry_status carry_report_figure(carry_page *page, carry_plot *plot, const char 
     plot->id = id;
     plot->about = caption;
     carry_status status = carry_plot_svg(page->ctx, &svg, plot, page->options->stop);
-    if (status == CARRY_EINTERRUPTED || status == CARRY_ERANGE) { /* nothing to draw is no failure */
+    if (status == CARRY_EINTERRUPTED || status == CARRY_ERANGE) { /* having nothing to draw is not an error */
         return status == CARRY_ERANGE ? CARRY_OK : status;
     }
     if (status != CARRY_OK) {

@@ -1,5 +1,5 @@
-/* The hotspots of a profile, as cmd_profile.c keeps them: metrics named CATEGORY/NAME WHAT, of kernels gpu/..., whose
-   step is the place in the order of time. */
+/* The hotspots of a profile as cmd_profile.c stores them: metrics named CATEGORY/NAME WHAT, with gpu/... for
+   kernels. The step is the rank in the order of time. */
 #include <math.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "lab/report/report_parts.h"
 
 #define ANY (-1)
-#define ROWS 200 /* as many as are kept */
+#define ROWS 200 /* as many rows as are stored */
 
 typedef struct column {
     const char *what, *heading;
@@ -28,7 +28,7 @@ static const column of_kernels[] = {{"total_s", "Total", carry_figure_time},
                                     {"mean_s", "Mean", carry_figure_time},
                                     {0}};
 
-/* The metric of one row (ANY: of the first that has it) and column, or NULL. */
+/* The metric of one row (ANY: the first row that has it) and column, or NULL. */
 static const carry_run_metric *find(const carry_run *run, bool kernels, int row, const char *what) {
     for (int i = 0; i < run->metrics; i++) {
         const carry_run_metric *m = &run->metric[i];

@@ -1,4 +1,4 @@
-/* How right and how near to the machine's limits: errors by method, and the roofline of each device. */
+/* Plots of accuracy and of the distance to the machine's limits: errors by method, and the roofline of each device. */
 #include <math.h>
 #include <string.h>
 

@@ -6,7 +6,7 @@
 
 #include "lab/report/report.h"
 
-#define CARRY_REPORT_METHODS 64 /* with a look of their own; those beyond are in the tables only */
+#define CARRY_REPORT_METHODS 64 /* methods with their own mark; further ones are only in the tables */
 
 typedef struct carry_page {
     carry_ctx *ctx;
@@ -15,42 +15,42 @@ typedef struct carry_page {
     const carry_report_options *options;
     carry_run *const *runs;
     int count;
-    /* In the order in which they appear in the runs: a method looks the same in every plot of the page. */
+    /* In the order of their first appearance in the runs: a method looks the same in every plot of the page. */
     const char *method[CARRY_REPORT_METHODS];
     int methods;
-    int drawings; /* tried, which is what makes ids unique */
+    int drawings; /* number of attempted drawings, which makes ids unique */
     bool drawing; /* gnuplot has not failed yet */
 } carry_page;
 
 bool carry_report_measured(const carry_run_result *result);
-/* Its number in page->method, or -1. */
+/* The method's index in page->method, or -1. */
 int carry_report_method(const carry_page *page, const char *name);
 
-/* report_hotspots.c: of a run of this kind. */
+/* report_hotspots.c: for runs of this kind. */
 #define CARRY_REPORT_PROFILE "profile"
 void carry_report_hotspots(carry_page *page, const carry_run *run);
 
-/* report_training.c: of a run of this kind. */
+/* report_training.c: for runs of this kind. */
 #define CARRY_REPORT_TRAIN "train"
 void carry_report_hyperparameters(carry_page *page, const carry_run *run);
 
 /* report_tables.c */
-/* Whether a metric of this run is a figure of a result or a hotspot, its step the place of that, as experiment_run.c
-   and cmd_profile.c keep them: such are in tables and not drawn over steps. */
+/* True if a metric of this run belongs to a result or hotspot whose index is its step, as experiment_run.c and
+   cmd_profile.c store them. Such metrics are shown in tables and not drawn over steps. */
 bool carry_report_of_result(const carry_run *run, const char *metric);
 void carry_report_criteria(carry_page *page, const carry_run *run);
 void carry_report_results(carry_page *page, const carry_run *run);
 carry_status carry_report_compare(carry_page *page);
 
-/* report_plots.c, report_curves.c: figures, with their headings. Only an interruption is a failure. */
+/* report_plots.c, report_curves.c: write figures with their headings. They fail only when interrupted. */
 carry_status carry_report_plots(carry_page *page, const carry_run *run);
 carry_status carry_report_curves(carry_page *page);
 
-/* report.c: a heading of a part of a run, one level below the run's own. */
+/* report.c: writes the heading of a section, one level below that of the run. */
 void carry_report_heading(carry_page *page, const char *words);
 
-/* report_figure.c: one figure. legend: its series are named below it. The page is left as it is when there is nothing
-   to draw or no gnuplot. */
+/* report_figure.c: writes one figure. legend: its series are named below it. Writes nothing if there is nothing to
+   draw or no gnuplot. */
 struct carry_plot;
 carry_status carry_report_figure(carry_page *page, struct carry_plot *plot, const char *caption, bool legend);
 

@@ -1,4 +1,4 @@
-/* The plots of one run: which problems are drawn together, and the series that their results become. */
+/* The plots of one run: decides which problems are drawn together, and makes series from their results. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -76,7 +76,7 @@ void carry_report_place_of(carry_ctx *ctx, carry_report_place *place, const char
             continue;
         }
         if (strcmp(item->key, "algo") == 0 || strcmp(item->key, "device") == 0) {
-            continue; /* the one is not in common, the other is said below */
+            continue; /* methods differ within a plot; the device is appended below */
         }
         if (is_type(item->key)) {
             (void)snprintf(place->type, sizeof place->type, "%.7s", item->key);

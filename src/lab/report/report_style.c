@@ -1,5 +1,5 @@
-/* How the report looks. Colours are variables, which the plots use too: Okabe and Ito's palette, darkened for paper and
-   lightened for the night so that each has a contrast of 3 or more against its ground. */
+/* The style of the report. Colours are variables, which the plots use too: Okabe and Ito's palette, darkened for
+   light pages and lightened for dark ones, so that each has a contrast of 3 or more against its background. */
 #include <stddef.h>
 
 #include "lab/report/report_parts.h"
@@ -55,8 +55,8 @@ const char *const carry_report_style[] = {
     "td.soft{color:var(--soft)}\n"
     ".bad small{color:inherit}\n",
 
-    /* A shadow at an edge says that there is more beyond it; the paper-coloured covers scroll with the table and hide
-       it where there is not. */
+    /* A shadow at an edge shows that the table continues; the paper-coloured covers scroll with the table and hide
+       the shadow at its end. */
     ".scroll{overflow-x:auto;margin:0 0 1.5rem;-webkit-overflow-scrolling:touch;background:"
     "linear-gradient(to left,var(--paper) 40%,transparent) right/2.5rem 100% no-repeat local,"
     "linear-gradient(to left,var(--grid),transparent) right 1px top 0/1.1rem 100% no-repeat scroll}\n"

@@ -12,7 +12,8 @@
 
 #define DASH "\xE2\x80\x93"
 
-/* A verdict is good, bad or open; colour never says it alone. A criterion of failure is good when it is not met. */
+/* The CSS class of a verdict: good, bad or open; the text says it too. A criterion of failure is good when it is not
+   met. */
 static const char *verdict_class(const carry_stored_criterion *c) {
     bool failure = strcmp(c->side, "failure") == 0;
     if (strcmp(c->verdict, "met") == 0) {
@@ -74,7 +75,7 @@ void carry_report_criteria(carry_page *page, const carry_run *run) {
     carry_html_raw(page->to, "</table>\n</div>\n");
 }
 
-/* Figures that only results of some families have: a column each, where a result of the run has it. */
+/* Figures that only some families have. Each is a column if a result of the run has it. */
 #define EXTRAS 12
 
 static const struct {
@@ -95,10 +96,10 @@ static const struct {
     {CARRY_INVOCATION, "Invocation", carry_figure_plain},
 };
 
-/* Which columns the table of results has besides those of every run. */
+/* The columns of the results table in addition to those of every run. */
 typedef struct columns {
     bool devices, tokens, extra[EXTRAS];
-    int count; /* of all columns */
+    int count; /* total number of columns */
 } columns;
 
 static int compare_metrics(const void *a, const void *b) {
@@ -108,7 +109,7 @@ static int compare_metrics(const void *a, const void *b) {
     return names != 0 ? names : (x->step > y->step) - (x->step < y->step);
 }
 
-/* The metric of the result at this place, or NaN. Metrics are sorted by name and step. */
+/* The metric of the result with this index, or NaN. Metrics are sorted by name and step. */
 static double metric_of(const carry_run *run, const char *metric, int place) {
     char name[32];
     (void)snprintf(name, sizeof name, "%s", metric);
@@ -209,12 +210,12 @@ static void write_result(FILE *to, const carry_run *run, int place, double faste
     carry_html_raw(to, "</tr>\n");
 }
 
-/* Whether no method could be measured on this problem: such problems are named below the table, not in it. */
+/* True if no method could be measured on this problem: such problems are listed below the table. */
 static bool is_left_out(const carry_run *run, const char *problem) {
     return !isfinite(fastest_of(run, problem));
 }
 
-/* Problems that nothing was measured on, by reason. */
+/* Lists the problems that could not be measured, by reason. */
 static void write_left_out(carry_page *page, const carry_run *run) {
     for (int i = 0; i < run->results; i++) {
         const carry_stored_result *r = &run->result[i].is;
@@ -259,7 +260,8 @@ static void write_columns(FILE *to, const columns *c) {
     carry_html_raw(to, "</tr></thead>\n");
 }
 
-/* The heading of a problem, whose first result is at this place: also what others had of the machine meanwhile. */
+/* Writes the heading of a problem whose first result has this index, and how much other processes used the machine
+   meanwhile. */
 static void write_problem(FILE *to, const carry_run *run, int place, const columns *c) {
     char figure[CARRY_HTML_FIGURE];
     const double contention = metric_of(run, CARRY_CONTENTION, place);
@@ -286,7 +288,7 @@ void carry_report_results(carry_page *page, const carry_run *run) {
     }
     const columns c = columns_of(run, &run->result[first]);
     write_columns(page->to, &c);
-    int shown = -1; /* whose problem the heading above names */
+    int shown = -1; /* index of the result whose problem is in the last heading */
     for (int i = 0; i < run->results; i++) {
         const char *next = run->result[i].is.problem;
         if (is_left_out(run, next)) {
@@ -311,7 +313,7 @@ bool carry_report_of_result(const carry_run *run, const char *metric) {
     return (is && run->results > 0) || strcmp(run->kind, CARRY_REPORT_PROFILE) == 0;
 }
 
-/* Two decimals, so that a column of ratios near 1 lines up. */
+/* Formats a ratio with two decimals, so that a column of ratios near 1 lines up. */
 static const char *figure_ratio(char text[CARRY_HTML_FIGURE], double ratio) {
     if (!(ratio >= 0.005 && ratio < 100.0)) {
         return carry_figure_plain(text, ratio);
@@ -361,7 +363,7 @@ carry_status carry_report_compare(carry_page *page) {
     for (int i = 1; i < page->count; i++) {
         carry_comparison c;
         carry_status status = carry_compare(page->ctx, &c, first, page->runs[i], 0.0);
-        if (status == CARRY_EARGUMENT) { /* nothing in common */
+        if (status == CARRY_EARGUMENT) { /* the runs have nothing in common */
             continue;
         }
         CARRY_TRY(status);

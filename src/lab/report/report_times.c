@@ -1,4 +1,4 @@
-/* Time and speedup against T for each shape; a shape of one length has a row for each method. */
+/* Time and speedup against T for each shape; a shape with a single length has a row for each method. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "lab/report/report_drawing.h"
 #include "bench/sample.h"
 
-#define SHAPES 12 /* drawn; those beyond are in the tables only */
+#define SHAPES 12 /* number of shapes drawn; further ones are only in the tables */
 
 static void quartiles(const carry_run_result *result, double *low, double *high) {
     *low = *high = result->is.median;
@@ -23,7 +23,7 @@ static void quartiles(const carry_run_result *result, double *low, double *high)
     free(copy);
 }
 
-/* Distinct lengths T of a shape that were measured, in order. */
+/* The distinct measured lengths T of a shape, in order. */
 static int lengths_of(const carry_drawing *d, const char *group, double lengths[CARRY_PLOT_SERIES]) {
     int count = 0;
     for (int i = 0; i < d->run->results; i++) {
@@ -75,7 +75,8 @@ static bool run_has(const carry_run *run, const char *method, size_t length) {
     return false;
 }
 
-/* The method that speedups refer to: asked for, else the second in the first speedup(a, b, ...) of the criteria. */
+/* The method that speedups refer to: the one asked for, else the second in the first speedup(a, b, ...) of the
+   criteria. */
 static int baseline_of(const carry_drawing *d) {
     const char *asked = d->page->options->baseline;
     if (asked != NULL && run_has(d->run, asked, strlen(asked))) {
@@ -105,7 +106,7 @@ static int baseline_of(const carry_drawing *d) {
     return -1;
 }
 
-/* Times in d->curve become the baseline's time over them, where both exist. */
+/* Replaces the times in d->curve by the baseline's time over them, where both exist. */
 static void divide_by(carry_drawing *d, int baseline) {
     const carry_curve base = d->curve[baseline];
     for (int i = 0; i < d->page->methods; i++) {
@@ -180,7 +181,7 @@ static carry_status draw_times(carry_drawing *d, const char *group, const double
     return draw_speedup(d, group, lengths, count);
 }
 
-/* A shape of one length: a row for each method. */
+/* Draws a shape with a single length: a row for each method. */
 static carry_status draw_rows(carry_drawing *d, const char *group, const char *problem) {
     const char *names[CARRY_PLOT_SERIES];
     char caption[512];
@@ -195,7 +196,7 @@ static carry_status draw_rows(carry_drawing *d, const char *group, const char *p
         names[rows++] = d->series[i].name;
     }
     if (rows < 2) {
-        return CARRY_OK; /* the table shows it in less space */
+        return CARRY_OK; /* a table shows a single row in less space */
     }
     (void)snprintf(caption, sizeof caption, "One run of %.280s: median, whiskers at the quartiles. Logarithmic axis.",
                    problem);

@@ -1,4 +1,4 @@
-/* The options of a training: the run has stored them as a file for carry train --config. */
+/* The options of a training, stored in the run as a file for carry train --config. */
 #include <string.h>
 
 #include "lab/report/html.h"

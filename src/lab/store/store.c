@@ -89,7 +89,7 @@ void carry_store_ask_git(carry_ctx *ctx, char commit[64], int *dirty) {
         }
         carry_process_free(&result);
     }
-    /* Without its locks: a person's own git may be at work here. */
+    /* Without its optional locks: the user's own git may be running here. */
     const char *const changes[] = {"git", "--no-optional-locks", "status", "--porcelain", "--untracked-files=no", NULL};
     if (commit[0] != '\0' &&
         carry_process_run(ctx, &result, &(carry_process){.arguments = changes, .seconds = GIT_SECONDS}) == CARRY_OK) {
@@ -143,7 +143,7 @@ carry_status carry_store_machine_row(carry_store *store, int64_t *id, const char
     return status;
 }
 
-/* The machine's row; one per set of facts. */
+/* The row of the machine; there is one for each distinct set of facts. */
 static carry_status machine_row(carry_store *store, int64_t *id, const carry_run_used *used) {
     char *text = carry_store_machine(store, used);
     if (text == NULL) {
@@ -160,7 +160,7 @@ double carry_store_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* A name that ends in a slash is a series, whose runs are numbered: sweep/1, sweep/2. */
+/* A name that ends in a slash is a series whose runs are numbered: sweep/1, sweep/2. */
 static carry_status name_run(carry_store *store, char name[256], const char *given) {
     const size_t length = given != NULL ? strlen(given) : 0;
     (void)snprintf(name, 256, "%s", given != NULL ? given : "");
@@ -216,7 +216,7 @@ carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run
     char commit[64];
     int dirty;
     carry_store_ask_git(store->ctx, commit, &dirty);
-    /* One transaction: the machine's row must not be swept away before the run refers to it. */
+    /* One transaction, so that the machine's row is not deleted before the run refers to it. */
     CARRY_TRY(carry_store_script(store, "beginning a run", "BEGIN IMMEDIATE"));
     return carry_store_finish(store, insert_run(store, run, start, commit, dirty), "beginning a run");
 }

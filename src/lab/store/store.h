@@ -16,33 +16,33 @@
 struct sqlite3;
 typedef struct carry_store carry_store;
 
-/* path NULL: $CARRY_STORE, else .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here.
-   One that was found like this and belongs to another user is refused (CARRY_EUNSUPPORTED). */
+/* path NULL: $CARRY_STORE, else .carry/store.db in this folder or the nearest parent that has a .carry or a .git,
+   else in this folder. A store found in this way that belongs to another user is refused (CARRY_EUNSUPPORTED). */
 carry_status carry_store_open(carry_ctx *ctx, carry_store **store, const char *path);
 void carry_store_close(carry_store *store);
 const char *carry_store_path(const carry_store *store);
-/* For the lab's own tables (jobs.c). Its failures become messages with carry_store_fail. */
+/* The database, for the lab's own tables (jobs.c). Report its errors with carry_store_fail. */
 struct sqlite3 *carry_store_db(carry_store *store);
 carry_status carry_store_fail(carry_store *store, const char *doing);
 
 typedef struct carry_run_start {
     const char *kind;    /* experiment, bench, profile, climb, train, ... */
-    const char *name;    /* of the experiment, or what a person would call it; "sweep/" is numbered: sweep/1 */
+    const char *name;    /* of the experiment, or a name for people; "sweep/" is numbered: sweep/1 */
     const char *command; /* as typed */
     const char *spec;    /* the YAML text, or NULL */
 } carry_run_start;
 
-/* Notes commit and dirtiness of the folder, the machine, the process, the time. */
+/* Begins a run. Stores the commit and whether the folder has changes, the machine, the process and the time. */
 carry_status carry_store_begin(carry_store *store, int64_t *run, const carry_run_start *start);
 /* The resources that a run actually uses, once known; stored with the facts about its machine. */
 typedef struct carry_run_used {
-    int threads;        /* of a rank; 0: as the store's own context has */
-    int ranks;          /* 0: not noted */
-    const char *device; /* NULL: not noted */
-    const char *spec;   /* replaces the one that the run was begun with; NULL: that stays */
+    int threads;        /* per rank; 0: those of the store's own context */
+    int ranks;          /* 0: not recorded */
+    const char *device; /* NULL: not recorded */
+    const char *spec;   /* replaces the spec given at the start of the run; NULL: keeps it */
 } carry_run_used;
 carry_status carry_store_used(carry_store *store, int64_t run, const carry_run_used *used);
-/* state: done, failed, interrupted. decision and note may be NULL. */
+/* Ends a run. state: done, failed, interrupted. decision and note may be NULL. */
 carry_status carry_store_end(carry_store *store, int64_t run, const char *state, const char *decision,
                              const char *note);
 
@@ -53,15 +53,15 @@ carry_status carry_store_end(carry_store *store, int64_t run, const char *state,
 #define CARRY_STORE_INVOCATIONS "invocations.json"
 carry_status carry_store_resume(carry_store *store, int64_t run, const char *command, int *invocation);
 
-/* The result of one method on one problem. Figures that do not exist are NaN. */
+/* The result of one method on one problem. Missing figures are NaN. */
 typedef struct carry_stored_result {
     const char *problem, *method, *device;
     const char *reason; /* why it was not measured, or "" */
     bool planned;
     int64_t products;
-    double median, spread; /* seconds; interquartile distance over the median */
+    double median, spread; /* seconds; interquartile range over the median */
     double flops, bytes, workspace, tokens;
-    double share; /* of the ceiling that binds */
+    double share; /* share of the binding ceiling */
     double error, error_absolute, bound;
     double gemm_gflops, copy_gbytes_s; /* ceilings of this run */
 } carry_stored_result;
@@ -69,7 +69,7 @@ typedef struct carry_stored_result {
 carry_status carry_store_result(carry_store *store, int64_t run, const carry_stored_result *result,
                                 const double *samples, int count);
 
-/* Replaces the result at this place, from 0, with its samples and the metrics of that step, or appends it after the
+/* Replaces the result with this index (from 0), its samples and the metrics of that step, or appends it after the
    last. */
 carry_status carry_store_result_at(carry_store *store, int64_t run, int64_t place, const carry_stored_result *result,
                                    const double *samples, int count);
@@ -83,18 +83,18 @@ typedef struct carry_stored_criterion {
 } carry_stored_criterion;
 
 carry_status carry_store_criterion(carry_store *store, int64_t run, const carry_stored_criterion *criterion);
-/* Bytes are kept in the store; name is a file name such as trace.json.gz. At most 64 MiB. */
+/* Stores bytes as an artefact; name is a file name such as trace.json.gz. At most 64 MiB. */
 carry_status carry_store_artefact(carry_store *store, int64_t run, const char *name, const void *bytes, size_t length);
 carry_status carry_store_metric(carry_store *store, int64_t run, int64_t step, const char *name, double value);
-/* All steps of it. */
+/* Deletes all steps of a metric. */
 carry_status carry_store_forget_metric(carry_store *store, int64_t run, const char *name);
 
-/* Where there is no git, no repository, or git did not answer. */
+/* There is no git or no repository, or git did not answer. */
 #define CARRY_CHANGES_UNKNOWN (-1)
 
-/* The runs of a file that carry_export_json wrote, a run a line. A run that is already there (the same kind, name,
-   command, commit and start) is left as it is. CARRY_EFORMAT: damaged; CARRY_EUNSUPPORTED: of a newer format; the store
-   is then unchanged. *all is to be freed. */
+/* Imports the runs of a file that carry_export_json wrote, one run per line. A run that is already in the store
+   (with the same kind, name, command, commit and start) is left unchanged. CARRY_EFORMAT: damaged;
+   CARRY_EUNSUPPORTED: a newer format; in both cases the store is unchanged. The caller frees *all. */
 #define CARRY_EXPORT_FORMAT 1
 typedef struct carry_imported {
     int64_t run, results;
@@ -103,7 +103,7 @@ typedef struct carry_imported {
 } carry_imported;
 carry_status carry_store_import(carry_store *store, const char *path, carry_imported **all, int *count);
 
-/* Reading: a run with all that belongs to it, as one object. Texts are never NULL. */
+/* Reading: a run with everything that belongs to it, as one object. Texts are never NULL. */
 typedef struct carry_run_result {
     carry_stored_result is;
     int samples;
@@ -113,7 +113,7 @@ typedef struct carry_run_result {
 typedef struct carry_run_artefact {
     char *name;
     int64_t bytes;
-    char *text; /* its content where that is a text of at most 64 KiB, which exports have; else NULL */
+    char *text; /* the content if it is text of at most 64 KiB, which exports include; else NULL */
 } carry_run_artefact;
 
 typedef struct carry_run_metric {
@@ -129,7 +129,7 @@ typedef struct carry_run_fact {
 typedef struct carry_run {
     int64_t id;
     char *kind, *name, *command, *spec, *folder, *commit, *state, *decision, *note;
-    int dirty;             /* 1: with changes beyond the commit, 0: without, CARRY_CHANGES_UNKNOWN */
+    int dirty;             /* 1: the folder had uncommitted changes; 0: it had none; CARRY_CHANGES_UNKNOWN */
     double started, ended; /* seconds since 1970; ended 0 while it runs */
     int results, criteria, artefacts, metrics, facts;
     carry_run_result *result;
@@ -139,29 +139,28 @@ typedef struct carry_run {
     carry_run_fact *fact; /* the machine: cpu, cores, memory, gpu, compiler, flags, sqlite, ... */
 } carry_run;
 
-/* A run by the name on the command line: a number, "last", or a name (the newest of that name). CARRY_ENOTFOUND with an
- * error message.
- */
+/* Finds a run by its name on the command line: a number, "last", or a name (the newest with that name).
+   CARRY_ENOTFOUND with an error message. */
 carry_status carry_store_find(carry_store *store, int64_t *run, const char *text);
 carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id);
 void carry_run_free(carry_run *run);
-/* A run at a glance. */
+/* A short description of a run. */
 typedef struct carry_run_line {
     int64_t id;
     char kind[32], name[128], state[16], decision[16], commit[64];
     int dirty;             /* as in carry_run */
     double started, ended; /* likewise */
     int64_t results;
-    int64_t others; /* not 0: it has metrics or artefacts */
+    int64_t others; /* not 0: the run has metrics or artefacts */
 } carry_run_line;
 
-/* Newest first, without loading what belongs to the runs; the caller frees *lines. kind NULL: all. prefix: of
-   names, NULL: all. limit 0: all. */
+/* Lists runs, newest first, without loading their contents; the caller frees *lines. kind NULL: all. prefix: the
+   start of their names, NULL: any. limit 0: all. */
 carry_status carry_store_lines(carry_store *store, carry_run_line **lines, int *count, const char *kind,
                                const char *prefix, int limit);
-/* Ids, newest first; the caller frees *ids. kind NULL: all. limit 0: all. */
+/* Run ids, newest first; the caller frees *ids. kind NULL: all. limit 0: all. */
 carry_status carry_store_ids(carry_store *store, int64_t **ids, int *count, const char *kind, int limit);
-/* The bytes of an artefact; the caller frees. */
+/* Reads an artefact; the caller frees *bytes. */
 carry_status carry_store_artefact_read(carry_store *store, int64_t run, const char *name, void **bytes, size_t *length);
 carry_status carry_store_delete(carry_store *store, int64_t run);
 /* Returns the space of deleted runs to the disk. */

@@ -1,4 +1,4 @@
-/* The run store: taking a run that another store has exported (carry runs export). The file may come from anywhere, so
+/* The run store: imports a run that another store exported (carry runs export). The file may come from anywhere, so
    every member is checked before it is stored. */
 #include <math.h>
 #include <stdio.h>
@@ -22,7 +22,7 @@ static carry_status damaged(const source *s, const carry_json *at, const char *w
                       what);
 }
 
-/* A member that is a text; "" where it is missing and may be. */
+/* Reads a text member; "" if it is missing and not needed. */
 static carry_status text_of(const source *s, const char **text, const carry_json *object, const char *key,
                             bool needed) {
     const carry_json *member = carry_json_find(object, key);
@@ -36,7 +36,7 @@ static carry_status text_of(const source *s, const char **text, const carry_json
     return CARRY_OK;
 }
 
-/* A member that is a number, or null for one that does not exist. */
+/* Reads a number member; null stands for a missing number. */
 static carry_status number_of(const source *s, double *number, const carry_json *object, const char *key) {
     const carry_json *member = carry_json_find(object, key);
     char message[96];
@@ -48,7 +48,7 @@ static carry_status number_of(const source *s, double *number, const carry_json 
     return CARRY_OK;
 }
 
-/* A member that is a list of objects; NULL where it is missing. */
+/* Reads a member that is a list of objects; NULL if it is missing. */
 static carry_status list_of(const source *s, const carry_json **first, const carry_json *object, const char *key) {
     const carry_json *member = carry_json_find(object, key);
     char message[96];
@@ -143,7 +143,7 @@ static carry_status import_metric(const source *s, int64_t run, const carry_json
     return carry_store_metric(s->store, run, step->as.number.integer, name, value);
 }
 
-/* Only those whose content travels: short texts (carry_run_artefact). */
+/* Imports an artefact if its content is in the file: short texts only (carry_run_artefact). */
 static carry_status import_artefact(const source *s, int64_t run, const carry_json *from) {
     const char *name, *content;
     CARRY_TRY(text_of(s, &name, from, "name", true));
@@ -171,7 +171,7 @@ static carry_status import_lists(const source *s, int64_t run, const carry_json 
     return CARRY_OK;
 }
 
-/* The facts of its machine, which are texts. */
+/* Imports the facts of the run's machine, which are texts. */
 static carry_status import_machine(const source *s, int64_t *machine, const carry_json *from) {
     const carry_json *facts = carry_json_find(from, "machine");
     carry_json_text text = {0};
@@ -223,11 +223,11 @@ static carry_status read_head(const source *s, head *h, const carry_json *from) 
     }
     const bool known = h->commit[0] != '\0' && dirty != NULL && dirty->kind == CARRY_JSON_BOOL;
     h->dirty = !known ? CARRY_CHANGES_UNKNOWN : dirty->truth;
-    h->state = strcmp(h->state, "running") == 0 ? "interrupted" : h->state; /* nothing is running here */
+    h->state = strcmp(h->state, "running") == 0 ? "interrupted" : h->state; /* an imported run is not running */
     return CARRY_OK;
 }
 
-/* 0: the run is not in the store. */
+/* Finds the same run in the store; *id is 0 if the store does not have it. */
 static carry_status find_same(const source *s, int64_t *id, const head *h) {
     sqlite3_stmt *row;
     CARRY_TRY(carry_store_prepare(s->store, &row,
@@ -267,7 +267,7 @@ static carry_status import_run(const source *s, int64_t *id, bool *is_new, const
     return import_lists(s, *id, from);
 }
 
-/* One more place, or NULL. */
+/* Adds an element and returns it, or NULL. */
 static carry_imported *add_imported(carry_imported **all, int *count) {
     carry_imported *larger = realloc(*all, ((size_t)*count + 1) * sizeof *larger);
     if (larger == NULL) {
@@ -295,7 +295,7 @@ static carry_status import_line(const source *s, carry_imported **all, int *coun
     return status;
 }
 
-/* A run a line, as export writes them. */
+/* Imports one run per line, as export writes them. */
 static carry_status import_lines(carry_store *store, carry_imported **all, int *count, const char *path, char *text) {
     int line = 0;
     for (char *at = text, *next; at != NULL; at = next) {

@@ -13,27 +13,27 @@ struct carry_store {
     char path[4096];
 };
 
-/* A statement with its values: i (int64_t), d (double, NaN is NULL), s (text, NULL is ""), b (bool as int). It is the
-   caller's to step and to finalize. */
+/* Prepares a statement with its values: i (int64_t), d (double, NaN is NULL), s (text, NULL is ""), b (bool as int).
+   The caller steps and finalizes it. */
 carry_status carry_store_prepare(carry_store *store, sqlite3_stmt **statement, const char *sql, const char *types, ...);
-/* A statement that gives no rows, run and finalized. */
+/* Runs and finalizes a statement that returns no rows. */
 carry_status carry_store_exec(carry_store *store, const char *doing, sqlite3_stmt *statement);
-/* CARRY_EUNSUPPORTED when the folder .carry of this path, the store in it or the jobs beside that exist and belong to
-   another user. For a store that was found by walking upwards: its owner decides what is run from it. */
+/* CARRY_EUNSUPPORTED if the folder .carry of this path, the store in it or the jobs beside that exist and belong to
+   another user. For a store that was found in a parent folder: its owner decides what is run from it. */
 carry_status carry_store_check_owner(carry_ctx *ctx, const char *path);
-/* The commit of this folder, "" where there is no repository or no git; 1, 0 or CARRY_CHANGES_UNKNOWN. */
+/* The commit of the current folder, "" without a repository or git. *dirty is 1, 0 or CARRY_CHANGES_UNKNOWN. */
 void carry_store_ask_git(carry_ctx *ctx, char commit[64], int *dirty);
-/* The machine's facts as JSON; the caller frees it; NULL when out of memory. */
+/* The machine's facts as JSON, which the caller frees; NULL when out of memory. */
 char *carry_store_machine(carry_store *store, const carry_run_used *used);
 /* The row of a machine with these facts, which is created if it does not exist. */
 carry_status carry_store_machine_row(carry_store *store, int64_t *id, const char *text);
 double carry_store_now(void); /* seconds since 1970 */
-/* Commits when all went well; else nothing of it stays. */
+/* Commits if status is CARRY_OK, else rolls back. */
 carry_status carry_store_finish(carry_store *store, carry_status status, const char *doing);
 carry_status carry_store_insert_result(carry_store *store, int64_t run, const carry_stored_result *r,
                                        const double *samples, int count);
 carry_status carry_store_samples(carry_store *store, int64_t result, const double *samples, int count);
-/* Statements without values or rows. */
+/* Runs statements without values or rows. */
 carry_status carry_store_script(carry_store *store, const char *doing, const char *sql);
 
 #endif

@@ -1,4 +1,4 @@
-/* The run store: many runs at a glance. */
+/* The run store: short lists of many runs. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 
 #define MOST_RUNS 1000000
 
-/* Texts are cut to their places. */
+/* Reads one line of a list. Texts are cut to their fields. */
 static void read_line(carry_run_line *line, sqlite3_stmt *row) {
     const struct {
         char *to;

@@ -1,4 +1,4 @@
-/* The run store: finding and opening it. */
+/* The run store: finds and opens it. */
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,7 +32,8 @@ static bool exists(const char *folder, const char *name) {
     return stat(path, &about) == 0;
 }
 
-/* .carry/store.db in the nearest folder upwards that has a .carry or a .git, else here; not one of another user. */
+/* Finds $CARRY_STORE, else .carry/store.db in this folder or the nearest parent that has a .carry or a .git, else in
+   this folder. Refuses a store of another user. */
 static carry_status default_path(carry_ctx *ctx, char *path, size_t size) {
     const char *given = getenv("CARRY_STORE");
     if (given != NULL && *given != '\0') {
@@ -62,12 +63,12 @@ static void make_folders(const char *path) {
     (void)snprintf(partial, sizeof partial, "%s", path);
     for (char *slash = strchr(partial + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        (void)mkdir(partial, 0777); /* what cannot be made shows when the file is opened */
+        (void)mkdir(partial, 0777); /* a failure shows when the file is opened */
         *slash = '/';
     }
 }
 
-/* Checks the file: empty, or a store that this program knows. Any other file is left as it is. */
+/* Checks that the file is empty or a store that this program knows. Any other file is left unchanged. */
 static carry_status look(carry_store *store, bool *is_store) {
     int64_t version;
     int64_t application;
@@ -86,7 +87,7 @@ static carry_status look(carry_store *store, bool *is_store) {
             (long long)version, CARRY_STORE_VERSION);
     }
     if (*is_store &&
-        programs > 0) { /* triggers of a store that came with a copied folder could change the rows that are written */
+        programs > 0) { /* triggers of a store from a copied folder could change the rows that are written */
         return carry_fail(store->ctx, CARRY_EFORMAT,
                           "%s holds %lld triggers or views, which no run store has: nothing was changed", store->path,
                           (long long)programs);
@@ -100,7 +101,7 @@ static carry_status look(carry_store *store, bool *is_store) {
 
 static carry_status make_schema(carry_store *store) {
     bool is_store;
-    CARRY_TRY(look(store, &is_store)); /* again: another process may have made it meanwhile */
+    CARRY_TRY(look(store, &is_store)); /* again: another process may have created it meanwhile */
     if (is_store) {
         return CARRY_OK;
     }
@@ -111,7 +112,7 @@ static carry_status make_schema(carry_store *store) {
     return carry_store_script(store, "making the store", sql);
 }
 
-/* Going over to WAL needs the file alone for a moment, and SQLite does not wait for that: we do. */
+/* Switching to WAL needs exclusive access for a moment, and SQLite does not wait for that, so this retries. */
 static carry_status use_wal(carry_store *store) {
     double until = carry_seconds() + 1e-3 * BUSY_MILLISECONDS;
     int code;
@@ -122,17 +123,18 @@ static carry_status use_wal(carry_store *store) {
     return code == SQLITE_OK ? CARRY_OK : carry_store_fail(store, "opening");
 }
 
-/* synchronous=FULL: stored results survive a power failure too, for a few milliseconds a result. */
+/* synchronous=FULL: stored results also survive a power failure, at the cost of a few milliseconds per result. */
 static carry_status settle(carry_store *store) {
     bool is_store;
     (void)sqlite3_busy_timeout(store->db, BUSY_MILLISECONDS);
     (void)sqlite3_db_config(store->db, SQLITE_DBCONFIG_ENABLE_TRIGGER, 0, NULL);
     (void)sqlite3_db_config(store->db, SQLITE_DBCONFIG_ENABLE_VIEW, 0, NULL);
-    (void)sqlite3_db_config(store->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL); /* until it is known to be ours */
+    /* Until the file is known to be a store. */
+    (void)sqlite3_db_config(store->db, SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, 1, NULL);
     CARRY_TRY(carry_store_script(store, "opening",
                                  "PRAGMA trusted_schema=OFF; PRAGMA foreign_keys=ON; PRAGMA temp_store=MEMORY; "
                                  "PRAGMA synchronous=FULL"));
-    /* One transaction, so that a store that another process makes meanwhile is seen whole or not at all. */
+    /* One transaction, so that a store that another process is creating is seen complete or not at all. */
     CARRY_TRY(carry_store_script(store, "opening", "BEGIN"));
     CARRY_TRY(look(store, &is_store));
     CARRY_TRY(carry_store_script(store, "opening", "COMMIT"));
@@ -150,7 +152,7 @@ static carry_status settle(carry_store *store) {
     return carry_store_script(store, "opening", "COMMIT");
 }
 
-/* Runs of this machine that are marked as running and whose process is gone: at most `room` of them. */
+/* Finds at most `room` runs of this machine that are marked as running and whose process is gone. */
 static carry_status find_killed(carry_store *store, int64_t *gone, int room, int *count) {
     sqlite3_stmt *statement;
     CARRY_TRY(carry_store_prepare(store, &statement,
@@ -173,7 +175,7 @@ static carry_status mark_killed(carry_store *store) {
     int64_t gone[KILLED_AT_ONCE];
     int count;
     if (sqlite3_db_readonly(store->db, "main") == 1) {
-        return CARRY_OK; /* they can be read all the same */
+        return CARRY_OK; /* the store can still be read */
     }
     do {
         CARRY_TRY(find_killed(store, gone, KILLED_AT_ONCE, &count));
@@ -188,8 +190,8 @@ static carry_status mark_killed(carry_store *store) {
     return CARRY_OK;
 }
 
-/* A store in WAL mode needs its -wal and -shm beside it even to be read, and who may not write in its folder (a
-   colleague's, a disk that is mounted for reading) cannot make them. With no -wal there, all of it is in the file. */
+/* A store in WAL mode needs its -wal and -shm files even to be read, and a user who may not write in its folder (a
+   colleague's folder, a read-only disk) cannot make them. Without a -wal file, the store's file is complete. */
 static bool is_at_rest(const carry_store *store) {
     char wal[sizeof store->path + 8];
     struct stat about;
@@ -199,7 +201,7 @@ static bool is_at_rest(const carry_store *store) {
            (stat(wal, &about) != 0 || about.st_size == 0);
 }
 
-/* For reading only: SQLite treats the file as immutable, and creates no files beside it. */
+/* Opens for reading only: SQLite treats the file as immutable and creates no files beside it. */
 static carry_status open_at_rest(carry_store *store) {
     char uri[3 * sizeof store->path + 32] = "file:";
     char *whole = realpath(store->path, NULL);
@@ -218,7 +220,7 @@ static carry_status open_at_rest(carry_store *store) {
     return settle(store);
 }
 
-/* SQLite would call a device or a pipe a disk error. */
+/* Refuses devices and pipes, which SQLite would report as a disk error. */
 static carry_status open_database(carry_store *store) {
     struct stat about;
     make_folders(store->path);

@@ -1,6 +1,6 @@
-/* Whose a store is. One that was found by walking upwards is used only when it belongs to the user, as git does with
-   repositories (safe.directory): in a folder below another user's .carry, that user's store would be written to, and
-   jobs would be queued beside theirs. A store that is named (--store, CARRY_STORE) is used as named. */
+/* Checks who owns a store. A store found in a parent folder is used only if it belongs to the user, as git does with
+   repositories (safe.directory): in a folder below another user's .carry, that user's store would be written, and
+   jobs would be queued beside theirs. A store that is named (--store, CARRY_STORE) is used without this check. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -9,7 +9,7 @@
 
 #include "lab/store/store_internal.h"
 
-/* The user that sudo was called by: root works in that user's folders. -1: none. */
+/* The user who called sudo, since root then works in that user's folders; -1: none. */
 static long long sudo_user(void) {
     const char *text = geteuid() == 0 ? getenv("SUDO_UID") : NULL;
     size_t digits = text != NULL ? strspn(text, "0123456789") : 0;
@@ -19,7 +19,7 @@ static long long sudo_user(void) {
 static carry_status check_one(carry_ctx *ctx, const char *path) {
     struct stat about;
     if (stat(path, &about) != 0 || about.st_uid == geteuid() || (long long)about.st_uid == sudo_user()) {
-        return CARRY_OK; /* a store that does not exist yet will be ours */
+        return CARRY_OK; /* a store that does not exist yet will belong to the user */
     }
     return carry_fail(ctx, CARRY_EUNSUPPORTED,
                       "%s belongs to user %lld, not to you (user %lld): name a store by --store or CARRY_STORE", path,

@@ -11,7 +11,7 @@
 #define MOST_ROWS 10000000
 #define MOST_TEXT 65536 /* as in the statement below */
 
-/* A column as an owned text, "" for NULL. */
+/* A column as a copied text, "" for NULL. */
 static char *column_text(sqlite3_stmt *statement, int column) {
     const char *text = (const char *)sqlite3_column_text(statement, column);
     return strdup(text != NULL ? text : "");
@@ -21,12 +21,12 @@ static double column_number(sqlite3_stmt *statement, int column) {
     return sqlite3_column_type(statement, column) == SQLITE_NULL ? NAN : sqlite3_column_double(statement, column);
 }
 
-/* Room for one more of `size` bytes each, zeroed; the array grows by doubling. */
+/* Adds a zeroed element of `size` bytes to an array that grows by doubling. */
 static void *grow(void **array, int *count, size_t size) {
     if (*count >= MOST_ROWS) {
         return NULL;
     }
-    if ((*count & (*count - 1)) == 0) { /* a power of two: full */
+    if ((*count & (*count - 1)) == 0) { /* at a power of two the array is full */
         size_t wanted = *count == 0 ? 1 : 2 * (size_t)*count;
         void *larger = realloc(*array, wanted * size);
         if (larger == NULL) {
@@ -44,7 +44,7 @@ static carry_status no_memory(carry_store *store) {
     return carry_fail(store->ctx, CARRY_EMEMORY, "out of memory: reading a run from %s", store->path);
 }
 
-/* The facts in a machine's row; a damaged row is skipped. False: out of memory. */
+/* Reads the facts in a machine's row; a damaged row is skipped. Returns false when out of memory. */
 static bool read_facts(carry_ctx *ctx, carry_run *run, const char *text) {
     carry_json *facts = NULL;
     bool whole = true;
@@ -219,7 +219,7 @@ static carry_status load_all(carry_store *store, carry_run *run, int64_t id) {
     return CARRY_OK;
 }
 
-/* Under a savepoint: the run as it was at one moment, also while it is written. */
+/* Loads the run under a savepoint, so that it is consistent even while it is being written. */
 carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id) {
     carry_run *loaded = calloc(1, sizeof *loaded);
     *run = NULL;
@@ -239,7 +239,7 @@ carry_status carry_store_load(carry_store *store, carry_run **run, int64_t id) {
     return CARRY_OK;
 }
 
-/* The texts inside are the run's own, though their type lets writers pass borrowed ones. */
+/* The run owns these texts, though their type is const so that writers can pass borrowed ones. */
 static void free_text(const char *text) {
     free((void *)(uintptr_t)text);
 }

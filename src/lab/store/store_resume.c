@@ -1,4 +1,4 @@
-/* The run store: going on with a run that has ended. */
+/* The run store: continues a run that has ended. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,14 +36,14 @@ static carry_status check_run(carry_store *store, int64_t run) {
     (void)snprintf(host, sizeof host, "%s", texts[2] != NULL ? texts[2] : "");
     const bool is_running = texts[1] != NULL && strcmp(texts[1], "running") == 0;
     (void)sqlite3_finalize(row);
-    if (is_running) { /* one of this machine would be marked as killed, were its process gone */
+    if (is_running) { /* if its process were gone, a run of this machine would have been marked as killed */
         return carry_fail(store->ctx, CARRY_EARGUMENT, "run %lld is still running on %s: it cannot be continued yet",
                           (long long)run, host);
     }
     return check_commit(store, run, commit);
 }
 
-/* The list of invocations with one more; the caller frees it. */
+/* The list of invocations with one more, which the caller frees. */
 static char *append_invocation(carry_store *store, const char *before, const char *command, int *invocation) {
     carry_json *list = NULL;
     carry_json_text text = {0};
@@ -108,7 +108,7 @@ carry_status carry_store_resume(carry_store *store, int64_t run, const char *com
     return status;
 }
 
-/* The id of the result at a place, 0: none. */
+/* The id of the result with this index; 0: none. */
 static carry_status result_at(carry_store *store, int64_t run, int64_t place, int64_t *id) {
     sqlite3_stmt *row;
     CARRY_TRY(carry_store_prepare(store, &row, "SELECT id FROM results WHERE run = ?1 ORDER BY id LIMIT 1 OFFSET ?2",

@@ -2,7 +2,7 @@
 #ifndef CARRY_LAB_STORE_SCHEMA_H
 #define CARRY_LAB_STORE_SCHEMA_H
 
-#define CARRY_STORE_APPLICATION 0x43617279 /* "Cary", so that file(1) and we know a store when we see one */
+#define CARRY_STORE_APPLICATION 0x43617279 /* "Cary", by which file(1) and this program recognise a store */
 #define CARRY_STORE_VERSION 1
 
 #define CARRY_STORE_SCHEMA                                                                                             \

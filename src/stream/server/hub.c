@@ -1,8 +1,9 @@
-/* Where frames go. One lock over a ring of frames that are counted by who holds them; encoding is outside of it.
+/* The ring of frames. One lock protects it, and frames are reference-counted. Encoding runs outside the lock.
 
-   Numbers of kept frames are consecutive: next - count .. next - 1, frame n in place n % CARRY_HUB_FRAMES. With a pace
-   the newest of them have a release time ahead and are not given out before it; at most half of the ring waits so, and
-   a viewer lags by at most the other half before it skips. */
+   The numbers of the kept frames are consecutive: next - count .. next - 1, with frame n at index n %
+   CARRY_HUB_FRAMES. With a pace, the newest of them have a release time in the future and are not given out before
+   it. At most half of the ring waits for release, and a viewer may lag by at most the other half before it skips
+   frames. */
 #include <math.h>
 #include <stdlib.h>
 #include <time.h>
@@ -12,9 +13,9 @@
 #include "stream/server/hub_internal.h"
 
 #define WAITING (CARRY_HUB_FRAMES / 2) /* frames that may wait for their release */
-#define SPARES 40                      /* kept for the next frames; more are freed */
+#define SPARES 40                      /* free frames kept for reuse; more are freed */
 #define RATE_SECONDS 5.0
-#define SLOWEST 1.0 /* seconds between frames: what comes slower still is shown as it comes */
+#define SLOWEST 1.0 /* maximum interval between frames in seconds; slower frames are shown as they arrive */
 
 void carry_hub_give_up(carry_hub *hub, hub_frame *frame) {
     if (--frame->holders > 0) {
@@ -64,8 +65,9 @@ uint64_t carry_hub_released_end(const carry_hub *hub, double now) {
     return end;
 }
 
-/* When the frame that comes now is to be shown. The interval follows the rate at which chunks come, a little faster,
-   so that what waits grows less, and sooner down than up; never faster than the pace that was asked for. */
+/* When the new frame is to be shown. The interval between frames follows the rate at which chunks arrive. It is 5%
+   shorter than that rate needs, so that the queue shrinks; it gets shorter faster than it gets longer; and it is
+   never shorter than the requested pace. */
 static double release_time(carry_hub *hub, double now, uint64_t chunk) {
     if (hub->fps <= 0.0) {
         return now;
@@ -102,7 +104,8 @@ static void keep(carry_hub *hub, hub_frame *frame, double now) {
     if (hub->first_one < 0.0) {
         hub->first_one = now;
     }
-    for (uint64_t end = carry_hub_released_end(hub, now); hub->next - end > WAITING; end++) { /* faster than the pace */
+    for (uint64_t end = carry_hub_released_end(hub, now); hub->next - end > WAITING;
+         end++) { /* frames arrive faster than the pace */
         carry_hub_frame_of(hub, end)->release = now;
         hub->released[(hub->times - (hub->next - end)) % CARRY_HUB_TIMES] = now;
     }
@@ -129,7 +132,7 @@ static void wake(carry_hub *hub) {
     pthread_mutex_unlock(&hub->waking);
 }
 
-/* Frames a second that were released during the last seconds. */
+/* Frames released per second, over the last RATE_SECONDS. */
 static double rate(const carry_hub *hub, double now) {
     if (hub->first_one < 0.0) {
         return 0.0;
@@ -143,7 +146,7 @@ static double rate(const carry_hub *hub, double now) {
             oldest = at;
         }
     }
-    /* A full list of times may span less than the seconds asked for. */
+    /* The list of times may be full, and then it covers less than RATE_SECONDS. */
     double span = counted == CARRY_HUB_TIMES ? now - oldest : fmin(RATE_SECONDS, fmax(now - hub->first_one, 0.5));
     return span > 0.0 ? (double)counted / span : 0.0;
 }
@@ -153,7 +156,7 @@ static carry_status make_locks(carry_ctx *ctx, carry_hub *hub) {
     if (pthread_condattr_init(&attributes) != 0) {
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: the locks of a hub");
     }
-    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* the clock of carry_seconds */
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC); /* the same clock as carry_seconds */
     bool bad = pthread_cond_init(&hub->changed, &attributes) != 0;
     pthread_condattr_destroy(&attributes);
     if (bad) {
@@ -233,7 +236,7 @@ static carry_status publish(carry_hub *hub, const float *pixels, uint64_t chunk_
     frame->holders = 1;
     pthread_mutex_lock(&hub->lock);
     double now = carry_seconds();
-    if (status != CARRY_OK || cache_epoch < hub->epoch) { /* a cut may have come while it was encoded */
+    if (status != CARRY_OK || cache_epoch < hub->epoch) { /* a cut may have been published during encoding */
         carry_hub_give_up(hub, frame);
     } else {
         if (cache_epoch > hub->epoch) {

@@ -1,8 +1,8 @@
 /* Distributes frames and figures: stage 0 publishes, viewers and recorders take them as fast as they can.
 
-   Bounded memory: the hub keeps the newest frames, each once, encoded once (JPEG); a viewer that is slower skips to the
-   newest one, and its own count of dropped frames grows. Publishing never waits for a viewer. Frames of an older epoch
-   are never given out once a cut has been published. Threads: any. */
+   Memory is bounded: the hub keeps the newest frames, each encoded once (JPEG). A viewer that is too slow skips to
+   the newest frame, and its count of dropped frames grows. Publishing never waits for a viewer. Once a cut has been
+   published, frames of an older epoch are never given out. All functions may be called from any thread. */
 #ifndef CARRY_STREAM_HUB_H
 #define CARRY_STREAM_HUB_H
 
@@ -13,10 +13,10 @@
 #include "stream/overlap.h"
 
 #define CARRY_HUB_FRAMES 32   /* kept */
-#define CARRY_HUB_VIEWERS 256 /* at most; one more is refused */
+#define CARRY_HUB_VIEWERS 256 /* maximum number of viewers; further ones are refused */
 
 typedef struct carry_frame {
-    uint64_t number; /* from 0, of the stream */
+    uint64_t number; /* number in the stream, from 0 */
     uint64_t chunk_index, cache_epoch;
     double seconds; /* carry_seconds when it was published */
     int width, height;
@@ -28,57 +28,63 @@ typedef struct carry_frame {
 typedef struct carry_stream_figures {
     carry_overlap_summary overlap;
     carry_chunk_times last;
-    double fps;                 /* frames shown a second, over the last seconds */
+    double fps;                 /* frames shown per second, over the last seconds */
     double first_frame_seconds; /* from the start of the stream */
-    /* From the arrival of a change of prompts to the first frame that was made with it: of the last change; 0: none */
-    double prompt_seconds, prompt_chunks; /* the same in periods of a chunk, as viewers see them */
-    uint64_t prompt_between;              /* chunks that began to be shown in between, without it */
-    uint64_t prompt_steps_again;          /* last steps of a chunk that were done again for one that came during them */
-    uint64_t prompt_changes, prompt_timed; /* that have been shown, and of these when a period was known; of all: */
+    /* The time from the last change of prompts to the first frame made with it, in seconds and in periods of a chunk as
+       viewers see them; 0: no change was shown yet. */
+    double prompt_seconds, prompt_chunks;
+    uint64_t prompt_between; /* chunks that began to be shown in between, still without the change */
+    /* How often the last step of a chunk was repeated for a prompt that arrived during it. */
+    uint64_t prompt_steps_again;
+    /* The number of changes shown, and how many of them had a known period; sums and maxima over them. */
+    uint64_t prompt_changes, prompt_timed;
     double prompt_sum, prompt_most, prompt_chunks_sum, prompt_chunks_most;
     uint64_t prompt_between_most;
-    double gpu_used, gpu_total; /* bytes of its memory, of all processes; 0: no GPU */
+    double gpu_used, gpu_total; /* used and total GPU memory in bytes, over all processes; 0: no GPU */
     uint64_t chunks, frames, epoch, stale_dropped, cuts, restarts;
-    int depth, under_way, decoded_waiting; /* queues: the limit, envelopes under way, results that wait */
+    /* Queues: the limit, envelopes in progress, results that wait to be decoded. */
+    int depth, under_way, decoded_waiting;
     int mesh_ranks, viewers;
-    int64_t reductions_large, reductions_small; /* all-reduces of the mesh a forward */
+    int64_t reductions_large, reductions_small; /* all-reduces of the mesh per forward */
     uint64_t viewer_dropped;
     bool paused;
-    char state[96]; /* "streaming", "paused", or what went wrong */
+    char state[96]; /* "streaming", "paused", or an error */
 } carry_stream_figures;
 
 typedef struct carry_hub carry_hub;
-/* quality: of JPEG, 1 to 100. fps: the pace at which frames are released, so that a chunk of several is shown evenly;
-   slower where chunks come slower; 0: as they come. The context is that of the thread that publishes. */
+/* quality: of the JPEGs, 1 to 100. fps: the pace at which frames are released, so that the frames of a chunk are
+   spread evenly; slower if chunks arrive more slowly; 0: as they arrive. ctx is used by the publishing thread. */
 carry_status carry_hub_new(carry_ctx *ctx, carry_hub **made, int width, int height, int quality, double fps);
 void carry_hub_free(carry_hub *hub);
 
-/* pixels: [3, height, width] f32 in [0, 1] (NaN is black). A newer epoch is a cut; an older one is dropped in silence.
- */
+/* pixels: [3, height, width] f32 in [0, 1]; NaN is black. A newer epoch acts as a cut; a frame of an older epoch is
+   dropped silently. */
 carry_status carry_hub_publish(carry_hub *hub, const float *pixels, uint64_t chunk_index, uint64_t cache_epoch);
-void carry_hub_cut(carry_hub *hub, uint64_t cache_epoch); /* frames of older epochs are forgotten */
-/* A new epoch that is not a cut that a user asked for: frames that were published before it are still shown. */
+void carry_hub_cut(carry_hub *hub, uint64_t cache_epoch); /* frames of older epochs are removed */
+/* Starts a new epoch without a cut: frames that were published before it are still shown. */
 void carry_hub_follow(carry_hub *hub, uint64_t cache_epoch);
 void carry_hub_set_figures(carry_hub *hub, const carry_stream_figures *figures);
 void carry_hub_figures(carry_hub *hub, carry_stream_figures *figures);
 
-/* A viewer takes the next frame after the one it had, or the newest when it fell behind. A frame that was taken stays
-   until it is given back, or the next one is taken. One that joins starts with the newest. Viewers leave before the hub
-   is freed. */
+/* A viewer takes the frame after its last one, or the newest if it has fallen behind. A taken frame stays valid
+   until it is given back or the next one is taken. A new viewer starts with the newest frame. Viewers must leave
+   before the hub is freed. */
 typedef struct carry_viewer carry_viewer;
-carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer);           /* CARRY_ERANGE: too many */
-carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer); /* likewise, not counted as a viewer */
+carry_status carry_hub_join(carry_hub *hub, carry_viewer **viewer); /* CARRY_ERANGE: too many */
+/* As carry_hub_join, but not counted as a viewer. */
+carry_status carry_hub_join_to_record(carry_hub *hub, carry_viewer **viewer);
 void carry_hub_leave(carry_viewer *viewer);
-bool carry_viewer_take(carry_viewer *viewer, carry_frame *frame); /* false: none yet */
+bool carry_viewer_take(carry_viewer *viewer, carry_frame *frame); /* false: there is no frame yet */
 void carry_viewer_give_back(carry_viewer *viewer);
 uint64_t carry_viewer_dropped(const carry_viewer *viewer);
-bool carry_viewer_wait(carry_viewer *viewer, double seconds); /* for a frame to take: true; or that long: false */
-/* Seconds until a frame is released that is not yet; below 0: no frame waits. */
+bool carry_viewer_wait(carry_viewer *viewer, double seconds); /* waits up to `seconds`; true: a frame can be taken */
+/* Seconds until the next frame is released; below 0: no frame waits for its release. */
 double carry_hub_next_release(carry_hub *hub);
-int carry_hub_alive(carry_hub *hub); /* frames in memory: kept, in viewers' hands, spare */
-double carry_hub_pace(const carry_hub *hub, int *width, int *height); /* fps and size as given */
-/* Called after every publish and cut, from the publishing thread: wakes the server. Once set_wake has returned, the
-   function before it is not running and will not be called. */
+int carry_hub_alive(carry_hub *hub); /* number of frames in memory: kept, held by viewers, and spare */
+/* Returns fps; the values given to carry_hub_new. */
+double carry_hub_pace(const carry_hub *hub, int *width, int *height);
+/* Sets a function that the publishing thread calls after every publish and cut, to wake the server. Once set_wake
+   has returned, the previous function is not running and will not be called again. */
 void carry_hub_set_wake(carry_hub *hub, void (*wake)(void *user), void *user);
 
 #endif

@@ -7,23 +7,23 @@
 #include "stream/server/hub.h"
 #include "stream/server/hub_jpeg.h"
 
-#define CARRY_HUB_TIMES 512 /* release times that are remembered, for the rate */
+#define CARRY_HUB_TIMES 512 /* number of release times kept to compute the rate */
 
 typedef struct hub_frame {
     carry_frame frame;
     carry_jpeg_bytes jpeg;
     double release;
-    int holders; /* the ring, and viewers */
+    int holders; /* reference count: the ring and viewers */
     struct hub_frame *spare;
 } hub_frame;
 
 struct carry_viewer {
     carry_hub *hub;
-    uint64_t next; /* the number it waits for */
+    uint64_t next; /* number of the frame it waits for */
     uint64_t dropped;
     hub_frame *held;
-    int place;  /* in hub->viewer */
-    bool looks; /* and does not record: it is counted */
+    int place;  /* index in hub->viewer */
+    bool looks; /* true for viewers that are counted: not for recorders */
 };
 
 struct carry_hub {
@@ -31,14 +31,14 @@ struct carry_hub {
     int width, height;
     double fps;
 
-    pthread_mutex_t publishing; /* one encodes at a time */
+    pthread_mutex_t publishing; /* held while one thread encodes */
     carry_jpeg *jpeg;
 
     pthread_mutex_t waking;
     void (*wake)(void *user);
     void *wake_user;
 
-    pthread_mutex_t lock; /* of all below */
+    pthread_mutex_t lock; /* protects everything below */
     pthread_cond_t changed;
     hub_frame *kept[CARRY_HUB_FRAMES];
     uint64_t next, count;
@@ -46,14 +46,14 @@ struct carry_hub {
     int spares, alive;
     uint64_t epoch;
     carry_viewer *viewer[CARRY_HUB_VIEWERS];
-    int viewers; /* that look */
+    int viewers; /* number that are counted */
     uint64_t dropped_by_gone;
     carry_stream_figures figures;
 
-    double interval, last_release; /* the pace */
+    double interval, last_release; /* seconds between releases; time of the last */
     uint64_t chunk, chunk_frames;
     double chunk_started;                        /* 0: none yet */
-    double released[CARRY_HUB_TIMES], first_one; /* release times; of the first frame, below 0: none yet */
+    double released[CARRY_HUB_TIMES], first_one; /* recent release times; time of the first frame, below 0: none yet */
     uint64_t times;
 };
 
@@ -61,7 +61,7 @@ static inline hub_frame *carry_hub_frame_of(const carry_hub *hub, uint64_t numbe
     return hub->kept[number % CARRY_HUB_FRAMES];
 }
 
-/* One holder less; the last one makes it a spare. */
+/* Releases a reference. With the last one, the frame becomes a spare. */
 void carry_hub_give_up(carry_hub *hub, hub_frame *frame);
 /* One past the newest frame that may be given out at this time. */
 uint64_t carry_hub_released_end(const carry_hub *hub, double now);

@@ -1,4 +1,4 @@
-/* Pictures to JPEG. libjpeg's default is to end the process on an error: here it jumps back. */
+/* Encodes pictures as JPEG. libjpeg ends the process on an error by default; here a longjmp returns from it. */
 #include "stream/server/hub_jpeg.h"
 
 #include <math.h>
@@ -13,7 +13,7 @@
 #include "core/memory.h"
 
 #define FIRST_ROOM ((size_t)16 << 10)
-#define FULL_COLOUR 90 /* quality from which colours are not kept at half the resolution */
+#define FULL_COLOUR 90 /* from this quality on, colours keep the full resolution */
 
 struct carry_jpeg {
     struct jpeg_compress_struct compress;
@@ -60,7 +60,7 @@ static void start_bytes(j_compress_ptr compress) {
     jpeg->destination.free_in_buffer = jpeg->to->room;
 }
 
-/* libjpeg calls this when the whole room is full, whatever the counters say. */
+/* libjpeg calls this when the whole buffer is full. Its counters are not valid at that time. */
 static boolean more_bytes(j_compress_ptr compress) {
     carry_jpeg *jpeg = compress->client_data;
     size_t full = jpeg->to->room, room;
@@ -96,7 +96,7 @@ static void set_up(carry_jpeg *jpeg, int quality) {
 }
 
 static unsigned char to_byte(float value) {
-    if (!(value > 0.0F)) { /* NaN too */
+    if (!(value > 0.0F)) { /* also catches NaN */
         return 0;
     }
     return value >= 1.0F ? 255 : (unsigned char)lrintf(value * 255.0F);

@@ -1,4 +1,4 @@
-/* Pictures to JPEG, into memory that is used again. One thread at a time. */
+/* Encodes pictures as JPEG into a reusable buffer. One thread at a time. */
 #ifndef CARRY_STREAM_HUB_JPEG_H
 #define CARRY_STREAM_HUB_JPEG_H
 

@@ -6,7 +6,7 @@
 #include "core/clock.h"
 #include "stream/server/hub_internal.h"
 
-#define LAG (CARRY_HUB_FRAMES / 2) /* released frames that a viewer may be behind */
+#define LAG (CARRY_HUB_FRAMES / 2) /* number of released frames by which a viewer may lag */
 
 static carry_status join(carry_hub *hub, carry_viewer **viewer, bool looks) {
     *viewer = calloc(1, sizeof **viewer);

@@ -1,4 +1,4 @@
-/* A stream into a video file. The thread waits for frames, writes them and keeps its state under a lock. */
+/* Records a stream to a video file. A thread waits for frames and writes them; its state is protected by a lock. */
 #include "stream/server/recording.h"
 
 #include <pthread.h>
@@ -12,15 +12,15 @@
 #include "stream/server/recording_avi.h"
 
 #define EXTENSION ".avi"
-#define PATIENCE 0.05 /* seconds between looks at whether to stop */
+#define PATIENCE 0.05 /* interval in seconds at which the thread checks whether to stop */
 
 struct carry_film {
-    carry_ctx *ctx; /* the thread's own */
+    carry_ctx *ctx; /* used by the thread */
     carry_hub *hub;
     carry_viewer *viewer;
     carry_avi *avi;
-    char path[CARRY_FILE_PATH]; /* of the first file */
-    uint64_t limit, before;     /* before: bytes of the files that are finished */
+    char path[CARRY_FILE_PATH]; /* path of the first file */
+    uint64_t limit, before;     /* before: bytes of the finished files */
     pthread_t thread;
     atomic_bool stop;
     pthread_mutex_t lock;
@@ -33,7 +33,7 @@ static carry_status open_file(carry_ctx *ctx, carry_film *film, const char *path
     return carry_avi_new(ctx, &film->avi, path, width, height, fps, film->limit > 0 ? film->limit : CARRY_AVI_LIMIT);
 }
 
-/* name.avi, name-2.avi, name-3.avi, ... */
+/* Starts the next file: name.avi, name-2.avi, name-3.avi, ... */
 static carry_status next_file(carry_film *film) {
     uint64_t bytes = carry_avi_bytes(film->avi);
     carry_avi *full = film->avi;

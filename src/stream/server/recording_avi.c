@@ -1,4 +1,4 @@
-/* JPEGs in an AVI file. All numbers little-endian; every chunk starts at an even offset. */
+/* Writes JPEGs to an AVI file. All numbers are little-endian; every chunk starts at an even offset. */
 #include "stream/server/recording_avi.h"
 
 #include <errno.h>
@@ -12,9 +12,9 @@
 #include "core/error.h"
 #include "core/file.h"
 
-#define HEADER 224     /* up to the first frame */
-#define MOVI 220       /* where "movi" stands: the index counts from here */
-#define INDEX_HEADER 8 /* of the list and of each frame */
+#define HEADER 224     /* bytes before the first frame */
+#define MOVI 220       /* offset of "movi", from which the index counts */
+#define INDEX_HEADER 8 /* size of the header of the index and of each frame */
 #define INDEX_ENTRY 16
 #define HAS_INDEX 0x10
 #define KEY_FRAME 0x10
@@ -24,9 +24,10 @@
 struct carry_avi {
     char path[CARRY_FILE_PATH];
     int file, width, height;
-    double fps, first, last, refreshed; /* seconds: of the first and last frame; of the last header */
+    /* Times in seconds: of the first and last frame, and of the last header update. */
+    double fps, first, last, refreshed;
     uint64_t limit, bytes;
-    uint32_t *size; /* of every frame: their places follow from it */
+    uint32_t *size; /* size of every frame, from which their offsets follow */
     size_t frames, room;
     uint32_t largest;
 };
@@ -88,12 +89,12 @@ static void put_stream_header(writer *w, const carry_avi *avi, double rate) {
     put_name(w, "vids");
     put_name(w, "MJPG");
     put_zeros(w, 3);
-    put32(w, 1000); /* rate over scale: frames a second */
+    put32(w, 1000); /* rate over scale: frames per second */
     put32(w, (uint64_t)llround(1000.0 * rate));
     put32(w, 0);
     put32(w, avi->frames);
     put32(w, avi->largest);
-    put32(w, UINT32_MAX); /* quality: the codec's */
+    put32(w, UINT32_MAX); /* quality: the codec's default */
     put32(w, 0);
     put16(w, 0);
     put16(w, 0);
@@ -114,7 +115,7 @@ static void put_format(writer *w, const carry_avi *avi) {
     put_zeros(w, 4);
 }
 
-/* end: of the frames; the file's bytes when there is no index yet. */
+/* end: offset of the end of the frames; the size of the file while there is no index. */
 static void make_header(const carry_avi *avi, unsigned char header[HEADER], uint64_t end, bool with_index) {
     writer w = {header};
     double rate = rate_of(avi);
@@ -122,7 +123,7 @@ static void make_header(const carry_avi *avi, unsigned char header[HEADER], uint
     put32(&w, avi->bytes - 8);
     put_name(&w, "AVI ");
     put_name(&w, "LIST");
-    put32(&w, MOVI - 8 - 20); /* up to the next LIST */
+    put32(&w, MOVI - 8 - 20); /* bytes up to the next LIST */
     put_name(&w, "hdrl");
     put_main_header(&w, avi, with_index, rate);
     put_name(&w, "LIST");
@@ -268,13 +269,13 @@ carry_status carry_avi_close(carry_ctx *ctx, carry_avi *avi) {
     }
     uint64_t end = avi->bytes;
     carry_status status = write_index(ctx, avi);
-    if (status != CARRY_OK) { /* no room for an index: the file does without */
+    if (status != CARRY_OK) { /* no space for an index: the file is left without one */
         avi->bytes = end;
         unsigned char header[HEADER];
         make_header(avi, header, end, false);
         (void)!pwrite(avi->file, header, HEADER, 0);
     }
-    (void)!ftruncate(avi->file, (off_t)avi->bytes); /* half a frame, or half an index, of a full disk */
+    (void)!ftruncate(avi->file, (off_t)avi->bytes); /* removes a partial frame or index left by a full disk */
     if (close(avi->file) != 0 && status == CARRY_OK) {
         status = carry_fail(ctx, CARRY_EIO, "the recording %s could not be finished: %s", avi->path, strerror(errno));
     }

@@ -1,5 +1,5 @@
-/* The stream's server over http/: woken by the hub when a frame is published, by a timer when one is released, and
-   twice a second for a new state. */
+/* The stream's server, on top of http/. The hub wakes it when a frame is published, a timer when a frame is
+   released, and another twice a second to send a new state. */
 #include "stream/server/server.h"
 
 #include <stdlib.h>
@@ -10,7 +10,7 @@
 #include "core/error.h"
 #include "stream/server/server_internal.h"
 
-#define STATE_SECONDS 0.5 /* between states */
+#define STATE_SECONDS 0.5 /* between two states */
 
 void carry_server_new_state(carry_server *server) {
     carry_json_text_free(&server->state);
@@ -24,7 +24,7 @@ static void woken(void *user) {
     if (now >= server->next_state) {
         const char *why;
         carry_server_film_look(server);
-        (void)carry_server_healthy(server, &why); /* notes when frames came */
+        (void)carry_server_healthy(server, &why); /* records when frames arrived */
         carry_server_new_state(server);
         server->next_state = now + STATE_SECONDS;
     }

@@ -1,18 +1,20 @@
 /* The page, over HTTP and WebSocket: live frames, controls, figures.
 
-   GET /            the page (one file, nothing from elsewhere)         GET /healthz    200 while chunks come, else 503;
-                                                                        /health too
-   GET /metrics     Prometheus text                                     GET /api/state  controls and figures as JSON
-   POST /api/controls  the controls of controls.h: 204, or 400 with an error message
-   POST /api/record  {"path": "name.avi"} or {"stop": true}: into the folder that --record-to names; 403 without one
-   GET /frame.jpg   the newest frame                                    WS /ws          binary: a frame; text: figures,
-   and controls back
+   GET /                the page (one file without external resources)
+   GET /frame.jpg       the newest frame
+   GET /healthz         200 while chunks arrive, else 503; /health too
+   GET /metrics         Prometheus text
+   GET /api/state       controls and figures as JSON
+   POST /api/controls   the controls of controls.h: 204, or 400 with an error message
+   POST /api/record     {"path": "name.avi"} or {"stop": true}: records to the folder of --record-to; 403 without one
+   WS /ws               sends frames (binary) and figures (text); receives controls
 
    A binary message is u64 frame, u64 chunk, u64 epoch, f64 seconds, little-endian, then the JPEG.
 
-   One thread of its own. Bounds: sizes of requests, headers and messages, viewers, time of a slow request; each viewer
-   has its own backpressure (hub.h). On another address than loopback a token is needed, in `Authorization: Bearer` or
-   `?token=`; compared in constant time. Requests from other origins are refused. */
+   The server has one thread. Limits apply to the sizes of requests, headers and messages, to the number of viewers,
+   and to the time of a slow request; each viewer has its own backpressure (hub.h). On addresses other than loopback
+   a token is needed, in `Authorization: Bearer` or `?token=`; it is compared in constant time. Requests from other
+   origins are refused. */
 #ifndef CARRY_STREAM_SERVER_H
 #define CARRY_STREAM_SERVER_H
 
@@ -21,17 +23,17 @@
 
 typedef struct carry_server_options {
     const char *address;   /* NULL: 127.0.0.1 */
-    int port;              /* 0: any that is free */
-    const char *token;     /* NULL: none, which only loopback may have */
+    int port;              /* 0: any free port */
+    const char *token;     /* NULL: no token, which is only allowed on loopback */
     const char *record_to; /* folder for recordings; NULL: recording is refused */
-    double patience;       /* seconds that a client may keep the server waiting; 0: 30 */
+    double patience;       /* seconds for which a client may keep the server waiting; 0: 30 */
 } carry_server_options;
 
 typedef struct carry_server carry_server;
-/* CARRY_EIO with the port and why (taken, ...). */
+/* CARRY_EIO with the port and the reason, for example a port in use. */
 carry_status carry_server_start(carry_ctx *ctx, carry_server **made, const carry_server_options *options,
                                 carry_hub *hub, carry_controls *controls);
 int carry_server_port(const carry_server *server);
-void carry_server_stop(carry_server *server); /* returns when its thread has ended, within two seconds */
+void carry_server_stop(carry_server *server); /* returns when the server's thread has ended, within two seconds */
 
 #endif

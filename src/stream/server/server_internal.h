@@ -1,5 +1,5 @@
-/* Inside the stream's server: routes (server_routes.c), viewers (server_viewer.c), recordings (server_record.c), state
-   and metrics (server_metrics.c). All of it runs on the thread of http/. */
+/* Internals of the stream's server: routes (server_routes.c), viewers (server_viewer.c), recordings
+   (server_record.c), state and metrics (server_metrics.c). Everything here runs on the thread of http/. */
 #ifndef CARRY_STREAM_SERVER_INTERNAL_H
 #define CARRY_STREAM_SERVER_INTERNAL_H
 
@@ -13,26 +13,27 @@
 #include "stream/server/server.h"
 
 #define CARRY_SERVER_CONNECTIONS (CARRY_HUB_VIEWERS + 64)
-#define CARRY_SERVER_BODY ((size_t)256 << 10) /* of a body or a message: eight prompts with every byte escaped fit */
+/* Limit of a body or message: eight prompts with every byte escaped fit. */
+#define CARRY_SERVER_BODY ((size_t)256 << 10)
 
 struct carry_server {
-    carry_ctx *ctx; /* of the thread of http/ */
+    carry_ctx *ctx; /* used by the thread of http/ */
     carry_http_server *http;
     carry_hub *hub;
     carry_controls *controls;
-    uint64_t name; /* random: distinguishes a server from the one before it, whose frames had other numbers */
+    uint64_t name; /* random: tells this server from an earlier one, whose frames had other numbers */
     char *record_to;
-    double next_state;     /* when to make the next one */
-    carry_json_text state; /* as viewers get it */
+    double next_state;     /* when to make the next state */
+    carry_json_text state; /* the JSON that viewers get */
     uint64_t state_serial;
     carry_film *film;
-    carry_film_state filmed; /* of film, or of the last one */
-    uint64_t frames_seen;    /* for health: frames, and when the last one came */
+    carry_film_state filmed; /* state of `film`, or of the last recording */
+    uint64_t frames_seen;    /* for the health check: number of frames, and the time of the last one */
     double frames_at;
-    uint64_t refused; /* viewers, and messages of viewers */
+    uint64_t refused; /* number of refused viewers and messages */
 };
 
-void carry_server_new_state(carry_server *server); /* makes server->state anew, and asks all viewers */
+void carry_server_new_state(carry_server *server); /* renews server->state and asks all viewers to send it */
 
 /* server_routes.c */
 extern const carry_http_route carry_server_routes[];
@@ -41,18 +42,19 @@ extern const size_t carry_server_route_count;
 /* server_viewer.c */
 extern const carry_http_endpoint carry_server_viewers;
 
-/* server_record.c. {"path": ...} or {"stop": true}: 0, or an HTTP status and an error message in why. */
+/* server_record.c. Takes {"path": ...} or {"stop": true}. Returns 0, or an HTTP status with an error message in
+   `why`. */
 int carry_server_record(carry_server *server, const char *json, size_t length, char *why, size_t why_size);
-void carry_server_film_look(carry_server *server); /* stops a recording that has ended by itself */
+void carry_server_film_look(carry_server *server); /* stops a recording that has ended with an error */
 
 /* server_metrics.c */
 void carry_server_state(carry_server *server,
                         carry_json_text *text); /* {"stream", "controls", "figures", "recording"} */
 void carry_server_metrics(carry_server *server, carry_json_text *text);
 bool carry_server_healthy(carry_server *server, const char **why);
-double carry_server_quiet(const carry_server *server); /* seconds without a frame that are still healthy */
+double carry_server_quiet(const carry_server *server); /* seconds without a frame that still count as healthy */
 
-/* Made at build time from page/: the page, with @NONCE@ in place of the nonce of its policy. */
+/* The page, built from page/. @NONCE@ stands for the nonce of its content security policy. */
 extern const unsigned char carry_page[];
 extern const size_t carry_page_size;
 

@@ -6,8 +6,8 @@
 #include "core/memory.h"
 #include "stream/server/server_internal.h"
 
-#define QUIET 10.0 /* seconds without a frame after which something is wrong, at least */
-#define AT_ONCE 4  /* frames that a codec makes of a latent frame, at most */
+#define QUIET 10.0 /* minimum number of seconds without a frame that count as unhealthy */
+#define AT_ONCE 4  /* maximum number of frames that a codec makes from one latent frame */
 
 static void put_number(carry_json_text *text, const char *key, double value) {
     carry_json_put_key(text, key);
@@ -191,8 +191,8 @@ void carry_server_metrics(carry_server *server, carry_json_text *text) {
     put_stage_metrics(text, &f.overlap);
 }
 
-/* Three times what may be between two frames: a chunk, which after the first one is known by its stages alone, or the
-   pace. */
+/* Three times the longest expected interval between two frames: a chunk (its period, or the sum of its stage times,
+   since the first chunk has no period) or the pace. At least QUIET. */
 double carry_server_quiet(const carry_server *server) {
     carry_stream_figures figures;
     int width, height;
@@ -215,7 +215,7 @@ bool carry_server_healthy(carry_server *server, const char **why) {
         return false;
     }
     if (figures.paused) {
-        server->frames_at = now; /* patience starts anew when it goes on */
+        server->frames_at = now; /* the time starts anew when the stream continues */
         *why = "paused";
         return true;
     }

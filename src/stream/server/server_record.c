@@ -1,4 +1,4 @@
-/* Recordings that viewers ask for: into one folder, one at a time. */
+/* Recordings started by viewers: all in one folder, one at a time. */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,7 +8,7 @@
 
 #define RECORD_NAME 128 /* bytes */
 
-/* A bare name: nothing that leads out of the folder, is hidden, or that a terminal obeys. */
+/* True for a bare name that stays in the folder, is not hidden, and has no control characters. */
 static bool is_file_name(const carry_json *name) {
     if (name == NULL || name->kind != CARRY_JSON_STRING || name->as.text.length > RECORD_NAME ||
         name->as.text.length < 5 || name->as.text.bytes[0] == '.' || name->as.text.bytes[0] == '-') {

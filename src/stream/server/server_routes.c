@@ -1,4 +1,4 @@
-/* The routes of the stream's page. Every response is whole. */
+/* The routes of the stream's page. Every response is sent in one piece. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>

@@ -1,4 +1,4 @@
-/* Viewers: WebSockets. A viewer gets the reply to its message first, then a new state, then a frame. */
+/* Viewers, connected by WebSocket. A viewer gets the reply to its message first, then a new state, then a frame. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,8 +10,8 @@
 typedef struct viewer {
     carry_http_socket *socket;
     carry_viewer *frames;
-    char *reply;         /* a text to send; NULL: none */
-    uint64_t state_sent; /* serial of the last state it got */
+    char *reply;         /* text to send; NULL: none */
+    uint64_t state_sent; /* serial number of the last state sent to it */
 } viewer;
 
 static void *opened(void *user, carry_http_socket *socket) {
@@ -42,7 +42,7 @@ static void closed(void *user, void *data) {
     }
 }
 
-/* One reply is kept. An error is not replaced by a success. */
+/* A viewer has at most one pending reply. A success does not replace an error. */
 static void set_reply(viewer *v, const char *why) {
     carry_json_text text = {0};
     if (why[0] == '\0' && v->reply != NULL) {

@@ -12,24 +12,24 @@
 #include "core/tensor.h"
 #include "stream/server/video_internal.h"
 
-#define LOOK 0.1 /* seconds between two looks at whether to stop */
-#define FPS 16.0 /* of a folder that plays */
+#define LOOK 0.1 /* interval in seconds at which to check whether to stop */
+#define FPS 16.0 /* frame rate of a folder that plays live */
 
 struct carry_video {
     carry_video_options options;
     carry_video_source source;
     char path[256];
-    int damaged;           /* in a row */
-    carry_jpeg_bytes held; /* the frame that is decoded */
-    bool has_ended;        /* for who reads */
+    int damaged;           /* damaged frames in a row */
+    carry_jpeg_bytes held; /* the frame being decoded */
+    bool has_ended;        /* as seen by the reader */
     char end[320];
-    /* Of a live source. */
+    /* For a live source: */
     bool has_thread;
     pthread_t thread;
-    carry_ctx *ctx; /* the thread's */
+    carry_ctx *ctx; /* used by the thread */
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    carry_jpeg_bytes *ring; /* [keep]: the oldest first, from `first` on */
+    carry_jpeg_bytes *ring; /* [keep] frames, the oldest at `first` */
     int first, count;
     uint64_t dropped;
     bool is_over, is_closing;
@@ -68,7 +68,7 @@ static bool is_closing(carry_video *v) {
     return closes;
 }
 
-/* A file's frames are due at its own rate; a camera waits for itself. */
+/* The thread that reads a live source. It reads a file at the file's own frame rate; a camera sets its own pace. */
 static void *read_live(void *argument) {
     carry_video *v = argument;
     carry_jpeg_bytes frame = {0};
@@ -175,7 +175,7 @@ void carry_video_free(carry_video *v) {
     free(v);
 }
 
-/* The oldest that is kept; false: none came within LOOK. */
+/* Takes the oldest kept frame. Returns false if none arrived within LOOK seconds. */
 static bool pop(carry_video *v, bool *ended) {
     struct timespec until;
     (void)clock_gettime(CLOCK_MONOTONIC, &until);

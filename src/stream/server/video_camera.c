@@ -1,4 +1,4 @@
-/* Cameras by Video4Linux: Motion JPEG, else YUYV, in buffers that the driver fills and this maps. */
+/* Cameras by Video4Linux: Motion JPEG, or else YUYV, in mapped buffers that the driver fills. */
 #include "stream/server/video_internal.h"
 
 #include "core/error.h"
@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 enum { BUFFERS = 4, WAIT_MS = 100, SIDE = 16384 };
-enum { MISSED = 50 }; /* waits without a frame: the camera is gone */
+enum { MISSED = 50 }; /* after this many waits without a frame the camera counts as gone */
 
 typedef struct camera {
     const carry_camera_calls *calls;
@@ -28,7 +28,7 @@ typedef struct camera {
         size_t size;
     } buffer[BUFFERS];
     carry_yuyv yuyv;  /* width 0: Motion JPEG */
-    char refused[96]; /* why it does not start */
+    char refused[96]; /* why the camera does not start */
 } camera;
 
 static int open_file(const char *path) {
@@ -76,8 +76,8 @@ static void close_camera(void *opened) {
     free(c);
 }
 
-/* A buffer that the driver has filled. One that it marks as damaged, or with an impossible index or size, is skipped.
- */
+/* Copies a buffer that the driver has filled. A buffer that is marked as damaged, or has an impossible index or
+   size, is skipped. */
 static carry_status take_buffer(carry_ctx *ctx, const camera *c, const struct v4l2_buffer *b, carry_jpeg_bytes *to) {
     if (b->index >= c->buffers || b->bytesused > c->buffer[b->index].size || (b->flags & V4L2_BUF_FLAG_ERROR) != 0) {
         return CARRY_OK;
@@ -112,7 +112,7 @@ static carry_status next_of_camera(carry_ctx *ctx, void *opened, carry_jpeg_byte
     return CARRY_OK;
 }
 
-/* Asks for a format; the driver may answer with another, and with another size. */
+/* Asks for a format. The driver may choose another format and another size. */
 static bool set_format(camera *c, unsigned pixels, int width, int height) {
     struct v4l2_format format = {.type = V4L2_BUF_TYPE_VIDEO_CAPTURE};
     format.fmt.pix.width = (unsigned)width;

@@ -9,7 +9,7 @@
 #include "core/file.h"
 #include "stream/server/video_internal.h"
 
-#define JPEG_MOST ((uint32_t)64 << 20) /* bytes of a frame */
+#define JPEG_MOST ((uint32_t)64 << 20) /* maximum bytes of a frame */
 
 carry_status carry_video_room(carry_ctx *ctx, carry_jpeg_bytes *to, size_t size) {
     if (to->room < size) {
@@ -23,13 +23,13 @@ carry_status carry_video_room(carry_ctx *ctx, carry_jpeg_bytes *to, size_t size)
     return CARRY_OK;
 }
 
-/* RIFF: chunks of a name, a size and data; LIST chunks hold others. */
+/* An AVI file is RIFF: chunks with a name, a size and data; LIST chunks contain other chunks. */
 typedef struct avi {
     FILE *file;
-    long size;             /* of the file */
-    long end;              /* of the frames */
-    uint32_t told, frames; /* how many the header says, 0: not known; how many were read */
-    char codec[5];         /* of its frames; empty: not said */
+    long size;             /* size of the file */
+    long end;              /* end of the frames */
+    uint32_t told, frames; /* number of frames by the header, 0: unknown; number read */
+    char codec[5];         /* codec of the frames; empty: not stated */
 } avi;
 
 typedef struct chunk {
@@ -52,7 +52,7 @@ static bool take_chunk(FILE *file, chunk *c) {
     return true;
 }
 
-/* fseek accepts a position beyond the end of the file, so the size is compared. */
+/* fseek accepts a position beyond the end of the file, so the position is compared with the size. */
 static bool skip(const avi *a, uint32_t size) {
     const long to = ftell(a->file) + (long)size;
     return to <= a->size && fseek(a->file, to + (long)(size & 1), SEEK_SET) == 0;
@@ -82,7 +82,7 @@ static carry_status next_of_avi(carry_ctx *ctx, void *opened, carry_jpeg_bytes *
             say_end(a, why, why_size);
             return CARRY_OK;
         }
-        if (strcmp(c.name, "LIST") == 0) { /* "rec ": frames are in it */
+        if (strcmp(c.name, "LIST") == 0) { /* a "rec " list contains frames */
             char kind[4];
             if (fread(kind, 1, sizeof kind, a->file) != sizeof kind) {
                 (void)snprintf(why, why_size, "the video ends in the middle of a list");
@@ -112,7 +112,7 @@ static carry_status next_of_avi(carry_ctx *ctx, void *opened, carry_jpeg_bytes *
     return CARRY_OK;
 }
 
-/* The header's rate and number of frames (avih), the codec of its pictures (strh); other parts are skipped. */
+/* Reads the rate and the number of frames from avih, and the codec from strh. Other chunks are skipped. */
 static bool take_header(avi *a, const chunk *c, double *fps) {
     unsigned char b[20] = {0};
     const bool is_main = strcmp(c->name, "avih") == 0;
@@ -131,7 +131,7 @@ static bool take_header(avi *a, const chunk *c, double *fps) {
     return skip(a, c->size - (uint32_t)sizeof b);
 }
 
-/* Up to the list of frames. */
+/* Skips to the list of frames ("movi"). */
 static bool find_frames(avi *a, double *fps) {
     chunk c;
     char kind[5] = "";
@@ -150,11 +150,11 @@ static bool find_frames(avi *a, double *fps) {
         if (fread(kind, 1, 4, a->file) != 4) {
             return false;
         }
-        if (strcmp(kind, "movi") == 0) { /* a size of 0 is of a file that was not closed */
+        if (strcmp(kind, "movi") == 0) { /* a size of 0 is left by a writer that did not close the file */
             a->end = c.size > 4 && c.size < 0x7FFFFFFFu ? start + (long)c.size : 0x7FFFFFFFL;
             return true;
         }
-        const bool is_header = strcmp(kind, "hdrl") == 0 || strcmp(kind, "strl") == 0; /* its parts follow */
+        const bool is_header = strcmp(kind, "hdrl") == 0 || strcmp(kind, "strl") == 0; /* its chunks are read next */
         if (!is_header && (fseek(a->file, start, SEEK_SET) != 0 || !skip(a, c.size))) {
             return false;
         }
@@ -236,7 +236,7 @@ static carry_status next_of_folder(carry_ctx *ctx, void *opened, carry_jpeg_byte
     }
     CARRY_TRY(carry_file_in(ctx, path, f->path, f->entry[f->next++]->d_name));
     FILE *file = fopen(path, "rb");
-    to->size = 0; /* what cannot be read is a damaged frame */
+    to->size = 0; /* a file that cannot be read counts as a damaged frame */
     if (file == NULL) {
         return CARRY_OK;
     }

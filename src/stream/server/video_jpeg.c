@@ -1,4 +1,4 @@
-/* JPEG to pictures. libjpeg's default is to end the process on an error: here it jumps back. */
+/* Decodes JPEGs. libjpeg ends the process on an error by default; here a longjmp returns from it. */
 #include <setjmp.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,8 +7,8 @@
 
 #include "stream/server/video_internal.h"
 
-#define SIDE 16384                 /* pixels; larger ones are taken for damage */
-#define MEMORY ((size_t)256 << 20) /* bytes to decode one picture with */
+#define SIDE 16384                 /* maximum width and height in pixels; a larger picture counts as damaged */
+#define MEMORY ((size_t)256 << 20) /* maximum bytes of memory for decoding one picture */
 
 typedef struct reading {
     struct jpeg_decompress_struct decompress;
@@ -24,7 +24,7 @@ static void jump_back(j_common_ptr common) {
     longjmp(r->back, 1);
 }
 
-/* A warning means data that ends early or is damaged: such a frame is not shown. */
+/* A libjpeg warning means that data ends early or is damaged: such a frame is not shown. */
 static void take_warning(j_common_ptr common, int level) {
     if (level < 0) {
         jump_back(common);
@@ -35,8 +35,8 @@ static void say_nothing(j_common_ptr common) {
     (void)common;
 }
 
-/* The picture, and for several scans (progressive) the coefficients of all of it, two bytes each, which libjpeg keeps
-   in memory whatever its max_memory_to_use. */
+/* Bytes needed for decoding: the picture, and for several scans (progressive) two bytes for each coefficient, which
+   libjpeg keeps in memory regardless of max_memory_to_use. */
 static size_t memory_of(struct jpeg_decompress_struct *d) {
     size_t bytes = (size_t)d->image_width * d->image_height * 3;
     for (int i = 0; i < d->num_components && jpeg_has_multiple_scans(d); i++) {

@@ -1,4 +1,4 @@
-/* Pictures of a video: uncompressed frames to RGB, and RGB to the size that is wanted. */
+/* Converts uncompressed frames to RGB, and scales RGB to the requested size. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -36,7 +36,7 @@ static unsigned char to_byte(float value) {
     return (unsigned char)(value < 0.0f ? 0.0f : value > 255.0f ? 255.0f : value + 0.5f);
 }
 
-/* BT.601 with 16 to 235 for black to white, which is what cameras give unless they say otherwise. */
+/* BT.601 with 16 to 235 for black to white, the default of cameras. */
 static void put_rgb(unsigned char *rgb, int y, int u, int v) {
     const float light = 1.164383f * (float)(y - 16);
     rgb[0] = to_byte(light + 1.596027f * (float)(v - 128));
