@@ -10,7 +10,7 @@
 #include "core/tensor.h"
 #include "model/parameters_file.h"
 
-/* The files of a folder: those that are mapped already, else opened. */
+/* Returns the folder's files: the mapped ones if there are any, else it opens them. */
 static carry_status open_files(const carry_parameters *own, carry_weights *weights, const char *folder) {
     if (own->files.files == 0) {
         return carry_weights_open(own->ctx, weights, folder);
@@ -26,7 +26,7 @@ carry_dtype carry_parameters_stored(const carry_parameters *own) {
                                                                             : CARRY_F32;
 }
 
-/* Says how far it is, for folders of several files. */
+/* Reports progress, for folders of several files. */
 static void report(const carry_parameters *own, const carry_weights *weights, int64_t file, const char *folder) {
     double read = 0.0;
     double all = 0.0;
@@ -40,7 +40,8 @@ static void report(const carry_parameters *own, const carry_weights *weights, in
     }
 }
 
-/* The parameters of every file in turn; those whose file is not known come first. Mapped files stay as they are. */
+/* Loads the parameters of every file in turn; parameters whose file is not known come first. Files that were mapped
+   before stay mapped. */
 static carry_status load_files(carry_parameters *own, const carry_weights *weights, const char *folder) {
     const bool stays_mapped = own->files.files > 0;
     int64_t *file = calloc((size_t)own->parameters + 1, sizeof *file);

@@ -82,7 +82,7 @@ carry_tensor carry_lm_group_rows(const carry_lm_group *group, carry_tensor rows,
     }
     const carry_tensor flat = carry_slice(rows, group->first, group->batch * group->tokens);
     carry_tensor view = carry_reshape(flat, rank + 2, all);
-    if (!carry_tensor_is_packed(&flat, 0)) { /* rows that are further apart than they are long */
+    if (!carry_tensor_is_packed(&flat, 0)) { /* the row stride is larger than the row */
         view.stride[1] = flat.stride[0];
         view.stride[0] = flat.stride[0] * group->tokens;
     }
@@ -105,7 +105,7 @@ int64_t carry_lm_place_before(const carry_lm_places *p, int64_t sequence) {
     return wave > 0 && sequence < p->steps ? p->wave[wave - 1] + sequence - p->wave[wave] : -1;
 }
 
-/* Slots on the device that a group of steps goes on from; NULL: its own. */
+/* The slots on the device whose states a group of steps continues from; NULL: the group's own slots. */
 static const int32_t *slots_before(const carry_lm_places *p, const carry_lm_group *group) {
     const int64_t before = carry_lm_place_before(p, group->sequence);
     return before >= 0 ? p->there.slots + before : NULL;

@@ -1,5 +1,5 @@
-/* Granite 4: Mamba-2 or attention, then a shared feed-forward with experts beside it or alone. Embeddings, what layers
-   add, scores of attention and logits have factors. */
+/* Granite 4: Mamba-2 or attention, then a shared feed-forward, with or without experts. Embeddings, the outputs that
+   layers add to h, attention scores and logits are multiplied by factors. */
 #include <math.h>
 #include <string.h>
 

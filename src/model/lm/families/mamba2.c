@@ -1,4 +1,4 @@
-/* Mamba-2 of transformers: every layer has a mixer alone. */
+/* Mamba-2 of the transformers library: layers have a mixer and no feed-forward. */
 #include <math.h>
 #include <string.h>
 
