@@ -1,4 +1,4 @@
-/* The units of a training pass: the chunk of each, and the chunks that it sees. */
+/* The units of a training pass: the chunk of each, and the chunks that it attends to. */
 #include "model/dit/dit_pass_rows.h"
 
 static int64_t chunk_of(const carry_dit_pass *pass, int64_t unit, bool *noisy) {

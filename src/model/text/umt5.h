@@ -11,7 +11,7 @@
 
 #include "model/parameters.h"
 
-#define CARRY_UMT5_TOKENS 4096 /* the most of a prompt: scores take num_heads times its square */
+#define CARRY_UMT5_TOKENS 4096 /* maximum tokens of a prompt: scores take num_heads times its square */
 
 typedef struct carry_umt5_config {
     int64_t vocab_size, d_model, d_ff, d_kv, num_heads, num_layers;
@@ -23,15 +23,15 @@ carry_status carry_umt5_config_read(carry_ctx *ctx, carry_umt5_config *config, c
 
 typedef struct carry_umt5 carry_umt5;
 
-/* From a folder, on a device, for prompts of up to `most` tokens. dtype is that of activations, and on a GPU of the
-   weights that products read. */
+/* Opens a folder on a device, for prompts of up to `most` tokens. dtype is the type of activations, and on a GPU also
+   of the weights of products. */
 carry_status carry_umt5_open(carry_ctx *ctx, carry_umt5 **made, const char *folder, int device, carry_dtype dtype,
                              int64_t most);
 void carry_umt5_free(carry_umt5 *model);
 const carry_umt5_config *carry_umt5_config_of(const carry_umt5 *model);
 
-/* hidden [T, d_model], f32, in host memory: the last hidden state of T tokens, of which the first `tokens` are the
-   prompt's and the rest padding, which is masked. ids [T], i64, in host memory. */
+/* hidden [T, d_model], f32, in host memory, gets the last hidden state of T tokens. The first `tokens` of them are the
+   prompt; the others are padding, which is masked. ids [T], i64, in host memory. */
 carry_status carry_umt5_encode(carry_umt5 *model, carry_tensor hidden, carry_tensor ids, int64_t tokens);
 
 /* The bucket of a key `distance` rows after a query (negative: before). */
