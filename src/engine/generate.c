@@ -85,7 +85,7 @@ carry_status carry_generation_encode(const carry_generation *g, int64_t number, 
     return ids->count > 0 ? CARRY_OK : carry_generation_keep_id(g->ctx, ids, (uint32_t)g->model->start);
 }
 
-/* The result of a prompt borrows its text from the text under way until the end. */
+/* Until the end, the result of a prompt points to the memory of the text in progress. */
 static void show_text(carry_continuation *c, const carry_decoded *t) {
     c->text = t->text;
     c->length = t->length;

@@ -1,5 +1,5 @@
-/* One training step of carry/model.h: loss and gradients of a batch, then AdamW. Several steps in one process; runs
-   with data, checkpoints and ranks are train/. */
+/* One training step of carry/model.h: loss and gradients of a batch, then AdamW. For several steps in one process;
+   train/ has runs with data, checkpoints and ranks. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>

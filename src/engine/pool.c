@@ -1,4 +1,4 @@
-/* Two stacks of free numbers, and a count of owners for each number. */
+/* Two stacks of free numbers, and the number of owners of each page. */
 #include "engine/pool.h"
 
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 #include "core/memory.h"
 #include "engine/runner.h"
 
-/* Numbers count - 1 to 0, so that 0 is taken first. */
+/* A stack of the numbers count - 1 to 0, so that 0 is taken first. */
 static int32_t *stack_of(int64_t count) {
     int32_t *stack = malloc(((size_t)count + 1) * sizeof *stack);
     for (int64_t i = 0; stack != NULL && i < count; i++) {
@@ -113,7 +113,7 @@ carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages
     size_t left = memory - (size_t)*slots * demand->slot_bytes;
     const int64_t wanted = demand->page_bytes == 0 ? 0 : each * (demand->sequences + demand->spare);
     const size_t share = demand->page_bytes == 0 ? 0 : left / demand->page_bytes;
-    /* Half of what is left serves snapshots, unless one context needs more. */
+    /* Half of the remaining memory is for snapshots, unless one context needs more. */
     size_t some = share / 2 > (size_t)each ? share / 2 : (size_t)each;
     some = some > share || demand->most_slots <= *slots ? share : some;
     *pages = demand->page_bytes == 0 ? 0 : some < (size_t)wanted ? (int64_t)some : wanted;

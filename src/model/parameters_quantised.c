@@ -13,10 +13,8 @@
 #include "core/threads.h"
 #include "ops/quantised/tiles.h"
 
-#define GRAIN 8 /* rows handed to a thread */
-#define PIECE_BYTES                                                                                 \
-    ((size_t)1 << 26) /* bytes of blocks that are uploaded at once, before they are rearranged into \
-                         tiles on a GPU */
+#define GRAIN 8                       /* rows handed to a thread */
+#define PIECE_BYTES ((size_t)1 << 26) /* bytes of blocks uploaded at once, to be packed into tiles */
 
 /* Gives the blocks of a tensor: those in the file, or new ones converted from the file's layout. The caller frees
  *made, which is NULL in the first case. */

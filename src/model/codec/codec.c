@@ -16,9 +16,7 @@
 #include "ops/nn.h"
 
 #define CONFIG_LIMIT ((size_t)4 << 20)
-#define SIDE_LIMIT                                                                                                 \
-    16384                  /* pixels: larger than any real picture, and small enough that products of sizes do not \
-                              overflow */
+#define SIDE_LIMIT 16384   /* pixels: larger than any real picture; products of sizes do not overflow */
 #define FRAMES_LIMIT 65536 /* latent frames of one call */
 
 struct carry_codec {

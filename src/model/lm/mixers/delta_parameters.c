@@ -5,9 +5,7 @@
 #include "model/lm/mixers/delta.h"
 
 #define MAX_CONV 16
-#define MAX_VALUE                                                                                          \
-    ((int64_t)8 * CARRY_MAX_DELTA_DIM) /* maximum width of a value head; wide heads are computed in slices \
-                                          (recurrence.h) */
+#define MAX_VALUE ((int64_t)8 * CARRY_MAX_DELTA_DIM) /* of a value head; wide heads use slices (recurrence.h) */
 
 const char *const carry_lm_delta_names[] = {
     "attn.q_proj.weight",   "attn.k_proj.weight", "attn.v_proj.weight", "attn.a_proj.weight",   "attn.b_proj.weight",
