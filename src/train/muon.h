@@ -21,19 +21,19 @@ typedef struct carry_muon {
     const carry_parameters *model;
     double momentum;
     carry_dtype dtype;             /* of the iteration */
-    int64_t most, side;            /* elements of the largest matrix; the largest smaller side */
+    int64_t most, side;            /* elements of the largest matrix; maximum over all matrices of the smaller side */
     carry_tensor u, x, next, a, b; /* memory for one matrix at a time */
     carry_tensor squares, rates;   /* [1], f64; [CARRY_MUON_RATES] */
     void *workspace;
     size_t workspace_bytes;
 } carry_muon;
 
-/* Is this parameter a matrix of a layer, or a stack of them? */
+/* True if this parameter is a matrix of a layer, or a stack of such matrices. */
 bool carry_muon_takes(const carry_parameter *p);
 
 void carry_muon_init(carry_muon *muon, carry_ctx *ctx, const carry_parameters *model, double momentum);
 void carry_muon_place(carry_muon *muon, carry_arena *arena); /* over NULL it counts */
-/* One step over all matrices. m is laid out as the model's flat buffers; clip as for carry_adamw. */
+/* One step over all matrices. m has the layout of the model's flat buffers; clip is as in carry_adamw. */
 carry_status carry_muon_step(carry_muon *muon, float *m, carry_tensor clip);
 
 #endif
