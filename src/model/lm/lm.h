@@ -55,7 +55,7 @@ carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder);
 /* For a model that is only read, with weights in bf16 or f16: its experts have no f32 masters. */
-carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **lm, const carry_lm_config *config, int device,
+carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  carry_dtype dtype);
 void carry_lm_free(carry_lm *lm);
 /* Sets the start values, which depend only on the seed and the parameter's name. */
