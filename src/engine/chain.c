@@ -78,7 +78,7 @@ static carry_tile_product *add_tiles(carry_chain *c, const carry_tensor *W, int 
         p->maps[i] = (carry_tile_map){.tiles = W[i].data, .rows = (int)W[i].shape[0], .y_at = (int)y_at};
         y_at += W[i].shape[0];
     }
-    (void)carry_quant_tiles_of_tensor(&layout, &W[0]); /* as carry_decode_supports has found */
+    (void)carry_quant_tiles_of_tensor(&layout, &W[0]); /* carry_decode_supports has checked it */
     carry_tile_product_finish(p, &layout);
     c->has_tiles = true;
     return p;

@@ -22,14 +22,14 @@
 #include "carry/device.h"
 #include "ops/quantised/tile_product.h"
 
-#define CARRY_CHAIN_SEQUENCES 64 /* of a step, at most */
+#define CARRY_CHAIN_SEQUENCES 64 /* maximum number of a step */
 #define CARRY_CHAIN_TILE 16      /* sequences of a tile; rows of activations are a multiple of it */
 #define CARRY_CHAIN_GROUP 8      /* maximum number of query heads per key head */
 #define CARRY_CHAIN_KEY 128      /* width of keys and values of a head of the delta rule */
 #define CARRY_CHAIN_SPLITS 8     /* attention splits the tokens of a sequence into this many parts */
 #define CARRY_CHAIN_COLUMNS 32   /* the columns of a matrix are a multiple of this */
 #define CARRY_CHAIN_EXPERTS_MOST 512
-#define CARRY_CHAIN_CHOSEN_MOST 16 /* experts of a token */
+#define CARRY_CHAIN_CHOSEN_MOST 16 /* maximum number of experts per token */
 
 typedef enum carry_chain_output {
     CARRY_CHAIN_STORE,  /* y = W x */
@@ -117,7 +117,7 @@ typedef struct carry_chain_experts {
 /* The sequences of a step, on the device, at addresses that do not change. */
 typedef struct carry_chain_lists {
     const int32_t *slots, *offsets, *pages; /* the pages of sequence i start at pages + offsets[i] */
-    const int64_t *lengths, *ids;           /* ids: -1: last[slot] */
+    const int64_t *lengths, *ids;           /* ids: -1 means last[slot] */
     const int32_t *last;
     int sequences;
 } carry_chain_lists;
@@ -136,7 +136,7 @@ typedef enum carry_chain_kind {
 
 typedef struct carry_chain_op {
     carry_chain_kind kind;
-    int layer; /* of an operation on states */
+    int layer; /* layer of an operation on states */
     union {
         carry_chain_product product;
         carry_tile_product tiles;

@@ -17,7 +17,7 @@
 #include "model/lm/mixers/delta.h"
 
 #define KEY CARRY_DECODE_KEY
-#define OPS_OF_LAYER 6 /* at most */
+#define OPS_OF_LAYER 6 /* maximum number of operations */
 #define ALIGNMENT ((size_t)256)
 #define LAST_TAG 0xf0000000u /* tags restart at 1 before they overflow */
 
@@ -36,7 +36,7 @@ struct carry_decode {
     int ordinal, blocks, columns;
     decode_list list[CARRY_DECODE_SEQUENCES + 1];
     int64_t capacity; /* capacity of the caches to which the lists point */
-    /* While a list is made: */
+    /* Used while a list is built: */
     carry_decode_op *op; /* in host memory */
     int count, next_block, sequences, slots, splits;
     int h_from;   /* index of the operation that last wrote h */
@@ -44,7 +44,7 @@ struct carry_decode {
     size_t word_bytes;
     carry_decode_word *h, *low, *maps, *mixed, *activated, *part; /* h is the start of the memory for words */
     float *rates;
-    int maps_width; /* words of a sequence */
+    int maps_width; /* words per sequence */
     uint32_t tag;   /* tag of the next step's first operation */
     carry_decode_turns turns;
 };

@@ -12,7 +12,7 @@
 typedef struct carry_decode carry_decode;
 
 typedef struct carry_decode_options {
-    int64_t sequences; /* of a step, at most */
+    int64_t sequences; /* maximum number of a step */
     bool same_bits;    /* results have the same bits in steps of 1 to 8 sequences, and the same in steps of 9 to 16;
                           slower */
     int32_t *last;     /* [slots], on the device: the last token sampled for each slot. NULL: every run gives its id */

@@ -39,7 +39,7 @@ typedef enum carry_decode_input {
     CARRY_DECODE_NORM,       /* x / rms(x), times w or 1 + w */
     CARRY_DECODE_GATED_NORM, /* the same for each head of 128 columns, times silu(gate) */
     CARRY_DECODE_GATED,      /* x sigmoid(gate) */
-    CARRY_DECODE_PAIRS,      /* x as it is */
+    CARRY_DECODE_PAIRS,      /* x without changes */
 } carry_decode_input;
 
 typedef enum carry_decode_output {
@@ -70,7 +70,7 @@ typedef struct carry_decode_product {
     carry_decode_output output;
     carry_decode_input input;
     const carry_decode_word *x; /* [sequences, columns / 2] */
-    const float *w;             /* of the norm */
+    const float *w;             /* weight of the norm */
     float plus, eps;
     const carry_decode_word *gate;          /* the gate of sequence b and head n is at gate + b gate_stride + n
                                                gate_head */
@@ -85,7 +85,7 @@ typedef struct carry_decode_delta {
     const carry_decode_word *in;
     int from;                  /* the operation that wrote it */
     int in_stride;             /* words per sequence; the next five fields are column indices */
-    int q, k, v, a, b;         /* a, b: -1: none */
+    int q, k, v, a, b;         /* a, b: -1 if absent */
     int heads, value_heads;    /* heads have 128 keys and 128 values */
     int taps;                  /* taps of the convolution, at most 4 */
     const float *wq, *wk, *wv; /* [channels, taps] */
@@ -141,7 +141,7 @@ typedef struct carry_decode_page {
 /* The arguments that differ from step to step; copied to the device before each step. */
 typedef struct carry_decode_turn {
     int32_t slot[CARRY_DECODE_SEQUENCES];
-    int32_t id[CARRY_DECODE_SEQUENCES];     /* -1: last[slot] */
+    int32_t id[CARRY_DECODE_SEQUENCES];     /* -1 means last[slot] */
     int64_t length[CARRY_DECODE_SEQUENCES]; /* tokens before this one */
     int32_t page_count;
     carry_decode_page page[]; /* for the table */

@@ -1,4 +1,4 @@
-/* Turns of the decoding kernel. */
+/* Inputs of the decoding kernel's steps. */
 #include "engine/decode_turn.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 
-#define FIRST_PAGES 64 /* of a sequence, at first */
+#define FIRST_PAGES 64 /* initial number of pages per sequence */
 
 static void free_tables(carry_decode_turns *t) {
     for (int i = 0; i < CARRY_DECODE_TURNS; i++) {

@@ -5,12 +5,12 @@
 #include "engine/decode_ops.h"
 #include "engine/runner.h"
 
-#define CARRY_DECODE_TURNS 4 /* that may be under way */
+#define CARRY_DECODE_TURNS 4 /* maximum number of steps in progress */
 
 /* One input: in pinned memory, and on the device. */
 typedef struct carry_decode_buffer {
     carry_decode_turn *pinned, *there;
-    carry_event *done; /* when it was read */
+    carry_event *done; /* recorded when the step has read it */
 } carry_decode_buffer;
 
 typedef struct carry_decode_turns {
@@ -28,7 +28,7 @@ void carry_decode_turns_close(carry_decode_turns *turns);
 /* Enqueues the input of call->sequences runs and completes the fields of the call. */
 carry_status carry_decode_turn_put(carry_decode_turns *turns, carry_decode_call *call, const carry_run *runs,
                                    int *new_pages);
-/* After the launch. */
+/* Call it after the launch. */
 carry_status carry_decode_turn_done(carry_decode_turns *turns);
 
 #endif

@@ -104,7 +104,7 @@ static carry_status open_engine(carry_engine *e, const carry_engine_options *o, 
                   .host_bytes = o->cache_host,
                   .folder = o->cache_dir,
                   .folder_bytes = o->cache_dir_bytes > 0 ? o->cache_dir_bytes : CACHE_DIR_BYTES},
-        .queue = INT64_MAX, /* counted here */
+        .queue = INT64_MAX, /* the engine counts requests itself */
         /* with a folder, states must be cached at whole blocks: files have differences to states at whole blocks */
         .cut_from = e->model.lm->own.device != 0 && o->cache_dir == NULL ? CUT_FROM_GPU : 0,
         .same_bits = o->same_bits,

@@ -23,7 +23,7 @@ typedef struct carry_engine_job {
     size_t told; /* number of bytes of the text that were reported */
     bool is_stopped;
     carry_text_rule rule;
-    bool is_complete; /* by its rule */
+    bool is_complete; /* its rule allows no more tokens */
     int64_t prompt_tokens;
 } carry_engine_job;
 
@@ -46,7 +46,7 @@ struct carry_engine {
     int64_t end_count;
     uint32_t *allowed; /* NULL: every id of the vocabulary is a token */
     int64_t queue;
-    int64_t texts;                   /* under way, at most */
+    int64_t texts;                   /* maximum number of active texts */
     carry_engine_note *first, *last; /* events */
     carry_engine_note *shown;        /* the event that carry_engine_next returned last */
     /* The fields below are shared with the threads that submit and cancel: */

@@ -17,8 +17,8 @@
 #define SOME 1024
 #define SOME_ON_GPU 16384
 #define LENGTH_MOST ((int64_t)1 << 24)
-#define TEXTS 16                     /* at once, at most */
-#define WINDOWS 256                  /* of a step, at most */
+#define TEXTS 16                     /* maximum number of texts at once */
+#define WINDOWS 256                  /* maximum number of windows in a step */
 #define UNBOUNDED ((int64_t)1 << 29) /* maximum tokens of a text, for a model whose state does not grow */
 #define BLOCK 64                     /* pieces are multiples of it: the delta rule then has the same chunks */
 
@@ -29,7 +29,7 @@ typedef struct piece {
 } piece;
 
 typedef struct step {
-    int64_t count; /* of pieces; 0: none */
+    int64_t count; /* number of pieces; 0: no step */
     piece *piece;
 } step;
 

@@ -20,7 +20,7 @@
 
 typedef struct carry_evaluation {
     double nll;            /* the sum of -ln p over predicted tokens */
-    int64_t tokens, bytes; /* that were predicted */
+    int64_t tokens, bytes; /* number of predicted tokens, and their bytes */
     int64_t files;         /* number of files that were read to their end */
     int64_t words;         /* number of words if all files are WikiText's (train/wikitext.h), else 0 */
     double seconds;
@@ -28,7 +28,7 @@ typedef struct carry_evaluation {
 
 typedef struct carry_evaluate_options {
     int64_t length;    /* tokens of a window; 0: no windows, the state is carried along */
-    carry_dtype dtype; /* to compute in */
+    carry_dtype dtype; /* type to compute in */
     bool take_binary;
     bool from_start; /* predict the first token too, from the start token if there is one */
     int64_t at_once; /* tokens of a call; 0: 1,024 on the CPU, 16,384 on a GPU */
@@ -42,7 +42,7 @@ typedef struct carry_evaluate_options {
 carry_status carry_evaluate(carry_ctx *ctx, const carry_model *model, const char *path,
                             const carry_evaluate_options *options, carry_evaluation *result);
 
-double carry_evaluation_loss(const carry_evaluation *evaluation);          /* nats a token */
-double carry_evaluation_bits_per_byte(const carry_evaluation *evaluation); /* NaN where nothing was predicted */
+double carry_evaluation_loss(const carry_evaluation *evaluation);          /* nats per token */
+double carry_evaluation_bits_per_byte(const carry_evaluation *evaluation); /* NaN if nothing was predicted */
 
 #endif

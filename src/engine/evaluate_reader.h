@@ -27,7 +27,7 @@ typedef struct carry_evaluate_reader {
     int64_t given_bytes; /* the sum of their bytes; normalizers may change it */
     int64_t file_bytes;  /* bytes of the file that were read */
     int64_t first_bytes; /* of its first token */
-    bool has_start;      /* which is predicted */
+    bool has_start;      /* a start token is before it, so the first token is predicted */
 } carry_evaluate_reader;
 
 /* A piece: inputs id[0..count-1], whose targets are id[1..count]. Valid until the next call. */

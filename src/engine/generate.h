@@ -24,7 +24,7 @@ typedef enum carry_ending {
     CARRY_ENDED_BY_LENGTH,
     CARRY_ENDED_BY_TOKEN, /* the end of the text */
     CARRY_ENDED_BY_STOP,
-    CARRY_INTERRUPTED, /* or never begun */
+    CARRY_INTERRUPTED, /* interrupted, or never begun */
 } carry_ending;
 const char *carry_ending_name(carry_ending ending); /* "length" */
 

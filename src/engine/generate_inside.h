@@ -14,7 +14,7 @@ typedef struct carry_generation {
     carry_engine_options engine; /* those of options, or defaults */
     carry_continuation *results;
     carry_encoder *encoder; /* NULL without a tokenizer */
-    bool stopped;           /* by the callback of options */
+    bool stopped;           /* the callback of options returned false */
 } carry_generation;
 
 /* Encodes a prompt into `ids`, replacing its contents; an empty prompt becomes the start token. *is_empty: there is no
@@ -30,7 +30,7 @@ carry_status carry_generation_take(const carry_generation *g, int64_t prompt, ca
 /* Ends a text and calls the callback. */
 void carry_generation_end(carry_generation *g, int64_t prompt, carry_decoded *text, carry_ending ending);
 
-/* Through the engine. */
+/* Runs the generation through the engine. */
 carry_status carry_generate_together(carry_generation *g);
 
 #endif

@@ -22,7 +22,7 @@ typedef struct job {
     carry_decoded text;
     bool is_stopped; /* by a stop text */
     carry_text_rule rule;
-    bool is_complete; /* by its rule */
+    bool is_complete; /* its rule allows no more tokens */
 } job;
 
 typedef struct together {

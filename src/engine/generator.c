@@ -34,19 +34,19 @@ struct carry_lm_generator {
     carry_lm_state *one; /* state of the prompt that is being read; NULL: for a batch of one, it is read into `state` */
     carry_lm_pass *step;
     void *memory;
-    void *room;          /* of the logits */
+    void *room;          /* memory of the logits */
     carry_tensor logits; /* [batch, vocabulary], in the activations' type */
-    carry_tensor wide;   /* and in f32 */
+    carry_tensor wide;   /* the same in f32 */
     /* On a GPU: */
-    carry_tensor ids;     /* [batch, 1], there */
+    carry_tensor ids;     /* [batch, 1], on the device */
     int64_t *pinned_ids;  /* the same in pinned memory; NULL: steps are not recorded */
     float *pinned_logits; /* [batch, vocabulary] */
     carry_stream *stream; /* made for the context; NULL: the context had one */
     carry_graph *graph;
     carry_decode *decode; /* runs steps with the decoding kernel; NULL: by passes */
-    carry_run *runs;      /* of such a step: [batch], */
-    int32_t *pages;       /* their pages, [batch, page_room], */
-    int32_t *given;       /* and ids, [batch] */
+    carry_run *runs;      /* runs of a step by the decoding kernel, [batch] */
+    int32_t *pages;       /* pages of the runs, [batch, page_room] */
+    int32_t *given;       /* ids of the runs, [batch] */
     int64_t page_room;
     bool has_run;       /* a step has run, so everything is set up */
     int64_t cache_room; /* capacity of the caches when the step was recorded */
@@ -237,7 +237,7 @@ static carry_status record_step(carry_lm_generator *g) {
     }
     const carry_status status = enqueue_step(g, true);
     const carry_status ended = carry_graph_end(ctx, &g->graph, device, stream);
-    carry_lm_state_advance(g->state, -1); /* nothing has run yet */
+    carry_lm_state_advance(g->state, -1); /* recording has not run the step */
     if (status != CARRY_OK || ended != CARRY_OK) {
         carry_graph_free(ctx, device, g->graph);
         g->graph = NULL;
@@ -312,7 +312,7 @@ static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, flo
         CARRY_TRY(begin_step(g));
     }
     if (g->decode != NULL) {
-        /* the step is enqueued */
+        /* decode_step has enqueued the step */
     } else if (g->graph == NULL && g->has_run) {
         CARRY_TRY(record_step(g));
     } else if (g->graph == NULL) {

@@ -263,7 +263,7 @@ carry_status carry_llm_read(carry_llm_state *state, const int64_t *ids, int64_t 
     return read_tokens(state, ids, count, logits);
 }
 
-/* A text under way. */
+/* A text in progress. */
 typedef struct text {
     carry_llm_state *state;
     const carry_llm_generation *options;

@@ -21,7 +21,7 @@ struct carry_llm {
     carry_ctx *ctx;
     carry_lm *lm;
     carry_dtype dtype;
-    int64_t ends[CARRY_MODEL_ENDS + 2]; /* of carry_llm_ends */
+    int64_t ends[CARRY_MODEL_ENDS + 2]; /* end tokens, for carry_llm_ends */
     int end_count;                      /* -1: not read yet */
     int generating;                     /* depth of nested calls of carry_llm_generate */
     bool is_closed;                     /* closed by a callback of such a call: freed when the outermost call returns */

@@ -17,18 +17,18 @@
 #define CARRY_MODEL_ENDS 16
 
 typedef struct carry_model {
-    int device; /* that it is on */
+    int device; /* device of the weights */
     carry_lm *lm;
-    carry_tokenizer *tokenizer; /* NULL: opened without */
+    carry_tokenizer *tokenizer; /* NULL: opened without a tokenizer */
     int64_t start;              /* the first token of an empty text: bos_token_id or end-of-text; -1: there is none */
     int64_t end, other_end;     /* tokens that end a text: end-of-text and eos_token_id; -1: none */
     int64_t ends[CARRY_MODEL_ENDS]; /* more end tokens: from generation_config.json, and eos_token of
                                        tokenizer_config.json */
     int end_count;
-    char folder[CARRY_FILE_PATH]; /* that it was read from */
+    char folder[CARRY_FILE_PATH]; /* the folder it was read from */
 } carry_model;
 
-/* On failure nothing is held. */
+/* On failure nothing is left open. */
 carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device);
 /* The same without a tokenizer: prompts and texts are token ids. */
 carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device);

@@ -73,7 +73,7 @@ static carry_status check_run(const carry_model_runner *r, const carry_run *run,
     return run->wants_token ? carry_sampling_check(ctx, run->sampling) : CARRY_OK;
 }
 
-/* A run that follows another. */
+/* Checks a run that follows another. */
 static carry_status check_follower(const carry_model_runner *r, const carry_run *runs, int64_t index) {
     const carry_run *run = &runs[index];
     return index > 0 && run->count == 1 && run[-1].count == 1 && run->ids != NULL && run->length == run[-1].length + 1

@@ -36,7 +36,7 @@ static int list_parts(carry_model_runner *r, carry_slot_part *to) {
 static carry_status open_parts(carry_model_runner *r) {
     const int count = list_parts(r, NULL);
     if (count <= 0) {
-        r->copies = NULL; /* part after part, then */
+        r->copies = NULL; /* parts are then copied one by one */
         return CARRY_OK;
     }
     const size_t bytes = (size_t)count * sizeof(carry_slot_part);

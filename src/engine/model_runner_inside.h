@@ -24,13 +24,13 @@ typedef struct carry_model_runner_lists {
 typedef struct carry_model_runner_pending {
     int64_t count;
     carry_run_result *results; /* [sequences] */
-    /* Of a runner that scores: */
+    /* For a runner that scores: */
     float *losses; /* [tokens], in host memory; on a GPU it is pinned */
     int64_t *rows; /* [sequences, 2]: the first row of each run, and their number */
     carry_event *done;
 } carry_model_runner_pending;
 
-#define CARRY_MODEL_RUNNER_PENDING 2 /* steps, at most */
+#define CARRY_MODEL_RUNNER_PENDING 2 /* maximum number of steps */
 #define CARRY_RUN_NO_TARGET (-100)   /* a label of carry_lm_args that does not count */
 
 /* On a device that records, calls with only single tokens are padded to these numbers of sequences. Padding reads and
@@ -58,7 +58,7 @@ typedef struct carry_model_runner {
     int64_t page_list;   /* maximum number of pages of one sequence */
     carry_lm_state *pool;
     carry_lm_pass *pass;
-    void *memory;                                               /* of the pass */
+    void *memory;                                               /* memory of the pass */
     void *host, *there;                                         /* memory of the lists, in host memory and on the device
                                                                    (NULL on the CPU) */
     carry_model_runner_lists lists[CARRY_MODEL_RUNNER_PENDING]; /* in host memory: one for each step in progress */
@@ -67,7 +67,7 @@ typedef struct carry_model_runner {
     int64_t *order;                        /* [sequences]: the index of the run of each sequence of the call */
     int64_t *row_of;                       /* [sequences]: the row of each run in the logits; -1: not wanted */
     carry_lm_places places;
-    size_t list_bytes; /* of the lists in use */
+    size_t list_bytes; /* bytes of the lists in use */
     void *logits_memory;
     carry_tensor logits, wide; /* [sequences, vocabulary] on the model's device: in the pass's type, and in f32 */
     float *host_logits;        /* wide in host memory */
@@ -78,8 +78,8 @@ typedef struct carry_model_runner {
     carry_sampler **sampler; /* of each worker */
     float **altered;         /* [vocabulary] for each worker: logits with penalties, biases and masks */
     carry_model_runner_pending pending[CARRY_MODEL_RUNNER_PENDING];
-    int oldest, waiting; /* of pending */
-    unsigned steps;      /* so far */
+    int oldest, waiting; /* of `pending`: index of the oldest, and count */
+    unsigned steps;      /* number of steps so far */
     /* On a GPU that samples: tokens stay on it, and a step returns as soon as it is enqueued. */
     carry_device_sampler *sampling;
     int32_t *last_there;  /* [slots + 1], on the device */

@@ -111,7 +111,7 @@ static void sample_one(const job *j, int64_t index, int worker) {
     const int64_t vocabulary = r->head.sizes.vocabulary;
     const float *logits = r->host_logits + r->row_of[index] * vocabulary;
     int64_t token = -1;
-    if (run->allowed != NULL && !all_numbers(logits, vocabulary)) { /* a mask would hide it */
+    if (run->allowed != NULL && !all_numbers(logits, vocabulary)) { /* the mask would hide a NaN */
         result->is_failed = true;
         return;
     }

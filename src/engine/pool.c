@@ -89,7 +89,8 @@ bool carry_state_pool_is_shared(const carry_state_pool *pool, int32_t page) {
 
 carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages, size_t memory,
                                   const carry_pool_demand *demand) {
-    const int64_t each = (demand->context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS + 1; /* one to copy to */
+    const int64_t each = (demand->context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS + 1; /* one more, to copy a
+                                                                                               shared page */
     size_t one;
     *slots = *pages = 0;
     if (demand->sequences < 1 || demand->context < 1 || !carry_size_product(&one, &each, 1, demand->page_bytes) ||
@@ -103,7 +104,7 @@ carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages
                           "a smaller context",
                           demand->context, one, memory);
     }
-    const size_t fitting = memory / one; /* whole sequences */
+    const size_t fitting = memory / one; /* number of whole sequences */
     const int64_t sequences = fitting < (size_t)demand->sequences ? (int64_t)fitting : demand->sequences;
     const size_t slot_bytes = demand->slot_bytes > 0 ? demand->slot_bytes : 1;
     *slots = demand->sequences;

@@ -12,7 +12,7 @@
 #include "engine/prefix_disk.h"
 
 #define BLOCK CARRY_PAGE_TOKENS
-#define BUCKETS 1024 /* at first */
+#define BUCKETS 1024 /* initial number */
 
 uint64_t carry_prefix_hash(uint64_t hash, const int32_t *ids, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -165,8 +165,6 @@ carry_prefix_node *carry_prefix_make_path(carry_prefix *p, const int32_t *ids, i
     }
     return n;
 }
-
-/* Leaving the device. */
 
 static void drop_host_snapshot(carry_prefix *p, carry_prefix_node *node) {
     unlink_node(p, node);
@@ -331,7 +329,7 @@ bool carry_prefix_insert(carry_prefix *p, const int32_t *ids, int64_t length, in
     }
     node->pins++;
     if (node->tier == CARRY_TIER_HOST) {
-        drop_host_snapshot(p, node); /* the pin keeps the node */
+        drop_host_snapshot(p, node); /* the node stays, since it is pinned */
     }
     const int32_t to = slot_for_snapshot(p, is_minor);
     const bool is_copied = to != CARRY_POOL_NONE && p->runner->ops->copy_slot(p->runner, to, slot) == CARRY_OK;

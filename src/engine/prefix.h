@@ -18,16 +18,16 @@ typedef struct carry_prefix_options {
     size_t device_bytes; /* bytes of slots and pages; 0: nothing is cached on the device */
     size_t host_bytes;   /* 0: no copies in host memory */
     const char *folder;  /* NULL: no files */
-    size_t folder_bytes; /* of files in it, together */
+    size_t folder_bytes; /* maximum total size of its files */
 } carry_prefix_options;
 
 typedef enum carry_tier { CARRY_TIER_NONE, CARRY_TIER_DEVICE, CARRY_TIER_HOST } carry_tier;
 
 typedef struct carry_prefix_node {
-    struct carry_prefix_node *parent, *next; /* next: in its bucket */
+    struct carry_prefix_node *parent, *next; /* next: in the same bucket */
     struct carry_prefix_node *older, *newer; /* neighbours in the list of its tier's snapshots, by last use */
     uint64_t hash;                           /* hash of all tokens up to the end of this block */
-    int64_t length;                          /* their number */
+    int64_t length;                          /* number of tokens up to its end */
     int32_t ids[CARRY_PAGE_TOKENS];
     int32_t count; /* tokens of this block */
     int32_t children, short_children;
@@ -35,7 +35,7 @@ typedef struct carry_prefix_node {
     int32_t page, slot;               /* on the device, or CARRY_POOL_NONE */
     void *host_page, *host_slot;
     carry_tier tier; /* of the snapshot */
-    int pins;        /* not to be evicted */
+    int pins;        /* > 0: must not be evicted */
     bool is_minor;   /* a snapshot inside a prompt that was never used: evicted first */
 } carry_prefix_node;
 
@@ -61,7 +61,7 @@ typedef struct carry_prefix {
     carry_prefix_node **buckets;
     size_t bucket_count, node_count;
     carry_prefix_list device, host;
-    carry_prefix_disk *disk; /* NULL: no folder */
+    carry_prefix_disk *disk; /* NULL: there is no folder */
     carry_prefix_stats stats;
 } carry_prefix;
 
@@ -72,7 +72,7 @@ void carry_prefix_close(carry_prefix *prefix);
 
 typedef struct carry_prefix_hit {
     carry_prefix_node *node; /* NULL: no snapshot; pinned until carry_prefix_unpin */
-    int64_t length;          /* tokens that it has read */
+    int64_t length;          /* number of tokens of the state */
     int64_t shared;          /* tokens in whole blocks of the tree with which the text begins */
 } carry_prefix_hit;
 
@@ -101,7 +101,7 @@ int64_t carry_prefix_page_of(const carry_prefix_node *node); /* the index of its
 carry_prefix_node *carry_prefix_child(const carry_prefix *prefix, const carry_prefix_node *parent, uint64_t hash,
                                       const int32_t *ids, int32_t count);
 carry_prefix_node *carry_prefix_make_path(carry_prefix *prefix, const int32_t *ids, int64_t length);
-void carry_prefix_touch(carry_prefix *prefix, carry_prefix_node *node); /* it was used now */
+void carry_prefix_touch(carry_prefix *prefix, carry_prefix_node *node); /* marks it as just used */
 void carry_prefix_drop_snapshot(carry_prefix *prefix, carry_prefix_node *node);
 void carry_prefix_drop_leaf(carry_prefix *prefix, carry_prefix_node *node); /* also drops parents that become empty */
 void carry_prefix_adopt_host(carry_prefix *prefix,

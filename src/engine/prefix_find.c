@@ -7,7 +7,7 @@
 #include "engine/prefix_disk.h"
 
 #define BLOCK CARRY_PAGE_TOKENS
-#define BUCKETS 1024 /* at first */
+#define BUCKETS 1024 /* initial number */
 
 carry_status carry_prefix_open(carry_ctx *ctx, carry_prefix *p, carry_runner *runner, carry_state_pool *pool,
                                const carry_prefix_options *options) {

@@ -80,7 +80,7 @@ typedef struct carry_runner_ops {
     carry_status (*results)(carry_runner *runner, carry_run_result *results, int64_t count);
     /* Instead of results, for a runner that scores: gets the sum of -ln p over the targets of each run. */
     carry_status (*scores)(carry_runner *runner, double *losses, int64_t count);
-    carry_status (*clear_slot)(carry_runner *runner, int32_t slot); /* no tokens read */
+    carry_status (*clear_slot)(carry_runner *runner, int32_t slot); /* to a state without tokens */
     carry_status (*copy_slot)(carry_runner *runner, int32_t to, int32_t from);
     carry_status (*copy_page)(carry_runner *runner, int32_t to, int32_t from);
     /* Copy to and from host memory: slot_bytes or page_bytes. They wait for the copy. */
@@ -92,7 +92,7 @@ typedef struct carry_runner_ops {
     carry_status (*hash)(carry_runner *runner, uint64_t *hash);
 } carry_runner_ops;
 
-/* The head of every runner. */
+/* The first member of every runner. */
 struct carry_runner {
     const carry_runner_ops *ops;
     carry_ctx *ctx;

@@ -118,7 +118,7 @@ static bool largest_of(const float *logits, int64_t vocabulary, float *largest) 
     return any == 0;
 }
 
-/* The first of the largest. */
+/* Finds the largest logit; the first of equal ones. */
 static carry_status find_largest(carry_ctx *ctx, const float *logits, int64_t vocabulary, int64_t *largest) {
     float most;
     int64_t at = 0;
@@ -155,7 +155,7 @@ static double weigh(carry_sampler *s, const float *logits, float largest) {
     for (int64_t i = 0; i < s->vocabulary; i++) {
         double exponent = (double)(logits[i] - largest) * rate;
         s->key[i] = key_of(logits[i]);
-        s->weight[i] = exponent > -104.0 ? expf((float)exponent) : 0.0f; /* the least float is e^-103.3 */
+        s->weight[i] = exponent > -104.0 ? expf((float)exponent) : 0.0f; /* the smallest float is e^-103.3 */
         sum += (double)s->weight[i];
     }
     return sum;

@@ -17,9 +17,9 @@
 #include "carry/context.h"
 
 typedef struct carry_sampling {
-    double temperature; /* 0: the largest */
+    double temperature; /* 0: take the largest */
     int64_t top_k;      /* 0: all */
-    double top_p;       /* above 0, to 1: all */
+    double top_p;       /* above 0; 1: all */
     double min_p;       /* 0: all, to 1: the largest */
     double repetition;  /* penalty for tokens that were seen (carry_sample_penalize); 0 and 1: none */
     uint64_t seed;
@@ -32,7 +32,8 @@ typedef struct carry_sampler carry_sampler; /* has workspace for one call at a t
 carry_status carry_sampler_new(carry_ctx *ctx, carry_sampler **made, int64_t vocabulary,
                                const carry_sampling *sampling);
 void carry_sampler_free(carry_sampler *sampler);
-void carry_sampler_set(carry_sampler *sampler, const carry_sampling *sampling); /* other options, checked before */
+void carry_sampler_set(carry_sampler *sampler, const carry_sampling *sampling); /* sets other options, which must have
+                                                                                   been checked */
 
 /* Samples token number `at` of the text `stream`. A logit of minus infinity excludes its token. NaN, plus infinity, and
    logits that exclude all tokens fail with CARRY_ERANGE. Allocates nothing. */

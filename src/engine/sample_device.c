@@ -21,7 +21,7 @@ static const carry_sample_kernel *const kernels[] = {
     NULL,
 };
 
-/* One call under way. */
+/* One call in progress. */
 typedef struct sample_step {
     void *pinned, *device; /* rows, then words */
     size_t bytes;

@@ -14,10 +14,10 @@ typedef struct carry_sample_row {
     double unit; /* in [0, 1): the random number */
     double top_p, min_p, penalty;
     int64_t top_k;    /* 0: all */
-    float rate;       /* 1 / temperature; 0: the largest */
-    int32_t row;      /* of the logits */
+    float rate;       /* 1 / temperature; 0: take the largest */
+    int32_t row;      /* row in the logits */
     int32_t slot;     /* its token goes to last[slot] */
-    int32_t result;   /* and to results[result] */
+    int32_t result;   /* its result goes to results[result] */
     int32_t logprobs; /* as in carry_run */
     int32_t seen, seen_count, allowed, bias;
 } carry_sample_row;

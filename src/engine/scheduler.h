@@ -43,7 +43,7 @@ typedef struct carry_scheduler_options {
     bool same_bits; /* texts do not depend on the contents of the cache: no snapshots after sampled tokens */
     double (*clock)(void *user); /* NULL: carry_seconds */
     void (*on_event)(void *user, const carry_sequence_event *event);
-    void *user; /* of both */
+    void *user; /* argument of both functions */
 } carry_scheduler_options;
 
 /* The runner is borrowed: close it after the scheduler. */

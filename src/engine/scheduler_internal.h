@@ -8,8 +8,8 @@
 
 /* A step whose results have not been read. */
 typedef struct carry_flight {
-    carry_sequence **sequences; /* of its runs */
-    bool *wants;                /* a token, for each */
+    carry_sequence **sequences; /* the sequence of each run */
+    bool *wants;                /* whether each run wants a token */
     bool *follows;              /* the run is a guess, for the sequence of the run before */
     int64_t count, writers, prompt_tokens;
     double enqueued, predicted; /* seconds: time of the call, and expected duration */
@@ -29,13 +29,13 @@ struct carry_scheduler {
     carry_state_pool pool;
     carry_prefix prefix;
     carry_scheduler_options options;
-    carry_sequence *first, *last; /* that wait */
+    carry_sequence *first, *last; /* waiting requests */
     carry_sequence **active;
     int64_t active_count;
     int64_t reserved; /* number of pages that active sequences may need */
     carry_kept *states;
     int32_t *kept_owners; /* for each page: the number of kept states that have it */
-    int64_t state_pages;  /* with an owner among them */
+    int64_t state_pages;  /* number of pages with an owner among them */
     uint64_t next_state;
     carry_flight flights[CARRY_FLIGHTS];
     int flight_first, flight_count;
@@ -64,7 +64,8 @@ void carry_scheduler_replace_reader(carry_scheduler *s, const carry_sequence *en
 /* scheduler_plan.c */
 /* Enqueues a step; *count: the number of its runs, 0 if there is nothing to enqueue now. */
 void carry_scheduler_enqueue(carry_scheduler *scheduler, int64_t *count);
-void carry_scheduler_learn(carry_scheduler *scheduler, const carry_flight *flight); /* from its duration */
+void carry_scheduler_learn(carry_scheduler *scheduler, const carry_flight *flight); /* updates the measured times from
+                                                                                       its duration */
 
 /* Frees the slots of the sequence's guesses. */
 void carry_scheduler_drop_drafts(carry_scheduler *s, carry_sequence *q);
@@ -77,7 +78,8 @@ uint64_t carry_scheduler_keep(carry_scheduler *scheduler, carry_track *track, in
 void carry_scheduler_count_pages(carry_scheduler *s, const carry_track *track, int more);
 /* states_move.c: moves a state back to the device if it is in host memory. */
 carry_status carry_scheduler_to_device(carry_scheduler *s, carry_kept *kept);
-int64_t carry_scheduler_host_pages(const carry_scheduler *s, const carry_kept *kept); /* that this takes */
+int64_t carry_scheduler_host_pages(const carry_scheduler *s,
+                                   const carry_kept *kept); /* number of pages that this takes */
 /* Reads all outstanding results, so that the runner can be used outside of the schedule. */
 carry_status carry_scheduler_drain(carry_scheduler *scheduler);
 void carry_scheduler_free_states(carry_scheduler *scheduler);

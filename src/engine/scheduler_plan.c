@@ -128,7 +128,7 @@ static bool add_texts(carry_scheduler *s, carry_flight *f) {
         are_texts = true;
         if ((q->pending > 0 && !may_run_ahead(s, q)) || q->written + q->pending >= q->options.tokens ||
             t->count + q->pending >= s->runner->sizes.context) {
-            continue; /* the result decides */
+            continue; /* wait for the pending result */
         }
         if (is_drafted(s, q)) {
             add_drafted(s, q, f, &left);

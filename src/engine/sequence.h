@@ -40,8 +40,10 @@ carry_status carry_track_reserve(carry_ctx *ctx, carry_track *track, const carry
 carry_status carry_track_fork(carry_prefix *prefix, carry_track *to, const carry_track *from);
 /* Stores a snapshot of the current state, if a slot is free. */
 void carry_track_anchor(carry_prefix *prefix, carry_track *track);
-void carry_track_drop_anchors(carry_state_pool *pool, carry_track *track, int64_t after); /* those after this length */
-void carry_track_cut_pages(carry_state_pool *pool, carry_track *track, int64_t length);   /* those after this length */
+void carry_track_drop_anchors(carry_state_pool *pool, carry_track *track,
+                              int64_t after); /* drops those after this length */
+void carry_track_cut_pages(carry_state_pool *pool, carry_track *track,
+                           int64_t length); /* drops those after this length */
 void carry_track_close(carry_state_pool *pool, carry_track *track);
 
 typedef enum carry_phase { CARRY_PHASE_WAITS, CARRY_PHASE_READS, CARRY_PHASE_WRITES, CARRY_PHASE_ENDED } carry_phase;
@@ -49,7 +51,7 @@ typedef enum carry_phase { CARRY_PHASE_WAITS, CARRY_PHASE_READS, CARRY_PHASE_WRI
 typedef enum carry_outcome {
     CARRY_OUTCOME_NONE,
     CARRY_OUTCOME_LENGTH,  /* it has the number of tokens that was asked for */
-    CARRY_OUTCOME_TOKEN,   /* a token that ends texts */
+    CARRY_OUTCOME_TOKEN,   /* a token that ends the text */
     CARRY_OUTCOME_CONTEXT, /* the context is full */
     CARRY_OUTCOME_CANCELLED,
     CARRY_OUTCOME_FAILED, /* status and message tell why */
@@ -80,7 +82,7 @@ typedef struct carry_sequence_options {
 } carry_sequence_options;
 
 typedef struct carry_sequence {
-    struct carry_sequence *next; /* of those that wait */
+    struct carry_sequence *next; /* next waiting request */
     uint64_t request;
     carry_phase phase;
     carry_track track;
@@ -100,7 +102,7 @@ typedef struct carry_sequence {
     int64_t branch;                /* number of tokens shared with another prompt, after which a snapshot is taken; 0:
                                       none */
     struct carry_sequence *reader; /* the sequence that reads the prompt for this one, which waits; NULL: none */
-    bool has_followers;            /* is the reader of others */
+    bool has_followers;            /* other sequences wait for its prompt */
     int64_t page_limit;            /* maximum number of pages that it may need */
     int64_t written;               /* tokens of the text */
     bool is_planned;               /* the current planning of a step has considered its prompt */
@@ -109,9 +111,9 @@ typedef struct carry_sequence {
     /* Guesses of the current step, and the slots for the states after them. */
     int32_t draft[CARRY_DRAFT_MOST], draft_slot[CARRY_DRAFT_MOST];
     int64_t draft_count;
-    int64_t drafted, accepted; /* guesses, in all */
+    int64_t drafted, accepted; /* total guesses, and accepted ones */
     carry_outcome outcome;
-    carry_status status; /* of a failure, with */
+    carry_status status; /* status of a failure; message is its text */
     char message[256];
     double submitted, started, first, ended; /* seconds; started: the first step */
 } carry_sequence;

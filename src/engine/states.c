@@ -23,7 +23,7 @@ static carry_status find_state(carry_scheduler *s, uint64_t handle, carry_kept *
     return *found != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_ENOTFOUND, "there is no state %" PRIu64, handle);
 }
 
-/* The same, on the device. */
+/* The same; also moves the state to the device. */
 static carry_status take_state(carry_scheduler *s, uint64_t handle, carry_kept **found) {
     CARRY_TRY(find_state(s, handle, found));
     return carry_scheduler_to_device(s, *found);
@@ -196,7 +196,7 @@ static carry_status roll_back_fork(carry_scheduler *s, carry_kept *k, int64_t le
     CARRY_TRY(open_track(s, &track));
     carry_status status = carry_track_fork(&s->prefix, &track, &k->track);
     int64_t from = 0;
-    for (int i = 0; i < CARRY_TRACK_ANCHORS && status == CARRY_OK; i++) { /* lent for the replay */
+    for (int i = 0; i < CARRY_TRACK_ANCHORS && status == CARRY_OK; i++) { /* the fork uses the anchors for the replay */
         track.anchor[i] = k->track.anchor[i];
         track.anchor_length[i] = k->track.anchor_length[i];
         from = track.anchor[i] != CARRY_POOL_NONE && track.anchor_length[i] <= length ? track.anchor_length[i] : from;
@@ -213,7 +213,7 @@ static carry_status roll_back_fork(carry_scheduler *s, carry_kept *k, int64_t le
         return status;
     }
     carry_scheduler_count_pages(s, &k->track, -1);
-    k->track.anchor[0] = k->track.anchor[1] = CARRY_POOL_NONE; /* the fork has them now */
+    k->track.anchor[0] = k->track.anchor[1] = CARRY_POOL_NONE; /* the fork owns them now */
     carry_track_close(&s->pool, &k->track);
     k->track = track;
     carry_scheduler_count_pages(s, &k->track, 1);

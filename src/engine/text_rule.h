@@ -8,7 +8,7 @@ typedef struct carry_text_rule {
     carry_cursor *cursor; /* NULL: no rule */
     int32_t *ends;        /* tokens that end the text */
     int64_t end_count;
-    int64_t words; /* of masks */
+    int64_t words; /* words of a mask */
 } carry_text_rule;
 
 /* At most one of regex and json_schema may be given. tokenizer may be NULL only if both are NULL; the cursor is then

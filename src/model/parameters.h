@@ -30,7 +30,7 @@ typedef struct carry_parameter {
     int64_t shape[5];
     int64_t offset, count; /* elements in the flat buffers; offsets are multiples of 16, and the gaps between parameters
                               are always zero */
-    bool decays;           /* does weight decay reach it? */
+    bool decays;           /* weight decay applies to it */
     bool is_table;         /* embeddings and heads: rows are looked up by token id, or give the scores of token ids */
     int start;             /* how it is initialised: a constant of the model */
     carry_parameter_cut cut;

@@ -146,7 +146,7 @@ carry_status carry_parameters_put_blocks(carry_parameters *own, int64_t index, c
         CARRY_TRY(carry_device_alloc(own->ctx, &beside, own->device, (size_t)piece * row));
     }
     for (int64_t first = 0, some; status == CARRY_OK && first < p->shape[0]; first += some) {
-        const int64_t from = first % rows; /* of those that repeat */
+        const int64_t from = first % rows; /* index in the rows that repeat */
         some = piece < rows - from ? piece : rows - from;
         some = some < p->shape[0] - first ? some : p->shape[0] - first;
         status = put_rows(own, W, first, some, (const char *)blocks + (size_t)from * row, (size_t)some * row, beside);

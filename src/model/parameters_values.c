@@ -30,7 +30,7 @@ static float value_at(const void *data, carry_dtype dtype, int64_t index) {
     return value;
 }
 
-#define SOME 4096 /* elements looked at together */
+#define SOME 4096 /* elements checked together */
 #define LANES 32
 #define GRAIN ((int64_t)32) /* blocks of SOME elements: the least that is worth a thread */
 

@@ -31,7 +31,7 @@ static carry_status open_exam(carry_training *t) {
         const int device = t->lm->own.device;
         void *logits = NULL;
         if (carry_size_product(&bytes, sizes, 3, carry_dtype_size(dtype))) {
-            (void)carry_device_alloc(t->ctx, &logits, device, bytes); /* NULL where it fails */
+            (void)carry_device_alloc(t->ctx, &logits, device, bytes); /* logits is NULL if it fails */
             t->logits = carry_view_on(device, logits, dtype, 3, sizes);
             t->logits_seen = carry_aligned_new(device != 0 ? bytes : 1);
             t->chosen = calloc((size_t)(sizes[0] * sizes[1]), sizeof *t->chosen);

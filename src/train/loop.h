@@ -14,11 +14,11 @@
 typedef struct carry_train_start {
     const carry_lm *lm;
     const carry_train_options *options; /* with all defaults filled in */
-    const char *plan;                   /* of the recurrence */
+    const char *plan;                   /* text about the recurrence */
     const char *resumed;                /* folder of the checkpoint; NULL: the run starts at the beginning */
     int64_t step, steps;                /* steps done, and total number of steps */
-    int64_t tokens;                     /* of a step */
-    double flops;                       /* of a token */
+    int64_t tokens;                     /* tokens per step */
+    double flops;                       /* per token */
     double rows_of_epoch;               /* about */
     int ranks, parts;
     size_t memory; /* bytes of activations of one rank */

@@ -11,10 +11,10 @@
 typedef struct carry_train_memory {
     size_t weights, copies, gradients; /* of the model, allocated before the pass: weights in f32, copies in 16 bits,
                                           gradients in f32 */
-    size_t moments;                    /* of AdamW: this rank's share */
+    size_t moments;                    /* AdamW's m and v: this rank's share */
     size_t activations;                /* of the pass, with its workspace */
     size_t other;                      /* prefetched batches, predictions of evaluations, the workspace of products */
-    size_t total;                      /* of all these */
+    size_t total;                      /* sum of the above */
     size_t missing;                    /* bytes that are needed but not free; 0: it fits, or it is the CPU */
     size_t available;                  /* free bytes when it was computed; 0: unknown */
 } carry_train_memory;

@@ -14,9 +14,9 @@
 #include "core/tensor.h"
 
 #define UNIT 16        /* elements: slices start at multiples, where parameters start, so that vectors are not split */
-#define GRADIENT_TAG 1 /* of the communicator */
+#define GRADIENT_TAG 1 /* message tag of the communicator */
 #define STATE_TAG 2
-#define ROW (CARRY_ADAMW_FACTORS + CARRY_MUON_RATES) /* of factors that are uploaded */
+#define ROW (CARRY_ADAMW_FACTORS + CARRY_MUON_RATES) /* numbers uploaded for a step */
 
 void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, int64_t *count) {
     const int64_t units = (whole + UNIT - 1) / UNIT;

@@ -30,7 +30,7 @@ typedef struct carry_optimizer {
     const carry_parameters *model; /* borrowed */
     carry_comm *comm;
     carry_optimizer_options options;
-    int64_t step; /* and rate: of carry_optimizer_set */
+    int64_t step; /* step and rate are set by carry_optimizer_set */
     double rate;
     int rank, ranks;
     int64_t first, count;     /* this rank's slice */
@@ -40,7 +40,7 @@ typedef struct carry_optimizer {
     carry_tensor factors;     /* [CARRY_ADAMW_FACTORS], on a GPU; else absent */
     carry_tensor spared;      /* elements of the slice without decay (carry_adamw); absent if all decay */
     float *uploaded;          /* factors in pinned memory, for CARRY_OPTIMIZER_AHEAD steps; NULL on the CPU */
-    carry_muon muon;          /* where options.momentum is not 0 */
+    carry_muon muon;          /* used if options.momentum is not 0 */
     carry_tensor ranges;      /* with Muon: the range (0, count) of each parameter, for those without decay */
     void *memory, *workspace; /* memory of all tensors on the device; workspace of sums */
     size_t workspace_bytes;

@@ -21,7 +21,7 @@ typedef struct carry_train_options {
     /* The data: one of these two. */
     char data[CARRY_TRAIN_PATHS];
     char task[32];
-    int64_t pairs, fewest_pairs;      /* of associative recall */
+    int64_t pairs, fewest_pairs;      /* for associative recall */
     char eval_data[CARRY_TRAIN_PATH]; /* held-out text; "": the end of the text, if the text is one window */
     char tokenizer[CARRY_TRAIN_PATH]; /* tokenizer.json, or its folder; "": one is trained on the start of the text */
     char preset[32];
@@ -29,7 +29,7 @@ typedef struct carry_train_options {
     bool binary;            /* accept files that do not look like text */
     char long_examples[16]; /* for .jsonl: "refuse" or "cut" examples that are longer than a row */
     bool in_order;          /* for .jsonl: take examples in the order of the files */
-    /* The model. */
+    /* The model: */
     char model[CARRY_TRAIN_PATH];        /* a folder with the initial weights */
     char architecture[CARRY_TRAIN_PATH]; /* a config.json; its vocabulary must be the tokenizer's */
     char type[24];
@@ -44,23 +44,23 @@ typedef struct carry_train_options {
     char lora_targets[1024];
     double lora_dropout;
     char adapter[CARRY_TRAIN_PATH]; /* a folder with the initial adapter */
-    /* A step. */
+    /* One step: */
     int64_t batch, length, accumulate; /* rows of a step over all ranks; tokens of a row; number of parts into which a
                                           rank splits its rows */
     int64_t sequence_ranks;
     char dtype[8], method[24];
     bool recompute, no_graph;
-    /* All of them. */
+    /* The whole run: */
     int64_t steps, tokens;
     double epochs;
     char optimizer[16]; /* adamw or muon */
-    double momentum;    /* of muon */
+    double momentum;    /* momentum of muon */
     double rate, final_rate, clip, decay, beta1, beta2, epsilon;
     int64_t skip_limit;
     int64_t warmup; /* -1: a twentieth of the steps, at most 100 */
     char schedule[16];
     int64_t seed;
-    /* Checkpoints, evaluation and the log. */
+    /* Checkpoints, evaluation and the log: */
     char out[CARRY_TRAIN_PATH];
     int64_t save_every, keep, eval_every, eval_batches, log_every;
 } carry_train_options;

@@ -10,8 +10,8 @@
 typedef struct carry_grid {
     carry_comm *world;    /* borrowed */
     carry_comm *sequence; /* the ranks that share this rank's rows; NULL if there are no others */
-    int rank, ranks;      /* of data */
-    int part, parts;      /* of sequences */
+    int rank, ranks;      /* data rank, and number of data ranks */
+    int part, parts;      /* sequence rank, and number of sequence ranks */
 } carry_grid;
 
 /* A collective. CARRY_EARGUMENT if parts does not divide the number of ranks. */

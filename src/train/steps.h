@@ -31,7 +31,7 @@ typedef struct carry_steps_report {
     double loss, mean; /* of the newest step; mean over the steps since the last report */
     double rate, norm;
     double seconds;               /* of the steps since the last report */
-    int64_t since;                /* their number */
+    int64_t since;                /* number of steps since the last report */
     double left;                  /* seconds */
     int64_t skipped, skipped_all; /* skipped steps since the last report, and since the start */
 } carry_steps_report;
@@ -53,7 +53,7 @@ typedef struct carry_trainee {
        NULL: nothing to do. */
     void (*ahead)(void *self);
     carry_status (*stepped)(void *self);                          /* the weights changed. NULL: nothing to do */
-    void (*report)(void *self, const carry_steps_report *report); /* on rank 0 */
+    void (*report)(void *self, const carry_steps_report *report); /* called on rank 0 */
     carry_status (*evaluate)(void *self);                         /* called on all ranks; checks carry_steps_stop */
     void (*saved)(void *self, const char *folder);                /* on rank 0. NULL: nothing to do */
     /* Fills in the trainee's part of a checkpoint: model, tokenizer, source. Called on rank 0. */
@@ -72,19 +72,19 @@ typedef struct carry_steps {
     carry_comm *moving; /* with several ranks on a GPU: a communicator based on comm for device memory; else NULL */
     const carry_trainee *trainee;
     void *self;
-    /* From the options. */
+    /* Set from the options: */
     const char *out;
     int64_t log_every, eval_every, save_every, keep;
     int64_t skip_limit;          /* maximum number of consecutive non-finite steps that are skipped */
     bool no_graph;               /* launch the work of each step piece by piece */
-    const carry_train_key *keys; /* of options, for checkpoints */
+    const carry_train_key *keys; /* keys of the options, for checkpoints */
     const void *options;
     bool (*stop)(void); /* may be NULL */
     const carry_sink *sink;
     carry_schedule schedule;
     int64_t seen_each;        /* tokens, or other units, per step */
     double flops, items_each; /* of this rank's part of a step, for spans; 0: unknown */
-    /* The loop's own. */
+    /* Fields of the loop: */
     bool speaks; /* rank 0 */
     carry_parameters *own;
     carry_optimizer *optimizer;
@@ -107,7 +107,7 @@ typedef struct carry_steps {
     carry_graph *graph;   /* recording of a step; NULL: none yet */
     uint64_t graph_key, last_key;
     int64_t skipped, bad_in_row;
-    carry_steps_place first_bad; /* before the first of these */
+    carry_steps_place first_bad; /* the position before the first of them */
 } carry_steps;
 
 /* Call it first; after it the loop can be closed. out and sink must outlive s. */
@@ -119,7 +119,7 @@ carry_status carry_steps_find(carry_steps *s, bool resume);
 carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry_optimizer_options *adam);
 /* Runs the remaining steps. A collective. CARRY_EINTERRUPTED after a stop, with everything saved. */
 carry_status carry_steps_run(carry_steps *s);
-void carry_steps_close(carry_steps *s); /* before the model is freed */
+void carry_steps_close(carry_steps *s); /* call it before the model is freed */
 
 /* Asks whether the run should stop. A collective, so that all ranks stop at the same point; was_stopped stores the
    result. */

@@ -28,18 +28,18 @@ typedef struct carry_training {
     carry_train_memory memory_plan;
     carry_batches *batches;
     const carry_batch *batch;  /* batch of the step, on the CPU */
-    carry_feed feed;           /* of batches to a GPU */
+    carry_feed feed;           /* uploads batches to a GPU */
     int64_t *cuts;             /* for packed examples: cu_seqlens of a part, [sequences of the pass + 1]; else NULL */
-    carry_batches *evaluation; /* NULL until the first */
+    carry_batches *evaluation; /* NULL until the first evaluation */
     bool cannot_evaluate;
     void *memory;
     size_t bytes;
     carry_tensor logits; /* logits of an evaluation of a task, on the model's device */
-    void *logits_seen;   /* and in host memory */
+    void *logits_seen;   /* the same in host memory */
     int64_t *chosen;
     bool held_back; /* the resumed run held out a part of the text */
     int64_t rows;   /* rows of one part of a rank's rows */
-    double flops;   /* of a token */
+    double flops;   /* per token */
     double most;    /* maximum memory of the process so far, in bytes */
 } carry_training;
 

@@ -9,7 +9,7 @@
 
 namespace chain {
 
-/* A block has a sequence. */
+/* Each block processes one sequence. */
 static __global__ __launch_bounds__(THREADS) void embed(const __grid_constant__ carry_chain_embed e,
                                                         const __grid_constant__ carry_chain_lists lists) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -121,7 +121,7 @@ static carry_status put_product(const launch_place &place, const carry_chain_pro
                     : put(place, product<TILES>, tiles, sizeof(product_memory<TILES>), p, sequences);
 }
 
-/* CARRY_TILE_PRODUCT_ROWS sequences at a time. */
+/* Processes CARRY_TILE_PRODUCT_ROWS sequences at a time. */
 static carry_status put_tiles(const launch_place &place, const carry_tile_product &all, int sequences) {
     for (int first = 0; first < sequences; first += CARRY_TILE_PRODUCT_ROWS) {
         carry_tile_product p = all;

@@ -45,7 +45,7 @@ static __device__ __forceinline__ float convolve(const channel &c, float x) {
     const float sum = c.w[0] * c.past[0] + c.w[1] * c.past[1] + c.w[2] * c.past[2] + c.w[3] * x;
 #pragma unroll
     for (int j = 0; j < 3; j++) {
-        const int at = c.taps - 2 - j; /* past[2 - j] was there */
+        const int at = c.taps - 2 - j; /* the row that past[2 - j] came from */
         if (at >= 0) {
             c.tail[(size_t)at * c.channels] = j == 0 ? x : c.past[3 - j];
         }
@@ -170,7 +170,7 @@ static __global__ __launch_bounds__(THREADS, 2) void delta(const __grid_constant
                 __float2bfloat16_rn(o * rate * __ldg(d.norm + t) * silu(z));
         }
         state += (size_t)KEY * KEY;
-        __syncthreads(); /* shared memory is used again */
+        __syncthreads(); /* before shared memory is reused */
     }
 #endif
 }

@@ -219,7 +219,7 @@ static __global__ __launch_bounds__(THREADS, 2) void experts_up(const __grid_con
             }
         }
     }
-    const float rate = load_input(e, sequence, input, squares); /* all threads meet in it */
+    const float rate = load_input(e, sequence, input, squares); /* it synchronises all threads */
     const int width = is_shared ? e.shared_width : e.width;
     const size_t matrix = (size_t)e.width * e.columns;
     up_work work = {(const __nv_bfloat16 *)e.shared_gate, (const __nv_bfloat16 *)e.shared_up, part * each,

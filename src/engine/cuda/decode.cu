@@ -81,7 +81,7 @@ static int blocks(int ordinal) {
 }
 
 static int slots_of(int sequences, int columns) {
-    const int most = 227 * 1024 - (int)sizeof(shared_head) - 1024; /* 1,024: the runtime's */
+    const int most = 227 * 1024 - (int)sizeof(shared_head) - 1024; /* the runtime reserves 1,024 */
     const int slots = (most - sequences * (columns + X_PAD) * 2) / SLOT_BYTES;
     return slots < MAX_SLOTS ? slots : MAX_SLOTS;
 }

@@ -135,7 +135,7 @@ static __device__ __forceinline__ float4 four_of(const two_words &w) {
     return make_float4(low_of(w.a.value), high_of(w.a.value), low_of(w.b.value), high_of(w.b.value));
 }
 
-/* Four neighbours. */
+/* Writes four neighbouring elements. */
 static __device__ __forceinline__ void tell_four(carry_decode_word *at, float a, float b, float c, float d,
                                                  uint32_t tag) {
     tell2(at, __uint_as_float(pair_of(a, b)), __uint_as_float(pair_of(c, d)), tag);

@@ -1,4 +1,4 @@
-/* Copies of slots and pages. */
+/* Copies slots and pages. */
 #include "engine/slot_device.h"
 
 #include "device/cuda.h"

@@ -25,7 +25,7 @@ struct carry_codec {
     void *opened;
     carry_codec_size size;
     bool decoding;   /* a stream has begun: its first latent frame was decoded */
-    bool encoding;   /* the same of encoding */
+    bool encoding;   /* the same for encoding */
     bool ended;      /* the last frames encoded did not fill a latent frame: no more may follow */
     void *staged[2]; /* on the codec's device: latents and frames of calls whose tensors are elsewhere; NULL: not
                         allocated yet */

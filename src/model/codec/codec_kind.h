@@ -12,7 +12,7 @@
 #include "ops/picture.h"
 
 #define CARRY_LATENT_CHANNELS 16
-#define CARRY_LATENT_BLOCK 8 /* pixels of a latent's side */
+#define CARRY_LATENT_BLOCK 8 /* pixels per latent element, in each direction */
 
 /* Destination of decoded frames: planes of f32, or bytes [n, height, width, 3]. Kinds that only run on the CPU get
    planes. */

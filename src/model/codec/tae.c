@@ -14,7 +14,7 @@
 #include "model/codec/codec_kind.h"
 
 typedef struct room {
-    carry_tensor in[CARRY_TAE_BLOCKS][2]; /* what entered a block */
+    carry_tensor in[CARRY_TAE_BLOCKS][2]; /* inputs of the blocks */
     carry_tensor work[2];                 /* the output of a level is in work[0] */
     carry_tensor pooled;                  /* encoder: sum over the pooled frames */
     int now;                              /* index of this frame's picture in `in` */
@@ -158,7 +158,7 @@ static carry_status decode_level(carry_tae_stream *s, int at, const carry_codec_
     bool last = at + 1 == CARRY_TAE_LEVELS;
     CARRY_TRY(run_blocks(s, level, r));
     for (int i = 0; i < level->steps; i++) {
-        if (last && s->trimmed > 0) { /* nothing beyond this level remembers */
+        if (last && s->trimmed > 0) { /* no later level has a state, so the frame can be dropped here */
             s->trimmed--;
             continue;
         }

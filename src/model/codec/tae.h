@@ -53,7 +53,7 @@ void carry_tae_free(carry_tae *tae);
 typedef struct carry_tae_stream carry_tae_stream;
 carry_status carry_tae_stream_new(const carry_tae *tae, carry_tae_stream **stream, int64_t height, int64_t width);
 void carry_tae_stream_free(carry_tae_stream *stream);
-void carry_tae_stream_reset(carry_tae_stream *stream); /* both ways */
+void carry_tae_stream_reset(carry_tae_stream *stream); /* resets both decoding and encoding */
 
 /* Decodes one latent frame, planes [16, height / 8, width / 8] on the device. Its frames are written from index *made
    of the output on: 1 for the first latent frame of a stream, then 4; *made is increased by their number. */

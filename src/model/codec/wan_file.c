@@ -11,7 +11,7 @@
 
 #define NAME_BYTES 112
 #define PIXEL_CHANNELS 3
-#define FRAMES 3 /* that a convolution sees */
+#define FRAMES 3 /* number of frames that a convolution reads */
 
 static void name_in(char full[NAME_BYTES], const char *prefix, const char *name) {
     (void)snprintf(full, NAME_BYTES, "%.70s%.40s", prefix, name);
@@ -28,7 +28,7 @@ static void turn(carry_codec_loading *l, int64_t first_row, int64_t rows, int64_
     }
 }
 
-/* 3 x 3 x 3. */
+/* Reads a 3 x 3 x 3 convolution. */
 static carry_status read_causal(carry_codec_loading *l, carry_codec_conv *conv, const char *prefix, const char *name,
                                 int64_t in, int64_t out) {
     char full[NAME_BYTES];

@@ -23,7 +23,7 @@
 
 typedef struct ring {
     carry_tensor picture[FRAMES];
-    int64_t count; /* frames that went through */
+    int64_t count; /* number of frames processed */
 } ring;
 
 /* The memory of one level. in: its input; the same tensor as x if the widths are equal. */
@@ -37,7 +37,7 @@ typedef struct side_state {
     ring middle[2][2], conv_in, conv_out;
     carry_tensor latent, coded, pixels; /* 16 channels; 32 in the encoder; 3 in the decoder */
     carry_tensor tokens, normed, qkv, scores, p, mixed, bias;
-    void *memory; /* NULL: nothing went through yet */
+    void *memory; /* NULL: no frame was processed yet */
 } side_state;
 
 struct carry_wan_stream {

@@ -19,7 +19,7 @@
 #include "model/codec/codec_weights.h"
 
 #define CARRY_WAN_LEVELS 4
-#define CARRY_WAN_BLOCKS 8 /* of a level, at most */
+#define CARRY_WAN_BLOCKS 8 /* maximum number of blocks of a level */
 #define CARRY_WAN_RATIO 4  /* frames of a latent frame */
 
 typedef struct carry_wan_config {

@@ -29,7 +29,7 @@
 
 #define CARRY_DIT_POSITIONS 1024 /* maximum number of frames, rows and columns that have a rotary position */
 #define CARRY_DIT_TEXT 4096      /* maximum of text_len; Wan has 512 */
-#define CARRY_DIT_CHUNKS 64      /* the most of one forward */
+#define CARRY_DIT_CHUNKS 64      /* maximum number of chunks of a forward */
 
 typedef struct carry_dit_config {
     int64_t dim, ffn_dim, num_heads, num_layers;
@@ -90,7 +90,7 @@ carry_status carry_dit_check_size(carry_ctx *ctx, const carry_dit_config *config
     X(FFN_DOWN, "ffn.2.weight")                 \
     X(FFN_DOWN_BIAS, "ffn.2.bias")
 
-/* The others. X(name, key) */
+/* The parameters outside of blocks. X(name, key) */
 #define CARRY_DIT_OUTER_LIST(X)                  \
     X(PATCH, "patch_embedding.weight")           \
     X(PATCH_BIAS, "patch_embedding.bias")        \
@@ -131,7 +131,7 @@ typedef struct carry_dit_counts {
 
 typedef struct carry_dit {
     carry_ctx *ctx;
-    carry_comm *mesh; /* NULL: alone; borrowed */
+    carry_comm *mesh; /* NULL: no mesh; must outlive the model */
     carry_comm *far;  /* the mesh's communicator for device memory; NULL on the CPU */
     carry_sums
         *sums; /* runs the all-reduces of the current forward as work on the device; NULL: use far, or the mesh */
@@ -191,7 +191,7 @@ size_t carry_dit_cache_bytes(const carry_dit_cache *cache);
 /* A hard cut: drops all frames; the next one is frame 0. The text stays. */
 void carry_dit_cache_reset(carry_dit_cache *cache);
 int64_t carry_dit_cache_next(const carry_dit_cache *cache); /* the number of the next frame to be written */
-int64_t carry_dit_cache_held(const carry_dit_cache *cache); /* frames whose keys are there */
+int64_t carry_dit_cache_held(const carry_dit_cache *cache); /* number of frames whose keys are in the cache */
 /* CARRY_ETIMEOUT if a rank of the mesh did not take part in a forward that has ended on the device. */
 carry_status carry_dit_cache_check(const carry_dit_cache *cache);
 

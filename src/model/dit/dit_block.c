@@ -47,7 +47,7 @@ typedef struct each_job {
     _Atomic int status;
 } each_job;
 
-/* Index 0 is done already. */
+/* Index 0 was already processed. */
 static void run_some(void *argument, int64_t begin, int64_t end, int worker) {
     each_job *j = argument;
     void *scratch = j->call->scratch + (size_t)worker * j->call->scratch_bytes;
@@ -92,7 +92,7 @@ static carry_tensor part_of(const carry_dit_room *room, int64_t rows, int64_t wi
     return carry_reshape_2d(carry_slice(flat, i * rows * width, rows * width), rows, width);
 }
 
-/* Columns of a matrix. */
+/* A view of some columns of a matrix. */
 static carry_tensor columns(carry_tensor matrix, int64_t first, int64_t count) {
     if (matrix.data != NULL) {
         matrix.data = (unsigned char *)matrix.data + (size_t)first * carry_dtype_size(matrix.dtype);

@@ -18,7 +18,7 @@ struct carry_dit_cache {
     carry_dit *dit;
     carry_dit_cache_options options;
     int64_t rows, columns, per_frame; /* patches */
-    int64_t frames, tokens;           /* the most of one forward */
+    int64_t frames, tokens;           /* maximum of one forward */
     int64_t ring;                     /* slots after the sink's */
     int64_t next, top; /* number of frames held now, and its maximum since the last cut: frames below top - ring are
                           lost */
@@ -30,7 +30,7 @@ struct carry_dit_cache {
     float *positions; /* carry_dit_positions */
     /* State: [blocks slots per_frame, heads head] of this shard, and [blocks text_len, dim]. */
     carry_tensor keys, values, text_keys, text_values;
-    /* Of a forward. */
+    /* Memory of a forward: */
     carry_dit_room room;
     carry_tensor sums, table, patches; /* f32 */
     int64_t table_start, table_rows;   /* first frame and number of tokens in the table; 0 tokens: empty */
@@ -48,7 +48,7 @@ struct carry_dit_cache {
     size_t attention_bytes;
 };
 
-/* A forward under way. */
+/* A forward in progress. */
 typedef struct carry_dit_chunks {
     carry_dit_cache *cache;
     const carry_dit_chunk *chunk;

@@ -65,7 +65,7 @@ static const field fields[] = {
     {"model_type", TEXT_KIND, 0, false},
     {"_class_name", CLASS, 0, false},
     {"_diffusers_version", READ_OVER, 0, false},
-    {"attention_head_dim", READ_OVER, 0, false}, /* diffusers': shapes tell dim */
+    {"attention_head_dim", READ_OVER, 0, false}, /* diffusers; shapes determine dim */
     {"rope_max_seq_len", READ_OVER, 0, false},
     {"added_kv_proj_dim", NOTHING, 0, false},
     {"image_dim", NOTHING, 0, false},
@@ -147,7 +147,7 @@ static carry_status read_field(const source *s, const field *f, const carry_json
         return CARRY_OK;
     case TRUTH:
         if (f->offset == offsetof(carry_dit_config, qk_norm) && carry_json_is_text(node, "rms_norm_across_heads")) {
-            *(bool *)to = true; /* diffusers' word for it */
+            *(bool *)to = true; /* how diffusers writes it */
             return CARRY_OK;
         }
         if (node->kind != CARRY_JSON_BOOL) {
@@ -179,7 +179,7 @@ static carry_status read_field(const source *s, const field *f, const carry_json
     return CARRY_OK;
 }
 
-/* FIELDS for an unknown key. */
+/* The index of a key's field, or FIELDS if it is unknown. */
 static int find_field(const carry_json *node) {
     const char *key = own_key(node->key);
     int i = 0;

@@ -138,7 +138,7 @@ static carry_status bring_table(const carry_dit_chunks *call) {
     CARRY_TRY(is_far ? carry_upload_slot(&cache->table_upload, &slot) : CARRY_OK);
     carry_dit_rotary_table(slot, cache->positions, head, start, call->tokens / cache->per_frame, cache->rows,
                            cache->columns);
-    cache->table_rows = 0; /* until it is there */
+    cache->table_rows = 0; /* until it is uploaded */
     CARRY_TRY(is_far ? carry_upload_send(&cache->table_upload, cache->table.data,
                                          (size_t)(call->tokens * head) * sizeof(float))
                      : CARRY_OK);

@@ -50,7 +50,7 @@ static carry_dit_graph *find(carry_dit_cache *cache, uint64_t key) {
     }
     carry_ctx *ctx = cache->dit->ctx;
     const int device = cache->dit->own.device;
-    if (oldest->graph != NULL) { /* it may be at work */
+    if (oldest->graph != NULL) { /* it may still be running */
         (void)carry_stream_wait(ctx, device, carry_ctx_stream(ctx, device));
         carry_graph_free(ctx, device, oldest->graph);
     }

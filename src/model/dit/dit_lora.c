@@ -314,7 +314,7 @@ carry_status carry_dit_loras_use(carry_dit_loras *l, int which) {
         return CARRY_OK;
     }
     CARRY_TRY(device != 0 ? carry_stream_wait(dit->ctx, device, carry_ctx_stream(dit->ctx, device)) : CARRY_OK);
-    l->used = -1; /* until all are there */
+    l->used = -1; /* until all are written */
     for (int64_t i = 0; i < l->targets_count; i++) {
         CARRY_TRY(put_target(l, &l->targets[i], which));
     }

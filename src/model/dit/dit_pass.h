@@ -44,7 +44,7 @@ typedef struct carry_dit_pass_args {
     const int64_t *start;   /* [videos]: position of the first frame, for rotary positions */
     const float *weight;    /* [videos, chunks]: weight of the chunk's loss */
     carry_tensor target;    /* target of the velocity; absent: no loss */
-    carry_tensor velocity;  /* gets it; absent: not wanted */
+    carry_tensor velocity;  /* output; absent: not wanted */
     bool backward;          /* adds to the gradients */
     double scale;           /* factor on the loss in the gradients */
     double *loss;           /* output: sum over chunks of weight times the sum of squares; the call waits for it */

@@ -22,9 +22,9 @@ struct carry_dit_pass {
     carry_dit *dit;
     carry_dit_pass_options options;
     const carry_dit_pass_args *args; /* of the call */
-    int64_t units_of, units;         /* of a video, of all */
-    int64_t row_tokens;              /* of a frame */
-    int64_t tokens;                  /* of a unit */
+    int64_t units_of, units;         /* units of a video; units of all videos */
+    int64_t row_tokens;              /* tokens of a frame */
+    int64_t tokens;                  /* tokens of a unit */
     int64_t rows, text_rows;
     size_t memory;
     float *positions; /* carry_dit_positions */

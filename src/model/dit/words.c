@@ -23,7 +23,7 @@ typedef struct writer {
     carry_ctx *ctx;
     carry_tensor to;
     int64_t words;
-    uint64_t hash; /* of the word under way */
+    uint64_t hash; /* hash of the current word */
     sort sort;     /* kind of its bytes; SPACE: no word has begun */
     float weight;
 } writer;

@@ -31,7 +31,7 @@ typedef struct carry_lm_config {
     double norm_eps, initializer_range;
     double embedding_factor, residual_factor; /* factors on the embeddings, and on the output that each layer adds to h;
                                                  0 means 1 */
-    double logits_divisor;                    /* 0: 1 */
+    double logits_divisor;                    /* 0 means 1 */
     int64_t max_position_embeddings;
     int64_t bos_token_id, eos_token_id, pad_token_id; /* -1: none */
 
@@ -55,11 +55,11 @@ typedef enum carry_lm_form {
     CARRY_LM_TRUTH,
     CARRY_LM_TRUTH_IF_FALSE, /* written only if false */
     CARRY_LM_TOKEN,          /* a whole number, null (-1), or a list, of which the first entry is used */
-    CARRY_LM_ACTIVATION,     /* of q and k */
-    CARRY_LM_OTHER,          /* by functions of its own */
+    CARRY_LM_ACTIVATION,     /* activation of q and k */
+    CARRY_LM_OTHER,          /* read and written by functions */
     CARRY_LM_READ_SIZE,      /* like SIZE and NUMBER, but not written: another key has the value */
     CARRY_LM_READ_NUMBER,
-    CARRY_LM_READ_OVER,   /* changes nothing here */
+    CARRY_LM_READ_OVER,   /* ignored */
     CARRY_LM_MUST_BE_OFF, /* must be null, false, 0 or an empty list */
     CARRY_LM_MUST_BE_ON,  /* null or true */
     CARRY_LM_MUST_BE_SILU,
@@ -79,7 +79,7 @@ typedef struct carry_lm_key {
     carry_lm_form form;
     size_t offset; /* of its field in carry_lm_config */
     carry_status (*read)(const carry_lm_source *source, const carry_json *node);
-    void (*write)(carry_json_text *text, const carry_lm_config *config); /* OTHER; NULL: not written */
+    void (*write)(carry_json_text *text, const carry_lm_config *config); /* for OTHER; NULL: not written */
     const char *text;                                                    /* the value that is written */
 } carry_lm_key;
 

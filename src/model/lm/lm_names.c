@@ -15,7 +15,7 @@ static bool ends_in(const char *name, const char *end) {
     return length >= strlen(end) && strcmp(name + length - strlen(end), end) == 0;
 }
 
-/* name with its end replaced. */
+/* Copies a name with its end replaced. */
 static bool replace_end(char *to, size_t size, const char *name, const char *end, const char *by) {
     return ends_in(name, end) && snprintf(to, size, "%.*s%s", (int)(strlen(name) - strlen(end)), name, by) < (int)size;
 }

@@ -81,7 +81,7 @@ static carry_status pack_all(carry_lm *lm) {
     }
     lm->panels = aligned_alloc(LARGE_PAGE, bytes);
     if (lm->panels == NULL) {
-        return CARRY_OK; /* as before */
+        return CARRY_OK; /* out of memory: continue without packing */
     }
     lm->panel_bytes = bytes;
     (void)madvise(lm->panels, bytes, MADV_HUGEPAGE); /* a hint: failure is not an error */

@@ -10,13 +10,13 @@ typedef struct carry_lm_rows {
     carry_tensor x, x2;        /* inputs of mixer and feed-forward, if norms come before them */
     carry_tensor out, out2;    /* outputs of mixer and feed-forward, if norms come after them */
     carry_tensor middle;       /* h between mixer and feed-forward */
-    void *mixer, *feedforward; /* the parts' own */
+    void *mixer, *feedforward; /* structs of the parts */
 } carry_lm_rows;
 
 /* Gradients of activations, shared by all layers. */
 typedef struct carry_lm_back {
     carry_tensor dh, dx; /* gradients of h, and of the input of a part */
-    carry_tensor dout;   /* of out and out2 */
+    carry_tensor dout;   /* gradient of out and out2 */
 } carry_lm_back;
 
 /* The parts by index: mixers, then feed-forwards. NULL past the end. */
@@ -46,7 +46,7 @@ struct carry_lm_pass {
     unsigned char *structs; /* storage of the parts' structs of activations and gradients */
     /* The fields below are set for each call, in its memory. */
     bool shares;          /* all layers use the same memory: without backward, or if backward recomputes them */
-    carry_lm_rows *layer; /* of each layer */
+    carry_lm_rows *layer; /* [num_hidden_layers] */
     carry_tensor *h;      /* the input of each layer and the output of the last; without backward all are the same
                              tensor */
     carry_tensor last;    /* the last norm's output */

@@ -30,7 +30,7 @@ static int64_t count_of(const carry_lm_state_part *about) {
     return count;
 }
 
-/* The parts of fixed size. */
+/* Places the parts of fixed size. */
 static void place(carry_lm_state *state, carry_arena *arena) {
     for (int64_t layer = 0; layer < state->layers; layer++) {
         for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
@@ -58,7 +58,8 @@ static carry_status make(carry_lm_state *state) {
         carry_arena arena = carry_arena_over(NULL, 0);
         place(state, &arena);
         if (carry_arena_total(&arena, &bytes)) {
-            (void)carry_device_alloc(lm->ctx, &state->memory, state->device, bytes); /* NULL where it fails */
+            (void)carry_device_alloc(lm->ctx, &state->memory, state->device, bytes); /* state->memory is NULL if it
+                                                                                        fails */
         }
     }
     if (state->memory == NULL) {
@@ -93,7 +94,7 @@ carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t bat
     return CARRY_OK;
 }
 
-/* The pages of one part. */
+/* Allocates the pages of one part. */
 static carry_status make_pages(carry_lm_state *state, int64_t layer, int i, int64_t pages, carry_dtype dtype) {
     carry_lm_state_part paged = state->about[layer][i];
     void *data = NULL;

@@ -77,7 +77,7 @@ static carry_status move_part(carry_lm_state *state, const part *p, int64_t sequ
                               bool to_host) {
     const carry_tensor *tensor = &state->part[p->layer][p->index];
     const int64_t of_one = carry_tensor_count(tensor) / state->batch;
-    const int64_t whole = of_one / p->about->slices; /* of a cache: its capacity */
+    const int64_t whole = of_one / p->about->slices; /* for a cache: its capacity */
     const int64_t count = p->about->grows ? of_one / tensor->shape[1] * tokens / p->about->slices : whole;
     const size_t size = carry_dtype_size(tensor->dtype);
     for (int64_t slice = 0; slice < p->about->slices; slice++) {
@@ -94,7 +94,7 @@ static carry_dtype dtype_of(const carry_lm_state *state, const part *p) {
     return p->about->grows ? state->dtype : CARRY_F32;
 }
 
-/* The bytes of all parts. */
+/* Computes the size of all parts in bytes. */
 static carry_status count_bytes(const carry_lm_state *state, int64_t tokens, size_t *total) {
     *total = 0;
     for (int64_t i = 0; i < state->layers * CARRY_LM_STATE_PARTS; i++) {

@@ -42,8 +42,8 @@ typedef struct carry_lm_slot {
 /* A part of a layer, with its norm. */
 typedef struct carry_lm_sublayer {
     const struct carry_lm_part *part;
-    int kind;     /* of the part: carry_lm_part_at */
-    int64_t norm; /* a parameter */
+    int kind;     /* index for carry_lm_part_at */
+    int64_t norm; /* index of the norm's parameter */
     carry_lm_slot slot[CARRY_LM_SLOTS];
     int64_t rest, rest_rows; /* on a GPU: the offset of the padding zeros after its maps in the flat buffers, and their
                                 number of rows */
@@ -55,7 +55,7 @@ typedef struct carry_lm_call {
     const struct carry_lm_args *args;
     int64_t layer;
     const carry_lm_sublayer *own;
-    void *opened;          /* by open */
+    void *opened;          /* the result of open */
     void *rows;            /* activations of the layer, kept from forward to backward */
     void *back;            /* gradients of activations, shared by all layers */
     int64_t first, count;  /* the rows of `out` that are read; a feed-forward computes only those */

@@ -94,7 +94,7 @@ carry_tensor carry_lm_pool_row(const carry_lm_state *pool, int64_t layer, int pa
 }
 
 bool carry_lm_group_is_steps(const carry_lm_args *args, const carry_lm_group *group) {
-    return args->places != NULL && group->first < args->places->steps; /* a step is a row */
+    return args->places != NULL && group->first < args->places->steps; /* a step has one row */
 }
 
 int64_t carry_lm_place_before(const carry_lm_places *p, int64_t sequence) {
@@ -171,7 +171,8 @@ static carry_status convolve_one(const carry_lm_call *call, const carry_lm_group
 
 carry_status carry_lm_convolve(const carry_lm_call *call, const carry_lm_conv *convs, int count) {
     const carry_lm_places *p = call->args->places;
-    const bool has_tails = p != NULL && p->pool->part[call->layer][0].data != NULL; /* not of width 1 */
+    const bool has_tails =
+        p != NULL && p->pool->part[call->layer][0].data != NULL; /* false for convolutions of width 1 */
     carry_lm_group group;
     for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
         if (has_tails && carry_lm_group_is_steps(call->args, &group)) {

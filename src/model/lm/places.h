@@ -38,7 +38,7 @@ typedef struct carry_lm_places {
 
 /* Fails if the call does not fit the pass. */
 carry_status carry_lm_places_check(const carry_lm_pass *pass, const carry_lm_places *places);
-/* Rows whose logits are wanted. */
+/* The number of rows whose logits are wanted. */
 int64_t carry_lm_places_wanted(const carry_lm_places *places);
 
 /* batch * tokens consecutive rows of a call, starting at row `first`. */

@@ -113,7 +113,7 @@ static carry_tensor take(carry_umt5 *m, carry_arena *arena, carry_dtype dtype, i
     return carry_arena_tensor(arena, m->own.device, dtype, 2, (const int64_t[]){rows, columns});
 }
 
-/* For prompts of n tokens. */
+/* Places the tensors for prompts of n tokens. */
 static void lay_out(carry_umt5 *m, carry_arena *arena, int64_t n) {
     const carry_umt5_config *c = &m->config;
     const int64_t inner = c->num_heads * c->d_kv;

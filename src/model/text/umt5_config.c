@@ -17,7 +17,7 @@ typedef struct size_key {
     const char *key;
     int64_t *to;
     int64_t most;
-    int64_t otherwise; /* 0: it must be there */
+    int64_t otherwise; /* default value; 0: the key is required */
 } size_key;
 
 static carry_status read_size(carry_ctx *ctx, const carry_json *root, const char *path, const size_key *k) {

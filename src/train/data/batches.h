@@ -30,13 +30,13 @@ typedef struct carry_batches_options {
 typedef struct carry_batch {
     int64_t rows, length; /* rows 0: the epoch is over (once) */
     int64_t *input, *label;
-    int64_t labels;          /* that count, here */
-    int64_t labels_whole;    /* over all ranks */
+    int64_t labels;          /* number of labels of this rank that count */
+    int64_t labels_whole;    /* the same over all ranks */
     int64_t sequences;       /* with documents or cuts: number of sequences in this rank's rows, taken one after the
                                 other */
     int64_t *cu_seqlens;     /* [sequences + 1]; with cuts, each row has source.most_cuts sequences, and the last ones
                                 are empty */
-    carry_position position; /* of its first row */
+    carry_position position; /* position of its first row */
 } carry_batch;
 
 typedef struct carry_batches carry_batches;

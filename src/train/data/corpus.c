@@ -24,13 +24,13 @@ struct carry_corpus {
     int64_t *order; /* order of the blocks in the current epoch */
     int64_t *start; /* index in `order` of the first block of each window, and the end */
     int64_t windows;
-    int64_t epoch, window; /* at hand; -1: none */
+    int64_t epoch, window; /* the current ones; -1: none */
     bool is_wide;          /* tokens are uint32_t */
     void *tokens;
     int64_t count;
     size_t room; /* bytes */
     int64_t text_bytes;
-    int64_t shift; /* tokens before the first row */
+    int64_t shift; /* number of tokens before the first row */
 };
 
 /* The encoding of one window: its block i is bytes[from[i]..from[i+1]). */
@@ -41,7 +41,7 @@ typedef struct encoding {
     bool *begins_file, *ends_file;
     carry_ids *ids;
     int64_t count;
-    bool *failed; /* by block */
+    bool *failed; /* for each block */
 } encoding;
 
 /* Assigns the blocks of an epoch to windows. */
@@ -182,7 +182,7 @@ carry_status carry_corpus_load(carry_ctx *ctx, carry_corpus *corpus, int64_t epo
         return carry_fail(ctx, CARRY_ERANGE, "there is no window %lld in epoch %lld", (long long)window,
                           (long long)epoch);
     }
-    bool same_order = c->windows == 1 || c->options.in_order; /* every epoch is then alike */
+    bool same_order = c->windows == 1 || c->options.in_order; /* all epochs are then equal */
     if (c->window >= 0 && c->window == window && (c->epoch == epoch || same_order)) {
         c->epoch = epoch;
         return CARRY_OK;

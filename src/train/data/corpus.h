@@ -37,8 +37,8 @@ uint32_t carry_corpus_crc(const carry_corpus *corpus);
 
 /* Makes this window the current one; costs nothing if it already is. CARRY_ERANGE if the epoch has fewer windows. */
 carry_status carry_corpus_load(carry_ctx *ctx, carry_corpus *corpus, int64_t epoch, int64_t window);
-int64_t carry_corpus_windows(const carry_corpus *corpus); /* of the epoch at hand */
-int64_t carry_corpus_tokens(const carry_corpus *corpus);  /* of the window at hand */
+int64_t carry_corpus_windows(const carry_corpus *corpus); /* of the current epoch */
+int64_t carry_corpus_tokens(const carry_corpus *corpus);  /* in the current window */
 int64_t carry_corpus_token(const carry_corpus *corpus, int64_t index);
 int64_t carry_corpus_window_bytes(const carry_corpus *corpus); /* bytes of text in the current window */
 

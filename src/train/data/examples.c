@@ -20,7 +20,7 @@ struct carry_examples {
     int64_t count, room;
     int64_t cut, learned;
     uint32_t crc;
-    int64_t epoch; /* that is packed; -1: none */
+    int64_t epoch; /* epoch of the current packing; -1: none */
     int64_t *row;  /* [rows + 1]: the first example of each row, in the order of the epoch */
     int64_t rows;
 };

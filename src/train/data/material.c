@@ -132,7 +132,7 @@ static carry_status open_held(carry_ctx *ctx, void *state, int64_t epoch, int64_
     CARRY_TRY(h->source.open(ctx, h->source.state, epoch, window, length, false, rows, windows));
     (void)padded; /* only whole rows are split */
     if (*windows == 1 && *rows >= ROWS_LEAST) {
-        const int64_t whole = (carry_corpus_tokens(h->source.state) - 1) / length; /* of the first epoch */
+        const int64_t whole = (carry_corpus_tokens(h->source.state) - 1) / length; /* as in the first epoch */
         const int64_t held = held_rows(whole);
         *rows = h->is_examined ? held : whole - held - 1;
     } else if (h->is_examined) {
@@ -278,7 +278,7 @@ carry_status carry_material_held_out(carry_ctx *ctx, carry_material *m, const ca
     *is_there = true;
     if (m->task != NULL) {
         carry_task_size size = m->rows.size;
-        size.fewest = 0; /* an evaluation asks for all */
+        size.fewest = 0; /* an evaluation always has all pairs */
         return carry_task_open(ctx, &m->evaluated_rows, source, options->task, size,
                                (uint64_t)options->seed ^ EXAM_SEED);
     }

@@ -19,7 +19,7 @@
 #include "train/data/tasks.h"
 
 typedef struct carry_held_out {
-    carry_source source; /* whose rows are shared out */
+    carry_source source; /* the source whose rows are split */
     bool is_examined;    /* gives the rows that are held out; false: the other rows */
 } carry_held_out;
 
@@ -30,11 +30,11 @@ typedef struct carry_material {
     carry_examples *examples, *evaluated_examples; /* NULL: a text or a task */
     carry_task_rows rows, evaluated_rows;
     carry_held_out held, evaluated_held;
-    carry_source source;    /* to learn */
+    carry_source source;    /* rows to train on */
     const carry_task *task; /* NULL: a text */
     uint32_t crc;           /* identifies the text; 0: a task */
     int64_t length;         /* tokens of a row */
-    double rows_of_epoch;   /* about; infinite for a task */
+    double rows_of_epoch;   /* approximate; infinite for a task */
     bool can_hold_back;     /* the text has enough rows to hold some out, and is one window */
 } carry_material;
 

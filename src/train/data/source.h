@@ -11,7 +11,7 @@
 #define CARRY_NO_LABEL (-100) /* a label that does not count, as in the loss and in flash-linear-attention */
 
 typedef struct carry_source {
-    int64_t vocabulary; /* inputs and labels are below */
+    int64_t vocabulary; /* inputs and labels are below it */
     int64_t end;        /* the token between documents; -1: no such token */
     bool is_endless;    /* a window never runs out of rows, and they come in order */
     int64_t most_cuts;  /* maximum number of sequences of a row, if it has cuts; else 0 */

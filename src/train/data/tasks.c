@@ -7,7 +7,7 @@
 #include "core/error.h"
 #include "train/data/shuffle.h"
 
-#define ITEMS 5      /* that S5 permutes */
+#define ITEMS 5      /* number of items that S5 permutes */
 #define ELEMENTS 120 /* 5! */
 #define SWAPS 11     /* the identity and 10 swaps of two items */
 #define LENGTH_MOST ((int64_t)1 << 24)

@@ -9,7 +9,7 @@
 
 typedef struct carry_task_size {
     int64_t length;     /* tokens of a row; 0: the task's default */
-    int64_t vocabulary; /* 0: the task's own */
+    int64_t vocabulary; /* 0: the task's default */
     int64_t pairs;      /* pairs of associative recall; 0: a quarter of the maximum */
     int64_t fewest;     /* rows of recall have this many pairs, or twice as many, and so on up to `pairs`; 0: always
                            `pairs` */
@@ -17,7 +17,7 @@ typedef struct carry_task_size {
 
 typedef struct carry_task {
     const char *name, *about;
-    int64_t length, vocabulary; /* where none is given */
+    int64_t length, vocabulary; /* defaults */
     /* Fills in sizes that are 0, and fails with a message if the sizes do not fit. */
     carry_status (*check)(carry_ctx *ctx, carry_task_size *size);
     /* Makes row `index`; label is CARRY_NO_LABEL where there is no question. */
@@ -27,7 +27,7 @@ typedef struct carry_task {
     int64_t (*score)(const int64_t *prediction, const int64_t *label, int64_t count, int64_t *asked);
 } carry_task;
 
-extern const carry_task *const carry_task_list[];    /* NULL at its end */
+extern const carry_task *const carry_task_list[];    /* ends with NULL */
 const carry_task *carry_task_find(const char *name); /* or NULL */
 
 /* A task as an endless source of rows. Training and evaluation use different seeds. */

@@ -19,7 +19,7 @@ struct carry_dit_streamer {
     carry_dit_cache *cache;
     int64_t side, frames;
     float *x, *x0, *v, *text;
-    int64_t chunk; /* since the cut */
+    int64_t chunk; /* number of chunks since the cut */
     uint64_t seed;
 };
 

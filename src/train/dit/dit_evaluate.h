@@ -7,7 +7,7 @@
 #include "train/dit/shapes_judge.h"
 
 typedef struct carry_dit_evaluation_options {
-    int64_t side, chunks; /* pixels; of a stream */
+    int64_t side, chunks; /* pixels; chunks of a stream */
     double speed;
     int forms; /* number of forms with which every colour and direction is tested: 1 to 3 */
     uint64_t seed;
@@ -23,7 +23,7 @@ typedef struct carry_dit_evaluation {
 /* The shape that a stream changes to half-way. */
 carry_shape carry_dit_evaluation_second(carry_shape first);
 
-/* A stream for a prompt. */
+/* Generates the stream of a prompt. */
 typedef struct carry_dit_streamer carry_dit_streamer;
 carry_status carry_dit_streamer_new(carry_dit *dit, carry_dit_streamer **made, int64_t side);
 void carry_dit_streamer_free(carry_dit_streamer *s);

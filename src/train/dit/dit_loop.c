@@ -34,7 +34,7 @@ typedef struct training {
     carry_dit_pass *pass;
     void *memory;
     carry_shapes_batch *batch;
-    carry_dit_pass_args args; /* of the step */
+    carry_dit_pass_args args; /* arguments of the step */
     double counted;           /* the number of elements over which the loss is averaged */
     int64_t videos;           /* videos of this rank in a step */
 } training;

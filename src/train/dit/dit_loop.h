@@ -19,14 +19,14 @@ typedef struct carry_dit_train_start {
     int64_t step;        /* done */
     int ranks;
     size_t memory; /* bytes of activations of one rank */
-    double flops;  /* of a step */
+    double flops;  /* per step */
 } carry_dit_train_start;
 
 typedef struct carry_dit_train_report {
     int64_t step, steps;
     double loss, rate, norm;
     double videos_per_s, gflops; /* since the last report, of all ranks, not counting checkpoints and evaluations */
-    double memory;               /* bytes that this process holds */
+    double memory;               /* bytes held by this process */
     double left;                 /* seconds */
 } carry_dit_train_report;
 

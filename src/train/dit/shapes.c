@@ -12,7 +12,7 @@
 #define TRIANGLE 0.80     /* inner radius of the triangle */
 #define START_SPREAD 0.1  /* largest distance of a start from the middle, relative to the side */
 #define BLANKS 0.2        /* fraction of starts that come after an empty chunk */
-#define STREAM 0x73686170 /* of random numbers */
+#define STREAM 0x73686170 /* stream of random numbers */
 
 static const char *const forms[CARRY_SHAPE_FORMS] = {"circle", "square", "triangle"};
 

@@ -32,7 +32,7 @@
 enum { CARRY_SHAPE_FORMS = 3, CARRY_SHAPE_COLOURS = 6, CARRY_SHAPE_DIRECTIONS = 5 };
 
 typedef struct carry_shape {
-    int form, colour, direction; /* form CARRY_SHAPE_NOTHING: the ground alone */
+    int form, colour, direction; /* form CARRY_SHAPE_NOTHING: only the background */
 } carry_shape;
 
 #define CARRY_SHAPE_NOTHING (-1)
@@ -55,12 +55,12 @@ const char *carry_shape_words(char text[CARRY_SHAPE_WORDS]);
    the background: [3, side, side], 0 to 1. Its size depends on the side. */
 void carry_shape_draw(float *pixels, int64_t side, carry_shape shape, double x, double y);
 
-/* A video. */
+/* Options of a video. */
 typedef struct carry_shapes_options {
     int64_t side;   /* pixels */
     int64_t frames; /* of the video */
-    int64_t chunk;  /* frames: where it may change */
-    double speed;   /* pixels a frame */
+    int64_t chunk;  /* frames of a chunk; a video may change only at its start */
+    double speed;   /* pixels per frame */
     double starts;  /* fraction of videos that begin like a stream, near the middle; the others begin anywhere */
     double changes, unnamed; /* fraction of videos that change, and fraction without a caption */
 } carry_shapes_options;
@@ -68,7 +68,7 @@ typedef struct carry_shapes_options {
 typedef struct carry_shapes_video {
     carry_shape shape[2]; /* before and after the change */
     int64_t change;       /* the first frame with the second shape; equal to `frames` if there is no change */
-    int64_t blank;        /* empty frames before the first */
+    int64_t blank;        /* empty frames at the start */
     bool is_start, is_unnamed;
     double x, y; /* position in the first frame that shows the shape */
 } carry_shapes_video;

@@ -24,9 +24,9 @@
 typedef struct carry_shapes_batch_options {
     int64_t videos, chunks, chunk; /* videos of this rank; chunks of a video; frames of a chunk */
     int64_t side;                  /* pixels */
-    double speed;                  /* pixels a frame */
+    double speed;                  /* pixels per frame */
     double past_noise;             /* the largest standard deviation of the noise that is added to the past */
-    double changes, unnamed;       /* of carry_shapes_options */
+    double changes, unnamed;       /* as in carry_shapes_options */
     uint64_t seed;
 } carry_shapes_batch_options;
 

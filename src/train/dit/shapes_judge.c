@@ -8,9 +8,9 @@
 
 #define TURN 6.283185307179586
 #define BRIGHT 0.3    /* threshold above the background, for the brightest channel */
-#define FEWEST 0.01   /* of the pixels */
+#define FEWEST 0.01   /* minimum fraction of bright pixels */
 #define STILL 0.35    /* relative to the speed: slower counts as still */
-#define MOVING 0.5    /* of the speed: faster moves */
+#define MOVING 0.5    /* relative to the speed: faster counts as moving */
 #define SIDEWAYS 0.35 /* relative to the larger component of the step: above it, the direction is none of the four */
 
 typedef struct sight {

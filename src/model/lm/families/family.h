@@ -49,7 +49,7 @@ typedef struct carry_lm_family {
 
     const char *prefix;                        /* prefix of the layers' tensors, before "layers.N."; NULL: "model." */
     const char *embeddings;                    /* the name of their tensor */
-    const char *norm;                          /* the last one's; NULL: "model.norm.weight" */
+    const char *norm;                          /* name of the last norm's tensor; NULL: "model.norm.weight" */
     const char *norms[2][2];                   /* names of the norms of mixer and feed-forward, after model.layers.N.:
                                                   for norms before them, and after them */
     const char *const *mixer[CARRY_LM_MIXERS]; /* names of slots; NULL: the part's own */

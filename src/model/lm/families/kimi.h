@@ -10,7 +10,7 @@ typedef struct carry_lm_kimi {
                                                    missing */
     int64_t dense_layers;                       /* without mlp_layer_types: this many first layers have no experts */
     int64_t shared_experts;
-    int64_t kv_heads; /* 0: as many as heads */
+    int64_t kv_heads; /* 0: equal to the number of heads */
     double expert_scale;
     int64_t group_size;   /* Ling, without layer_types: the last layer of each group has attention */
     int64_t kda_head_dim; /* Ling: 0: use head_dim, as in published files */

@@ -11,7 +11,7 @@ static carry_status activate_backward(const carry_lm_call *call, const carry_lm_
     if (u->gate.data != NULL) {
         return carry_swiglu_backward(ctx, u->gate, u->up, dactive, u->gate, u->up);
     }
-    /* of relu(up)^2: 2 relu(up) */
+    /* the derivative of relu(up)^2 is 2 relu(up) */
     CARRY_TRY(carry_elementwise(ctx, u->up, dactive, u->active, CARRY_MULTIPLY));
     return carry_elementwise(ctx, u->up, u->up, u->up, CARRY_ADD);
 }

@@ -29,9 +29,9 @@ typedef struct carry_lm_attention {
     const char *plan;
     bool steps;     /* a pass of one token on a device with a kernel for steps. Its work can be recorded, since it reads
                        the number of tokens read so far from `lengths` */
-    carry_ctx *ctx; /* of a pooled pass: */
+    carry_ctx *ctx; /* for a pooled pass: */
     int device;
-    float *rates_there;   /* [rotary / 2], on its device */
+    float *rates_there;   /* [rotary / 2], on the model's device */
     carry_tensor lengths; /* [batch], on the device: the number of tokens that each sequence has read, if `steps` */
     size_t scratch;
 } carry_lm_attention;
@@ -41,7 +41,7 @@ typedef struct carry_lm_attention_rows {
     carry_tensor q_in, k_in, gate; /* before the norm */
     carry_tensor q, k, v, o, lse;  /* inputs and outputs of attention; lse is [H, T] for each document, one after the
                                       other */
-    carry_tensor open, y;          /* sigmoid(gate), and what enters o_proj */
+    carry_tensor open, y;          /* sigmoid(gate), and the input of o_proj */
 } carry_lm_attention_rows;
 
 typedef struct carry_lm_attention_back {

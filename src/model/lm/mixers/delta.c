@@ -229,7 +229,7 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     carry_tensor *const maps[MAPS] = {&back->dq_in, &back->dk_in, &back->dv_in, &back->dz,
                                       &back->da,    &back->db,    &back->rest};
     take_maps(pass, o, arena, joins(pass, o), maps);
-    back->dv_in = joins(pass, o) ? back->dv_in : back->dy; /* used up by then */
+    back->dv_in = joins(pass, o) ? back->dv_in : back->dy; /* dy is no longer needed when dv_in is written */
     back->dq = carry_lm_take(pass, arena, dtype, c->delta.key_width);
     back->dk = carry_lm_take(pass, arena, dtype, c->delta.key_width);
     back->dv = carry_lm_take(pass, arena, dtype, c->delta.value_width);

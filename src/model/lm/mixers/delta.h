@@ -40,11 +40,11 @@ typedef struct carry_lm_delta_rows {
     carry_tensor q, k, v, a, b;    /* the delta rule's inputs */
     carry_tensor z, o, y;          /* output gate; the delta rule's output; the same after o_norm */
     carry_tensor rest;             /* on a GPU: the padding columns of zeros after the projections of x */
-    void *kept;                    /* the method's */
+    void *kept;                    /* memory of the recurrence method */
 } carry_lm_delta_rows;
 
 typedef struct carry_lm_delta_back {
-    carry_tensor dy, dout, dz; /* of y, o, z */
+    carry_tensor dy, dout, dz; /* gradients of y, o, z */
     carry_tensor dq, dk, dv, dq_in, dk_in, dv_in, da, db;
     carry_tensor dbefore_key, dbefore_value;
     carry_tensor dA_log, ddt_bias;

@@ -14,7 +14,7 @@ typedef struct carry_lm_deltaproduct {
 
 typedef struct carry_lm_deltaproduct_rows {
     carry_tensor q_in, k_in, v_in, q, k, v, a, b, z; /* as in delta.h */
-    carry_tensor q_wide, a_wide, o_wide;             /* with a row a step */
+    carry_tensor q_wide, a_wide, o_wide;             /* with a row for each step */
     carry_tensor o, y;
     void *kept;
 } carry_lm_deltaproduct_rows;

@@ -63,7 +63,7 @@ static carry_status keys_backward(const carry_lm_call *call) {
     return CARRY_OK;
 }
 
-/* Into dx, which is written. */
+/* Computes dx from the gradient of q; dx is overwritten. */
 static carry_status queries_backward(const carry_lm_call *call) {
     const carry_lm_latent_rows *r = call->rows;
     const carry_lm_latent_back *back = call->back;

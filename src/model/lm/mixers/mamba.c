@@ -112,7 +112,7 @@ carry_tensor carry_lm_mamba_tokens(const carry_lm_pass *pass, carry_tensor rows)
     return carry_reshape_3d(rows, pass->options.batch, pass->options.tokens, rows.shape[1]);
 }
 
-/* Shapes alone, for workspaces. */
+/* The arguments with shapes only, to compute workspaces. */
 static carry_ssm_args shapes_of(const carry_lm_pass *pass) {
     const carry_lm_mamba_options *m = &pass->lm->config.mamba;
     const int64_t shape[] = {pass->options.batch, pass->options.tokens, m->channels};
@@ -264,7 +264,7 @@ static carry_status run_pooled(const carry_lm_call *call) {
             ssm.xbc = one_sequence(r->xbc, t, each);
             ssm.dt = one_sequence(r->dt, t, each);
             ssm.initial = ssm.final = carry_lm_pool_row(p->pool, call->layer, 1, p->slots[i]);
-            if (before >= 0) { /* a step */
+            if (before >= 0) { /* a guess: it continues from another slot */
                 ssm.initial = carry_lm_pool_row(p->pool, call->layer, 1, p->slots[before]);
             }
             CARRY_TRY(carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes));

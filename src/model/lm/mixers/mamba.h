@@ -11,7 +11,7 @@
 #include "ops/ssm.h"
 
 typedef enum carry_lm_mamba_slot {
-    CARRY_LM_MAMBA_Z, /* rows of in_proj: these three */
+    CARRY_LM_MAMBA_Z, /* this slot and the next two are rows of in_proj */
     CARRY_LM_MAMBA_XBC,
     CARRY_LM_MAMBA_DT,
     CARRY_LM_MAMBA_Z_BIAS,

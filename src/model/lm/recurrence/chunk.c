@@ -14,8 +14,8 @@
 
 typedef struct running {
     carry_ctx *ctx;
-    carry_delta_plan *plan;        /* of one slice; */
-    carry_delta_ranks_plan *ranks; /* or this one, over comm */
+    carry_delta_plan *plan;        /* plan of one slice; used if ranks is NULL */
+    carry_delta_ranks_plan *ranks; /* the plan over the ranks of comm */
     carry_comm *comm;
     carry_delta_problem problem;
     int64_t slices, slice; /* their number and width */

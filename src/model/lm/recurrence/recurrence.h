@@ -18,7 +18,7 @@ typedef struct carry_lm_pooled_call {
     int64_t batch, tokens; /* one of them is 1 */
     carry_tensor pool;     /* the states of all slots; their number takes the place of the number of sequences */
     const int32_t *slots;  /* steps: the slot of each sequence, [batch], on the device; NULL: a piece */
-    int64_t slot;          /* of a piece */
+    int64_t slot;          /* slot of a piece's sequence */
 } carry_lm_pooled_call;
 
 typedef struct carry_lm_recurrence {
@@ -56,7 +56,7 @@ extern const carry_lm_recurrence carry_lm_recurrence_chunk;
    problem's tokens are this rank's; cu_seqlens of a call is the whole row's. Every call is a collective: all ranks must
    run the same layers in the same order. Backward needs the memory that forward kept; states are not supported. */
 typedef struct carry_lm_ranks_options {
-    carry_comm *comm; /* outlives the recurrence */
+    carry_comm *comm; /* must outlive the recurrence */
     carry_delta_ranks_options delta;
 } carry_lm_ranks_options;
 extern const carry_lm_recurrence carry_lm_recurrence_ranks;

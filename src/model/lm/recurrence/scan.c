@@ -255,7 +255,7 @@ static void write_steps(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Pieces of some hundred microseconds. */
+/* Gives each thread pieces of some hundred microseconds. */
 static int64_t grain(const carry_delta_problem *p) {
     return 16384 / (p->key * (p->key + p->value)) + 1;
 }

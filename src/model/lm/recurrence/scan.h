@@ -43,10 +43,10 @@ typedef struct carry_recurrence_scan_work {
     int64_t *starts;                           /* [T]: the sequence that starts at a token of a packed row, or -1 */
     float *A;                                  /* [together, T, K, K], or [together, T, K]: its diagonal */
     float *S;                                  /* [together, T, K, V]: b, then the states */
-    float *dS;                                 /* the same of gradients */
+    float *dS;                                 /* gradients of the same */
     float *dq, *dk;                            /* [B, T, H, K]: gradients summed over value heads, before the norm */
     float *dgate, *given;                      /* [together, T]: gradients of the gate, and of its input */
-    carry_recurrence_token *token;             /* a thread each */
+    carry_recurrence_token *token;             /* one for each thread */
     void *scan;
 } carry_recurrence_scan_work;
 
