@@ -72,8 +72,7 @@ static carry_status read_block(const carry_evaluate_files *files, carry_evaluate
 
 static carry_status take_piece(const carry_evaluate_files *files, carry_evaluate_reader *r, int64_t most,
                                carry_evaluate_piece *piece) {
-    while (!r->is_read && (int64_t)(r->ids.count - r->at) <= most + 1) { /* one more, to know whether this is the last
-                                                                            piece */
+    while (!r->is_read && (int64_t)(r->ids.count - r->at) <= most + 1) { /* one more: is it the last piece? */
         CARRY_TRY(read_block(files, r));
     }
     const int64_t left = r->ids.count > r->at ? (int64_t)(r->ids.count - r->at) - 1 : 0;

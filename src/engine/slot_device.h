@@ -7,7 +7,7 @@
 
 #include "carry/device.h"
 
-/* Rows of one part: row i is at base + i bytes. */
+/* Rows of one part: row i is at base + i * bytes. */
 typedef struct carry_slot_part {
     unsigned char *base;
     uint64_t bytes; /* a multiple of 4 */

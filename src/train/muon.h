@@ -4,10 +4,9 @@
        w = w - rate (0.2 sqrt(max(rows, columns)) O + decay w)
 
    O comes from five steps of a Newton-Schulz iteration: X = u / |u|, then X = a X + (b A + c A^2) X with A = X X^T,
-   which brings all singular values close to 1. It is computed in bf16 where the model has bf16 copies of its weights,
-   else in f32. The factor gives O the root mean square of AdamW's steps, so that rate and decay are the same for both:
-   tables, norms, convolutions and other vectors keep AdamW. m is stored as AdamW's m is; v of these matrices stays 0.
- */
+   which brings all singular values close to 1. It is computed in bf16 if the model has bf16 copies of its weights, else
+   in f32. The factor gives O the root mean square of AdamW's steps, so that rate and decay are the same for both; AdamW
+   updates tables, norms, convolutions and other vectors. m is stored like AdamW's m; v of these matrices stays 0. */
 #ifndef CARRY_TRAIN_MUON_H
 #define CARRY_TRAIN_MUON_H
 

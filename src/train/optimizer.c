@@ -173,8 +173,7 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
     carry_optimizer *o = optimizer;
     int64_t own_from;
     const int64_t own = overlap(o, o->rank, first, count, &own_from);
-    for (int shift = 1; shift < o->ranks; shift++) { /* each rank starts with its neighbour, so that not all start with
-                                                        rank 0 */
+    for (int shift = 1; shift < o->ranks; shift++) { /* starts with the neighbour, to spread the load */
         const int to = (o->rank + shift) % o->ranks;
         int64_t from;
         const int64_t length = overlap(o, to, first, count, &from);

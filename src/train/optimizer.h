@@ -1,14 +1,14 @@
-/* AdamW over the flat buffers of a model (model/parameters.h), with its state divided among ranks; or Muon (muon.h) for
-   the matrices beside AdamW for the rest, on one rank.
+/* AdamW over the flat buffers of a model (model/parameters.h), with its state divided among ranks; or, on one rank,
+   Muon (muon.h) for the matrices and AdamW for the rest.
 
-   Every rank has all weights, and the gradients of its own tokens. The flat buffers are divided into as many
-   contiguous slices as there are ranks, and rank r owns the r-th: it receives the sum of all ranks' gradients there,
-   keeps m and v for it, and updates its weights, which all ranks then gather. Which rows and columns of a batch a
-   rank has does not matter here, so data ranks and sequence ranks both own a slice.
+   Every rank has all weights, and the gradients of its own tokens. The flat buffers are divided into one contiguous
+   slice per rank, and rank r owns slice r: it receives the sum of all ranks' gradients there, keeps m and v for it, and
+   updates its weights, which all ranks then gather. It does not matter here which rows and columns of a batch a rank
+   has, so data ranks and sequence ranks both own a slice.
 
    The exchange overlaps with backward: as soon as a range of the gradients is complete (carry_lm_args.ready,
-   carry_dit_pass_args.ready), its parts are sent to their owners, and no rank waits before the end. The owner adds
-   in rank order, whatever arrives first, so the same ranks give the same bits. */
+   carry_dit_pass_args.ready), its parts are sent to their owners, and no rank waits before the end. The owner adds in
+   rank order, whatever arrives first, so the same number of ranks gives the same bits. */
 #ifndef CARRY_TRAIN_OPTIMIZER_H
 #define CARRY_TRAIN_OPTIMIZER_H
 

@@ -29,8 +29,7 @@ static __device__ __forceinline__ channel channel_of(const float *w, float *tail
     c.channels = channels;
     c.taps = taps;
 #pragma unroll
-    for (int j = 0; j < 4; j++) { /* the newest input has the last weight; indexed from the end, since there may be
-                                     fewer taps */
+    for (int j = 0; j < 4; j++) { /* from the end: the newest input has the last weight */
         c.w[3 - j] = j < taps ? __ldg(w + (size_t)at * taps + taps - 1 - j) : 0.0f;
     }
 #pragma unroll

@@ -116,8 +116,7 @@ static __device__ __forceinline__ void finish_together(const carry_chain_product
                                                        int sequences) {
     cg::cluster_group cluster = cg::this_cluster();
     constexpr int EACH = ROWS / CLUSTER;
-    for (int i = threadIdx.x; i < sequences * ROWS; i += THREADS) { /* in place: each thread reads only the elements
-                                                                       that it writes */
+    for (int i = threadIdx.x; i < sequences * ROWS; i += THREADS) { /* in place: threads share no element */
         m.part[0][i / ROWS][i % ROWS] = sum_of(m, i / ROWS, i % ROWS);
     }
     cluster.sync();

@@ -197,8 +197,7 @@ static __device__ __forceinline__ void attend(const carry_decode_call &call, con
             }
         }
     }
-    for (int h = 0; h < group; h++) { /* combines the warps' parts one head at a time: shared memory has no space for
-                                         more */
+    for (int h = 0; h < group; h++) { /* one head at a time, to save shared memory */
         consumers_sync();
 #pragma unroll
         for (int i = 0; i < GROUP; i++) {

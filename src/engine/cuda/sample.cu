@@ -21,8 +21,7 @@ static __device__ bool load(const carry_sample_call &call, const carry_sample_ro
     const float *bias = row.bias >= 0 ? (const float *)(call.words + row.bias) : nullptr;
     bool fine = true;
     load_plain(call, row, v);
-    for (int i = threadIdx.x; i < row.seen_count; i += THREADS) { /* each token occurs once: no two threads change the
-                                                                     same logit */
+    for (int i = threadIdx.x; i < row.seen_count; i += THREADS) { /* each token occurs only once */
         const int token = (int)call.words[row.seen + i] - v.first;
         if (token >= 0 && token < v.count) {
             const double x = (double)v.x[token];

@@ -4,10 +4,10 @@
    next width over the doubled picture (ReLU after the third); conv to 3 channels; clamp to [0, 1]. Encoder: conv 3 ->
    c, ReLU; three levels of pool x(2, 2, 1), a stride-2 conv and three memory blocks; conv c -> 16.
 
-   Memory block: ReLU(conv3(ReLU(conv2(ReLU(conv1([x, past]))))) + x), past being what x was a frame earlier. These
-   pasts are all that a stream carries from frame to frame, so frames go through one at a time and the result does not
-   depend on how a video is cut into calls. Growing is done before doubling, where it costs a quarter and gives the same
-   numbers: a 1 x 1 convolution sees one pixel. */
+   Memory block: ReLU(conv3(ReLU(conv2(ReLU(conv1([x, past]))))) + x), where past is the x of the previous frame. A
+   stream carries only these pasts from frame to frame, so frames are processed one at a time and the result does not
+   depend on how a video is split into calls. Growing is done before doubling, where it costs a quarter and gives the
+   same numbers, since a 1 x 1 convolution reads only one pixel. */
 #ifndef CARRY_MODEL_TAE_H
 #define CARRY_MODEL_TAE_H
 
@@ -43,8 +43,8 @@ typedef struct carry_tae {
 } carry_tae;
 
 /* Loads weights with the names and shapes of TAEHV's files (decoder.1.weight, encoder.4.conv.0.bias, ...), in f32, bf16
-   or f16; widths come from the shapes. Of size, device and dtype are used. CARRY_ESHAPE and CARRY_EFORMAT name the
-   tensor that does not fit, is missing or is surplus. */
+   or f16; widths come from the shapes. Only size->device and size->dtype are used. CARRY_ESHAPE and CARRY_EFORMAT name
+   the tensor that does not fit, is missing or is surplus. */
 carry_status carry_tae_load(carry_ctx *ctx, carry_tae **tae, const char *folder, const carry_codec_size *size);
 void carry_tae_free(carry_tae *tae);
 

@@ -1,18 +1,18 @@
 /* The autoencoder of Wan 2.1: its weights, and streams of frames through them.
 
-   Convolutions see the frame, and the two before it (zeros before a stream's first): what each has seen last is all
-   that a stream carries from frame to frame, so frames go through one at a time and the result does not depend on how a
-   video is cut into calls.
+   Convolutions read the frame and the two before it (zeros before a stream's first). A stream carries only these last
+   inputs of each convolution from frame to frame, so frames are processed one at a time and the result does not depend
+   on how a video is split into calls.
 
    Residual block: x' = conv2(silu(norm2(conv1(silu(norm1(x)))))) + x, or + shortcut(x) where widths differ. The norm of
    a pixel is x sqrt(channels) / |x| gamma.
    Decoder: post_quant 1 x 1; conv_in; residual block, attention within the frame, residual block; four levels of
    residual blocks. Levels 0 and 1 end with two 1 x 1 convolutions over three frames, which make two frames of one, and
    levels 0 to 2 with doubling and a 3 x 3 convolution to half the width; silu(norm(x)), conv_out, clamp to [-1, 1]. A
-   stream's first latent frame stays one frame, and the convolutions that double frames never see it.
-   Encoder: conv_in; four levels of residual blocks, 0 to 2 followed by a 3 x 3 convolution of stride 2, 1 and 2 also by
-   a 1 x 1 convolution over three frames that makes one frame of two (the first stays as it is); block, attention,
-   block; silu(norm(x)), conv_out, quant 1 x 1, of which the mean is kept. */
+   stream's first latent frame stays one frame, and the convolutions that double frames never read it.
+   Encoder: conv_in; four levels of residual blocks; levels 0 to 2 are followed by a 3 x 3 convolution of stride 2, and
+   levels 1 and 2 also by a 1 x 1 convolution over three frames that makes one frame of two (the first stays as it is);
+   block, attention, block; silu(norm(x)), conv_out, quant 1 x 1, of which only the mean is kept. */
 #ifndef CARRY_MODEL_WAN_VAE_H
 #define CARRY_MODEL_WAN_VAE_H
 
@@ -70,8 +70,9 @@ typedef struct carry_wan {
     void *memory;
 } carry_wan;
 
-/* Loads weights with the names and shapes of diffusers' files, or Wan's own, in f32, bf16 or f16. Of size, device and
-   dtype are used. CARRY_ESHAPE and CARRY_EFORMAT name the tensor that does not fit, is missing or is surplus. */
+/* Loads weights with the names and shapes of diffusers' files, or Wan's own, in f32, bf16 or f16. Only device and
+   dtype of size are used. CARRY_ESHAPE and CARRY_EFORMAT name the tensor that does not fit, is missing or is surplus.
+ */
 carry_status carry_wan_load(carry_ctx *ctx, carry_wan **wan, const char *folder, const carry_codec_size *size);
 void carry_wan_free(carry_wan *wan);
 

@@ -5,10 +5,10 @@
        x += o'(attention(norm(q'(b)), text keys, text values)),    b = LN3(x)
        x += gate2 down(gelu(up(c))),                               c = LN(x)(1 + scale2) + shift2
 
-   Rows are the tokens of all groups: chunks of a stream, units of training, each with a t of its own. Products, norms
-   and the FFN see them as one matrix; what differs between callers is what a group sees, which they are asked for. The
-   block keeps what it makes where carry_dit_rows says: a stream lets most of that be the same memory, training keeps it
-   for its backward pass. */
+   Rows are the tokens of all groups: chunks of a stream, or units of training, each with its own t. Products, norms and
+   the FFN process them as one matrix. Callers differ in the keys to which a group attends, which they provide by
+   callbacks. The block stores its results in carry_dit_rows: in a stream most of these tensors share memory, in
+   training they are kept for the backward pass. */
 #ifndef CARRY_MODEL_DIT_BLOCK_H
 #define CARRY_MODEL_DIT_BLOCK_H
 

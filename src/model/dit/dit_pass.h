@@ -1,11 +1,12 @@
 /* Training the video transformer causally: all chunks of several videos in one pass, with the gradients of all
    parameters.
 
-   Teacher forcing. A video of C chunks is in the pass twice, as 2C - 1 units of one chunk: clean (t = 0), as in
-   a stream's cache, without the last, which no chunk sees; and noisy, each with its own t. Clean chunk i
-   sees the clean chunks up to i, noisy chunk i the clean chunks before it and itself, both inside the window: exactly
-   what carry_dit_forward sees chunk after chunk. Every operator works on all rows of the batch but attention, which is
-   called per unit with runs of keys (two at most, no mask), and modulation, whose t is the unit's.
+   Teacher forcing. The pass has a video of C chunks twice, as 2C - 1 units of one chunk: clean (t = 0), as in a
+   stream's cache, without the last chunk, to which no chunk attends; and noisy, each with its own t. Clean chunk i
+   attends to the clean chunks up to i, noisy chunk i to the clean chunks before it and to itself, both inside the
+   window: the same as carry_dit_forward chunk after chunk. Every operator works on all rows of the batch, except
+   attention, which is called for each unit with runs of keys (at most two, without a mask), and modulation, which uses
+   the unit's t.
 
        rows: [video][clean 0 .. C-2, noisy 0 .. C-1][frame, row, column of patches]
 

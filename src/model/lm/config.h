@@ -119,8 +119,8 @@ carry_status carry_lm_config_read(carry_ctx *ctx, carry_lm_config *config, const
 /* Reads the config.json of a folder, or the equivalent in a .gguf file. */
 carry_status carry_lm_config_read_model(carry_ctx *ctx, carry_lm_config *config, const char *model);
 
-/* The text of a config.json, with the keys that the family's origin writes; dtype is the type of the weights beside it.
-   carry_lm_config_write replaces path with it. */
+/* Writes the text of a config.json, with the keys that the family's original library writes; dtype is the type of the
+   weights. carry_lm_config_write replaces the file at path with it. */
 void carry_lm_config_put(carry_json_text *text, const carry_lm_config *config, carry_dtype dtype);
 carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path);
 

@@ -161,8 +161,8 @@ carry_status carry_lm_norm(carry_lm_pass *pass, carry_tensor y, carry_tensor x, 
 carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_tensor dw, carry_tensor dy,
                                     carry_tensor x, carry_tensor w, bool accumulate);
 
-/* Call before a call with a state: reserves capacity for its tokens in the caches; and after it: counts them as
-   read. */
+/* For calls with a state: reserve makes space in the caches for the call's tokens before it; advance counts them as
+   read after it. */
 carry_status carry_lm_state_reserve(carry_lm_state *state, int64_t tokens, carry_dtype dtype);
 void carry_lm_state_advance(carry_lm_state *state, int64_t tokens);
 /* Records the ids of those tokens, [batch, tokens] in host memory. A state that does not have all of its ids cannot be

@@ -58,8 +58,7 @@ static carry_status make(carry_lm_state *state) {
         carry_arena arena = carry_arena_over(NULL, 0);
         place(state, &arena);
         if (carry_arena_total(&arena, &bytes)) {
-            (void)carry_device_alloc(lm->ctx, &state->memory, state->device, bytes); /* state->memory is NULL if it
-                                                                                        fails */
+            (void)carry_device_alloc(lm->ctx, &state->memory, state->device, bytes); /* on failure it is NULL */
         }
     }
     if (state->memory == NULL) {

@@ -37,9 +37,9 @@ typedef struct carry_recurrence_token {
 typedef struct carry_recurrence_scan_work {
     carry_recurrence_scan *m;
     carry_delta_inputs in;
-    const carry_delta_forward_args *forward;   /* or */
-    const carry_delta_backward_args *backward; /* this one */
-    int64_t first;                             /* unit */
+    const carry_delta_forward_args *forward;   /* NULL in backward */
+    const carry_delta_backward_args *backward; /* NULL in forward */
+    int64_t first;                             /* index of the first unit */
     int64_t *starts;                           /* [T]: the sequence that starts at a token of a packed row, or -1 */
     float *A;                                  /* [together, T, K, K], or [together, T, K]: its diagonal */
     float *S;                                  /* [together, T, K, V]: b, then the states */
