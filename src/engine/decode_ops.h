@@ -155,7 +155,8 @@ typedef struct carry_decode_call {
     int pages_each;
     int count;
     int sequences;
-    uint32_t tag; /* of the first operation; the next one has the next. Above all tags of earlier steps */
+    uint32_t tag; /* tag of the first operation; later operations have the following numbers. Larger than all tags of
+                     earlier steps */
 } carry_decode_call;
 
 #ifdef __cplusplus
@@ -165,13 +166,14 @@ extern "C" {
 /* The kernel on one kind of device; decode_table.c is the only list. */
 typedef struct carry_decode_device {
     const char *backend;
-    /* Blocks that stay resident; 0 where the device cannot run the kernel. */
+    /* The number of resident blocks; 0 if the device cannot run the kernel. */
     int (*blocks)(int ordinal);
-    /* Slots of a block's ring; less than 2: this many sequences and columns do not fit. */
+    /* The number of slots of a block's ring; less than 2 if this many sequences and columns do not fit. */
     int (*slots)(int sequences, int columns);
-    /* Warps that share a tile of a product: as few as keep all of them busy with `tiles` over `blocks`. */
+    /* The number of warps that share a tile of a product: the smallest that keeps all warps busy with `tiles` tiles on
+       `blocks` blocks. */
     int (*team)(const carry_decode_product *product, int tiles, int blocks, int slots);
-    /* Puts one step into the stream. columns: of the widest product; new_pages: call->turn->page_count. */
+    /* Enqueues one step. columns: those of the widest product; new_pages: call->turn->page_count. */
     carry_status (*launch)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,
                            int columns, int new_pages);
 } carry_decode_device;

@@ -5,8 +5,8 @@
 #include "core/tensor.h"
 #include "engine/model_runner_inside.h"
 
-/* Sequences up to which the decoding kernel is faster than the chain of kernels, and the chain faster than recorded
-   passes (docs/attempts/decode.md). */
+/* Up to DECODE_MOST sequences the decoding kernel is faster than the chain of kernels; up to CHAIN_MOST the chain is
+   faster than recorded passes (docs/attempts/decode.md). */
 #define DECODE_MOST 2
 #define CHAIN_MOST 16
 

@@ -271,7 +271,7 @@ void carry_prefix_disk_write(carry_prefix *p, carry_prefix_node *node) {
             if (next == node) {
                 return; /* it does not fit */
             }
-            write_node(p, node); /* without an ancestor's file */
+            write_node(p, node); /* the ancestor could not be written: write the node alone */
             return;
         }
     }

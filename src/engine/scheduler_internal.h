@@ -35,7 +35,7 @@ struct carry_scheduler {
     int64_t reserved; /* number of pages that active sequences may need */
     carry_kept *states;
     int32_t *kept_owners; /* for each page: the number of kept states that have it */
-    int64_t state_pages;  /* number of pages with an owner among them */
+    int64_t state_pages;  /* number of pages that kept states have */
     uint64_t next_state;
     carry_flight flights[CARRY_FLIGHTS];
     int flight_first, flight_count;

@@ -1,6 +1,6 @@
 /* The hash of a model's weights. A block of 16384 elements is hashed as bf16 if all of them are exact in bf16, else as
-   f32: so weights that a file has in bf16 hash alike where they are mapped, and where a device has them in f32. The
-   blocks of a parameter are hashed by all threads; on a GPU they are downloaded in pieces. */
+   f32: so weights that a file has in bf16 have the same hash whether they are mapped or a device has them in f32. All
+   threads hash the blocks of a parameter; on a GPU they are downloaded in pieces. */
 #include <stdlib.h>
 #include <string.h>
 

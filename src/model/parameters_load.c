@@ -1,7 +1,7 @@
-/* All parameters from the files of a folder, file after file.
+/* Loads all parameters from the files of a folder, file after file.
 
-   Files are mapped. While the tensors of one are checked by all threads, converted and uploaded, the next is read by
-   the system; the pages of a file that was read are released. So a folder of any size needs the memory of two files. */
+   Files are mapped. While all threads check, convert and upload the tensors of one file, the system reads the next; the
+   pages of a file that was loaded are released. So a folder of any size needs the memory of two files. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* Options as tables of keys: one table of the fields of a struct serves the command line, the YAML file, and
-   train.json in a checkpoint, from which a run is resumed. */
+/* Options as tables of keys: a table lists the fields of a struct, for the command line, the YAML file, and train.json
+   in a checkpoint, from which a run is resumed. */
 #ifndef CARRY_TRAIN_KEYS_H
 #define CARRY_TRAIN_KEYS_H
 

@@ -60,7 +60,7 @@ carry_status carry_dit_config_check(carry_ctx *ctx, const carry_dit_config *conf
    works, or if there are more than CARRY_DIT_POSITIONS rows or columns of patches. */
 carry_status carry_dit_check_size(carry_ctx *ctx, const carry_dit_config *config, int64_t height, int64_t width);
 
-/* The parameters of a block. X(name, key below blocks.N.) q, k and v are adjacent, so that they can be one product. */
+/* The parameters of a block: X(name, key after blocks.N.). q, k and v are adjacent, so that they can be one product. */
 #define CARRY_DIT_BLOCK_LIST(X)                 \
     X(MODULATION, "modulation")                 \
     X(Q, "self_attn.q.weight")                  \
@@ -218,10 +218,10 @@ typedef struct carry_dit_chunk {
 carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const carry_dit_chunk *chunk, int chunks,
                                float bias);
 
-/* Few-step flow sampling: sigma' = s sigma / (1 + (s - 1) sigma), sigma = t / 1000, the model's time being 1000 sigma'.
-   x0 = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. f32, packed, of equal
-   shape. A shift of 0 means no shift. Noise is that of carry_random_normal, so element i of (seed, stream) is the same
-   on every rank; x0 of clean may be x or velocity, x of noise is not x0. */
+/* Few-step flow sampling: sigma' = s sigma / (1 + (s - 1) sigma), sigma = t / 1000; the model's time is 1000 sigma'. x0
+   = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. Tensors are f32, packed
+   and of equal shape. A shift of 0 means no shift. Noise comes from carry_random_normal, so element i of (seed, stream)
+   is the same on every rank. In carry_flow_clean, x0 may be x or velocity; in carry_flow_noise, x must not be x0. */
 double carry_flow_sigma(double t, double shift);
 carry_status carry_flow_clean(carry_ctx *ctx, carry_tensor x0, carry_tensor x, carry_tensor velocity, double sigma);
 carry_status carry_flow_noise(carry_ctx *ctx, carry_tensor x, carry_tensor x0, double sigma, double scale,

@@ -1,8 +1,8 @@
-/* Low-rank adapters (LoRA): y = W x + scale B (A dropout(x)) for linear maps of the layers, W being frozen.
+/* Low-rank adapters (LoRA): y = W x + scale B (A dropout(x)) for linear maps of the layers; W is frozen.
 
-   A is [rank, in], B [out, rank], scale = alpha / rank, or alpha / sqrt(rank) where the adapter is rank-stabilised. An
-   adapter that belongs to a model is used by every pass of it, forward and backward; gradients are those of A and B
-   alone, in the adapter's own parameters (model/parameters.h), so that an optimizer over them sees nothing else.
+   A is [rank, in], B [out, rank], scale = alpha / rank, or alpha / sqrt(rank) if the adapter is rank-stabilised. All
+   passes of a model, forward and backward, use its adapter; only A and B have gradients, in the adapter's own
+   parameters (model/parameters.h), so that an optimizer over them changes nothing else.
 
    Folders are in PEFT's format: adapter_config.json and adapter_model.safetensors, with the names
    base_model.model.MODULE.lora_A.weight and lora_B.weight. */

@@ -1,5 +1,5 @@
-/* One layer forward. Norms come before the mixer and the feed-forward, h += f(norm(h)), or after them,
-   h += norm(f(h)). */
+/* The forward pass of one layer. Norms come before the mixer and the feed-forward, h += f(norm(h)), or after them, h +=
+   norm(f(h)). */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"

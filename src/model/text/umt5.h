@@ -1,11 +1,10 @@
-/* The encoder of UMT5, which turns prompts into the conditioning of a video transformer: folders as transformers lays
-   them out (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights in them are
-   ignored).
+/* The encoder of UMT5, which turns prompts into the conditioning of a video transformer. It reads folders in the layout
+   of transformers (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights are ignored).
 
        x = embed(ids);  per layer  x += Wo attention(norm x),  x += Wo (gelu(Wi0 norm x) * Wi1 norm x);  norm x
 
-   Norms are of the root mean square. Scores are not scaled; to the score of query t and key j a bias is added that each
-   layer has for a head and the bucket of the distance j - t. */
+   Norms divide by the root mean square. Scores are not scaled; a bias is added to the score of query t and key j, which
+   each layer has for every head and every bucket of the distance j - t. */
 #ifndef CARRY_MODEL_TEXT_UMT5_H
 #define CARRY_MODEL_TEXT_UMT5_H
 

@@ -1,4 +1,5 @@
-/* OLMo Hybrid: norms come after the mixer and the feed-forward of layers with attention, and before those of others. */
+/* OLMo Hybrid: in layers with attention, norms come after the mixer and the feed-forward; in other layers before
+   them. */
 #include "model/lm/families/hybrid.h"
 
 static const carry_lm_key keys[] = {
