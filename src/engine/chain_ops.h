@@ -64,8 +64,7 @@ typedef struct carry_chain_delta {
 
 typedef struct carry_chain_attend {
     const void *in;
-    int in_stride, q, q_head, k, v, gate; /* column indices; q_head: distance from one head of q to the next; gate -1:
-                                             there is none */
+    int in_stride, q, q_head, k, v, gate; /* columns; q_head: distance between heads of q; gate -1: no gate */
     int heads, key_heads, width;          /* width: 128 or 256 */
     int rotary;
     const float *rates;           /* [rotary / 2]: radians a position */

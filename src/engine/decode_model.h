@@ -11,10 +11,10 @@
 const float *carry_decode_wide(const carry_lm *lm, const carry_lm_sublayer *own, int slot);
 carry_tensor carry_decode_matrix(const carry_lm *lm, const carry_lm_sublayer *own, int slot);
 
-/* What a kernel supports. All layers have the delta rule with heads of 128, or attention over all tokens with up to
-   `group` query heads per key head, a SwiGLU, and norms before both. Matrices are bf16, or also quantised if allowed,
-   and the number of their rows is a multiple of `rows`. experts: some layers may have experts with gates, chosen by
-   softmax, instead of the SwiGLU. *columns: the columns of the widest matrix. */
+/* The models that a kernel supports. All layers have the delta rule with heads of 128, or attention over all tokens
+   with up to `group` query heads per key head, a SwiGLU, and norms before both. Matrices are bf16, or also quantised if
+   allowed, and the number of their rows is a multiple of `rows`. experts: some layers may have experts with gates,
+   chosen by softmax, instead of the SwiGLU. *columns: the columns of the widest matrix. */
 typedef struct carry_decode_needs {
     int group, rows;
     bool experts, quantised;

@@ -32,7 +32,7 @@ carry_status carry_draft_choose(carry_ctx *ctx, carry_draft_plan *plan, const ca
 #define CARRY_DRAFT_TEXTS 8   /* texts with guesses in a step, at most: more texts fill a step */
 
 /* Finds the longest suffix of the text, of 2 to 8 tokens, that occurred before, and returns the tokens that followed
-   its last occurrence; returns 0 if there is none. Looks back 32,768 tokens. user is not used. */
+   its last occurrence; returns 0 if no suffix did. Looks back 32,768 tokens. user is not used. */
 int64_t carry_draft_ngram(void *user, const int32_t *ids, int64_t count, int32_t *to, int64_t most);
 
 #endif

@@ -4,7 +4,7 @@
    including those that the tokenizer adds before a text (<s> for Llama; most add none), is predicted from those before
    it. So the first token of a text without such a start token is not predicted, and neither it nor its bytes count; no
    end token is predicted after the last. With from_start, the model's start token (bos_token_id, or end-of-text) is put
-   before a text that has none, and the whole file is counted: models trained with this library saw their documents like
+   before a text without one, and the whole file is counted: models trained with this library saw their documents like
    this.
 
    The state is carried along the whole document, so that every token is predicted from all tokens before it, at the

@@ -20,7 +20,7 @@ typedef struct carry_model {
     int device; /* device of the weights */
     carry_lm *lm;
     carry_tokenizer *tokenizer; /* NULL: opened without a tokenizer */
-    int64_t start;              /* the first token of an empty text: bos_token_id or end-of-text; -1: there is none */
+    int64_t start;              /* the first token of an empty text: bos_token_id or end-of-text; -1: no such token */
     int64_t end, other_end;     /* tokens that end a text: end-of-text and eos_token_id; -1: none */
     int64_t ends[CARRY_MODEL_ENDS]; /* more end tokens: from generation_config.json, and eos_token of
                                        tokenizer_config.json */

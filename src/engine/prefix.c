@@ -265,7 +265,7 @@ void carry_prefix_touch(carry_prefix *p, carry_prefix_node *node) {
     link_node(p, node, true);
 }
 
-/* Evicts the next snapshot from the device; false if there is none. */
+/* Evicts the next snapshot from the device; false if no snapshot can be evicted. */
 static bool evict(carry_prefix *p, bool only_minor) {
     carry_prefix_node *n = p->device.oldest;
     while (n != NULL && (n->pins > 0 || (only_minor && !n->is_minor))) {

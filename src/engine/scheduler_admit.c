@@ -93,7 +93,7 @@ static bool follow(carry_scheduler *s, carry_sequence *q) {
     return q->reader != NULL;
 }
 
-/* Continues q, which waited for r, from a copy of r's state. False if there is no memory for it. */
+/* Continues q, which waited for r, from a copy of r's state. False if memory is short. */
 static bool take_copy(carry_scheduler *s, carry_sequence *q, const carry_sequence *r) {
     carry_track track = CARRY_TRACK_EMPTY;
     track.slot = q->track.slot;
@@ -178,8 +178,7 @@ void carry_scheduler_admit(carry_scheduler *s) {
             start(s, q);
             continue;
         }
-        if (s->active_count ==
-            0) { /* no sequence will end: kept states hold too much, and only their owner can drop them */
+        if (s->active_count == 0) { /* no sequence will end, so kept states hold too much */
             (void)carry_fail(s->ctx, CARRY_EMEMORY,
                              "a request needs a slot and %" PRId64 " pages: kept states hold %" PRId64 " of %" PRId64
                              " pages and the other slots; drop some",

@@ -67,9 +67,9 @@ typedef struct carry_parameters {
     bool is_narrow;      /* carry_parameters_narrow was called */
     int64_t wide_count;  /* elements of the f32 buffer if is_narrow */
     bool reads_only;     /* carry_parameters_map was called: the weights do not change after loading */
-    /* Gives other names of a tensor in files; NULL: there are none. `other` is called with `names` and which = 0, 1,
-       ..., writes a name to `to`, and returns false after the last. With `pieces` the names are those of consecutive
-       rows of the tensor. */
+    /* Gives other names of a tensor in files; NULL: they have no other names. `other` is called with `names` and which
+       = 0, 1, ..., writes a name to `to`, and returns false after the last. With `pieces` the names are those of
+       consecutive rows of the tensor. */
     bool (*other)(const void *names, const char *name, int which, bool pieces, char *to, size_t size);
     const void *names;
 } carry_parameters;

@@ -11,7 +11,7 @@
 #include "model/parameters_file.h"
 #include "model/parameters_quantised.h"
 
-/* Finds a tensor by its name or one of its other names; NULL if there is none. */
+/* Finds a tensor by its name or one of its other names, or returns NULL. */
 static const carry_tensor *find_named(const carry_parameters *own, const carry_weights *weights, const char *name) {
     char other[CARRY_SAFETENSORS_NAME];
     const carry_tensor *found = carry_weights_find(weights, name);
@@ -249,7 +249,7 @@ carry_status carry_parameters_load_one(carry_parameters *own, const carry_weight
     return carry_parameters_put(own, index, from->data, from->dtype);
 }
 
-/* The first tensor that a parameter is read from, or NULL if there is none. */
+/* The first tensor that a parameter is read from, or NULL. */
 static const carry_tensor *first_tensor(const carry_parameters *own, const carry_weights *weights,
                                         const carry_parameter *p) {
     char other[CARRY_SAFETENSORS_NAME];

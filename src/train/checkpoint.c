@@ -138,7 +138,7 @@ static carry_status take_place(carry_ctx *ctx, const carry_run_folder *folder, c
     return carry_checkpoint_sync(ctx, folder->path);
 }
 
-/* Makes `latest` a link to the newest step, replacing it atomically. On a file system without links there is none. */
+/* Makes `latest` a link to the newest step, replacing it atomically. Does nothing on a file system without links. */
 static void point_to(const carry_run_folder *folder, int64_t step) {
     char link[CARRY_FILE_PATH];
     char hidden[CARRY_FILE_PATH];

@@ -75,7 +75,7 @@ static int64_t rows_that_fit(const carry_training *t, size_t bytes, bool recompu
     return fits;
 }
 
-/* The smallest number of equal parts, above the current --accumulate, whose rows fit; 0 if there is none. */
+/* The smallest number of equal parts, above the current --accumulate, whose rows fit; 0 if no number works. */
 static int64_t parts_that_fit(const carry_training *t, int64_t fits) {
     const int64_t whole = t->rows * t->options.accumulate;
     for (int64_t parts = 1; fits > 0 && parts <= whole && parts <= MOST_PARTS; parts++) {

@@ -235,8 +235,7 @@ carry_status carry_optimizer_bad(carry_optimizer *o, int64_t *parameter) {
     float *copied;
     *parameter = -1;
     CARRY_TRY(carry_parameters_see(model, model->gradients, &gradients, &copied));
-    for (int64_t i = model->parameters - 1; i >= 0 && *parameter < 0;
-         i--) { /* backward goes from the last parameter to the first */
+    for (int64_t i = model->parameters - 1; i >= 0 && *parameter < 0; i--) { /* in backward's order */
         int64_t from;
         const int64_t n = overlap(o, o->rank, model->parameter[i].offset, model->parameter[i].count, &from);
         *parameter = n > 0 && !all_finite(gradients + from, n) ? i : -1;

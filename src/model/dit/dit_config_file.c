@@ -220,7 +220,7 @@ static carry_status read_keys(source *s, const carry_json *root) {
     return CARRY_OK;
 }
 
-/* Finds a tensor by any of its names; NULL if there is none. */
+/* Finds a tensor by any of its names, or returns NULL. */
 static const carry_tensor *find_named(const carry_weights *weights, const char *name) {
     char other[CARRY_SAFETENSORS_NAME];
     const carry_tensor *found = carry_weights_find(weights, name);

@@ -240,7 +240,7 @@ static carry_status leave_unit(const carry_dit_call *call, const void *user, int
 
 static carry_status leave(carry_dit_pass *pass) {
     CARRY_TRY(pass->wide_out.data != pass->out.data ? carry_convert(pass->ctx, pass->wide_out, pass->out) : CARRY_OK);
-    if (pass->dit->own.device != 0) { /* the target was uploaded, or there is none */
+    if (pass->dit->own.device != 0) { /* the target was uploaded, or is absent */
         CARRY_TRY(carry_read(pass->ctx, pass->host.target, pass->wide_out));
     }
     return each_on_host(pass, leave_unit);

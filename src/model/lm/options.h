@@ -87,7 +87,7 @@ typedef struct carry_lm_squared_options {
 typedef struct carry_lm_experts_options {
     int64_t count, chosen; /* number of experts of a layer, and number chosen for each token */
     int64_t width;         /* width of an expert, between up and down */
-    int64_t shared_width;  /* width of the expert that all tokens use; 0: there is none */
+    int64_t shared_width;  /* width of the expert that all tokens use; 0: no such expert */
     int64_t latent;        /* width of the experts' inputs and outputs, with a map before and one after; 0: hidden_size,
                               without maps */
     bool gated;            /* silu(gate x) * up x; otherwise relu(up x)^2 */

@@ -11,7 +11,7 @@
 #define FEWEST 0.01   /* minimum fraction of bright pixels */
 #define STILL 0.35    /* relative to the speed: slower counts as still */
 #define MOVING 0.5    /* relative to the speed: faster counts as moving */
-#define SIDEWAYS 0.35 /* relative to the larger component of the step: above it, the direction is none of the four */
+#define SIDEWAYS 0.35 /* relative to the larger component of the step: above it, the step has no direction */
 
 typedef struct sight {
     double weight, area;

@@ -71,7 +71,7 @@ const carry_lm_recurrence *carry_lm_recurrence_at(int index);
 const carry_lm_recurrence *carry_lm_recurrence_named(const char *name);
 
 /* The number of slices of a value head of this width: the smallest number of equal slices that are narrow enough, or 0
-   if there is none. */
+   if no number works. */
 int64_t carry_lm_recurrence_slices(int64_t value);
 
 #endif
