@@ -1,4 +1,4 @@
-/* The list of kernels that make a decoding step. */
+/* Builds the list of kernels for a decoding step. */
 #include "engine/chain.h"
 
 #include <math.h>
@@ -15,7 +15,7 @@
 #include "model/lm/mixers/delta.h"
 #include "ops/pool.h"
 
-#define OPS_OF_LAYER 12 /* at most: each of six maps may need a product */
+#define OPS_OF_LAYER 12 /* maximum: each of six maps may need its own product */
 
 struct carry_chain {
     carry_lm *lm;
@@ -26,9 +26,9 @@ struct carry_chain {
     bool same_bits;
     carry_chain_op *ops;
     int count;
-    bool head;      /* the last operation makes the logits */
+    bool head;      /* the last operation computes the logits */
     bool has_tiles; /* matrices are quantised */
-    void *memory;   /* on the device: all that follows, for CARRY_CHAIN_SEQUENCES sequences */
+    void *memory;   /* on the device: all arrays below, for CARRY_CHAIN_SEQUENCES sequences */
     float *h, *part, *rates, *weights;
     int32_t *numbers;
     carry_tensor low, maps, mixed, activated, x; /* [CARRY_CHAIN_SEQUENCES, width], bf16 */
@@ -62,7 +62,7 @@ static void add_norm(const carry_chain *c, carry_chain_product *p, int64_t norm)
     p->eps = (float)config->norm_eps;
 }
 
-/* A product with matrices that are quantised alike; its results begin at column y_at. */
+/* Adds a product with matrices quantised in the same format; its results start at column y_at. */
 static carry_tile_product *add_tiles(carry_chain *c, const carry_tensor *W, int count, const carry_tensor *x,
                                      const carry_tensor *y, int64_t y_at, carry_tile_output output) {
     carry_quant_tiles layout;
@@ -78,7 +78,7 @@ static carry_tile_product *add_tiles(carry_chain *c, const carry_tensor *W, int 
         p->maps[i] = (carry_tile_map){.tiles = W[i].data, .rows = (int)W[i].shape[0], .y_at = (int)y_at};
         y_at += W[i].shape[0];
     }
-    (void)carry_quant_tiles_of_tensor(&layout, &W[0]); /* as carry_decode_supports has found */
+    (void)carry_quant_tiles_of_tensor(&layout, &W[0]); /* carry_decode_supports has checked it */
     carry_tile_product_finish(p, &layout);
     c->has_tiles = true;
     return p;
@@ -95,15 +95,15 @@ static bool is_quantised(const carry_tensor *W) {
     return W->dtype == CARRY_QUANTISED;
 }
 
-/* True if b can be in one product with the matrix a before it: quantised alike, or next to it in memory. */
+/* True if matrices a and b can be in one product: they are quantised in the same format, or b follows a in memory. */
 static bool goes_on(const carry_tensor *a, const carry_tensor *b) {
     return is_quantised(a) || is_quantised(b)
                ? is_quantised(a) && is_quantised(b) && a->stride[1] == b->stride[1]
                : b->data == (unsigned char *)a->data + (size_t)(a->shape[0] * a->shape[1]) * carry_dtype_size(a->dtype);
 }
 
-/* The matrices of these slots after one norm, in as few products as they allow. starts: the first column of each.
-   False: one is absent. */
+/* Adds the products of these slots' matrices with a norm, as few as possible. starts: the first column of each result.
+   False if a matrix is absent. */
 static bool add_maps(carry_chain *c, const carry_lm_sublayer *own, const int *slots, int *starts) {
     carry_tensor W[CARRY_TILE_PRODUCT_MAPS];
     int64_t columns = 0;
@@ -243,7 +243,7 @@ static void add_embed(carry_chain *c) {
     e->is_quantised = is_quantised(&table) && carry_quant_tiles_of_tensor(&e->layout, &table);
 }
 
-/* The norm and the logits, whose place each step gives. */
+/* Adds the norm and the logits; each step sets the address of the logits. */
 static void add_head(carry_chain *c) {
     const carry_lm *lm = c->lm;
     const carry_tensor W = carry_parameters_product(&lm->own, lm->head);
@@ -290,7 +290,7 @@ static void add_experts(carry_chain *c, const carry_lm_sublayer *own) {
     add(c, CARRY_CHAIN_EXPERTS_DOWN)->as.experts = op->as.experts;
 }
 
-/* False: the kernels do not take the matrices as they lie. */
+/* Builds the list; false if the kernels do not support the layout of the matrices. */
 static bool make_list(carry_chain *c) {
     const carry_lm *lm = c->lm;
     const carry_lm_config *config = &lm->config;
@@ -399,7 +399,7 @@ carry_status carry_chain_open(carry_chain **made, carry_lm *lm, carry_lm_state *
         c->lists.sequences = CARRY_CHAIN_SEQUENCES;
     }
     const carry_status status = open_memory(c);
-    /* The order of sums with quantised matrices depends on the number of sequences. */
+    /* With quantised matrices the order of sums depends on the number of sequences. */
     if (status != CARRY_OK || !make_list(c) || (c->has_tiles && c->same_bits)) {
         carry_chain_close(c);
         return status;
@@ -412,7 +412,7 @@ int64_t carry_chain_sequences(const carry_chain *c) {
     return c->lists.sequences;
 }
 
-/* The states of `count` sequences from `to` on become those of as many from `from` on. */
+/* Copies the states of `count` sequences, from those starting at index `from` to those starting at `to`. */
 static carry_status follow(const carry_chain *c, int layer, int64_t to, int64_t from, int64_t count) {
     for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
         const carry_tensor *states = &c->pool->part[layer][i];
@@ -432,7 +432,7 @@ static carry_status follow(const carry_chain *c, int layer, int64_t to, int64_t 
     return CARRY_OK;
 }
 
-/* The operation for the sequences from `first` on. */
+/* The same operation for the sequences from `first` on. */
 static carry_chain_op from_row(const carry_chain_op *op, int64_t first) {
     carry_chain_op part = *op;
     if (op->kind == CARRY_CHAIN_DELTA) {
@@ -448,8 +448,8 @@ static carry_chain_op from_row(const carry_chain_op *op, int64_t first) {
     return part;
 }
 
-/* An operation on states, wave by wave. One after another wave loads states or keys that the wave before it leaves, so
-   it does not begin early. */
+/* Runs an operation on states wave by wave. A later wave loads states or keys that the wave before it writes, so it
+   must not start early. */
 static carry_status run_waves(carry_chain *c, const carry_chain_op *op, const int64_t *wave, int64_t waves) {
     carry_lm *lm = c->lm;
     carry_stream *stream = carry_ctx_stream(lm->ctx, lm->own.device);

@@ -1,16 +1,17 @@
-/* One decoding step of a model as a chain of kernels: five a layer with the delta rule, six with attention.
+/* One decoding step of a model as a chain of kernels: five for a layer with the delta rule, six for one with attention.
 
-       norm + maps | convolution, gates, delta rule, gated norm | out + residual | norm + gate, up, SwiGLU | down +
-   residual norm + maps | attention over a split of the tokens | its parts and gate | and so on
+       delta rule: norm + maps | convolution, gates, delta rule, gated norm | out + residual
+       attention:  norm + maps | attention over a split of the tokens | its parts and gate | out + residual
+       then:       norm + gate, up, SwiGLU | down + residual
 
-   With experts, norm + router | norm + gate, up, SwiGLU of the chosen experts | down + residual.
+   With experts the last line is: norm + router | norm + gate, up, SwiGLU of the chosen experts | down + residual.
 
-   Each kernel begins while the one before it still runs (programmatic dependent launch): it loads its weights, or its
-   state, and then waits for that one's results. Weights and states of a step depend on no other kernel of the step.
-   Matrices are read once, by tensor cores whose tiles have 16 sequences.
+   Each kernel starts while the one before it still runs (programmatic dependent launch): it loads its weights or its
+   state, which depend on no other kernel of the step, and then waits for the results of the one before. Matrices are
+   read once, by tensor cores whose tiles have 16 sequences.
 
-   The sums of a product have one order, which depends on the shape of the matrix alone: a sequence has the same bits
-   beside any others. */
+   The order of a product's sums depends only on the shape of the matrix: the results of a sequence have the same bits
+   whichever other sequences are in the step. */
 #ifndef CARRY_ENGINE_CHAIN_OPS_H
 #define CARRY_ENGINE_CHAIN_OPS_H
 
@@ -21,14 +22,14 @@
 #include "carry/device.h"
 #include "ops/quantised/tile_product.h"
 
-#define CARRY_CHAIN_SEQUENCES 64 /* of a step, at most */
+#define CARRY_CHAIN_SEQUENCES 64 /* maximum number of a step */
 #define CARRY_CHAIN_TILE 16      /* sequences of a tile; rows of activations are a multiple of it */
-#define CARRY_CHAIN_GROUP 8      /* query heads of a key head, at most */
-#define CARRY_CHAIN_KEY 128      /* keys and values of a head of the delta rule */
-#define CARRY_CHAIN_SPLITS 8     /* of the tokens of a sequence in attention */
-#define CARRY_CHAIN_COLUMNS 32   /* columns of a matrix are a multiple of it */
+#define CARRY_CHAIN_GROUP 8      /* maximum number of query heads per key head */
+#define CARRY_CHAIN_KEY 128      /* width of keys and values of a head of the delta rule */
+#define CARRY_CHAIN_SPLITS 8     /* attention splits the tokens of a sequence into this many parts */
+#define CARRY_CHAIN_COLUMNS 32   /* the columns of a matrix are a multiple of this */
 #define CARRY_CHAIN_EXPERTS_MOST 512
-#define CARRY_CHAIN_CHOSEN_MOST 16 /* experts of a token */
+#define CARRY_CHAIN_CHOSEN_MOST 16 /* maximum number of experts per token */
 
 typedef enum carry_chain_output {
     CARRY_CHAIN_STORE,  /* y = W x */
@@ -39,7 +40,7 @@ typedef enum carry_chain_output {
 /* Activations are bf16 [sequences, stride]; matrices bf16 [rows, columns]; h, norms and states f32. */
 typedef struct carry_chain_product {
     const void *W, *up, *x;
-    const float *norm; /* [columns]: of x / rms(x), which is multiplied by plus + norm. NULL: x as it is */
+    const float *norm; /* [columns]: the input is x / rms(x) times (plus + norm). NULL: the input is x */
     float plus, eps;
     void *y;
     float *h; /* [sequences, rows] */
@@ -52,9 +53,9 @@ typedef struct carry_chain_delta {
     const void *in;
     int in_stride, q, k, v, z, a, b;
     int heads, value_heads;
-    int taps; /* of the convolution: 2 to 4 */
+    int taps; /* taps of the convolution: 2 to 4 */
     const float *wq, *wk, *wv;
-    float *tail[3]; /* [slots, taps - 1, channels]: the last inputs of q, k and v */
+    float *tail[3]; /* [slots, taps - 1, channels]: the previous inputs of q, k and v */
     float *state;   /* [slots, value heads, 128, 128] */
     const float *A_log, *dt_bias, *norm;
     float beta_factor, scale, eps;
@@ -63,19 +64,19 @@ typedef struct carry_chain_delta {
 
 typedef struct carry_chain_attend {
     const void *in;
-    int in_stride, q, q_head, k, v, gate; /* columns; q_head: from one head of q to the next; gate: -1: none */
+    int in_stride, q, q_head, k, v, gate; /* columns; q_head: distance between heads of q; gate -1: no gate */
     int heads, key_heads, width;          /* width: 128 or 256 */
     int rotary;
     const float *rates;           /* [rotary / 2]: radians a position */
     const float *q_norm, *k_norm; /* NULL: none */
     float plus, eps, scale;
     void *keys, *values; /* bf16 [pages, page tokens, key heads, width] */
-    float *part;         /* [sequences, heads, splits, width + 2]: sums, maximum, sum of exponentials */
+    float *part;         /* [sequences, heads, splits, width + 2]: weighted sums, maximum, sum of exponentials */
     void *y;             /* [sequences, heads * width] */
 } carry_chain_attend;
 
 typedef struct carry_chain_embed {
-    const void *table; /* bf16 [vocabulary, width], or tiles of the layout */
+    const void *table; /* bf16 [vocabulary, width], or quantised tiles of this layout */
     bool is_quantised;
     carry_quant_tiles layout;
     float *h;
@@ -91,29 +92,31 @@ typedef struct carry_chain_norm {
     int width;
 } carry_chain_norm;
 
-/* h += the sum over the chosen experts, and the shared one, of their weights times down(silu(gate x) * up x), and low =
-   h; x is the norm of h. Experts are chosen by softmax of the logits. */
+/* h += the sum over the chosen experts and the shared one of their weight times down(silu(gate x) * up x); low = h. x
+   is the norm of h. Experts are chosen by the softmax of the logits. */
 typedef struct carry_chain_experts {
-    const void *logits;                     /* bf16 [sequences, logits_stride], of the router */
-    const void *up, *down;                  /* [experts, 2 width, columns]: gate, then up; [experts, columns, width] */
+    const void *logits;                     /* bf16 [sequences, logits_stride]: output of the router */
+    const void *up, *down;                  /* up: [experts, 2 width, columns], gate then up; down: [experts, columns,
+                                               width] */
     const void *shared_gate, *shared_up;    /* [shared_width, columns] */
     const void *shared_down, *shared_scale; /* [columns, shared_width]; [columns], NULL: 1 */
     const float *norm;                      /* [columns] */
     float plus, eps, scale;
     float *h; /* [sequences, columns] */
     void *low;
-    void *activated;  /* bf16 [sequences, activated_stride]: a part for each expert, then the shared one */
+    void *activated;  /* bf16 [sequences, activated_stride]: a part for each chosen expert, then one for the shared
+                         expert */
     int32_t *numbers; /* [sequences, CARRY_CHAIN_CHOSEN_MOST] */
-    float *weights;   /* [sequences, CARRY_CHAIN_CHOSEN_MOST + 1]; the last one: of the shared expert */
+    float *weights;   /* [sequences, CARRY_CHAIN_CHOSEN_MOST + 1]; the last is the weight of the shared expert */
     int experts, chosen, width, shared_width, columns;
     int logits_stride, activated_stride;
-    bool normalise; /* the weights of the chosen experts have the sum `scale` */
+    bool normalise; /* scale the weights of the chosen experts so that their sum is `scale` */
 } carry_chain_experts;
 
-/* The sequences of a step, on the device, at addresses that stay. */
+/* The sequences of a step, on the device, at addresses that do not change. */
 typedef struct carry_chain_lists {
-    const int32_t *slots, *offsets, *pages; /* the pages of sequence i begin at pages + offsets[i] */
-    const int64_t *lengths, *ids;           /* ids: -1: last[slot] */
+    const int32_t *slots, *offsets, *pages; /* the pages of sequence i start at pages + offsets[i] */
+    const int64_t *lengths, *ids;           /* ids: -1 means last[slot] */
     const int32_t *last;
     int sequences;
 } carry_chain_lists;
@@ -132,7 +135,7 @@ typedef enum carry_chain_kind {
 
 typedef struct carry_chain_op {
     carry_chain_kind kind;
-    int layer; /* of an operation on states */
+    int layer; /* layer of an operation on states */
     union {
         carry_chain_product product;
         carry_tile_product tiles;
@@ -152,8 +155,7 @@ extern "C" {
 typedef struct carry_chain_device {
     const char *backend;
     bool (*works)(int ordinal);
-    /* Puts one operation into the stream. Only an operation that follows another one of the same step may overlap with
-       it. */
+    /* Enqueues one operation. It may overlap with the operation before it only if both belong to the same step. */
     carry_status (*launch)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_chain_op *op,
                            const carry_chain_lists *lists, bool overlaps);
 } carry_chain_device;

@@ -1,4 +1,4 @@
-/* The list of operations that make a step of a model. */
+/* Builds the list of operations for a step of a model. */
 #include "engine/decode.h"
 
 #include <math.h>
@@ -17,11 +17,11 @@
 #include "model/lm/mixers/delta.h"
 
 #define KEY CARRY_DECODE_KEY
-#define OPS_OF_LAYER 6 /* at most */
+#define OPS_OF_LAYER 6 /* maximum number of operations */
 #define ALIGNMENT ((size_t)256)
-#define LAST_TAG 0xf0000000u /* tags begin again before they overflow */
+#define LAST_TAG 0xf0000000u /* tags restart at 1 before they overflow */
 
-/* The operations for one number of sequences. */
+/* The operations for a given number of sequences. */
 typedef struct decode_list {
     carry_decode_op *ops; /* on the device; NULL: not made yet */
     int count, splits;
@@ -35,22 +35,22 @@ struct carry_decode {
     const carry_decode_device *device;
     int ordinal, blocks, columns;
     decode_list list[CARRY_DECODE_SEQUENCES + 1];
-    int64_t capacity; /* of the caches that the lists point to */
-    /* While a list is made: */
+    int64_t capacity; /* capacity of the caches to which the lists point */
+    /* Used while a list is built: */
     carry_decode_op *op; /* in host memory */
     int count, next_block, sequences, slots, splits;
-    int h_from;   /* the operation that wrote h last */
-    void *memory; /* on the device: the lists, and what follows */
+    int h_from;   /* index of the operation that last wrote h */
+    void *memory; /* on the device: the lists, and the arrays below */
     size_t word_bytes;
-    carry_decode_word *h, *low, *maps, *mixed, *activated, *part; /* h is the first of the words */
+    carry_decode_word *h, *low, *maps, *mixed, *activated, *part; /* h is the start of the memory for words */
     float *rates;
-    int maps_width; /* words of a sequence */
-    uint32_t tag;   /* of the next step's first operation */
+    int maps_width; /* words per sequence */
+    uint32_t tag;   /* tag of the next step's first operation */
     carry_decode_turns turns;
 };
 
-/* The next operation of the list. Its first piece of work goes to the block after the last of the one before, so that
-   all blocks copy the same share of the weights. */
+/* Adds an operation to the list. Its first piece of work goes to the block after the last one of the previous
+   operation, so that all blocks copy the same share of the weights. */
 static carry_decode_op *add(carry_decode *d, carry_decode_kind kind, int64_t tiles) {
     carry_decode_op *op = &d->op[d->count++];
     *op = (carry_decode_op){.kind = kind, .tiles = (int)tiles, .first = d->next_block};
@@ -81,7 +81,8 @@ static void add_segment(carry_decode_product *p, carry_tensor W, carry_decode_wo
     p->segment[p->segments++] = (carry_decode_segment){.W = W.data, .y = y, .rows = (int)W.shape[0], .stride = stride};
 }
 
-/* The products of a part's slots with the norm of h, one beside the other in `maps`; returns where each starts. */
+/* Adds the products of a part's slots with the norm of h; their results are next to each other in `maps`. starts gets
+   the start of each. */
 static void add_maps(carry_decode *d, const carry_lm_sublayer *own, const int *slots, int *starts) {
     int64_t rows = 0;
     for (int i = 0; slots[i] >= 0; i++) {
@@ -101,7 +102,7 @@ static void add_maps(carry_decode *d, const carry_lm_sublayer *own, const int *s
     }
 }
 
-/* h += W x, where x was written by the last operation. */
+/* Adds h += W x, where the last operation wrote x. */
 static carry_decode_product *add_out(carry_decode *d, carry_tensor W, const carry_decode_word *x,
                                      carry_decode_input input) {
     const int64_t hidden = d->lm->config.hidden_size;
@@ -115,7 +116,7 @@ static carry_decode_product *add_out(carry_decode *d, carry_tensor W, const carr
     return p;
 }
 
-/* Returns the operation of the delta rule. */
+/* Adds the delta rule of a layer and returns the index of its operation. */
 static int add_delta(carry_decode *d, const carry_lm_sublayer *own, const carry_tensor *state) {
     static const int slots[] = {
         CARRY_LM_Q_PROJ, CARRY_LM_K_PROJ, CARRY_LM_V_PROJ, CARRY_LM_G_PROJ, CARRY_LM_A_PROJ, CARRY_LM_B_PROJ, -1};
@@ -202,7 +203,7 @@ static void add_attention(carry_decode *d, const carry_lm_sublayer *own, const c
     p->head_shift = width == 256 ? 1 : 0;
 }
 
-/* shift: the delta operation of the layer, or -1. */
+/* shift: the index of the layer's delta operation, or -1. */
 static void add_swiglu(carry_decode *d, const carry_lm_sublayer *own, int shift) {
     const carry_lm_config *c = &d->lm->config;
     carry_decode_product *p = add_product(d, c->hidden_size, c->swiglu.width, CARRY_DECODE_SWIGLU);
@@ -213,7 +214,7 @@ static void add_swiglu(carry_decode *d, const carry_lm_sublayer *own, int shift)
     add_out(d, carry_decode_matrix(d->lm, own, CARRY_LM_SWIGLU_DOWN), d->activated, CARRY_DECODE_PAIRS);
 }
 
-/* The whole list for a number of sequences, for the caches as they are. */
+/* Builds the whole list for a number of sequences and the current caches. */
 static carry_status make_list(carry_decode *d, int sequences) {
     carry_lm *lm = d->lm;
     const carry_lm_config *c = &lm->config;
@@ -247,7 +248,7 @@ static carry_status make_list(carry_decode *d, int sequences) {
     add_segment(p, carry_parameters_product(&lm->own, lm->head), d->logits.data, (int)c->vocab_size); /* floats */
     const int device = lm->own.device;
     carry_stream *stream = carry_ctx_stream(lm->ctx, device);
-    /* A list is read by steps that were enqueued before. */
+    /* Steps that were enqueued earlier may still read the list. */
     CARRY_TRY(carry_stream_wait(lm->ctx, device, stream));
     CARRY_TRY(carry_device_copy(lm->ctx, list->ops, device, d->op, 0, (size_t)d->count * sizeof *d->op, stream));
     list->count = d->count;
@@ -277,7 +278,7 @@ static size_t most_ops(const carry_decode *d) {
     return (size_t)(2 + d->lm->config.num_hidden_layers * OPS_OF_LAYER);
 }
 
-/* All of the steps' own memory on the device; over NULL it counts. */
+/* Places all arrays of the steps in device memory and returns their size; if memory is NULL, only counts. */
 static size_t place(carry_decode *d, void *memory) {
     const carry_lm_config *c = &d->lm->config;
     const size_t batch = (size_t)d->options.sequences, word = sizeof(carry_decode_word);
@@ -380,7 +381,7 @@ carry_status carry_decode_step(carry_decode *d, const carry_run *runs, int64_t c
         CARRY_TRY(make_list(d, (int)count));
     }
     if (d->tag > LAST_TAG) {
-        d->tag = 1; /* no tag of an earlier round may remain */
+        d->tag = 1; /* clear the tags of the earlier round */
         CARRY_TRY(carry_device_fill(lm->ctx, d->h, lm->own.device, 0, d->word_bytes,
                                     carry_ctx_stream(lm->ctx, lm->own.device)));
     }

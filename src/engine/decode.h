@@ -1,8 +1,8 @@
-/* Steps of one token by the decoding kernel (decode_ops.h): one launch for a token of every sequence.
+/* Decoding steps of one token by the decoding kernel (decode_ops.h): one launch for a token of every sequence.
 
-   For models in bf16 whose layers have the delta rule with heads of 128, or attention over all tokens, a SwiGLU, and
-   norms before both; for up to CARRY_DECODE_SEQUENCES sequences on a Hopper GPU. Other models and devices take the
-   passes of model/lm. */
+   It supports models in bf16 whose layers have the delta rule with heads of 128, or attention over all tokens, a
+   SwiGLU, and norms before both; for up to CARRY_DECODE_SEQUENCES sequences on a Hopper GPU. Other models and devices
+   use the passes of model/lm. */
 #ifndef CARRY_ENGINE_DECODE_H
 #define CARRY_ENGINE_DECODE_H
 
@@ -12,21 +12,22 @@
 typedef struct carry_decode carry_decode;
 
 typedef struct carry_decode_options {
-    int64_t sequences; /* of a step, at most */
-    bool same_bits;    /* a sequence has the same bits in steps of 1 to 8 sequences, and in steps of 9 to 16; slower */
-    int32_t *last; /* [slots], on the device: the token that a slot has sampled last. NULL: every run names its id */
+    int64_t sequences; /* maximum number of a step */
+    bool same_bits;    /* results have the same bits in steps of 1 to 8 sequences, and the same in steps of 9 to 16;
+                          slower */
+    int32_t *last;     /* [slots], on the device: the last token sampled for each slot. NULL: every run gives its id */
 } carry_decode_options;
 
-/* state: the pool, whose caches are pages; a state whose caches have room for a multiple of CARRY_PAGE_TOKENS tokens of
-   each sequence is one too, sequence b having the pages from b room / CARRY_PAGE_TOKENS on. logits: [sequences,
-   vocabulary], f32, on the model's device. *made is NULL where the kernel does not support the model. */
+/* state: the pool, whose caches are pages. A state is accepted too if the capacity of its caches is a multiple of
+   CARRY_PAGE_TOKENS tokens; sequence b then has the pages from b capacity / CARRY_PAGE_TOKENS on. logits: [sequences,
+   vocabulary], f32, on the model's device. *made is NULL if the kernel does not support the model. */
 carry_status carry_decode_open(carry_decode **made, carry_lm *lm, carry_lm_state *state, carry_tensor logits,
                                const carry_decode_options *options);
 void carry_decode_close(carry_decode *decode);
-/* Sequences of a step, at most: fewer than were asked for, if they do not fit. */
+/* The maximum number of sequences of a step; less than the number asked for if they do not fit. */
 int64_t carry_decode_sequences(const carry_decode *decode);
-/* Reads one token of every run; row i of the logits belongs to run i. Sampling is not done here. Work is put into the
-   stream. The caches have room for the token. */
+/* Reads one token of every run; row i of the logits belongs to run i. It does not sample. The work is enqueued in the
+   stream. The caches must have space for the token. */
 carry_status carry_decode_step(carry_decode *decode, const carry_run *runs, int64_t count);
 
 #endif

@@ -1,4 +1,4 @@
-/* Which models the decoding kernels support. */
+/* The models that the decoding kernels support. */
 #include "engine/decode_model.h"
 
 #include <stdlib.h>
@@ -57,7 +57,7 @@ static bool supports_swiglu(const carry_lm *lm, const carry_lm_sublayer *own, co
            is_low(carry_decode_matrix(lm, own, CARRY_LM_SWIGLU_DOWN), c->swiglu.width, needs);
 }
 
-/* Matrices of experts in one type, whose rows are whole pieces of 16 bytes. */
+/* True if all matrices of experts have one type, and their rows are multiples of 16 bytes. */
 static bool supports_experts(const carry_lm *lm, const carry_lm_sublayer *own) {
     const carry_lm_config *c = &lm->config;
     const carry_lm_experts_options *e = &c->experts;

@@ -1,12 +1,12 @@
 /* One decoding step of a whole model in one kernel, for few sequences on a Hopper GPU.
 
    The step of a model is a list of operations. One block per multiprocessor stays resident and executes its share of
-   each. Results travel between operations as words of 8 bytes: a number and a tag that tells which operation of which
-   step wrote it. An operation loads its inputs until all have the expected tag, so no barrier separates operations.
-   Weights depend on nothing, so one warp of each block copies the block's share of them into a ring in shared memory
-   ahead of time: memory is read while the other warps wait for one another.
+   each. Results are passed between operations as words of 8 bytes: a value and a tag that identifies the operation and
+   the step that wrote it. An operation loads its inputs until all have the expected tag, so operations need no barrier
+   between them. Weights do not depend on results, so one warp of each block copies the block's share of them into a
+   ring in shared memory ahead of time: memory is read while the other warps wait for inputs.
 
-   A word is overwritten only by an operation that depends, through others, on all operations that read it.
+   A word is overwritten only by an operation that depends, directly or not, on all operations that read it.
 
    The sums of a product have a fixed order for each `team`, which the host chooses. */
 #ifndef CARRY_ENGINE_DECODE_OPS_H
@@ -19,12 +19,12 @@
 #include "carry/device.h"
 
 #define CARRY_DECODE_SEQUENCES 16
-#define CARRY_DECODE_FEW 8 /* sequences: up to here a kernel with smaller tiles is used */
+#define CARRY_DECODE_FEW 8 /* up to this many sequences, a kernel with smaller tiles is used */
 #define CARRY_DECODE_SEGMENTS 6
-#define CARRY_DECODE_ROWS 8       /* rows of a matrix that one block takes at a time */
-#define CARRY_DECODE_COLUMNS 1024 /* columns of them in one slot of the ring */
-#define CARRY_DECODE_SLICE 16     /* columns of a state that one block takes at a time */
-#define CARRY_DECODE_GROUP 8      /* query heads of a key head, at most */
+#define CARRY_DECODE_ROWS 8       /* rows of a matrix that a block processes at a time */
+#define CARRY_DECODE_COLUMNS 1024 /* columns of these rows in one slot of the ring */
+#define CARRY_DECODE_SLICE 16     /* columns of a state that a block processes at a time */
+#define CARRY_DECODE_GROUP 8      /* maximum number of query heads per key head */
 
 typedef enum carry_decode_kind {
     CARRY_DECODE_EMBED,
@@ -34,29 +34,29 @@ typedef enum carry_decode_kind {
     CARRY_DECODE_COMBINE,
 } carry_decode_kind;
 
-/* How the input of a product is made from the results of earlier operations. */
+/* How the input of a product is computed from the results of earlier operations. */
 typedef enum carry_decode_input {
-    CARRY_DECODE_NORM,       /* x / rms(x) times w or 1 + w */
+    CARRY_DECODE_NORM,       /* x / rms(x), times w or 1 + w */
     CARRY_DECODE_GATED_NORM, /* the same for each head of 128 columns, times silu(gate) */
     CARRY_DECODE_GATED,      /* x sigmoid(gate) */
-    CARRY_DECODE_PAIRS,      /* x as it is */
+    CARRY_DECODE_PAIRS,      /* x without changes */
 } carry_decode_input;
 
 typedef enum carry_decode_output {
     CARRY_DECODE_STORE,
     CARRY_DECODE_ADD,    /* h += y, and y becomes h */
-    CARRY_DECODE_SWIGLU, /* segment 0 is the gate and segment 1 the other factor, both of the same number of rows */
+    CARRY_DECODE_SWIGLU, /* segment 0 is the gate, segment 1 the other factor; both have the same number of rows */
     CARRY_DECODE_LOGITS, /* floats without tags */
 } carry_decode_output;
 
-/* Results on their way: two neighbours in bf16, and their tag. Sums over layers and parts of attention are a float in
-   place of the two. */
+/* A result in transit: two neighbouring elements in bf16, and a tag. Residual sums and parts of attention use one float
+   instead of two bf16. */
 typedef struct carry_decode_word {
     uint32_t value, tag;
 } carry_decode_word;
 
-/* Rows of a product: y[sequence, row] = sum over k of W[row, k] x[sequence, k]. W: bf16, packed. y: pairs of rows, or
-   floats of the logits; stride: words or floats of a sequence. */
+/* Some rows of a product: y[sequence, row] = sum over k of W[row, k] x[sequence, k]. W: bf16, packed. y: pairs of rows,
+   or floats for logits; stride: words or floats per sequence. */
 typedef struct carry_decode_segment {
     const void *W;
     carry_decode_word *y;
@@ -70,39 +70,42 @@ typedef struct carry_decode_product {
     carry_decode_output output;
     carry_decode_input input;
     const carry_decode_word *x; /* [sequences, columns / 2] */
-    const float *w;             /* of the norm */
+    const float *w;             /* weight of the norm */
     float plus, eps;
-    const carry_decode_word *gate;          /* of sequence b and head n: gate + b gate_stride + n gate_head */
+    const carry_decode_word *gate;          /* the gate of sequence b and head n is at gate + b gate_stride + n
+                                               gate_head */
     int gate_stride, gate_head, head_shift; /* a head has 128 << head_shift columns */
     carry_decode_word *h;                   /* [sequences, rows], floats, of CARRY_DECODE_ADD */
-    int x_from, gate_from, h_from;          /* the operations that wrote x, the gate, and h before */
-    int shift; /* the delta operation whose convolution inputs move up by one token in this product; -1: none */
+    int x_from, gate_from, h_from;          /* indices of the operations that wrote x, the gate, and the previous h */
+    int shift; /* index of the delta operation whose convolution inputs this product shifts by one token; -1: none */
 } carry_decode_product;
 
-/* Convolution, gates and the delta rule of one layer. q, k, v, a and b are columns of `in`, as products left them. */
+/* Convolution, gates and the delta rule of one layer. q, k, v, a and b are columns of `in`, the output of products. */
 typedef struct carry_decode_delta {
     const carry_decode_word *in;
     int from;                  /* the operation that wrote it */
-    int in_stride;             /* words of a sequence; the next five are columns */
-    int q, k, v, a, b;         /* a, b: -1: none */
-    int heads, value_heads;    /* of 128 keys and 128 values */
-    int taps;                  /* of the convolution, at most 4 */
+    int in_stride;             /* words per sequence; the next five fields are column indices */
+    int q, k, v, a, b;         /* a, b: -1 if absent */
+    int heads, value_heads;    /* heads have 128 keys and 128 values */
+    int taps;                  /* taps of the convolution, at most 4 */
     const float *wq, *wk, *wv; /* [channels, taps] */
-    float *tail[3];            /* [slots, taps - 1, channels]: the last inputs of q, k and v */
+    float *tail[3];            /* [slots, taps - 1, channels]: the previous inputs of q, k and v */
     float *state;              /* [slots, value heads, 128, 128] */
     const float *A_log, *dt_bias;
     float beta_factor, scale;
     carry_decode_word *o; /* [sequences, value heads, 64] */
 } carry_decode_delta;
 
-/* Norms and positions of q and k, the cache, and attention. Partial results of a split of the tokens go to `part`. */
+/* Norms and positions of q and k, the cache, and attention. The partial results of each split of the tokens go to
+   `part`. */
 typedef struct carry_decode_attend {
     const carry_decode_word *in;
-    int from;                     /* the operation that wrote it; of the second operation: the first */
-    int in_stride;                /* words of a sequence; the next four are columns */
-    int q, q_head, k, v;          /* q_head: from one head of q to the next */
-    int heads, key_heads, width;  /* width: of a head, a multiple of 64 up to 256 */
-    int rotary;                   /* elements of a head that are turned by the position */
+    int from;                     /* index of the operation that wrote `in`; for the second operation: the index of the
+                                     first */
+    int in_stride;                /* words per sequence; the next four fields are column indices */
+    int q, q_head, k, v;          /* q_head: distance from one head of q to the next */
+    int heads, key_heads, width;  /* width of a head: a multiple of 64, up to 256 */
+    int rotary;                   /* number of elements of a head that get rotary positions */
     const float *rates;           /* [rotary / 2]: radians a position */
     const float *q_norm, *k_norm; /* NULL: none */
     float plus, eps, scale;       /* norms multiply by plus + w */
@@ -138,7 +141,7 @@ typedef struct carry_decode_page {
 /* The arguments that differ from step to step; copied to the device before each step. */
 typedef struct carry_decode_turn {
     int32_t slot[CARRY_DECODE_SEQUENCES];
-    int32_t id[CARRY_DECODE_SEQUENCES];     /* -1: last[slot] */
+    int32_t id[CARRY_DECODE_SEQUENCES];     /* -1 means last[slot] */
     int64_t length[CARRY_DECODE_SEQUENCES]; /* tokens before this one */
     int32_t page_count;
     carry_decode_page page[]; /* for the table */
@@ -152,7 +155,8 @@ typedef struct carry_decode_call {
     int pages_each;
     int count;
     int sequences;
-    uint32_t tag; /* of the first operation; the next one has the next. Above all tags of earlier steps */
+    uint32_t tag; /* tag of the first operation; later operations have the following numbers. Larger than all tags of
+                     earlier steps */
 } carry_decode_call;
 
 #ifdef __cplusplus
@@ -162,13 +166,14 @@ extern "C" {
 /* The kernel on one kind of device; decode_table.c is the only list. */
 typedef struct carry_decode_device {
     const char *backend;
-    /* Blocks that stay resident; 0 where the device cannot run the kernel. */
+    /* The number of resident blocks; 0 if the device cannot run the kernel. */
     int (*blocks)(int ordinal);
-    /* Slots of a block's ring; less than 2: this many sequences and columns do not fit. */
+    /* The number of slots of a block's ring; less than 2 if this many sequences and columns do not fit. */
     int (*slots)(int sequences, int columns);
-    /* Warps that share a tile of a product: as few as keep all of them busy with `tiles` over `blocks`. */
+    /* The number of warps that share a tile of a product: the smallest that keeps all warps busy with `tiles` tiles on
+       `blocks` blocks. */
     int (*team)(const carry_decode_product *product, int tiles, int blocks, int slots);
-    /* Puts one step into the stream. columns: of the widest product; new_pages: call->turn->page_count. */
+    /* Enqueues one step. columns: those of the widest product; new_pages: call->turn->page_count. */
     carry_status (*launch)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_decode_call *call,
                            int columns, int new_pages);
 } carry_decode_device;

@@ -1,4 +1,4 @@
-/* Turns of the decoding kernel. */
+/* Inputs of the decoding kernel's steps. */
 #include "engine/decode_turn.h"
 
 #include <stdlib.h>
@@ -8,7 +8,7 @@
 #include "core/error.h"
 #include "core/memory.h"
 
-#define FIRST_PAGES 64 /* of a sequence, at first */
+#define FIRST_PAGES 64 /* initial number of pages per sequence */
 
 static void free_tables(carry_decode_turns *t) {
     for (int i = 0; i < CARRY_DECODE_TURNS; i++) {
@@ -22,7 +22,7 @@ static void free_tables(carry_decode_turns *t) {
     t->pages_each = 0;
 }
 
-/* Tables with room for `pages` of each sequence, empty. Nothing is under way. */
+/* Makes empty tables with capacity for `pages` pages of each sequence. No step may be running. */
 static carry_status make_tables(carry_decode_turns *t, int64_t pages) {
     void *made;
     free_tables(t);
@@ -85,7 +85,7 @@ static carry_status reserve(carry_decode_turns *t, const carry_run *runs, int co
     return make_tables(t, most > 2 * t->pages_each ? most : 2 * t->pages_each);
 }
 
-/* The pages of a run that the table does not have. */
+/* Adds the pages of a run that the table does not have. */
 static void put_pages(carry_decode_turns *t, carry_decode_turn *turn, const carry_run *run) {
     int32_t *known = t->known + (int64_t)run->slot * t->pages_each;
     for (int64_t i = 0; i < pages_of(run); i++) {

@@ -1,16 +1,16 @@
-/* The input of one decoding step from the host: slots, lengths, given ids, and pages that are new. */
+/* The input of one decoding step from the host: slots, lengths, given ids, and new pages. */
 #ifndef CARRY_ENGINE_DECODE_TURN_H
 #define CARRY_ENGINE_DECODE_TURN_H
 
 #include "engine/decode_ops.h"
 #include "engine/runner.h"
 
-#define CARRY_DECODE_TURNS 4 /* that may be under way */
+#define CARRY_DECODE_TURNS 4 /* maximum number of steps in progress */
 
-/* One turn: in pinned memory, and on the device. */
+/* One input: in pinned memory, and on the device. */
 typedef struct carry_decode_buffer {
     carry_decode_turn *pinned, *there;
-    carry_event *done; /* when it was read */
+    carry_event *done; /* recorded when the step has read it */
 } carry_decode_buffer;
 
 typedef struct carry_decode_turns {
@@ -18,17 +18,17 @@ typedef struct carry_decode_turns {
     int device;
     int64_t slots, pages_each;
     int32_t *table; /* on the device: [slots, pages_each] */
-    int32_t *known; /* the same here; -1: never set */
+    int32_t *known; /* a host copy of the table; -1: never set */
     carry_decode_buffer buffer[CARRY_DECODE_TURNS];
     unsigned next;
 } carry_decode_turns;
 
 carry_status carry_decode_turns_open(carry_decode_turns *turns, carry_ctx *ctx, int device, int64_t slots);
 void carry_decode_turns_close(carry_decode_turns *turns);
-/* Puts the turn of call->sequences runs into the stream and completes the call. */
+/* Enqueues the input of call->sequences runs and completes the fields of the call. */
 carry_status carry_decode_turn_put(carry_decode_turns *turns, carry_decode_call *call, const carry_run *runs,
                                    int *new_pages);
-/* After the launch. */
+/* Call it after the launch. */
 carry_status carry_decode_turn_done(carry_decode_turns *turns);
 
 #endif

@@ -1,4 +1,4 @@
-/* Decoding token by token, and looking for stop texts. */
+/* Decodes token by token and searches for stop texts. */
 #include "engine/decoded.h"
 
 #include <stdlib.h>
@@ -6,7 +6,7 @@
 
 #include "core/error.h"
 
-/* Room for `length` more bytes, and a 0. */
+/* Reserves memory for `length` more bytes and a 0. */
 static carry_status make_room(carry_ctx *ctx, carry_decoded *t, size_t length) {
     const size_t needed = t->length + CARRY_UNFOLD_GROWTH * (length + 4) + 1;
     if (needed <= t->room) {
@@ -22,8 +22,8 @@ static carry_status make_room(carry_ctx *ctx, carry_decoded *t, size_t length) {
     return CARRY_OK;
 }
 
-/* Looks for the stop texts in what is new since `before`, and settles what cannot be the beginning of one. The first
-   place at which one starts ends the text. */
+/* Searches for the stop texts in the bytes after `before`. The earliest match ends the text. Bytes that cannot be the
+   beginning of a stop text are settled. */
 static bool find_stop(carry_decoded *t, size_t before) {
     size_t end = t->length;
     size_t held = 0;
@@ -48,7 +48,7 @@ static bool find_stop(carry_decoded *t, size_t before) {
     return is_found;
 }
 
-/* Appends the bytes that a token is decoded to. */
+/* Appends the bytes of a token. */
 static carry_status decode(carry_ctx *ctx, carry_decoded *t, int64_t token) {
     size_t length;
     if (t->tokenizer == NULL || carry_tokenizer_token(t->tokenizer, token, &length) == NULL ||

@@ -1,4 +1,4 @@
-/* The text of tokens as they come: whole characters, up to a stop text. */
+/* Text decoded token by token: whole characters, up to a stop text. */
 #ifndef CARRY_ENGINE_DECODED_H
 #define CARRY_ENGINE_DECODED_H
 
@@ -6,18 +6,18 @@
 
 typedef struct carry_decoded {
     const carry_tokenizer *tokenizer; /* NULL: there is no text */
-    const char *const *stops;         /* the text ends before any of these; empty ones are ignored */
+    const char *const *stops;         /* the text ends before the first of these; empty ones are ignored */
     int64_t stop_count;
-    bool is_first; /* no token was decoded yet, and nothing is before the text */
-    char *text;    /* UTF-8, with U+FFFD for other bytes; ends with 0 */
+    bool is_first; /* no token was decoded yet, and there is no text before */
+    char *text;    /* UTF-8, with U+FFFD for invalid bytes; ends with 0 */
     size_t length, room;
-    size_t settled; /* of it, bytes that cannot turn out to be part of a stop text */
+    size_t settled; /* number of bytes that can no longer be part of a stop text */
     carry_unfold unfold;
 } carry_decoded;
 
-/* Appends a token. *is_stopped: a stop text was found, and the text ends before it. */
+/* Appends a token. *is_stopped is set if a stop text was found; the text then ends before it. */
 carry_status carry_decoded_add(carry_ctx *ctx, carry_decoded *text, int64_t token, bool *is_stopped);
-/* No more tokens: bytes of an incomplete character become U+FFFD, unless the text was stopped. */
+/* Ends the text: the bytes of an incomplete character become U+FFFD, unless the text was stopped. */
 void carry_decoded_end(carry_decoded *text, bool is_stopped);
 void carry_decoded_free(carry_decoded *text);
 

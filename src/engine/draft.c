@@ -10,7 +10,7 @@
 #define LONGEST 8
 #define LOOK_BACK 32768
 
-/* Tokens before `end` that equal those before `count`, LONGEST at most. */
+/* The number of tokens before `end` that equal those before `count`, at most LONGEST. */
 static int64_t same_before(const int32_t *ids, int64_t end, int64_t count) {
     int64_t n = 0;
     while (n < LONGEST && n < end && ids[end - 1 - n] == ids[count - 1 - n]) {
@@ -34,7 +34,7 @@ int64_t carry_draft_ngram(void *user, const int32_t *ids, int64_t count, int32_t
     if (best == 0) {
         return 0;
     }
-    for (int64_t i = 0; i < most; i++) { /* a text that repeats itself goes on so */
+    for (int64_t i = 0; i < most; i++) { /* past the end of the text, the guesses repeat themselves */
         to[i] = best + i < count ? ids[best + i] : to[best + i - count];
     }
     return most;

@@ -21,9 +21,8 @@
 #define STEP_CPU 512
 #define STEP_GPU 4096
 #define QUEUE 1024
-#define CUT_FROM_GPU \
-    2048               /* tokens: at 345,000 a second the second piece of a shorter prompt takes as long as the first */
-#define SNAPSHOTS 1024 /* slots beside those of sequences, at most */
+#define CUT_FROM_GPU 2048 /* tokens: below it a second piece takes as long as the first, at 345,000 tokens/s */
+#define SNAPSHOTS 1024    /* maximum number of slots for snapshots */
 #define MEMORY_CPU ((size_t)4 << 30)
 #define CACHE_DIR_BYTES ((size_t)16 << 30)
 
@@ -39,7 +38,7 @@ static carry_status choose_memory(carry_ctx *ctx, int device, size_t *memory) {
     return CARRY_OK;
 }
 
-/* e->texts becomes the number of texts at once; the other runs of a step are for guesses. */
+/* Sets e->texts to the number of texts at once; the other runs of a step are for guesses. */
 static carry_status choose_sizes(carry_engine *e, const carry_engine_options *o, carry_dtype dtype,
                                  carry_runner_sizes *sizes, carry_draft_plan *draft) {
     const carry_lm *lm = e->model.lm;
@@ -105,8 +104,8 @@ static carry_status open_engine(carry_engine *e, const carry_engine_options *o, 
                   .host_bytes = o->cache_host,
                   .folder = o->cache_dir,
                   .folder_bytes = o->cache_dir_bytes > 0 ? o->cache_dir_bytes : CACHE_DIR_BYTES},
-        .queue = INT64_MAX, /* counted here */
-        /* files of states have what they add to states at whole blocks: those are needed with a folder */
+        .queue = INT64_MAX, /* the engine counts requests itself */
+        /* with a folder, states must be cached at whole blocks: files have differences to states at whole blocks */
         .cut_from = e->model.lm->own.device != 0 && o->cache_dir == NULL ? CUT_FROM_GPU : 0,
         .same_bits = o->same_bits,
         .texts = e->texts,
@@ -219,7 +218,7 @@ void carry_engine_close(carry_engine *e) {
     free(e);
 }
 
-/* A request that the scheduler does not take ends at once. */
+/* If the scheduler refuses a request, it ends at once. */
 static void add_job(carry_engine *e, carry_engine_job *job) {
     carry_sequence *q = job->sequence;
     job->sequence = NULL;
@@ -232,7 +231,7 @@ static void add_job(carry_engine *e, carry_engine_job *job) {
     }
 }
 
-/* Requests and cancellations of other threads; the lock is held only to take them. */
+/* Takes requests and cancellations from other threads; the lock is held only while they are taken. */
 static void take_inbox(carry_engine *e) {
     (void)pthread_mutex_lock(&e->lock);
     carry_engine_job *job = e->inbox;

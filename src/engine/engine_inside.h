@@ -1,4 +1,4 @@
-/* The inside of the engine of carry/engine.h. */
+/* Internals of the engine of carry/engine.h. */
 #ifndef CARRY_ENGINE_ENGINE_INSIDE_H
 #define CARRY_ENGINE_ENGINE_INSIDE_H
 
@@ -13,17 +13,17 @@
 /* A request from its submission to its end. */
 typedef struct carry_engine_job {
     struct carry_engine_job *next; /* in the inbox */
-    carry_sequence *sequence;      /* in the inbox; then the scheduler's */
+    carry_sequence *sequence;      /* owned by the job while it is in the inbox, then by the scheduler */
     uint64_t id;
     bool (*on_event)(void *user, const carry_engine_event *event);
     void *user;
     carry_decoded text;
     char *stop_bytes;
     const char **stops;
-    size_t told; /* bytes of the text that were reported */
+    size_t told; /* number of bytes of the text that were reported */
     bool is_stopped;
     carry_text_rule rule;
-    bool is_complete; /* by its rule */
+    bool is_complete; /* its rule allows no more tokens */
     int64_t prompt_tokens;
 } carry_engine_job;
 
@@ -46,10 +46,10 @@ struct carry_engine {
     int64_t end_count;
     uint32_t *allowed; /* NULL: every id of the vocabulary is a token */
     int64_t queue;
-    int64_t texts;                   /* under way, at most */
+    int64_t texts;                   /* maximum number of active texts */
     carry_engine_note *first, *last; /* events */
-    carry_engine_note *shown;        /* the one that carry_engine_next returned last */
-    /* Shared with the threads that submit and cancel: */
+    carry_engine_note *shown;        /* the event that carry_engine_next returned last */
+    /* The fields below are shared with the threads that submit and cancel: */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     carry_engine_job *inbox, *inbox_last;
@@ -61,7 +61,8 @@ struct carry_engine {
     bool is_closing; /* events are dropped */
 };
 
-/* Over a model that is open and becomes the engine's; on failure too, if *model was cleared. */
+/* Makes an engine from an open model, which it takes over: on success, and on a failure after which *model is
+   cleared. */
 carry_status carry_engine_adopt(carry_ctx *ctx, carry_engine **engine, carry_model *model, carry_dtype dtype,
                                 const carry_engine_options *options);
 

@@ -1,4 +1,4 @@
-/* Requests: checked and copied in the thread that submits them, then handed over. */
+/* Requests: checked and copied in the thread that submits them, then passed to the engine's thread. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -43,11 +43,11 @@ static carry_status copy_stops(carry_ctx *ctx, carry_engine_job *job, const carr
     return CARRY_OK;
 }
 
-/* Tokens of the prompt, from ids. */
+/* Copies the prompt's tokens from ids. */
 static carry_status copy_ids(carry_ctx *ctx, const carry_engine *e, const carry_engine_request *r, int32_t **ids) {
     size_t bytes;
     if (!carry_size_product(&bytes, &r->id_count, 1, sizeof **ids) ||
-        (*ids = malloc(bytes + 1)) == NULL) { /* negative counts do not fit either */
+        (*ids = malloc(bytes + 1)) == NULL) { /* negative counts fail here too */
         return carry_fail(ctx, CARRY_EMEMORY, "out of memory: a prompt of %" PRId64 " tokens", r->id_count);
     }
     for (int64_t i = 0; i < r->id_count; i++) {
@@ -71,7 +71,7 @@ static carry_status encode_into(carry_ctx *ctx, const carry_engine *e, const car
                         goes_on ? CARRY_TEXT_GOES_ON : CARRY_SPECIALS_FOUND);
 }
 
-/* Tokens of the prompt, from text; an empty one begins with the model's start token. */
+/* Encodes the prompt's text; an empty one becomes the model's start token. */
 static carry_status encode(carry_ctx *ctx, const carry_engine *e, const carry_engine_request *r, int32_t **ids,
                            int64_t *count) {
     carry_encoder *encoder = NULL;
@@ -179,7 +179,7 @@ static carry_status make_job(carry_ctx *ctx, const carry_engine *e, const carry_
     return status;
 }
 
-/* Into the inbox, unless the queue is full. */
+/* Puts the job into the inbox, unless the queue is full. */
 static carry_status hand_over(carry_ctx *ctx, carry_engine *e, carry_engine_job *job, uint64_t *id) {
     (void)pthread_mutex_lock(&e->lock);
     const int64_t waiting = e->unfinished - e->texts;

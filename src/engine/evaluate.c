@@ -1,5 +1,5 @@
-/* Evaluation by the engine's runner: pieces of several texts, or several windows of one, are read in a step. On a GPU
-   the tokens of the next step are prepared while it works. */
+/* Evaluation with the engine's runner: a step reads pieces of several texts, or several windows of one. On a GPU the
+   tokens of the next step are prepared while it works. */
 #include "engine/evaluate.h"
 
 #include <inttypes.h>
@@ -13,31 +13,31 @@
 #include "engine/model_runner.h"
 #include "tokenizer/wikitext.h"
 
-/* Tokens of a step: enough for large products, little enough for memory; and on a GPU. */
+/* Tokens of a step, on the CPU and on a GPU: enough for large products, few enough for memory. */
 #define SOME 1024
 #define SOME_ON_GPU 16384
 #define LENGTH_MOST ((int64_t)1 << 24)
-#define TEXTS 16                     /* at once, at most */
-#define WINDOWS 256                  /* of a step, at most */
-#define UNBOUNDED ((int64_t)1 << 29) /* tokens of a text, for a model whose state does not grow */
-#define BLOCK 64                     /* pieces are multiples of it: chunks of the delta rule then have the same ends */
+#define TEXTS 16                     /* maximum number of texts at once */
+#define WINDOWS 256                  /* maximum number of windows in a step */
+#define UNBOUNDED ((int64_t)1 << 29) /* maximum tokens of a text, for a model whose state does not grow */
+#define BLOCK 64                     /* pieces are multiples of it: the delta rule then has the same chunks */
 
-/* A sequence in a step under way. */
+/* A sequence in the current step. */
 typedef struct piece {
     int64_t file, first, count, bytes;
     bool ends_file;
 } piece;
 
 typedef struct step {
-    int64_t count; /* of pieces; 0: none */
+    int64_t count; /* number of pieces; 0: no step */
     piece *piece;
 } step;
 
-/* A text under way, or with windows all of them, one after the other. */
+/* A text in progress; with windows, one lane has all windows, one after the other. */
 typedef struct lane {
     carry_evaluate_reader reader;
     int32_t slot;
-    int64_t length; /* tokens of the sequence that were read */
+    int64_t length; /* number of tokens of the sequence that were read */
 } lane;
 
 typedef struct work {
@@ -54,7 +54,7 @@ typedef struct work {
     int32_t *ids;      /* [2, tokens of a step]: inputs, then targets */
     carry_run *runs;
     double *losses; /* of each run */
-    step steps[2];  /* the one under way, and the next */
+    step steps[2];  /* the current one and the next */
 } work;
 
 static void close_work(work *w) {
@@ -77,7 +77,8 @@ static carry_status out_of_memory(const work *w) {
     return carry_fail(w->ctx, CARRY_EMEMORY, "out of memory: an evaluation of %" PRId64 " texts at once", w->lanes);
 }
 
-/* How many sequences with states of these sizes take half of the memory that is free, at least one. */
+/* The number of sequences with states of these sizes that fit into half of the free memory: at least 1, at most
+   `wanted`. */
 static int64_t fitting(const work *w, size_t slot, size_t page, int64_t page_list, int64_t wanted) {
     size_t available = 0;
     size_t total = 0;
@@ -89,7 +90,7 @@ static int64_t fitting(const work *w, size_t slot, size_t page, int64_t page_lis
     return fit < 1.0 ? 1 : fit < (double)wanted ? (int64_t)fit : wanted;
 }
 
-/* Sizes of the runner: a slot for each text or window, and pages for the longest. */
+/* Chooses the sizes of the runner: a slot for each text or window, and pages for the longest. */
 static carry_status choose_sizes(work *w, carry_runner_sizes *sizes) {
     const int64_t length = w->options->length;
     const int64_t usual = w->model->lm->own.device != 0 ? SOME_ON_GPU : SOME;
@@ -150,7 +151,7 @@ static carry_status open_work(work *w) {
                                        &(carry_model_runner_options){.scores = true});
 }
 
-/* Adds the result of a step. */
+/* Adds the results of a step to the sums. */
 static carry_status settle(work *w, step *s) {
     const int64_t count = s->count;
     s->count = 0;
@@ -178,16 +179,17 @@ static carry_status settle(work *w, step *s) {
     return CARRY_OK;
 }
 
-/* Up to `most` tokens of a lane, as the next run of a step, with inputs and targets from row *row on. False: its texts
-   have ended. */
+/* Adds up to `most` tokens of a lane as a run of the step, with inputs and targets from row *row on. *is_added is false
+   if its texts have ended. */
 static carry_status add_run(work *w, lane *l, step *s, int64_t most, int64_t *row, bool *is_added) {
     const carry_runner_sizes *sizes = &w->runner->sizes;
     const int64_t window = w->options->length;
     carry_evaluate_piece p;
     int32_t *input = w->ids + *row;
     int32_t *target = w->ids + sizes->tokens + *row;
-    if (l->length > 0 && (l->length == window || !l->reader.has_file)) {          /* a window or a text begins */
-        l->slot = window > 0 ? (int32_t)((l->slot + 1) % sizes->slots) : l->slot; /* windows may be in one step */
+    if (l->length > 0 && (l->length == window || !l->reader.has_file)) { /* a new window or text begins */
+        l->slot =
+            window > 0 ? (int32_t)((l->slot + 1) % sizes->slots) : l->slot; /* one step may have several windows */
         l->length = 0;
     }
     most = window > 0 && most > window - l->length ? window - l->length : most;
@@ -202,7 +204,7 @@ static carry_status add_run(work *w, lane *l, step *s, int64_t most, int64_t *ro
         target[i] = (int32_t)p.id[i + 1];
     }
     if (sizes->pages == 0 && l->length + p.count > sizes->context) {
-        l->length = 1; /* without attention the place of a token does not matter */
+        l->length = 1; /* without attention a token's position does not matter */
     }
     w->runs[s->count] = (carry_run){.slot = l->slot,
                                     .pages = w->pages + (int64_t)l->slot * w->page_list,
@@ -217,7 +219,7 @@ static carry_status add_run(work *w, lane *l, step *s, int64_t most, int64_t *ro
     return CARRY_OK;
 }
 
-/* The runs of the next step: an equal share for each text, or windows until it is full. */
+/* Fills the runs of the next step: an equal share for each text, or windows until it is full. */
 static carry_status fill(work *w, step *s) {
     const carry_runner_sizes *sizes = &w->runner->sizes;
     int64_t row = 0;
@@ -233,7 +235,7 @@ static carry_status fill(work *w, step *s) {
     return CARRY_OK;
 }
 
-/* A step is enqueued before the result of the one before it is taken, where the device works beside the host. */
+/* If the device works asynchronously, a step is enqueued before the result of the previous one is read. */
 static carry_status read_all(work *w) {
     for (int64_t turn = 0;; turn++) {
         step *next = &w->steps[turn % 2];

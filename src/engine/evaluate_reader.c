@@ -19,7 +19,7 @@ void carry_evaluate_reader_close(carry_evaluate_reader *r) {
     *r = (carry_evaluate_reader){0};
 }
 
-/* Before the text are the tokenizer's tokens, or the start token if it is wanted. */
+/* Begins a file. The tokenizer's start tokens come before its text, or the model's start token if asked for. */
 static carry_status begin_file(carry_evaluate_files *files, carry_evaluate_reader *r) {
     const carry_model *model = files->model;
     const int64_t blocks = carry_text_blocks(files->text);
@@ -50,7 +50,7 @@ static int64_t bytes_of(const carry_model *model, uint32_t id) {
     return (int64_t)bytes;
 }
 
-/* The next block of the file, after the tokens that were not given. */
+/* Reads the next block of the file; its tokens are appended to those not yet returned. */
 static carry_status read_block(const carry_evaluate_files *files, carry_evaluate_reader *r) {
     const bool begins = carry_text_begins_file(files->text, r->block);
     if (r->at > 0) {

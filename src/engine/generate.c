@@ -41,7 +41,7 @@ carry_status carry_generation_keep_id(carry_ctx *ctx, carry_ids *ids, uint32_t i
     return CARRY_OK;
 }
 
-/* Tokens that were given. */
+/* Copies a prompt that is given as ids. */
 static carry_status copy_prompt(const carry_generation *g, const carry_prompt *prompt, carry_ids *ids) {
     for (size_t i = 0; i < prompt->id_count; i++) {
         if (prompt->ids[i] >= g->model->lm->config.vocab_size) {
@@ -85,7 +85,7 @@ carry_status carry_generation_encode(const carry_generation *g, int64_t number, 
     return ids->count > 0 ? CARRY_OK : carry_generation_keep_id(g->ctx, ids, (uint32_t)g->model->start);
 }
 
-/* The result of a prompt borrows its text from the text under way until the end. */
+/* Until the end, the result of a prompt points to the memory of the text in progress. */
 static void show_text(carry_continuation *c, const carry_decoded *t) {
     c->text = t->text;
     c->length = t->length;
@@ -107,7 +107,7 @@ void carry_generation_end(carry_generation *g, int64_t prompt, carry_decoded *te
     carry_continuation *c = &g->results[prompt];
     carry_decoded_end(text, ending == CARRY_ENDED_BY_STOP);
     show_text(c, text);
-    *text = (carry_decoded){0}; /* the result has it now */
+    *text = (carry_decoded){0}; /* the result owns it now */
     c->ending = ending;
     if (g->options->heard != NULL && !g->options->heard(g->options->user, prompt)) {
         g->stopped = true;

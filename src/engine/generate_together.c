@@ -14,7 +14,7 @@
 #define STEP_CPU 512
 #define STEP_GPU 4096
 #define CACHE_DIR_BYTES ((size_t)16 << 30)
-#define SNAPSHOTS 64 /* slots of cached prefixes, at most */
+#define SNAPSHOTS 64 /* maximum number of slots for cached prefixes */
 
 typedef struct job {
     struct together *all;
@@ -22,7 +22,7 @@ typedef struct job {
     carry_decoded text;
     bool is_stopped; /* by a stop text */
     carry_text_rule rule;
-    bool is_complete; /* by its rule */
+    bool is_complete; /* its rule allows no more tokens */
 } job;
 
 typedef struct together {
@@ -34,9 +34,9 @@ typedef struct together {
     int64_t end_count;
     job *jobs;
     carry_ids *prompts;
-    uint64_t loaded, kept; /* the state that prompts go on from, and the one after the text; 0: none */
+    uint64_t loaded, kept; /* handles of the state that prompts continue from, and of the one after the text; 0: none */
     carry_status status;   /* the first failure */
-    bool has_called;       /* the callback, since the last step began */
+    bool has_called;       /* the callback was called since the last step began */
 } together;
 
 static void close_together(together *w) {
@@ -55,7 +55,7 @@ static void close_together(together *w) {
     free(w->allowed);
 }
 
-/* Numbers beyond the tokenizer are not tokens. */
+/* Ids beyond the tokenizer's vocabulary are not tokens. */
 static carry_status find_tokens(together *w) {
     const carry_model *m = w->g->model;
     const int64_t vocabulary = m->lm->config.vocab_size;
@@ -122,7 +122,7 @@ static void on_end(together *w, job *j, const carry_sequence *q) {
     }
     if (q->outcome == CARRY_OUTCOME_FAILED || (q->outcome == CARRY_OUTCOME_CANCELLED && q->written == 0)) {
         carry_decoded_free(&j->text);
-        return; /* never begun, or without a result */
+        return; /* it never began, or has no result */
     }
     carry_generation_end(w->g, j->prompt, &j->text,
                          j->is_stopped                           ? CARRY_ENDED_BY_STOP
@@ -142,7 +142,7 @@ static void on_event(void *user, const carry_sequence_event *event) {
     }
 }
 
-/* Tokens of the state that prompts go on from. */
+/* Gets the number of tokens of the state that prompts continue from. */
 static carry_status measure_state(const together *w, int64_t *tokens) {
     const char *path = w->g->options->state_load;
     carry_state_file file;

@@ -1,9 +1,10 @@
-/* Generation: a prompt through passes of many tokens, then a pass of one token a step. Both read and leave the same
-   states.
+/* Generation: a prompt goes through passes of many tokens, then each step is a pass of one token. Both read and update
+   the same states.
 
-   On a GPU a step is recorded at its second call and replayed: ids go up and logits come back through pinned memory,
-   and the host waits once a token. With attention, positions and lengths go up before each step, and a step is recorded
-   anew when its caches have moved; where the device has no steps of attention (f32), every step is launched anew. */
+   On a GPU a step is recorded at its second call and replayed: ids are uploaded and logits downloaded through pinned
+   memory, and the host waits once per token. With attention, positions and lengths are uploaded before each step, and a
+   step is recorded again when its caches have moved; if the device has no attention steps (f32), every step is launched
+   kernel by kernel. */
 #include "engine/generator.h"
 
 #include <inttypes.h>
@@ -21,7 +22,7 @@
 #include "model/lm/mixers/attention.h"
 #include "model/lm/lm_pass.h"
 
-/* Tokens of a prompt at a time: bounds the memory that a long one takes. A GPU is not filled by fewer. */
+/* Tokens of a prompt read at a time: bounds the memory for long prompts. A GPU needs the larger number to be busy. */
 #define PIECE 512
 #define PIECE_GPU 4096
 
@@ -30,25 +31,25 @@ struct carry_lm_generator {
     int64_t batch;
     carry_dtype dtype;
     carry_lm_state *state;
-    carry_lm_state *one; /* of a prompt that is being read; NULL: of a batch of one it is read into state */
+    carry_lm_state *one; /* state of the prompt that is being read; NULL: for a batch of one, it is read into `state` */
     carry_lm_pass *step;
     void *memory;
-    void *room;          /* of the logits */
-    carry_tensor logits; /* [batch, vocabulary], in the activations' type, */
-    carry_tensor wide;   /* and in f32 */
+    void *room;          /* memory of the logits */
+    carry_tensor logits; /* [batch, vocabulary], in the activations' type */
+    carry_tensor wide;   /* the same in f32 */
     /* On a GPU: */
-    carry_tensor ids;     /* [batch, 1], there */
-    int64_t *pinned_ids;  /* and in pinned memory; NULL: steps are not recorded */
+    carry_tensor ids;     /* [batch, 1], on the device */
+    int64_t *pinned_ids;  /* the same in pinned memory; NULL: steps are not recorded */
     float *pinned_logits; /* [batch, vocabulary] */
-    carry_stream *stream; /* made for the context; NULL: it had one */
+    carry_stream *stream; /* made for the context; NULL: the context had one */
     carry_graph *graph;
-    carry_decode *decode; /* steps by the decoding kernel; NULL: by passes */
-    carry_run *runs;      /* of such a step: [batch], */
-    int32_t *pages;       /* their pages, [batch, page_room], */
-    int32_t *given;       /* and ids, [batch] */
+    carry_decode *decode; /* runs steps with the decoding kernel; NULL: by passes */
+    carry_run *runs;      /* runs of a step by the decoding kernel, [batch] */
+    int32_t *pages;       /* pages of the runs, [batch, page_room] */
+    int32_t *given;       /* ids of the runs, [batch] */
     int64_t page_room;
-    bool has_run;       /* a step, so that all is set up */
-    int64_t cache_room; /* of the caches when it was recorded */
+    bool has_run;       /* a step has run, so everything is set up */
+    int64_t cache_room; /* capacity of the caches when the step was recorded */
 };
 
 static void close_recording(carry_lm_generator *g) {
@@ -66,7 +67,7 @@ static void close_recording(carry_lm_generator *g) {
     }
 }
 
-/* Pinned memory, and a stream that can be recorded. */
+/* Allocates pinned memory, and makes a stream that can be recorded. */
 static carry_status open_recording(carry_lm_generator *g) {
     carry_ctx *ctx = g->lm->ctx;
     const int device = g->lm->own.device;
@@ -168,7 +169,7 @@ int64_t carry_lm_generator_piece(const carry_lm_generator *g) {
     return g->lm->own.device != 0 ? PIECE_GPU : PIECE;
 }
 
-/* The logits of `rows` sequences to host memory. */
+/* Copies the logits of `rows` sequences to host memory. */
 static carry_status read_logits(carry_lm_generator *g, float *to, int64_t rows) {
     if (g->dtype != CARRY_F32) {
         CARRY_TRY(carry_convert(g->lm->ctx, g->wide, g->logits));
@@ -177,7 +178,7 @@ static carry_status read_logits(carry_lm_generator *g, float *to, int64_t rows) 
                       carry_slice(g->wide, 0, rows));
 }
 
-/* The next piece of a prompt. */
+/* Reads the next piece of a prompt. */
 static carry_status read_piece(carry_lm_generator *g, const int64_t *ids, int64_t count, bool last) {
     carry_lm_pass *pass = NULL;
     void *memory = NULL;
@@ -218,7 +219,7 @@ carry_status carry_lm_generator_prompt(carry_lm_generator *g, int64_t sequence, 
     return read_logits(g, logits, 1);
 }
 
-/* A step from ids on the device to logits in f32 there. begun: carry_lm_begin was called. */
+/* Enqueues a step, from ids on the device to logits in f32 on the device. begun: carry_lm_begin was called. */
 static carry_status enqueue_step(carry_lm_generator *g, bool begun) {
     const carry_lm_args args = {
         .ids = g->ids, .logits = g->logits, .last_logits = true, .state = g->state, .begun = begun};
@@ -236,7 +237,7 @@ static carry_status record_step(carry_lm_generator *g) {
     }
     const carry_status status = enqueue_step(g, true);
     const carry_status ended = carry_graph_end(ctx, &g->graph, device, stream);
-    carry_lm_state_advance(g->state, -1); /* nothing has run yet */
+    carry_lm_state_advance(g->state, -1); /* recording has not run the step */
     if (status != CARRY_OK || ended != CARRY_OK) {
         carry_graph_free(ctx, device, g->graph);
         g->graph = NULL;
@@ -247,7 +248,7 @@ static carry_status record_step(carry_lm_generator *g) {
     return CARRY_OK;
 }
 
-/* Before a step that was or will be recorded. Caches that were moved are not those of the record. */
+/* Called before a step that was or will be recorded. If caches have moved, the recording is no longer valid. */
 static carry_status begin_step(carry_lm_generator *g) {
     const carry_lm_args args = {.state = g->state};
     CARRY_TRY(carry_lm_begin(g->step, &args));
@@ -259,7 +260,7 @@ static carry_status begin_step(carry_lm_generator *g) {
     return CARRY_OK;
 }
 
-/* The caches of a sequence are pages one after the other. */
+/* The caches of a sequence are consecutive pages. */
 static carry_status make_runs(carry_lm_generator *g) {
     const int64_t each = g->state->room / CARRY_PAGE_TOKENS;
     if (g->runs == NULL) {
@@ -311,7 +312,7 @@ static carry_status recorded_step(carry_lm_generator *g, const int64_t *ids, flo
         CARRY_TRY(begin_step(g));
     }
     if (g->decode != NULL) {
-        /* the step is enqueued */
+        /* decode_step has enqueued the step */
     } else if (g->graph == NULL && g->has_run) {
         CARRY_TRY(record_step(g));
     } else if (g->graph == NULL) {

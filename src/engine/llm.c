@@ -23,10 +23,10 @@ struct carry_llm_state {
     carry_llm *model;
     carry_lm_generator *generator;
     bool is_busy;  /* in carry_llm_generate */
-    bool is_freed; /* by a callback of that call, which frees it at the end */
+    bool is_freed; /* freed by a callback of that call: the call frees it at its end */
 };
 
-/* The message names the device, and says whether the build or the machine lacks it. */
+/* Checks a device. The message names it and says whether the build or the machine lacks it. */
 static carry_status check_device(carry_ctx *ctx, int device) {
     char name[32];
     int found;
@@ -92,11 +92,12 @@ int64_t carry_llm_parameters(const carry_llm *model) {
     return model->lm->own.trained;
 }
 
-/* A tokenizer that cannot be read does not prevent generation from ids: then its tokens are not among the ends. */
+/* If the tokenizer cannot be read, generation from ids still works; its tokens are then not among the end tokens. */
 static void find_ends(carry_llm *llm) {
     carry_model model = {.lm = llm->lm, .start = -1, .end = -1, .other_end = -1};
     llm->end_count = 0;
-    (void)snprintf(model.folder, sizeof model.folder, "%s", llm->lm->folder); /* it was opened, so it fits */
+    (void)snprintf(model.folder, sizeof model.folder, "%s", llm->lm->folder); /* it fits, since the folder was opened by
+                                                                                 this name */
     if (carry_model_has(llm->ctx, model.folder, "tokenizer.json") &&
         carry_tokenizer_open(llm->ctx, &model.tokenizer, model.folder) != CARRY_OK) {
         model.tokenizer = NULL;
@@ -130,7 +131,7 @@ carry_status carry_llm_save(const carry_llm *model, const char *folder, carry_dt
     return carry_lm_save(model->lm, folder, dtype);
 }
 
-/* The pass of carry_llm_logits, and room for its logits on the device: in its type, and in f32. */
+/* The pass of carry_llm_logits, and device memory for its logits: in its type, and in f32. */
 typedef struct row_pass {
     carry_lm_pass *pass;
     void *memory, *room;
@@ -262,7 +263,7 @@ carry_status carry_llm_read(carry_llm_state *state, const int64_t *ids, int64_t 
     return read_tokens(state, ids, count, logits);
 }
 
-/* A text under way. */
+/* A text in progress. */
 typedef struct text {
     carry_llm_state *state;
     const carry_llm_generation *options;
@@ -320,12 +321,12 @@ static bool is_end(const carry_llm_generation *o, int64_t token) {
     return ends;
 }
 
-/* A callback closed the model or freed the state. */
+/* True if a callback has closed the model or freed the state. */
 static bool is_ended(const text *t) {
     return t->state->is_freed || t->state->model->is_closed;
 }
 
-/* In the pieces in which the generator reads it, so that the logits do not depend on `proceed`. */
+/* Reads the prompt in the same pieces as the generator, so that the logits do not depend on `proceed`. */
 static carry_status read_prompt(text *t, const int64_t *prompt, int64_t count, bool *proceeds) {
     const int64_t piece = carry_lm_generator_piece(t->state->generator);
     *proceeds = true;
@@ -333,7 +334,7 @@ static carry_status read_prompt(text *t, const int64_t *prompt, int64_t count, b
         const int64_t some = count - at < piece ? count - at : piece;
         CARRY_TRY(read_tokens(t->state, prompt != NULL ? prompt + at : NULL, some, t->logits));
         for (int64_t i = at; i < at + some; i++) {
-            note_seen(t, prompt[i]); /* read: all of them are tokens */
+            note_seen(t, prompt[i]); /* the prompt was read, so all ids are valid */
         }
         if (at + some < count) {
             *proceeds = (t->options->proceed == NULL || t->options->proceed(t->options->user)) && !is_ended(t);
@@ -360,7 +361,7 @@ static carry_status write_text(text *t, carry_ctx *ctx) {
     return CARRY_OK;
 }
 
-/* After the last use of the state: frees what callbacks asked to free. */
+/* Called after the last use of the state: frees the objects that callbacks asked to free. */
 static void leave(carry_llm_state *state) {
     carry_llm *model = state->model;
     state->is_busy = false;

@@ -1,4 +1,4 @@
-/* The inside of the model of carry/model.h. */
+/* Internals of the model of carry/model.h. */
 #ifndef CARRY_ENGINE_LLM_H
 #define CARRY_ENGINE_LLM_H
 
@@ -6,12 +6,12 @@
 #include "engine/model_folder.h"
 #include "model/lm/lm.h"
 
-/* Of carry_llm_train_step, made when it is first called. */
+/* State of carry_llm_train_step, made when it is first called. */
 typedef struct carry_llm_training {
     carry_lm_pass *pass; /* of the last batch's shape */
     void *memory;
     int64_t batch, tokens, steps;
-    void *room; /* of what follows, on the model's device */
+    void *room; /* memory of the fields below, on the model's device */
     carry_tensor m, v, squares, clip, spared;
     void *workspace;
     size_t workspace_bytes;
@@ -21,10 +21,10 @@ struct carry_llm {
     carry_ctx *ctx;
     carry_lm *lm;
     carry_dtype dtype;
-    int64_t ends[CARRY_MODEL_ENDS + 2]; /* of carry_llm_ends */
+    int64_t ends[CARRY_MODEL_ENDS + 2]; /* end tokens, for carry_llm_ends */
     int end_count;                      /* -1: not read yet */
-    int generating;                     /* calls of carry_llm_generate under way, one inside the other */
-    bool is_closed;                     /* by one of their callbacks: freed when the outermost returns */
+    int generating;                     /* depth of nested calls of carry_llm_generate */
+    bool is_closed;                     /* closed by a callback of such a call: freed when the outermost call returns */
     carry_llm_training training;
 };
 

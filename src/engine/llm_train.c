@@ -1,5 +1,5 @@
-/* One training step of carry/model.h: loss and gradients of a batch, then AdamW. Several steps in one process; runs
-   with data, checkpoints and ranks are train/. */
+/* One training step of carry/model.h: loss and gradients of a batch, then AdamW. For several steps in one process;
+   train/ has runs with data, checkpoints and ranks. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -24,7 +24,7 @@ void carry_llm_training_free(carry_llm *model) {
     *t = (carry_llm_training){0};
 }
 
-/* Moments, and what clipping needs. */
+/* Places the moments and the arrays for clipping. */
 static void place(const carry_llm *model, carry_llm_training *t, carry_arena *arena) {
     const int device = model->lm->own.device;
     const int64_t one = 1;

@@ -1,4 +1,4 @@
-/* Finding a model: the folder, the checkpoint, the tokenizer. */
+/* Finds a model: the folder, the checkpoint, the tokenizer. */
 #include "engine/model_folder.h"
 
 #include <inttypes.h>
@@ -53,8 +53,8 @@ static carry_status compare_sizes(carry_ctx *ctx, const carry_model *model) {
     return CARRY_OK;
 }
 
-/* Configurations name tokens that their tokenizer does not have as such: flash-linear-attention's defaults, 1 and 2,
-   are bytes where the vocabulary is bytes. */
+/* Configurations may name tokens that are not special in their tokenizer: flash-linear-attention's defaults, 1 and 2,
+   are plain bytes if the vocabulary is bytes. */
 static int64_t special_or_none(const carry_model *model, int64_t id) {
     return id >= 0 && carry_tokenizer_is_special(model->tokenizer, id) ? id : -1;
 }
@@ -74,8 +74,8 @@ void carry_model_add_end(carry_model *model, int64_t token) {
     }
 }
 
-/* eos_token_id of generation_config.json, a number or a list. A damaged file is ignored with a warning: it
-   decides nothing else here. */
+/* Reads eos_token_id of generation_config.json, a number or a list. A damaged file is ignored with a warning: nothing
+   else is read from it. */
 static void read_generation(carry_ctx *ctx, carry_model *model) {
     char path[CARRY_FILE_PATH];
     carry_json *root;
@@ -113,7 +113,7 @@ void carry_model_find_ends(carry_ctx *ctx, carry_model *model) {
 }
 
 carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
-    char found[CARRY_FILE_PATH]; /* hf:OWNER/NAME is in the cache of the hub */
+    char found[CARRY_FILE_PATH]; /* hf:OWNER/NAME: path in the cache of the hub */
     *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
     CARRY_TRY(carry_hub_resolve(ctx, found, folder));
     folder = found;
@@ -127,7 +127,7 @@ carry_status carry_model_open_bare(carry_ctx *ctx, carry_model *model, const cha
 }
 
 carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
-    char found[CARRY_FILE_PATH]; /* hf:OWNER/NAME is in the cache of the hub */
+    char found[CARRY_FILE_PATH]; /* hf:OWNER/NAME: path in the cache of the hub */
     *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
     CARRY_TRY(carry_hub_resolve(ctx, found, folder));
     folder = found;
@@ -142,7 +142,7 @@ carry_status carry_model_open(carry_ctx *ctx, carry_model *model, const char *fo
     return CARRY_OK;
 }
 
-/* A missing tokenizer is not worth a warning where ids do. */
+/* If ids are enough, a missing tokenizer is not worth a warning. */
 static void try_tokenizer(carry_ctx *ctx, carry_model *model, const char *folder) {
     carry_status status = open_tokenizer(ctx, model, folder);
     status = status == CARRY_OK ? compare_sizes(ctx, model) : status;
@@ -156,7 +156,7 @@ static void try_tokenizer(carry_ctx *ctx, carry_model *model, const char *folder
 }
 
 carry_status carry_model_open_with_text(carry_ctx *ctx, carry_model *model, const char *folder, int device) {
-    char found[CARRY_FILE_PATH]; /* hf:OWNER/NAME is in the cache of the hub */
+    char found[CARRY_FILE_PATH]; /* hf:OWNER/NAME: path in the cache of the hub */
     *model = (carry_model){.device = device, .start = -1, .end = -1, .other_end = -1};
     CARRY_TRY(carry_hub_resolve(ctx, found, folder));
     folder = found;

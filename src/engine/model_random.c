@@ -94,7 +94,7 @@ carry_status carry_model_random_quantised(carry_ctx *ctx, carry_lm **lm, const c
     if (status == CARRY_OK && dtype != CARRY_F32 && !narrow) {
         status = carry_parameters_want_low(&(*lm)->own, dtype);
     }
-    (*lm)->own.reads_only = true; /* as a model that was opened to be read */
+    (*lm)->own.reads_only = true; /* like a model that was opened for reading */
     if (status != CARRY_OK) {
         carry_lm_free(*lm);
         *lm = NULL;

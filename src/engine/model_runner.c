@@ -1,4 +1,4 @@
-/* The runner of a model: opened, stepped, closed. */
+/* The runner of a model: opening, steps, closing. */
 #include "engine/model_runner.h"
 
 #include <inttypes.h>
@@ -12,10 +12,10 @@
 #include "engine/model_runner_inside.h"
 #include "model/host.h"
 
-/* Guesses of one text go through the chain of kernels up to this width: at 1024 (0.8B) 2,086 tokens/s against 1,773 by
+/* Guesses of one text use the chain of kernels up to this width: at 1024 (0.8B) 2,086 tokens/s against 1,773 with
    recorded passes, at 2560 (4B) 741 against 795 (four guesses, three right, H200). */
 #define CHAIN_GUESSES 2048
-#define PACKED_ROWS 5 /* of a step, from which on packed weights are faster (ops/product/few.c) */
+#define PACKED_ROWS 5 /* rows of a step from which packed weights are faster (ops/product/few.c) */
 
 static void close_runner(carry_runner *runner) {
     carry_model_runner *r = (carry_model_runner *)runner;
@@ -81,7 +81,7 @@ static carry_status open_logits(carry_model_runner *r) {
     return CARRY_OK;
 }
 
-/* The lists, in host memory and where the work is done. */
+/* Allocates the lists, in host memory and on the device. */
 static carry_status open_lists(carry_model_runner *r) {
     carry_ctx *ctx = r->head.ctx;
     carry_arena count = carry_arena_over(NULL, 0);
@@ -204,7 +204,7 @@ carry_status carry_model_runner_enqueue(carry_model_runner *r) {
     return wanted > 0 && !is_read ? carry_convert(ctx, carry_slice(r->wide, 0, wanted), args.logits) : CARRY_OK;
 }
 
-/* The call whose lists are filled in, to its logits in host memory. */
+/* Runs the call whose lists are filled in; gives its logits in host memory. */
 static carry_status run_call(carry_model_runner *r) {
     carry_ctx *ctx = r->head.ctx;
     const int64_t rows = r->starts[r->places.sequences];

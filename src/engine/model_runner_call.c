@@ -1,4 +1,4 @@
-/* The lists of a call: single tokens first, then pieces. */
+/* Fills in the lists of a call: single tokens first, then pieces. */
 #include <inttypes.h>
 
 #include "core/context.h"
@@ -73,7 +73,7 @@ static carry_status check_run(const carry_model_runner *r, const carry_run *run,
     return run->wants_token ? carry_sampling_check(ctx, run->sampling) : CARRY_OK;
 }
 
-/* A run that follows another. */
+/* Checks a run that follows another. */
 static carry_status check_follower(const carry_model_runner *r, const carry_run *runs, int64_t index) {
     const carry_run *run = &runs[index];
     return index > 0 && run->count == 1 && run[-1].count == 1 && run->ids != NULL && run->length == run[-1].length + 1
@@ -106,7 +106,7 @@ carry_status carry_model_runner_check(const carry_model_runner *r, const carry_r
                             sizes->tokens);
 }
 
-/* Sequence number `sequence` of the call, from row `row` on; its pages from *page on. */
+/* Adds sequence number `sequence` of the call, with its rows from `row` on and its pages from *page on. */
 static void list_run(carry_model_runner *r, const carry_run *run, int64_t sequence, int64_t row, int64_t *page) {
     carry_model_runner_lists *l = &r->list;
     const bool paged = r->head.sizes.pages > 0;
@@ -144,7 +144,7 @@ static void list_one(listing *to, int64_t index) {
     to->sequence++;
 }
 
-/* Runs of a text from `index` on, all of one token: 1, or more if others follow. */
+/* The number of runs from `index` on that belong to one text, each with one token: 1, plus the runs that follow it. */
 static int64_t followers(const listing *to, int64_t index) {
     int64_t n = 1;
     while (index + n < to->count && to->runs[index + n].follows) {
@@ -153,7 +153,7 @@ static int64_t followers(const listing *to, int64_t index) {
     return n;
 }
 
-/* Single tokens in waves; texts with more tokens come first in each. */
+/* Adds single tokens in waves; in each wave, texts with more tokens come first. */
 static void list_waves(listing *to) {
     carry_model_runner *r = to->r;
     int64_t longest = 0;
@@ -190,7 +190,7 @@ static void list_wanted(carry_model_runner *r, const carry_run *runs, int64_t co
 }
 
 carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *runs, int64_t count) {
-    /* On a device, those of the step before may be on their way. */
+    /* On a device, the lists of the previous step may still be being copied. */
     r->list = r->lists[r->device != 0 ? r->steps % CARRY_MODEL_RUNNER_PENDING : 0];
     r->places.slots = r->list.slots;
     r->places.lengths = r->list.lengths;

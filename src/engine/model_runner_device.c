@@ -1,16 +1,17 @@
-/* Steps that stay on a GPU: ids, logits and tokens are there, and the host waits for results only. */
+/* Steps that stay on a GPU: ids, logits and tokens are on it, and the host waits only for results. */
 #include <stdlib.h>
 
 #include "core/context.h"
 #include "core/tensor.h"
 #include "engine/model_runner_inside.h"
 
-/* Sequences up to which the decoding kernel is faster than the chain of kernels, and the chain faster than recorded
-   passes (docs/attempts/decode.md). */
+/* Up to DECODE_MOST sequences the decoding kernel is faster than the chain of kernels; up to CHAIN_MOST the chain is
+   faster than recorded passes (docs/attempts/decode.md). */
 #define DECODE_MOST 2
 #define CHAIN_MOST 16
 
-/* The parts of a slot, then those of a page; to NULL it counts. -1: one of them is not whole words. */
+/* Lists the parts of a slot, then those of a page, and returns their number; if `to` is NULL, only counts. -1: a part
+   is not a whole number of words. */
 static int list_parts(carry_model_runner *r, carry_slot_part *to) {
     int count = 0;
     for (int of_page = 0; of_page < 2; of_page++) {
@@ -35,7 +36,7 @@ static int list_parts(carry_model_runner *r, carry_slot_part *to) {
 static carry_status open_parts(carry_model_runner *r) {
     const int count = list_parts(r, NULL);
     if (count <= 0) {
-        r->copies = NULL; /* part after part, then */
+        r->copies = NULL; /* parts are then copied one by one */
         return CARRY_OK;
     }
     const size_t bytes = (size_t)count * sizeof(carry_slot_part);
@@ -54,7 +55,7 @@ static carry_status open_parts(carry_model_runner *r) {
     return status;
 }
 
-/* The kernels of decoding steps, in bf16. With same_bits the chain takes all steps. */
+/* Opens the kernels of decoding steps, in bf16. With same_bits the chain runs all steps. */
 static carry_status open_kernels(carry_model_runner *r) {
     const carry_runner_sizes *sizes = &r->head.sizes;
     const carry_decode_options options = {.sequences = sizes->sequences < DECODE_MOST ? sizes->sequences : DECODE_MOST,
@@ -122,14 +123,14 @@ void carry_model_runner_close_device(carry_model_runner *r) {
     carry_device_free(r->head.ctx, r->device, r->parts);
 }
 
-/* Every run is one token, and wants the next. */
+/* True if every run has one token and wants the next. */
 static bool is_decoding(const carry_model_runner *r, int64_t count) {
     return r->places.steps == count && r->places.wanted_count == count;
 }
 
-/* Token by token: run i takes part in the last runs[i].count rounds, so that the last round has the last token of all
-   runs, and its logits are theirs. Guesses, which have one token each, are all in the last round, after the token that
-   they follow. The lists of a round are overwritten by the next. */
+/* Runs token by token: run i takes part in the last runs[i].count rounds, so that the last round has the last token of
+   every run, and its logits are the results. Guesses, which have one token each, are all in the last round, after the
+   token that they follow. Each round overwrites the lists of the previous one. */
 static carry_status run_singly(carry_model_runner *r, const carry_run *runs, int64_t count) {
     carry_stream *stream = carry_ctx_stream(r->head.ctx, r->device);
     int64_t rounds = 0;

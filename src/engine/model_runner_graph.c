@@ -1,4 +1,4 @@
-/* Recorded calls: all that changes from one to the next is in the lists, at places that stay. */
+/* Recorded calls: only the lists change from one call to the next, and their addresses do not. */
 #include "carry/device.h"
 #include "core/context.h"
 #include "engine/model_runner_inside.h"
@@ -6,7 +6,7 @@
 
 static const int64_t buckets[CARRY_MODEL_RUNNER_BUCKETS] = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256};
 
-/* Mixers whose states grow must have steps that can be recorded. */
+/* Calls can be recorded only if the steps of all mixers whose states grow can. */
 void carry_model_runner_open_graphs(carry_model_runner *r) {
     r->records = r->device != 0;
     for (int64_t layer = 0; layer < r->pool->layers; layer++) {
@@ -28,7 +28,7 @@ void carry_model_runner_close_graphs(carry_model_runner *r) {
     }
 }
 
-/* The smallest bucket that holds them; -1: none does. */
+/* The index of the smallest bucket for this number of sequences, or -1 if it is too large. */
 static int bucket_of(const carry_model_runner *r, int64_t sequences) {
     for (int i = 0; i < CARRY_MODEL_RUNNER_BUCKETS; i++) {
         if (buckets[i] >= sequences) {
@@ -38,7 +38,7 @@ static int bucket_of(const carry_model_runner *r, int64_t sequences) {
     return -1;
 }
 
-/* Sequences of the runner's own slot and page. */
+/* Adds sequences that use the runner's own slot and page. */
 static void pad(carry_model_runner *r, int64_t to) {
     carry_model_runner_lists *l = &r->list;
     const int64_t from = r->places.sequences;
@@ -73,12 +73,13 @@ static carry_status record(carry_model_runner *r, carry_model_runner_bucket *buc
     if (status != CARRY_OK || ended != CARRY_OK) {
         carry_graph_free(ctx, r->device, bucket->graph);
         bucket->graph = NULL;
-        r->records = false; /* what cannot be recorded is launched, then and from then on */
+        r->records = false; /* calls that cannot be recorded are launched directly from now on */
     }
     return CARRY_OK;
 }
 
-/* The bucket of waves that are all as large as the first; NULL: they differ, or all buckets are of others. */
+/* The bucket for waves that are all as large as the first; NULL if they differ, or if all buckets are taken by other
+   shapes. */
 static carry_model_runner_bucket *waves_of(carry_model_runner *r) {
     const carry_lm_places *p = &r->places;
     const int64_t texts = p->wave[1];

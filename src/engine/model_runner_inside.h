@@ -1,4 +1,4 @@
-/* The inside of the runner of a model. */
+/* Internals of the runner of a model. */
 #ifndef CARRY_ENGINE_MODEL_RUNNER_INSIDE_H
 #define CARRY_ENGINE_MODEL_RUNNER_INSIDE_H
 
@@ -12,36 +12,36 @@
 #include "model/lm/places.h"
 #include "ops/kernels/kernels.h"
 
-/* Lists of a call, in host memory or on the device. `pages` comes last: only those in use are sent. */
+/* Lists of a call, in host memory or on the device. `pages` comes last, so that only the pages in use are sent. */
 typedef struct carry_model_runner_lists {
     int32_t *slots, *offsets;
     int64_t *lengths, *positions, *rows, *wanted, *ids;
-    int64_t *targets; /* of a runner that scores; else empty */
+    int64_t *targets; /* for a runner that scores, else empty */
     int32_t *pages;
 } carry_model_runner_lists;
 
-/* A step whose results were not read. */
+/* A step whose results have not been read. */
 typedef struct carry_model_runner_pending {
     int64_t count;
     carry_run_result *results; /* [sequences] */
-    /* Of a runner that scores: */
+    /* For a runner that scores: */
     float *losses; /* [tokens], in host memory; on a GPU it is pinned */
     int64_t *rows; /* [sequences, 2]: the first row of each run, and their number */
     carry_event *done;
 } carry_model_runner_pending;
 
-#define CARRY_MODEL_RUNNER_PENDING 2 /* steps, at most */
-#define CARRY_RUN_NO_TARGET (-100)   /* a label of carry_lm_args that is not counted */
+#define CARRY_MODEL_RUNNER_PENDING 2 /* maximum number of steps */
+#define CARRY_RUN_NO_TARGET (-100)   /* a label of carry_lm_args that does not count */
 
-/* Calls of single tokens alone are padded to these numbers of sequences on a device that records them. Padding reads
-   and writes the runner's own slot and page. */
+/* On a device that records, calls with only single tokens are padded to these numbers of sequences. Padding reads and
+   writes the runner's own slot and page. */
 #define CARRY_MODEL_RUNNER_BUCKETS 13
 typedef struct carry_model_runner_bucket {
-    bool has_run; /* so that all is set up */
+    bool has_run; /* it ran once, so everything is set up */
     carry_graph *graph;
 } carry_model_runner_bucket;
 
-/* The same for guesses: as many tokens of each of some texts. */
+/* The same for guesses: `waves` tokens of each of `texts` texts. */
 #define CARRY_MODEL_RUNNER_WAVES 8
 typedef struct carry_model_runner_waves {
     int64_t texts, waves; /* 0: not used yet */
@@ -54,61 +54,65 @@ typedef struct carry_model_runner {
     int device;
     carry_dtype dtype;
     bool same_bits, scores;
-    float *losses_there; /* [tokens], of a runner that scores on a GPU */
-    int64_t page_list;   /* pages of one sequence, at most */
+    float *losses_there; /* [tokens], for a runner that scores on a GPU */
+    int64_t page_list;   /* maximum number of pages of one sequence */
     carry_lm_state *pool;
     carry_lm_pass *pass;
-    void *memory;                                               /* of the pass */
-    void *host, *there;                                         /* memory of the lists; there: on a device, else NULL */
-    carry_model_runner_lists lists[CARRY_MODEL_RUNNER_PENDING]; /* in host memory: one of each step under way */
-    carry_model_runner_lists list, listed; /* of this step, in host memory; where the work is done */
+    void *memory;                                               /* memory of the pass */
+    void *host, *there;                                         /* memory of the lists, in host memory and on the device
+                                                                   (NULL on the CPU) */
+    carry_model_runner_lists lists[CARRY_MODEL_RUNNER_PENDING]; /* in host memory: one for each step in progress */
+    carry_model_runner_lists list, listed; /* lists of this step, in host memory; and where the pass reads them */
     int64_t *starts, *wave;                /* [sequences + 1] */
-    int64_t *order;                        /* [sequences]: the run of each sequence of the call */
-    int64_t *row_of;                       /* [sequences]: of a run in the logits; -1: not wanted */
+    int64_t *order;                        /* [sequences]: the index of the run of each sequence of the call */
+    int64_t *row_of;                       /* [sequences]: the row of each run in the logits; -1: not wanted */
     carry_lm_places places;
-    size_t list_bytes; /* of the lists in use */
+    size_t list_bytes; /* bytes of the lists in use */
     void *logits_memory;
-    carry_tensor logits, wide; /* [sequences, vocabulary], where the work is done: of the pass's type, and f32 */
+    carry_tensor logits, wide; /* [sequences, vocabulary] on the model's device: in the pass's type, and in f32 */
     float *host_logits;        /* wide in host memory */
-    int32_t *last; /* [slots]: the token that was sampled last; -1: none. With device: any, if there is one */
+    int32_t *last; /* [slots]: the last token sampled; -1: none. With a sampler on the device: any value >= 0 if there
+                      is one */
     const carry_kernels *kernels;
     int workers;
     carry_sampler **sampler; /* of each worker */
-    float **altered;         /* [vocabulary] of each worker: logits with penalties, biases and masks */
+    float **altered;         /* [vocabulary] for each worker: logits with penalties, biases and masks */
     carry_model_runner_pending pending[CARRY_MODEL_RUNNER_PENDING];
-    int oldest, waiting; /* of pending */
-    unsigned steps;      /* so far */
-    /* On a GPU that samples: tokens stay there, and a step returns once it is enqueued. */
+    int oldest, waiting; /* of `pending`: index of the oldest, and count */
+    unsigned steps;      /* number of steps so far */
+    /* On a GPU that samples: tokens stay on it, and a step returns as soon as it is enqueued. */
     carry_device_sampler *sampling;
     int32_t *last_there;  /* [slots + 1], on the device */
-    carry_decode *decode; /* steps of a few sequences in one kernel; NULL: the model or device does not support it */
-    carry_chain *chain;   /* steps of more sequences in a few kernels a layer; NULL likewise */
+    carry_decode *decode; /* runs steps of a few sequences in one kernel; NULL: the model or device is not supported */
+    carry_chain *chain;   /* runs steps of more sequences with a few kernels per layer; NULL: not supported */
     const carry_slot_kernel *copies;
-    carry_slot_part *parts; /* on the device: of a slot, then of a page */
+    carry_slot_part *parts; /* on the device: the parts of a slot, then those of a page */
     int slot_parts, page_parts, ordinal;
-    carry_run *single; /* [sequences], with same_bits on a GPU: the runs of one token */
+    carry_run *single; /* [sequences], with same_bits on a GPU: runs of one token each */
     bool records;      /* steps of single tokens can be recorded */
     carry_model_runner_bucket bucket[CARRY_MODEL_RUNNER_BUCKETS];
     carry_model_runner_waves guessed[CARRY_MODEL_RUNNER_WAVES];
-    carry_stream *stream; /* made for the context; NULL: it had one, or the device is the CPU */
+    carry_stream *stream; /* made for the context; NULL: the context had one, or the device is the CPU */
 } carry_model_runner;
 
-/* model_runner_call.c: refuses an invalid call before anything is changed; fills in the lists of a call. */
+/* model_runner_call.c: check fails for an invalid call before anything is changed; list fills in the lists of a
+   call. */
 carry_status carry_model_runner_check(const carry_model_runner *r, const carry_run *runs, int64_t count);
 carry_status carry_model_runner_list(carry_model_runner *r, const carry_run *runs, int64_t count);
-/* Places the lists in an arena; over NULL it counts. */
+/* Places the lists in an arena; if the arena's memory is NULL, only counts the bytes. */
 void carry_model_runner_take_lists(const carry_model_runner *r, carry_arena *arena, carry_model_runner_lists *lists);
 
-/* model_runner_graph.c: a call of single tokens alone on a device: padded, recorded when its number of sequences comes
-   the second time, and replayed. carry_decode takes up to eight sequences of the models that it knows here. */
+/* model_runner_graph.c: runs a call with only single tokens on a device: padded, recorded when its number of sequences
+   occurs the second time, and replayed after that. Up to eight sequences use carry_decode, if it supports the model. */
 carry_status carry_model_runner_replay(carry_model_runner *r);
 void carry_model_runner_open_graphs(carry_model_runner *r);
 void carry_model_runner_close_graphs(carry_model_runner *r);
-/* model_runner.c: the call whose lists are filled in and were sent: logits in f32 on the device. */
+/* model_runner.c: runs the call whose lists are filled in and were sent; gives logits in f32 on the device. */
 carry_status carry_model_runner_enqueue(carry_model_runner *r);
 
-/* model_runner_sample.c: tokens of the runs from the logits in host memory. Log probabilities are of the model's
-   logits; the token is taken from those after repetition, bias and the mask. A sampler on a device replaces it. */
+/* model_runner_sample.c: samples tokens of the runs from logits in host memory. Log probabilities are those of the
+   model's logits; the token is sampled from the logits after repetition penalty, bias and mask. Not used if the device
+   samples. */
 void carry_model_runner_sample(carry_model_runner *r, const carry_run *runs, int64_t count, carry_run_result *results);
 carry_status carry_model_runner_open_samplers(carry_model_runner *r);
 void carry_model_runner_close_samplers(carry_model_runner *r);
@@ -116,24 +120,24 @@ void carry_model_runner_close_samplers(carry_model_runner *r);
 /* model_runner_device.c: work of a GPU without the host: sampling, decoding steps, copies of states. */
 carry_status carry_model_runner_open_device(carry_model_runner *r);
 void carry_model_runner_close_device(carry_model_runner *r);
-/* The call whose lists are filled in: enqueued, with its tokens. */
+/* Enqueues the call whose lists are filled in, and the sampling of its tokens. */
 carry_status carry_model_runner_run_there(carry_model_runner *r, const carry_run *runs, int64_t count);
-/* Row `to` of all parts of slots or of pages becomes row `from`, or zeros where it is negative. */
+/* Copies row `from` to row `to` in all parts of slots, or of pages; zeroes row `to` if `from` is negative. */
 carry_status carry_model_runner_copy_there(carry_model_runner *r, bool of_page, int32_t to, int32_t from);
 
-/* model_runner_score.c: the losses of tokens in place of sampling. */
+/* model_runner_score.c: computes the losses of tokens instead of sampling. */
 carry_status carry_model_runner_open_scores(carry_model_runner *r);
 void carry_model_runner_close_scores(carry_model_runner *r);
-/* The call whose lists are filled in. */
+/* Runs the call whose lists are filled in. */
 carry_status carry_model_runner_score(carry_model_runner *r, int64_t count);
 carry_status carry_model_runner_scores(carry_runner *runner, double *losses, int64_t count);
 
 /* model_runner_pool.c: the operations on slots and pages. */
-/* A walk over the pieces of a slot, or of a page. */
+/* An iteration over the memory pieces of a slot or a page. */
 typedef struct carry_model_runner_walk {
     int64_t layer, part, slice;
 } carry_model_runner_walk;
-/* The next piece; false past the last. */
+/* Gets the next piece; false past the last. */
 bool carry_model_runner_next_piece(const carry_model_runner *r, bool of_page, int64_t index,
                                    carry_model_runner_walk *at, void **data, size_t *bytes);
 carry_status carry_model_runner_clear_slot(carry_runner *runner, int32_t slot);

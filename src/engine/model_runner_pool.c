@@ -1,5 +1,5 @@
-/* Slots and pages of a runner: cleared, copied, and moved to and from host memory, layer after layer and part after
-   part. */
+/* Slots and pages of a runner: clears and copies them and moves them to and from host memory, part by part of each
+   layer. */
 #include <inttypes.h>
 
 #include "carry/device.h"

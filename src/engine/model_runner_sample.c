@@ -1,4 +1,4 @@
-/* Sampling on the host, a run at a time by as many threads as there are. */
+/* Sampling on the host: all threads, each taking one run at a time. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -7,7 +7,7 @@
 #include "core/threads.h"
 #include "engine/model_runner_inside.h"
 
-#define PIECE 4096 /* logits whose exponentials are added in f32 */
+#define PIECE 4096 /* number of logits whose exponentials are added in f32 */
 
 typedef struct job {
     carry_model_runner *r;
@@ -45,7 +45,7 @@ carry_status carry_model_runner_open_samplers(carry_model_runner *r) {
                : carry_fail(r->head.ctx, CARRY_EMEMORY, "out of memory: samplers of %d threads", r->workers);
 }
 
-/* log sum exp of logits that are not NaN or infinity. */
+/* log sum exp of logits without NaN or infinity. */
 static double log_sum(const carry_kernels *kernels, const float *logits, int64_t count) {
     float most = -INFINITY;
     double sum = 0.0;
@@ -58,7 +58,7 @@ static double log_sum(const carry_kernels *kernels, const float *logits, int64_t
     return (double)most + (sum > 0.0 ? log(sum) : 0.0); /* the largest has 1 */
 }
 
-/* The `count` likeliest tokens, of equal ones the smaller number first. */
+/* Finds the `count` likeliest tokens; among equal ones the smaller id comes first. */
 static void find_top(const float *logits, int64_t vocabulary, double sum, int count, carry_run_result *result) {
     int found = 0;
     for (int64_t i = 0; i < vocabulary; i++) {
@@ -76,7 +76,7 @@ static void find_top(const float *logits, int64_t vocabulary, double sum, int co
     }
 }
 
-/* Logits with the run's penalty, bias and mask. */
+/* Applies the run's penalty, bias and mask to logits. */
 static const float *alter(const carry_run *run, const float *logits, int64_t vocabulary, float *to) {
     const double penalty = run->sampling->repetition;
     const bool penalizes = penalty != 0.0 && penalty != 1.0 && run->seen_count > 0;
@@ -111,7 +111,7 @@ static void sample_one(const job *j, int64_t index, int worker) {
     const int64_t vocabulary = r->head.sizes.vocabulary;
     const float *logits = r->host_logits + r->row_of[index] * vocabulary;
     int64_t token = -1;
-    if (run->allowed != NULL && !all_numbers(logits, vocabulary)) { /* a mask would hide it */
+    if (run->allowed != NULL && !all_numbers(logits, vocabulary)) { /* the mask would hide a NaN */
         result->is_failed = true;
         return;
     }

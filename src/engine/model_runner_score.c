@@ -1,5 +1,5 @@
-/* Steps whose tokens are scored in place of sampling: the loss of each target comes back, and the host adds those of a
-   run in their order, in double. */
+/* Steps that score tokens instead of sampling: the loss of each target is returned, and the host adds those of a run in
+   order, in double. */
 #include <inttypes.h>
 #include <stdlib.h>
 

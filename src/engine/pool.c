@@ -1,4 +1,4 @@
-/* Two stacks of free numbers, and a count of owners for each number. */
+/* Two stacks of free numbers, and the number of owners of each page. */
 #include "engine/pool.h"
 
 #include <inttypes.h>
@@ -8,7 +8,7 @@
 #include "core/memory.h"
 #include "engine/runner.h"
 
-/* Numbers count - 1 to 0, so that 0 is taken first. */
+/* A stack of the numbers count - 1 to 0, so that 0 is taken first. */
 static int32_t *stack_of(int64_t count) {
     int32_t *stack = malloc(((size_t)count + 1) * sizeof *stack);
     for (int64_t i = 0; stack != NULL && i < count; i++) {
@@ -89,7 +89,8 @@ bool carry_state_pool_is_shared(const carry_state_pool *pool, int32_t page) {
 
 carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages, size_t memory,
                                   const carry_pool_demand *demand) {
-    const int64_t each = (demand->context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS + 1; /* one to copy to */
+    const int64_t each = (demand->context + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS + 1; /* one more, to copy a
+                                                                                               shared page */
     size_t one;
     *slots = *pages = 0;
     if (demand->sequences < 1 || demand->context < 1 || !carry_size_product(&one, &each, 1, demand->page_bytes) ||
@@ -103,7 +104,7 @@ carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages
                           "a smaller context",
                           demand->context, one, memory);
     }
-    const size_t fitting = memory / one; /* whole sequences */
+    const size_t fitting = memory / one; /* number of whole sequences */
     const int64_t sequences = fitting < (size_t)demand->sequences ? (int64_t)fitting : demand->sequences;
     const size_t slot_bytes = demand->slot_bytes > 0 ? demand->slot_bytes : 1;
     *slots = demand->sequences;
@@ -113,7 +114,7 @@ carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages
     size_t left = memory - (size_t)*slots * demand->slot_bytes;
     const int64_t wanted = demand->page_bytes == 0 ? 0 : each * (demand->sequences + demand->spare);
     const size_t share = demand->page_bytes == 0 ? 0 : left / demand->page_bytes;
-    /* Half of what is left serves snapshots, unless one context needs more. */
+    /* Half of the remaining memory is for snapshots, unless one context needs more. */
     size_t some = share / 2 > (size_t)each ? share / 2 : (size_t)each;
     some = some > share || demand->most_slots <= *slots ? share : some;
     *pages = demand->page_bytes == 0 ? 0 : some < (size_t)wanted ? (int64_t)some : wanted;

@@ -11,13 +11,13 @@
 #include "carry/context.h"
 
 typedef struct carry_state_pool {
-    int64_t slots, pages;             /* in all */
-    int64_t free_slots, free_pages;   /* of them */
-    int32_t *slot_stack, *page_stack; /* the free ones; the last is taken first */
+    int64_t slots, pages;             /* total numbers */
+    int64_t free_slots, free_pages;   /* numbers of free ones */
+    int32_t *slot_stack, *page_stack; /* free numbers; the last one is taken first */
     int32_t *slot_owners, *page_owners;
 } carry_state_pool;
 
-/* On failure nothing is held. */
+/* On failure nothing is left allocated. */
 carry_status carry_state_pool_open(carry_ctx *ctx, carry_state_pool *pool, int64_t slots, int64_t pages);
 void carry_state_pool_close(carry_state_pool *pool);
 
@@ -26,18 +26,19 @@ void carry_state_pool_close(carry_state_pool *pool);
 /* CARRY_POOL_NONE if all are in use. */
 int32_t carry_state_pool_take_slot(carry_state_pool *pool);
 void carry_state_pool_give_slot(carry_state_pool *pool, int32_t slot);  /* CARRY_POOL_NONE is ignored */
-int32_t carry_state_pool_take_page(carry_state_pool *pool);             /* with one owner */
-void carry_state_pool_share_page(carry_state_pool *pool, int32_t page); /* one owner more */
-void carry_state_pool_give_page(carry_state_pool *pool, int32_t page);  /* one owner less */
+int32_t carry_state_pool_take_page(carry_state_pool *pool);             /* it has one owner */
+void carry_state_pool_share_page(carry_state_pool *pool, int32_t page); /* adds an owner */
+void carry_state_pool_give_page(carry_state_pool *pool, int32_t page);  /* removes an owner */
 bool carry_state_pool_is_shared(const carry_state_pool *pool, int32_t page);
 
-/* Slots and pages that fit into `memory` bytes: a slot for each sequence, pages for at least one whole context and up
-   to half of the memory (all of it without slots for snapshots), and with what is left more slots, `most_slots` in all.
-   CARRY_ESIZE if one sequence with its whole context does not fit; the message states the bytes. */
+/* Chooses the numbers of slots and pages that fit into `memory` bytes: a slot for each sequence; pages for at least one
+   whole context and up to half of the memory (all of it without slots for snapshots); and with the rest more slots, up
+   to `most_slots` in all. CARRY_ESIZE if one sequence with its whole context does not fit; the message states the
+   bytes. */
 typedef struct carry_pool_demand {
     size_t slot_bytes, page_bytes; /* page_bytes 0: no pages */
     int64_t sequences, context, most_slots;
-    int64_t spare; /* contexts for which pages of cached prefixes are made beside those of sequences, at most */
+    int64_t spare; /* maximum number of contexts whose pages are added for cached prefixes */
 } carry_pool_demand;
 carry_status carry_state_pool_fit(carry_ctx *ctx, int64_t *slots, int64_t *pages, size_t memory,
                                   const carry_pool_demand *demand);

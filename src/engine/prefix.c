@@ -1,7 +1,7 @@
 /* The tree of cached prefixes: finding, adding, evicting, restoring.
 
-   Nodes are found in one hash table by the hash of all tokens up to their end; the tokens of a block and its parent are
-   compared as well, so that a collision is never taken for a hit. */
+   One hash table has all nodes, by the hash of all tokens up to their end; the tokens of a block and its parent are
+   compared too, so that a hash collision is never taken for a hit. */
 #include "engine/prefix.h"
 
 #include <stdlib.h>
@@ -12,7 +12,7 @@
 #include "engine/prefix_disk.h"
 
 #define BLOCK CARRY_PAGE_TOKENS
-#define BUCKETS 1024 /* at first */
+#define BUCKETS 1024 /* initial number */
 
 uint64_t carry_prefix_hash(uint64_t hash, const int32_t *ids, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
@@ -29,8 +29,6 @@ int64_t carry_prefix_page_of(const carry_prefix_node *node) {
 static bool has_pages(const carry_prefix *p) {
     return p->runner->sizes.page_bytes > 0;
 }
-
-/* Lists of snapshots by their last use. */
 
 static carry_prefix_list *list_of(carry_prefix *p, carry_tier tier) {
     return tier == CARRY_TIER_DEVICE ? &p->device : &p->host;
@@ -71,7 +69,7 @@ carry_prefix_node *carry_prefix_child(const carry_prefix *p, const carry_prefix_
     return NULL;
 }
 
-/* Twice the buckets when there is a node for each; without memory the chains grow instead. */
+/* Doubles the number of buckets when there are as many nodes; without memory the chains get longer instead. */
 static void grow_buckets(carry_prefix *p) {
     const size_t more = 2 * p->bucket_count;
     carry_prefix_node **buckets = p->node_count >= p->bucket_count ? calloc(more, sizeof(carry_prefix_node *)) : NULL;
@@ -168,8 +166,6 @@ carry_prefix_node *carry_prefix_make_path(carry_prefix *p, const int32_t *ids, i
     return n;
 }
 
-/* Leaving the device. */
-
 static void drop_host_snapshot(carry_prefix *p, carry_prefix_node *node) {
     unlink_node(p, node);
     node->tier = CARRY_TIER_NONE;
@@ -197,7 +193,7 @@ static void trim_host(carry_prefix *p) {
     }
 }
 
-/* The page of a node that leaves the device, as far as a snapshot in host memory needs it. */
+/* Copies the page of a node that leaves the device to host memory, unless it is already there. */
 static bool page_to_host(carry_prefix *p, carry_prefix_node *n) {
     if (n->page == CARRY_POOL_NONE || n->host_page != NULL) {
         return true;
@@ -223,7 +219,7 @@ static bool slot_to_host(carry_prefix *p, carry_prefix_node *node) {
     return true;
 }
 
-/* Takes a snapshot from the device. to_host: it goes to host memory, else it is dropped. */
+/* Removes a snapshot from the device. to_host: moves it to host memory, else drops it. */
 static void leave_device(carry_prefix *p, carry_prefix_node *node, bool to_host) {
     const bool moves = to_host && slot_to_host(p, node);
     bool is_whole = moves;
@@ -269,7 +265,7 @@ void carry_prefix_touch(carry_prefix *p, carry_prefix_node *node) {
     link_node(p, node, true);
 }
 
-/* The next snapshot to leave the device, or false. */
+/* Evicts the next snapshot from the device; false if no snapshot can be evicted. */
 static bool evict(carry_prefix *p, bool only_minor) {
     carry_prefix_node *n = p->device.oldest;
     while (n != NULL && (n->pins > 0 || (only_minor && !n->is_minor))) {
@@ -296,7 +292,7 @@ int32_t carry_prefix_take_page(carry_prefix *p) {
 
 /* Adding. */
 
-/* The pages of a state to the nodes on its way that have none on the device. */
+/* Gives the pages of a state to the nodes on its path that have none on the device. */
 static void hold_pages(carry_prefix *p, carry_prefix_node *node, const int32_t *pages) {
     for (carry_prefix_node *n = node; n != &p->root; n = n->parent) {
         n->device_users++;
@@ -333,7 +329,7 @@ bool carry_prefix_insert(carry_prefix *p, const int32_t *ids, int64_t length, in
     }
     node->pins++;
     if (node->tier == CARRY_TIER_HOST) {
-        drop_host_snapshot(p, node); /* the pin keeps the node */
+        drop_host_snapshot(p, node); /* the node stays, since it is pinned */
     }
     const int32_t to = slot_for_snapshot(p, is_minor);
     const bool is_copied = to != CARRY_POOL_NONE && p->runner->ops->copy_slot(p->runner, to, slot) == CARRY_OK;

@@ -1,12 +1,12 @@
 /* Cached prefixes: states after texts that were read before, found by their tokens.
 
-   A tree of blocks of CARRY_PAGE_TOKENS tokens. A node is a block with the page of its keys and values; it may have a
-   snapshot, the recurrent part of the state after its last token. The last block before a snapshot may be shorter; such
-   a node has no children. Every leaf has a snapshot. A text is found by the blocks that it begins with: the deepest
-   snapshot on its way is restored, and reading goes on from there.
+   The cache is a tree of blocks of CARRY_PAGE_TOKENS tokens. A node is a block with the page of its keys and values; it
+   may have a snapshot, the recurrent part of the state after its last token. The last block before a snapshot may be
+   shorter; such a node has no children. Every leaf has a snapshot. A text is looked up by the blocks that it begins
+   with: the deepest snapshot on its path is restored, and reading continues from there.
 
-   Snapshots leave the device in order of their last use when slots, pages or bytes are needed: to host memory and then
-   to files, if there are bounds for these (prefix_disk.h), else they are dropped. A page stays on the device while a
+   When slots, pages or bytes are needed, the least recently used snapshots leave the device: to host memory and then to
+   files, if limits for these are set (prefix_disk.h), else they are dropped. A page stays on the device as long as a
    snapshot below it does. */
 #ifndef CARRY_ENGINE_PREFIX_H
 #define CARRY_ENGINE_PREFIX_H
@@ -15,28 +15,28 @@
 #include "engine/runner.h"
 
 typedef struct carry_prefix_options {
-    size_t device_bytes; /* of slots and pages; 0: nothing is cached on the device */
+    size_t device_bytes; /* bytes of slots and pages; 0: nothing is cached on the device */
     size_t host_bytes;   /* 0: no copies in host memory */
     const char *folder;  /* NULL: no files */
-    size_t folder_bytes; /* of files in it, together */
+    size_t folder_bytes; /* maximum total size of its files */
 } carry_prefix_options;
 
 typedef enum carry_tier { CARRY_TIER_NONE, CARRY_TIER_DEVICE, CARRY_TIER_HOST } carry_tier;
 
 typedef struct carry_prefix_node {
-    struct carry_prefix_node *parent, *next; /* next: in its bucket */
-    struct carry_prefix_node *older, *newer; /* among the snapshots of its tier */
-    uint64_t hash;                           /* of all tokens up to the end of this block */
-    int64_t length;                          /* their number */
+    struct carry_prefix_node *parent, *next; /* next: in the same bucket */
+    struct carry_prefix_node *older, *newer; /* neighbours in the list of its tier's snapshots, by last use */
+    uint64_t hash;                           /* hash of all tokens up to the end of this block */
+    int64_t length;                          /* number of tokens up to its end */
     int32_t ids[CARRY_PAGE_TOKENS];
     int32_t count; /* tokens of this block */
     int32_t children, short_children;
-    int32_t device_users, host_users; /* snapshots of each tier, here and below */
+    int32_t device_users, host_users; /* number of snapshots in each tier at this node and below */
     int32_t page, slot;               /* on the device, or CARRY_POOL_NONE */
     void *host_page, *host_slot;
     carry_tier tier; /* of the snapshot */
-    int pins;        /* not to be evicted */
-    bool is_minor;   /* a snapshot inside a prompt that was never used: the first to go */
+    int pins;        /* > 0: must not be evicted */
+    bool is_minor;   /* a snapshot inside a prompt that was never used: evicted first */
 } carry_prefix_node;
 
 typedef struct carry_prefix_list {
@@ -47,7 +47,7 @@ typedef struct carry_prefix_list {
 typedef struct carry_prefix_stats {
     int64_t snapshots, host_snapshots, file_snapshots, pages;
     size_t device_bytes, host_bytes, file_bytes;
-    int64_t evicted, dropped; /* since the start: from the device, and from memory */
+    int64_t evicted, dropped; /* since the start: snapshots evicted from the device, and dropped from memory */
 } carry_prefix_stats;
 
 typedef struct carry_prefix_disk carry_prefix_disk;
@@ -61,48 +61,50 @@ typedef struct carry_prefix {
     carry_prefix_node **buckets;
     size_t bucket_count, node_count;
     carry_prefix_list device, host;
-    carry_prefix_disk *disk; /* NULL: no folder */
+    carry_prefix_disk *disk; /* NULL: there is no folder */
     carry_prefix_stats stats;
 } carry_prefix;
 
 carry_status carry_prefix_open(carry_ctx *ctx, carry_prefix *prefix, carry_runner *runner, carry_state_pool *pool,
                                const carry_prefix_options *options);
-/* Writes snapshots that no file has, if there is a folder. */
+/* Writes the snapshots that have no file yet, if there is a folder. */
 void carry_prefix_close(carry_prefix *prefix);
 
 typedef struct carry_prefix_hit {
     carry_prefix_node *node; /* NULL: no snapshot; pinned until carry_prefix_unpin */
-    int64_t length;          /* tokens that it has read */
-    int64_t shared;          /* tokens of whole blocks in the tree that the text begins with */
+    int64_t length;          /* number of tokens of the state */
+    int64_t shared;          /* tokens in whole blocks of the tree with which the text begins */
 } carry_prefix_hit;
 
-/* The deepest snapshot after at most count - 1 of these tokens, since the next token is sampled after reading one. */
+/* Finds the deepest snapshot after at most count - 1 of these tokens: at least one token must be read before the next
+   one can be sampled. */
 carry_prefix_hit carry_prefix_find(carry_prefix *prefix, const int32_t *ids, int64_t count);
 void carry_prefix_unpin(carry_prefix_node *node);
-/* The state of a hit into a slot and pages: pages[0..] of its length, each shared or new. On failure nothing is held.
- */
+/* Restores the state of a hit into a slot and pages: pages[0..] for its length, each shared or new. On failure no page
+   is held. */
 carry_status carry_prefix_restore(carry_prefix *prefix, const carry_prefix_hit *hit, int32_t slot, int32_t *pages);
 
-/* Adds a snapshot of a state. Returns false if there is no slot for it, which is no error: minor ones take only free
-   slots and those of other minor ones. */
+/* Adds a snapshot of a state. Returns false if there is no slot for it, which is not an error: minor snapshots only
+   take free slots and those of other minor ones. */
 bool carry_prefix_insert(carry_prefix *prefix, const int32_t *ids, int64_t length, int32_t slot, const int32_t *pages,
                          bool is_minor);
-/* Drops all snapshots on the way of these tokens: a sequence failed after them. */
+/* Drops all snapshots on the path of these tokens, because a sequence failed after them. */
 void carry_prefix_distrust(carry_prefix *prefix, const int32_t *ids, int64_t count);
 
-/* A slot or a page, if need be from the least recently used snapshot; CARRY_POOL_NONE if all others are in use. */
+/* Takes a slot or a page, if necessary from the least recently used snapshot; CARRY_POOL_NONE if all are in use. */
 int32_t carry_prefix_take_slot(carry_prefix *prefix);
 int32_t carry_prefix_take_page(carry_prefix *prefix);
 
 /* For prefix_find.c and prefix_disk.c. */
 uint64_t carry_prefix_hash(uint64_t hash, const int32_t *ids, int64_t count);
-int64_t carry_prefix_page_of(const carry_prefix_node *node); /* the index of its page in its text */
+int64_t carry_prefix_page_of(const carry_prefix_node *node); /* the index of its page in the text */
 carry_prefix_node *carry_prefix_child(const carry_prefix *prefix, const carry_prefix_node *parent, uint64_t hash,
                                       const int32_t *ids, int32_t count);
 carry_prefix_node *carry_prefix_make_path(carry_prefix *prefix, const int32_t *ids, int64_t length);
-void carry_prefix_touch(carry_prefix *prefix, carry_prefix_node *node); /* it was used now */
+void carry_prefix_touch(carry_prefix *prefix, carry_prefix_node *node); /* marks it as just used */
 void carry_prefix_drop_snapshot(carry_prefix *prefix, carry_prefix_node *node);
-void carry_prefix_drop_leaf(carry_prefix *prefix, carry_prefix_node *node);  /* and its parents, as far as empty */
-void carry_prefix_adopt_host(carry_prefix *prefix, carry_prefix_node *node); /* its host_slot and pages are filled */
+void carry_prefix_drop_leaf(carry_prefix *prefix, carry_prefix_node *node); /* also drops parents that become empty */
+void carry_prefix_adopt_host(carry_prefix *prefix,
+                             carry_prefix_node *node); /* its host_slot and host pages are filled */
 
 #endif

@@ -22,7 +22,7 @@ typedef struct disk_entry {
     uint64_t hash;
     int64_t length;
     size_t bytes;
-    double used; /* by the clock of the file system, then counted on */
+    double used; /* last use: the file's time at first, then a counter that continues from it */
 } disk_entry;
 
 struct carry_prefix_disk {
@@ -31,7 +31,7 @@ struct carry_prefix_disk {
     disk_entry *entries;
     size_t count, room, bytes;
     double newest;
-    bool is_read_only; /* after the first failure to write */
+    bool is_read_only; /* set after the first failed write */
 };
 
 static void name_of(char name[NAME], const carry_prefix_disk *d, uint64_t hash, int64_t length) {
@@ -41,7 +41,7 @@ static void name_of(char name[NAME], const carry_prefix_disk *d, uint64_t hash, 
                    carry_hash_text(tokens, hash));
 }
 
-/* The parts of a name; false for any other, and for that of another model. */
+/* Parses a file name; false if it has another form or belongs to another model. */
 static bool parse_name(const carry_prefix_disk *d, const char *name, disk_entry *entry) {
     char again[NAME];
     char hash[CARRY_HASH_TEXT] = {0};
@@ -154,7 +154,7 @@ void carry_prefix_disk_forget(carry_prefix *p, const carry_prefix_node *node) {
     }
 }
 
-/* Deletes the files that were used least recently until `bytes` more fit. */
+/* Deletes the least recently used files until `bytes` more fit. */
 static bool make_space(carry_prefix *p, size_t bytes) {
     carry_prefix_disk *d = p->disk;
     while (d->bytes + bytes > p->options.folder_bytes && d->count > 0) {
@@ -250,7 +250,7 @@ static void write_node(carry_prefix *p, carry_prefix_node *node) {
     free(slot);
 }
 
-/* The first snapshot on the way to a node, or the node, that has no file and should have one. */
+/* The first snapshot on the path to a node, including it, that has no file but should have one. */
 static carry_prefix_node *first_without_file(const carry_prefix *p, carry_prefix_node *node) {
     carry_prefix_node *first = node;
     for (carry_prefix_node *n = node->parent; n != &p->root; n = n->parent) {
@@ -261,7 +261,7 @@ static carry_prefix_node *first_without_file(const carry_prefix *p, carry_prefix
     return first;
 }
 
-/* Ancestors first: each file then has only the tokens after the one before it. */
+/* Writes ancestors first: each file then has only the tokens after the one before it. */
 void carry_prefix_disk_write(carry_prefix *p, carry_prefix_node *node) {
     carry_prefix_disk *d = p->disk;
     while (d != NULL && !d->is_read_only && entry_of(d, node->hash, node->length) == NULL) {
@@ -271,7 +271,7 @@ void carry_prefix_disk_write(carry_prefix *p, carry_prefix_node *node) {
             if (next == node) {
                 return; /* it does not fit */
             }
-            write_node(p, node); /* without the ancestor */
+            write_node(p, node); /* the ancestor could not be written: write the node alone */
             return;
         }
     }
@@ -279,7 +279,7 @@ void carry_prefix_disk_write(carry_prefix *p, carry_prefix_node *node) {
 
 /* Loading. */
 
-/* The pages of a file to the nodes on the way of the snapshot that have none. */
+/* Copies the pages of a file to the nodes on the snapshot's path that have none. */
 static bool take_pages(carry_prefix *p, carry_prefix_node *node, const carry_state_image *image) {
     const size_t bytes = p->runner->sizes.page_bytes;
     for (carry_prefix_node *n = node; bytes > 0 && n != &p->root; n = n->parent) {
@@ -298,7 +298,8 @@ static bool take_pages(carry_prefix *p, carry_prefix_node *node, const carry_sta
     return true;
 }
 
-/* One file of a chain: checked against the tokens, its pages taken; *start: where the file before it ends. */
+/* Loads one file of a chain: checks it against the tokens and takes its pages. *start: the token at which the file
+   begins, where the file before it ends. */
 static bool take_file(carry_prefix *p, carry_prefix_node *node, disk_entry *e, const int32_t *ids, const uint64_t *hash,
                       int64_t *start) {
     char path[CARRY_FILE_PATH];
@@ -329,7 +330,7 @@ static bool take_file(carry_prefix *p, carry_prefix_node *node, disk_entry *e, c
     return fits;
 }
 
-/* The pages of the first `length` tokens are in memory. */
+/* True if the pages of the first `length` tokens are on the device or in host memory. */
 static bool has_pages_to(const carry_prefix *p, const carry_prefix_node *node, int64_t length) {
     bool has_all = true;
     for (const carry_prefix_node *n = node; p->runner->sizes.page_bytes > 0 && n != &p->root; n = n->parent) {

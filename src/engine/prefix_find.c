@@ -7,7 +7,7 @@
 #include "engine/prefix_disk.h"
 
 #define BLOCK CARRY_PAGE_TOKENS
-#define BUCKETS 1024 /* at first */
+#define BUCKETS 1024 /* initial number */
 
 carry_status carry_prefix_open(carry_ctx *ctx, carry_prefix *p, carry_runner *runner, carry_state_pool *pool,
                                const carry_prefix_options *options) {
@@ -27,7 +27,8 @@ carry_status carry_prefix_open(carry_ctx *ctx, carry_prefix *p, carry_runner *ru
     return CARRY_OK;
 }
 
-/* Writes the newest snapshots of a tier, as many as can fit, the newest last: its file is the last to be deleted. */
+/* Writes the newest snapshots of a tier, as many as fit. The newest is written last, so that its file is deleted
+   last. */
 static void store(carry_prefix *p, const carry_prefix_list *list) {
     size_t room = p->options.folder_bytes;
     carry_prefix_node *first = NULL;
@@ -58,7 +59,7 @@ void carry_prefix_close(carry_prefix *p) {
     *p = (carry_prefix){0};
 }
 
-/* A short block under `parent` with a snapshot that the text goes through, the longest one. */
+/* The longest short block below `parent` that has a snapshot and with which the text continues. */
 static carry_prefix_node *find_short(const carry_prefix *p, const carry_prefix_node *parent, const int32_t *ids,
                                      int64_t limit) {
     const int64_t most = limit - parent->length < BLOCK - 1 ? limit - parent->length : BLOCK - 1;
@@ -72,7 +73,7 @@ static carry_prefix_node *find_short(const carry_prefix *p, const carry_prefix_n
     return found;
 }
 
-/* The deepest node of whole blocks on the way of a text of at most `limit` tokens. */
+/* The deepest node of whole blocks on the path of a text of at most `limit` tokens. */
 static carry_prefix_node *follow(carry_prefix *p, const int32_t *ids, int64_t limit) {
     carry_prefix_node *n = &p->root;
     while (n->length + BLOCK <= limit) {

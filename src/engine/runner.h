@@ -1,13 +1,14 @@
 /* Steps of a model for sequences whose states are in a pool.
 
-   A pool has slots and pages, both made once, when the runner is opened. A slot holds the recurrent part of one
-   sequence's state: convolution tails and states of the delta rule. A page holds the keys and values of
-   CARRY_PAGE_TOKENS tokens in all attention layers. A sequence names its slot and its pages in every step; the caller
-   manages their ownership (engine/pool.h). Snapshots and cached prefixes are slots and pages too.
+   A pool has slots and pages, which are allocated when the runner is opened. A slot holds the recurrent part of one
+   sequence's state: the previous inputs of convolutions and the states of the delta rule. A page holds the keys and
+   values of CARRY_PAGE_TOKENS tokens in all attention layers. A sequence names its slot and its pages in every step;
+   the caller manages their ownership (engine/pool.h). Snapshots and cached prefixes are slots and pages too.
 
-   A step reads some tokens of each of its sequences: pieces of prompts and single tokens side by side. A sequence whose
-   next token is wanted gets it by its own sampling. Steps are put into the device's stream in order; results are read
-   later with carry_runner_results, so that a step can be enqueued before the results of the one before it are known. */
+   A step reads some tokens of each of its sequences: pieces of prompts and single tokens together. If the next token of
+   a sequence is wanted, it is sampled with the sequence's own options. Steps are enqueued in the device's stream in
+   order; results are read later with carry_runner_results, so that a step can be enqueued before the results of the
+   previous one are known. */
 #ifndef CARRY_ENGINE_RUNNER_H
 #define CARRY_ENGINE_RUNNER_H
 
@@ -19,83 +20,85 @@
 #include "engine/sample.h"
 
 #define CARRY_PAGE_TOKENS 64
-#define CARRY_RUN_LOGPROBS 20 /* log probabilities of the likeliest tokens, at most */
+#define CARRY_RUN_LOGPROBS 20 /* maximum number of likeliest tokens with log probabilities */
 
-/* Sizes that a runner has for its whole life. */
+/* Sizes that are fixed for the lifetime of a runner. */
 typedef struct carry_runner_sizes {
     int64_t slots;      /* recurrent states */
     int64_t pages;      /* 0 for a model without attention */
-    int64_t sequences;  /* runs of one step, at most */
-    int64_t tokens;     /* of one step, all sequences together, at most; at least `sequences` */
-    int64_t context;    /* tokens of one sequence, at most */
+    int64_t sequences;  /* maximum number of runs in a step */
+    int64_t tokens;     /* maximum number of tokens in a step, over all sequences; at least `sequences` */
+    int64_t context;    /* maximum number of tokens of one sequence */
     int64_t vocabulary; /* ids are below it */
     size_t slot_bytes, page_bytes;
 } carry_runner_sizes;
 
-/* One sequence in a step. Before the step its slot and pages hold the state after `length` tokens; after it, after
-   length + count. */
+/* One sequence in a step. Before the step its slot and pages hold the state after `length` tokens, after it the state
+   after length + count tokens. */
 typedef struct carry_run {
     int32_t slot;
-    const int32_t *pages; /* at least (length + count + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS of them, all its own
-                             from page length / CARRY_PAGE_TOKENS on */
+    const int32_t *pages; /* at least (length + count + CARRY_PAGE_TOKENS - 1) / CARRY_PAGE_TOKENS pages; from page
+                             length / CARRY_PAGE_TOKENS on, no other owner may share them */
     int64_t length;
-    const int32_t *ids; /* [count]; NULL with count 1: the token that the last step of this slot has sampled */
+    const int32_t *ids; /* [count]; NULL with count 1: the token that the last step of this slot sampled */
     int64_t count;
-    bool wants_token;       /* the next one, sampled after the last of these tokens */
-    const int32_t *targets; /* for a runner that scores: [count], the token that comes after each; -1: not counted */
-    /* One token that comes after that of the run before this one in the step, which has one token too, with the same
-       pages. Its state goes on from that run's and is left in this run's slot; so both remain, and whether the token
-       was right can be decided later. */
+    bool wants_token;       /* sample the next token, after the last of these */
+    const int32_t *targets; /* for a runner that scores: [count], the token that follows each; -1: not counted */
+    /* This run has one token, which follows that of the previous run of the step (also one token, with the same pages).
+       Its state continues from that run's and is stored in this run's slot. Both states remain, so that whether the
+       token was right can be decided later. */
     bool follows;
-    /* Where wants_token. The token is a function of the logits, these options and `at`. */
+    /* Used if wants_token. The token depends only on the logits, these options and `at`. */
     const carry_sampling *sampling;
     uint64_t stream, at;  /* as in carry_sample */
     const uint32_t *seen; /* tokens for the repetition penalty, each once */
     int64_t seen_count;
     const uint32_t *allowed; /* bit i of word i / 32: token i may be sampled. NULL: all may */
     const float *bias;       /* [vocabulary], added to the logits. NULL: none */
-    int logprobs;            /* how many of the likeliest tokens are asked for; -1: not even the sampled one's */
+    int logprobs;            /* number of likeliest tokens to report; -1: not even the log probability of the sampled
+                                one */
 } carry_run;
 
 typedef struct carry_run_result {
     int32_t token;  /* -1: none was wanted */
-    bool is_failed; /* NaN, plus infinity or no token that may be taken: the sequence cannot go on */
-    float logprob;  /* of the token, before temperature and filters */
+    bool is_failed; /* the logits have NaN or plus infinity, or allow no token: the sequence cannot continue */
+    float logprob;  /* log probability of the token, before temperature and filters */
     int32_t top[CARRY_RUN_LOGPROBS];
     float top_logprob[CARRY_RUN_LOGPROBS];
 } carry_run_result;
 
 typedef struct carry_runner carry_runner;
 
-/* The operations of a runner. model_runner.c has those of a model on a device; tests have a small one of their own. */
+/* The operations of a runner. model_runner.c implements them for a model on a device; tests have their own small
+   runner. */
 typedef struct carry_runner_ops {
     void (*close)(carry_runner *runner);
-    /* Enqueues a step. Pointers in `runs` are borrowed for the call alone. A failure before anything ran leaves all
-       states as they were. */
+    /* Enqueues a step. Pointers in `runs` are used only during the call. A failure before anything ran leaves all
+       states unchanged. */
     carry_status (*step)(carry_runner *runner, const carry_run *runs, int64_t count);
-    /* The results of the oldest step whose results were not read, in the order of its runs. Waits for it. */
+    /* Gets the results of the oldest step whose results have not been read, in the order of its runs. Waits for it. */
     carry_status (*results)(carry_runner *runner, carry_run_result *results, int64_t count);
-    /* Instead of results, for a runner that scores: the sum of -ln p over the targets of each run. */
+    /* Instead of results, for a runner that scores: gets the sum of -ln p over the targets of each run. */
     carry_status (*scores)(carry_runner *runner, double *losses, int64_t count);
-    carry_status (*clear_slot)(carry_runner *runner, int32_t slot); /* no tokens read */
+    carry_status (*clear_slot)(carry_runner *runner, int32_t slot); /* to a state without tokens */
     carry_status (*copy_slot)(carry_runner *runner, int32_t to, int32_t from);
     carry_status (*copy_page)(carry_runner *runner, int32_t to, int32_t from);
-    /* To and from host memory: slot_bytes and page_bytes. They wait. */
+    /* Copy to and from host memory: slot_bytes or page_bytes. They wait for the copy. */
     carry_status (*read_slot)(carry_runner *runner, void *to, int32_t slot);
     carry_status (*write_slot)(carry_runner *runner, int32_t slot, const void *from);
     carry_status (*read_page)(carry_runner *runner, void *to, int32_t page);
     carry_status (*write_page)(carry_runner *runner, int32_t page, const void *from);
-    /* A hash of configuration and weights: states of models with another hash are refused. */
+    /* A hash of configuration and weights: states of a model with another hash are refused. */
     carry_status (*hash)(carry_runner *runner, uint64_t *hash);
 } carry_runner_ops;
 
-/* The head of every runner. */
+/* The first member of every runner. */
 struct carry_runner {
     const carry_runner_ops *ops;
     carry_ctx *ctx;
     carry_runner_sizes sizes;
-    bool overlaps; /* steps run beside the host: the next one should be enqueued before the results of the last are
-                      read. False where a step is done when it returns (the CPU) */
+    bool overlaps; /* steps run asynchronously: the next one should be enqueued before the results of the last are read.
+                      False if a step is done when it returns (on the CPU) */
 };
 
 #endif

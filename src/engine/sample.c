@@ -1,4 +1,4 @@
-/* Sampling: weights, two thresholds, one walk. */
+/* Sampling: computes weights, finds up to two thresholds, then walks over the tokens once. */
 #include "engine/sample.h"
 
 #include <inttypes.h>
@@ -11,7 +11,7 @@
 #include "core/memory.h"
 #include "core/rng.h"
 
-#define DIGITS 3 /* of a key: 11, 11 and 10 bits */
+#define DIGITS 3 /* digits of a key: 11, 11 and 10 bits */
 #define BUCKETS 2048
 
 static const int digit_shift[DIGITS] = {21, 10, 0};
@@ -21,12 +21,12 @@ struct carry_sampler {
     carry_sampling sampling;
     int64_t vocabulary;
     uint32_t *key; /* grows with the logit */
-    float *weight; /* exp((logit - largest) / temperature); 0: not to be taken */
+    float *weight; /* exp((logit - largest) / temperature); 0: the token is excluded */
     int64_t count[BUCKETS];
     double mass[BUCKETS];
 };
 
-/* Which tokens are kept: those with larger keys, and the first `equal` of those with this one. */
+/* The tokens that are kept: those with larger keys, and the first `equal` of those with this key. */
 typedef struct threshold {
     uint32_t key;
     int64_t equal;
@@ -89,8 +89,8 @@ void carry_sampler_free(carry_sampler *s) {
 
 #define LANES 16
 
-/* The largest logit; false if one is NaN or infinity. Lanes are independent, so that compilers use vectors: a
-   vocabulary of 248,320 takes a tenth of the time of one comparison after the other. */
+/* Finds the largest logit; false if one is NaN or infinity. Independent lanes let compilers use vectors: for a
+   vocabulary of 248,320 this takes a tenth of the time of sequential comparisons. */
 static bool largest_of(const float *logits, int64_t vocabulary, float *largest) {
     float most[LANES];
     int32_t bad[LANES] = {0};
@@ -118,7 +118,7 @@ static bool largest_of(const float *logits, int64_t vocabulary, float *largest) 
     return any == 0;
 }
 
-/* The first of the largest. */
+/* Finds the largest logit; the first of equal ones. */
 static carry_status find_largest(carry_ctx *ctx, const float *logits, int64_t vocabulary, int64_t *largest) {
     float most;
     int64_t at = 0;
@@ -140,7 +140,7 @@ static carry_status find_largest(carry_ctx *ctx, const float *logits, int64_t vo
     return CARRY_OK;
 }
 
-/* Bits that are ordered as the numbers are. */
+/* Converts a number to bits with the same order. */
 static uint32_t key_of(float logit) {
     uint32_t bits;
     logit += 0.0f; /* -0 and 0 are equal */
@@ -149,18 +149,19 @@ static uint32_t key_of(float logit) {
 }
 
 static double weigh(carry_sampler *s, const float *logits, float largest) {
-    double rate = fmin(1.0 / s->sampling.temperature, 1e300); /* finite, so that the largest has 0 times it */
+    double rate = fmin(1.0 / s->sampling.temperature, 1e300); /* finite, so that its product with the difference of the
+                                                                 largest logit is 0 */
     double sum = 0.0;
     for (int64_t i = 0; i < s->vocabulary; i++) {
         double exponent = (double)(logits[i] - largest) * rate;
         s->key[i] = key_of(logits[i]);
-        s->weight[i] = exponent > -104.0 ? expf((float)exponent) : 0.0f; /* the least float is e^-103.3 */
+        s->weight[i] = exponent > -104.0 ? expf((float)exponent) : 0.0f; /* the smallest float is e^-103.3 */
         sum += (double)s->weight[i];
     }
     return sum;
 }
 
-/* Counts the tokens whose key starts with prefix, by their digit. Weight 0 is no token. */
+/* Counts the tokens whose key starts with prefix, by their next digit. Tokens with weight 0 are excluded. */
 static void fill_buckets(carry_sampler *s, int digit, uint32_t prefix) {
     uint32_t above = digit == 0 ? 0 : ~((digit_mask[digit] << digit_shift[digit]) | ((1u << digit_shift[digit]) - 1));
     memset(s->count, 0, sizeof s->count);
@@ -174,14 +175,14 @@ static void fill_buckets(carry_sampler *s, int digit, uint32_t prefix) {
     }
 }
 
-/* The key at which `tokens` tokens, or tokens of `mass` together, are reached, largest first. Never past the last
-   token: sums in another order may fall a rounding short of the mass. */
+/* The key at which `tokens` tokens, or tokens with a total weight of `mass`, are reached, largest first. Never past the
+   last token: sums in another order may be smaller than the mass by a rounding error. */
 static threshold find_threshold(carry_sampler *s, int64_t tokens, double mass) {
     uint32_t prefix = 0;
     int64_t equal = 0;
     for (int digit = 0; digit < DIGITS; digit++) {
         fill_buckets(s, digit, prefix);
-        int64_t last = 0; /* the lowest bucket that has a token */
+        int64_t last = 0; /* the last bucket that has a token */
         while (s->count[last] == 0) {
             last++;
         }
@@ -205,7 +206,7 @@ static threshold find_threshold(carry_sampler *s, int64_t tokens, double mass) {
     return (threshold){.key = prefix, .equal = equal};
 }
 
-/* Sets weights below the threshold to zero; returns the sum of the others. */
+/* Sets the weights below the threshold to zero and returns the sum of the others. */
 static double keep_above(carry_sampler *s, threshold at) {
     double sum = 0.0;
     int64_t equal = 0;
@@ -217,7 +218,7 @@ static double keep_above(carry_sampler *s, threshold at) {
     return sum;
 }
 
-/* Weights are relative to the largest, which has 1. */
+/* Sets weights below `least` to zero; the largest weight is 1. Returns the sum of the others. */
 static double keep_likely(carry_sampler *s, double least) {
     double sum = 0.0;
     for (int64_t i = 0; i < s->vocabulary; i++) {
@@ -240,7 +241,7 @@ double carry_sample_unit(uint64_t seed, uint64_t stream, uint64_t at) {
     return (double)(bits >> 11) * 0x1p-53;
 }
 
-/* One of the tokens, the largest being known. */
+/* Samples a token; `largest` is the one with the largest logit. */
 static int64_t take(carry_sampler *s, const float *logits, int64_t largest, uint64_t stream, uint64_t at) {
     int64_t token = largest;
     if (s->sampling.temperature == 0.0 || s->sampling.top_k == 1) {
@@ -259,7 +260,7 @@ static int64_t take(carry_sampler *s, const float *logits, int64_t largest, uint
     double left = carry_sample_unit(s->sampling.seed, stream, at) * sum;
     for (int64_t i = 0; i < s->vocabulary; i++) {
         if (s->weight[i] > 0.0f) {
-            token = i; /* the last one, should roundings leave something over */
+            token = i; /* the last one, if rounding leaves a remainder */
             left -= (double)s->weight[i];
             if (left < 0.0) {
                 break;

@@ -1,4 +1,4 @@
-/* The host's side of sampling on a GPU: rows and words go up in one copy, results come back in pinned memory. */
+/* The host side of sampling on a GPU: rows and words are uploaded in one copy, results come back in pinned memory. */
 #include "engine/sample_device.h"
 
 #include <inttypes.h>
@@ -21,7 +21,7 @@ static const carry_sample_kernel *const kernels[] = {
     NULL,
 };
 
-/* One call under way. */
+/* One call in progress. */
 typedef struct sample_step {
     void *pinned, *device; /* rows, then words */
     size_t bytes;
@@ -36,7 +36,7 @@ struct carry_device_sampler {
     int64_t sequences, vocabulary;
     const carry_sample_kernel *kernel;
     sample_step step[CARRY_SAMPLE_STEPS];
-    unsigned newest, oldest; /* calls so far; calls whose results were read */
+    unsigned newest, oldest; /* number of calls so far; number of calls whose results were read */
 };
 
 static const carry_sample_kernel *kernel_of(int device, int *ordinal, int64_t vocabulary) {
@@ -49,7 +49,7 @@ static const carry_sample_kernel *kernel_of(int device, int *ordinal, int64_t vo
     return NULL;
 }
 
-/* Room for `bytes` of rows and words. Nothing of the step is under way. */
+/* Reserves memory for `bytes` of rows and words. The step must not be running. */
 static carry_status reserve(carry_device_sampler *s, sample_step *step, size_t bytes) {
     if (bytes <= step->bytes) {
         return CARRY_OK;
@@ -120,7 +120,7 @@ carry_status carry_device_sampler_open(carry_device_sampler **made, carry_ctx *c
     return CARRY_OK;
 }
 
-/* Words of 4 bytes that a run adds to the call's. */
+/* The number of 4-byte words that a run adds to those of the call. */
 static int64_t words_of(const carry_device_sampler *s, const carry_run *run) {
     int64_t words = 0;
     if (run->wants_token) {
@@ -132,7 +132,7 @@ static int64_t words_of(const carry_device_sampler *s, const carry_run *run) {
     return words;
 }
 
-/* Copies words behind those that are there; returns where they start. */
+/* Appends words and returns the index of the first. */
 static int32_t put_words(uint32_t *words, int64_t *used, const void *from, int64_t count) {
     const int64_t at = *used;
     memcpy(words + at, from, (size_t)count * sizeof *words);

@@ -165,7 +165,7 @@ void carry_scheduler_cancel_all(carry_scheduler *s) {
     }
 }
 
-/* The state at the end of a text: kept, or cached for the next turn of a conversation. */
+/* Handles the state at the end of a text: it is kept, or cached for the next turn of a conversation. */
 static uint64_t leave_state(carry_scheduler *s, carry_sequence *q) {
     const carry_track *t = &q->track;
     if (t->slot == CARRY_POOL_NONE) {
@@ -202,7 +202,7 @@ static void finish(carry_scheduler *s, carry_sequence *q) {
     carry_sequence_free(q);
 }
 
-/* Ends that are complete: reported and freed. */
+/* Reports and frees sequences that have ended and that no step uses. */
 static void sweep(carry_scheduler *s) {
     bool remain = false;
     if (!s->has_ended) {
@@ -219,7 +219,7 @@ static void sweep(carry_scheduler *s) {
         *at = q->next;
         s->last = s->last == q ? before : s->last;
         s->stats.waiting--;
-        finish(s, q); /* its callback may append requests, which changes neither *at nor before */
+        finish(s, q); /* its callback may append requests; that changes neither *at nor before */
     }
     for (int64_t i = s->active_count - 1; i >= 0; i--) {
         carry_sequence *q = s->active[i];
@@ -235,7 +235,7 @@ static void sweep(carry_scheduler *s) {
     s->has_ended = s->has_ended || remain;
 }
 
-/* A sampled token of a text that goes on. */
+/* Handles a sampled token of a text that continues. */
 static void take_token(carry_scheduler *s, carry_sequence *q, const carry_run_result *r) {
     const carry_status status = carry_track_append(s->ctx, &q->track, &r->token, 1);
     if (status != CARRY_OK) {
@@ -243,7 +243,7 @@ static void take_token(carry_scheduler *s, carry_sequence *q, const carry_run_re
         return;
     }
     if (carry_sequence_ends_with(q, r->token)) {
-        q->track.count -= q->options.keeps; /* a kept state goes on before it */
+        q->track.count -= q->options.keeps; /* a kept state does not include the end token */
         carry_scheduler_end(s, q, CARRY_OUTCOME_TOKEN);
         return;
     }
@@ -269,11 +269,12 @@ static void take_result(carry_scheduler *s, carry_sequence *q, const carry_run_r
     } else if (q->phase != CARRY_PHASE_ENDED) {
         take_token(s, q, r);
     } else if (q->track.count < q->track.length && !r->is_failed) {
-        (void)carry_track_append(s->ctx, &q->track, &r->token, 1); /* read by the step after it already */
+        (void)carry_track_append(s->ctx, &q->track, &r->token, 1); /* the next step has already read it */
     }
 }
 
-/* Guesses as far as they are the tokens that were sampled: the slot of the last one goes on. */
+/* Accepts guesses as long as they equal the sampled tokens. The text continues with the slot of the last one
+   accepted. */
 static void take_drafts(carry_scheduler *s, carry_sequence *q, const carry_run_result *results) {
     carry_track *t = &q->track;
     for (int64_t i = 0; i < q->draft_count; i++) {

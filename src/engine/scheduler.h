@@ -1,15 +1,15 @@
-/* The scheduler: which sequences take part in each step of a runner.
+/* The scheduler decides which sequences take part in each step of a runner.
 
    Requests wait in a bounded queue, first come, first served. A request is admitted when the pool has a slot and all
-   the pages that it can ever need, so that an admitted sequence always comes to its end; cached prefixes give way. A
-   step has one token of every sequence that writes its text, and beside them pieces of prompts. Pieces end at multiples
-   of CARRY_PAGE_TOKENS tokens of the text. While texts are written, pieces are kept so small and so rare that each text
+   pages that it may ever need, so that an admitted sequence can always finish; cached prefixes are evicted for it. A
+   step has one token of every sequence that is generating, and pieces of prompts. Pieces end at multiples of
+   CARRY_PAGE_TOKENS tokens of the text. While texts are generated, pieces are kept small and rare enough that each text
    keeps at least half of the rate that it has without them.
 
-   Where the runner overlaps with the host, a step is enqueued before the results of the last one are read. A sequence
-   that ends meanwhile has then read its last token; that result is dropped.
+   If the runner overlaps with the host, a step is enqueued before the results of the last one are read. If a sequence
+   ends in the meantime, that step has already read its last token, and the result is dropped.
 
-   One thread calls all functions. Events are reported by a callback, which may add and cancel requests. */
+   All functions must be called by one thread. Events are reported by a callback, which may add and cancel requests. */
 #ifndef CARRY_ENGINE_SCHEDULER_H
 #define CARRY_ENGINE_SCHEDULER_H
 
@@ -17,7 +17,7 @@
 
 typedef struct carry_scheduler carry_scheduler;
 
-/* A token of a text (result is not NULL), or the end of a request: the sequence has outcome, status, message and
+/* A token of a text (result is not NULL), or the end of a request: then the sequence has outcome, status, message and
    counts. state: the handle of the kept state, or 0. */
 typedef struct carry_sequence_event {
     const carry_sequence *sequence;
@@ -27,38 +27,40 @@ typedef struct carry_sequence_event {
 
 typedef struct carry_scheduler_options {
     carry_prefix_options cache;
-    int64_t queue;              /* requests that wait, at most; 0: 1,024 */
-    int64_t texts;              /* requests under way, at most; 0: as the runner has runs in a step. The other runs are
-                                   for guesses */
+    int64_t queue;              /* maximum number of waiting requests; 0: 1,024 */
+    int64_t texts;              /* maximum number of active requests; 0: the number of runs in a step of the runner. The
+                                   other runs are for guesses */
     carry_draft_function draft; /* NULL: none */
     void *draft_user;
-    int64_t draft_tokens;   /* guesses of a text in a step, up to CARRY_DRAFT_MOST */
-    int64_t draft_forced;   /* to measure: this many guesses of a step count as right whatever was sampled */
-    int64_t snapshot_every; /* tokens of a prompt; a multiple of CARRY_PAGE_TOKENS; 0: 1,024 */
-    /* Prompts with fewer tokens to read are not cut before their last block, where the state is cached otherwise: it is
-       then cached at their end. A piece more costs a GPU more than reading a short prompt again. Not with same_bits. */
+    int64_t draft_tokens; /* maximum number of guesses of a text in a step, up to CARRY_DRAFT_MOST */
+    int64_t draft_forced; /* for measurements: this many guesses of a step count as right, whatever was sampled */
+    int64_t
+        snapshot_every; /* interval of snapshots in a prompt, in tokens: a multiple of CARRY_PAGE_TOKENS; 0: 1,024 */
+    /* Prompts with fewer tokens to read are not split before their last block, where the state is otherwise cached: it
+       is cached at their end instead. On a GPU an additional piece costs more than reading a short prompt again. Not
+       used with same_bits. */
     int64_t cut_from;
-    bool same_bits;              /* texts are the same whatever the cache has: no snapshots after sampled tokens */
+    bool same_bits; /* texts do not depend on the contents of the cache: no snapshots after sampled tokens */
     double (*clock)(void *user); /* NULL: carry_seconds */
     void (*on_event)(void *user, const carry_sequence_event *event);
-    void *user; /* of both */
+    void *user; /* argument of both functions */
 } carry_scheduler_options;
 
 /* The runner is borrowed: close it after the scheduler. */
 carry_status carry_scheduler_new(carry_ctx *ctx, carry_scheduler **made, carry_runner *runner,
                                  const carry_scheduler_options *options);
-/* Requests under way end without events. */
+/* Active requests end without events. */
 void carry_scheduler_free(carry_scheduler *scheduler);
 
-/* Takes the sequence over, on success. CARRY_ESIZE: the queue is full, or it would never fit. */
+/* Takes over the sequence on success. CARRY_ESIZE: the queue is full, or the request can never fit. */
 carry_status carry_scheduler_add(carry_scheduler *s, carry_sequence *q, uint64_t request);
-/* False: the request is unknown or has ended. Its end is reported by a later step at the latest. */
+/* Returns false if the request is unknown or has ended. Its end is reported by this or a later step. */
 bool carry_scheduler_cancel(carry_scheduler *scheduler, uint64_t request);
 void carry_scheduler_cancel_all(carry_scheduler *scheduler);
 
-/* One step: admits requests, enqueues a step of the runner, reads results. *is_busy: there is more to do. Failures of a
-   sequence or of a step end the requests concerned; the status tells only of failures that leave nothing to go on with.
- */
+/* Runs one step: admits requests, enqueues a step of the runner, reads results. *is_busy: there is more to do. A
+   failure of a sequence or of a step ends the requests concerned; the status reports only failures after which nothing
+   can continue. */
 carry_status carry_scheduler_step(carry_scheduler *scheduler, bool *is_busy);
 
 typedef struct carry_scheduler_stats {
@@ -74,7 +76,8 @@ carry_scheduler_stats carry_scheduler_statistics(const carry_scheduler *schedule
 /* Kept states, by handle. CARRY_ENOTFOUND: unknown handle. */
 carry_status carry_scheduler_state_length(carry_scheduler *scheduler, uint64_t state, int64_t *tokens);
 carry_status carry_scheduler_state_fork(carry_scheduler *scheduler, uint64_t state, uint64_t *made);
-/* Forgets the last `tokens` tokens, CARRY_ROLL_BACK at most. Replays tokens from a snapshot: exact. */
+/* Drops the last `tokens` tokens, at most CARRY_ROLL_BACK. It replays tokens from a snapshot, so the result is
+   exact. */
 carry_status carry_scheduler_state_roll_back(carry_scheduler *scheduler, uint64_t state, int64_t tokens);
 carry_status carry_scheduler_state_save(carry_scheduler *scheduler, uint64_t state, const char *path);
 carry_status carry_scheduler_state_load(carry_scheduler *scheduler, uint64_t *made, const char *path);
@@ -82,7 +85,7 @@ carry_status carry_scheduler_state_load(carry_scheduler *scheduler, uint64_t *ma
 carry_status carry_scheduler_state_to_host(carry_scheduler *scheduler, uint64_t state);
 carry_status carry_scheduler_state_move(carry_scheduler *s, uint64_t state, carry_scheduler *to, uint64_t *made);
 carry_status carry_scheduler_state_drop(carry_scheduler *scheduler, uint64_t state);
-/* A copy of it becomes a cached prefix. */
+/* Adds a copy of the state to the cached prefixes. */
 carry_status carry_scheduler_state_cache(carry_scheduler *scheduler, uint64_t state);
 
 #endif

@@ -1,8 +1,8 @@
-/* Admission: a slot, pages, and the state that a request begins with.
+/* Admission: gives a request a slot, pages, and the state that it begins with.
 
-   Requests with the same prompt, as the choices of an answer, read it once: the first one reads, the others wait with
-   their slots and take copies of its state before the last block of the prompt. Each reads that block itself, since its
-   first token is sampled from its own run. If the reader ends early, the next one reads. */
+   Requests with the same prompt, such as the choices of an answer, read it once: the first one reads; the others wait
+   with their slots and take copies of its state before the last block of the prompt. Each reads that block itself,
+   since its first token is sampled from its own run. If the reader ends early, the next one reads. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -31,13 +31,13 @@ static carry_status start_from_state(carry_scheduler *s, carry_sequence *q) {
     status = status == CARRY_OK ? carry_track_append(s->ctx, &track, q->track.ids, prompt) : status;
     q->track.slot = CARRY_POOL_NONE;
     carry_track_close(&s->pool, &q->track);
-    q->track = track; /* closed with the sequence, after a failure too */
+    q->track = track; /* freed with the sequence, also after a failure */
     q->before = kept->track.count;
     q->prompt_end = total;
     return status;
 }
 
-/* The state that the cache has, or none. */
+/* Starts from the state in the cache, if there is one. */
 static carry_status start_from_prefix(carry_scheduler *s, carry_sequence *q) {
     carry_track *t = &q->track;
     if (q->options.is_uncached || s->prefix.options.device_bytes == 0) {
@@ -51,7 +51,7 @@ static carry_status start_from_prefix(carry_scheduler *s, carry_sequence *q) {
     }
     const carry_status status = carry_prefix_restore(&s->prefix, &hit, t->slot, t->pages);
     carry_prefix_unpin(hit.node);
-    if (status != CARRY_OK) { /* the text is read from its beginning */
+    if (status != CARRY_OK) { /* read the text from its beginning */
         carry_prefix_drop_snapshot(&s->prefix, hit.node);
         return s->runner->ops->clear_slot(s->runner, t->slot);
     }
@@ -70,7 +70,7 @@ static void begin(carry_scheduler *s, carry_sequence *q) {
     }
 }
 
-/* The active sequence that reads the prompt of q, if it has not come to its last block. */
+/* The active sequence that reads the prompt of q, if it has not reached its last block. */
 static carry_sequence *reader_of(const carry_scheduler *s, const carry_sequence *q) {
     const uint64_t shares = q->options.shares;
     for (int64_t i = 0; shares != 0 && q->options.state == 0 && i < s->active_count; i++) {
@@ -93,7 +93,7 @@ static bool follow(carry_scheduler *s, carry_sequence *q) {
     return q->reader != NULL;
 }
 
-/* q, which waited for r, goes on from a copy of its state. False: without memory for it. */
+/* Continues q, which waited for r, from a copy of r's state. False if memory is short. */
 static bool take_copy(carry_scheduler *s, carry_sequence *q, const carry_sequence *r) {
     carry_track track = CARRY_TRACK_EMPTY;
     track.slot = q->track.slot;
@@ -145,13 +145,13 @@ void carry_scheduler_replace_reader(carry_scheduler *s, const carry_sequence *en
     }
 }
 
-/* Pages that a sequence can need besides those of kept states. */
+/* True if there are pages for all that a sequence may need, in addition to those of kept states. */
 static bool has_pages_for(const carry_scheduler *s, carry_sequence *q) {
     const carry_kept *kept = q->options.state != 0 ? carry_scheduler_state(s, q->options.state) : NULL;
     if (kept != NULL && s->runner->sizes.page_bytes > 0) {
         const int64_t all = kept->track.count + q->track.count + q->options.tokens;
         const int64_t most = all < s->runner->sizes.context ? all : s->runner->sizes.context;
-        q->page_limit = (most + BLOCK - 1) / BLOCK + 1; /* shared ones too: the kept state may be dropped */
+        q->page_limit = (most + BLOCK - 1) / BLOCK + 1; /* counts shared pages too: the kept state may be dropped */
     }
     const int64_t moved = kept != NULL ? carry_scheduler_host_pages(s, kept) : 0;
     return s->reserved + s->state_pages + moved + q->page_limit <= s->pool.pages;
@@ -178,8 +178,7 @@ void carry_scheduler_admit(carry_scheduler *s) {
             start(s, q);
             continue;
         }
-        if (s->active_count ==
-            0) { /* no sequence will end: kept states hold too much, and only their owner drops them */
+        if (s->active_count == 0) { /* no sequence will end, so kept states hold too much */
             (void)carry_fail(s->ctx, CARRY_EMEMORY,
                              "a request needs a slot and %" PRId64 " pages: kept states hold %" PRId64 " of %" PRId64
                              " pages and the other slots; drop some",

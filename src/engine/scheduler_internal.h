@@ -6,21 +6,21 @@
 
 #define CARRY_FLIGHTS 2
 
-/* A step whose results were not read. */
+/* A step whose results have not been read. */
 typedef struct carry_flight {
-    carry_sequence **sequences; /* of its runs */
-    bool *wants;                /* a token, for each */
-    bool *follows;              /* a guess: of the sequence of the run before */
+    carry_sequence **sequences; /* the sequence of each run */
+    bool *wants;                /* whether each run wants a token */
+    bool *follows;              /* the run is a guess, for the sequence of the run before */
     int64_t count, writers, prompt_tokens;
-    double enqueued, predicted; /* seconds: when, and how long it was expected to take */
+    double enqueued, predicted; /* seconds: time of the call, and expected duration */
 } carry_flight;
 
 typedef struct carry_kept {
     struct carry_kept *next;
     uint64_t handle;
     carry_track track;
-    int64_t singles;     /* tokens from here on were read one by one */
-    unsigned char *host; /* in host memory: slot and pages, and the track has neither; NULL: on the device */
+    int64_t singles;     /* tokens from this index on were read one by one */
+    unsigned char *host; /* slot and pages in host memory; the track then has neither. NULL: they are on the device */
 } carry_kept;
 
 struct carry_scheduler {
@@ -29,56 +29,58 @@ struct carry_scheduler {
     carry_state_pool pool;
     carry_prefix prefix;
     carry_scheduler_options options;
-    carry_sequence *first, *last; /* that wait */
+    carry_sequence *first, *last; /* waiting requests */
     carry_sequence **active;
     int64_t active_count;
-    int64_t reserved; /* pages that active sequences can need */
+    int64_t reserved; /* number of pages that active sequences may need */
     carry_kept *states;
-    int32_t *kept_owners; /* of each page: kept states that have it */
-    int64_t state_pages;  /* with an owner among them */
+    int32_t *kept_owners; /* for each page: the number of kept states that have it */
+    int64_t state_pages;  /* number of pages that kept states have */
     uint64_t next_state;
     carry_flight flights[CARRY_FLIGHTS];
     int flight_first, flight_count;
     carry_run *runs;
     carry_run_result *results;
-    /* Rates, in seconds: of a step without prompts, and of a token of a prompt. debt: time that prompts took from texts
-       beyond their half. */
+    /* Measured times in seconds: of a step without prompts, and of a token of a prompt. debt: time that prompts took
+       from texts beyond their half. */
     double write_s, token_s, debt, last_result;
-    bool has_ended; /* some sequence, since the last sweep */
+    bool has_ended; /* some sequence has ended since the last sweep */
     carry_scheduler_stats stats;
 };
 
 double carry_scheduler_now(const carry_scheduler *scheduler);
-/* The sequence ends; it is reported and freed when no step has it any more. */
+/* Ends a sequence; it is reported and freed when no step in progress uses it. */
 void carry_scheduler_end(carry_scheduler *s, carry_sequence *q, carry_outcome outcome);
-/* The same as a failure, with the message of the context. */
+/* The same for a failure, with the message of the context. */
 void carry_scheduler_fail(carry_scheduler *s, carry_sequence *q, carry_status status);
 
 /* scheduler_admit.c */
 void carry_scheduler_admit(carry_scheduler *scheduler);
-/* After a piece of a prompt was enqueued: copies of its state for the requests that wait for it. */
+/* Called after a piece of a prompt was enqueued: copies the reader's state to the requests that wait for it. */
 void carry_scheduler_share(carry_scheduler *s, carry_sequence *reader);
-/* One of the requests that wait for an ended one reads the prompt for the others. */
+/* Lets one of the requests that wait for an ended one read the prompt for the others. */
 void carry_scheduler_replace_reader(carry_scheduler *s, const carry_sequence *ended);
 
 /* scheduler_plan.c */
-/* Enqueues a step; *count: its runs, 0 if there is nothing to enqueue now. */
+/* Enqueues a step; *count: the number of its runs, 0 if there is nothing to enqueue now. */
 void carry_scheduler_enqueue(carry_scheduler *scheduler, int64_t *count);
-void carry_scheduler_learn(carry_scheduler *scheduler, const carry_flight *flight); /* from its duration */
+void carry_scheduler_learn(carry_scheduler *scheduler, const carry_flight *flight); /* updates the measured times from
+                                                                                       its duration */
 
-/* The slots of its guesses go back. */
+/* Frees the slots of the sequence's guesses. */
 void carry_scheduler_drop_drafts(carry_scheduler *s, carry_sequence *q);
 
 /* states.c */
 carry_kept *carry_scheduler_state(const carry_scheduler *scheduler, uint64_t handle); /* or NULL */
-/* The track of a sequence becomes a kept state; 0 without memory. */
+/* Makes the track of a sequence a kept state and returns its handle, or 0 if memory is short. */
 uint64_t carry_scheduler_keep(carry_scheduler *scheduler, carry_track *track, int64_t singles);
-/* Counts pages of a track as those of a kept state, or with -1 no longer. */
+/* Counts the pages of a track as pages of a kept state (more = 1), or no longer (-1). */
 void carry_scheduler_count_pages(carry_scheduler *s, const carry_track *track, int more);
-/* states_move.c: from host memory back to the device, if it is there. */
+/* states_move.c: moves a state back to the device if it is in host memory. */
 carry_status carry_scheduler_to_device(carry_scheduler *s, carry_kept *kept);
-int64_t carry_scheduler_host_pages(const carry_scheduler *s, const carry_kept *kept); /* that this takes */
-/* Reads all results that are due, so that the runner can be used beside the schedule. */
+int64_t carry_scheduler_host_pages(const carry_scheduler *s,
+                                   const carry_kept *kept); /* number of pages that this takes */
+/* Reads all outstanding results, so that the runner can be used outside of the schedule. */
 carry_status carry_scheduler_drain(carry_scheduler *scheduler);
 void carry_scheduler_free_states(carry_scheduler *scheduler);
 

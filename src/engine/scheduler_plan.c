@@ -1,8 +1,8 @@
 /* The runs of a step.
 
-   Texts keep at least half of their rate while prompts are read. With w seconds for a step of texts alone, a step with
-   pieces of prompts that takes m seconds takes m - 2 w from them; each step without pieces gives w back. Pieces are
-   read only while nothing is owed. They are as long as a few steps of texts take, so that no text pauses for long. */
+   Texts keep at least half of their rate while prompts are read. If a step with only texts takes w seconds, a step with
+   pieces of prompts that takes m seconds costs them m - 2 w; each step without pieces pays back w. Pieces are read only
+   while nothing is owed. A piece takes as long as a few steps of texts, so that no text pauses for long. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -10,11 +10,11 @@
 #include "engine/scheduler_internal.h"
 
 #define BLOCK CARRY_PAGE_TOKENS
-#define PAUSE 4.0           /* steps of texts that a piece beside them may take, */
-#define PAUSE_SECONDS 0.02  /* or this long: short pieces do not fill a GPU, and a reader does not notice the pause */
-#define OLDEST_SHARE 4      /* the oldest prompt gets one part in this many of a step */
-#define NEW_SHARE 0.25      /* of a new measurement in a mean */
-#define FINE_SNAPSHOTS 8192 /* tokens of a prompt in which pieces end at every multiple of snapshot_every */
+#define PAUSE 4.0           /* a piece may take as long as this many steps of texts, */
+#define PAUSE_SECONDS 0.02  /* or this long: shorter pieces do not keep a GPU busy, and the pause is not noticed */
+#define OLDEST_SHARE 4      /* the oldest prompt gets 1 / OLDEST_SHARE of a step */
+#define NEW_SHARE 0.25      /* weight of a new measurement in a running mean */
+#define FINE_SNAPSHOTS 8192 /* up to this token of a prompt, pieces end at multiples of snapshot_every */
 
 static int64_t block_floor(int64_t tokens) {
     return tokens / BLOCK * BLOCK;
@@ -22,7 +22,7 @@ static int64_t block_floor(int64_t tokens) {
 
 /* Runs. */
 
-/* Penalties and constraints depend on every token before. */
+/* True if the text gets guesses. Not with penalties and constraints, which depend on every token before. */
 static bool is_drafted(const carry_scheduler *s, const carry_sequence *q) {
     return s->options.draft != NULL && s->options.draft_tokens > 0 && !q->options.is_undrafted &&
            !carry_sequence_needs_last(q);
@@ -74,7 +74,8 @@ void carry_scheduler_drop_drafts(carry_scheduler *s, carry_sequence *q) {
     }
 }
 
-/* Guesses for the tokens after the last one of a text, as far as there are slots for their states; *left: runs. */
+/* Finds guesses for the tokens after the last one of a text, as far as there are slots for their states; *left: the
+   runs that are left. */
 static void find_drafts(carry_scheduler *s, carry_sequence *q, int64_t *left) {
     const carry_track *t = &q->track;
     int64_t most = s->options.draft_tokens < *left ? s->options.draft_tokens : *left;
@@ -91,7 +92,7 @@ static void find_drafts(carry_scheduler *s, carry_sequence *q, int64_t *left) {
     *left -= q->draft_count;
 }
 
-/* The last token of a text and the guesses after it. */
+/* Adds the last token of a text and the guesses after it. */
 static void add_drafted(carry_scheduler *s, carry_sequence *q, carry_flight *f, int64_t *left) {
     const int64_t at = f->count;
     find_drafts(s, q, left);
@@ -113,7 +114,7 @@ static void add_drafted(carry_scheduler *s, carry_sequence *q, carry_flight *f, 
     }
 }
 
-/* One token of each text; false if there are no texts. */
+/* Adds one token of each text; false if there are no texts. */
 static bool add_texts(carry_scheduler *s, carry_flight *f) {
     bool are_texts = false;
     int64_t left = s->runner->sizes.sequences - s->options.texts;
@@ -127,7 +128,7 @@ static bool add_texts(carry_scheduler *s, carry_flight *f) {
         are_texts = true;
         if ((q->pending > 0 && !may_run_ahead(s, q)) || q->written + q->pending >= q->options.tokens ||
             t->count + q->pending >= s->runner->sizes.context) {
-            continue; /* the result decides */
+            continue; /* wait for the pending result */
         }
         if (is_drafted(s, q)) {
             add_drafted(s, q, f, &left);
@@ -139,23 +140,23 @@ static bool add_texts(carry_scheduler *s, carry_flight *f) {
     return are_texts;
 }
 
-/* Ends a piece at `stop` if that is inside it. */
+/* The end of a piece: `stop` if it is inside the piece, else `end`. */
 static int64_t cut(int64_t length, int64_t end, int64_t stop) {
     return length < stop && stop < end ? stop : end;
 }
 
-/* True if the pieces of a prompt end where its states are cached. */
+/* True if the pieces of a prompt end where its state is cached. */
 static bool is_cut(const carry_scheduler *s, const carry_sequence *q) {
     return s->options.same_bits || q->prompt_end - q->cached >= s->options.cut_from;
 }
 
-/* Where the state of a prompt is cached. */
+/* The position at which the state of a prompt is cached. */
 static int64_t cached_end(const carry_scheduler *s, const carry_sequence *q) {
     const int64_t last = carry_sequence_last_block(q);
     return is_cut(s, q) || last == 0 ? last : q->prompt_end;
 }
 
-/* Where the next piece of a prompt ends, `most` tokens on at most; `length` itself: not even a block fits. */
+/* The end of a prompt's next piece, at most `most` tokens further; `length` if not even a block fits. */
 static int64_t piece_end(const carry_scheduler *s, const carry_sequence *q, int64_t most) {
     const int64_t length = q->track.length;
     const int64_t every = s->options.snapshot_every;
@@ -192,7 +193,7 @@ static bool is_reader(const carry_sequence *q) {
     return q->phase == CARRY_PHASE_READS && q->reader == NULL && q->in_flight < CARRY_FLIGHTS;
 }
 
-/* Of the prompts that have no piece in this step yet, the one with the fewest tokens left, of equal ones the oldest. */
+/* Among the prompts without a piece in this step, the one with the fewest tokens left, or the oldest of these. */
 static carry_sequence *shortest(const carry_scheduler *s) {
     carry_sequence *found = NULL;
     for (int64_t i = 0; i < s->active_count; i++) {
@@ -205,8 +206,9 @@ static carry_sequence *shortest(const carry_scheduler *s) {
     return found;
 }
 
-/* Pieces of prompts, the shortest first: first tokens come as early as possible on average, and prompts that came
-   together are not all late. The oldest prompt gets a quarter of each step, so that it ends whatever comes after it. */
+/* Adds pieces of prompts, the shortest first: this gives the earliest first tokens on average, and of prompts that
+   arrived together not all are late. The oldest prompt gets a quarter of each step, so that it ends whatever arrives
+   later. */
 static void add_prompts(carry_scheduler *s, carry_flight *f, int64_t left) {
     carry_sequence *oldest = NULL;
     for (int64_t i = 0; i < s->active_count; i++) {
@@ -225,7 +227,7 @@ static void add_prompts(carry_scheduler *s, carry_flight *f, int64_t left) {
     }
 }
 
-/* Tokens of prompts in a step beside texts. */
+/* The number of prompt tokens in a step with texts. */
 static int64_t piece_budget(const carry_scheduler *s, int64_t left) {
     if (s->write_s <= 0.0 || s->debt > 0.0) {
         return 0;
@@ -235,8 +237,6 @@ static int64_t piece_budget(const carry_scheduler *s, int64_t left) {
     const int64_t some = tokens < (double)left ? block_floor((int64_t)tokens) : left;
     return some < BLOCK ? BLOCK : some;
 }
-
-/* Results of a step that was enqueued. */
 
 static void snapshot_prompt(carry_scheduler *s, carry_sequence *q) {
     const carry_track *t = &q->track;
@@ -248,7 +248,7 @@ static void snapshot_prompt(carry_scheduler *s, carry_sequence *q) {
     }
 }
 
-/* After a run was enqueued: copies of its state are enqueued behind it. */
+/* Called after a run was enqueued; copies of its state are enqueued after it. */
 static void advance(carry_scheduler *s, carry_sequence *q, int64_t count, bool wants, double enqueued) {
     carry_track *t = &q->track;
     t->length += count;
@@ -273,7 +273,7 @@ static void advance(carry_scheduler *s, carry_sequence *q, int64_t count, bool w
     }
 }
 
-/* A step that could not be enqueued: the prompts of it end, or without prompts the texts. */
+/* Handles a step that could not be enqueued: its prompts end, or its texts if it has no prompts. */
 static void refuse(carry_scheduler *s, const carry_flight *f, carry_status status) {
     for (int64_t i = f->prompt_tokens > 0 ? f->writers : 0; i < f->count; i++) {
         carry_scheduler_fail(s, f->sequences[i], status);

@@ -9,7 +9,7 @@
 #include "core/memory.h"
 
 #define BLOCK CARRY_PAGE_TOKENS
-#define SHARED_PROMPT 128 /* tokens; states of shorter prompts are neither shared nor cached */
+#define SHARED_PROMPT 128 /* tokens: states of shorter prompts are neither shared nor cached */
 
 carry_status carry_track_append(carry_ctx *ctx, carry_track *t, const int32_t *ids, int64_t count) {
     if (t->count + count > t->room) {
@@ -47,7 +47,7 @@ carry_status carry_track_reserve(carry_ctx *ctx, carry_track *t, const carry_run
     return CARRY_OK;
 }
 
-/* The page of token `length`, copied if others have it too. */
+/* Copies the page of token `length` if it is shared. */
 static carry_status own_last_page(carry_prefix *prefix, carry_track *t) {
     const int64_t last = t->length / BLOCK;
     if (t->length % BLOCK == 0 || last >= t->page_count || !carry_state_pool_is_shared(prefix->pool, t->pages[last])) {
@@ -127,7 +127,7 @@ void carry_track_drop_anchors(carry_state_pool *pool, carry_track *t, int64_t af
             t->anchor[i] = CARRY_POOL_NONE;
         }
     }
-    if (t->anchor[1] == CARRY_POOL_NONE) { /* the newer one is the last */
+    if (t->anchor[1] == CARRY_POOL_NONE) { /* there is only one anchor */
         t->anchor[1] = t->anchor[0];
         t->anchor_length[1] = t->anchor_length[0];
         t->anchor[0] = CARRY_POOL_NONE;
@@ -143,7 +143,8 @@ void carry_track_close(carry_state_pool *pool, carry_track *t) {
     *t = (carry_track)CARRY_TRACK_EMPTY;
 }
 
-/* One more than its tokens fill: a shared page that is copied exists twice for a moment. */
+/* The maximum number of pages of a sequence: one more than its tokens fill, because a shared page exists twice while it
+   is copied. */
 static int64_t pages_at_most(const carry_runner_sizes *sizes, int64_t count, int64_t tokens) {
     const int64_t most = tokens < sizes->context - count ? count + tokens : sizes->context;
     return sizes->page_bytes > 0 ? pages_for(most) + 1 : 0;

@@ -1,4 +1,4 @@
-/* Rules of sampling that depend on the text: penalties, biases, constraints. */
+/* Sampling rules that depend on the text: penalties, biases, constraints. */
 #include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* The list of devices that copy slots in one launch. */
+/* The list of devices that can copy slots in one launch. */
 #include "engine/slot_device.h"
 
 #include <stddef.h>

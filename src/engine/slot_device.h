@@ -1,5 +1,5 @@
-/* Copies of slots and pages on a GPU in one launch: a state has some eighty parts, and a copy of each costs more to
-   launch than to do. */
+/* Copies slots and pages on a GPU in one launch: a state has some eighty parts, and launching a copy for each would
+   take longer than the copies. */
 #ifndef CARRY_ENGINE_SLOT_DEVICE_H
 #define CARRY_ENGINE_SLOT_DEVICE_H
 
@@ -7,7 +7,7 @@
 
 #include "carry/device.h"
 
-/* Rows of one part: row i is at base + i bytes. */
+/* Rows of one part: row i is at base + i * bytes. */
 typedef struct carry_slot_part {
     unsigned char *base;
     uint64_t bytes; /* a multiple of 4 */
@@ -19,8 +19,8 @@ extern "C" {
 
 typedef struct carry_slot_kernel {
     const char *backend;
-    /* Row `to` of all parts becomes row `from`, or zeros where from is negative; so does last[to], unless last is NULL.
-       parts and last: on the device. */
+    /* Copies row `from` to row `to` in all parts, or zeroes it if `from` is negative; the same for last[to], unless
+       last is NULL. parts and last are on the device. */
     carry_status (*copy)(carry_ctx *ctx, int ordinal, carry_stream *stream, const carry_slot_part *parts, int count,
                          int32_t *last, int64_t to, int64_t from);
 } carry_slot_kernel;

@@ -1,4 +1,4 @@
-/* States as files: tensors by name, checked against the runner that they go to. */
+/* States as files: tensors by name, checked against the runner for which they are read. */
 #include "engine/state_image.h"
 
 #include <inttypes.h>
@@ -10,7 +10,7 @@
 
 #define BLOCK CARRY_PAGE_TOKENS
 
-/* Bytes as the widest type that they are a multiple of: files have no bytes. */
+/* The widest type of whose size the number of bytes is a multiple: files have no type for bytes. */
 static carry_dtype type_of(size_t bytes) {
     return bytes % 8 == 0 ? CARRY_I64 : bytes % 4 == 0 ? CARRY_F32 : CARRY_BF16;
 }
@@ -42,7 +42,7 @@ static carry_status damaged(carry_ctx *ctx, const char *path, const char *name) 
                       path, name);
 }
 
-/* The data of a tensor of `count` times `unit` bytes, or NULL. */
+/* The data of a tensor with `count` times `unit` bytes, or NULL. */
 static const void *data_of(const carry_state_file *file, const char *name, size_t unit, int64_t count) {
     const carry_tensor *t = carry_safetensors_find(&file->file, name);
     const carry_dtype type = type_of(unit);

@@ -1,4 +1,4 @@
-/* Kept states: forked, rolled back, saved, loaded, dropped. */
+/* Kept states: forking, rolling back, saving, loading and dropping them. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -23,13 +23,13 @@ static carry_status find_state(carry_scheduler *s, uint64_t handle, carry_kept *
     return *found != NULL ? CARRY_OK : carry_fail(s->ctx, CARRY_ENOTFOUND, "there is no state %" PRIu64, handle);
 }
 
-/* The same, on the device. */
+/* The same; also moves the state to the device. */
 static carry_status take_state(carry_scheduler *s, uint64_t handle, carry_kept **found) {
     CARRY_TRY(find_state(s, handle, found));
     return carry_scheduler_to_device(s, *found);
 }
 
-/* Counts the pages of kept states, each once. */
+/* Counts the pages of kept states, each page once. */
 void carry_scheduler_count_pages(carry_scheduler *s, const carry_track *t, int more) {
     for (int64_t i = 0; i < t->page_count; i++) {
         int32_t *owners = &s->kept_owners[t->pages[i]];
@@ -96,7 +96,7 @@ carry_status carry_scheduler_state_cache(carry_scheduler *s, uint64_t state) {
                             t->length);
 }
 
-/* An empty track with a slot. */
+/* Makes an empty track with a slot. */
 static carry_status open_track(carry_scheduler *s, carry_track *track) {
     *track = (carry_track)CARRY_TRACK_EMPTY;
     track->slot = carry_prefix_take_slot(&s->prefix);
@@ -128,7 +128,7 @@ carry_status carry_scheduler_state_fork(carry_scheduler *s, uint64_t state, uint
     return keep_track(s, &track, status, k->singles, made);
 }
 
-/* Reads tokens without sampling, alone, and waits. */
+/* Reads tokens without sampling, in a step of their own, and waits. */
 static carry_status replay(carry_scheduler *s, carry_track *t, int64_t count) {
     carry_run_result result;
     CARRY_TRY(carry_track_extend(&s->prefix, t, count));
@@ -144,8 +144,8 @@ static carry_status replay(carry_scheduler *s, carry_track *t, int64_t count) {
     return CARRY_OK;
 }
 
-/* The state after `length` tokens, in a track that has those tokens and the state after more of them. Tokens that were
-   sampled are read one by one as they were at first, so that the bits are the same. */
+/* Rolls a track back to the state after `length` tokens; it has the state after more. Sampled tokens are read one by
+   one again, as the first time, so that the bits are the same. */
 static carry_status go_back(carry_scheduler *s, carry_track *t, int64_t length, int64_t singles) {
     const carry_track before = *t;
     int i = CARRY_TRACK_ANCHORS - 1;
@@ -165,7 +165,7 @@ static carry_status go_back(carry_scheduler *s, carry_track *t, int64_t length, 
     return CARRY_OK;
 }
 
-/* Pages from the first that a replay writes to become this track's own. */
+/* Makes the pages to which a replay writes the track's own. */
 static carry_status own_pages(carry_scheduler *s, carry_track *t, int64_t length) {
     for (int64_t i = length / BLOCK; i < t->page_count; i++) {
         if (carry_state_pool_is_shared(&s->pool, t->pages[i])) {
@@ -182,7 +182,7 @@ static carry_status own_pages(carry_scheduler *s, carry_track *t, int64_t length
     return CARRY_OK;
 }
 
-/* Pages that requests under way can still need are not taken. */
+/* Fails if the pages are not free, counting those that active requests may still need. */
 static carry_status check_pages(carry_scheduler *s, int64_t pages) {
     return s->runner->sizes.page_bytes == 0 || s->reserved + s->state_pages + pages <= s->pool.pages
                ? CARRY_OK
@@ -190,13 +190,13 @@ static carry_status check_pages(carry_scheduler *s, int64_t pages) {
                             pages);
 }
 
-/* On a fork of the state, which replaces it when all is done: a failure leaves the state as it was. */
+/* Works on a fork of the state, which replaces it at the end: a failure leaves the state unchanged. */
 static carry_status roll_back_fork(carry_scheduler *s, carry_kept *k, int64_t length) {
     carry_track track;
     CARRY_TRY(open_track(s, &track));
     carry_status status = carry_track_fork(&s->prefix, &track, &k->track);
     int64_t from = 0;
-    for (int i = 0; i < CARRY_TRACK_ANCHORS && status == CARRY_OK; i++) { /* lent for the replay */
+    for (int i = 0; i < CARRY_TRACK_ANCHORS && status == CARRY_OK; i++) { /* the fork uses the anchors for the replay */
         track.anchor[i] = k->track.anchor[i];
         track.anchor_length[i] = k->track.anchor_length[i];
         from = track.anchor[i] != CARRY_POOL_NONE && track.anchor_length[i] <= length ? track.anchor_length[i] : from;
@@ -213,7 +213,7 @@ static carry_status roll_back_fork(carry_scheduler *s, carry_kept *k, int64_t le
         return status;
     }
     carry_scheduler_count_pages(s, &k->track, -1);
-    k->track.anchor[0] = k->track.anchor[1] = CARRY_POOL_NONE; /* the fork has them now */
+    k->track.anchor[0] = k->track.anchor[1] = CARRY_POOL_NONE; /* the fork owns them now */
     carry_track_close(&s->pool, &k->track);
     k->track = track;
     carry_scheduler_count_pages(s, &k->track, 1);

@@ -1,4 +1,4 @@
-/* Kept states in host memory, and on other devices. */
+/* Kept states in host memory, and moved to other devices. */
 #include <inttypes.h>
 #include <stdlib.h>
 
@@ -6,7 +6,7 @@
 #include "core/memory.h"
 #include "engine/scheduler_internal.h"
 
-/* Slot and pages of a state in one piece of memory: the slot first. */
+/* Reads the slot and pages of a state into one piece of memory, the slot first. */
 static carry_status read_parts(carry_scheduler *s, const carry_track *t, unsigned char **made) {
     carry_runner *r = s->runner;
     const int64_t pages = t->page_count;
@@ -27,7 +27,7 @@ static carry_status read_parts(carry_scheduler *s, const carry_track *t, unsigne
     return status;
 }
 
-/* The same into a track that has a slot and no pages, for `length` tokens. */
+/* The inverse: writes them to a track that has a slot and no pages, for `length` tokens. */
 static carry_status write_parts(carry_scheduler *s, carry_track *t, const unsigned char *from, int64_t length) {
     carry_runner *r = s->runner;
     CARRY_TRY(carry_track_extend(&s->prefix, t, length));
@@ -92,7 +92,7 @@ carry_status carry_scheduler_to_device(carry_scheduler *s, carry_kept *k) {
     return CARRY_OK;
 }
 
-/* States of the same model in the same layout. */
+/* Checks that both schedulers have the same model and layout of states. */
 static carry_status check_target(carry_scheduler *s, carry_scheduler *to, const carry_track *t) {
     const carry_runner_sizes *here = &s->runner->sizes;
     const carry_runner_sizes *there = &to->runner->sizes;
@@ -113,7 +113,7 @@ static carry_status check_target(carry_scheduler *s, carry_scheduler *to, const 
                             there->context);
 }
 
-/* Into host memory of the other scheduler, from where its first use takes it to the device. */
+/* Adds the state to host memory of the other scheduler; its first use there moves it to the device. */
 static carry_status add_there(carry_scheduler *to, const carry_kept *k, unsigned char *parts, uint64_t *made) {
     carry_track track = CARRY_TRACK_EMPTY;
     CARRY_TRY(carry_track_append(to->ctx, &track, k->track.ids, k->track.count));

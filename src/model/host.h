@@ -4,8 +4,7 @@
 
 #include "carry/tensor.h"
 
-/* carry_copy of a tensor to one in host memory, and then the wait for it: the work before it on the device's stream is
-   done on return. */
+/* Copies a tensor to one in host memory and waits for it: all earlier work on the device's stream is done on return. */
 carry_status carry_read(carry_ctx *ctx, carry_tensor to, carry_tensor from);
 
 #endif

@@ -13,7 +13,7 @@
 #include "model/host.h"
 #include "ops/quantised/tiles.h"
 
-#define GAP 16 /* elements: every parameter starts on a line of the cache */
+#define GAP 16 /* elements: every parameter starts on a cache line */
 
 int64_t carry_parameters_room(int64_t count) {
     return (count + GAP - 1) / GAP * GAP;
@@ -46,7 +46,7 @@ int64_t carry_parameters_add(carry_parameters *own, carry_parameter p) {
     return own->parameters++;
 }
 
-/* A flat buffer of `count` elements, zero. */
+/* Allocates a flat buffer of `count` elements and zeroes it. */
 static carry_status take(const carry_parameters *own, void *buffer, int64_t count, size_t size, const char *what) {
     const size_t bytes = (size_t)count * size;
     void *data = NULL;
@@ -203,7 +203,7 @@ carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index
 
 static int64_t find_spared(const carry_parameters *own, int64_t first, int64_t count, int64_t *ranges) {
     int64_t found = 0;
-    for (int64_t i = 0, next; i < own->parameters; i = next) { /* neighbours that decay alike are one range */
+    for (int64_t i = 0, next; i < own->parameters; i = next) { /* neighbours with the same `decays` form one range */
         for (next = i + 1; next < own->parameters && own->parameter[next].decays == own->parameter[i].decays; next++) {
         }
         int64_t from = own->parameter[i].offset - first;
@@ -248,7 +248,7 @@ const carry_parameter *carry_parameters_find(const carry_parameters *own, const 
 
 carry_status carry_parameters_upload(const carry_parameters *own, float *buffer, int64_t first, const float *from,
                                      int64_t count) {
-    /* A view has a pointer that may be written through; this one is only read. */
+    /* carry_view_1d takes a pointer to non-const; the copy only reads `from`. */
     return carry_copy(own->ctx, carry_parameters_flat(own, buffer, first, count),
                       carry_view_1d((void *)(uintptr_t)from, CARRY_F32, count));
 }
@@ -258,7 +258,7 @@ carry_status carry_parameters_download(const carry_parameters *own, float *to, f
     return carry_read(own->ctx, carry_view_1d(to, CARRY_F32, count), carry_parameters_flat(own, buffer, first, count));
 }
 
-/* Elements that are in 16 bits alone. */
+/* Reads elements that exist only in 16 bits. */
 static carry_status sample_low(const carry_parameters *own, float *to, const carry_parameter *p, int64_t count) {
     const carry_tensor from = carry_parameters_low(own, p->offset, count);
     uint16_t *bits = carry_aligned_new((size_t)count * sizeof *bits);
@@ -298,8 +298,8 @@ carry_status carry_parameters_see(const carry_parameters *own, float *buffer, co
     return carry_parameters_download(own, *copied, buffer, 0, own->count);
 }
 
-/* This rank's part of the whole tensor, as f32 in host memory. Its rows follow each other in the whole tensor when the
-   cut is at the first index, and do not when it is at the second. */
+/* Converts this rank's part of the whole tensor to f32 in host memory. The part's rows are adjacent in the whole tensor
+   if the cut is at the first index, and apart if it is at the second. */
 static carry_status take_part(const carry_parameters *own, const carry_parameter *p, float *to, const void *whole,
                               carry_dtype dtype) {
     const int ranks = own->ranks > 1 ? own->ranks : 1;
@@ -310,7 +310,7 @@ static carry_status take_part(const carry_parameters *own, const carry_parameter
     const int64_t next = p->cut == CARRY_CUT_COLUMNS ? columns * ranks : columns;
     const int64_t first = p->cut != CARRY_CUT_NONE ? columns * own->rank : 0;
     for (int64_t row = 0; row < rows; row++) {
-        /* A view has a pointer that may be written through; this one is only read. */
+        /* carry_view_1d takes a pointer to non-const; the conversion only reads it. */
         void *piece = (void *)(uintptr_t)(from + (size_t)(first + row * next) * size);
         CARRY_TRY(carry_convert(own->ctx, carry_view_1d(to + row * columns, CARRY_F32, columns),
                                 carry_view_1d(piece, dtype, columns)));
@@ -318,7 +318,7 @@ static carry_status take_part(const carry_parameters *own, const carry_parameter
     return CARRY_OK;
 }
 
-/* Elements that are kept in 16 bits alone, rounded where they are. */
+/* Stores elements that exist only in 16 bits, rounded. */
 static carry_status put_low(const carry_parameters *own, const carry_parameter *p, float *part) {
     uint16_t *bits = carry_aligned_new((size_t)p->count * sizeof *bits);
     if (bits == NULL) {
@@ -327,7 +327,7 @@ static carry_status put_low(const carry_parameters *own, const carry_parameter *
     const carry_tensor here = carry_view_1d(bits, own->low_dtype, p->count);
     carry_status status = carry_convert(own->ctx, here, carry_view_1d(part, CARRY_F32, p->count));
     status = status == CARRY_OK ? carry_copy(own->ctx, carry_parameters_low(own, p->offset, p->count), here) : status;
-    free(bits); /* memory that is not pinned has been read when a copy returns */
+    free(bits); /* a copy from memory that is not pinned has read it on return */
     return status;
 }
 

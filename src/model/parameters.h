@@ -12,11 +12,12 @@
 #include "carry/tensor.h"
 #include "file/weights.h"
 
-/* How ranks share a parameter: each has all of it, or a part of its first or second index. */
+/* How ranks share a parameter: every rank has all of it, or each has a part of its first or second index. */
 typedef enum carry_parameter_cut { CARRY_CUT_NONE, CARRY_CUT_ROWS, CARRY_CUT_COLUMNS } carry_parameter_cut;
 
-/* The order of a tensor's rows in files, where it is not the order here. A file has `groups` groups of rows[0] rows of
-   a first block, rows[1] of a second, and so on; here the rows of a block lie together, from row first[i] on. */
+/* The order of a tensor's rows in files, where it differs from the order in memory. A file has `groups` groups; each
+   has rows[0] rows of block 0, then rows[1] rows of block 1, and so on. In memory the rows of block i are adjacent and
+   start at row first[i]. */
 #define CARRY_ROW_BLOCKS 4
 typedef struct carry_row_order {
     int64_t groups; /* 0: the order is the same */
@@ -27,134 +28,147 @@ typedef struct carry_parameter {
     char name[96];
     int rank;
     int64_t shape[5];
-    int64_t offset, count; /* elements in the flat buffers; offsets are multiples of 16, the gaps are zero for good */
-    bool decays;           /* does weight decay reach it? */
-    bool is_table;         /* rows are looked up by id, or are scores of ids: embeddings and heads */
-    int start;             /* how it starts: the model's own */
+    int64_t offset, count; /* elements in the flat buffers; offsets are multiples of 16, and the gaps between parameters
+                              are always zero */
+    bool decays;           /* weight decay applies to it */
+    bool is_table;         /* embeddings and heads: rows are looked up by token id, or give the scores of token ids */
+    int start;             /* how it is initialised: a constant of the model */
     carry_parameter_cut cut;
-    carry_row_order order; /* of the whole tensor, which is then not cut */
-    bool may_be_narrow;    /* products alone use it: it may be kept in 16 bits */
-    int64_t wide;          /* its place in the f32 buffers: offset, but for carry_parameters_narrow; -1: none */
-    const void *mapped; /* its elements in a file that is mapped, for models that are only read; NULL: in the buffers */
+    carry_row_order order; /* row order of the whole tensor; a parameter with one is never cut */
+    bool may_be_narrow;    /* only products use it, so it may be kept in 16 bits */
+    int64_t wide;          /* its offset in the f32 buffers: equal to `offset` unless carry_parameters_narrow was
+                              called; -1: it is not in them */
+    const void *mapped; /* its elements in a mapped file, for models that are only read; NULL: it is in the buffers */
     carry_dtype mapped_dtype;
     const carry_quant_format *format; /* where mapped_dtype is CARRY_QUANTISED */
-    void *blocks;         /* made from the file's layout, on the parameters' device; mapped points to them, or NULL */
-    bool may_be_tiled;    /* operators that accept quantised matrices alone use it, in rows from a multiple of 16 on */
+    void *blocks;         /* blocks converted from the file's layout, on the parameters' device; then `mapped` points to
+                             them. NULL: not converted */
+    bool may_be_tiled;    /* only operators that accept quantised matrices use it, and every slot starts at a row that
+                             is a multiple of 16 */
     int64_t listed;       /* its offset before quantised parameters left the buffers of a GPU */
-    uint64_t blocks_hash; /* of the blocks in the file, of a parameter that is quantised on a GPU */
+    uint64_t blocks_hash; /* hash of the blocks in the file, for a parameter that is quantised on a GPU */
 } carry_parameter;
 
 typedef struct carry_parameters {
     carry_ctx *ctx;
     int device;      /* of the buffers */
-    int rank, ranks; /* that share parameters which are cut; ranks 0: one */
+    int rank, ranks; /* this rank, and the number of ranks that share the cut parameters (0 means 1) */
     int64_t parameters;
     carry_parameter *parameter;
     int64_t count;   /* elements of each flat buffer */
-    int64_t trained; /* of those, without the gaps: the number of parameters */
+    int64_t trained; /* the same without the gaps: the number of trained values */
     float *weights;
     float *gradients; /* NULL until wanted */
-    void *low;        /* the weights in low_dtype; NULL until wanted */
+    void *low;        /* the weights in low_dtype; NULL until asked for */
     carry_dtype low_dtype;
     carry_weights files; /* stay open while parameters are mapped */
-    int64_t stored[3];   /* elements that the files have in f32, bf16 and f16 */
-    int64_t quantised;   /* elements that the files have in quantised blocks; counted in bf16, too */
+    int64_t stored[3];   /* number of elements that the files have in f32, bf16 and f16 */
+    int64_t quantised;   /* number of elements that the files have in quantised blocks; they are also counted as bf16 */
     bool is_narrow;      /* carry_parameters_narrow was called */
-    int64_t wide_count;  /* elements of the f32 buffer then */
+    int64_t wide_count;  /* elements of the f32 buffer if is_narrow */
     bool reads_only;     /* carry_parameters_map was called: the weights do not change after loading */
-    /* Other names of a tensor in files. NULL: none. `other` is called with names and which = 0, 1, ..., and returns
-       false after the last; with `pieces` they are consecutive rows of the tensor. */
+    /* Gives other names of a tensor in files; NULL: they have no other names. `other` is called with `names` and which
+       = 0, 1, ..., writes a name to `to`, and returns false after the last. With `pieces` the names are those of
+       consecutive rows of the tensor. */
     bool (*other)(const void *names, const char *name, int which, bool pieces, char *to, size_t size);
     const void *names;
 } carry_parameters;
 
-/* An empty list with room for `most`. ctx and device are for everything that follows. */
+/* Makes an empty list with capacity for `most` parameters. ctx and device are used by all functions below. */
 carry_status carry_parameters_open(carry_ctx *ctx, carry_parameters *own, int device, int64_t most);
-/* The next of the list; its place follows the last one's. shape is of the whole tensor, and is cut for this rank.
-   Returns its index; -1 if p has rank 0: not in the model. The caller has bounded the sum of all. */
+/* Appends a parameter; its offset follows the previous one's. `shape` is that of the whole tensor and is cut for this
+   rank. Returns the index, or -1 if p has rank 0: it is not in the model. The caller must bound the sum of all
+   sizes. */
 int64_t carry_parameters_add(carry_parameters *own, carry_parameter p);
-int64_t carry_parameters_room(int64_t count); /* elements of a buffer that a parameter of `count` takes */
-/* Weights, all zero. Refused with what is needed and free when the device has too little memory. */
+int64_t carry_parameters_room(int64_t count); /* elements of a flat buffer that a parameter of `count` elements takes,
+                                                 with its gap */
+/* Allocates the weights and zeroes them. If the device has too little memory, the message says how much is needed and
+   how much is free. */
 carry_status carry_parameters_allocate(carry_parameters *own);
-/* Before memory is allocated, for a model on the CPU that is only read: matrices (rank 2) that a folder has in bf16 or
-   f16, or in quantised blocks, are used where the file is mapped, and have no room in the buffers. Those that are
-   quantised in another layout are converted to blocks. On a GPU that reads quantised matrices as they are
-   (ops/quantised/tiles.h) those that may be tiled have memory of their own; others, and all of them for training, are
-   decoded. */
+/* Call before memory is allocated, for a model that is only read. On the CPU, matrices (rank 2) that the folder has in
+   bf16, in f16 or in quantised blocks are used directly in the mapped file and take no space in the buffers; those
+   quantised in another layout are converted to blocks. On a GPU that reads quantised matrices (ops/quantised/tiles.h),
+   matrices that may be tiled are allocated separately; all others, and all of them for training, are decoded. */
 carry_status carry_parameters_map(carry_parameters *own, const char *folder);
-/* The same without a folder: every matrix that may be tiled gets memory for this format. */
+/* The same without a folder: every matrix that may be tiled is allocated for this format. */
 carry_status carry_parameters_tile(carry_parameters *own, const carry_quant_format *format);
-/* Where an element of the buffers is after one of the two, on a GPU. */
+/* Returns the offset of an element of the flat buffers after carry_parameters_map or carry_parameters_tile took
+   quantised parameters out of them, on a GPU. `place` is its offset before. */
 int64_t carry_parameters_moved(const carry_parameters *own, int64_t place);
-/* Fills a quantised parameter from `rows` rows of blocks in host memory, which repeat until all rows are there. */
+/* Fills a quantised parameter from `rows` rows of blocks in host memory. The rows repeat if the parameter has more. */
 carry_status carry_parameters_put_blocks(carry_parameters *own, int64_t index, const void *blocks, int64_t rows);
-/* Before memory is allocated, for a model that is only read: parameters that may be narrow have no f32 master, only
-   their elements in bf16 or f16; the others have both. */
+/* Call before memory is allocated, for a model that is only read: parameters that may be narrow are stored in bf16 or
+   f16 only, without f32 masters; the others are stored in both types. */
 void carry_parameters_narrow(carry_parameters *own, carry_dtype dtype);
 /* True if f32 masters and copies in 16 bits would not fit into the free memory of the device. */
 bool carry_parameters_exceed(const carry_parameters *own);
 carry_status carry_parameters_want_gradients(carry_parameters *own); /* allocates and zeroes them */
 carry_status carry_parameters_zero_gradients(carry_parameters *own);
-/* Makes copies in bf16 or f16; and updates existing copies from the current weights. */
+/* want_low makes copies in bf16 or f16; round updates existing copies from the current weights. */
 carry_status carry_parameters_want_low(carry_parameters *own, carry_dtype dtype);
 carry_status carry_parameters_round(carry_parameters *own);
 void carry_parameters_free(carry_parameters *own);
 
-/* Parameter `index` in one of the flat buffers (mapped weights: in the file, in its type); elements [first, first +
-   count) of one. */
+/* view: parameter `index` in one of the flat buffers, or, if it is mapped, in the file and in the file's type. flat:
+   elements [first, first + count) of a buffer. */
 carry_tensor carry_parameters_view(const carry_parameters *own, float *buffer, int64_t index);
 carry_tensor carry_parameters_flat(const carry_parameters *own, float *buffer, int64_t first, int64_t count);
-/* Elements of the copies in 16 bits; absent without copies. */
+/* Elements [first, first + count) of the copies in 16 bits; an absent tensor if there are no copies. */
 carry_tensor carry_parameters_low(const carry_parameters *own, int64_t first, int64_t count);
-/* The weight as products want it: its copy in 16 bits if there are copies, else as it is. */
+/* The weight as input of a product: its 16-bit copy if there are copies, else the weight itself. */
 carry_tensor carry_parameters_product(const carry_parameters *own, int64_t index);
-/* Where weight decay does not reach in elements [first, first + count), as carry_adamw.spared wants it: how many
-   numbers that are, counted from `first`, and a tensor of as many on the model's device that gets them. */
+/* The ranges without weight decay among elements [first, first + count), in the form of carry_adamw.spared: pairs of
+   begin and end, counted from `first`. spared returns how many numbers that is; put_spared writes them to `to`, a
+   tensor of that length on the model's device. */
 int64_t carry_parameters_spared(const carry_parameters *own, int64_t first, int64_t count);
 carry_status carry_parameters_put_spared(const carry_parameters *own, carry_tensor to, int64_t first, int64_t count);
 const carry_parameter *carry_parameters_find(const carry_parameters *own, const char *name); /* NULL: none */
 
-/* This rank's part of parameter `index`, from the whole tensor in host memory, packed; the copies in 16 bits wait for
-   carry_parameters_round. */
+/* Stores this rank's part of parameter `index`, given the whole packed tensor in host memory. The 16-bit copies change
+   only when carry_parameters_round is called. */
 carry_status carry_parameters_put(carry_parameters *own, int64_t index, const void *whole, carry_dtype dtype);
 
-/* The same of this rank's part, f32 in host memory. */
+/* The same, given only this rank's part: f32 in host memory. */
 carry_status carry_parameters_put_part(carry_parameters *own, int64_t index, float *part);
 
-/* Copies a whole parameter, packed: from the order of rows in files to the order here, or back. */
+/* Copies a whole packed parameter and changes its rows from the file's order to the order in memory, or back. */
 void carry_parameters_reorder(const carry_parameter *p, void *to, const void *from, carry_dtype dtype, bool to_file);
 
-/* Start values: `fill` writes the whole tensor of a parameter, f32 in host memory. */
+/* Sets the start values. `fill` writes the whole tensor of a parameter as f32 in host memory. */
 carry_status carry_parameters_start(carry_parameters *own,
                                     carry_status (*fill)(const void *model, const carry_parameter *p,
                                                          carry_tensor whole, uint64_t seed),
                                     const void *model, uint64_t seed);
 
-/* Between host memory, which may be used again on return, and a flat buffer: elements [first, first + count). */
+/* Copies elements [first, first + count) between host memory and a flat buffer. The host memory may be reused on
+   return. */
 carry_status carry_parameters_upload(const carry_parameters *own, float *buffer, int64_t first, const float *from,
                                      int64_t count);
 carry_status carry_parameters_download(const carry_parameters *own, float *to, float *buffer, int64_t first,
                                        int64_t count);
 
-/* The first `count` elements of a parameter's weight, in f32, to host memory. */
+/* Copies the first `count` elements of a parameter's weight to host memory as f32. */
 carry_status carry_parameters_sample(const carry_parameters *own, float *to, int64_t index, int64_t count);
 
-/* A hash of all names, shapes and weights: the same for equal weights on any device, in any type that holds them. */
+/* Computes a hash of all names, shapes and weights. Equal weights have the same hash on any device and in any type that
+   holds them exactly. */
 carry_status carry_parameters_hash(const carry_parameters *own, uint64_t *hash);
 
-/* A flat buffer in host memory: where it is, or a copy, which the caller frees (NULL: none was made). */
+/* Makes a flat buffer readable in host memory. *seen points to the buffer itself or to a copy; *copied is the copy,
+   which the caller frees, or NULL if none was made. */
 carry_status carry_parameters_see(const carry_parameters *own, float *buffer, const float **seen, float **copied);
 
-/* Does a folder have all of the list, by name, shape and type? To be asked before memory is: a configuration is a few
-   bytes, and what it asks for must be in the files. */
+/* Checks that a folder has all parameters, by name, shape and type. Call it before allocating memory: the sizes in a
+   configuration are not trusted until the files have tensors of those sizes. */
 carry_status carry_parameters_check(carry_parameters *own, const char *folder);
-/* From a folder's weights (file/weights.h), in f32, bf16 or f16. Wrong shapes, missing and surplus tensors are refused
-   by name; `spare` (NULL: none) says which surplus ones may be there. */
+/* Loads the weights of a folder (file/weights.h), in f32, bf16 or f16. A missing, surplus or wrongly shaped tensor is
+   an error that names it; `spare` says which surplus tensors are allowed (NULL: none). */
 carry_status carry_parameters_load(carry_parameters *own, const char *folder,
                                    bool (*spare)(const void *model, const carry_weights *weights, const char *name),
                                    const void *model);
-carry_dtype carry_parameters_stored(const carry_parameters *own); /* the type that the files have most elements in */
-/* model.safetensors in a folder, replaced as a whole. Not of a rank's part. */
+carry_dtype carry_parameters_stored(const carry_parameters *own); /* the type of most elements in the files */
+/* Writes model.safetensors in a folder, replacing the file as a whole. It does not support parameters that are cut over
+   ranks. */
 carry_status carry_parameters_save(const carry_parameters *own, const char *folder, carry_dtype dtype);
 
 #endif

@@ -11,7 +11,7 @@
 #include "model/parameters_file.h"
 #include "model/parameters_quantised.h"
 
-/* By its name or another one; NULL: none. */
+/* Finds a tensor by its name or one of its other names, or returns NULL. */
 static const carry_tensor *find_named(const carry_parameters *own, const carry_weights *weights, const char *name) {
     char other[CARRY_SAFETENSORS_NAME];
     const carry_tensor *found = carry_weights_find(weights, name);
@@ -22,8 +22,9 @@ static const carry_tensor *find_named(const carry_parameters *own, const carry_w
     return found;
 }
 
-/* Piece `which` of a tensor that a file has in pieces: consecutive rows of it or, of a tensor of rank 3, of its
-   matrices. False past the last. *piece is NULL where the file has no tensor of its name. */
+/* Finds piece `which` of a tensor that a file stores in pieces: consecutive rows or, for a tensor of rank 3,
+   consecutive rows of its matrices. Returns false past the last; *piece is NULL if the file has no tensor of that
+   name. */
 static bool find_piece(const carry_parameters *own, const carry_weights *weights, const char *name, int which,
                        const carry_tensor **piece, char other[CARRY_SAFETENSORS_NAME]) {
     *piece = NULL;
@@ -39,7 +40,8 @@ static bool is_weight(carry_dtype dtype) {
     return carry_dtype_is_real(dtype) || dtype == CARRY_QUANTISED;
 }
 
-/* Has a piece the type and, but for its first index, the shape that it needs? The pieces of matrices are all equal. */
+/* True if a piece has the right type and, except for the first index, the right shape. Pieces that are rows of matrices
+   must all have the same number of rows. */
 static bool piece_fits(const carry_parameter *p, const carry_tensor *piece, const carry_tensor *first) {
     const int less = p->rank - piece->rank; /* 1: rows of matrices */
     return is_weight(piece->dtype) && piece->rank >= 1 &&
@@ -47,8 +49,8 @@ static bool piece_fits(const carry_parameter *p, const carry_tensor *piece, cons
            memcmp(piece->shape + 1, p->shape + 1 + less, (size_t)(piece->rank - 1) * sizeof *p->shape) == 0;
 }
 
-/* Do the pieces make up the parameter? Otherwise the first that is missing or does not fit is named. *pieces is their
-   number, 0 where the file has not the first. */
+/* Checks that the pieces make up the parameter; the error names the first that is missing or does not fit. *pieces is
+   their number, or 0 if the file does not have the first. */
 static carry_status check_pieces(const carry_parameters *own, const carry_weights *weights, const carry_parameter *p,
                                  const char *folder, int *pieces) {
     char other[CARRY_SAFETENSORS_NAME];
@@ -83,7 +85,8 @@ static carry_status check_pieces(const carry_parameters *own, const carry_weight
                             *pieces, p->name, carry_shape_text(needs, p->rank, p->shape));
 }
 
-/* The tensor of a parameter, of the right shape and type. NULL: it is there in pieces, which fit. */
+/* Finds the tensor of a parameter and checks its shape and type. *found is NULL if the file has it in pieces, which are
+   checked too. */
 static carry_status find_one(const carry_parameters *own, const carry_weights *weights, int64_t index,
                              const char *folder, const carry_tensor **found) {
     const carry_parameter *p = &own->parameter[index];
@@ -120,7 +123,7 @@ static carry_status find_one(const carry_parameters *own, const carry_weights *w
     return CARRY_OK;
 }
 
-/* Elements of the file go where they stay, without a copy on the host. */
+/* Copies the file's elements directly to their destination, without conversion or a copy on the host. */
 static carry_status put_as_they_are(carry_parameters *own, const carry_parameter *p, int64_t at,
                                     const carry_tensor *from) {
     const int64_t count = carry_tensor_count(from);
@@ -132,8 +135,8 @@ static bool stays(const carry_parameters *own, const carry_parameter *p, const c
     return p->wide < 0 && own->ranks <= 1 && p->order.groups == 0 && from->dtype == own->low_dtype;
 }
 
-/* Pieces that find_one has checked, all of the type that the parameter is kept in: one after the other. *done is false
-   where one is of another type. */
+/* Copies pieces that find_one has checked, if all have the type in which the parameter is kept. *done is false if one
+   has another type. */
 static carry_status put_pieces(carry_parameters *own, const carry_weights *weights, const carry_parameter *p,
                                const char *folder, bool *done) {
     char other[CARRY_SAFETENSORS_NAME];
@@ -154,7 +157,7 @@ static carry_status put_pieces(carry_parameters *own, const carry_weights *weigh
     return CARRY_OK;
 }
 
-/* Pieces that find_one has checked, into f32: in place on the CPU, elsewhere beside. */
+/* Converts pieces that find_one has checked to f32: in place on the CPU, in a temporary buffer for other devices. */
 static carry_status load_pieces(carry_parameters *own, const carry_weights *weights, int64_t index,
                                 const char *folder) {
     const carry_parameter *p = &own->parameter[index];
@@ -178,7 +181,7 @@ static carry_status load_pieces(carry_parameters *own, const carry_weights *weig
             at += count;
             continue;
         }
-        own->stored[piece->dtype] += count; /* f32, bf16 or f16: checked before */
+        own->stored[piece->dtype] += count; /* f32, bf16 or f16, as checked before */
         status = carry_parameters_check_values(own, piece, other, folder);
         status = status == CARRY_OK ? carry_convert(own->ctx, carry_view_1d(whole + at, CARRY_F32, count),
                                                     carry_view_1d(piece->data, piece->dtype, count))
@@ -207,7 +210,7 @@ void carry_parameters_reorder(const carry_parameter *p, void *to, const void *fr
     }
 }
 
-/* A tensor whose rows have another order in the file. */
+/* Loads a tensor whose rows are in another order in the file. */
 static carry_status load_ordered(carry_parameters *own, int64_t index, const carry_tensor *from) {
     const carry_parameter *p = &own->parameter[index];
     void *whole = carry_aligned_new((size_t)p->count * carry_dtype_size(from->dtype));
@@ -246,7 +249,7 @@ carry_status carry_parameters_load_one(carry_parameters *own, const carry_weight
     return carry_parameters_put(own, index, from->data, from->dtype);
 }
 
-/* The first tensor that a parameter is read from; NULL: none. */
+/* The first tensor that a parameter is read from, or NULL. */
 static const carry_tensor *first_tensor(const carry_parameters *own, const carry_weights *weights,
                                         const carry_parameter *p) {
     char other[CARRY_SAFETENSORS_NAME];
@@ -279,7 +282,7 @@ carry_status carry_parameters_check(carry_parameters *own, const char *folder) {
     return status;
 }
 
-/* On a GPU: quantised matrices get memory there, which is filled when the folder is loaded. */
+/* On a GPU: allocates device memory for quantised matrices; it is filled when the folder is loaded. */
 static carry_status map_tiles(carry_parameters *own, const char *folder) {
     carry_weights weights;
     carry_status status = CARRY_OK;
@@ -323,7 +326,7 @@ carry_status carry_parameters_map(carry_parameters *own, const char *folder) {
     return CARRY_OK;
 }
 
-/* Elements of the parameters whose rows have another order in files. */
+/* The total number of elements of parameters whose rows have another order in files. */
 static int64_t ordered_count(const carry_parameters *own) {
     int64_t count = 0;
     for (int64_t i = 0; i < own->parameters; i++) {

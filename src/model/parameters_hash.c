@@ -1,6 +1,6 @@
 /* The hash of a model's weights. A block of 16384 elements is hashed as bf16 if all of them are exact in bf16, else as
-   f32: so weights that a file has in bf16 hash alike where they are mapped, and where a device has them in f32. The
-   blocks of a parameter are hashed by all threads; on a GPU they are downloaded in pieces. */
+   f32: so weights that a file has in bf16 have the same hash whether they are mapped or a device has them in f32. All
+   threads hash the blocks of a parameter; on a GPU they are downloaded in pieces. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -59,7 +59,7 @@ static void hash_blocks(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Elements of one parameter, from wherever they are. */
+/* Hashes the elements of one parameter, on the host or on a device. */
 static carry_status hash_weight(const carry_parameters *own, carry_tensor weight, uint64_t *hash, void *room) {
     const int64_t count = carry_tensor_count(&weight);
     const carry_tensor flat = carry_reshape_1d(weight, count);
@@ -94,7 +94,7 @@ carry_status carry_parameters_hash(const carry_parameters *own, uint64_t *hash) 
     for (int64_t i = 0; status == CARRY_OK && i < own->parameters; i++) {
         const carry_parameter *p = &own->parameter[i];
         const carry_tensor weight = carry_parameters_view(own, own->weights, i);
-        if (weight.dtype == CARRY_QUANTISED) { /* their blocks, whatever they decode to */
+        if (weight.dtype == CARRY_QUANTISED) { /* hash the blocks, not their decoded values */
             memset(of, 0, blocks * sizeof *of);
             of[0] = own->device == 0 ? carry_hash(0, weight.data, (size_t)(weight.shape[0] * weight.stride[0]))
                                      : p->blocks_hash;

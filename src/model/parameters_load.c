@@ -1,7 +1,7 @@
-/* All parameters from the files of a folder, file after file.
+/* Loads all parameters from the files of a folder, file after file.
 
-   Files are mapped. While the tensors of one are checked by all threads, converted and uploaded, the next is read by
-   the system; the pages of a file that was read are released. So a folder of any size needs the memory of two files. */
+   Files are mapped. While all threads check, convert and upload the tensors of one file, the system reads the next; the
+   pages of a file that was loaded are released. So a folder of any size needs the memory of two files. */
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,7 +10,7 @@
 #include "core/tensor.h"
 #include "model/parameters_file.h"
 
-/* The files of a folder: those that are mapped already, else opened. */
+/* Returns the folder's files: the mapped ones if there are any, else it opens them. */
 static carry_status open_files(const carry_parameters *own, carry_weights *weights, const char *folder) {
     if (own->files.files == 0) {
         return carry_weights_open(own->ctx, weights, folder);
@@ -26,7 +26,7 @@ carry_dtype carry_parameters_stored(const carry_parameters *own) {
                                                                             : CARRY_F32;
 }
 
-/* Says how far it is, for folders of several files. */
+/* Reports progress, for folders of several files. */
 static void report(const carry_parameters *own, const carry_weights *weights, int64_t file, const char *folder) {
     double read = 0.0;
     double all = 0.0;
@@ -40,7 +40,8 @@ static void report(const carry_parameters *own, const carry_weights *weights, in
     }
 }
 
-/* The parameters of every file in turn; those whose file is not known come first. Mapped files stay as they are. */
+/* Loads the parameters of every file in turn; parameters whose file is not known come first. Files that were mapped
+   before stay mapped. */
 static carry_status load_files(carry_parameters *own, const carry_weights *weights, const char *folder) {
     const bool stays_mapped = own->files.files > 0;
     int64_t *file = calloc((size_t)own->parameters + 1, sizeof *file);

@@ -14,9 +14,10 @@
 #include "ops/quantised/tiles.h"
 
 #define GRAIN 8                       /* rows handed to a thread */
-#define PIECE_BYTES ((size_t)1 << 26) /* of blocks that are beside their tiles on a GPU */
+#define PIECE_BYTES ((size_t)1 << 26) /* bytes of blocks uploaded at once, to be packed into tiles */
 
-/* The blocks of a tensor: where they are, or made, which the caller frees (*made). */
+/* Gives the blocks of a tensor: those in the file, or new ones converted from the file's layout. The caller frees
+ *made, which is NULL in the first case. */
 static carry_status take_blocks(carry_ctx *ctx, const carry_tensor *from, const char *name, carry_tensor *blocks,
                                 void **made) {
     const carry_quant_source *source = carry_quant_source_of(from);
@@ -47,7 +48,7 @@ static void decode_rows(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* The message names the folder, too. */
+/* Checks a tensor; the error message names the folder too. */
 static carry_status check(carry_ctx *ctx, const char *folder, const char *name, const carry_tensor *W) {
     char whole[512];
     (void)snprintf(whole, sizeof whole, "%.380s: %.120s", folder, name);
@@ -68,7 +69,7 @@ carry_status carry_parameters_decode(const carry_parameters *own, const carry_te
     return status;
 }
 
-/* Memory on the device for a quantised parameter. */
+/* Allocates device memory for a quantised parameter. */
 static carry_status tile(carry_parameters *own, carry_parameter *p, const carry_quant_format *format) {
     size_t bytes;
     if (!carry_quant_bytes_on(&bytes, own->device, format, p->shape[0], p->shape[1])) {
@@ -118,7 +119,8 @@ carry_status carry_parameters_tile(carry_parameters *own, const carry_quant_form
     return CARRY_OK;
 }
 
-/* Rows of blocks in host memory to rows first and on, a multiple of 16; beside: as much memory on the device. */
+/* Stores `count` rows of blocks from host memory as rows first, first + 1, ... of W; `first` is a multiple of 16.
+   `beside` is a device buffer of at least `bytes` bytes; the CPU does not use it. */
 static carry_status put_rows(const carry_parameters *own, carry_tensor W, int64_t first, int64_t count,
                              const void *blocks, size_t bytes, void *beside) {
     const carry_tensor part = carry_slice(W, first, count);
@@ -138,13 +140,13 @@ carry_status carry_parameters_put_blocks(carry_parameters *own, int64_t index, c
     void *beside = NULL;
     carry_status status = CARRY_OK;
     piece = piece < CARRY_QUANT_TILE_ROWS ? CARRY_QUANT_TILE_ROWS : piece;
-    piece = piece < rows ? piece : rows; /* a whole number of tiles, but for the last rows */
+    piece = piece < rows ? piece : rows; /* a whole number of tiles, except for the last rows */
     p->blocks_hash = carry_hash(0, blocks, (size_t)rows * row);
     if (own->device != 0) {
         CARRY_TRY(carry_device_alloc(own->ctx, &beside, own->device, (size_t)piece * row));
     }
     for (int64_t first = 0, some; status == CARRY_OK && first < p->shape[0]; first += some) {
-        const int64_t from = first % rows; /* of those that repeat */
+        const int64_t from = first % rows; /* index in the rows that repeat */
         some = piece < rows - from ? piece : rows - from;
         some = some < p->shape[0] - first ? some : p->shape[0] - first;
         status = put_rows(own, W, first, some, (const char *)blocks + (size_t)from * row, (size_t)some * row, beside);

@@ -1,5 +1,5 @@
-/* Values of weights in files. A damaged file would otherwise be used: one flipped bit of an exponent makes every result
-   wrong. All threads read the tensor, which brings its pages into memory. */
+/* Checks the values of weights in files. Without it a damaged file would be used: one flipped bit of an exponent makes
+   every result wrong. All threads read the tensor, which brings its pages into memory. */
 #include <math.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -9,9 +9,9 @@
 #include "core/threads.h"
 #include "model/parameters_file.h"
 
-#define LARGEST 1e8f /* of a weight; those of models that work are below 1e3 */
+#define LARGEST 1e8f /* the largest accepted weight; the weights of working models are below 1e3 */
 
-/* One element; of f16 0 for those that are numbers. */
+/* Returns one element. For f16 it returns 0 in place of any finite value. */
 static float value_at(const void *data, carry_dtype dtype, int64_t index) {
     const unsigned char *at = (const unsigned char *)data + (size_t)index * carry_dtype_size(dtype);
     uint16_t half;
@@ -22,7 +22,7 @@ static float value_at(const void *data, carry_dtype dtype, int64_t index) {
         return value;
     }
     memcpy(&half, at, sizeof half);
-    if (dtype == CARRY_F16) { /* none is too large: NaN and infinity alone have this exponent */
+    if (dtype == CARRY_F16) { /* no finite f16 is too large; only NaN and infinity have this exponent */
         return (half & 0x7C00u) == 0x7C00u ? (half & 0x3FFu) != 0 ? NAN : INFINITY : 0.0f;
     }
     bits = (uint32_t)half << 16;
@@ -30,19 +30,19 @@ static float value_at(const void *data, carry_dtype dtype, int64_t index) {
     return value;
 }
 
-#define SOME 4096 /* elements looked at together */
+#define SOME 4096 /* elements checked together */
 #define LANES 32
-#define GRAIN ((int64_t)32) /* of those, worth handing to a thread */
+#define GRAIN ((int64_t)32) /* blocks of SOME elements: the least that is worth a thread */
 
 typedef struct value_check {
     const void *data;
     carry_dtype dtype;
     int64_t count;
-    _Atomic int64_t wrong; /* a block with such a value; -1: none */
+    _Atomic int64_t wrong; /* a block with a bad value; -1: none */
 } value_check;
 
-/* Bits without the sign order as magnitudes do. 1e8 is 0x4CBEBC20; in bf16 the next below is 0x4CBE. Lanes of a fixed
-   number become vectors at any level of optimisation. */
+/* Without the sign bit, the bits of two floats compare like their magnitudes. 1e8 is 0x4CBEBC20; in bf16 the next value
+   below it is 0x4CBE. A fixed number of lanes lets the compiler use vectors at any optimisation level. */
 static bool half_is_fine(const uint16_t *at, int64_t count, uint16_t largest) {
     uint16_t most[LANES] = {0};
     int64_t i = 0;

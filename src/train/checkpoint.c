@@ -26,7 +26,7 @@ static carry_status make_folders(carry_ctx *ctx, const char *path) {
     }
     for (char *slash = strchr(partial + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        (void)mkdir(partial, 0777); /* what cannot be made shows at the last one */
+        (void)mkdir(partial, 0777); /* a failure here also makes the last mkdir fail */
         *slash = '/';
     }
     return mkdir(path, 0777) == 0 || errno == EEXIST ? CARRY_OK : cannot(ctx, path);
@@ -46,7 +46,7 @@ static carry_status lock(carry_ctx *ctx, carry_run_folder *folder) {
         return carry_fail(ctx, CARRY_EIO, "another process trains into %s: wait for it, or give another --out",
                           folder->path);
     }
-    return CARRY_OK; /* a file system without locks does without */
+    return CARRY_OK; /* on a file system without locks, continue without one */
 }
 
 carry_status carry_run_folder_open(carry_ctx *ctx, carry_run_folder *folder, const char *path) {
@@ -119,11 +119,12 @@ static carry_status write_all(carry_ctx *ctx, const char *folder, const carry_ch
         CARRY_TRY(carry_tokenizer_save_folder(ctx, c->tokenizer, folder));
     }
     CARRY_TRY(save_state(ctx, folder, c));
-    CARRY_TRY(save_note(ctx, folder, c)); /* the last: it vouches for the others */
+    CARRY_TRY(save_note(ctx, folder, c)); /* written last: it has the checksums of the others */
     return carry_checkpoint_sync(ctx, folder);
 }
 
-/* The hidden folder takes its place. One of the same step that is in the way was damaged, or of another run. */
+/* Renames the hidden folder to its final name. An existing folder of the same step was damaged or belongs to another
+   run, and is removed. */
 static carry_status take_place(carry_ctx *ctx, const carry_run_folder *folder, const char *hidden, const char *path) {
     if (rename(hidden, path) != 0) {
         char aside[CARRY_FILE_PATH];
@@ -137,7 +138,7 @@ static carry_status take_place(carry_ctx *ctx, const carry_run_folder *folder, c
     return carry_checkpoint_sync(ctx, folder->path);
 }
 
-/* A link to the newest, replaced as a whole; a file system without links does without. */
+/* Makes `latest` a link to the newest step, replacing it atomically. Does nothing on a file system without links. */
 static void point_to(const carry_run_folder *folder, int64_t step) {
     char link[CARRY_FILE_PATH];
     char hidden[CARRY_FILE_PATH];

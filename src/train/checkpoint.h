@@ -1,15 +1,15 @@
-/* Checkpoints: a training run's folder holds step-N folders, the newest of which `latest` points to.
+/* Checkpoints: a training run's folder has step-N folders; `latest` points to the newest.
 
-       step-400/config.json, model.safetensors, tokenizer.json    a model as Hugging Face has it
+       step-400/config.json, model.safetensors, tokenizer.json    a model in the format of Hugging Face
        step-400/optimizer.safetensors                             AdamW's m.NAME and v.NAME, shaped like NAME; w.NAME
-                                                                  where the model is an average of weights
-       step-400/train.json                                        step, place in the data, options; size and CRC-32C of
-                                                                  each of the other files, and of itself up to there
+                                                                  too if the model is an average of weights
+       step-400/train.json                                        step, position in the data, options; size and CRC of
+                                                                  each other file, and of its own text before them
        latest -> step-400
 
-   A checkpoint is written in a hidden folder beside it, every file and folder synced, and renamed: it is there whole or
-   not at all. Older ones are removed only then. Loading compares every file with train.json; a folder that is not whole
-   is skipped with a warning, and the one before it is taken.
+   A checkpoint is written in a hidden folder next to it; then every file and folder is synced, and the folder is
+   renamed: so it is complete or absent. Only then are older ones removed. Loading compares every file with train.json,
+   which has CRC-32C checksums; an incomplete folder is skipped with a warning, and the one before it is used.
 
    The folder is locked while a run writes to it. */
 #ifndef CARRY_TRAIN_CHECKPOINT_H
@@ -25,18 +25,18 @@
 
 typedef struct carry_run_folder {
     char path[CARRY_FILE_PATH];
-    int lock;       /* a file that is open while it is ours; -1: none */
-    int64_t newest; /* the step that was saved or found last; -1: none */
+    int lock;       /* descriptor of the lock file, open while the folder is locked; -1: not locked */
+    int64_t newest; /* the step that was last saved or found; -1: none */
 } carry_run_folder;
 
-/* Makes the folder where it is missing and removes what a killed run left half-written. CARRY_EIO when it cannot be
-   written or another process trains into it. */
+/* Makes the folder if it is missing and removes the partly written files of a killed run. CARRY_EIO if it cannot be
+   written, or if another process trains into it. */
 carry_status carry_run_folder_open(carry_ctx *ctx, carry_run_folder *folder, const char *path);
 void carry_run_folder_close(carry_run_folder *folder);
-/* Does it hold checkpoints, whole or not? */
+/* True if it has checkpoints, complete or not. */
 bool carry_run_folder_is_used(const char *path);
-/* True if the folder does not exist, or holds no file that a new run could overwrite or be mixed with. A killed run's
-   lock and half-written step do not count; a symbolic link is not free, wherever it leads. */
+/* True if the folder does not exist, or has no file that a new run could overwrite or be mixed with. The lock and the
+   partly written step of a killed run do not count; a symbolic link is never free, whatever its target. */
 bool carry_run_folder_is_free(const char *path);
 
 typedef struct carry_checkpoint {
@@ -49,11 +49,11 @@ typedef struct carry_checkpoint {
     const void *model;
     const carry_tokenizer *tokenizer; /* NULL: none */
     const float *m, *v;               /* [parameters->count] */
-    const float *weights; /* the weights in training, where the model that is saved is an average of them; else NULL */
+    const float *weights;             /* the weights in training, if the saved model is an average of them; else NULL */
     int64_t keep;
 } carry_checkpoint;
 
-/* One rank does it. On failure the older ones are as they were. */
+/* Called by one rank. If it fails, the older checkpoints are unchanged. */
 carry_status carry_checkpoint_save(carry_ctx *ctx, carry_run_folder *folder, const carry_checkpoint *checkpoint);
 
 typedef struct carry_found {
@@ -64,13 +64,13 @@ typedef struct carry_found {
     carry_json *document; /* train.json; "options" is in it */
 } carry_found;
 
-/* The newest whole checkpoint of a run's folder (or path is a checkpoint itself); damaged ones are noted, with what is
-   wrong. CARRY_ENOTFOUND if no checkpoint is whole. */
+/* Finds the newest complete checkpoint of a run's folder (path may also be a checkpoint itself); damaged ones are
+   reported with the reason. CARRY_ENOTFOUND if no checkpoint is complete. */
 carry_status carry_checkpoint_find(carry_ctx *ctx, carry_found *found, const char *path, const carry_sink *sink);
 void carry_found_free(carry_found *found);
-/* The slice's m and v, from the checkpoint. */
+/* Loads m and v of the optimizer's slice from the checkpoint. */
 carry_status carry_checkpoint_load_state(const char *path, carry_optimizer *optimizer);
-/* The weights that were trained, of a checkpoint whose model is their average. */
+/* Loads the weights in training, from a checkpoint whose model is their average. */
 carry_status carry_checkpoint_load_weights(carry_ctx *ctx, const char *path, const carry_parameters *model);
 
 #endif

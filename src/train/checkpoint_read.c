@@ -29,7 +29,7 @@ bool carry_run_folder_is_free(const char *path) {
     struct stat what;
     (void)snprintf(name, sizeof name, "%s", path);
     for (size_t end = strlen(name); end > 1 && name[end - 1] == '/'; end--) {
-        name[end - 1] = '\0'; /* the folder that a link leads to, else */
+        name[end - 1] = '\0'; /* with a slash at the end, lstat would follow a link */
     }
     if (lstat(name, &what) != 0) {
         return true;
@@ -71,7 +71,7 @@ static carry_status take_note(carry_ctx *ctx, carry_found *found, const char *pa
     return CARRY_OK;
 }
 
-/* One folder: whole, or an error message. */
+/* Checks one folder: succeeds if it is complete, else fails with a message. */
 static carry_status check_checkpoint(carry_ctx *ctx, carry_found *found, const char *folder) {
     char note[CARRY_FILE_PATH];
     CARRY_TRY(carry_file_in(ctx, note, folder, CARRY_NOTE_FILE));
@@ -149,7 +149,7 @@ static carry_status find_state(carry_ctx *ctx, const carry_tensor **tensor, char
     return CARRY_OK;
 }
 
-/* The part of parameter p that the slice holds, from the tensor that is stored for it. */
+/* Reads the part of parameter p that belongs to the slice, from the tensor stored for it. */
 static carry_status load_part(carry_optimizer *o, float *to, char which, const carry_parameter *p,
                               const carry_safetensors *file) {
     const carry_tensor *tensor;

@@ -1,4 +1,4 @@
-/* Uploading batches beside steps. */
+/* Uploads batches while steps run. */
 #include "train/feed.h"
 
 #include <stdlib.h>
@@ -76,7 +76,7 @@ static carry_status make(carry_feed *feed, carry_batches *batches) {
         carry_check_targets(ctx, &counted, carry_view_1d(batch->label, CARRY_I64, feed->count), feed->vocabulary));
     if (slot->was_used) {
         double none;
-        CARRY_TRY(carry_event_elapsed(ctx, &none, feed->device, slot->used, slot->used)); /* waits for it */
+        CARRY_TRY(carry_event_elapsed(ctx, &none, feed->device, slot->used, slot->used)); /* waits for the event */
     }
     memcpy(slot->pinned, batch->input, bytes);
     memcpy(slot->pinned + feed->count, batch->label, bytes);

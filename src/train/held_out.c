@@ -31,7 +31,7 @@ static carry_status open_exam(carry_training *t) {
         const int device = t->lm->own.device;
         void *logits = NULL;
         if (carry_size_product(&bytes, sizes, 3, carry_dtype_size(dtype))) {
-            (void)carry_device_alloc(t->ctx, &logits, device, bytes); /* NULL where it fails */
+            (void)carry_device_alloc(t->ctx, &logits, device, bytes); /* logits is NULL if it fails */
             t->logits = carry_view_on(device, logits, dtype, 3, sizes);
             t->logits_seen = carry_aligned_new(device != 0 ? bytes : 1);
             t->chosen = calloc((size_t)(sizes[0] * sizes[1]), sizeof *t->chosen);
@@ -51,7 +51,7 @@ static carry_status open_exam(carry_training *t) {
                                                       .seed = (uint64_t)t->options.seed});
 }
 
-/* The largest logit of each row. */
+/* Finds the largest logit of each row. */
 static carry_status choose(carry_training *t) {
     carry_tensor seen = t->logits;
     if (seen.device != 0) {
@@ -71,7 +71,7 @@ static carry_status choose(carry_training *t) {
     return CARRY_OK;
 }
 
-/* Adds loss, labels, right ones and asked ones of a batch to sums[4]. */
+/* Adds the loss, the number of labels, of correct predictions and of questions of a batch to sums[4]. */
 static carry_status evaluate_batch(carry_training *t, const carry_batch *batch, double *sums) {
     for (int64_t part = 0; part < t->options.accumulate; part++) {
         double loss = 0.0;
@@ -107,7 +107,7 @@ carry_status carry_training_evaluate(void *training) {
         bool stop;
         CARRY_TRY(carry_steps_stop(&t->loop, &stop));
         if (stop) {
-            return CARRY_OK; /* nothing to report of a part */
+            return CARRY_OK; /* an incomplete evaluation is not reported */
         }
         CARRY_TRY(carry_batches_next(t->ctx, t->evaluation, &batch));
         if (batch->rows == 0) {

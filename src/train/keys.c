@@ -102,7 +102,7 @@ void carry_keys_write(carry_json_text *text, const carry_train_key *keys, const 
     carry_json_put_raw(text, "\n  }");
 }
 
-/* A value that was not given is written as 0, -1 or "". */
+/* True if the value means "not given": 0, -1 or "". */
 static bool is_unsaid(const carry_train_key *key, const char *value) {
     return *value == '\0' || strcmp(value, "-1") == 0 || (key->least > 0.0 && strcmp(value, "0") == 0);
 }

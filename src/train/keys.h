@@ -1,5 +1,5 @@
-/* Options as tables of keys: one table of the fields of a struct serves the command line, the YAML file, and
-   train.json in a checkpoint, from which a run is resumed. */
+/* Options as tables of keys: a table lists the fields of a struct, for the command line, the YAML file, and train.json
+   in a checkpoint, from which a run is resumed. */
 #ifndef CARRY_TRAIN_KEYS_H
 #define CARRY_TRAIN_KEYS_H
 
@@ -21,18 +21,19 @@ typedef enum carry_train_kind {
 typedef struct carry_train_key {
     const char *name;
     carry_train_kind kind;
-    size_t offset, size; /* of the field; size of a text */
+    size_t offset, size; /* offset and size of the field; size is for texts */
     double least, most;
-    bool fixed; /* a resumed run keeps the one it was started with */
+    bool fixed; /* a resumed run keeps its original value */
     const char *argument, *help;
 } carry_train_key;
 
-/* Tables end with a NULL name. NULL: unknown name. */
+/* Tables end with a NULL name. Returns NULL for an unknown name. */
 const carry_train_key *carry_keys_find(const carry_train_key *keys, const char *name);
-/* CARRY_EARGUMENT or CARRY_ERANGE name the key, the value and what it may be. A flag takes true or false. */
+/* CARRY_EARGUMENT and CARRY_ERANGE name the key, the value and the accepted values. A flag takes true or false. */
 carry_status carry_keys_set(carry_ctx *ctx, const carry_train_key *keys, void *options, const char *name,
                             const char *value);
-/* As a JSON object of texts, and back; unknown keys are ignored, so that newer files can be read. */
+/* Writes the options as a JSON object of strings, and reads them back; unknown keys are ignored, so that newer files
+   can be read. */
 void carry_keys_write(carry_json_text *text, const carry_train_key *keys, const void *options);
 carry_status carry_keys_read(carry_ctx *ctx, const carry_train_key *keys, void *options, const carry_json *object);
 

@@ -1,4 +1,4 @@
-/* Training a language model: what the loop over steps asks for. */
+/* Training a language model: the functions that the training loop calls. */
 #include "train/loop.h"
 
 #include <inttypes.h>
@@ -29,7 +29,7 @@ double carry_train_flops(const carry_lm *lm) {
     return 3.0 * 2.0 * products;
 }
 
-/* The sequences of a part of a batch of packed examples, whose rows are then one row. */
+/* Sets the sequences of a part of a batch of packed examples; its rows are then treated as one row. */
 static void cut_part(carry_training *t, const int64_t *cuts, int64_t part, carry_lm_args *args) {
     const int64_t sequences = t->pass_options.sequences;
     if (sequences == 0) {
@@ -76,8 +76,8 @@ static void ahead(void *training) {
     }
 }
 
-/* The scale of the loss is a part of a recording; so would be the borders of packed examples, which change with every
-   batch, and the elements that dropout drops: these steps are not recorded. */
+/* The scale of the loss is part of a recording. So are the boundaries of packed examples, which change with every
+   batch, and the elements that dropout drops: steps with these are not recorded. */
 static uint64_t key(void *training) {
     const carry_training *t = training;
     if (t->lm->adapter != NULL && t->lm->adapter->options.dropout > 0.0) {
@@ -86,7 +86,7 @@ static uint64_t key(void *training) {
     return t->feed.device != 0 && t->feed.sequences == 0 ? (uint64_t)t->feed.labels_whole + 1 : 0;
 }
 
-/* A part of the batch that the feed brought. */
+/* Runs the pass for a part of the batch in the feed. */
 static carry_status pass_of_feed(carry_training *t, int64_t part, carry_lm_args *args) {
     const int64_t length = t->feed.count / (t->rows * t->options.accumulate);
     const int64_t count = t->rows * length;
@@ -96,7 +96,7 @@ static carry_status pass_of_feed(carry_training *t, int64_t part, carry_lm_args 
     return carry_lm_run(t->pass, args, t->memory, t->bytes);
 }
 
-/* Forward and backward over this rank's rows, in parts. */
+/* Runs forward and backward over this rank's rows, in parts. */
 static carry_status gradients(void *training, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user) {
     carry_training *t = training;
@@ -118,8 +118,8 @@ static carry_status gradients(void *training, carry_tensor total, carry_status (
     return CARRY_OK;
 }
 
-/* Memory of this process, or on a GPU, of this rank on the GPU that it trains on; where that is not known, all memory
-   in use there. */
+/* The memory of this process, or on a GPU, that of this rank on its GPU; if that is unknown, all memory in use on the
+   GPU. */
 static double held_bytes(const carry_training *t) {
     size_t available;
     size_t total;

@@ -1,4 +1,4 @@
-/* Counting the memory of a run. */
+/* Computes the memory of a run. */
 #include "train/memory.h"
 
 #include <inttypes.h>
@@ -41,7 +41,7 @@ static void count(const carry_training *t, carry_train_memory *m) {
     m->total = m->weights + m->copies + m->gradients + m->moments + m->activations + m->other;
 }
 
-/* Bytes of activations with other rows or recompute; SIZE_MAX if such a pass cannot be made. */
+/* Bytes of activations with another number of rows or `recompute`; SIZE_MAX if such a pass cannot be made. */
 static size_t activations_of(const carry_training *t, int64_t rows, bool recompute) {
     carry_lm_pass_options options = t->pass_options;
     carry_lm_pass *pass;
@@ -60,7 +60,7 @@ static size_t activations_of(const carry_training *t, int64_t rows, bool recompu
     return bytes;
 }
 
-/* The most rows that fit into `bytes`: memory grows with rows, so a binary search. */
+/* The largest number of rows that fits into `bytes`, by binary search, since memory grows with rows. */
 static int64_t rows_that_fit(const carry_training *t, size_t bytes, bool recompute) {
     int64_t fits = 0;
     int64_t too_many = t->rows + 1;
@@ -75,7 +75,7 @@ static int64_t rows_that_fit(const carry_training *t, size_t bytes, bool recompu
     return fits;
 }
 
-/* Rows that divide the batch's, so that --accumulate does it in equal parts; 0: none fits. */
+/* The smallest number of equal parts, above the current --accumulate, whose rows fit; 0 if no number works. */
 static int64_t parts_that_fit(const carry_training *t, int64_t fits) {
     const int64_t whole = t->rows * t->options.accumulate;
     for (int64_t parts = 1; fits > 0 && parts <= whole && parts <= MOST_PARTS; parts++) {
@@ -115,7 +115,7 @@ carry_status carry_training_count_memory(carry_training *t) {
     size_t total = 0;
     count(t, m);
     if (carry_device_memory(t->ctx, &m->available, &total, device) != CARRY_OK || device == 0) {
-        return CARRY_OK; /* a CPU may page out, and what is free there changes with what others do */
+        return CARRY_OK; /* a CPU may page out, and its free memory depends on other processes */
     }
     const size_t more = m->moments + m->activations + m->other;
     if (more <= m->available) {

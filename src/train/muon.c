@@ -51,12 +51,12 @@ void carry_muon_place(carry_muon *muon, carry_arena *arena) {
     muon->workspace = carry_arena_take(arena, muon->workspace_bytes, sizeof(double));
 }
 
-/* The first elements of memory as [rows, columns]. */
+/* A view of the first elements of memory as [rows, columns]. */
 static carry_tensor matrix(carry_tensor memory, int64_t rows, int64_t columns) {
     return carry_reshape_2d(carry_slice(memory, 0, rows * columns), rows, columns);
 }
 
-/* X to its nearest orthogonal matrix, with no more rows than columns; the result is in *x. */
+/* Iterates X towards its nearest orthogonal matrix; X must not have more rows than columns. The result is in *x. */
 static carry_status iterate(carry_muon *muon, carry_tensor *x, carry_tensor next) {
     const int64_t rows = x->shape[0];
     const carry_tensor a = matrix(muon->a, rows, rows);

@@ -4,10 +4,9 @@
        w = w - rate (0.2 sqrt(max(rows, columns)) O + decay w)
 
    O comes from five steps of a Newton-Schulz iteration: X = u / |u|, then X = a X + (b A + c A^2) X with A = X X^T,
-   which brings all singular values close to 1. It is computed in bf16 where the model has bf16 copies of its weights,
-   else in f32. The factor gives O the root mean square of AdamW's steps, so that rate and decay are the same for both:
-   tables, norms, convolutions and other vectors keep AdamW. m is stored as AdamW's m is; v of these matrices stays 0.
- */
+   which brings all singular values close to 1. It is computed in bf16 if the model has bf16 copies of its weights, else
+   in f32. The factor gives O the root mean square of AdamW's steps, so that rate and decay are the same for both; AdamW
+   updates tables, norms, convolutions and other vectors. m is stored like AdamW's m; v of these matrices stays 0. */
 #ifndef CARRY_TRAIN_MUON_H
 #define CARRY_TRAIN_MUON_H
 
@@ -21,19 +20,19 @@ typedef struct carry_muon {
     const carry_parameters *model;
     double momentum;
     carry_dtype dtype;             /* of the iteration */
-    int64_t most, side;            /* elements of the largest matrix; the largest smaller side */
+    int64_t most, side;            /* elements of the largest matrix; maximum over all matrices of the smaller side */
     carry_tensor u, x, next, a, b; /* memory for one matrix at a time */
     carry_tensor squares, rates;   /* [1], f64; [CARRY_MUON_RATES] */
     void *workspace;
     size_t workspace_bytes;
 } carry_muon;
 
-/* Is this parameter a matrix of a layer, or a stack of them? */
+/* True if this parameter is a matrix of a layer, or a stack of such matrices. */
 bool carry_muon_takes(const carry_parameter *p);
 
 void carry_muon_init(carry_muon *muon, carry_ctx *ctx, const carry_parameters *model, double momentum);
-void carry_muon_place(carry_muon *muon, carry_arena *arena); /* over NULL it counts */
-/* One step over all matrices. m is laid out as the model's flat buffers; clip as for carry_adamw. */
+void carry_muon_place(carry_muon *muon, carry_arena *arena); /* if the arena's memory is NULL, only counts */
+/* One step over all matrices. m has the layout of the model's flat buffers; clip is as in carry_adamw. */
 carry_status carry_muon_step(carry_muon *muon, float *m, carry_tensor clip);
 
 #endif

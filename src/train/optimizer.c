@@ -1,4 +1,4 @@
-/* The optimizer, and the exchange of gradients under it. */
+/* The optimizer, and the exchange of gradients between ranks. */
 #include "train/optimizer.h"
 
 #include <math.h>
@@ -13,10 +13,10 @@
 #include "core/span.h"
 #include "core/tensor.h"
 
-#define UNIT 16        /* elements: slices begin where parameters may, so that vectors stay whole */
-#define GRADIENT_TAG 1 /* of the communicator */
+#define UNIT 16        /* elements: slices start at multiples, where parameters start, so that vectors are not split */
+#define GRADIENT_TAG 1 /* message tag of the communicator */
 #define STATE_TAG 2
-#define ROW (CARRY_ADAMW_FACTORS + CARRY_MUON_RATES) /* of factors that are uploaded */
+#define ROW (CARRY_ADAMW_FACTORS + CARRY_MUON_RATES) /* numbers uploaded for a step */
 
 void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, int64_t *count) {
     const int64_t units = (whole + UNIT - 1) / UNIT;
@@ -26,7 +26,7 @@ void carry_optimizer_slice(int64_t whole, int rank, int ranks, int64_t *first, i
     *count = (end < whole ? end : whole) - begin;
 }
 
-/* Everything on the model's device: m, v, the workspace of sums, the clip factor and what AdamW multiplies by. */
+/* Places all arrays on the model's device: m, v, the workspace of sums, the clip factor and AdamW's factors. */
 static void place(carry_optimizer *o, carry_arena *arena) {
     const int device = o->model->device;
     const int64_t one = 1;
@@ -50,7 +50,7 @@ static void place(carry_optimizer *o, carry_arena *arena) {
     }
 }
 
-/* Elements [0, count) of every parameter: those that do not decay, for a call of their own. */
+/* Sets the range [0, count) for every parameter: parameters without decay are updated by a separate call with it. */
 static carry_status put_ranges(carry_optimizer *o) {
     const int64_t count = o->model->parameters;
     int64_t *ranges = calloc((size_t)count, 2 * sizeof *ranges);
@@ -139,7 +139,7 @@ void carry_optimizer_free(carry_optimizer *o) {
     if (o == NULL) {
         return;
     }
-    if (o->requests > 0) { /* backward failed half-way: the others must not wait for the rest */
+    if (o->requests > 0) { /* backward failed half-way: cancel, so that the others do not wait */
         carry_comm_abort(o->comm, carry_ctx_error(o->ctx));
         for (int64_t i = 0; i < o->requests; i++) {
             (void)carry_wait(&o->request[i]);
@@ -154,7 +154,7 @@ void carry_optimizer_free(carry_optimizer *o) {
     free(o);
 }
 
-/* The overlap of [first, first + count) and a rank's slice: its length, and *from, its start. */
+/* The overlap of [first, first + count) and a rank's slice: returns its length; *from is its start. */
 static int64_t overlap(const carry_optimizer *o, int rank, int64_t first, int64_t count, int64_t *from) {
     int64_t begin;
     int64_t length;
@@ -164,7 +164,7 @@ static int64_t overlap(const carry_optimizer *o, int rank, int64_t first, int64_
     return end > *from ? end - *from : 0;
 }
 
-/* Where the gradients of another rank's tokens for this slice lie. */
+/* The memory for another rank's gradients for this slice. */
 static float *received_from(const carry_optimizer *o, int rank) {
     return o->received + (rank < o->rank ? rank : rank - 1) * o->count;
 }
@@ -173,7 +173,7 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
     carry_optimizer *o = optimizer;
     int64_t own_from;
     const int64_t own = overlap(o, o->rank, first, count, &own_from);
-    for (int shift = 1; shift < o->ranks; shift++) { /* each starts with its neighbour, not all with rank 0 */
+    for (int shift = 1; shift < o->ranks; shift++) { /* starts with the neighbour, to spread the load */
         const int to = (o->rank + shift) % o->ranks;
         int64_t from;
         const int64_t length = overlap(o, to, first, count, &from);
@@ -188,14 +188,14 @@ carry_status carry_optimizer_ready(void *optimizer, int64_t first, int64_t count
             o->requests++;
         }
     }
-    for (int64_t i = 0; i < o->requests; i++) { /* MPI gets on only while it is called */
+    for (int64_t i = 0; i < o->requests; i++) { /* MPI makes progress only while it is called */
         int done;
         CARRY_TRY(carry_test(&o->request[i], &done));
     }
     return CARRY_OK;
 }
 
-/* The slice's gradients become the sum over ranks, in their order: ((x0 + x1) + x2) + ... */
+/* Replaces the slice's gradients by the sum over ranks, in rank order: ((x0 + x1) + x2) + ... */
 static carry_status add_ranks(carry_optimizer *o) {
     const carry_tensor own = carry_parameters_flat(o->model, o->model->gradients, o->first, o->count);
     const carry_tensor first = o->rank == 0 ? own : carry_parameters_flat(o->model, received_from(o, 0), 0, o->count);
@@ -235,8 +235,7 @@ carry_status carry_optimizer_bad(carry_optimizer *o, int64_t *parameter) {
     float *copied;
     *parameter = -1;
     CARRY_TRY(carry_parameters_see(model, model->gradients, &gradients, &copied));
-    for (int64_t i = model->parameters - 1; i >= 0 && *parameter < 0;
-         i--) { /* backward goes from the last to the first */
+    for (int64_t i = model->parameters - 1; i >= 0 && *parameter < 0; i--) { /* in backward's order */
         int64_t from;
         const int64_t n = overlap(o, o->rank, model->parameter[i].offset, model->parameter[i].count, &from);
         *parameter = n > 0 && !all_finite(gradients + from, n) ? i : -1;
@@ -290,7 +289,7 @@ static carry_status gather_weights(carry_optimizer *o) {
                          carry_parameters_flat(o->model, o->model->weights, 0, o->model->count));
 }
 
-/* AdamW for one parameter that Muon does not take. */
+/* AdamW for one parameter that Muon does not update. */
 static carry_status step_alone(carry_optimizer *o, int64_t index) {
     const carry_parameters *model = o->model;
     const carry_parameter *p = &model->parameter[index];
@@ -333,7 +332,7 @@ carry_status carry_optimizer_step(carry_optimizer *o, carry_tensor squares) {
     return o->ranks > 1 ? gather_weights(o) : CARRY_OK;
 }
 
-/* A slice of m or v to rank 0, through host memory. */
+/* Sends a slice of m or v to rank 0, through host memory. */
 static carry_status send_state(carry_optimizer *o, carry_comm *host, float *slice) {
     const size_t bytes = (size_t)o->count * sizeof(float);
     if (o->model->device == 0) {

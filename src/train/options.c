@@ -11,7 +11,7 @@
 #include "train/recurrences.h"
 #include "train/presets.h"
 
-#define MOST 9e15 /* a whole number that a double holds */
+#define MOST 9e15 /* whole numbers up to it are exact in a double */
 #define AT(field) offsetof(carry_train_options, field), sizeof(((carry_train_options *)0)->field)
 #define WHOLE(name, field, least, most, fixed, help) \
     { name, CARRY_TRAIN_WHOLE, AT(field), least, most, fixed, "N", help }
@@ -243,7 +243,7 @@ carry_status carry_train_options_check(carry_ctx *ctx, const carry_train_options
     return CARRY_OK;
 }
 
-/* The first of the names, separated by spaces, whose value is not the default; or NULL. */
+/* Returns the first of these names, which are separated by spaces, whose value is not the default; or NULL. */
 static const char *find_said(const carry_train_options *o, const char *names, char *word, size_t size) {
     const carry_train_options none = carry_train_options_default();
     for (const char *at = names; *at != '\0'; at += strspn(at, " ")) {

@@ -1,7 +1,7 @@
-/* Ranks as a grid: data ranks have other rows of a batch, sequence ranks other tokens of the same rows.
+/* Ranks as a grid: data ranks have different rows of a batch, sequence ranks have different tokens of the same rows.
 
-   Rank r of the communicator is sequence rank r % parts of data rank r / parts: the ranks that share a sequence are
-   neighbours, since they talk in every layer. */
+   Rank r of the communicator is sequence rank r % parts of data rank r / parts: ranks that share a sequence are
+   neighbours, since they communicate in every layer. */
 #ifndef CARRY_TRAIN_PARALLEL_H
 #define CARRY_TRAIN_PARALLEL_H
 
@@ -9,12 +9,12 @@
 
 typedef struct carry_grid {
     carry_comm *world;    /* borrowed */
-    carry_comm *sequence; /* the ranks that share this rank's rows; NULL when it has them alone */
-    int rank, ranks;      /* of data */
-    int part, parts;      /* of sequences */
+    carry_comm *sequence; /* the ranks that share this rank's rows; NULL if there are no others */
+    int rank, ranks;      /* data rank, and number of data ranks */
+    int part, parts;      /* sequence rank, and number of sequence ranks */
 } carry_grid;
 
-/* A collective. CARRY_EARGUMENT when parts does not divide the number of ranks. */
+/* A collective. CARRY_EARGUMENT if parts does not divide the number of ranks. */
 carry_status carry_grid_open(carry_comm *world, carry_grid *grid, int parts);
 void carry_grid_close(carry_grid *grid);
 

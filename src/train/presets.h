@@ -1,5 +1,5 @@
 /* Named models and batch sizes: carry train --preset gdn-130m. A preset sets other options, which can still be
-   overridden, and the vocabulary of the model, which is larger than a tokenizer of a small text needs. */
+   overridden, and the vocabulary of the model, which is larger than the tokenizer of a small text needs. */
 #ifndef CARRY_TRAIN_PRESETS_H
 #define CARRY_TRAIN_PRESETS_H
 
@@ -13,7 +13,7 @@ typedef struct carry_train_preset {
 
 extern const carry_train_preset carry_train_presets[];                /* NULL name at the end */
 const carry_train_preset *carry_train_preset_named(const char *name); /* NULL: none */
-/* CARRY_ENOTFOUND with the names that there are. */
+/* CARRY_ENOTFOUND lists the existing names. */
 carry_status carry_train_preset_apply(carry_ctx *ctx, carry_train_options *options, const char *name);
 
 #endif

@@ -1,4 +1,4 @@
-/* Which recurrence a method is. */
+/* Finds the recurrence of a method's name. */
 #include "train/recurrences.h"
 
 #include <stdio.h>

@@ -19,7 +19,7 @@ typedef enum carry_schedule_kind {
 
 typedef struct carry_schedule {
     carry_schedule_kind kind;
-    double rate, final; /* final: of rate, 0 to 1; a constant schedule does not look at it */
+    double rate, final; /* final: a fraction of rate, 0 to 1; a constant schedule ignores it */
     int64_t warmup, steps;
 } carry_schedule;
 

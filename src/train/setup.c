@@ -19,9 +19,9 @@
 #define HIDDEN 192
 #define LAYERS 4
 #define WARMUP_MOST 100
-#define LARGE ((int64_t)1 << 28) /* parameters: start values then come from the GPU, within a bit of the CPU's */
+#define LARGE ((int64_t)1 << 28) /* parameters: from here on a GPU makes the start values, with other last bits */
 
-/* Did the run that goes on keep a part of its text back? Rank 0 has read its options. */
+/* Finds out whether the resumed run held out a part of its text. Rank 0 has read its options. */
 static carry_status find_held_back(carry_training *t) {
     if (t->loop.found.step < 0) {
         return CARRY_OK;
@@ -48,7 +48,7 @@ static void choose_sizes(carry_train_options *o) {
     }
 }
 
-/* The folder with the model's weights; NULL: they are start values. Checkpoints of adapters do not hold them. */
+/* The folder with the model's weights; NULL: they are start values. Checkpoints of adapters do not contain them. */
 static const char *weights_folder(const carry_training *t) {
     const bool resumes = t->loop.found.step >= 0 && !carry_train_has_adapter(&t->options);
     return resumes ? t->loop.found.path : t->options.model[0] != '\0' ? t->options.model : NULL;
@@ -89,7 +89,7 @@ static carry_status configure(carry_training *t, carry_lm_config *config) {
     return carry_lm_config_finish(t->ctx, config);
 }
 
-/* A new adapter, that of a folder, or that of the checkpoint which the run goes on from. */
+/* Makes a new adapter, or loads that of a folder or of the checkpoint from which the run resumes. */
 static carry_status make_adapter(carry_training *t) {
     const carry_train_options *o = &t->options;
     carry_adapter_options adapter = {.rank = o->lora_rank,
@@ -113,7 +113,7 @@ static carry_status make_model(carry_training *t) {
                           t->material.task != NULL ? "task" : "tokenizer", tokens, config.vocab_size);
     }
     const char *folder = weights_folder(t);
-    if (folder != NULL && folder == t->options.model) { /* a checkpoint that was found is verified already */
+    if (folder != NULL && folder == t->options.model) { /* a checkpoint that was found is already verified */
         CARRY_TRY(carry_checkpoint_verify_model(t->ctx, folder));
     }
     const int gpus = carry_device_count() - 1;
@@ -126,8 +126,8 @@ static carry_status make_model(carry_training *t) {
         CARRY_TRY(carry_lm_load_weights(t->lm, folder));
         return adapts ? make_adapter(t) : CARRY_OK;
     }
-    /* Start rates are flash-linear-attention's: most heads forget within 100 tokens, too few for a row to be recalled.
-     */
+    /* The default initial rates are flash-linear-attention's: with them most heads forget within 100 tokens, which is
+       too few to recall a row. */
     t->lm->forget = t->options.forget;
     const bool large = adapts || (device != 0 && t->lm->own.trained >= LARGE);
     CARRY_TRY((large ? carry_lm_init_there : carry_lm_init)(t->lm, (uint64_t)t->options.seed));
@@ -247,7 +247,7 @@ static carry_status open_loop(carry_training *t) {
     return carry_steps_open(loop, t->lm->adapter != NULL ? &t->lm->adapter->own : &t->lm->own, &adam);
 }
 
-/* On the CPU batches are used where they are made. */
+/* On the CPU batches are used where they are made, without a feed. */
 static carry_status open_feed(carry_training *t) {
     const int device = t->lm->own.device;
     const int64_t count = t->rows * t->options.accumulate * (t->material.length / t->grid.parts);

@@ -14,13 +14,13 @@
 #include "train/steps_graph.h"
 #include "train/steps_state.h"
 
-/* Where the sums of a step go. */
+/* A view of `count` of the sums of a step, from `first` on. */
 static carry_tensor sums_of(const carry_steps *s, int64_t row, int64_t first, int64_t count) {
     return carry_slice(carry_reshape_1d(s->sums, (s->lag + 1) * CARRY_STEPS_SUMS), row * CARRY_STEPS_SUMS + first,
                        count);
 }
 
-/* The weight that is not finite, or the gradient that was it first. */
+/* Names the weight that is not finite, or the first gradient that was not. */
 static carry_status name_culprit(carry_steps *s, char *text, size_t size) {
     const float *weights;
     float *copied;
@@ -47,7 +47,7 @@ static carry_status name_culprit(carry_steps *s, char *text, size_t size) {
     return CARRY_OK;
 }
 
-/* The weights are still those of the last good step. */
+/* Ends the run; the weights are still those of the last good step. */
 static carry_status refuse_step(carry_steps *s, double loss, double norm) {
     char culprit[160];
     char others[96] = "";
@@ -66,7 +66,7 @@ static carry_status refuse_step(carry_steps *s, double loss, double norm) {
                       s->step + 1, others, loss, norm, culprit, s->out, s->step);
 }
 
-/* A step that is not finite: counted and reported; more than skip_limit in a row end the run. */
+/* Counts and reports a step that is not finite; more than skip_limit in a row end the run. */
 static carry_status skip(carry_steps *s, carry_steps_report *report, const carry_steps_place *at, double loss,
                          double norm) {
     char line[192];
@@ -87,8 +87,8 @@ static carry_status skip(carry_steps *s, carry_steps_report *report, const carry
     return CARRY_OK;
 }
 
-/* There is no more data: what was learned is kept. Of several ranks the others may be in the step already, and would
-   not come to a save. */
+/* Saves the state when there is no more data. Not with several ranks: the others may already be in the step and would
+   not take part in saving. */
 static carry_status keep_learned(carry_steps *s, carry_status status) {
     char why[512];
     (void)snprintf(why, sizeof why, "%s", carry_ctx_error(s->ctx));
@@ -121,13 +121,13 @@ static carry_status take_sums(carry_steps *s, carry_steps_report *report) {
     return CARRY_OK;
 }
 
-/* Are the sums wanted, now that another step is done? */
+/* True if the sums must be read now that another step is done. */
 static bool is_wanted(const carry_steps *s, bool stop) {
     return s->done == 0 || stop || s->step == s->schedule.steps || s->unread == s->lag || s->step % s->log_every == 0 ||
            s->step % s->save_every == 0 || (s->eval_every > 0 && s->step % s->eval_every == 0);
 }
 
-/* On a GPU: everything is put into its stream. */
+/* On a GPU: enqueues the whole step in its stream. */
 static carry_status enqueue(carry_steps *s) {
     const carry_tensor now = sums_of(s, s->lag, 0, CARRY_STEPS_SUMS);
     CARRY_TRY(carry_optimizer_set(s->optimizer, s->step + 1, s->rate));
@@ -140,7 +140,7 @@ static carry_status enqueue(carry_steps *s) {
     return CARRY_OK;
 }
 
-/* Adds up the sums over ranks once a step, in one message; sums on a GPU are copied to the host and back. */
+/* Adds the sums over ranks once per step, in one message; sums on a GPU are copied to the host and back. */
 static carry_status add_sums(carry_steps *s, double *stops) {
     double all[CARRY_STEPS_SUMS + 1] = {0};
     const carry_tensor sums = sums_of(s, 0, 0, CARRY_STEPS_SUMS);
@@ -151,8 +151,8 @@ static carry_status add_sums(carry_steps *s, double *stops) {
     return carry_copy(s->ctx, sums, carry_view_1d(all, CARRY_F64, CARRY_STEPS_SUMS));
 }
 
-/* On the CPU, and where there are several ranks, which add up their sums. *stops is 1 on ranks that want to stop, and
- * becomes their number. */
+/* Runs a step on the CPU, or with several ranks, which add their sums. *stops is 1 on ranks that want to stop, and
+   becomes the number of such ranks. */
 static carry_status compute(carry_steps *s, carry_steps_report *report, double *stops) {
     const bool alone = carry_comm_size(s->comm) == 1;
     const carry_tensor total = sums_of(s, s->unread, 0, 2);
@@ -211,7 +211,7 @@ static void tell(carry_steps *s, carry_steps_report *report) {
     report->left = s->spent / (double)s->done * (double)(s->schedule.steps - s->step);
     if (s->speaks) {
         carry_sink_metric(s->sink, s->step, "rate", report->rate);
-        if (isfinite(report->norm)) { /* no step was finite yet: nothing to plot */
+        if (isfinite(report->norm)) { /* no step was finite yet: there is nothing to plot */
             carry_sink_metric(s->sink, s->step, "norm", report->norm);
         }
         s->trainee->report(s->self, report);

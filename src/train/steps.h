@@ -23,40 +23,40 @@
 #include "train/optimizer.h"
 #include "train/schedule.h"
 
-#define CARRY_STEPS_SUMS 3 /* of a step: the loss's sum and count, the squares of gradients */
+#define CARRY_STEPS_SUMS 3 /* of a step: sum and count of the loss, squares of gradients */
 #define CARRY_STEPS_LAG 64
 
 typedef struct carry_steps_report {
     int64_t step, steps, seen;
-    double loss, mean; /* of the newest step; over the steps since the last report */
+    double loss, mean; /* of the newest step; mean over the steps since the last report */
     double rate, norm;
     double seconds;               /* of the steps since the last report */
-    int64_t since;                /* their number */
+    int64_t since;                /* number of steps since the last report */
     double left;                  /* seconds */
-    int64_t skipped, skipped_all; /* of those steps, and of all since the start */
+    int64_t skipped, skipped_all; /* skipped steps since the last report, and since the start */
 } carry_steps_report;
 
 typedef struct carry_trainee {
-    const char *resume; /* the command that goes on: "carry train --resume" */
+    const char *resume; /* the command that resumes: "carry train --resume" */
     bool evaluates_at_end;
-    void (*before)(void *self, bool is_end); /* before each step, and after the last. NULL: nothing to do */
-    /* The data of the next step; *after: where the one after it begins. */
+    void (*before)(void *self, bool is_end); /* called before each step, and after the last. NULL: nothing to do */
+    /* Gets the data of the next step; *after: the position of the step after it. */
     carry_status (*next)(void *self, carry_position *after);
-    /* The gradients, which are zero, and the loss: its sum and the count that it is divided by go to total ([2], f64,
-       on the device of the parameters). ready is for the pass, or NULL. */
+    /* Computes the gradients, which are zero on entry, and the loss: its sum and the count by which it is divided go to
+       total ([2], f64, on the device of the parameters). ready is passed to the pass, or is NULL. */
     carry_status (*gradients)(void *self, carry_tensor total, carry_status (*ready)(void *, int64_t, int64_t),
                               void *user);
-    /* A key of the recording of `gradients`: steps with the same key can replay the same recording; 0: not to be
-       recorded now. Called after next; data are at the same addresses in every step. NULL: never recorded. */
+    /* A key for the recording of `gradients`: steps with the same key can replay the same recording; 0: do not record
+       this step. Called after next; data must be at the same addresses in every step. NULL: never recorded. */
     uint64_t (*key)(void *self);
-    /* Called when the step is enqueued, to prepare the data of the next one meanwhile; a failure is reported by next.
+    /* Called after the step is enqueued, to prepare the data of the next one meanwhile; a failure is reported by next.
        NULL: nothing to do. */
     void (*ahead)(void *self);
     carry_status (*stepped)(void *self);                          /* the weights changed. NULL: nothing to do */
-    void (*report)(void *self, const carry_steps_report *report); /* on rank 0 */
-    carry_status (*evaluate)(void *self);                         /* on all ranks; looks at carry_steps_stop */
+    void (*report)(void *self, const carry_steps_report *report); /* called on rank 0 */
+    carry_status (*evaluate)(void *self);                         /* called on all ranks; checks carry_steps_stop */
     void (*saved)(void *self, const char *folder);                /* on rank 0. NULL: nothing to do */
-    /* Model, tokenizer, source: what is its own. On rank 0. */
+    /* Fills in the trainee's part of a checkpoint: model, tokenizer, source. Called on rank 0. */
     carry_status (*describe)(const void *self, carry_checkpoint *checkpoint);
 } carry_trainee;
 
@@ -69,60 +69,63 @@ typedef struct carry_steps_place {
 typedef struct carry_steps {
     carry_ctx *ctx;
     carry_comm *comm;
-    carry_comm *moving; /* of several ranks on a GPU: over comm, for its memory; else NULL */
+    carry_comm *moving; /* with several ranks on a GPU: a communicator based on comm for device memory; else NULL */
     const carry_trainee *trainee;
     void *self;
-    /* From the options. */
+    /* Set from the options: */
     const char *out;
     int64_t log_every, eval_every, save_every, keep;
-    int64_t skip_limit;          /* steps in a row that are not finite and may be skipped */
+    int64_t skip_limit;          /* maximum number of consecutive non-finite steps that are skipped */
     bool no_graph;               /* launch the work of each step piece by piece */
-    const carry_train_key *keys; /* of options, for checkpoints */
+    const carry_train_key *keys; /* keys of the options, for checkpoints */
     const void *options;
     bool (*stop)(void); /* may be NULL */
     const carry_sink *sink;
     carry_schedule schedule;
-    int64_t seen_each;        /* tokens, or other units, of a step */
+    int64_t seen_each;        /* tokens, or other units, per step */
     double flops, items_each; /* of this rank's part of a step, for spans; 0: unknown */
-    /* The loop's own. */
+    /* Fields of the loop: */
     bool speaks; /* rank 0 */
     carry_parameters *own;
     carry_optimizer *optimizer;
     carry_run_folder folder;
-    carry_found found; /* the checkpoint that the run goes on from; step -1: none */
+    carry_found found; /* the checkpoint from which the run resumes; step -1: none */
     float *gathered;   /* m and v of the whole model in host memory, on rank 0 */
     int64_t step, seen;
-    carry_position position; /* where the step after `step` begins */
-    double spent;            /* seconds of steps, since the start */
+    carry_position position; /* position of the step after `step` */
+    double spent;            /* seconds spent in steps since the start */
     int64_t done;            /* steps since the start */
-    double rate, loss, norm; /* of the newest step that was read and was finite */
-    carry_tensor sums; /* [lag + 1, CARRY_STEPS_SUMS], f64, on the device of the parameters; the last: of this step */
-    int64_t lag;       /* steps whose sums wait to be read, at most. Set before open; 0: 1 on the CPU, else the most */
+    double rate, loss, norm; /* of the newest step that was read and finite */
+    carry_tensor sums; /* [lag + 1, CARRY_STEPS_SUMS], f64, on the device of the parameters; the last row is for the
+                          current step */
+    int64_t lag;       /* maximum number of steps whose sums are unread. Set before open; 0: 1 on the CPU, else the
+                          maximum */
     int64_t unread;
     carry_steps_place before[CARRY_STEPS_LAG];
-    bool was_stopped;     /* inside an evaluation, on all ranks */
-    carry_stream *stream; /* made for the context of a GPU; NULL: none */
-    carry_graph *graph;   /* of a step; NULL: none yet */
+    bool was_stopped;     /* stopped inside an evaluation, on all ranks */
+    carry_stream *stream; /* made for the context on a GPU; NULL: none was made */
+    carry_graph *graph;   /* recording of a step; NULL: none yet */
     uint64_t graph_key, last_key;
     int64_t skipped, bad_in_row;
-    carry_steps_place first_bad; /* before the first of these */
+    carry_steps_place first_bad; /* the position before the first of them */
 } carry_steps;
 
-/* First of all: it can be closed from then on. out and sink are borrowed. */
+/* Call it first; after it the loop can be closed. out and sink must outlive s. */
 void carry_steps_init(carry_steps *s, carry_comm *comm, const char *out, const carry_sink *sink);
-/* The newest whole checkpoint where resume says so: rank 0 looks, all go on from the same. */
+/* Finds the newest complete checkpoint if `resume`: rank 0 looks for it, and all ranks use the same. */
 carry_status carry_steps_find(carry_steps *s, bool resume);
-/* Then, with a model that has gradients and with everything that is not the loop's own set: the optimizer, and as the
-   last thing, since what is refused leaves no folder, the folder. */
+/* Call it next, with a model that has gradients, after all fields that are not the loop's own are set. It makes the
+   optimizer and then, last, the folder, so that a failure leaves no folder behind. */
 carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry_optimizer_options *adam);
 /* Runs the remaining steps. A collective. CARRY_EINTERRUPTED after a stop, with everything saved. */
 carry_status carry_steps_run(carry_steps *s);
-void carry_steps_close(carry_steps *s); /* before the model is freed */
+void carry_steps_close(carry_steps *s); /* call it before the model is freed */
 
-/* Is the run asked to stop? A collective, so that all ranks stop at the same place; remembered in was_stopped. */
+/* Asks whether the run should stop. A collective, so that all ranks stop at the same point; was_stopped stores the
+   result. */
 carry_status carry_steps_stop(carry_steps *s, bool *stop);
 
-/* Rank 0 works and sends heartbeats, the others wait (comm/alone.h); its status becomes that of all. */
+/* Rank 0 runs `work` and sends heartbeats while the others wait (comm/alone.h); all ranks get its status. */
 carry_status carry_steps_alone(carry_steps *s, carry_status (*work)(void *user), void *user, const char *what);
 
 #endif

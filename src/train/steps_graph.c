@@ -15,7 +15,7 @@ carry_status carry_steps_open_stream(carry_steps *s) {
     if (device == 0 || s->trainee->key == NULL || carry_ctx_stream(s->ctx, device) != NULL) {
         return CARRY_OK;
     }
-    CARRY_TRY(carry_stream_wait(s->ctx, device, NULL)); /* what was begun on the default stream */
+    CARRY_TRY(carry_stream_wait(s->ctx, device, NULL)); /* wait for work that was begun on the default stream */
     CARRY_TRY(carry_stream_new(s->ctx, &s->stream, device));
     return carry_ctx_set_stream(s->ctx, device, s->stream);
 }
@@ -47,7 +47,7 @@ static carry_status work(carry_steps *s, carry_tensor now) {
     return carry_optimizer_step(s->optimizer, squares);
 }
 
-/* The recording is ended in any case. */
+/* Records a step. The recording is ended even if the step fails. */
 static carry_status record(carry_steps *s, carry_tensor now) {
     const int device = s->own->device;
     carry_stream *stream = carry_ctx_stream(s->ctx, device);

@@ -4,11 +4,11 @@
 
 #include "train/steps.h"
 
-/* A stream of its own for the context, since the device's default one cannot be recorded. Nothing on the CPU. */
+/* Makes a stream for the context, since the device's default stream cannot be recorded. Does nothing on the CPU. */
 carry_status carry_steps_open_stream(carry_steps *s);
 void carry_steps_close_stream(carry_steps *s);
 
-/* Gradients, their norm and the optimizer, for one rank; the sums go to `now`, the rate was set. */
+/* Enqueues gradients, their norm and the optimizer, for one rank. The sums go to `now`; the rate must have been set. */
 carry_status carry_steps_enqueue(carry_steps *s, carry_tensor now);
 
 #endif

@@ -1,4 +1,4 @@
-/* Before the first step, between steps and after the last: what a run has on disk and in memory. */
+/* The state of a run on disk and in memory: before the first step, between steps and after the last. */
 #include "train/steps_state.h"
 
 #include <inttypes.h>
@@ -78,7 +78,7 @@ carry_status carry_steps_open(carry_steps *s, carry_parameters *own, const carry
     const bool alone = carry_comm_size(s->comm) == 1;
     if (own->device != 0 && !alone) {
         CARRY_TRY(carry_comm_open_device(s->comm, &s->moving, own->device, NULL));
-        s->lag = 1; /* ranks add up their sums before the weights change */
+        s->lag = 1; /* ranks add their sums before the weights change */
     }
     s->lag = s->lag > 0 ? s->lag : own->device == 0 ? 1 : CARRY_STEPS_LAG;
     CARRY_TRY(carry_steps_open_stream(s));
@@ -109,7 +109,7 @@ void carry_steps_close(carry_steps *s) {
     free(s->gathered);
 }
 
-/* m and v of all ranks, in host memory of rank 0; its own where it is alone and has them there. */
+/* Gathers m and v of all ranks in host memory of rank 0; a single rank that has them in host memory uses its own. */
 static carry_status gather_state(carry_steps *s, const float **m, const float **v) {
     const int64_t count[] = {2, s->own->count};
     size_t bytes;

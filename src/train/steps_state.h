@@ -4,7 +4,7 @@
 
 #include "train/steps.h"
 
-/* A collective; nothing is done when this step is saved. */
+/* Saves a checkpoint. A collective; does nothing if this step is already saved. */
 carry_status carry_steps_save(carry_steps *s);
 
 #endif

@@ -1,4 +1,4 @@
-/* The inside of a training run. */
+/* Internals of a training run. */
 #ifndef CARRY_TRAIN_TRAINING_H
 #define CARRY_TRAIN_TRAINING_H
 
@@ -14,7 +14,8 @@
 typedef struct carry_training {
     carry_ctx *ctx;
     carry_comm *comm;
-    carry_comm *moving; /* of sequence ranks on a GPU: over grid.sequence, for its memory; else NULL */
+    carry_comm *moving; /* for sequence ranks on a GPU: a communicator based on grid.sequence for device memory; else
+                           NULL */
     carry_train_options options;
     const carry_train_hooks *hooks;
     carry_steps loop;
@@ -26,30 +27,31 @@ typedef struct carry_training {
     carry_lm_pass_options pass_options;
     carry_train_memory memory_plan;
     carry_batches *batches;
-    const carry_batch *batch;  /* of the step, on the CPU */
-    carry_feed feed;           /* of batches to a GPU */
-    int64_t *cuts;             /* of packed examples: cu_seqlens of a part, [sequences of the pass + 1]; else NULL */
-    carry_batches *evaluation; /* NULL until the first */
+    const carry_batch *batch;  /* batch of the step, on the CPU */
+    carry_feed feed;           /* uploads batches to a GPU */
+    int64_t *cuts;             /* for packed examples: cu_seqlens of a part, [sequences of the pass + 1]; else NULL */
+    carry_batches *evaluation; /* NULL until the first evaluation */
     bool cannot_evaluate;
     void *memory;
     size_t bytes;
-    carry_tensor logits; /* of an evaluation of a task, on the model's device, */
-    void *logits_seen;   /* and in host memory */
+    carry_tensor logits; /* logits of an evaluation of a task, on the model's device */
+    void *logits_seen;   /* the same in host memory */
     int64_t *chosen;
-    bool held_back; /* by the run that goes on, a part of the text */
-    int64_t rows;   /* of a part of a rank's rows */
-    double flops;   /* of a token */
-    double most;    /* bytes of memory that the process was seen to hold */
+    bool held_back; /* the resumed run held out a part of the text */
+    int64_t rows;   /* rows of one part of a rank's rows */
+    double flops;   /* per token */
+    double most;    /* maximum memory of the process so far, in bytes */
 } carry_training;
 
 extern const carry_trainee carry_training_trainee;
 
-/* Everything before the first step. t is all zero but ctx, comm, options and hooks; it is closed in any case. */
+/* Prepares everything before the first step. t must be zero except for ctx, comm, options and hooks; close it also
+   after a failure. */
 carry_status carry_training_open(carry_training *t);
 void carry_training_close(carry_training *t);
 
 carry_status carry_training_evaluate(void *training);
-/* One part of a batch: rows [part * rows, ...). */
+/* Runs the pass for one part of a batch: rows [part * rows, ...). */
 carry_status carry_training_pass(carry_training *t, const carry_batch *batch, int64_t part, carry_lm_args *args);
 
 #endif

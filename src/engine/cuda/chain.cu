@@ -1,4 +1,4 @@
-/* The launcher of the kernels of a decoding step, and its smallest ones. */
+/* Launches the kernels of a decoding step; also has the smallest of them. */
 #include "engine/cuda/chain_attend.cuh"
 #include "engine/cuda/chain_delta.cuh"
 #include "engine/cuda/chain_experts.cuh"
@@ -9,7 +9,7 @@
 
 namespace chain {
 
-/* A block has a sequence. */
+/* Each block processes one sequence. */
 static __global__ __launch_bounds__(THREADS) void embed(const __grid_constant__ carry_chain_embed e,
                                                         const __grid_constant__ carry_chain_lists lists) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -69,7 +69,8 @@ static __global__ __launch_bounds__(THREADS) void norm(const __grid_constant__ c
 #endif
 }
 
-/* Kernels are empty but in code for Hopper, which a build may be without: the memory of one of them tells. */
+/* The kernels have code only for Hopper, which a build may lack: the shared memory of one of them shows whether it is
+   there. */
 static bool works(int ordinal) {
     int major = 0;
     cudaFuncAttributes attributes;
@@ -110,7 +111,8 @@ static carry_status put(const launch_place &place, void (*kernel)(Parameters...)
     return CARRY_OK;
 }
 
-/* Few tiles leave multiprocessors without work: clusters share the columns then. Norms need all columns in a block. */
+/* Without a norm, the blocks of a cluster share the columns of a tile, because few tiles would leave multiprocessors
+   idle. A norm needs all columns in one block. */
 template <int TILES>
 static carry_status put_product(const launch_place &place, const carry_chain_product &p, int sequences) {
     const int each = p.output == CARRY_CHAIN_SWIGLU ? ROWS / 2 : ROWS, tiles = (p.rows + each - 1) / each;
@@ -119,7 +121,7 @@ static carry_status put_product(const launch_place &place, const carry_chain_pro
                     : put(place, product<TILES>, tiles, sizeof(product_memory<TILES>), p, sequences);
 }
 
-/* CARRY_TILE_PRODUCT_ROWS sequences at a time. */
+/* Processes CARRY_TILE_PRODUCT_ROWS sequences at a time. */
 static carry_status put_tiles(const launch_place &place, const carry_tile_product &all, int sequences) {
     for (int first = 0; first < sequences; first += CARRY_TILE_PRODUCT_ROWS) {
         carry_tile_product p = all;
@@ -133,7 +135,7 @@ static carry_status put_tiles(const launch_place &place, const carry_tile_produc
 }
 
 static carry_status put_attend(const launch_place &place, const carry_chain_attend &a, const carry_chain_lists &lists) {
-    constexpr int FEW = CARRY_CHAIN_GROUP / 2; /* query heads: half of the registers */
+    constexpr int FEW = CARRY_CHAIN_GROUP / 2; /* query heads: needs half of the registers */
     const int blocks = lists.sequences * a.key_heads * SPLITS;
     const bool few = a.heads <= FEW * a.key_heads;
     return a.width == 256 ? few ? put(place, attend<8, FEW>, blocks, 0, a, lists)
@@ -142,7 +144,8 @@ static carry_status put_attend(const launch_place &place, const carry_chain_atte
                           : put(place, attend<4, CARRY_CHAIN_GROUP>, blocks, 0, a, lists);
 }
 
-/* More rows to a block where there are more blocks than fit at once: its sequence's input is loaded once for them. */
+/* With several sequences there are more blocks than fit at once: a block then has more rows, for which it loads its
+   sequence's input once. */
 static carry_status put_experts(const launch_place &place, const carry_chain_experts &e, int sequences, bool is_up) {
     const int each = (sequences > 1 ? 4 : 2) * WARPS;
     const int tiles = is_up ? e.chosen * ((e.width + each - 1) / each) + (e.shared_width + each - 1) / each

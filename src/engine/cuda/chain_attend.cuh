@@ -1,6 +1,6 @@
-/* Attention of one token of each sequence: norms and positions of q and k, the cache, and the tokens of a sequence in
-   CARRY_CHAIN_SPLITS parts, each by a block, whose warps take every eighth token. A second kernel combines the parts
-   and applies the gate. */
+/* Attention for one token of each sequence: norms and positions of q and k, the cache, and attention. The tokens of a
+   sequence are split into CARRY_CHAIN_SPLITS parts, one per block; each warp takes every eighth token. A second kernel
+   combines the parts and applies the gate. */
 #ifndef CARRY_ENGINE_CHAIN_ATTEND_CUH
 #define CARRY_ENGINE_CHAIN_ATTEND_CUH
 
@@ -13,17 +13,17 @@ constexpr int SPLITS = CARRY_CHAIN_SPLITS, LEAST_SPLIT = 32, TOKENS_AHEAD = 4, W
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct attend_memory {
-    float q[WARPS][WIDEST]; /* of the heads; then the sums of the warps */
+    float q[WARPS][WIDEST]; /* queries of the heads; later the sums of the warps */
     float part[WARPS][2];
 };
 
-/* Tokens of a split: a function of the length alone, so that both kernels agree, and so do all batches. */
+/* Tokens of a split. It depends only on the length, so that both kernels and all batches agree. */
 static __device__ __forceinline__ int64_t split_tokens(int64_t tokens) {
     const int64_t even = (tokens + SPLITS - 1) / SPLITS;
     return even > LEAST_SPLIT ? (even + WARPS - 1) / WARPS * WARPS : LEAST_SPLIT;
 }
 
-/* Cosines and sines of a position, for the elements of a head that a lane has: lane E and the next. */
+/* Cosines and sines of a position for the E elements of a head that a lane holds, from lane E on. */
 template <int E> struct turn { float cosine[E], sine[E]; };
 
 template <int E> static __device__ __forceinline__ turn<E> turn_of(const carry_chain_attend &a, int64_t position) {
@@ -45,7 +45,7 @@ template <int E> static __device__ __forceinline__ turn<E> turn_of(const carry_c
     return t;
 }
 
-/* The elements of a token that a lane has. */
+/* The elements of a token that a lane holds. */
 template <int E> struct alignas(E * 2) lane_elements { unsigned pair[E / 2]; };
 
 template <int E> static __device__ __forceinline__ lane_elements<E> load(const void *from, size_t at) {
@@ -67,7 +67,7 @@ template <int E> static __device__ __forceinline__ void widen(float (&x)[E], con
     }
 }
 
-/* One warp: a head, normalised and turned. Half of the turned elements are a multiple of E. */
+/* One warp loads a head, normalises it and applies rotary positions. rotary / 2 must be a multiple of E. */
 template <int E>
 static __device__ __forceinline__ void turned(float (&x)[E], const lane_elements<E> &from, const float *norm,
                                               const carry_chain_attend &a, const turn<E> &t) {
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void turned(float (&x)[E], const lane_elements
     }
 }
 
-/* Where the keys and values of a token lie. */
+/* The row of the cache that has the keys and values of a token. */
 static __device__ __forceinline__ size_t cache_row(const int32_t *pages, int64_t token) {
     return (size_t)pages[token / CARRY_PAGE_TOKENS] * CARRY_PAGE_TOKENS + (size_t)(token % CARRY_PAGE_TOKENS);
 }
@@ -104,7 +104,7 @@ template <int E> static __device__ __forceinline__ void store(void *to, size_t a
     }
 }
 
-/* Queries of the block go to shared memory; the new token's key and value go to the cache. */
+/* Puts the queries of the block into shared memory and the new token's key and value into the cache. */
 template <int E>
 static __device__ __forceinline__ void begin_attend(const carry_chain_attend &a, attend_memory &m,
                                                     const __nv_bfloat16 *in, const int32_t *pages, int head,
@@ -132,7 +132,7 @@ static __device__ __forceinline__ void begin_attend(const carry_chain_attend &a,
     __syncthreads();
 }
 
-/* The sums of a split for one head, by all warps. */
+/* Combines the warps' sums of a split for one head and stores them. */
 template <int E>
 static __device__ __forceinline__ void put_part(const carry_chain_attend &a, attend_memory &m, float *part,
                                                 const float (&o)[E], float most, float sum) {
@@ -177,7 +177,7 @@ static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__
     const int64_t begin = split * each, end = begin + each < tokens ? begin + each : tokens;
     if (begin >= tokens) {
         let_next_begin();
-        await_previous(); /* the kernel after this one relies on it */
+        await_previous(); /* the next kernel relies on this wait */
         return;
     }
     const int32_t *pages = lists.pages + lists.offsets[b];
@@ -192,7 +192,7 @@ static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__
     for (int64_t t = begin + warp; t < end; t += TOKENS_AHEAD * WARPS) {
         lane_elements<E> k[TOKENS_AHEAD], x[TOKENS_AHEAD];
 #pragma unroll
-        for (int j = 0; j < TOKENS_AHEAD; j++) { /* past the end: the first token again, with a weight of zero */
+        for (int j = 0; j < TOKENS_AHEAD; j++) { /* past the end: load the first token again, with weight zero */
             const size_t at = base + cache_row(pages, t + j * WARPS < end ? t + j * WARPS : t) * row;
             k[j] = load<E>(a.keys, at);
             x[j] = load<E>(a.values, at);
@@ -244,7 +244,7 @@ static __global__ __launch_bounds__(THREADS) void attend(const __grid_constant__
 #endif
 }
 
-/* A block has a head of a sequence, a thread an element. */
+/* A block processes one head of a sequence, a thread one element. */
 static __global__ __launch_bounds__(THREADS) void combine(const __grid_constant__ carry_chain_attend a,
                                                           const __grid_constant__ carry_chain_lists lists) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

@@ -1,5 +1,5 @@
-/* The delta rule of one token, with its convolutions, gates and norms: a block has one key head of a sequence, and the
-   value heads of it one after the other. */
+/* The delta rule for one token, with its convolutions, gates and norms: a block processes one key head of a sequence,
+   and its value heads one after the other. */
 #ifndef CARRY_ENGINE_CHAIN_DELTA_CUH
 #define CARRY_ENGINE_CHAIN_DELTA_CUH
 
@@ -7,7 +7,7 @@
 
 namespace chain {
 
-constexpr int STATE_LOADS = KEY / WARPS; /* rows of a state that a thread has four columns of */
+constexpr int STATE_LOADS = KEY / WARPS; /* number of rows of a state of which a thread holds four columns */
 
 struct delta_memory {
     float q[KEY], k[KEY], u[KEY];
@@ -15,7 +15,7 @@ struct delta_memory {
     float squares[WARPS][3];
 };
 
-/* A channel of a convolution: its earlier inputs and its weights. */
+/* A channel of a convolution: its previous inputs and its weights. */
 struct channel {
     float past[3], w[4];
     float *tail;
@@ -29,7 +29,7 @@ static __device__ __forceinline__ channel channel_of(const float *w, float *tail
     c.channels = channels;
     c.taps = taps;
 #pragma unroll
-    for (int j = 0; j < 4; j++) { /* the newest input has the last weight: from the end, as taps may be fewer */
+    for (int j = 0; j < 4; j++) { /* from the end: the newest input has the last weight */
         c.w[3 - j] = j < taps ? __ldg(w + (size_t)at * taps + taps - 1 - j) : 0.0f;
     }
 #pragma unroll
@@ -39,12 +39,12 @@ static __device__ __forceinline__ channel channel_of(const float *w, float *tail
     return c;
 }
 
-/* The output for the new input, which joins the earlier ones. */
+/* Computes the output for the new input and stores that input with the previous ones. */
 static __device__ __forceinline__ float convolve(const channel &c, float x) {
     const float sum = c.w[0] * c.past[0] + c.w[1] * c.past[1] + c.w[2] * c.past[2] + c.w[3] * x;
 #pragma unroll
     for (int j = 0; j < 3; j++) {
-        const int at = c.taps - 2 - j; /* past[2 - j] was there */
+        const int at = c.taps - 2 - j; /* the row that past[2 - j] came from */
         if (at >= 0) {
             c.tail[(size_t)at * c.channels] = j == 0 ? x : c.past[3 - j];
         }
@@ -69,8 +69,8 @@ static __device__ __forceinline__ void load_state(float4 (&s)[STATE_LOADS], cons
     }
 }
 
-/* S' = e^g S + k u^T,  u = beta (v - e^g S^T k),  o = S'^T q = e^g S^T q + (q k) u. Threads of the first half have a
-   channel of q and k, those of the second one of v and of the result. */
+/* S' = e^g S + k u^T, u = beta (v - e^g S^T k), o = S'^T q = e^g S^T q + (q k) u. Threads of the first half have a
+   channel of q and k, those of the second half one of v and of the result. */
 static __global__ __launch_bounds__(THREADS, 2) void delta(const __grid_constant__ carry_chain_delta d,
                                                            const __grid_constant__ carry_chain_lists lists) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -169,7 +169,7 @@ static __global__ __launch_bounds__(THREADS, 2) void delta(const __grid_constant
                 __float2bfloat16_rn(o * rate * __ldg(d.norm + t) * silu(z));
         }
         state += (size_t)KEY * KEY;
-        __syncthreads(); /* shared memory is used again */
+        __syncthreads(); /* before shared memory is reused */
     }
 #endif
 }

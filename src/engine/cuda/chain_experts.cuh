@@ -1,10 +1,11 @@
-/* A mixture of experts for one token of a few sequences: of the weights of experts, only those that are chosen are
-   read, once for each sequence.
+/* A mixture of experts for one token of each of a few sequences: only the weights of chosen experts are read, once for
+   each sequence.
 
-   experts_up: a block has a sequence and some rows of one of its experts, or of the shared one; it finds the expert
-   itself, from the router's logits. A warp multiplies a row of the gate and the one of up. experts_down: a warp has
-   elements of the result, sums over all experts of the sequence, whose activations are one row, times their weights.
-   Sums depend on the shape alone: a sequence has the same bits beside any others. */
+   experts_up: a block has a sequence and some rows of one of its experts, or of the shared one; it determines the
+   expert itself, from the router's logits. A warp multiplies a row of the gate and the same row of up. experts_down: a
+   warp computes elements of the result, sums over all experts of the sequence; their activations are one row and are
+   multiplied by the experts' weights. The order of sums depends only on the shape: the results of a sequence have the
+   same bits whichever other sequences are in the step. */
 #ifndef CARRY_ENGINE_CHAIN_EXPERTS_CUH
 #define CARRY_ENGINE_CHAIN_EXPERTS_CUH
 
@@ -14,16 +15,16 @@ namespace chain {
 
 constexpr int LANE_LOGITS = CARRY_CHAIN_EXPERTS_MOST / 32;
 constexpr int STEP = 8 * 32;                /* elements of a row that a warp loads at once */
-constexpr int UP_AHEAD = 4, DOWN_AHEAD = 6; /* loads of a row under way */
+constexpr int UP_AHEAD = 4, DOWN_AHEAD = 6; /* loads of a row in flight */
 
-/* Larger for larger numbers; NaN comes first. */
+/* Bits in the order of the numbers; NaN is the largest. */
 static __device__ __forceinline__ unsigned order_of(float x) {
     const unsigned bits = __float_as_uint(x);
     return isnan(x) ? 0xfffffffeu : bits >> 31 ? ~bits : bits | 0x80000000u;
 }
 
-/* Choice `wanted` of a sequence and its weight, by one warp; *all: the number of the expert. Of equal logits the first
-   is chosen. */
+/* One warp finds choice number `wanted` of a sequence: *expert gets its index, and the weight is returned. Among equal
+   logits the first is chosen. */
 static __device__ __forceinline__ float choose(const carry_chain_experts &e, int sequence, int wanted, int *expert) {
     const int lane = threadIdx.x % 32;
     unsigned order[LANE_LOGITS];
@@ -73,7 +74,7 @@ static __device__ __forceinline__ float choose(const carry_chain_experts &e, int
     return e.scale * expf(own - largest) / sum;
 }
 
-/* The products of a weight's eight neighbours with x, in their order. */
+/* Adds the products of eight neighbouring weights with x, in order. */
 static __device__ __forceinline__ float add_eight(float sum, const uint4 &w, const float *x) {
     const float4 a = *(const float4 *)x, b = *(const float4 *)(x + 4);
     sum = fmaf(low_of(w.x), a.x, sum);
@@ -86,7 +87,7 @@ static __device__ __forceinline__ float add_eight(float sum, const uint4 &w, con
     return fmaf(high_of(w.w), b.w, sum);
 }
 
-/* The sequence's input with the factors of its norm, in shared memory; returns 1 / rms. */
+/* Loads the sequence's input, multiplied by the norm's weights, into shared memory; returns 1 / rms. */
 static __device__ __forceinline__ float load_input(const carry_chain_experts &e, int sequence, float *x,
                                                    float *squares) {
     const unsigned *low = (const unsigned *)e.low + (size_t)sequence * (e.columns / 2);
@@ -117,7 +118,7 @@ static __device__ __forceinline__ float load_input(const carry_chain_experts &e,
 /* Pieces of rows that are being loaded. */
 template <int COUNT> struct loads { uint4 w[COUNT]; };
 
-/* The products of one row with x, added up over the warp. */
+/* The product of one row with x, summed over the warp. */
 static __device__ __forceinline__ float one_row(const __nv_bfloat16 *w, const float *x, int columns) {
     float sum = 0.0f;
     for (int at = 8 * (int)(threadIdx.x % 32); at < columns; at += STEP) {
@@ -132,8 +133,8 @@ struct up_work {
     int first, end; /* rows */
 };
 
-/* Rows first + warp, first + warp + 8, ... of gate and up. The next piece of a row, or of the next row, is loaded
-   before one is multiplied. */
+/* Multiplies rows first + warp, first + warp + 8, ... of gate and up. The next piece of a row, or of the next row, is
+   loaded before the current one is multiplied. */
 static __device__ __forceinline__ void multiply_rows(const carry_chain_experts &e, const up_work &work, const float *x,
                                                      float rate, __nv_bfloat16 *to) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -181,8 +182,7 @@ static __device__ __forceinline__ void multiply_rows(const carry_chain_experts &
     }
 }
 
-/* Asks for the rows of down that this block's part of the grid stands for: they come from the memory while the products
-   with up are made. */
+/* Prefetches this block's share of the rows of down into the L2 cache, while the products with up are computed. */
 static __device__ __forceinline__ void ask_for_down(const __nv_bfloat16 *down, int rows, int width, int part,
                                                     int parts) {
     const size_t all = (size_t)rows * width * sizeof *down / 16, first = all * part / parts,
@@ -219,7 +219,7 @@ static __global__ __launch_bounds__(THREADS, 2) void experts_up(const __grid_con
             }
         }
     }
-    const float rate = load_input(e, sequence, input, squares); /* all threads meet in it */
+    const float rate = load_input(e, sequence, input, squares); /* it synchronises all threads */
     const int width = is_shared ? e.shared_width : e.width;
     const size_t matrix = (size_t)e.width * e.columns;
     up_work work = {(const __nv_bfloat16 *)e.shared_gate, (const __nv_bfloat16 *)e.shared_up, part * each,
@@ -230,7 +230,7 @@ static __global__ __launch_bounds__(THREADS, 2) void experts_up(const __grid_con
         work.up = work.gate + matrix;
         down = (const __nv_bfloat16 *)e.down + own * matrix;
     }
-    if (gridDim.x <= 2 * tiles) { /* of more sequences they would not fit into the L2 cache */
+    if (gridDim.x <= 2 * tiles) { /* the rows of more sequences would not fit into the L2 cache */
         ask_for_down(down, e.columns, width, part, is_shared ? shared_tiles : own_tiles);
     }
     multiply_rows(e, work, input, rate,

@@ -11,17 +11,17 @@ namespace chain {
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS, KEY = CARRY_CHAIN_KEY, TILE = CARRY_CHAIN_TILE;
 
-/* The next kernel may begin: it waits for this one before it reads results. */
+/* Allows the next kernel to start; it waits for this one before it reads results. */
 static __device__ __forceinline__ void let_next_begin() {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* The kernel before has ended, and its results can be read; with it, all before it. */
+/* Waits until the previous kernel, and all kernels before it, have ended; their results can then be read. */
 static __device__ __forceinline__ void await_previous() {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
-/* Weights: read once by the step. */
+/* Loads weights, which a step reads only once. */
 static __device__ __forceinline__ uint4 load_once(const void *from) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -30,7 +30,7 @@ static __device__ __forceinline__ uint4 load_once(const void *from) {
     return v;
 }
 
-/* Results of other kernels are read around the cache of the multiprocessor, which may have been filled before them. */
+/* Loads results of other kernels from the L2 cache: the cache of the multiprocessor may have older data. */
 static __device__ __forceinline__ uint4 load_result(const void *from) {
     return __ldcg((const uint4 *)from);
 }

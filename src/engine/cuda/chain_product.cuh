@@ -1,8 +1,9 @@
 /* Products of a few sequences with a matrix.
 
    A block has ROWS rows of the matrix and all sequences; its warps share the columns, and so do the blocks of a
-   cluster. A thread loads 16 bytes of a row: eight neighbours, which are its columns in two multiplications of 16.
-   Columns are thus permuted, for both factors alike. The partial sums of warps and blocks are added in their order. */
+   cluster. A thread loads 16 bytes of a row: eight neighbouring elements, which are its columns in two multiplications
+   of 16. The columns are thus permuted, in the same way for both factors. The partial sums of warps and blocks are
+   added in a fixed order. */
 #ifndef CARRY_ENGINE_CHAIN_PRODUCT_CUH
 #define CARRY_ENGINE_CHAIN_PRODUCT_CUH
 
@@ -16,7 +17,8 @@ namespace chain {
 namespace cg = cooperative_groups;
 
 constexpr int ROWS = 32, STRIPS = ROWS / 8, AHEAD = 4, CLUSTER = 4;
-constexpr int PART = ROWS + 8; /* floats from one sequence to the next: pairs of columns meet no bank twice */
+constexpr int PART =
+    ROWS + 8; /* floats from one sequence to the next; avoids bank conflicts between pairs of columns */
 
 static __device__ __forceinline__ void multiply(float (&c)[4], const uint4 &low, const uint4 &high, const uint4 &w) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -29,7 +31,7 @@ static __device__ __forceinline__ void multiply(float (&c)[4], const uint4 &low,
         : "r"(low.z), "r"(high.z), "r"(low.w), "r"(high.w), "r"(w.z), "r"(w.w));
 }
 
-/* x times the norm's factors; its squares are added up. */
+/* x times the norm's weights; adds to the sum of its squares. */
 static __device__ __forceinline__ uint4 scaled(const uint4 &x, const float (&w)[8], float &squares) {
     const unsigned in[4] = {x.x, x.y, x.z, x.w};
     unsigned out[4];
@@ -43,7 +45,7 @@ static __device__ __forceinline__ uint4 scaled(const uint4 &x, const float (&w)[
     return make_uint4(out[0], out[1], out[2], out[3]);
 }
 
-/* The row of the matrix that a thread loads for a strip of eight. */
+/* The row of the matrix that a thread loads, for a strip of eight rows. */
 static __device__ __forceinline__ const __nv_bfloat16 *row_of(const carry_chain_product &p, int tile, int strip,
                                                               int row) {
     const bool pairs = p.output == CARRY_CHAIN_SWIGLU;
@@ -57,7 +59,7 @@ template <int TILES> struct product_memory {
     float squares[WARPS][TILES * TILE];
 };
 
-/* A sum that is complete goes where it belongs. up: the other factor. */
+/* Stores a complete sum. up: the second factor of SwiGLU. */
 static __device__ __forceinline__ void put(const carry_chain_product &p, int sequence, int row, float sum, float up) {
     if (p.output == CARRY_CHAIN_ADD) {
         float *h = p.h + (size_t)sequence * p.rows + row;
@@ -93,7 +95,7 @@ static __device__ __forceinline__ float rate_of(const carry_chain_product &p, co
     return rsqrtf(sum / (float)p.columns + p.eps);
 }
 
-/* All sums of the block, by its threads. */
+/* All threads add and store the sums of the block. */
 template <int TILES>
 static __device__ __forceinline__ void finish(const carry_chain_product &p, const product_memory<TILES> &m, int tile,
                                               int sequences) {
@@ -108,13 +110,13 @@ static __device__ __forceinline__ void finish(const carry_chain_product &p, cons
     }
 }
 
-/* The blocks of a cluster add up what each has: block r the rows r ROWS / CLUSTER and on. */
+/* The blocks of a cluster add their sums: block r adds the rows from r ROWS / CLUSTER on. */
 template <int TILES>
 static __device__ __forceinline__ void finish_together(const carry_chain_product &p, product_memory<TILES> &m, int tile,
                                                        int sequences) {
     cg::cluster_group cluster = cg::this_cluster();
     constexpr int EACH = ROWS / CLUSTER;
-    for (int i = threadIdx.x; i < sequences * ROWS; i += THREADS) { /* in place: a thread reads what it writes */
+    for (int i = threadIdx.x; i < sequences * ROWS; i += THREADS) { /* in place: threads share no element */
         m.part[0][i / ROWS][i % ROWS] = sum_of(m, i / ROWS, i % ROWS);
     }
     cluster.sync();
@@ -129,7 +131,7 @@ static __device__ __forceinline__ void finish_together(const carry_chain_product
             put(p, b, tile * ROWS + row, sum, 0.0f);
         }
     }
-    cluster.sync(); /* the others have read this block's memory */
+    cluster.sync(); /* until the other blocks have read this block's memory */
 }
 
 template <int TILES, bool TOGETHER>

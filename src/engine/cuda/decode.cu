@@ -8,7 +8,7 @@
 namespace decode {
 
 template <bool MANY> [[maybe_unused]] static __device__ void consume(const carry_decode_call &call, const view &v) {
-    unsigned filled = 0; /* slots of the ring, by the operations so far */
+    unsigned filled = 0; /* number of ring slots filled by the operations so far */
     if (threadIdx.x < 32) {
         fetch(&v.head->op[0], call.ops, threadIdx.x);
     }
@@ -29,7 +29,7 @@ template <bool MANY> [[maybe_unused]] static __device__ void consume(const carry
         } else {
             run_embed(call, op, i);
         }
-        consumers_sync(); /* the operation and its shared memory may be overwritten */
+        consumers_sync(); /* after it, the operation and its shared memory may be overwritten */
     }
 }
 
@@ -38,7 +38,7 @@ static __global__ __launch_bounds__(ALL, 1) void step(const __grid_constant__ ca
                                                       int x_stride) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(128) unsigned char memory[];
-    __shared__ shared_head head; /* static: its size tells whether the kernel is there (works) */
+    __shared__ shared_head head; /* static: its size shows whether the kernel is in this build (works) */
     const view v = {&head, memory, (__nv_bfloat16 *)(memory + (size_t)slots * SLOT_BYTES), slots, x_stride};
     if (threadIdx.x == 0) {
         for (int i = 0; i < slots; i++) {
@@ -60,7 +60,7 @@ static __global__ __launch_bounds__(ALL, 1) void step(const __grid_constant__ ca
 #endif
 }
 
-/* New pages of sequences, before the step. */
+/* Adds new pages of sequences to the table, before the step. */
 static __global__ void put_pages(int32_t *table, int pages_each, const carry_decode_turn *turn) {
     for (int i = threadIdx.x; i < turn->page_count; i += blockDim.x) {
         const carry_decode_page &p = turn->page[i];
@@ -68,7 +68,7 @@ static __global__ void put_pages(int32_t *table, int pages_each, const carry_dec
     }
 }
 
-/* The kernel is empty but in code for sm_90a, which a build may be without. */
+/* The kernel has code only for sm_90a, which a build may lack. */
 static int blocks(int ordinal) {
     int count = 0, major = 0;
     cudaFuncAttributes attributes;
@@ -81,14 +81,15 @@ static int blocks(int ordinal) {
 }
 
 static int slots_of(int sequences, int columns) {
-    const int most = 227 * 1024 - (int)sizeof(shared_head) - 1024; /* 1,024: the runtime's */
+    const int most = 227 * 1024 - (int)sizeof(shared_head) - 1024; /* the runtime reserves 1,024 */
     const int slots = (most - sequences * (columns + X_PAD) * 2) / SLOT_BYTES;
     return slots < MAX_SLOTS ? slots : MAX_SLOTS;
 }
 
-/* A warp passes over the slots of other teams. The parity of a slot tells only one round of the ring from the next, so
-   a slot that a warp waits for must have been filled in the round before: with IN_FLIGHT slots on their way, the ring
-   must hold the tiles of all teams, and what may still be on its way. A single team meets every slot. */
+/* Chooses the number of warps in a team. A warp skips the slots of other teams. The parity of a slot distinguishes only
+   one round of the ring from the next, so a slot that a warp waits for must have been filled in the round before: with
+   IN_FLIGHT slots in flight, the ring must hold the tiles of all teams and the slots in flight. A single team uses
+   every slot. */
 static int team_of(const carry_decode_product *p, int tiles, int blocks_, int slots) {
     const int each =
         (p->output == CARRY_DECODE_SWIGLU ? 2 : 1) * ((p->columns + CARRY_DECODE_COLUMNS - 1) / CARRY_DECODE_COLUMNS);
@@ -111,7 +112,7 @@ static carry_status launch_step(carry_ctx *ctx, int ordinal, carry_stream *strea
     const size_t bytes = (size_t)slots * SLOT_BYTES + (size_t)call->sequences * stride * 2;
     CARRY_CUDA_TRY(cudaFuncSetAttribute(step<MANY>, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes),
                    "shared memory of the decoding kernel");
-    cudaLaunchAttribute attribute; /* all blocks must be resident: they wait for one another */
+    cudaLaunchAttribute attribute; /* all blocks must be resident, since they wait for one another */
     attribute.id = cudaLaunchAttributeCooperative;
     attribute.val.cooperative = 1;
     cudaLaunchConfig_t config = {};

@@ -10,13 +10,13 @@ namespace decode {
 constexpr int LEAST_SPLIT = 32, AT_ONCE_TOKENS = 4;
 constexpr float LOG2_E = 1.4426950408889634f;
 
-/* Tokens of a split: a function of the length alone, so that both operations agree. */
+/* Tokens of a split. It depends only on the length, so that both operations agree. */
 static __device__ __forceinline__ int64_t split_tokens(int64_t tokens, int splits) {
     const int64_t even = (tokens + splits - 1) / splits;
     return even > LEAST_SPLIT ? (even + WARPS - 1) / WARPS * WARPS : LEAST_SPLIT;
 }
 
-/* Cosines and sines of a position, for the elements of a head that a lane has: lane E and the next. */
+/* Cosines and sines of a position for the E elements of a head that a lane holds, from lane E on. */
 template <int E> struct turn { float cosine[E], sine[E]; };
 
 template <int E> static __device__ __forceinline__ turn<E> turn_of(const carry_decode_attend &a, int64_t position) {
@@ -38,7 +38,7 @@ template <int E> static __device__ __forceinline__ turn<E> turn_of(const carry_d
     return t;
 }
 
-/* The elements of a head that a lane has, once they are there. */
+/* Waits for the elements of a head that a lane holds, and loads them. */
 template <int E>
 static __device__ __forceinline__ void await_head(float (&x)[E], const carry_decode_word *from, uint32_t tag) {
     static_assert(E % 4 == 0, "a lane has whole pairs of words");
@@ -58,7 +58,7 @@ static __device__ __forceinline__ void await_head(float (&x)[E], const carry_dec
     } while (!__all_sync(~0u, is_there));
 }
 
-/* One warp: a head, normalised and turned. Half of the turned elements are a multiple of E. */
+/* One warp loads a head, normalises it and applies rotary positions. rotary / 2 must be a multiple of E. */
 template <int E>
 static __device__ __forceinline__ void turned(float (&x)[E], const carry_decode_word *from, uint32_t tag,
                                               const float *norm, const carry_decode_attend &a, const turn<E> &t) {
@@ -83,7 +83,7 @@ static __device__ __forceinline__ void turned(float (&x)[E], const carry_decode_
     }
 }
 
-/* The elements of a token that a lane has. */
+/* The elements of a token that a lane holds. */
 template <int E> struct alignas(E * 2) lane_elements { __nv_bfloat162 pair[E / 2]; };
 
 template <int E> static __device__ __forceinline__ lane_elements<E> load(const void *from, size_t at) {
@@ -99,7 +99,7 @@ template <int E> static __device__ __forceinline__ lane_elements<E> load(const v
     return x;
 }
 
-/* Where the keys and values of a token lie. */
+/* The row of the cache that has the keys and values of a token. */
 static __device__ __forceinline__ size_t cache_row(const int32_t *pages, int64_t token) {
     return (size_t)pages[token / CARRY_PAGE_TOKENS] * CARRY_PAGE_TOKENS + (size_t)(token % CARRY_PAGE_TOKENS);
 }
@@ -126,7 +126,7 @@ static __device__ __forceinline__ void attend(const carry_decode_call &call, con
             v.head->qs[warp * 256 + lane * E + e] = x[e] * a.scale * LOG2_E;
         }
     }
-    if (end == tokens && warp == WARPS - 1) { /* the new token's key and value go to the cache */
+    if (end == tokens && warp == WARPS - 1) { /* stores the new token's key and value in the cache */
         const size_t at = (cache_row(pages, position) * a.key_heads + head) * a.width + lane * E;
         alignas(16) float x[E], y[E];
         turned<E>(x, in + (a.k + head * a.width) / 2, tag, a.k_norm, a, t0);
@@ -149,7 +149,7 @@ static __device__ __forceinline__ void attend(const carry_decode_call &call, con
         lane_elements<E> k[AT_ONCE_TOKENS], x[AT_ONCE_TOKENS];
         float score[AT_ONCE_TOKENS];
 #pragma unroll
-        for (int j = 0; j < AT_ONCE_TOKENS; j++) { /* past the end: the first token again, with a weight of zero */
+        for (int j = 0; j < AT_ONCE_TOKENS; j++) { /* past the end: load the first token again, with weight zero */
             const size_t at = base + cache_row(pages, t + j * WARPS < end ? t + j * WARPS : t) * row;
             k[j] = load<E>(a.keys, at);
             x[j] = load<E>(a.values, at);
@@ -160,7 +160,7 @@ static __device__ __forceinline__ void attend(const carry_decode_call &call, con
                 break;
             }
             float larger = most[h];
-            float2 q[E / 2]; /* read again for every few tokens: all heads together would not fit the registers */
+            float2 q[E / 2]; /* loaded again for every few tokens: all heads together would not fit into registers */
 #pragma unroll
             for (int e = 0; e < E / 2; e++) {
                 q[e] = *(const float2 *)(v.head->qs + h * 256 + lane * E + 2 * e);
@@ -197,7 +197,7 @@ static __device__ __forceinline__ void attend(const carry_decode_call &call, con
             }
         }
     }
-    for (int h = 0; h < group; h++) { /* the warps' parts of one head at a time: shared memory has room for no more */
+    for (int h = 0; h < group; h++) { /* one head at a time, to save shared memory */
         consumers_sync();
 #pragma unroll
         for (int i = 0; i < GROUP; i++) {
@@ -246,7 +246,8 @@ static __device__ __forceinline__ void run_attend(const carry_decode_call &call,
     }
 }
 
-/* A block takes a head of a sequence, a thread an element: the splits as they arrive, with a running maximum. */
+/* A block processes one head of a sequence, a thread one element: it adds the splits as they arrive, with a running
+   maximum. */
 static __device__ void run_combine(const carry_decode_call &call, const carry_decode_op &op, int i) {
     const carry_decode_attend &a = op.as.attend;
     const uint32_t tag = call.tag + a.from;

@@ -14,17 +14,17 @@ static __device__ __forceinline__ float silu(float x) {
     return x * sigmoid(x);
 }
 
-/* The part of a convolution that earlier tokens make. */
+/* The part of a convolution that comes from earlier tokens. */
 static __device__ __forceinline__ float before_now(const float *w, const float *tail, int channels, int taps) {
     float sum = 0.0f;
 #pragma unroll
-    for (int j = 0; j < 3; j++) { /* a loop of `taps` would wait for one load after the other */
+    for (int j = 0; j < 3; j++) { /* a loop over `taps` would wait for each load before the next */
         sum += j + 1 < taps ? __ldg(w + j) * tail[(size_t)j * channels] : 0.0f;
     }
     return sum;
 }
 
-/* The new inputs of a slice: a channel of q, of k and of v, and the two gates of the head. */
+/* The new inputs of a slice: a channel of q, one of k and one of v, and the two gates of the head. */
 struct delta_inputs {
     float q, k, v, a, b;
 };
@@ -50,12 +50,12 @@ static __device__ __forceinline__ delta_inputs await_inputs(const carry_decode_d
             of_column(w[3].value, column[3]), of_column(w[4].value, column[4])};
 }
 
-/* A team: SLICE columns of one state,
+/* A team processes SLICE columns of one state,
 
        S' = e^g S + k u^T,  u = beta (v - e^g S^T k),  o = S'^T q = e^g S^T q + (q k) u,
 
    after convolution, SiLU and norms of q and k. A thread has four columns of every 32nd row, and a channel of q and of
-   k. Everything of earlier tokens is loaded before the wait for the new ones. */
+   k. All data of earlier tokens is loaded before the wait for the new inputs. */
 static __device__ __forceinline__ void delta_slice(const carry_decode_call &call, const carry_decode_delta &d,
                                                    const view &v, int tile, int op) {
     constexpr int SLICES = KEY / SLICE, LOADS = KEY * SLICE / 4 / (32 * TEAM);
@@ -87,7 +87,7 @@ static __device__ __forceinline__ void delta_slice(const carry_decode_call &call
     const float decay =
         d.a >= 0 ? __expf(-__expf(__ldg(d.A_log + head)) * softplus(in.a + __ldg(d.dt_bias + head))) : 1.0f;
     const float qq = warp_sum(q * q), kk = warp_sum(k * k);
-    hopper::group_sync(2 + team, 32 * TEAM); /* shared memory of the slice before has been read */
+    hopper::group_sync(2 + team, 32 * TEAM); /* until the shared memory of the previous slice has been read */
     if (lane == 0) {
         v.head->squares[warp][0] = qq;
         v.head->squares[warp][1] = kk;

@@ -1,5 +1,5 @@
-/* The frame of the kernel of decode_ops.h: the ring of weights, and words on their way. Warps 0 to 7 compute, warp 8
-   copies weights; warps 9 to 11 give their registers to the first. */
+/* The framework of the kernel of decode_ops.h: the ring of weights, and the passing of words. Warps 0 to 7 compute,
+   warp 8 copies weights; warps 9 to 11 give their registers to the first eight. */
 #ifndef CARRY_ENGINE_DECODE_KERNEL_CUH
 #define CARRY_ENGINE_DECODE_KERNEL_CUH
 
@@ -13,17 +13,18 @@ namespace decode {
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS, ALL = THREADS + 128;
 constexpr int ROWS = CARRY_DECODE_ROWS, COLUMNS = CARRY_DECODE_COLUMNS;
-/* Rows in a slot are 64 bytes further apart than they need be: eight lanes that read two rows meet no bank twice. */
+/* Rows in a slot are padded by 64 bytes, so that eight lanes that read two rows have no bank conflicts. */
 constexpr int ROW_BYTES = COLUMNS * 2 + 64, SLOT_BYTES = ROWS * ROW_BYTES;
 constexpr int X_PAD = 32;
 constexpr int MAX_SLOTS = 12;
-/* Slots of a block that may be on their way at a time: two keep memory busy, five are no faster. When a slot has
-   landed, all but the last two before it have, too. */
+/* Maximum number of a block's slots in flight: two keep memory busy, five are no faster. When a slot has arrived, all
+   slots except the last two before it have arrived too. */
 constexpr int IN_FLIGHT = 2;
 constexpr int SUMS = 2 * 2 * WARPS * 128; /* two buffers of two matrices */
 constexpr int KEY = 128, SLICE = CARRY_DECODE_SLICE;
 constexpr int CHUNK = 128;                    /* columns of x that a warp reads at a time */
-constexpr int AT_ONCE = 4, PAIRS_AT_ONCE = 8; /* such loads in flight of a warp; without arithmetic, more */
+constexpr int AT_ONCE = 4, PAIRS_AT_ONCE = 8; /* loads of a chunk that a warp has in flight; the second, larger number
+                                                 is for inputs without arithmetic */
 constexpr int TEAM = 4;                       /* warps that share a slice of a state */
 
 struct shared_head {
@@ -31,7 +32,7 @@ struct shared_head {
     carry_decode_op ahead[2]; /* the same for the warp that copies */
     uint64_t full[MAX_SLOTS], empty[MAX_SLOTS];
     float sums[SUMS];
-    float part[CARRY_DECODE_SEQUENCES * 64]; /* sums of squares, of chunks of x */
+    float part[CARRY_DECODE_SEQUENCES * 64]; /* sums of squares of chunks of x */
     float keys[WARPS / TEAM][2 * KEY];       /* q and k of the head that a team works on */
     float values[WARPS / TEAM][SLICE], squares[WARPS][2];
     float qs[CARRY_DECODE_GROUP * 256]; /* queries of attention */
@@ -44,7 +45,7 @@ struct view {
     int slots, x_stride;
 };
 
-/* Slot and parity of the n-th slot that a block has filled since the start. */
+/* Slot and parity of the n-th slot that a block has filled, counted from the start. */
 struct ring_place {
     int slot, parity;
 };
@@ -80,10 +81,10 @@ static __device__ __forceinline__ float warp_sum(float x) {
 }
 
 static __device__ __forceinline__ float sigmoid(float x) {
-    return __fdividef(1.0f, 1.0f + __expf(-x)); /* exact at both ends: e^-x is infinite or zero there */
+    return __fdividef(1.0f, 1.0f + __expf(-x)); /* also exact where e^-x is infinite or zero */
 }
 
-/* Words of 8 bytes are read and written whole, by one access of the memory system. */
+/* Words of 8 bytes are read and written by single memory accesses. */
 static __device__ __forceinline__ carry_decode_word look(const carry_decode_word *at) {
     unsigned long long bits;
     asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(bits) : "l"(at) : "memory");
@@ -134,7 +135,7 @@ static __device__ __forceinline__ float4 four_of(const two_words &w) {
     return make_float4(low_of(w.a.value), high_of(w.a.value), low_of(w.b.value), high_of(w.b.value));
 }
 
-/* Four neighbours. */
+/* Writes four neighbouring elements. */
 static __device__ __forceinline__ void tell_four(carry_decode_word *at, float a, float b, float c, float d,
                                                  uint32_t tag) {
     tell2(at, __uint_as_float(pair_of(a, b)), __uint_as_float(pair_of(c, d)), tag);
@@ -145,7 +146,7 @@ static __device__ __forceinline__ void put4(__nv_bfloat16 *to, float a, float b,
     *(uint2 *)to = make_uint2(*(const uint32_t *)&low, *(const uint32_t *)&high);
 }
 
-/* The rows of a tile: segment and row within it. */
+/* The segment and the row within it of a tile. */
 static __device__ __forceinline__ const carry_decode_segment &segment_of(const carry_decode_product &p, int tile,
                                                                          int sub, int *row) {
     *row = tile * ROWS;
@@ -166,7 +167,7 @@ static __device__ __forceinline__ void fetch(carry_decode_op *to, const carry_de
     }
 }
 
-/* Warp 8: all weights of this block, in the order in which the other warps use them. */
+/* Warp 8: copies all weights of this block, in the order in which the other warps use them. */
 static __device__ void produce(const carry_decode_call &call, const view &v) {
     const int lane = threadIdx.x % 32;
     ring_place at = {0, 0}, landed = {0, 0};
@@ -212,7 +213,7 @@ static __device__ void produce(const carry_decode_call &call, const view &v) {
     }
 }
 
-/* Embeddings, and new pages for the table. */
+/* Looks up embeddings. */
 static __device__ void run_embed(const carry_decode_call &call, const carry_decode_op &op, int i) {
     const carry_decode_embed &e = op.as.embed;
     const carry_decode_turn &turn = *call.turn;

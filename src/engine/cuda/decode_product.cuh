@@ -1,7 +1,8 @@
-/* Products of the decoding kernel: the input goes to shared memory in bf16 as its words arrive, tiles of 8 rows of the
-   weights are multiplied with it by tensor cores, results leave as words.
+/* Products of the decoding kernel: the input is copied to shared memory in bf16 as its words arrive, tiles of 8 rows of
+   the weights are multiplied with it by tensor cores, and results are written as words.
 
-   Kernels for few and for many sequences differ by MANY: rows 8 to 15 of an operand are sequences then, else zeros. */
+   The kernels for few and for many sequences differ by MANY: if it is set, rows 8 to 15 of an operand are sequences,
+   else zeros. */
 #ifndef CARRY_ENGINE_DECODE_PRODUCT_CUH
 #define CARRY_ENGINE_DECODE_PRODUCT_CUH
 
@@ -13,8 +14,8 @@ static __device__ __forceinline__ float squares_of(float4 x) {
     return x.x * x.x + x.y * x.y + x.z * x.z + x.w * x.w;
 }
 
-/* Which chunks of which sequence a warp brings to x: every `step`-th one from the first; and of the sequence 8 further
-   on, if there is one. */
+/* The chunks that a warp copies to x: every `step`-th chunk of a sequence from `first` on, and the same of the sequence
+   8 further on, if there is one. */
 struct share {
     int sequence, first, step;
 };
@@ -25,8 +26,8 @@ static __device__ __forceinline__ share share_of(const carry_decode_call &call) 
     return {warp % lanes, warp / lanes, WARPS / lanes};
 }
 
-/* The chunks c, c + step, ... of a row, four columns a lane, as far as there are any. Until the first is there, only
-   the first is asked for: all blocks look at the same lines, while weights pass through the same cache. */
+/* Loads the chunks c, c + step, ... of a row, four columns per lane, up to `last`. Until the first has arrived, only
+   the first is polled: all blocks read the same lines, and weights pass through the same cache. */
 template <int N>
 static __device__ __forceinline__ void await_chunks(two_words (&u)[N], const carry_decode_word *row, int c, int step,
                                                     int last, uint32_t tag) {
@@ -55,8 +56,8 @@ static __device__ __forceinline__ void await_chunks(two_words (&u)[N], const car
     } while (!__all_sync(~0u, is_there));
 }
 
-/* x = w p.x, rows of v.x; what a norm divides by is left to the results (scale_of). The sums of squares of chunks are
-   added in one order, whatever the number of sequences. */
+/* Writes w p.x to the rows of v.x; the division by the rms is applied to the results (scale_of). The sums of squares of
+   chunks are added in the same order for any number of sequences. */
 static __device__ __forceinline__ void input_norm(const carry_decode_call &call, const carry_decode_product &p,
                                                   const view &v) {
     const share mine = share_of(call);
@@ -87,7 +88,7 @@ static __device__ __forceinline__ void input_norm(const carry_decode_call &call,
     }
 }
 
-/* 1 / rms of a sequence's x, in the four lanes that ask for it. */
+/* 1 / rms of a sequence's x, in the four lanes that need it. */
 static __device__ __forceinline__ float scale_of(const carry_decode_product &p, const view &v, int sequence) {
     const float *part = v.head->part + sequence * 64;
     float sum = 0.0f;
@@ -99,8 +100,7 @@ static __device__ __forceinline__ float scale_of(const carry_decode_product &p, 
     return rsqrtf(sum / (float)p.columns + p.eps);
 }
 
-/* A chunk is a head of 128 columns, and has a norm of its own; or there is no norm, and heads have 1 << head_shift
-   chunks. */
+/* A chunk is a head of 128 columns with its own norm; or there is no norm, and heads have 1 << head_shift chunks. */
 static __device__ __forceinline__ void input_gated(const carry_decode_call &call, const carry_decode_product &p,
                                                    const view &v) {
     const bool norm = p.input == CARRY_DECODE_GATED_NORM;
@@ -173,7 +173,8 @@ static __device__ __forceinline__ void multiply(float (&d)[4], uint32_t a0, uint
         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
 
-/* 16 bytes of shared memory, without a branch: lanes that do not load cost the banks nothing. */
+/* Loads 16 bytes of shared memory if `condition` is true, without a branch: lanes that do not load cause no bank
+   conflicts. */
 static __device__ __forceinline__ void load_if(int condition, uint4 &x, uint32_t from) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %5, 0;\n@p ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];\n}\n"
                  : "+r"(x.x), "+r"(x.y), "+r"(x.z), "+r"(x.w)
@@ -181,16 +182,16 @@ static __device__ __forceinline__ void load_if(int condition, uint4 &x, uint32_t
                  : "memory");
 }
 
-/* The part of a warp, one of `team`, in the product of one tile: each lane has rows 2 (lane % 4) and the next of
-   sequence lane / 4 (x, y) and of the sequence 8 further on (z, w). Rows of x take the place of an operand's rows and
-   rows of W that of its columns. The order of k within 32 is the same permutation for both, by which a lane reads 16
-   bytes of each. */
+/* A warp's part (it is one of `team`) of the product of one tile: each lane has rows 2 (lane % 4) and the next, for
+   sequence lane / 4 (x, y) and for the sequence 8 further on (z, w). Rows of x are the operand's rows, and rows of W
+   its columns. Within 32 columns, the order of k is permuted in the same way for both, so that a lane reads 16 bytes of
+   each. */
 template <bool MANY>
 static __device__ __forceinline__ float4 tile_product(const carry_decode_call &call, const carry_decode_product &p,
                                                       const view &v, ring_place &at, int team) {
     const int member = threadIdx.x / 32 % team, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const int has_x = g < call.sequences, has_more = MANY && g + 8 < call.sequences;
-    const int further = 8 * v.x_stride * 2; /* bytes from a sequence to the one 8 further on */
+    const int further = 8 * v.x_stride * 2; /* bytes to the sequence 8 further on */
     float d[4][4] = {};
     uint4 y[4] = {}, z[4] = {}; /* stay zero in lanes without a sequence */
 #pragma unroll 1
@@ -241,7 +242,7 @@ static __device__ __forceinline__ float4 tile_product(const carry_decode_call &c
                        (d[0][2] + d[1][2]) + (d[2][2] + d[3][2]), (d[0][3] + d[1][3]) + (d[2][3] + d[3][3]));
 }
 
-/* The sum over a team's warps, in its first one. */
+/* The sum over a team's warps; its first warp gets the result. */
 template <bool MANY> static __device__ __forceinline__ float4 team_sum(float4 y, float *sums, int team) {
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     if (team == 1) {
@@ -268,7 +269,7 @@ template <bool MANY> static __device__ __forceinline__ float4 team_sum(float4 y,
     return y;
 }
 
-/* Two rows of a tile for one sequence. gate: the first factor of SwiGLU; now: h before. */
+/* Stores two rows of a tile for one sequence. gate: the first factor of SwiGLU; now: the previous h. */
 static __device__ __forceinline__ void put_pair(const carry_decode_call &call, const carry_decode_product &p,
                                                 const carry_decode_segment &s, int row, int sequence, int op, float2 y,
                                                 float2 gate, float2 now) {
@@ -294,9 +295,9 @@ static __device__ __forceinline__ float2 await_pair(const carry_decode_word *at,
     return make_float2(__uint_as_float(w.a.value), __uint_as_float(w.b.value));
 }
 
-/* The inputs of a layer's convolutions move up by one token. A thread has one channel of one sequence, whose inputs it
-   loads before the wait for this operation's input, when the convolutions have been read, and stores after it; further
-   ones, of many sequences, after the wait. */
+/* Shifts the inputs of a layer's convolutions by one token. A thread handles one channel of one sequence. It loads the
+   inputs before waiting for this operation's input, when the convolutions have been read, and stores them afterwards;
+   with many sequences, it handles further channels after the wait. */
 struct shifted {
     float *tail; /* NULL: none */
     int channels, before;
@@ -389,7 +390,7 @@ static __device__ __forceinline__ void run_product(const carry_decode_call &call
         __syncwarp();
         float4 y = make_float4(0, 0, 0, 0), other = y;
 #pragma unroll 1
-        for (int sub = 0; sub < subs; sub++) { /* one copy of the code: instructions are fetched as slowly as data */
+        for (int sub = 0; sub < subs; sub++) { /* not unrolled: fetching instructions is as slow as fetching data */
             other = y;
             y = team_sum<MANY>(tile_product<MANY>(call, p, v, at, team), sums + sub * WARPS * 128, team);
             y = make_float4(y.x * r, y.y * r, y.z * r8, y.w * r8);

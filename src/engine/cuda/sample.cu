@@ -1,4 +1,4 @@
-/* Tokens from rows of logits: loading, the order of the filters, and the launch. */
+/* Samples tokens from rows of logits: loading, the order of the filters, and the launch. */
 #include "engine/cuda/sample_kernel.cuh"
 
 #include "device/cuda.h"
@@ -15,12 +15,13 @@ static __device__ void load_plain(const carry_sample_call &call, const carry_sam
     __syncthreads();
 }
 
-/* The block's share of a row, with the run's own changes. False where a logit is NaN or infinity. */
+/* Loads the block's share of a row and applies the run's penalty, bias and mask. False if a logit is NaN or
+   infinity. */
 static __device__ bool load(const carry_sample_call &call, const carry_sample_row &row, row_view &v) {
     const float *bias = row.bias >= 0 ? (const float *)(call.words + row.bias) : nullptr;
     bool fine = true;
     load_plain(call, row, v);
-    for (int i = threadIdx.x; i < row.seen_count; i += THREADS) { /* each token once: no two threads meet */
+    for (int i = threadIdx.x; i < row.seen_count; i += THREADS) { /* each token occurs only once */
         const int token = (int)call.words[row.seen + i] - v.first;
         if (token >= 0 && token < v.count) {
             const double x = (double)v.x[token];
@@ -42,7 +43,8 @@ static __device__ bool load(const carry_sample_call &call, const carry_sample_ro
     return fine;
 }
 
-/* The largest, the first of equal ones: below `under` in the order of (key, token). */
+/* The largest logit below `under`, packed as (key, token) such that among equal logits the first token is the
+   largest. */
 static __device__ mass_t largest(row_view &v, mass_t under) {
     mass_t best = 0;
     for (int i = v.from; i < v.to; i++) {
@@ -73,7 +75,7 @@ static __device__ int pick(row_view &v, const carry_sample_row &row) {
     return draw(v, k, max((mass_t)1, least), row.unit);
 }
 
-/* Log probabilities of the token and of the likeliest, by the model's logits. */
+/* Writes the log probabilities of the token and of the likeliest tokens, from the model's own logits. */
 static __device__ void report(const carry_sample_call &call, row_view &v, const carry_sample_row &row, int token,
                               carry_run_result *to) {
     if (row.seen >= 0 || row.allowed >= 0 || row.bias >= 0) {
@@ -104,10 +106,11 @@ static __global__ SAMPLE_CLUSTER __launch_bounds__(THREADS,
                                                    1) void sample(const __grid_constant__ carry_sample_call call) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     extern __shared__ __align__(16) unsigned char memory[];
-    __shared__ shared_head head; /* static: its size tells whether the kernel is there (works) */
+    __shared__ shared_head head; /* static: its size shows whether the kernel is in this build (works) */
     const int share = (call.vocabulary + BLOCKS - 1) / BLOCKS, first = (int)blockIdx.x * share;
     const int count = max(0, min(share, call.vocabulary - first));
-    const int each = ((share + THREADS - 1) / THREADS) | 1; /* odd: neighbours meet no bank twice */
+    const int each =
+        ((share + THREADS - 1) / THREADS) | 1; /* odd, to avoid bank conflicts between neighbouring threads */
     const int from = min(count, (int)threadIdx.x * each), to = min(count, from + each);
     const carry_sample_row row = call.row[blockIdx.y];
     row_view v = {&head, (float *)memory, first, count, from, to, 0, 0.0f, row.rate};
@@ -131,11 +134,11 @@ static __global__ SAMPLE_CLUSTER __launch_bounds__(THREADS,
             call.last[row.slot] = is_failed ? 0 : token;
         }
     }
-    this_cluster().sync(); /* no block leaves while others read its memory */
+    this_cluster().sync(); /* no block may exit while others read its shared memory */
 #endif
 }
 
-/* Rows of which only the largest is wanted: nothing is kept in shared memory, so that several blocks share a
+/* For rows of which only the largest logit is wanted: nothing is kept in shared memory, so that several blocks fit on a
    multiprocessor. NaN and infinity have keys above all others. */
 static __device__ __forceinline__ void consider(mass_t &best, float x, int token) {
     const mass_t packed = (mass_t)(isnan(x) ? ~0u : key_of(x)) << 32 | (unsigned)~token;

@@ -1,5 +1,5 @@
-/* The kernel of sample_device.h. A cluster of eight blocks takes a row: each block keeps its share of the logits in
-   shared memory, a run of neighbours for each thread, so that the order of tokens is the order of threads.
+/* The kernel of sample_device.h. A cluster of eight blocks processes a row: each block keeps its share of the logits in
+   shared memory, and each thread has a run of neighbouring tokens, so that the order of tokens is the order of threads.
 
    A threshold (the k-th largest logit, or the one at which a probability is reached) is found by counting in 2,048
    buckets: first by the exponent, which spreads tokens evenly, then by the bits of the logits within one bucket. */
@@ -19,7 +19,7 @@ namespace sampling {
 using cooperative_groups::cluster_group;
 using cooperative_groups::this_cluster;
 #define SAMPLE_CLUSTER __cluster_dims__(BLOCKS, 1, 1)
-#else /* GPUs without clusters: the kernel is compiled for them, and never launched */
+#else /* GPUs without clusters: the kernel is compiled for them but never launched */
 #define SAMPLE_CLUSTER
 struct cluster_group {
     __device__ void sync() const {
@@ -40,10 +40,10 @@ static __device__ cluster_group this_cluster() {
 typedef unsigned long long mass_t; /* in units of 2^-40 of the likeliest token's weight */
 
 constexpr int BLOCKS = 8, THREADS = 1024, WARPS = THREADS / 32, BUCKETS = 2048, EACH = BUCKETS / 32;
-constexpr int GREEDY = 512;                                  /* threads of a block that only looks for the largest */
+constexpr int GREEDY = 512;                                  /* threads of a block that only finds the largest */
 constexpr float MASS_ONE = 0x1p40f, LEAST_EXPONENT = 27.75f; /* e^-27.75 is below 2^-40 */
 
-struct choice { /* of the leader, for all blocks */
+struct choice { /* computed by the leader, for all blocks */
     long long tokens, count;
     mass_t mass, inside;
     int bucket;
@@ -53,12 +53,13 @@ struct shared_head {
     unsigned counts[BUCKETS];
     mass_t masses[BUCKETS];
     mass_t warps[WARPS + 1];
-    mass_t mine[2]; /* of the block, for the other blocks; two, so that one synchronisation a reduction is enough */
+    mass_t mine[2]; /* the block's value, read by the other blocks; two, so that one synchronisation per reduction is
+                       enough */
     choice chosen;
     int found;
 };
 
-/* The tokens that may still be sampled: those with larger keys, and those with this key before token `limit`. */
+/* The tokens that may still be sampled: those with larger keys, and those with this key and an id below `limit`. */
 struct kept {
     unsigned key;
     int limit;
@@ -68,7 +69,7 @@ struct row_view {
     shared_head *head;
     float *x;         /* the block's logits */
     int first, count; /* tokens of the block; */
-    int from, to;     /* of the thread, within the block */
+    int from, to;     /* the thread's range within the block */
     int phase;
     float most, rate;
 };
@@ -103,14 +104,15 @@ struct larger {
         return a > b ? a : b;
     }
 };
-struct add_double { /* bits of doubles, added in a fixed order */
+struct add_double { /* adds doubles, given as bits, in a fixed order */
     static constexpr mass_t none = 0;
     static __device__ mass_t of(mass_t a, mass_t b) {
         return (mass_t)__double_as_longlong(__longlong_as_double((long long)a) + __longlong_as_double((long long)b));
     }
 };
 
-/* Over all threads of the cluster; every thread gets it. Ends with blocks that may still read one another's `mine`. */
+/* Reduces over all threads of the cluster; every thread gets the result. When it returns, blocks may still read each
+   other's `mine`. */
 template <typename BY> static __device__ mass_t all(row_view &v, mass_t x) {
     cluster_group cluster = this_cluster();
 #pragma unroll
@@ -141,7 +143,7 @@ template <typename BY> static __device__ mass_t all(row_view &v, mass_t x) {
     return x;
 }
 
-/* The sum over the threads before this one, in this block and in those before it. */
+/* The sum over the threads before this one, in this block and in the blocks before it. */
 static __device__ mass_t before(row_view &v, mass_t x) {
     cluster_group cluster = this_cluster();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -177,7 +179,8 @@ static __device__ mass_t before(row_view &v, mass_t x) {
     return blocks + v.head->warps[warp] + sum - x;
 }
 
-/* The leader's first warp: the bucket at which `tokens` tokens or `mass` are reached, never past the last with one. */
+/* The leader's first warp finds the bucket at which `tokens` tokens or `mass` are reached, never past the last bucket
+   with a token. */
 static __device__ void choose(shared_head *head, long long tokens, mass_t mass) {
     const int lane = threadIdx.x;
     long long count = 0;
@@ -214,7 +217,7 @@ static __device__ void choose(shared_head *head, long long tokens, mass_t mass) 
     }
 }
 
-/* How a level of the search orders tokens: by the exponent, or by the distance of the key to `top`. */
+/* How a level of the search assigns tokens to buckets: by the exponent, or by the distance of the key to `top`. */
 struct level {
     bool by_key;
     unsigned top, width;
@@ -259,7 +262,7 @@ static __device__ choice count_level(row_view &v, const level &at, const kept &k
     return leader->chosen;
 }
 
-/* The `wanted`-th kept token with this key, counting from 0, in the order of tokens. */
+/* The kept token with this key that is number `wanted`, counted from 0, in the order of tokens. */
 static __device__ int nth_equal(row_view &v, const kept &k, unsigned key, long long wanted) {
     cluster_group cluster = this_cluster();
     mass_t own = 0;
@@ -282,11 +285,11 @@ static __device__ int nth_equal(row_view &v, const kept &k, unsigned key, long l
     return found;
 }
 
-/* Keeps the largest that together are `tokens`, or have `mass`. */
+/* Keeps only the largest tokens: `tokens` of them, or those that together have `mass`. */
 static __device__ kept narrow(row_view &v, kept k, long long tokens, mass_t mass) {
     level at = {false, 0, 1, 0};
     choice c = count_level(v, at, k, tokens, mass);
-    mass_t top = 0, low = 0; /* the largest key of the bucket, and of the complements */
+    mass_t top = 0, low = 0; /* the largest key in the bucket, and the largest complement of a key */
     for (int i = v.from; i < v.to; i++) {
         const float x = v.x[i];
         if (mass_of(v, x) > 0 && is_kept(k, x, v.first + i) && bucket_of(v, at, x) == c.bucket) {
@@ -317,7 +320,7 @@ static __device__ kept narrow(row_view &v, kept k, long long tokens, mass_t mass
     return {at.top, at.top == k.key ? k.limit : INT_MAX};
 }
 
-/* One of the kept tokens that have at least the mass `least`. */
+/* Samples one of the kept tokens whose mass is at least `least`. */
 static __device__ int draw(row_view &v, const kept &k, mass_t least, double unit) {
     cluster_group cluster = this_cluster();
     mass_t own = 0;

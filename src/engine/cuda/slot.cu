@@ -1,4 +1,4 @@
-/* Copies of slots and pages. */
+/* Copies slots and pages. */
 #include "engine/slot_device.h"
 
 #include "device/cuda.h"
@@ -7,7 +7,7 @@ namespace {
 
 constexpr int THREADS = 256, BLOCKS = 16, AT_ONCE = 8; /* blocks of a part */
 
-/* A row of blocks for each part; the first block also copies the last token. */
+/* There is a row of blocks for each part; the first block also copies the last token. */
 __global__ void copy_parts(const carry_slot_part *parts, int32_t *last, int64_t to, int64_t from) {
     const carry_slot_part p = parts[blockIdx.y];
     const uint64_t first = (uint64_t)blockIdx.x * THREADS + threadIdx.x, step = (uint64_t)gridDim.x * THREADS;

@@ -1,4 +1,4 @@
-/* Codecs: which kind a folder is, where a stream stands, and the checks that all kinds need. */
+/* Codecs: finding the kind of a folder, the position of a stream, and the checks that all kinds need. */
 #include "model/codec/codec.h"
 
 #include <inttypes.h>
@@ -16,7 +16,7 @@
 #include "ops/nn.h"
 
 #define CONFIG_LIMIT ((size_t)4 << 20)
-#define SIDE_LIMIT 16384   /* pixels: no picture that is meant is larger, and no product of sizes overflows */
+#define SIDE_LIMIT 16384   /* pixels: larger than any real picture; products of sizes do not overflow */
 #define FRAMES_LIMIT 65536 /* latent frames of one call */
 
 struct carry_codec {
@@ -24,10 +24,11 @@ struct carry_codec {
     const carry_codec_kind *kind;
     void *opened;
     carry_codec_size size;
-    bool decoding;   /* a stream has begun: its first latent frame is decoded */
-    bool encoding;   /* the same of encoding */
-    bool ended;      /* the last frames that were encoded did not fill a latent frame: nothing can follow them */
-    void *staged[2]; /* on the codec's device: latents and frames of calls whose tensors are elsewhere; NULL: not yet */
+    bool decoding;   /* a stream has begun: its first latent frame was decoded */
+    bool encoding;   /* the same for encoding */
+    bool ended;      /* the last frames encoded did not fill a latent frame: no more may follow */
+    void *staged[2]; /* on the codec's device: latents and frames of calls whose tensors are elsewhere; NULL: not
+                        allocated yet */
 };
 
 static carry_status kind_of(carry_ctx *ctx, const carry_codec_kind **kind, const char *folder) {
@@ -129,7 +130,7 @@ int64_t carry_codec_frames(const carry_codec *codec, int64_t latent_frames) {
     return latent_frames < 1 ? 0 : latent_frames * kind->ratio - (codec->decoding ? 0 : kind->ratio - kind->first);
 }
 
-/* Frames that n latent frames of the next encode take, at most. */
+/* The maximum number of frames that the next encode takes for `count` latent frames. */
 static int64_t frames_taken(const carry_codec *codec, int64_t count) {
     const carry_codec_kind *kind = codec->kind;
     return count * kind->ratio - (codec->encoding ? 0 : kind->ratio - kind->encode_first);
@@ -154,8 +155,8 @@ static carry_status check_latent_frames(const carry_codec *codec, int64_t count)
     return CARRY_OK;
 }
 
-/* Both tensors, for this many frames of each: in host memory or on the codec's device. Frames may be absent: bytes are
-   wanted. Of latents that are read on a GPU the type is left to the operators. */
+/* Checks both tensors for these numbers of frames: they must be in host memory or on the codec's device. Frames are
+   absent if bytes are wanted. The operators check the type of latents that are read on a GPU. */
 static carry_status check_tensors(const carry_codec *codec, const carry_tensor *frames, int64_t n,
                                   const carry_tensor *latents, int64_t count, bool decodes) {
     const carry_codec_size *size = &codec->size;
@@ -175,7 +176,8 @@ static carry_status check_tensors(const carry_codec *codec, const carry_tensor *
                             size->device != 0 && frames->device == size->device ? size->device : 0);
 }
 
-/* A tensor like this one on the codec's device: itself, or staging memory (0: of latents, 1: of frames). */
+/* Gives a tensor of this shape on the codec's device: the tensor itself, or staging memory (0: for latents, 1: for
+   frames). */
 static carry_status stage(carry_codec *codec, carry_tensor *staged, carry_tensor tensor, int which) {
     const carry_codec_size *size = &codec->size;
     const int64_t area = size->height * size->width;
@@ -193,7 +195,7 @@ static carry_status stage(carry_codec *codec, carry_tensor *staged, carry_tensor
     return CARRY_OK;
 }
 
-/* Back to host memory, where the caller may read it at once. */
+/* Copies back to host memory and waits, so that the caller may read it at once. */
 static carry_status fetch(carry_codec *codec, carry_tensor to, carry_tensor from) {
     const int device = codec->size.device;
     if (to.data == from.data) {
@@ -229,7 +231,7 @@ carry_status carry_codec_decode(carry_codec *codec, carry_tensor frames, carry_t
     return decode(codec, to, latents);
 }
 
-/* A kind of the CPU makes planes, and knows of no bytes. */
+/* A kind that only runs on the CPU decodes to planes: converts them to bytes. */
 static carry_status bytes_of_planes(carry_codec *codec, unsigned char *bytes, carry_tensor latents) {
     const int64_t n = carry_codec_frames(codec, latents.shape[1]);
     const int64_t area = codec->size.height * codec->size.width;

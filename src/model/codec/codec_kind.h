@@ -12,10 +12,10 @@
 #include "ops/picture.h"
 
 #define CARRY_LATENT_CHANNELS 16
-#define CARRY_LATENT_BLOCK 8 /* pixels of a latent's side */
+#define CARRY_LATENT_BLOCK 8 /* pixels per latent element, in each direction */
 
-/* Where decoded frames go: planes of f32, or bytes [n, height, width, 3]. Codecs that only run on the CPU see planes.
- */
+/* Destination of decoded frames: planes of f32, or bytes [n, height, width, 3]. Kinds that only run on the CPU get
+   planes. */
 typedef struct carry_codec_output {
     carry_tensor frames; /* absent: bytes are wanted */
     unsigned char *bytes;
@@ -25,26 +25,26 @@ typedef struct carry_codec_output {
 typedef struct carry_codec_kind {
     const char *name, *about;
     const char *class_name; /* of config.json: "_class_name" */
-    int64_t ratio;          /* frames of a latent frame, at most */
-    int64_t first;          /* frames of a stream's first latent frame when it is decoded */
-    int64_t encode_first;   /* frames that a stream's first latent frame is encoded from */
-    bool on_gpus;           /* else size.device is 0 for it */
-    /* folder may be NULL: then only a kind without weights is asked. */
+    int64_t ratio;          /* maximum number of frames per latent frame */
+    int64_t first;          /* number of frames that a stream's first latent frame decodes to */
+    int64_t encode_first;   /* number of frames from which a stream's first latent frame is encoded */
+    bool on_gpus;           /* false: size.device is always 0 */
+    /* folder may be NULL, but only for a kind without weights. */
     carry_status (*open)(carry_ctx *ctx, void **opened, const char *folder, const carry_codec_size *size);
     void (*close)(void *opened);
     void (*reset)(void *opened);
     carry_status (*decode)(void *opened, const carry_codec_output *to, carry_tensor latents);
-    /* Frames of the last call of a stream may not fill its last latent frame. */
+    /* In the last call of a stream the frames need not fill the last latent frame. */
     carry_status (*encode)(void *opened, carry_tensor latents, carry_tensor frames);
 } carry_codec_kind;
 
-/* For kinds. Frame number `index` of a call's output, clamped to 0..1. */
+/* For kinds: writes frame `index` of a call's output, clamped to 0..1. */
 carry_status carry_codec_put(carry_ctx *ctx, const carry_codec_output *to, int64_t index, carry_tensor picture,
                              carry_picture_map map);
-/* Planes of one of a call's latents or frames. */
+/* The planes of one latent frame, or of one frame, of a call. */
 carry_tensor carry_latent_frame(carry_tensor latents, int64_t index);
 carry_tensor carry_codec_frame(carry_tensor frames, int64_t index);
-/* Memory of zeros for a stream's pictures; on the CPU, memory that is never used is never touched. */
+/* Allocates zeroed memory for a stream's pictures; on the CPU, pages that are never used are never touched. */
 carry_status carry_codec_pictures(carry_ctx *ctx, void **memory, int device, size_t bytes, int64_t height,
                                   int64_t width);
 

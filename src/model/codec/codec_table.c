@@ -1,4 +1,4 @@
-/* The only list of kinds of codecs. The first is what no folder means. */
+/* The only list of kinds of codecs. The first is used if there is no folder. */
 #include "model/codec/codec_kind.h"
 
 extern const carry_codec_kind carry_codec_dct, carry_codec_tae, carry_codec_wan;

@@ -119,7 +119,7 @@ carry_status carry_codec_conv_read(carry_codec_loading *l, carry_codec_conv *con
     return carry_codec_vector(l, &conv->bias, full, 1, &conv->out);
 }
 
-/* After every tensor that is needed was found: refuses a folder with others. */
+/* Called after all tensors were read: fails if the folder has others. */
 static carry_status refuse_surplus(const carry_codec_loading *l) {
     for (int64_t i = 0; i < l->weights.count; i++) {
         const char *name = carry_weights_name(&l->weights, i);

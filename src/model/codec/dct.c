@@ -1,10 +1,10 @@
-/* The dct codec: pictures by the cosine transform of their 8 x 8 blocks, without weights.
+/* The dct codec: pictures as the cosine transform of their 8 x 8 blocks, without weights.
 
-   A block of pixels becomes luma and two chromas (Y, Cb, Cr as JPEG has them), each of these its orthonormal cosine
-   transform, and of that the lowest coefficients in zigzag order: 10 of luma, 3 of each chroma. Latent channel c is
-   (coefficient - mean[c]) / deviation[c], which gives them mean 0 and variance 1, as the model needs. The tables were
-   measured: they are those of pictures of plain coloured shapes on a dark background, as tests/model/test_model_codec.c
-   draws them, which prints them again and fails where they no longer fit. */
+   A block of pixels becomes luma and two chromas (Y, Cb, Cr as in JPEG). Each of them gets an orthonormal cosine
+   transform, of which the lowest coefficients in zigzag order are kept: 10 of luma, 3 of each chroma. Latent channel c
+   is (coefficient - mean[c]) / deviation[c], which has mean 0 and variance 1, as the model needs. The tables were
+   measured on pictures of plain coloured shapes on a dark background, which tests/model/test_model_codec.c draws; the
+   test prints the tables again and fails if they no longer fit. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -18,10 +18,10 @@
 #define LUMA 10
 #define CHROMA 3
 
-/* Rows and columns of the zigzag's first ten. */
+/* Rows and columns of the first ten coefficients in zigzag order. */
 static const int zigzag[LUMA][2] = {{0, 0}, {0, 1}, {1, 0}, {2, 0}, {1, 1}, {0, 2}, {0, 3}, {1, 2}, {2, 1}, {3, 0}};
 
-/* By channel: luma's ten, Cb's three, Cr's three; the same for a coefficient and its transpose. */
+/* For each channel: ten of luma, three of Cb, three of Cr; a coefficient and its transpose have the same values. */
 static const float mean[LATENTS] = {0.83f};
 static const float deviation[LATENTS] = {1.12f, 0.325f, 0.325f, 0.15f,  0.131f, 0.15f, 0.096f, 0.08f,
                                          0.08f, 0.096f, 0.56f,  0.156f, 0.156f, 0.56f, 0.156f, 0.156f};
@@ -34,11 +34,11 @@ typedef struct dct {
 
 typedef struct job {
     const dct *d;
-    float *frames, *latents; /* one of them is read only */
+    float *frames, *latents; /* one of them is only read */
     int64_t count;           /* frames */
 } job;
 
-/* Which plane (0: Y, 1: Cb, 2: Cr) a latent channel is of, and which of its coefficients. */
+/* The plane (0: Y, 1: Cb, 2: Cr) of a latent channel, and the index of its coefficient. */
 static int plane_of(int channel, int *coefficient) {
     int plane = channel < LUMA ? 0 : 1 + (channel - LUMA) / CHROMA;
     *coefficient = channel < LUMA ? channel : (channel - LUMA) % CHROMA;
@@ -79,7 +79,7 @@ static void write_block(float *frame, float planes[3][PIXELS], int64_t area, int
     }
 }
 
-/* Where row `row` of blocks, counted over frames, has its first pixel and its first latent of channel 0. */
+/* Sets the first pixel, and the first latent of channel 0, of row `row` of blocks, counted over all frames. */
 static void place(const job *j, int64_t row, float **frame, float **latent) {
     int64_t rows = j->d->size.height / SIDE;
     int64_t columns = j->d->size.width / SIDE;
@@ -174,7 +174,7 @@ static carry_status open_dct(carry_ctx *ctx, void **opened, const char *folder, 
 }
 
 static void reset(void *opened) {
-    (void)opened; /* a frame knows nothing of the one before it */
+    (void)opened; /* frames are independent of each other */
 }
 
 const carry_codec_kind carry_codec_dct = {.name = "dct",

@@ -1,9 +1,9 @@
 /* Frames through a tiny video autoencoder, one at a time.
 
-   A level's pictures: what enters each of its blocks, now and a frame ago (they change places, so nothing is copied),
-   and two that blocks work in. Time is a tree: a latent frame is one frame of the first level, whose one grown frame is
-   one of the second, whose two are those of the third, and so on; each is taken to its end before the next begins, in
-   the order of time, so every level sees its frames in order and needs no queue. */
+   A level has these pictures: the inputs of each of its blocks, for this frame and for the one before (they are
+   swapped, so nothing is copied), and two work buffers. Time is a tree: a latent frame is one frame of the first level,
+   which grows into one frame of the second, which grows into two of the third, and so on. Each is processed to the end
+   before the next begins, in the order of time, so every level gets its frames in order and needs no queue. */
 #include "model/codec/tae.h"
 
 #include <stdlib.h>
@@ -14,25 +14,25 @@
 #include "model/codec/codec_kind.h"
 
 typedef struct room {
-    carry_tensor in[CARRY_TAE_BLOCKS][2]; /* what entered a block */
-    carry_tensor work[2];                 /* the result of a level is in the first */
-    carry_tensor pooled;                  /* encoder: sum over the frames that are pooled */
-    int now;                              /* which of in is this frame's */
+    carry_tensor in[CARRY_TAE_BLOCKS][2]; /* inputs of the blocks */
+    carry_tensor work[2];                 /* the output of a level is in work[0] */
+    carry_tensor pooled;                  /* encoder: sum over the pooled frames */
+    int now;                              /* index of this frame's picture in `in` */
     int filled;                           /* encoder: frames in pooled */
-    bool started;                         /* the other of in is a frame of this stream */
+    bool started;                         /* the other picture of `in` is a frame of this stream */
 } room;
 
 struct carry_tae_stream {
     const carry_tae *tae;
     int64_t height, width;
     room decoder[CARRY_TAE_LEVELS], encoder[CARRY_TAE_LEVELS];
-    carry_tensor latent, decoded, pixels; /* decoder: 16 channels; before the last convolution; 3 channels */
-    carry_tensor coded, read, entered;    /* encoder: 16 channels; 3 channels; after the first convolution */
-    int trimmed;                          /* frames that this stream's start still leaves out */
+    carry_tensor latent, decoded, pixels; /* decoder: 16 channels; input of the last convolution; 3 channels */
+    carry_tensor coded, read, entered;    /* encoder: 16 channels; 3 channels; output of the first convolution */
+    int trimmed;                          /* frames at the start of this stream that are still to be dropped */
     void *memory;
 };
 
-/* The frame of zeros comes with the memory, which starts as zeros. */
+/* The border of zeros needs no code: the memory is zeroed when it is allocated. */
 static carry_tensor take(const carry_tae_stream *s, carry_arena *arena, int64_t height, int64_t width,
                          int64_t channels) {
     const int64_t shape[] = {height + 2, width + 2, channels};
@@ -120,7 +120,7 @@ static carry_status convolve(const carry_tae_stream *s, const carry_codec_conv *
             .y = y, .x = x, .w = conv->w, .bias = conv->bias, .form = conv->form, .in = conv->in, .relu = relu});
 }
 
-/* From in[0], this frame's, to work[0]. */
+/* Runs the blocks of a level, from in[0], with this frame's picture, to work[0]. */
 static carry_status run_blocks(const carry_tae_stream *s, const carry_tae_level *level, room *r) {
     CARRY_SPAN(s->tae->ctx, "model", "tae blocks");
     carry_ctx *ctx = s->tae->ctx;
@@ -150,7 +150,7 @@ static carry_status run_blocks(const carry_tae_stream *s, const carry_tae_level 
     return CARRY_OK;
 }
 
-/* Frames of one level, in in[0], to the end of all that they grow into. */
+/* Processes the frame in in[0] of a level, and all frames that it grows into, to the end. */
 static carry_status decode_level(carry_tae_stream *s, int at, const carry_codec_output *to, int64_t *made) {
     const carry_tae_side *side = &s->tae->decoder;
     const carry_tae_level *level = &side->level[at];
@@ -158,7 +158,7 @@ static carry_status decode_level(carry_tae_stream *s, int at, const carry_codec_
     bool last = at + 1 == CARRY_TAE_LEVELS;
     CARRY_TRY(run_blocks(s, level, r));
     for (int i = 0; i < level->steps; i++) {
-        if (last && s->trimmed > 0) { /* nothing beyond this level remembers */
+        if (last && s->trimmed > 0) { /* no later level has a state, so the frame can be dropped here */
             s->trimmed--;
             continue;
         }

@@ -4,10 +4,10 @@
    next width over the doubled picture (ReLU after the third); conv to 3 channels; clamp to [0, 1]. Encoder: conv 3 ->
    c, ReLU; three levels of pool x(2, 2, 1), a stride-2 conv and three memory blocks; conv c -> 16.
 
-   Memory block: ReLU(conv3(ReLU(conv2(ReLU(conv1([x, past]))))) + x), past being what x was a frame earlier. These
-   pasts are all that a stream carries from frame to frame, so frames go through one at a time and the result does not
-   depend on how a video is cut into calls. Growing is done before doubling, where it costs a quarter and gives the same
-   numbers: a 1 x 1 convolution sees one pixel. */
+   Memory block: ReLU(conv3(ReLU(conv2(ReLU(conv1([x, past]))))) + x), where past is the x of the previous frame. A
+   stream carries only these pasts from frame to frame, so frames are processed one at a time and the result does not
+   depend on how a video is split into calls. Growing is done before doubling, where it costs a quarter and gives the
+   same numbers, since a 1 x 1 convolution reads only one pixel. */
 #ifndef CARRY_MODEL_TAE_H
 #define CARRY_MODEL_TAE_H
 
@@ -18,15 +18,15 @@
 
 #define CARRY_TAE_LEVELS 3
 #define CARRY_TAE_BLOCKS 3
-#define CARRY_TAE_STEPS 2 /* frames that a level grows into or pools, at most */
+#define CARRY_TAE_STEPS 2 /* maximum number of frames that a level grows into or pools */
 #define CARRY_TAE_RATIO 4 /* frames of a latent frame */
 
 typedef struct carry_tae_level {
     int64_t width; /* of its blocks */
     carry_codec_conv block[CARRY_TAE_BLOCKS][3];
     int steps;
-    carry_codec_conv step[CARRY_TAE_STEPS]; /* 1 x 1, one a frame that is grown or pooled */
-    carry_codec_conv conv;                  /* decoder: out of the level; encoder: into it */
+    carry_codec_conv step[CARRY_TAE_STEPS]; /* 1 x 1, one for each frame that is grown or pooled */
+    carry_codec_conv conv;                  /* decoder: at the end of the level; encoder: at its start */
 } carry_tae_level;
 
 typedef struct carry_tae_side {
@@ -42,25 +42,24 @@ typedef struct carry_tae {
     void *memory;
 } carry_tae;
 
-/* Names and shapes as TAEHV's files have them (decoder.1.weight, encoder.4.conv.0.bias, ...), in f32, bf16 or f16;
-   widths from the shapes. size: device and dtype are used. CARRY_ESHAPE and CARRY_EFORMAT name the tensor that does not
-   fit, is missing or is too much.
- */
+/* Loads weights with the names and shapes of TAEHV's files (decoder.1.weight, encoder.4.conv.0.bias, ...), in f32, bf16
+   or f16; widths come from the shapes. Only size->device and size->dtype are used. CARRY_ESHAPE and CARRY_EFORMAT name
+   the tensor that does not fit, is missing or is surplus. */
 carry_status carry_tae_load(carry_ctx *ctx, carry_tae **tae, const char *folder, const carry_codec_size *size);
 void carry_tae_free(carry_tae *tae);
 
-/* A stream's memory, for pictures of height x width pixels, multiples of 8. The weights outlive it. Memory that is
-   never used, because a stream only decodes, is never touched. */
+/* A stream's memory, for pictures of height x width pixels, multiples of 8. The weights must outlive it. Memory that is
+   not used, because a stream only decodes, is never touched. */
 typedef struct carry_tae_stream carry_tae_stream;
 carry_status carry_tae_stream_new(const carry_tae *tae, carry_tae_stream **stream, int64_t height, int64_t width);
 void carry_tae_stream_free(carry_tae_stream *stream);
-void carry_tae_stream_reset(carry_tae_stream *stream); /* both ways */
+void carry_tae_stream_reset(carry_tae_stream *stream); /* resets both decoding and encoding */
 
-/* One latent frame, planes [16, height / 8, width / 8] on the device. Its frames go to place *made of the output and
-   the places after it: 1 of the first latent frame of a stream, then 4; *made counts them. */
+/* Decodes one latent frame, planes [16, height / 8, width / 8] on the device. Its frames are written from index *made
+   of the output on: 1 for the first latent frame of a stream, then 4; *made is increased by their number. */
 carry_status carry_tae_decode(carry_tae_stream *stream, const carry_codec_output *to, int64_t *made,
                               carry_tensor latent);
-/* One frame, planes [3, height, width] on the device. The fourth of four writes a latent frame. */
+/* Encodes one frame, planes [3, height, width] on the device. Every fourth frame writes a latent frame. */
 carry_status carry_tae_encode(carry_tae_stream *stream, carry_tensor latent, carry_tensor frame);
 
 #endif

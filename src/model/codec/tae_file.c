@@ -1,4 +1,4 @@
-/* The weights of a tiny video autoencoder, by the names that TAEHV's files have. */
+/* The weights of a tiny video autoencoder, with the names of TAEHV's files. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -29,7 +29,8 @@ static carry_status read_blocks(carry_codec_loading *l, carry_tae_level *level, 
     return CARRY_OK;
 }
 
-/* Grow: [width * steps, width], a frame's rows after the other's. Pool: [width, steps * width], its columns. */
+/* Reads the 1 x 1 convolutions of a level. To grow: [width * steps, width], the rows of one frame after those of the
+   other. To pool: [width, steps * width], the same for columns. */
 static carry_status read_steps(carry_codec_loading *l, carry_tae_level *level, const char *name, int64_t width,
                                bool grow) {
     char full[64];

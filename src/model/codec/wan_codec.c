@@ -8,7 +8,7 @@
 typedef struct wan_codec {
     carry_wan *wan;
     carry_wan_stream *stream;
-    bool encoding; /* a stream's first latent frame is made */
+    bool encoding; /* the stream's first latent frame was written */
 } wan_codec;
 
 static void close_wan(void *opened) {
@@ -50,7 +50,7 @@ static carry_status decode(void *opened, const carry_codec_output *to, carry_ten
     return CARRY_OK;
 }
 
-/* Frames that are missing in the last latent frame are its last one, again. */
+/* If the last latent frame lacks frames, the last frame is repeated. */
 static carry_status encode(void *opened, carry_tensor latents, carry_tensor frames) {
     wan_codec *c = opened;
     const int64_t last = frames.shape[0] - 1;

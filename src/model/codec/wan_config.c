@@ -11,7 +11,7 @@
 
 #define CONFIG_LIMIT ((size_t)4 << 20)
 
-/* Of Wan 2.1's latents, where config.json does not have them. */
+/* Mean and deviation of Wan 2.1's latents, used if config.json does not have them. */
 static const float known_mean[CARRY_LATENT_CHANNELS] = {-0.7571f, -0.7089f, -0.9113f, 0.1075f,  -0.1745f, 0.9653f,
                                                         -0.1517f, 1.5508f,  0.4134f,  -0.0715f, 0.5517f,  -0.3632f,
                                                         -0.1922f, -0.9497f, 0.2503f,  -0.2921f};
@@ -36,7 +36,7 @@ static carry_status refuse(const reading *r, const char *key, const char *needed
                       node != NULL ? carry_json_show(shown, node) : "nothing", key, needed);
 }
 
-/* A key that may be missing, and has only one value that is known. */
+/* Checks a key that may be missing and has only one supported value. */
 static carry_status expect_number(const reading *r, const char *key, int64_t value, const char *shown) {
     const carry_json *node = carry_json_find(r->root, key);
     return node == NULL || is_whole(node, value) ? CARRY_OK : refuse(r, key, shown);
@@ -91,7 +91,7 @@ static carry_status read_widths(const reading *r, carry_wan_config *config) {
         config->width[i] = base * (item != NULL ? item->as.number.integer : known[i]);
         item = item != NULL ? item->next : NULL;
     }
-    /* A level of the decoder starts with half the width of the one before it. */
+    /* A decoder level starts with half the width of the one before it. */
     for (int i = 1; i < CARRY_WAN_LEVELS; i++) {
         if (config->width[i] % 2 != 0) {
             return refuse(r, "dim_mult", "base_dim times each of the last three to be even");

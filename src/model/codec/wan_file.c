@@ -1,5 +1,5 @@
-/* The weights of Wan's autoencoder: convolutions over time become convolutions of three pictures side by side, and what
-   scales latents is folded into the 1 x 1 convolutions next to them. */
+/* The weights of Wan's autoencoder: a convolution over time becomes a convolution over the channels of three pictures,
+   and the scaling of latents is folded into the 1 x 1 convolutions next to them. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -11,13 +11,13 @@
 
 #define NAME_BYTES 112
 #define PIXEL_CHANNELS 3
-#define FRAMES 3 /* that a convolution sees */
+#define FRAMES 3 /* number of frames that a convolution reads */
 
 static void name_in(char full[NAME_BYTES], const char *prefix, const char *name) {
     (void)snprintf(full, NAME_BYTES, "%.70s%.40s", prefix, name);
 }
 
-/* wide[1] [rows, 3 in, area] = rows of wide[0] [.., in, 3, area]: the newest frame first. */
+/* wide[1] [rows, 3 in, area] = rows first_row, ... of wide[0] [.., in, 3, area], with the newest frame first. */
 static void turn(carry_codec_loading *l, int64_t first_row, int64_t rows, int64_t in, int64_t area) {
     for (int64_t i = 0; i < rows * FRAMES * in * area; i++) {
         const int64_t row = i / (FRAMES * in * area);
@@ -28,7 +28,7 @@ static void turn(carry_codec_loading *l, int64_t first_row, int64_t rows, int64_
     }
 }
 
-/* 3 x 3 x 3. */
+/* Reads a 3 x 3 x 3 convolution. */
 static carry_status read_causal(carry_codec_loading *l, carry_codec_conv *conv, const char *prefix, const char *name,
                                 int64_t in, int64_t out) {
     char full[NAME_BYTES];
@@ -44,7 +44,7 @@ static carry_status read_causal(carry_codec_loading *l, carry_codec_conv *conv, 
     return carry_codec_vector(l, &conv->bias, full, 1, &out);
 }
 
-/* 3 x 1 x 1 of parts * width rows, as many convolutions. */
+/* Reads a 3 x 1 x 1 convolution with parts * width rows as `parts` convolutions. */
 static carry_status read_time(carry_codec_loading *l, carry_codec_conv *conv, const char *prefix, int64_t width,
                               int parts) {
     char full[NAME_BYTES];
@@ -96,7 +96,7 @@ static carry_status read_block(carry_codec_loading *l, carry_wan_block *block, c
     return carry_codec_vector(l, &block->shortcut.bias, full, 1, &out);
 }
 
-/* A matrix [rows, columns] in the type of the pictures. */
+/* Makes a matrix [rows, columns] on the device, in the type of the pictures. */
 static carry_status fill_matrix(carry_codec_loading *l, carry_tensor *to, int64_t rows, int64_t columns) {
     const int64_t shape[] = {rows, columns};
     *to = carry_codec_take(l, l->dtype, 2, shape);
@@ -157,7 +157,7 @@ static carry_status read_resample(carry_codec_loading *l, carry_wan_level *level
                            : CARRY_OK;
 }
 
-/* Latents as transformers have them come in: W (deviation z + mean) + bias. */
+/* Decoder input: latents z as transformers have them become W (deviation z + mean) + bias. */
 static carry_status read_post_quant(carry_codec_loading *l, carry_codec_conv *conv, const carry_wan_config *config) {
     enum { N = CARRY_LATENT_CHANNELS };
     float bias[N] = {0};
@@ -177,7 +177,7 @@ static carry_status read_post_quant(carry_codec_loading *l, carry_codec_conv *co
     return carry_codec_fill(l, conv->bias, bias);
 }
 
-/* And go out: the rows of the mean, (W x + bias - mean) / deviation. */
+/* Encoder output: only the rows of the mean, as (W x + bias - mean) / deviation. */
 static carry_status read_quant(carry_codec_loading *l, carry_codec_conv *conv, const carry_wan_config *config) {
     enum { N = CARRY_LATENT_CHANNELS, TWICE = 2 * N };
     const int64_t rows = TWICE;
@@ -225,7 +225,7 @@ static carry_status read_decoder(carry_codec_loading *l, carry_wan_side *side, c
 static carry_status read_encoder(carry_codec_loading *l, carry_wan_side *side, const carry_wan_config *config) {
     char prefix[NAME_BYTES];
     int64_t width = config->width[0];
-    int at = 0; /* blocks and resamplers are one list */
+    int at = 0; /* blocks and resamplers are in one list */
     CARRY_TRY(read_causal(l, &side->conv_in, "encoder.", "conv_in", PIXEL_CHANNELS, width));
     for (int i = 0; i < CARRY_WAN_LEVELS; i++) {
         carry_wan_level *level = &side->level[i];

@@ -12,7 +12,7 @@ static const char *const inside[][2] = {{"norm1.", "residual.0."},
                                         {"norm2.", "residual.3."},
                                         {"conv2.", "residual.6."},
                                         {"conv_shortcut.", "shortcut."}};
-/* Of one side, but for its levels. */
+/* Names of one side, without its levels. */
 static const char *const parts[][2] = {{"conv_in.", "conv1."},
                                        {"norm_out.", "head.0."},
                                        {"conv_out.", "head.2."},
@@ -35,7 +35,7 @@ static bool join(char *to, size_t size, const char *start, const char *rest) {
     return snprintf(to, size, "%s%s", start, rest) < (int)size;
 }
 
-/* A number and the point behind it. */
+/* Reads a number and the dot after it. */
 static bool number(const char **text, long *value) {
     char *end;
     *value = strtol(*text, &end, 10);
@@ -46,7 +46,7 @@ static bool number(const char **text, long *value) {
     return true;
 }
 
-/* The decoder's blocks and resamplers are one list there. */
+/* In Wan's file the decoder's blocks and resamplers are in one list. */
 static bool up_block(char *to, size_t size, const char *rest, int blocks) {
     char start[48];
     long level;

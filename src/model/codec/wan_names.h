@@ -5,7 +5,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-/* The name in Wan's own file for a tensor that diffusers calls `name`; false: unknown. blocks: num_res_blocks. */
+/* Writes the name in Wan's own file of a tensor that diffusers calls `name`; false if it is unknown. blocks:
+   num_res_blocks. */
 bool carry_wan_other_name(int blocks, const char *name, char *to, size_t size);
 
 #endif

@@ -1,8 +1,8 @@
 /* Frames through Wan's autoencoder, one at a time.
 
-   Every convolution over time has a ring of three pictures: what it sees, what it saw a frame ago, and before that.
-   They are written in place (by a norm, or by the convolution before), so nothing is copied. Time is a tree, as of
-   tae.c: the frames that one frame is made into are taken to their end one after the other, in the order of time. */
+   Every convolution over time has a ring of three pictures: its input for this frame and for the two frames before.
+   They are written in place (by a norm, or by the convolution before), so nothing is copied. Time is a tree, as in
+   tae.c: the frames that one frame grows into are processed to the end one after the other, in the order of time. */
 #include "model/codec/wan_vae.h"
 
 #include <inttypes.h>
@@ -18,15 +18,15 @@
 
 #define FRAMES 3
 #define PIXEL_CHANNELS 3
-#define QUERIES 1024 /* of attention that are worked on at a time: their scores stay in the cache of a GPU */
-#define LEAST 1e-30f /* added to the mean of squares, so that pixels of zeros stay zeros */
+#define QUERIES 1024 /* queries of attention processed at a time: their scores stay in a GPU's cache */
+#define LEAST 1e-30f /* added to the mean of squares, so that pixels that are zero stay zero */
 
 typedef struct ring {
     carry_tensor picture[FRAMES];
-    int64_t count; /* frames that went through */
+    int64_t count; /* number of frames processed */
 } ring;
 
-/* Of one level. in: what enters it; where the widths are equal it is x. */
+/* The memory of one level. in: its input; the same tensor as x if the widths are equal. */
 typedef struct room {
     carry_tensor in, x, work;
     ring block[CARRY_WAN_BLOCKS][2], time;
@@ -35,9 +35,9 @@ typedef struct room {
 typedef struct side_state {
     room level[CARRY_WAN_LEVELS];
     ring middle[2][2], conv_in, conv_out;
-    carry_tensor latent, coded, pixels; /* 16 channels; of the encoder, 32; of the decoder, 3 */
+    carry_tensor latent, coded, pixels; /* 16 channels; 32 in the encoder; 3 in the decoder */
     carry_tensor tokens, normed, qkv, scores, p, mixed, bias;
-    void *memory; /* NULL: nothing went through yet */
+    void *memory; /* NULL: no frame was processed yet */
 } side_state;
 
 struct carry_wan_stream {
@@ -111,7 +111,7 @@ static void take_side(const carry_wan_stream *s, carry_arena *arena, side_state 
     }
 }
 
-/* Memory for a side, before its first frame. */
+/* Allocates memory for a side, before its first frame. */
 static carry_status open_side(carry_wan_stream *s, side_state *state, const carry_wan_side *side, bool decodes) {
     carry_arena arena = {0};
     size_t bytes = 0;
@@ -165,7 +165,7 @@ void carry_wan_stream_reset(carry_wan_stream *stream) {
     reset_side(&stream->encoder);
 }
 
-/* The picture of a ring that is `back` frames old; absent before a stream's first. */
+/* The picture of a ring that is `back` frames old; absent before a stream's first frame. */
 static carry_tensor frame_of(const ring *r, int64_t back) {
     return back <= r->count ? r->picture[(r->count - back) % FRAMES] : (carry_tensor){0};
 }
@@ -176,7 +176,8 @@ static carry_status convolve(const carry_wan_stream *s, const carry_codec_conv *
         &(carry_conv2d_args){.y = y, .x = x, .w = conv->w, .bias = conv->bias, .form = conv->form, .in = conv->in});
 }
 
-/* The newest frame of a ring and those before it. add may be absent. The ring is not moved on. */
+/* Applies a convolution to the newest frame of a ring and the two before it. add may be absent. Does not advance the
+   ring. */
 static carry_status convolve_ring(const carry_wan_stream *s, const carry_codec_conv *conv, carry_tensor y,
                                   const ring *r, carry_tensor add) {
     return carry_conv2d(s->wan->ctx, &(carry_conv2d_args){.y = y,
@@ -190,7 +191,7 @@ static carry_status convolve_ring(const carry_wan_stream *s, const carry_codec_c
                                                           .in = conv->in});
 }
 
-/* Frames of zeros included, which stay zeros. */
+/* y = silu(norm(x)), including the border of zeros, which stays zero. */
 static carry_status norm_silu(const carry_wan_stream *s, carry_tensor y, carry_tensor x, carry_tensor gamma) {
     const int64_t pixels = x.shape[0] * x.shape[1];
     return carry_rms_norm_silu(s->wan->ctx, carry_reshape_2d(y, pixels, x.shape[2]),
@@ -213,7 +214,7 @@ static carry_status run_block(const carry_wan_stream *s, const carry_wan_block *
     return CARRY_OK;
 }
 
-/* The matrix of some columns of qkv, rows first .. first + count - 1. */
+/* Rows first .. first + count - 1 of q, k or v (which = 0, 1, 2) in qkv. */
 static carry_tensor part_of(carry_tensor qkv, int which, int64_t first, int64_t count) {
     const int64_t width = qkv.shape[1] / 3;
     const int64_t shape[] = {1, count, width};
@@ -241,7 +242,7 @@ static carry_status attend(const carry_wan_stream *s, side_state *state) {
     return CARRY_OK;
 }
 
-/* x += proj(attention(norm(x))), within the frame: pixels are tokens. */
+/* x += proj(attention(norm(x))) within the frame: its pixels are the tokens. */
 static carry_status run_attention(const carry_wan_stream *s, const carry_wan_attention *a, side_state *state,
                                   carry_tensor x) {
     carry_ctx *ctx = s->wan->ctx;
@@ -265,7 +266,7 @@ static carry_status run_middle(const carry_wan_stream *s, const carry_wan_side *
     return run_block(s, &side->middle[1], state->middle[1], r->x, r->x, r->work);
 }
 
-/* The blocks of a level, from in to `out`. */
+/* Runs the blocks of a level, from its `in` to `out`. */
 static carry_status run_blocks(const carry_wan_stream *s, const carry_wan_level *level, room *r, carry_tensor out) {
     CARRY_SPAN(s->wan->ctx, "model", "wan blocks");
     for (int b = 0; b < level->blocks; b++) {
@@ -285,7 +286,8 @@ static carry_status show(carry_wan_stream *s, const carry_codec_output *to, int6
                            (carry_picture_map){.scale = 0.5f, .shift = 0.5f});
 }
 
-/* A frame in the level's in, to the end of all that is made of it. first: it is of a stream's first latent frame. */
+/* Processes the frame in the level's `in`, and all frames made from it, to the end. first: it belongs to a stream's
+   first latent frame. */
 static carry_status decode_level(carry_wan_stream *s, int at, bool first, const carry_codec_output *to, int64_t *made) {
     const carry_wan_level *level = &s->wan->decoder.level[at];
     room *r = &s->decoder.level[at];
@@ -322,7 +324,7 @@ carry_status carry_wan_decode(carry_wan_stream *stream, const carry_codec_output
     return decode_level(stream, 0, first, to, made);
 }
 
-/* Passes the output of a level to the next one. *goes is false if that waits for another frame. */
+/* Passes the output of a level to the next one. *goes is false if that has to wait for another frame. */
 static carry_status resample(carry_wan_stream *s, int at, bool *goes) {
     const carry_wan_level *level = &s->wan->encoder.level[at];
     room *r = &s->encoder.level[at];

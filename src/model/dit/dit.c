@@ -39,7 +39,7 @@ static carry_parameter modulation(int64_t rows, int64_t dim) {
     return (carry_parameter){.rank = 3, .shape = {1, rows, dim}, .start = CARRY_DIT_START_MODULATION};
 }
 
-/* A block's parameter in the whole model; rank 0 if the configuration does not have it. */
+/* Describes a block's parameter in the whole model; rank 0 if the configuration does not have it. */
 static carry_parameter describe(const carry_dit_config *c, carry_dit_slot slot) {
     const int64_t d = c->dim;
     switch (slot) {
@@ -130,7 +130,7 @@ static void list_parameters(carry_dit *dit) {
     for (carry_dit_outer outer = 0; outer < CARRY_DIT_OUTERS; outer++) {
         carry_parameter p = describe_outer(&dit->config, outer);
         (void)snprintf(p.name, sizeof p.name, "%s", outer_keys[outer]);
-        /* The time's part is computed in f32. */
+        /* The parameters that process the time are computed in f32. */
         p.may_be_narrow =
             p.decays && outer != CARRY_DIT_TIME_0 && outer != CARRY_DIT_TIME_2 && outer != CARRY_DIT_PROJECTION;
         dit->outer[outer] = carry_parameters_add(&dit->own, p);
@@ -157,7 +157,7 @@ static carry_status make(carry_dit *dit, int device, const char *folder, carry_d
     }
     CARRY_TRY(carry_parameters_open(dit->ctx, &dit->own, device, blocks * CARRY_DIT_SLOTS + CARRY_DIT_OUTERS));
     dit->own.other = carry_dit_other_name;
-    list_parameters(dit); /* carry_dit_config_check has bounded the sum of them */
+    list_parameters(dit); /* carry_dit_config_check has bounded the sum of all sizes */
     CARRY_TRY(folder != NULL ? carry_parameters_check(&dit->own, folder) : CARRY_OK);
     if (dtype != CARRY_F32) {
         carry_parameters_narrow(&dit->own, dtype);
@@ -213,8 +213,8 @@ static void fill(float *w, float value, int64_t count) {
     }
 }
 
-/* Blocks start as cross-attention alone, since both their gates, modulation + projection of the time, are zero; the
-   velocity starts as zero, since the head is zero. */
+/* Sets the gates and the head to zero. Blocks then start with only cross-attention, since both gates (modulation plus
+   projection of the time) are zero, and the velocity starts at zero. */
 static void close_gates(const carry_dit *dit, const carry_parameter *p, float *w) {
     const int64_t index = p - dit->own.parameter;
     const bool is_head = index == dit->outer[CARRY_DIT_HEAD];
@@ -227,7 +227,7 @@ static void close_gates(const carry_dit *dit, const carry_parameter *p, float *w
 }
 
 typedef struct distribution {
-    float mean, deviation; /* deviation 0: all are the mean */
+    float mean, deviation; /* deviation 0: all elements equal the mean */
 } distribution;
 
 static distribution distribution_of(const carry_dit *dit, const carry_parameter *p, int64_t count, bool training) {
@@ -262,7 +262,7 @@ static carry_status start_training(const void *model, const carry_parameter *p, 
     return CARRY_OK;
 }
 
-/* This rank's part of a parameter. */
+/* Initialises this rank's part of a parameter. */
 static carry_status start_part(const carry_dit *dit, const carry_parameter *p, carry_tensor part, uint64_t seed) {
     const distribution d = distribution_of(dit, p, p->count * dit->ranks, false);
     const int64_t columns = p->cut == CARRY_CUT_COLUMNS ? p->count / p->shape[0] : p->count;
@@ -276,7 +276,8 @@ static carry_status start_part(const carry_dit *dit, const carry_parameter *p, c
                                                                  .first = columns * dit->rank});
 }
 
-/* Without f32 masters values are made where they stay: 14e9 of them take half a minute on 16 cores of a host. */
+/* Without f32 masters, values are generated directly on the device: 14e9 of them take half a minute on 16 cores of a
+   host. */
 static carry_status start_there(carry_dit *dit, uint64_t seed) {
     carry_parameters *own = &dit->own;
     for (int64_t i = 0; i < own->parameters; i++) {

@@ -27,9 +27,9 @@
 #include "comm/sums.h"
 #include "model/parameters.h"
 
-#define CARRY_DIT_POSITIONS 1024 /* frames, rows and columns that have a rotary position */
-#define CARRY_DIT_TEXT 4096      /* the most of text_len; Wan has 512 */
-#define CARRY_DIT_CHUNKS 64      /* the most of one forward */
+#define CARRY_DIT_POSITIONS 1024 /* maximum number of frames, rows and columns that have a rotary position */
+#define CARRY_DIT_TEXT 4096      /* maximum of text_len; Wan has 512 */
+#define CARRY_DIT_CHUNKS 64      /* maximum number of chunks of a forward */
 
 typedef struct carry_dit_config {
     int64_t dim, ffn_dim, num_heads, num_layers;
@@ -39,27 +39,28 @@ typedef struct carry_dit_config {
     int64_t patch[3];           /* 1, 2, 2 */
     double eps;
     bool qk_norm, cross_attn_norm;
-    /* Of a causal model, kept in config.json beside Wan's own keys: frames of a chunk, of the window and of its sink,
-       and the shift and steps of its sampler. 0 and an empty list if the file does not say: the caller then
-       chooses values such as 3, 21, 0. */
+    /* Of a causal model, stored in config.json in addition to Wan's keys: the frames of a chunk, of the window and of
+       its sink, and the shift and steps of its sampler. 0 and an empty list if the file does not have them: the caller
+       then chooses values such as 3, 21, 0. */
     int64_t chunk_frames, window_frames, sink_frames;
     double shift;
     int64_t step[16];
     int64_t steps;
 } carry_dit_config;
 
-/* "1.3B", "14B", "shapes" (a small one, of the demo's kind); CARRY_EARGUMENT lists the names. */
+/* "1.3B", "14B" or "shapes" (a small model for the demo); CARRY_EARGUMENT lists the names. */
 carry_status carry_dit_config_named(carry_ctx *ctx, carry_dit_config *config, const char *name);
 const char *carry_dit_config_name(int index, const char **about); /* NULL past the end */
-/* Wan's config.json; missing values are taken from the weights' shapes where possible. */
+/* Reads Wan's config.json; missing values are taken from the shapes of the weights where possible. */
 carry_status carry_dit_config_read(carry_ctx *ctx, carry_dit_config *config, const char *folder);
-/* Refuses an invalid configuration, and a mesh that does not divide heads and ffn_dim, naming the sizes that do. */
+/* Fails for an invalid configuration, and for a mesh whose size does not divide heads and ffn_dim; the message lists
+   the sizes that do. */
 carry_status carry_dit_config_check(carry_ctx *ctx, const carry_dit_config *config, int mesh);
-/* Latents of height x width (of the latent, 1/8 of the picture's): refuses sizes that patches do not divide, with the
-   nearest that works, and more than CARRY_DIT_POSITIONS rows or columns of patches. */
+/* Checks the size of latents (1/8 of the picture's). Fails if patches do not divide it, naming the nearest size that
+   works, or if there are more than CARRY_DIT_POSITIONS rows or columns of patches. */
 carry_status carry_dit_check_size(carry_ctx *ctx, const carry_dit_config *config, int64_t height, int64_t width);
 
-/* The parameters of a block. X(name, key below blocks.N.) q, k and v are adjacent, so that they can be one product. */
+/* The parameters of a block: X(name, key after blocks.N.). q, k and v are adjacent, so that they can be one product. */
 #define CARRY_DIT_BLOCK_LIST(X)                 \
     X(MODULATION, "modulation")                 \
     X(Q, "self_attn.q.weight")                  \
@@ -89,7 +90,7 @@ carry_status carry_dit_check_size(carry_ctx *ctx, const carry_dit_config *config
     X(FFN_DOWN, "ffn.2.weight")                 \
     X(FFN_DOWN_BIAS, "ffn.2.bias")
 
-/* The others. X(name, key) */
+/* The parameters outside of blocks. X(name, key) */
 #define CARRY_DIT_OUTER_LIST(X)                  \
     X(PATCH, "patch_embedding.weight")           \
     X(PATCH_BIAS, "patch_embedding.bias")        \
@@ -130,9 +131,10 @@ typedef struct carry_dit_counts {
 
 typedef struct carry_dit {
     carry_ctx *ctx;
-    carry_comm *mesh; /* NULL: alone; borrowed */
-    carry_comm *far;  /* the mesh's ranks over memory of the device; NULL on the CPU */
-    carry_sums *sums; /* all-reduces of the forward under way, as work on the device; NULL: far, or the mesh */
+    carry_comm *mesh; /* NULL: no mesh; must outlive the model */
+    carry_comm *far;  /* the mesh's communicator for device memory; NULL on the CPU */
+    carry_sums
+        *sums; /* runs the all-reduces of the current forward as work on the device; NULL: use far, or the mesh */
     int rank, ranks;
     carry_dit_config config;
     int64_t heads, ffn; /* of this shard */
@@ -142,80 +144,84 @@ typedef struct carry_dit {
     carry_dit_counts counts;
 } carry_dit;
 
-/* A model, or the shard of this rank of the mesh, with zero weights, on a device of carry/device.h; 0 is the CPU. Ranks
-   of a mesh may share a GPU. Then: load or init. */
+/* Makes a model, or this rank's shard of it, with zero weights, on a device of carry/device.h; 0 is the CPU. Ranks of a
+   mesh may share a GPU. Then call load or init. */
 carry_status carry_dit_new(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
                            int device);
-/* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none.
-   dtype: f32, or bf16 or f16 for a model that is only read, whose large matrices are then kept in that type alone. */
+/* The same for the weights of a folder, which is compared with the configuration before memory is allocated; NULL: no
+   folder. dtype is f32, or bf16 or f16 for a model that is only read; its large matrices are then kept in that type
+   only. */
 carry_status carry_dit_new_for(carry_ctx *ctx, carry_dit **made, const carry_dit_config *config, carry_comm *mesh,
                                int device, const char *folder, carry_dtype dtype);
 void carry_dit_free(carry_dit *dit);
-/* Start values, a function of the seed, a parameter's name and an element's place in the whole tensor alone: shards of
-   any mesh are parts of the same model. Random everywhere (gates and head too), for tests and benches. */
+/* Sets start values that depend only on the seed, the parameter's name and the element's index in the whole tensor: the
+   shards of any mesh are parts of the same model. All values are random (also gates and head), for tests and
+   benches. */
 carry_status carry_dit_init(carry_dit *dit, uint64_t seed);
-/* Start values for training: zero where gates and the head must start at zero. */
+/* Sets start values for training: gates and head are zero. */
 carry_status carry_dit_init_training(carry_dit *dit, uint64_t seed);
 carry_status carry_dit_load(carry_dit *dit, const char *folder);
-/* config.json and model.safetensors, stored as dtype; alone only. */
+/* Writes config.json and model.safetensors, with weights of this type. Does not work for a shard. */
 carry_status carry_dit_save(const carry_dit *dit, const char *folder, carry_dtype dtype);
-/* A digest of this shard's weights, and of the parts that every rank has whole: equal on all ranks of a mesh. 0 when
-   they could not be read from their device. */
+/* A digest of this shard's weights; and one of the parts that every rank has whole, which is equal on all ranks of a
+   mesh. 0 if the weights could not be read from their device. */
 uint64_t carry_dit_fingerprint(const carry_dit *dit);
 uint64_t carry_dit_common_fingerprint(const carry_dit *dit);
 
-/* The state that is carried over chunks: per block the keys (after rotary) and values of a window of frames, and of the
-   text. The first `sink` frames since the cut stay; the rest is a ring that evicts the oldest frame. The ring has room
-   for (chunks - 1) chunk frames more than the window, so that a stream batch, which does its chunks again one further
-   each time, finds all that the first of them saw. All memory of a forward is the cache's, on the model's device. */
+/* The state that is carried from chunk to chunk: for each block the keys (after rotary) and values of a window of
+   frames, and of the text. The first `sink` frames after a cut stay; the others are in a ring that evicts the oldest
+   frame. The ring has space for (chunks - 1) chunk frames more than the window: a stream batch computes its chunks
+   again, one chunk further each time, and must find all frames that its first chunk attends to. The cache owns all
+   memory of a forward, on the model's device. */
 typedef struct carry_dit_cache_options {
     int64_t height, width; /* of the latents */
-    int64_t chunk;         /* the most frames of a chunk */
-    int64_t chunks;        /* a forward has up to chunk * chunks frames, cut in any way; 0: 1 */
-    int64_t window, sink;  /* frames that a chunk sees, its own among them; window >= sink + chunk */
-    carry_dtype dtype;     /* of activations, keys and values: f32, or bf16 or f16, with copies of the weights in it */
-    bool no_graphs;        /* on a GPU: forwards are launched kernel by kernel, and a mesh adds through host memory */
+    int64_t chunk;         /* maximum number of frames of a chunk */
+    int64_t chunks;        /* a forward has up to chunk * chunks frames, split into chunks in any way; 0 means 1 */
+    int64_t window, sink;  /* frames that a chunk attends to, including its own; window >= sink + chunk */
+    carry_dtype dtype;     /* type of activations, keys and values: f32, or bf16 or f16, which needs copies of the
+                              weights in that type */
+    bool no_graphs;        /* on a GPU: launch forwards kernel by kernel, and let a mesh add through host memory */
 } carry_dit_cache_options;
 
 typedef struct carry_dit_cache carry_dit_cache;
-/* A collective of the mesh where its ranks have GPUs. */
+/* It is a collective of the mesh if its ranks have GPUs. */
 carry_status carry_dit_cache_new(carry_dit *dit, carry_dit_cache **made, const carry_dit_cache_options *options);
 void carry_dit_cache_free(carry_dit_cache *cache);
 size_t carry_dit_cache_bytes(const carry_dit_cache *cache);
-/* A hard cut: frames are forgotten, the next one is frame 0. The text stays. */
+/* A hard cut: drops all frames; the next one is frame 0. The text stays. */
 void carry_dit_cache_reset(carry_dit_cache *cache);
-int64_t carry_dit_cache_next(const carry_dit_cache *cache); /* the frame that has not been written yet */
-int64_t carry_dit_cache_held(const carry_dit_cache *cache); /* frames whose keys are there */
-/* CARRY_ETIMEOUT if a rank of the mesh was missing in a forward that has ended on the device. */
+int64_t carry_dit_cache_next(const carry_dit_cache *cache); /* the number of the next frame to be written */
+int64_t carry_dit_cache_held(const carry_dit_cache *cache); /* number of frames whose keys are in the cache */
+/* CARRY_ETIMEOUT if a rank of the mesh did not take part in a forward that has ended on the device. */
 carry_status carry_dit_cache_check(const carry_dit_cache *cache);
 
-/* conditioning: [L, text_dim], L up to text_len (filled up with zeros before the MLP): keys and values of every
-   block's cross-attention are made once. */
+/* conditioning: [L, text_dim], L up to text_len (padded with zeros before the MLP). Computes the keys and values of
+   every block's cross-attention once. */
 carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor conditioning);
 
-/* The tensors of a forward are all in host memory (on a GPU, latents are then uploaded, and the call waits for the
-   velocity), or all on the model's device: the call then does not wait, and a repeated call is replayed as one graph.
-   One chunk of a forward: F frames from `start`, which is the next frame, or one of the newest that were written (a
-   further denoising step overwrites its own keys), or the frame after the chunk before it in the same call. Frames past
-   the last chunk of a call are forgotten. */
+/* The tensors of a forward are either all in host memory (on a GPU, latents are uploaded, and the call waits for the
+   velocity) or all on the model's device: then the call does not wait, and a repeated call is replayed as one graph. A
+   chunk of a forward has F frames from `start`: the next frame; or one of the newest frames written (a further
+   denoising step overwrites its own keys); or the frame after the previous chunk of the same call. Frames after the
+   last chunk of a call are dropped. */
 typedef struct carry_dit_chunk {
-    carry_tensor velocity; /* [16, F, h, w] f32; absent: only the keys are wanted (the clean pass) */
+    carry_tensor velocity; /* output, [16, F, h, w] f32; absent: compute only the keys (the clean pass) */
     carry_tensor latents;  /* [16, F, h, w] f32 */
     double t;              /* 0 to 1000 */
     int64_t start;
 } carry_dit_chunk;
 
-/* A forward of one chunk, or of several that follow each other, each with its own t (a stream batch). A chunk sees the
-   frames of the window before it and its own, never later ones. bias: ln of the KV bias, added to the scores of the
-   cached frames other than the first frame of the window and the chunk's own; 0: none. A collective of the mesh.
-   Refuses a start that does not fit, and frames past CARRY_DIT_POSITIONS. Allocates nothing. */
+/* A forward of one chunk, or of several consecutive chunks, each with its own t (a stream batch). A chunk attends to
+   its own frames and to those of the window before it, never to later ones. bias: ln of the KV bias, added to the
+   scores of cached frames except the first frame of the window and the chunk's own; 0: none. It is a collective of the
+   mesh. Fails for a `start` that does not fit and for frames past CARRY_DIT_POSITIONS. Allocates nothing. */
 carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const carry_dit_chunk *chunk, int chunks,
                                float bias);
 
-/* Few-step flow sampling: sigma' = s sigma / (1 + (s - 1) sigma), sigma = t / 1000, the model's time being 1000 sigma'.
-   x0 = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. f32, packed, of equal
-   shape. A shift of 0 means no shift. Noise is that of carry_random_normal, so element i of (seed, stream) is the same
-   on every rank; x0 of clean may be x or velocity, x of noise is not x0. */
+/* Few-step flow sampling: sigma' = s sigma / (1 + (s - 1) sigma), sigma = t / 1000; the model's time is 1000 sigma'. x0
+   = x - sigma' v; next x = (1 - sigma') x0 + sigma' scale noise with the next step's sigma'. Tensors are f32, packed
+   and of equal shape. A shift of 0 means no shift. Noise comes from carry_random_normal, so element i of (seed, stream)
+   is the same on every rank. In carry_flow_clean, x0 may be x or velocity; in carry_flow_noise, x must not be x0. */
 double carry_flow_sigma(double t, double shift);
 carry_status carry_flow_clean(carry_ctx *ctx, carry_tensor x0, carry_tensor x, carry_tensor velocity, double sigma);
 carry_status carry_flow_noise(carry_ctx *ctx, carry_tensor x, carry_tensor x0, double sigma, double scale,

@@ -1,8 +1,9 @@
 /* A block of the video transformer.
 
-   norm is of the whole width, so a mesh adds the sums of squares of q and k (one small all-reduce), and o and down,
-   whose inputs are spread over ranks, end in a large one each; their biases are added after it. On a GPU q, k and v are
-   one product, and a block of one group is 14 operators that each are one pass over memory, six of them products. */
+   The norm of q and k is over the whole width, so a mesh adds their sums of squares in one small all-reduce. o and
+   down, whose inputs are split over ranks, each end in a large all-reduce, after which their biases are added. On a GPU
+   q, k and v are one product, and a block of one group is 14 operators, each one pass over memory; six of them are
+   products. */
 #include "model/dit/dit_block.h"
 
 #include <stdatomic.h>
@@ -46,7 +47,7 @@ typedef struct each_job {
     _Atomic int status;
 } each_job;
 
-/* Index 0 is done already. */
+/* Index 0 was already processed. */
 static void run_some(void *argument, int64_t begin, int64_t end, int worker) {
     each_job *j = argument;
     void *scratch = j->call->scratch + (size_t)worker * j->call->scratch_bytes;
@@ -76,7 +77,8 @@ void carry_dit_room_take(carry_dit_room *room, const carry_dit *dit, carry_arena
     const int64_t dim = dit->config.dim;
     const int device = dit->own.device;
     const int64_t channels = dit->config.in_dim > dit->config.out_dim ? dit->config.in_dim : dit->config.out_dim;
-    const int64_t patch = channels * dit->config.patch[1] * dit->config.patch[2]; /* patches in 16 bits are there too */
+    const int64_t patch = channels * dit->config.patch[1] * dit->config.patch[2]; /* patches in 16 bits use this memory
+                                                                                     too */
     int64_t widest = 4 * dim > dit->ffn ? 4 * dim : dit->ffn;
     widest = patch > widest ? patch : widest;
     room->x = carry_arena_tensor(arena, device, dtype, 2, (const int64_t[]){most, dim});
@@ -84,13 +86,13 @@ void carry_dit_room_take(carry_dit_room *room, const carry_dit *dit, carry_arena
     room->wide = carry_arena_tensor(arena, device, dtype, 2, (const int64_t[]){most, widest});
 }
 
-/* Part i of a wide room that is cut into matrices of rows x width. */
+/* Matrix i of room->wide, which is cut into matrices of rows x width. */
 static carry_tensor part_of(const carry_dit_room *room, int64_t rows, int64_t width, int64_t i) {
     carry_tensor flat = carry_reshape_1d(room->wide, room->wide.shape[0] * room->wide.shape[1]);
     return carry_reshape_2d(carry_slice(flat, i * rows * width, rows * width), rows, width);
 }
 
-/* Columns of a matrix. */
+/* A view of some columns of a matrix. */
 static carry_tensor columns(carry_tensor matrix, int64_t first, int64_t count) {
     if (matrix.data != NULL) {
         matrix.data = (unsigned char *)matrix.data + (size_t)first * carry_dtype_size(matrix.dtype);
@@ -158,7 +160,7 @@ static carry_status reduce(carry_dit *dit, carry_tensor sum, bool large) {
     return CARRY_OK;
 }
 
-/* y = W x + b where ranks have columns of W and of x each. */
+/* y = W x + b, where each rank has some columns of W and of x. */
 static carry_status row_split(const carry_dit_call *call, int64_t block, carry_dit_slot slot, carry_tensor y,
                               carry_tensor x) {
     carry_dit *dit = call->dit;
@@ -170,10 +172,10 @@ static carry_status row_split(const carry_dit_call *call, int64_t block, carry_d
     return carry_add_bias(dit->ctx, y, carry_dit_product(dit, dit->block[block][carry_dit_bias(slot)], x.dtype));
 }
 
-/* A norm with a group's modulation, and before it a residual through the group's gate. Negative parts: neither. */
+/* A norm with a group's modulation, optionally after a residual through the group's gate. Negative indices: without. */
 typedef struct step {
-    carry_tensor h, x, y, m, w, b; /* w and b: where the norm's are not of the modulation */
-    carry_tensor other;            /* the modulation of the norm, where it is not m */
+    carry_tensor h, x, y, m, w, b; /* w and b: scale and shift of the norm, if they do not come from the modulation */
+    carry_tensor other;            /* the modulation of the norm, if it is not m */
     int scale, shift, gate;
     float plus;
 } step;
@@ -201,7 +203,7 @@ static carry_status modulated_norm(const carry_dit_call *call, const carry_dit_r
     return carry_dit_each(call, call->groups, step_group, &s);
 }
 
-/* to = from + gate y, then h = LN(to) w + b where there is h. */
+/* to = from + gate y; then h = LN(to) w + b, unless h is absent. */
 static carry_status add_gated(const carry_dit_call *call, const carry_dit_rows *r, carry_tensor to, carry_tensor from,
                               carry_tensor y, int gate, step norm) {
     norm.x = to;
@@ -226,7 +228,7 @@ static carry_status products(const carry_dit_call *call, int64_t block, const ca
     return affine(call, block, CARRY_DIT_V, r->v, r->h1, CARRY_NO_ACTIVATION, false);
 }
 
-/* Over the whole width, of which this rank has its heads: both sums travel together. */
+/* Sums of squares over the whole width, of which this rank has some heads; the sums of q and k are reduced together. */
 static carry_status sum_squares(const carry_dit_call *call, int64_t block, const carry_dit_rows *r) {
     carry_dit *dit = call->dit;
     const int64_t rows = r->q_in.shape[0];
@@ -238,7 +240,7 @@ static carry_status sum_squares(const carry_dit_call *call, int64_t block, const
     return reduce(dit, carry_slice(call->sums, 0, 2 * rows), false);
 }
 
-/* q in place, k and v to where they are kept: rows first..first+count-1. */
+/* Applies norm and rotary positions to rows first .. first+count-1, of q in place and of k into `k`, and copies v. */
 static carry_status place_rows(const carry_dit_call *call, int64_t block, const carry_dit_rows *r, int64_t first,
                                int64_t count, carry_tensor k, carry_tensor v) {
     const carry_dit *dit = call->dit;
@@ -269,7 +271,7 @@ typedef struct attending {
     bool is_cross;
 } attending;
 
-/* Keys and values of a group to where they are kept. */
+/* Stores the keys and values of a group. */
 static carry_status place_group(const carry_dit_call *call, int64_t block, const carry_dit_rows *r, int64_t group) {
     carry_tensor k, v;
     for (int64_t at = call->row[group]; at < call->row[group + 1];) {
@@ -310,7 +312,7 @@ static carry_status self_attention(const carry_dit_call *call, int64_t block, co
     return add_gated(call, r, r->x1, r->x, r->y, GATE_1, norm);
 }
 
-/* Rows that are whole on every rank. */
+/* Normalises rows that every rank has whole. */
 static carry_status norm_whole(const carry_dit *dit, carry_tensor to, carry_tensor from, carry_tensor w) {
     const carry_qk_norm_rotary_args args = {
         .part = {{.to = to, .from = from, .w = w}}, .parts = 1, .eps = (float)dit->config.eps};
@@ -339,7 +341,7 @@ static carry_status cross_attention(const carry_dit_call *call, int64_t block, c
     return affine(call, block, CARRY_DIT_CROSS_O, r->x2, r->co, CARRY_NO_ACTIVATION, true);
 }
 
-/* A block's modulation: its own and that of the time. */
+/* Computes a block's modulation: the sum of its own and that of the time. */
 static carry_status modulate(const carry_dit_call *call, int64_t block, carry_tensor m) {
     carry_dit *dit = call->dit;
     const carry_tensor own = carry_dit_block_weight(dit, block, CARRY_DIT_MODULATION);

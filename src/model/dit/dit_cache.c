@@ -1,6 +1,6 @@
-/* The state between chunks: keys and values by frame, the first `sink` frames for good and the others in a ring; and
-   those of the text. A frame's slot depends on its number alone, so going back to an earlier frame of the ring only
-   writes its slot again. */
+/* The state between chunks: keys and values of frames (the first `sink` frames are kept, the others are in a ring), and
+   keys and values of the text. A frame's slot depends only on its number, so going back to an earlier frame of the ring
+   only overwrites its slot. */
 #include "model/dit/dit_cache.h"
 
 #include <inttypes.h>
@@ -27,8 +27,8 @@ static carry_tensor shape_of(const carry_dit_cache *cache, int64_t rows, int64_t
                          (const int64_t[]){rows, heads, carry_dit_head(cache->dit)});
 }
 
-/* The largest workspace that attention asks for, with up to `frames` frames of queries: fewer may need more, since
-   queries are dealt out to blocks evenly (300 are two blocks of 150, and 200 one of 200). */
+/* The largest workspace of attention with up to `frames` frames of queries. Fewer frames may need more, since queries
+   are split evenly into blocks (300 are two blocks of 150, and 200 one of 200). */
 static size_t attention_of(const carry_dit_cache *cache, int64_t heads, int64_t frames, int64_t keys) {
     const carry_tensor k = shape_of(cache, keys, heads);
     size_t most = 0;
@@ -48,7 +48,7 @@ static size_t attention_bytes(const carry_dit_cache *cache) {
     return self > cross ? self : cross;
 }
 
-/* Inputs that are computed in host memory; on the CPU they are used there. */
+/* Places the inputs that are computed in host memory; the CPU uses them there. */
 static void lay_out_host(carry_dit_cache *cache, carry_arena *arena) {
     const carry_dit_config *c = &cache->dit->config;
     const int64_t patch = larger(c->in_dim, c->out_dim) * c->patch[1] * c->patch[2];
@@ -59,14 +59,14 @@ static void lay_out_host(carry_dit_cache *cache, carry_arena *arena) {
     cache->positions = TAKE(arena, 0, CARRY_F32, CARRY_DIT_POSITIONS, carry_dit_head(cache->dit)).data;
 }
 
-/* The same shape on the device. */
+/* A tensor of the same shape on the device. */
 static carry_tensor beside(const carry_dit_cache *cache, carry_arena *arena, carry_tensor host) {
     const int device = cache->dit->own.device;
     return device == 0 ? host : carry_arena_tensor(arena, device, host.dtype, host.rank, host.shape);
 }
 
-/* True for the cases in which carry_key_weights is fast. A mesh counts its all-reduces, and the CPU keeps the order of
- * its sums. */
+/* True if carry_key_weights is fast. Not with a mesh, which counts its all-reduces, nor on the CPU, which keeps the
+   order of its sums. */
 static bool takes_few(const carry_dit_cache *cache) {
     const carry_dit *dit = cache->dit;
     return dit->own.device != 0 && dit->mesh == NULL && cache->options.dtype == CARRY_BF16 &&
@@ -156,7 +156,7 @@ static carry_status take_memory(carry_dit_cache *cache) {
     return dit->own.device != 0 ? open_uploads(cache) : CARRY_OK;
 }
 
-/* Where ranks cannot use each other's memory, all-reduces stay with the host. */
+/* If ranks cannot access each other's memory, all-reduces stay on the host. */
 static carry_status open_sums(carry_dit_cache *cache) {
     carry_dit *dit = cache->dit;
     const size_t rows = (size_t)cache->tokens;
@@ -281,7 +281,8 @@ static carry_status embed_text(carry_dit_cache *cache, carry_tensor conditioning
     return carry_dit_outer_affine(dit, cache->text_embedded, hidden, CARRY_DIT_TEXT_2, CARRY_NO_ACTIVATION);
 }
 
-/* The prompt's rows, and one for all that follow, which are alike: it counts as often as there are of them. */
+/* Sets up cross-attention over the rows of the prompt and one row that stands for all padding rows, which are equal:
+   the logarithm of their number is added to its score. */
 static void set_few(carry_dit_cache *cache) {
     const int64_t keys = cache->text_rows + 1;
     cache->few.keys = 0;
@@ -304,9 +305,10 @@ carry_status carry_dit_cache_text(carry_dit_cache *cache, carry_tensor condition
                           "the conditioning has shape %s where [up to %" PRId64 ", %" PRId64 "] is needed",
                           carry_shape_text(has, conditioning.rank, conditioning.shape), c->text_len, c->text_dim);
     }
-    cache->has_text = false; /* until all of it is there */
+    cache->has_text = false; /* until all of it is computed */
     const int64_t given = conditioning.data != NULL ? conditioning.shape[0] : 0;
-    const int64_t whole = (given + 4) / 4 * 4 - 1; /* with the row for the rest a multiple of 4: fewer graphs */
+    const int64_t whole = (given + 4) / 4 * 4 - 1; /* with the row for the padding, a multiple of 4: fewer different
+                                                      graphs */
     cache->text_rows = whole < c->text_len ? whole : c->text_len;
     set_few(cache);
     CARRY_TRY(embed_text(cache, conditioning));

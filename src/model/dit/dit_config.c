@@ -1,4 +1,4 @@
-/* Configurations of video transformers: those known by name, and the checks. */
+/* Configurations of video transformers: the named ones, and the checks. */
 #include "model/dit/dit_config.h"
 
 #include <inttypes.h>
@@ -139,7 +139,7 @@ static carry_status check_sizes(carry_ctx *ctx, const carry_dit_config *c) {
     return CARRY_OK;
 }
 
-/* 0: the file does not give the value. */
+/* A value of 0 means that the file does not have it. */
 static carry_status check_stream(carry_ctx *ctx, const carry_dit_config *c) {
     const int64_t chunk = c->chunk_frames;
     const int64_t window = c->window_frames;
@@ -190,7 +190,7 @@ carry_status carry_dit_config_check(carry_ctx *ctx, const carry_dit_config *conf
     return check_mesh(ctx, config, mesh);
 }
 
-/* The multiple of a patch that is nearest, the smaller of two, and not past the positions. */
+/* The nearest multiple of a patch, the smaller one if two are equally near, and not beyond the positions. */
 static int64_t nearest(int64_t size, int64_t patch) {
     int64_t below = size / patch * patch;
     int64_t best = size - below <= below + patch - size ? below : below + patch;

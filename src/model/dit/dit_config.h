@@ -4,7 +4,7 @@
 
 #include "model/dit/dit.h"
 
-/* Replaces path: Wan's keys, and those of a causal model that are set. */
+/* Writes config.json, replacing path: Wan's keys, and those keys of a causal model that are set. */
 carry_status carry_dit_config_write(carry_ctx *ctx, const carry_dit_config *config, const char *path);
 
 #endif

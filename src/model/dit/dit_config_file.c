@@ -1,6 +1,5 @@
-/* config.json of a video transformer: Wan's keys or diffusers', and beside them those of a causal model. A missing
-   value, or all of them if the model is a single file of weights, comes from the shapes of the weights, or is Wan's
-   default. */
+/* config.json of a video transformer: the keys of Wan or diffusers, and those of a causal model. Missing values, or all
+   values if the model is a single file of weights, are taken from the shapes of the weights, or are Wan's defaults. */
 #include <inttypes.h>
 #include <math.h>
 #include <stddef.h>
@@ -24,10 +23,10 @@ typedef enum form {
     TRUTH,
     PATCH,
     STEPS,
-    WINDOW,    /* Wan's own: only -1, -1 (no window) is done */
+    WINDOW,    /* a key of Wan: only -1, -1 (no window) is supported */
     TEXT_KIND, /* "t2v" */
     CLASS,     /* "WanModel", "CausalWanModel" or "WanTransformer3DModel" */
-    NOTHING,   /* null: what else it may be is not done */
+    NOTHING,   /* only null is supported */
     READ_OVER,
 } form;
 
@@ -35,7 +34,7 @@ typedef struct field {
     const char *key;
     form form;
     size_t offset;
-    bool causal; /* not Wan's: written only where it is set */
+    bool causal; /* not one of Wan's keys: written only if it is set */
 } field;
 
 #define FIELD(key, form, member, causal) \
@@ -66,7 +65,7 @@ static const field fields[] = {
     {"model_type", TEXT_KIND, 0, false},
     {"_class_name", CLASS, 0, false},
     {"_diffusers_version", READ_OVER, 0, false},
-    {"attention_head_dim", READ_OVER, 0, false}, /* diffusers': shapes tell dim */
+    {"attention_head_dim", READ_OVER, 0, false}, /* diffusers; shapes determine dim */
     {"rope_max_seq_len", READ_OVER, 0, false},
     {"added_kv_proj_dim", NOTHING, 0, false},
     {"image_dim", NOTHING, 0, false},
@@ -76,7 +75,7 @@ static const field fields[] = {
 
 enum { FIELDS = sizeof fields / sizeof fields[0] };
 
-/* Keys of diffusers' configurations, and ours. */
+/* Keys of diffusers' configurations, and the names used here. */
 static const char *const aliases[][2] = {
     {"num_attention_heads", "num_heads"}, {"in_channels", "in_dim"}, {"out_channels", "out_dim"}};
 
@@ -111,7 +110,7 @@ static carry_status read_whole(const source *s, const carry_json *node, int64_t 
     return CARRY_OK;
 }
 
-/* Up to `most` whole numbers from `least` on, exactly that many where asked. */
+/* Reads up to `most` whole numbers that are at least `least`; if `exactly`, there must be `most` of them. */
 static carry_status read_list(const source *s, const carry_json *node, int64_t *to, int64_t most, bool exactly,
                               int64_t least, const char *expected) {
     const bool list = node->kind == CARRY_JSON_ARRAY;
@@ -148,7 +147,7 @@ static carry_status read_field(const source *s, const field *f, const carry_json
         return CARRY_OK;
     case TRUTH:
         if (f->offset == offsetof(carry_dit_config, qk_norm) && carry_json_is_text(node, "rms_norm_across_heads")) {
-            *(bool *)to = true; /* diffusers' word for it */
+            *(bool *)to = true; /* how diffusers writes it */
             return CARRY_OK;
         }
         if (node->kind != CARRY_JSON_BOOL) {
@@ -180,7 +179,7 @@ static carry_status read_field(const source *s, const field *f, const carry_json
     return CARRY_OK;
 }
 
-/* FIELDS for an unknown key. */
+/* The index of a key's field, or FIELDS if it is unknown. */
 static int find_field(const carry_json *node) {
     const char *key = own_key(node->key);
     int i = 0;
@@ -190,7 +189,8 @@ static int find_field(const carry_json *node) {
     return i;
 }
 
-/* Before any other key: a model of another kind is refused without a warning for each of its keys. */
+/* Called before other keys are read, so that a model of another kind is refused without a warning for each of its
+   keys. */
 static carry_status check_kind(source *s, const carry_json *root) {
     for (const carry_json *node = root->as.inside.first; node != NULL; node = node->next) {
         const int i = find_field(node);
@@ -220,7 +220,7 @@ static carry_status read_keys(source *s, const carry_json *root) {
     return CARRY_OK;
 }
 
-/* By any of its names; NULL: none. */
+/* Finds a tensor by any of its names, or returns NULL. */
 static const carry_tensor *find_named(const carry_weights *weights, const char *name) {
     char other[CARRY_SAFETENSORS_NAME];
     const carry_tensor *found = carry_weights_find(weights, name);
@@ -230,7 +230,7 @@ static const carry_tensor *find_named(const carry_weights *weights, const char *
     return found;
 }
 
-/* One size of a tensor of the weights, or 0. */
+/* Size `index` of a tensor's shape, or 0 if the weights do not have it with this rank. */
 static int64_t told(const carry_weights *weights, const char *name, int rank, int index) {
     const carry_tensor *tensor = find_named(weights, name);
     return tensor != NULL && tensor->rank == rank ? tensor->shape[index] : 0;
@@ -247,7 +247,7 @@ static int64_t count_blocks(const carry_weights *weights) {
     return blocks;
 }
 
-/* Takes values that the file does not give from the shapes of the weights. */
+/* Takes missing values from the shapes of the weights. */
 static void take_shapes(const source *s, const carry_weights *w) {
     carry_dit_config *c = s->config;
     const struct {
@@ -290,7 +290,7 @@ carry_status carry_dit_config_read(carry_ctx *ctx, carry_dit_config *config, con
                                  .qk_norm = true,
                                  .cross_attn_norm = true};
     source s = {.ctx = ctx, .name = path, .config = config};
-    if (carry_weights_is_file(folder)) { /* shapes tell all that Wan's defaults do not */
+    if (carry_weights_is_file(folder)) { /* all values come from shapes or are Wan's defaults */
         (void)snprintf(path, sizeof path, "%s", folder);
     } else {
         CARRY_TRY(carry_file_in(ctx, path, folder, "config.json"));
@@ -309,7 +309,7 @@ carry_status carry_dit_config_read(carry_ctx *ctx, carry_dit_config *config, con
         take_shapes(&s, &weights);
         carry_weights_close(&weights);
     }
-    if (!s.seen[NUM_HEADS]) { /* no shape tells them; all of Wan's are of 128 */
+    if (!s.seen[NUM_HEADS]) { /* no shape determines them; all of Wan's heads have 128 elements */
         if (config->dim % 128 != 0 || config->dim == 0) {
             return carry_fail(ctx, CARRY_EFORMAT, "%s has no \"num_heads\", and dim %" PRId64 " is not of heads of 128",
                               path, config->dim);

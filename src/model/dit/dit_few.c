@@ -1,13 +1,13 @@
-/* Cross-attention over a few keys, on a GPU. Attention's output is a sum over keys, head by head, of weights times
-   values, and the product after it is linear: it may be applied to the values instead, once for a text, and what is
-   left for every token is a product of heads times keys terms in place of heads times 128. A prompt of 20 words makes
-   that a fifth. */
+/* Cross-attention over a few keys, on a GPU. For each head, attention's output is a sum over keys of weights times
+   values, and the product after it is linear: it can be applied to the values instead, once for a text. For every token
+   this leaves a product with heads times keys terms instead of heads times 128. For a prompt of 20 words that is a
+   fifth. */
 #include "model/dit/dit_block.h"
 
 #include "carry/ops.h"
 #include "core/error.h"
 
-/* [dim, heads stride] of a block. */
+/* `out` of a block: [dim, heads stride]. */
 static carry_tensor few_out(const carry_dit *dit, const carry_dit_few *few, int64_t block) {
     const int64_t dim = dit->config.dim;
     const int64_t columns_of = dit->config.num_heads * few->stride;
@@ -16,7 +16,7 @@ static carry_tensor few_out(const carry_dit *dit, const carry_dit_few *few, int6
     return carry_reshape_2d(carry_slice(flat, block * room, dim * columns_of), dim, columns_of);
 }
 
-/* Matrices of one memory, one per head: `apart` elements from each other, rows `row` elements long. */
+/* A view of one matrix per head in one memory: matrices are `apart` elements apart, and rows `row` elements. */
 static carry_tensor per_head(carry_tensor matrix, int64_t heads, int64_t rows, int64_t width, int64_t apart,
                              int64_t row) {
     carry_tensor view = matrix;
@@ -26,7 +26,7 @@ static carry_tensor per_head(carry_tensor matrix, int64_t heads, int64_t rows, i
     return view;
 }
 
-/* out[:, h] = W[:, h] v[:, h]^T, W being the product after attention. */
+/* out[:, h] = W[:, h] v[:, h]^T, where W is the product after attention. */
 carry_status carry_dit_text_out(carry_dit *dit, int64_t block, const carry_dit_few *few, carry_tensor cv) {
     const int64_t dim = dit->config.dim;
     const int64_t heads = dit->config.num_heads;

@@ -9,7 +9,7 @@
 #include "model/dit/dit_config.h"
 #include "model/dit/dit_names.h"
 
-/* A tensor that is one of the model's by another name. */
+/* True if a tensor is another name of one of the model's. */
 static bool is_spare(const void *model, const carry_weights *weights, const char *name) {
     const carry_dit *dit = model;
     char own[CARRY_SAFETENSORS_NAME];
@@ -34,7 +34,7 @@ carry_status carry_dit_save(const carry_dit *dit, const char *folder, carry_dtyp
     return carry_parameters_save(&dit->own, folder, dtype);
 }
 
-/* A digest that is fast rather than hard: it tells models apart, not forgers. */
+/* A fast digest that distinguishes models; it is not cryptographic. */
 static uint64_t mix(uint64_t digest, uint64_t word) {
     digest = (digest ^ word) * 0x9e3779b97f4a7c15u;
     return digest ^ digest >> 29;
@@ -75,7 +75,7 @@ static uint64_t mix_config(const carry_dit_config *c) {
     return mix(digest, eps);
 }
 
-/* Of a parameter that ranks have in common: more would be a copy of gigabytes from a GPU at every start. */
+/* Elements of a shared parameter that are hashed: more would copy gigabytes from a GPU at every start. */
 #define MOST_COMPARED (1 << 20)
 
 static uint64_t fingerprint(const carry_dit *dit, bool common) {

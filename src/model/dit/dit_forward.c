@@ -56,12 +56,13 @@ static carry_status check_chunk(const carry_dit_cache *cache, const carry_dit_ch
     return CARRY_OK;
 }
 
-/* The first chunk continues, or goes back to frames that are among the newest, all that it sees being there. */
+/* Checks that the first chunk continues the stream or starts again at one of the newest frames, and that all frames it
+   attends to are still there. */
 static carry_status check_start(const carry_dit_cache *cache, const carry_dit_chunk *first) {
     const int64_t sink = cache->options.sink;
     const int64_t end = first->start + first->latents.shape[1];
     const int64_t low = end - (cache->options.window - sink);
-    const int64_t gone = cache->top - cache->ring; /* of the ring's frames, those below */
+    const int64_t gone = cache->top - cache->ring; /* frames of the ring below this number are lost */
     if (first->start > cache->next) {
         return carry_fail(cache->dit->ctx, CARRY_ERANGE,
                           "a chunk starts at frame %" PRId64 " and the next frame is %" PRId64, first->start,
@@ -109,7 +110,7 @@ static carry_status check_call(carry_dit_chunks *call) {
     return check_start(cache, &call->chunk[0]);
 }
 
-/* The sinusoids of every chunk, [chunks, freq_dim], to where the work is done. */
+/* Computes the sinusoids of every chunk, [chunks, freq_dim], and copies them to the model's device. */
 static carry_status bring_times(const carry_dit_chunks *call) {
     carry_dit_cache *cache = call->cache;
     const int64_t freq_dim = cache->dit->config.freq_dim;
@@ -123,7 +124,8 @@ static carry_status bring_times(const carry_dit_chunks *call) {
                                        : CARRY_OK;
 }
 
-/* Chunks follow each other: their positions are a function of the first frame. The steps of a chunk share them. */
+/* Computes the table of positions. Chunks are consecutive, so it depends only on the first frame; the denoising steps
+   of a chunk share it. */
 static carry_status bring_table(const carry_dit_chunks *call) {
     carry_dit_cache *cache = call->cache;
     const int64_t start = call->chunk[0].start;
@@ -136,7 +138,7 @@ static carry_status bring_table(const carry_dit_chunks *call) {
     CARRY_TRY(is_far ? carry_upload_slot(&cache->table_upload, &slot) : CARRY_OK);
     carry_dit_rotary_table(slot, cache->positions, head, start, call->tokens / cache->per_frame, cache->rows,
                            cache->columns);
-    cache->table_rows = 0; /* until it is there */
+    cache->table_rows = 0; /* until it is uploaded */
     CARRY_TRY(is_far ? carry_upload_send(&cache->table_upload, cache->table.data,
                                          (size_t)(call->tokens * head) * sizeof(float))
                      : CARRY_OK);
@@ -145,7 +147,7 @@ static carry_status bring_table(const carry_dit_chunks *call) {
     return CARRY_OK;
 }
 
-/* Rows of patches of `width` elements, in host memory or on the device. */
+/* A view of `rows` rows of patches, each of `width` elements, in host memory or on the device. */
 static carry_tensor patches_of(carry_tensor patches, int64_t first, int64_t rows, int64_t width) {
     return carry_reshape_2d(carry_slice(patches, first * width, rows * width), rows, width);
 }
@@ -156,7 +158,7 @@ static carry_status bring(const carry_dit_chunks *call) {
     carry_dit *dit = cache->dit;
     const carry_dit_config *c = &dit->config;
     const int64_t width = c->in_dim * c->patch[1] * c->patch[2];
-    bool is_here = false; /* chunks in host memory, for a device with memory of its own */
+    bool is_here = false; /* chunks are in host memory, but the device has its own memory */
     CARRY_SPAN(dit->ctx, "dit", "bring");
     CARRY_TRY(bring_times(call));
     CARRY_TRY(bring_table(call));
@@ -172,7 +174,7 @@ static carry_status bring(const carry_dit_chunks *call) {
                    : CARRY_OK;
 }
 
-/* e and e0 of every chunk: [chunks, dim] and [chunks, 6 dim], in f32. */
+/* Computes e and e0 of every chunk: [chunks, dim] and [chunks, 6 dim], in f32. */
 static carry_status embed_times(const carry_dit_chunks *call) {
     carry_dit_cache *cache = call->cache;
     carry_dit *dit = cache->dit;
@@ -210,7 +212,7 @@ static carry_status embed(const carry_dit_chunks *call) {
     return carry_dit_outer_affine(dit, rows.x, patches, CARRY_DIT_PATCH, CARRY_NO_ACTIVATION);
 }
 
-/* The velocity of a chunk: LN(x)(1 + s1) + s0 with s = modulation + e, and the last product. */
+/* Computes the velocity of a chunk: LN(x)(1 + s1) + s0 with s = modulation + e, then the last product. */
 static carry_status finish(const carry_dit_chunks *call, int i) {
     carry_dit_cache *cache = call->cache;
     carry_dit *dit = cache->dit;
@@ -238,7 +240,7 @@ static carry_status finish(const carry_dit_chunks *call, int i) {
     return CARRY_OK;
 }
 
-/* The frames of a chunk whose slots follow each other, from the one that token `at` is of. */
+/* Gives the cache rows of a chunk's frames, from the frame of token `at` on, as far as their slots are consecutive. */
 static int64_t place(const carry_dit_call *call, int64_t block, int64_t group, int64_t at, carry_tensor *k,
                      carry_tensor *v) {
     const carry_dit_chunks *chunks = call->owner;
@@ -282,8 +284,8 @@ static carry_attention_args see_text(const carry_dit_call *call, int64_t block, 
     int runs = 0;
     (void)group; /* all chunks have the same text */
     if (cache->dit->own.device != 0 && rows < length - 1) {
-        /* Rows past the prompt are zeros, and Wan attends to them (no mask, no key lengths): their keys and values are
-           all alike, and one of them with the logarithm of their number as its bias is the same sum. */
+        /* Rows after the prompt are zeros, and Wan attends to them (no mask, no key lengths). Their keys and values are
+           all equal, so one of them with the logarithm of their number as its bias gives the same sum. */
         run[runs++] = (carry_key_run){.first = 0, .count = rows};
         run[runs++] = (carry_key_run){.first = rows, .count = 1, .bias = logf((float)(length - rows))};
     }
@@ -317,7 +319,7 @@ static carry_status run_blocks(const carry_dit_chunks *chunks) {
     const carry_tensor m[2] = {carry_slice(cache->m, 0, chunks->chunks),
                                carry_slice(cache->m, CARRY_DIT_CHUNKS, chunks->chunks)};
     const bool chains = dit->own.device != 0 && dit->mesh == NULL;
-    bool wants_more = dit->mesh != NULL; /* a mesh counts its all-reduces: the same of every forward */
+    bool wants_more = dit->mesh != NULL; /* a mesh counts its all-reduces: every forward must have the same number */
     for (int i = 0; i < chunks->chunks; i++) {
         wants_more = wants_more || chunks->chunk[i].velocity.data != NULL;
     }
@@ -349,7 +351,7 @@ carry_status carry_dit_forward(carry_dit *dit, carry_dit_cache *cache, const car
         return carry_fail(dit->ctx, CARRY_EARGUMENT, "the cache belongs to another model");
     }
     CARRY_TRY(check_call(&call));
-    /* From here on slots are written: a forward that fails leaves no frame that is half of it. */
+    /* Slots are written from here on: if the forward fails, its partly written frames do not count. */
     const int64_t end = chunk[chunks - 1].start + chunk[chunks - 1].latents.shape[1];
     cache->next = chunk[0].start;
     cache->top = end > cache->top ? end : cache->top;

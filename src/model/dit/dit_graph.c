@@ -1,8 +1,8 @@
-/* Forwards as graphs: one for each place in the ring, window that is seen and kind of pass.
+/* Forwards as graphs: one for each position in the ring, visible window and kind of pass.
 
-   A forward of one chunk whose tensors are on the device launches some 400 kernels whose arguments depend on the
-   chunk's place in the ring, on what it sees and on where its latents are, and on nothing else: the time, the positions
-   and the text are read from memory. A stream comes back to the same call with every step, and with every round of the
+   A forward of one chunk whose tensors are on the device launches some 400 kernels. Their arguments depend only on the
+   chunk's position in the ring, on the frames that it attends to and on the addresses of its latents: the time, the
+   positions and the text are read from memory. A stream repeats the same call in every step, and in every round of the
    ring. */
 #include "carry/device.h"
 #include "core/context.h"
@@ -13,7 +13,7 @@ static uint64_t mix(uint64_t key, uint64_t word) {
     return key ^ key >> 29;
 }
 
-/* A hash of everything that the kernels' arguments depend on; never 0. */
+/* A hash of all values that the kernels' arguments depend on; never 0. */
 static uint64_t key_of(const carry_dit_chunks *call) {
     const carry_dit_cache *cache = call->cache;
     uint64_t key = mix(1, (uint64_t)cache->text_rows);
@@ -38,7 +38,7 @@ static uint64_t key_of(const carry_dit_chunks *call) {
     return key != 0 ? key : 1;
 }
 
-/* That of the key, or the one that was not used for the longest time, emptied. */
+/* Returns the graph with this key, or the least recently used one, emptied. */
 static carry_dit_graph *find(carry_dit_cache *cache, uint64_t key) {
     carry_dit_graph *oldest = &cache->graph[0];
     for (int i = 0; i < CARRY_DIT_GRAPHS; i++) {
@@ -50,7 +50,7 @@ static carry_dit_graph *find(carry_dit_cache *cache, uint64_t key) {
     }
     carry_ctx *ctx = cache->dit->ctx;
     const int device = cache->dit->own.device;
-    if (oldest->graph != NULL) { /* it may be at work */
+    if (oldest->graph != NULL) { /* it may still be running */
         (void)carry_stream_wait(ctx, device, carry_ctx_stream(ctx, device));
         carry_graph_free(ctx, device, oldest->graph);
     }
@@ -58,7 +58,7 @@ static carry_dit_graph *find(carry_dit_cache *cache, uint64_t key) {
     return oldest;
 }
 
-/* The recording is ended in any case. */
+/* Records a call. The recording is ended even if the call fails. */
 static carry_status record(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call),
                            carry_graph **graph) {
     carry_ctx *ctx = call->cache->dit->ctx;
@@ -97,7 +97,7 @@ static void add_counts(carry_dit_counts *to, const carry_dit_counts *more, int64
     to->small_bytes += times * more->small_bytes;
 }
 
-/* A recording does nothing yet: its all-reduces count when the graph is launched. */
+/* Recording runs no work: its all-reduces are counted when the graph is launched. */
 static carry_status record_counted(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call),
                                    carry_dit_graph *found) {
     carry_dit_counts *counts = &call->cache->dit->counts;
@@ -109,7 +109,7 @@ static carry_status record_counted(const carry_dit_chunks *call, carry_status (*
     return status;
 }
 
-/* A call that has come before. */
+/* Runs a call that was made before. */
 static carry_status run_again(const carry_dit_chunks *call, carry_status (*work)(const carry_dit_chunks *call),
                               carry_dit_graph *found) {
     carry_dit_cache *cache = call->cache;
@@ -140,7 +140,7 @@ carry_status carry_dit_run(const carry_dit_chunks *call, carry_status (*work)(co
     const uint64_t key = key_of(call);
     carry_dit_graph *found = find(cache, key);
     found->used = ++cache->graph_uses;
-    if (found->key == 0) { /* new: libraries and plans are set up by a call as it is */
+    if (found->key == 0) { /* new: a direct call initialises libraries and plans */
         found->key = key;
         return work(call);
     }

@@ -17,7 +17,7 @@
 
 #define LARGEST_SCALE 100.0
 
-/* The factors of one matrix in one file; a NULL: the file does not change it. */
+/* The factors of one matrix in one file; a is NULL if the file does not change it. */
 typedef struct pair {
     const carry_tensor *a, *b;
     double factor; /* alpha / r */
@@ -25,7 +25,7 @@ typedef struct pair {
 
 typedef struct target {
     int64_t parameter; /* index */
-    void *base;        /* its weights without a LoRA, f32, or 16 bits where the model has no more */
+    void *base;        /* its weights without a LoRA: f32, or 16 bits if the model has only those */
     pair of[CARRY_LORAS];
 } target;
 
@@ -34,7 +34,7 @@ struct carry_dit_loras {
     carry_lora_file given[CARRY_LORAS];
     carry_safetensors file[CARRY_LORAS];
     int count, used;
-    target *targets; /* [parameters of the model] at most */
+    target *targets; /* at most [parameters of the model] */
     int64_t targets_count;
 };
 
@@ -52,12 +52,13 @@ static target *target_of(carry_dit_loras *l, int64_t parameter) {
     return &l->targets[l->targets_count++];
 }
 
-/* The endings of names, and which of the three a tensor is. */
+/* The ends of tensor names: of A, of B and of alpha. */
 static const char *const endings[][3] = {{".lora_A.weight", ".lora_B.weight", ".alpha"},
                                          {".lora_down.weight", ".lora_up.weight", ".alpha"},
                                          {".lora_A.default.weight", ".lora_B.default.weight", ".alpha"}};
 
-/* 0: A, 1: B, 2: alpha; -1: no part of a LoRA. *length is that of the matrix's name before the ending. */
+/* Returns 0 for A, 1 for B, 2 for alpha, or -1 if the tensor is not part of a LoRA. *length is the length of the
+   matrix's name before the end. */
 static int part_of(const char *name, size_t *length) {
     const size_t all = strlen(name);
     for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
@@ -97,7 +98,7 @@ static carry_status take_alpha(const carry_dit_loras *l, const char *path, const
         return carry_fail(l->dit->ctx, CARRY_EFORMAT, "%s: %s is %g: expected one number", path, e->name,
                           (double)alpha);
     }
-    of->factor = (double)alpha; /* over r, once that is known */
+    of->factor = (double)alpha; /* divided by r once it is known */
     return CARRY_OK;
 }
 
@@ -131,7 +132,7 @@ static bool is_real(const carry_tensor *t) {
     return t->rank == 2 && (t->dtype == CARRY_F32 || t->dtype == CARRY_BF16 || t->dtype == CARRY_F16);
 }
 
-/* The shape of the whole matrix: that of this rank's part, times the ranks where it is cut. */
+/* A size of the whole matrix: that of this rank's part, times the number of ranks if it is cut at this index. */
 static int64_t whole_size(const carry_dit *dit, const carry_parameter *p, int index) {
     const bool is_cut = index == 0 ? p->cut == CARRY_CUT_ROWS : p->cut == CARRY_CUT_COLUMNS;
     return p->shape[index] * (is_cut ? dit->ranks : 1);
@@ -171,7 +172,7 @@ static carry_status open_file(carry_dit_loras *l, int k) {
     return check_pairs(l, k);
 }
 
-/* The weights as they are, before the first LoRA. */
+/* Copies the original weights before the first LoRA is applied. */
 static carry_status keep_base(carry_dit_loras *l, target *t) {
     carry_dit *dit = l->dit;
     const carry_parameter *p = &dit->own.parameter[t->parameter];
@@ -237,7 +238,7 @@ void carry_dit_loras_free(carry_dit_loras *l) {
     free(l);
 }
 
-/* Factors of this rank's part: b [rows, r] times the scale, and a transposed, [columns, r]. */
+/* Computes the factors of this rank's part: b [rows, r] times the scale, and a transposed, [columns, r]. */
 static carry_status take_factors(const carry_dit *dit, const carry_parameter *p, const pair *of, double scale, float *b,
                                  float *a_transposed) {
     const int64_t r = of->a->shape[0];
@@ -313,7 +314,7 @@ carry_status carry_dit_loras_use(carry_dit_loras *l, int which) {
         return CARRY_OK;
     }
     CARRY_TRY(device != 0 ? carry_stream_wait(dit->ctx, device, carry_ctx_stream(dit->ctx, device)) : CARRY_OK);
-    l->used = -1; /* until all are there */
+    l->used = -1; /* until all are written */
     for (int64_t i = 0; i < l->targets_count; i++) {
         CARRY_TRY(put_target(l, &l->targets[i], which));
     }

@@ -17,11 +17,13 @@ typedef struct carry_lora_file {
 } carry_lora_file;
 
 typedef struct carry_dit_loras carry_dit_loras;
-/* Opens and checks `count` files against the model, whose weights have been loaded; none is used yet. A tensor that is
-   no part of a LoRA, names no matrix of the model, or does not fit its shape is refused by name. */
+/* Opens `count` files and checks them against the model, whose weights must have been loaded; none is applied yet. A
+   tensor that is not part of a LoRA, names no matrix of the model, or does not fit its shape is an error that names
+   it. */
 carry_status carry_dit_loras_new(carry_dit *dit, carry_dit_loras **made, const carry_lora_file *files, int count);
-void carry_dit_loras_free(carry_dit_loras *loras); /* the weights stay as they are; NULL is accepted */
-/* File `which` from 1 on; 0: the weights as they were. Waits for work on the device before, and for the copies. */
+void carry_dit_loras_free(carry_dit_loras *loras); /* the current weights stay; NULL is accepted */
+/* Applies file `which`, counted from 1; 0 restores the original weights. Waits for earlier work on the device and for
+   the copies. */
 carry_status carry_dit_loras_use(carry_dit_loras *loras, int which);
 
 #endif

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Wan's and diffusers' names of the same part; below blocks.N. where they end in a point or stand for a tensor there.
- */
+/* Names of the same parts in Wan and diffusers. Those within a block are without "blocks.N.". A name that ends in a dot
+   is a prefix. */
 static const char *const renamed[][2] = {
     {"time_embedding.0.", "condition_embedder.time_embedder.linear_1."},
     {"time_embedding.2.", "condition_embedder.time_embedder.linear_2."},
@@ -39,7 +39,7 @@ static const char *const prefixes[] = {
 
 enum { PREFIXES = sizeof prefixes / sizeof prefixes[0] };
 
-/* Bytes of "blocks.N." at the start of a name; 0: none. */
+/* The length of "blocks.N." at the start of a name, or 0. */
 static size_t block_length(const char *name) {
     if (strncmp(name, "blocks.", 7) != 0) {
         return 0;
@@ -48,7 +48,7 @@ static size_t block_length(const char *name) {
     return digits > 0 && name[7 + digits] == '.' ? 8 + digits : 0;
 }
 
-/* From column `from` of the lists to the other one; false: the name is the same in both. */
+/* Translates a name from column `from` of the lists to the other column; false if it is the same in both. */
 static bool rename_to(const char *name, int from, char *to, size_t size) {
     const size_t block = block_length(name);
     const char *const(*list)[2] = block > 0 ? renamed_in_block : renamed;

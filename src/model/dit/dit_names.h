@@ -8,7 +8,7 @@
 
 /* carry_parameters.other. */
 bool carry_dit_other_name(const void *names, const char *name, int which, bool pieces, char *to, size_t size);
-/* Wan's own name of a tensor by any of them. */
+/* Writes Wan's own name of a tensor, given any of its names. */
 void carry_dit_own_name(const char *name, char *to, size_t size);
 
 #endif

@@ -1,4 +1,4 @@
-/* Parts of a video transformer that passes share. */
+/* Code that all passes of a video transformer share. */
 #include "model/dit/dit_parts.h"
 
 #include <math.h>
@@ -7,7 +7,7 @@
 #include "core/tensor.h"
 #include "ops/cpu.h"
 
-/* Parameter `index` of a flat buffer as a matrix or a vector: its elements start at data. */
+/* Parameter `index` of a flat buffer as a matrix or a vector, whose elements start at data. */
 static carry_tensor as_operand(const carry_dit *dit, int64_t index, void *data, carry_dtype dtype) {
     const carry_parameter *p = &dit->own.parameter[index];
     const int64_t rows = p->rank == 3 ? p->shape[1] : p->shape[0];
@@ -18,8 +18,7 @@ carry_tensor carry_dit_view(const carry_dit *dit, float *buffer, int64_t index) 
     if (index < 0) {
         return (carry_tensor){.data = NULL};
     }
-    const carry_tensor view =
-        carry_parameters_view(&dit->own, buffer, index); /* of 16 bits where there are no others */
+    const carry_tensor view = carry_parameters_view(&dit->own, buffer, index); /* 16 bits if it has no f32 master */
     return as_operand(dit, index, view.data, view.dtype);
 }
 
@@ -49,7 +48,7 @@ carry_status carry_dit_outer_affine(carry_dit *dit, carry_tensor y, carry_tensor
     return carry_dit_affine(dit, y, x, dit->outer[outer], dit->outer[outer + 1], activation, false);
 }
 
-/* Are three parameters one piece of the flat buffers? */
+/* True if three consecutive parameters are adjacent in the flat buffers. */
 static bool follow_each_other(const carry_dit *dit, carry_dit_slot first) {
     const carry_parameter *q = &dit->own.parameter[dit->block[0][first]];
     return q[1].offset == q->offset + q->count && q[2].offset == q[1].offset + q[1].count;
@@ -106,7 +105,7 @@ void carry_dit_rotary_table(float *table, const float *positions, int64_t head, 
     }
 }
 
-/* The CPU's entries of the operator table: shapes are the caller's to check, and nothing can fail. */
+/* Uses the CPU's functions directly: the caller checks shapes, and they cannot fail. */
 void carry_dit_patchify(carry_ctx *ctx, float *patches, const carry_tensor *latents, const int64_t patch[2],
                         bool by_head) {
     (void)carry_cpu_patchify(ctx, carry_view_1d(patches, CARRY_F32, carry_tensor_count(latents)), *latents, patch,
@@ -114,7 +113,7 @@ void carry_dit_patchify(carry_ctx *ctx, float *patches, const carry_tensor *late
 }
 
 void carry_dit_unpatchify(carry_ctx *ctx, const carry_tensor *latents, const float *patches, const int64_t patch[2]) {
-    /* A view has a pointer that may be written through; this one is only read. */
+    /* carry_view_1d takes a pointer to non-const; it is only read. */
     const carry_tensor from = carry_view_1d((void *)(uintptr_t)patches, CARRY_F32, carry_tensor_count(latents));
     (void)carry_cpu_unpatchify(ctx, *latents, from, patch, true);
 }

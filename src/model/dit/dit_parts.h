@@ -19,24 +19,26 @@ static inline int64_t carry_dit_head(const carry_dit *dit) {
     return dit->config.dim / dit->config.num_heads;
 }
 
-/* The bias of a product: it follows its weight in the list; those of q, k and v follow all three weights. */
+/* The slot of a product's bias. It follows its weight in the list; the biases of q, k and v follow all three
+   weights. */
 static inline carry_dit_slot carry_dit_bias(carry_dit_slot weight) {
     return (carry_dit_slot)(weight + (weight >= CARRY_DIT_Q && weight <= CARRY_DIT_V ? 3 : 1));
 }
 
-/* A parameter as operators want it: vectors as they are, modulations [6, dim] and [2, dim], the patch embedding
-   [dim, channels of a patch]. buffer: dit->own.weights or dit->own.gradients. Absent for index -1. */
+/* A parameter in the shape that operators need: vectors unchanged, modulations as [6, dim] and [2, dim], the patch
+   embedding as [dim, channels of a patch]. buffer: dit->own.weights or dit->own.gradients. Absent for index -1. */
 carry_tensor carry_dit_view(const carry_dit *dit, float *buffer, int64_t index);
 carry_tensor carry_dit_block_weight(const carry_dit *dit, int64_t block, carry_dit_slot slot);
 carry_tensor carry_dit_outer_weight(const carry_dit *dit, carry_dit_outer outer);
-/* The same for a product with activations of a type: its copy of 16 bits where there is one of that type. */
+/* The same as input of a product with activations of this type: its 16-bit copy if there is one of that type. */
 carry_tensor carry_dit_product(const carry_dit *dit, int64_t index, carry_dtype dtype);
-/* y = f(W x + b), or added to y, by the indices of W and b; and of a pair of the outer list. */
+/* y = f(W x + b), or y += it if accumulate. affine takes the indices of W and b; outer_affine a pair of the outer
+   list. */
 carry_status carry_dit_affine(carry_dit *dit, carry_tensor y, carry_tensor x, int64_t weight, int64_t bias,
                               carry_activation activation, bool accumulate);
 carry_status carry_dit_outer_affine(carry_dit *dit, carry_tensor y, carry_tensor x, carry_dit_outer outer,
                                     carry_activation activation);
-/* q, k and v as one product, [3 width, dim]; only where the flat buffers have them without a gap. */
+/* q, k and v as one product, [3 width, dim]; possible only if they are adjacent in the flat buffers. */
 bool carry_dit_has_qkv(const carry_dit *dit);
 void carry_dit_qkv(const carry_dit *dit, int64_t block, carry_dtype dtype, carry_tensor *W, carry_tensor *b);
 
@@ -50,9 +52,9 @@ void carry_dit_positions(float *positions, int64_t head);
 void carry_dit_rotary_table(float *table, const float *positions, int64_t head, int64_t first, int64_t frames,
                             int64_t rows, int64_t columns);
 
-/* Latents [C, F, h, w] as patches [F (h/p) (w/q), C p q], the order of the patch embedding's weights (channel slowest),
-   or by_head in that of what the head gives, channel fastest: [F (h/p) (w/q), p q C]; and back from there. f32, in host
-   memory; patch is p, q; shapes are the caller's to check. */
+/* Converts latents [C, F, h, w] to patches. The order is that of the patch embedding's weights, [F (h/p) (w/q), C p q]
+   with the channel slowest, or, if by_head, that of the head's output, [F (h/p) (w/q), p q C] with the channel fastest;
+   unpatchify converts back from the latter. f32, in host memory; patch is p, q. The caller checks shapes. */
 void carry_dit_patchify(carry_ctx *ctx, float *patches, const carry_tensor *latents, const int64_t patch[2],
                         bool by_head);
 void carry_dit_unpatchify(carry_ctx *ctx, const carry_tensor *latents, const float *patches, const int64_t patch[2]);

@@ -128,7 +128,7 @@ double carry_dit_pass_flops(const carry_dit_pass *pass) {
     return 6.0 * (double)pass->rows * (double)c->num_layers * block;
 }
 
-/* The latents of place i of [videos, chunks]. */
+/* The latents of chunk `place` in [videos, chunks]. */
 static carry_tensor latents_of(const carry_dit_pass *pass, carry_tensor all, int64_t place) {
     const carry_dit_pass_options *o = &pass->options;
     const int64_t channels = pass->dit->config.in_dim;
@@ -136,7 +136,7 @@ static carry_tensor latents_of(const carry_dit_pass *pass, carry_tensor all, int
     return carry_view_4d((float *)all.data + place * count, CARRY_F32, channels, o->frames, o->height, o->width);
 }
 
-/* A unit's patches, positions, time, and what its velocity should be: in host memory. */
+/* Computes a unit's patches, positions, time, and the target of its velocity, in host memory. */
 static carry_status enter_unit(const carry_dit_call *call, const void *user, int64_t unit, void *scratch) {
     const carry_dit_pass *pass = user;
     const carry_dit_pass_args *args = pass->args;
@@ -240,13 +240,13 @@ static carry_status leave_unit(const carry_dit_call *call, const void *user, int
 
 static carry_status leave(carry_dit_pass *pass) {
     CARRY_TRY(pass->wide_out.data != pass->out.data ? carry_convert(pass->ctx, pass->wide_out, pass->out) : CARRY_OK);
-    if (pass->dit->own.device != 0) { /* the target was uploaded, or not given */
+    if (pass->dit->own.device != 0) { /* the target was uploaded, or is absent */
         CARRY_TRY(carry_read(pass->ctx, pass->host.target, pass->wide_out));
     }
     return each_on_host(pass, leave_unit);
 }
 
-/* The loss, in args->total where the work is done, or in args->loss, which is waited for. */
+/* Computes the loss: into args->total on the device, or into args->loss, for which it waits. */
 static carry_status lose(carry_dit_pass *pass) {
     const carry_dit_pass_args *args = pass->args;
     const bool waits = args->total.data == NULL;

@@ -1,5 +1,5 @@
-/* Backward of a training pass: forward's lines in mirror order. back.dx holds the gradient of the rows that leave a
-   block and becomes that of the rows which enter it. */
+/* The backward pass of training: the steps of forward in reverse order. For each block, back.dx has the gradient of its
+   output and becomes that of its input. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
@@ -31,7 +31,7 @@ static carry_tensor gradient_of(const carry_dit_pass *pass, int64_t block, carry
     return carry_dit_view(pass->dit, pass->dit->own.gradients, pass->dit->block[block][slot]);
 }
 
-/* dx += layer norm's gradient from dy; the shift's and scale's into dm. */
+/* dx += the layer norm's gradient from dy; the gradients of shift and scale go to dm. */
 typedef struct modulation {
     carry_tensor dx, dy, x, m, dm;
     int64_t shift, scale;
@@ -55,7 +55,7 @@ static carry_status modulate_unit(const carry_dit_call *call, const void *user, 
         scratch, call->scratch_bytes);
 }
 
-/* dy = gate dx, and the gate's gradient into dm. */
+/* dy = gate dx; the gradient of the gate goes to dm. */
 typedef struct residual {
     carry_tensor dy, dx, y, m, dm;
     int64_t gate;
@@ -70,8 +70,8 @@ static carry_status gate_unit(const carry_dit_call *call, const void *user, int6
                                     carry_dit_group_part(call, r->m, unit, r->gate));
 }
 
-/* Gradients of q from d_o, and of keys and values added up over the units of a video. On the CPU heads and videos are
-   what threads can do side by side; a GPU takes all heads at once. */
+/* Computes gradients of q from d_o, and sums those of keys and values over the units of a video. On the CPU, heads and
+   videos are split over threads; a GPU processes all heads at once. */
 typedef struct attending {
     const carry_dit_rows *rows;
     carry_tensor dq, dk, dv, d_o;
@@ -79,14 +79,14 @@ typedef struct attending {
     int64_t heads; /* of one call */
 } attending;
 
-/* Some heads of rows [T, H, D]. */
+/* A view of `count` heads of rows [T, H, D]. */
 static carry_tensor heads_of(carry_tensor rows, int64_t first, int64_t count) {
     rows.data = (unsigned char *)rows.data + (size_t)(first * rows.stride[1]) * carry_dtype_size(rows.dtype);
     rows.shape[1] = count;
     return rows;
 }
 
-/* The place in `gradient` that `view` has in `rows`. */
+/* The view of `gradient` at the same offset that `view` has in `rows`. */
 static carry_tensor beside(carry_tensor view, carry_tensor gradient, carry_tensor rows) {
     view.data = (unsigned char *)gradient.data + ((unsigned char *)view.data - (unsigned char *)rows.data);
     return view;
@@ -245,7 +245,7 @@ static carry_status backward_head(carry_dit_pass *pass) {
     CARRY_TRY(carry_zero(pass->ctx, b->dhead));
     CARRY_TRY(carry_dit_each(&pass->call, pass->units, modulate_unit, &norm));
     CARRY_TRY(carry_add_bias_backward(pass->ctx, carry_reshape_1d(own, 2 * d), b->dhead));
-    for (int64_t u = 0; u < pass->units; u++) { /* shift and scale both have e in them */
+    for (int64_t u = 0; u < pass->units; u++) { /* shift and scale both contain e */
         CARRY_TRY(carry_elementwise(pass->ctx, carry_reshape_1d(carry_slice(b->de, u, 1), d),
                                     carry_dit_group_part(&pass->call, b->dhead, u, 0),
                                     carry_dit_group_part(&pass->call, b->dhead, u, 1), CARRY_ADD));
@@ -253,7 +253,8 @@ static carry_status backward_head(carry_dit_pass *pass) {
     return CARRY_OK;
 }
 
-/* From de0 and de to the MLP of the time, from dtext to that of the text, from dx to the patches. */
+/* Backward of the inputs: from de0 and de through the MLP of the time, from dtext through that of the text, from dx to
+   the patches. */
 static carry_status backward_inputs(carry_dit_pass *pass) {
     carry_ctx *ctx = pass->ctx;
     carry_dit_back *b = &pass->back;

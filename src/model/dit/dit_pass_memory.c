@@ -1,11 +1,12 @@
-/* Where a training pass of the video transformer keeps things. The same lines count the bytes and carve them. */
+/* Memory layout of a training pass of the video transformer. The same code counts the bytes and assigns the
+   addresses. */
 #include "model/dit/dit_pass_rows.h"
 
 static carry_tensor take(const carry_dit_pass *p, carry_arena *arena, carry_dtype dtype, int64_t rows, int64_t width) {
     return carry_arena_tensor(arena, p->dit->own.device, dtype, 2, (const int64_t[]){rows, width});
 }
 
-/* Rows of a block. What leaves it enters the next. */
+/* Places the rows of a block. The output of a block is the input of the next. */
 static void take_block(const carry_dit_pass *p, carry_arena *arena, carry_dit_rows *r) {
     const int64_t n = p->rows;
     const carry_dit_config *c = &p->dit->config;
@@ -49,7 +50,7 @@ static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-/* The most that an operator on one unit asks for; the last unit of a video sees the most keys. */
+/* The largest workspace of an operator on one unit; the last unit of a video attends to the most keys. */
 static size_t unit_scratch(const carry_dit_pass *p) {
     carry_key_run runs[3];
     const carry_attention_args calls[] = {carry_dit_pass_self(&p->call, 0, &p->block[0], p->units_of - 1, runs),

@@ -1,4 +1,4 @@
-/* The units of a training pass: the chunk of each, and the chunks that it sees. */
+/* The units of a training pass: the chunk of each, and the chunks that it attends to. */
 #include "model/dit/dit_pass_rows.h"
 
 static int64_t chunk_of(const carry_dit_pass *pass, int64_t unit, bool *noisy) {
@@ -12,7 +12,7 @@ int64_t carry_dit_pass_place(const carry_dit_pass *pass, int64_t unit, bool *noi
     return unit / pass->units_of * pass->options.chunks + chunk_of(pass, unit, noisy);
 }
 
-/* [heads, tokens] of a unit. */
+/* The part of lse that belongs to a unit: [heads, tokens]. */
 static carry_tensor lse_of(const carry_dit_pass *pass, carry_tensor lse, int64_t unit) {
     return carry_reshape_2d(carry_slice(lse, unit, 1), pass->dit->config.num_heads, pass->tokens);
 }

@@ -1,4 +1,4 @@
-/* Few-step sampling of flows: from noise (sigma 1) to clean latents (sigma 0) by velocities. */
+/* Few-step sampling of flows: uses velocities to go from noise (sigma 1) to clean latents (sigma 0). */
 #include <math.h>
 
 #include "core/context.h"
@@ -60,7 +60,7 @@ carry_status carry_flow_noise(carry_ctx *ctx, carry_tensor x, carry_tensor x0, d
     if (!(scale >= 0.0) || isinf(scale)) {
         return carry_fail(ctx, CARRY_ERANGE, "the noise's scale is %g: a number from 0 on is needed", scale);
     }
-    if (x.data == x0.data) { /* noise is made where x will be */
+    if (x.data == x0.data) { /* x must be another tensor: the noise is generated in it */
         return carry_fail(ctx, CARRY_EARGUMENT, "x and x0 are the same memory: noise needs a place of its own");
     }
     CARRY_TRY(carry_random_normal(ctx, x, seed, stream, 0.0f, 1.0f));

@@ -1,5 +1,5 @@
-/* Words as fixed random vectors. A word is hashed as it is read, so prompts of any length need no memory. The
-   constants here (hash, seeds, the part of the place) are part of every model that was trained with them. */
+/* Words as fixed random vectors. A word is hashed while it is read, so prompts of any length need no memory. The
+   constants here (hash, seeds, scale of the position's part) belong to every model that was trained with them. */
 #include "model/dit/words.h"
 
 #include <stdbool.h>
@@ -10,9 +10,9 @@
 
 #define WORD_SEED 0x776F726473ULL
 #define PLACE_SEED 0x706C616365ULL
-#define PLACE_PART 0.25F /* of the place, beside 1 of the word */
-#define BLOCK 256        /* numbers of the place at a time */
-#define WHOLE_DIGITS 4   /* of a weight, before its point and after it */
+#define PLACE_PART 0.25F /* scale of the position's vector, relative to 1 for the word's */
+#define BLOCK 256        /* numbers of the position's vector generated at a time */
+#define WHOLE_DIGITS 4   /* maximum digits of a weight, before the point and after it */
 
 #define FNV_START 0xCBF29CE484222325ULL
 #define FNV_PRIME 0x100000001B3ULL
@@ -23,8 +23,8 @@ typedef struct writer {
     carry_ctx *ctx;
     carry_tensor to;
     int64_t words;
-    uint64_t hash; /* of the word under way */
-    sort sort;     /* of its bytes; SPACE: none is */
+    uint64_t hash; /* hash of the current word */
+    sort sort;     /* kind of its bytes; SPACE: no word has begun */
     float weight;
 } writer;
 
@@ -36,7 +36,7 @@ static sort sort_of(unsigned char byte) {
     return (low >= 'a' && low <= 'z') || (byte >= '0' && byte <= '9') ? LETTER : OTHER;
 }
 
-/* The word is the same wherever it stands, but for the part of its place, which has no weight. */
+/* A word has the same vector at every position, plus a vector of the position, which is not weighted. */
 static carry_status write_row(const writer *w, int64_t row) {
     const int64_t width = w->to.shape[1];
     float *at = (float *)w->to.data + row * width;
@@ -75,7 +75,7 @@ static carry_status take_byte(writer *w, unsigned char byte) {
     return CARRY_OK;
 }
 
-/* "1.5", up to 4 digits before the point and 4 after it. */
+/* Reads a weight such as "1.5", with up to 4 digits before the point and 4 after it. */
 static bool read_weight(float *weight, const char *at, size_t length) {
     double value = 0;
     double unit = 1;
@@ -96,8 +96,9 @@ static bool read_weight(float *weight, const char *at, size_t length) {
     return digits[0] > 0;
 }
 
-/* Is "(...:number)" here? *inside: bytes between the bracket and the colon; *whole: up to and with the closing one. It
-   ends at another bracket of the same kind, so that all looking ahead together reads the prompt once. */
+/* Returns true if "(...:number)" starts here. *inside: the number of bytes between the parenthesis and the colon;
+   *whole: the length up to and including the closing one. The search stops at another opening parenthesis, so that all
+   searches together read the prompt once. */
 static bool find_group(float *weight, size_t *inside, size_t *whole, const char *at, size_t length) {
     size_t colon = 0;
     for (size_t i = 1; i < length && at[i] != '('; i++) {
@@ -125,7 +126,7 @@ static carry_status take_text(writer *w, const char *text, size_t length) {
 }
 
 static carry_status take_prompt(writer *w, const char *prompt, size_t length) {
-    size_t plain = 0; /* where text that is no group starts */
+    size_t plain = 0; /* where text outside of groups starts */
     for (size_t i = 0; i < length;) {
         size_t inside = 0;
         size_t whole = 1;

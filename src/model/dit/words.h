@@ -13,8 +13,8 @@
 
 #include "carry/tensor.h"
 
-/* conditioning: [text_len, text_dim] f32, all of it written (zeros after the last word). *rows: words there; *left_out:
-   words that did not fit. Either may be NULL. */
+/* conditioning: [text_len, text_dim] f32; all of it is written, with zeros after the last word. *rows: the number of
+   words written; *left_out: the number of words that did not fit. Either pointer may be NULL. */
 carry_status carry_words_encode(carry_ctx *ctx, carry_tensor conditioning, int64_t *rows, int64_t *left_out,
                                 const char *prompt, size_t length);
 

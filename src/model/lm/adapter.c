@@ -16,7 +16,7 @@
 #define PREFIX "base_model.model."
 #define WEIGHT ".weight"
 
-/* Is it the map of latent attention that is multiplied with queries instead of tokens? */
+/* True for the map of latent attention that is applied to queries instead of tokens. */
 static bool is_absorbed(const carry_lm *lm, int64_t index) {
     for (int64_t i = 0; i < lm->config.num_hidden_layers; i++) {
         const carry_lm_sublayer *m = &lm->layer[i].mixer;
@@ -39,7 +39,7 @@ static void module_of(const carry_parameter *p, char *to, size_t size) {
     (void)snprintf(to, size, "%.*s", (int)(strlen(p->name) - strlen(WEIGHT)), p->name);
 }
 
-/* Does a module's name end in this word, after a dot? */
+/* True if a module's name is this word or ends in a dot and this word. */
 static bool ends_in(const char *module, const char *word, size_t length) {
     const size_t whole = strlen(module);
     return whole >= length && strncmp(module + whole - length, word, length) == 0 &&

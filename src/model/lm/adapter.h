@@ -1,8 +1,8 @@
-/* Low-rank adapters (LoRA): y = W x + scale B (A dropout(x)) for linear maps of the layers, W being frozen.
+/* Low-rank adapters (LoRA): y = W x + scale B (A dropout(x)) for linear maps of the layers; W is frozen.
 
-   A is [rank, in], B [out, rank], scale = alpha / rank, or alpha / sqrt(rank) where the adapter is rank-stabilised. An
-   adapter that belongs to a model is used by every pass of it, forward and backward; gradients are those of A and B
-   alone, in the adapter's own parameters (model/parameters.h), so that an optimizer over them sees nothing else.
+   A is [rank, in], B [out, rank], scale = alpha / rank, or alpha / sqrt(rank) if the adapter is rank-stabilised. All
+   passes of a model, forward and backward, use its adapter; only A and B have gradients, in the adapter's own
+   parameters (model/parameters.h), so that an optimizer over them changes nothing else.
 
    Folders are in PEFT's format: adapter_config.json and adapter_model.safetensors, with the names
    base_model.model.MODULE.lora_A.weight and lora_B.weight. */
@@ -13,15 +13,15 @@
 
 #define CARRY_ADAPTER_CONFIG "adapter_config.json"
 #define CARRY_ADAPTER_WEIGHTS "adapter_model.safetensors"
-#define CARRY_ADAPTER_TARGETS 1024 /* bytes of a list of targets */
+#define CARRY_ADAPTER_TARGETS 1024 /* bytes of the list of targets */
 #define CARRY_ADAPTER_MOST_RANK 4096
 
 typedef struct carry_adapter_options {
     int64_t rank;
     double alpha;
-    double dropout; /* share of the elements of x that are dropped in training */
+    double dropout; /* fraction of the elements of x that are dropped in training */
     bool is_rank_stabilised;
-    char targets[CARRY_ADAPTER_TARGETS]; /* ends of module names with commas between them; "all-linear": all */
+    char targets[CARRY_ADAPTER_TARGETS]; /* ends of module names, separated by commas; "all-linear": all linear maps */
     uint64_t seed;                       /* of start values and dropout */
 } carry_adapter_options;
 
@@ -29,35 +29,38 @@ typedef struct carry_lm_adapter {
     carry_parameters own; /* A and B of each target, layer after layer */
     carry_adapter_options options;
     double scale;
-    int64_t *a;     /* [parameters of the model]: the index of A, B is the next; -1: no target */
-    int64_t *first; /* [layers + 1]: the offset of each layer's first element; the last: their count */
-    uint64_t draw;  /* chooses the elements that dropout drops: a number for each pass of training */
+    int64_t *a;     /* [parameters of the model]: the index of A, and B is the next one; -1: the parameter is not a
+                       target */
+    int64_t *first; /* [layers + 1]: the offset of each layer's first element, then the total number of elements */
+    uint64_t draw;  /* seed of the dropout mask; a different number for each training pass */
 } carry_lm_adapter;
 
-/* Adds an adapter with start values to a model, which then owns it: A uniform in +-1/sqrt(in), B zero, so that nothing
-   changes at first. CARRY_ENOTFOUND: a target matches no linear map; those that exist are named. */
+/* Adds an adapter with start values to a model, which then owns it. A is uniform in +-1/sqrt(in) and B is zero, so the
+   model's results do not change at first. CARRY_ENOTFOUND: a target matches no linear map; the message lists those that
+   exist. */
 carry_status carry_lm_adapter_new(carry_lm *lm, const carry_adapter_options *options);
-/* The same from a folder, whose tensors decide rank and targets; dropout and seed are taken from options, if not NULL.
-   An adapter of another model is refused with the first tensor that does not fit. */
+/* The same from a folder, whose tensors determine rank and targets; dropout and seed are taken from options, unless it
+   is NULL. For an adapter of another model the error names the first tensor that does not fit. */
 carry_status carry_lm_adapter_load(carry_lm *lm, const char *folder, const carry_adapter_options *options);
 carry_status carry_lm_adapter_save(const carry_lm *lm, const char *folder, const char *base);
 void carry_lm_adapter_free(carry_lm *lm);
 
-/* W = W + scale B A for the tensors of a folder, computed in f32 and rounded to the type that the model keeps W in.
-   After the weights were loaded and before a pass is made. */
+/* W = W + scale B A for the tensors of a folder, computed in f32 and rounded to the type in which the model keeps W.
+   Call it after the weights are loaded and before a pass is made. */
 carry_status carry_lm_adapter_merge(carry_lm *lm, const char *folder);
-/* Is it a folder of an adapter and not of a model? */
+/* True if the folder has an adapter and not a model. */
 bool carry_lm_adapter_is(const char *folder);
 
-/* Modules that can be targets, as a list of the ends of their names, each once. */
+/* Writes a list of the modules that can be targets: the end of each name, once. Returns text. */
 const char *carry_lm_adapter_targets(const carry_lm *lm, char *text, size_t size);
-/* Can parameter `index` be a target? */
+/* True if parameter `index` can be a target. */
 bool carry_lm_adapter_fits(const carry_lm *lm, int64_t index);
 
 /* The offset and count of a layer's elements in the flat buffers of the adapter. */
 void carry_lm_adapter_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count);
 
-/* Inside: the parameters with their names, without memory; rank 0 entries are not targets. */
+/* Internal: lists the adapter's parameters with their names, without allocating memory; entries of rank 0 are not
+   targets. */
 carry_status carry_lm_adapter_list(carry_lm *lm, const carry_adapter_options *options, const bool *targets);
 
 #endif

@@ -29,7 +29,7 @@ typedef struct opened {
     carry_adapter_options options;
     double scale;
     carry_safetensors file;
-    const carry_tensor **pair; /* [2 * parameters of the model]: A and B; NULL: no target */
+    const carry_tensor **pair; /* [2 * parameters of the model]: A and B; NULL: the parameter is not a target */
 } opened;
 
 static void close_folder(opened *o) {
@@ -78,7 +78,8 @@ static carry_status read_config(opened *o, const carry_json *root, const char *p
     return CARRY_OK;
 }
 
-/* The target of a tensor, by any of the model's names; which: 0 for A, 1 for B. -1: none. */
+/* The index of the parameter that a tensor of the file adapts, by any of the model's names, or -1; *which is 0 for A
+   and 1 for B. */
 static int64_t target_of(const carry_lm *lm, const char *name, int *which) {
     static const char *const ends[] = {".lora_A.weight", ".lora_B.weight", ".lora_A.default.weight",
                                        ".lora_B.default.weight"};
@@ -137,7 +138,7 @@ static carry_status sort_tensors(opened *o) {
     return o->file.count > 0 ? CARRY_OK : carry_fail(lm->ctx, CARRY_EFORMAT, "%s has no tensors", o->folder);
 }
 
-/* After a failure nothing is open. */
+/* Opens and checks an adapter's folder. After a failure nothing is left open. */
 static carry_status open_folder(carry_lm *lm, opened *o, const char *from) {
     char path[CARRY_FILE_PATH];
     carry_json *root;
@@ -159,7 +160,8 @@ static carry_status open_folder(carry_lm *lm, opened *o, const char *from) {
     return status;
 }
 
-/* A tensor of the file as f32 in host memory, rows in the order here; the caller frees *to. */
+/* Converts a tensor of the file to f32 in host memory, with its rows in the order of the model. The caller frees
+ *to. */
 static carry_status widen(const opened *o, const carry_tensor *from, const carry_row_order *order, float **to) {
     carry_ctx *ctx = o->lm->ctx;
     if (from == NULL) {
@@ -217,7 +219,7 @@ carry_status carry_lm_adapter_load(carry_lm *lm, const char *folder, const carry
     return status == CARRY_OK ? carry_parameters_round(&lm->adapter->own) : status;
 }
 
-/* The last words of the targets' modules, each once. */
+/* Writes the last word of each target's module name, each word once. */
 static void add_targets(carry_json_text *text, const carry_lm *lm) {
     const carry_parameters *own = &lm->adapter->own;
     carry_json_begin(text, "target_modules", '[');
@@ -299,8 +301,8 @@ carry_status carry_lm_adapter_save(const carry_lm *lm, const char *folder, const
     return status;
 }
 
-/* A weight that is used where the file is mapped gets memory of its own, in the file's type; a quantised one in bf16.
- */
+/* Stores a merged weight. A weight in a mapped file is replaced by a copy in memory, in the file's type, or in bf16 if
+   it was quantised. */
 static carry_status put_merged(carry_lm *lm, int64_t index, float *w) {
     carry_parameter *p = &lm->own.parameter[index];
     if (p->mapped == NULL) {
@@ -320,7 +322,7 @@ static carry_status put_merged(carry_lm *lm, int64_t index, float *w) {
     return status;
 }
 
-/* One weight, through host memory: W + scale B A in f32, rounded to the type that the model keeps it in. */
+/* Merges one weight in host memory: W + scale B A in f32, rounded to the type in which the model keeps it. */
 static carry_status merge_one(const opened *o, int64_t index) {
     carry_lm *lm = o->lm;
     const carry_parameter *p = &lm->own.parameter[index];
@@ -340,7 +342,7 @@ static carry_status merge_one(const opened *o, int64_t index) {
     for (int64_t i = 0; status == CARRY_OK && i < p->shape[0] * rank; i++) {
         b[i] *= (float)o->scale;
     }
-    if (status == CARRY_OK) { /* w += b a, as the gradient of a product: dx = dy W */
+    if (status == CARRY_OK) { /* w += b a, computed as the input gradient of a product: dx = dy W */
         status = carry_linear_backward(lm->ctx, carry_view_2d(w, CARRY_F32, p->shape[0], p->shape[1]),
                                        (carry_tensor){0}, carry_view_2d(b, CARRY_F32, p->shape[0], rank),
                                        carry_view_2d(w, CARRY_F32, p->shape[0], p->shape[1]),

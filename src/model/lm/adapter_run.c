@@ -1,4 +1,4 @@
-/* Adapters in a pass. A x is computed again in backward: rank numbers a token are cheaper than keeping them. */
+/* Adapters in a pass. Backward computes A x again: that costs less than keeping `rank` numbers for every token. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
@@ -16,7 +16,7 @@ static carry_tensor rows_of(carry_tensor whole, const carry_lm_slot *slot) {
     return slot->rows > 0 ? carry_slice(whole, slot->first, slot->rows) : whole;
 }
 
-/* The adapter of a slot; false if the slot is not a target. */
+/* Finds the adapter of a slot; false if the slot is not a target. */
 static bool find(const carry_lm_call *call, int slot, pair *of) {
     const carry_lm_adapter *adapter = call->pass->lm->adapter;
     const carry_lm_slot *at = &call->own->slot[slot];
@@ -37,13 +37,13 @@ static bool drops(const carry_lm_call *call) {
     return call->args->backward && call->pass->lm->adapter->options.dropout > 0.0;
 }
 
-/* y = dropout(x), with the elements of this call's stream. */
+/* y = dropout(x). The stream number determines which elements are dropped. */
 static carry_status drop(const carry_lm_call *call, const pair *of, carry_tensor y, carry_tensor x) {
     const carry_adapter_options *o = &call->pass->lm->adapter->options;
     return carry_dropout(call->pass->ctx, y, x, o->dropout, o->seed, of->stream);
 }
 
-/* The first rows of memory for rows of the widest x, as [rows, width]. */
+/* A view of the first `rows` rows of `width` elements in memory that has the size of the widest x. */
 static carry_tensor wide(carry_tensor memory, int64_t rows, int64_t width) {
     carry_tensor view = memory;
     view.shape[0] = rows;
@@ -51,7 +51,7 @@ static carry_tensor wide(carry_tensor memory, int64_t rows, int64_t width) {
     return view;
 }
 
-/* *x becomes what A reads, *z = scale A x. */
+/* Replaces *x by the input of A (after dropout) and computes *z = scale A x. */
 static carry_status reduce(const carry_lm_call *call, const pair *of, carry_tensor *x, carry_tensor *z) {
     carry_lm_pass *pass = call->pass;
     if (drops(call)) {

@@ -45,7 +45,7 @@ static carry_status check_parts(carry_ctx *ctx, carry_lm_config *c) {
     return CARRY_OK;
 }
 
-/* Adds the bytes of a parameter in f32; false: more than memory could hold. */
+/* Adds the bytes of a parameter in f32; false if the sum overflows. */
 static bool add_parameter(size_t *bytes, const carry_lm_parameter *p) {
     size_t more = 0;
     return p->rank == 0 ||
@@ -61,7 +61,8 @@ static bool add_part(size_t *bytes, const carry_lm_config *c, const carry_lm_par
     return fits;
 }
 
-/* Four times the whole model in f32, for gradients and an optimizer, must be a size. */
+/* Checks that four times the size of the whole model in f32 (weights, gradients and an optimizer's state) fits in
+   size_t. */
 static carry_status check_whole(carry_ctx *ctx, const carry_lm_config *c) {
     const carry_lm_parameter table = {.rank = 2, .shape = {c->vocab_size, c->hidden_size}};
     const carry_lm_parameter norm = {.rank = 1, .shape = {c->hidden_size}};

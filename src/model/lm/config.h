@@ -19,7 +19,7 @@
 
 #define CARRY_LM_MAX_LAYERS 4096
 #define CARRY_LM_MAX_WIDTH ((int64_t)1 << 24)
-#define CARRY_LM_OWN 128 /* bytes of a family's own fields */
+#define CARRY_LM_OWN 128 /* bytes reserved for a family's own fields */
 
 struct carry_lm_family;
 
@@ -27,10 +27,11 @@ typedef struct carry_lm_config {
     const struct carry_lm_family *family;
     int64_t vocab_size, hidden_size, num_hidden_layers;
     bool tie_word_embeddings;
-    bool norm_plus_one; /* norms multiply by 1 + w */
+    bool norm_plus_one; /* norms multiply by 1 + w instead of w */
     double norm_eps, initializer_range;
-    double embedding_factor, residual_factor; /* of embeddings, and of what layers add to h; 0: 1 */
-    double logits_divisor;                    /* 0: 1 */
+    double embedding_factor, residual_factor; /* factors on the embeddings, and on the output that each layer adds to h;
+                                                 0 means 1 */
+    double logits_divisor;                    /* 0 means 1 */
     int64_t max_position_embeddings;
     int64_t bos_token_id, eos_token_id, pad_token_id; /* -1: none */
 
@@ -40,7 +41,7 @@ typedef struct carry_lm_config {
     bool norms_after[CARRY_LM_MAX_LAYERS];          /* h += norm(f(h)); otherwise h += f(norm(h)) */
     CARRY_LM_OPTIONS;                               /* options.h: delta, attention, swiglu and others */
 
-    bool has_attention; /* derived: the state of some layer grows with its tokens */
+    bool has_attention; /* derived: some layer has a state that grows with the tokens read */
     _Alignas(8) unsigned char own[CARRY_LM_OWN];
 } carry_lm_config;
 
@@ -48,18 +49,18 @@ typedef struct carry_lm_config {
 typedef enum carry_lm_form {
     CARRY_LM_SIZE,         /* a whole number */
     CARRY_LM_SIZE_OR_NULL, /* null: 0 */
-    CARRY_LM_COUNT,        /* a whole number from 0 on; null: 0 */
+    CARRY_LM_COUNT,        /* a whole number, at least 0; null: 0 */
     CARRY_LM_NUMBER,
     CARRY_LM_NUMBER_OR_NULL, /* null: 0 */
     CARRY_LM_TRUTH,
     CARRY_LM_TRUTH_IF_FALSE, /* written only if false */
-    CARRY_LM_TOKEN,          /* a whole number, null (-1), or a list of which the first counts */
-    CARRY_LM_ACTIVATION,     /* of q and k */
-    CARRY_LM_OTHER,          /* by functions of its own */
-    CARRY_LM_READ_SIZE,      /* as SIZE and NUMBER, but another key is written */
+    CARRY_LM_TOKEN,          /* a whole number, null (-1), or a list, of which the first entry is used */
+    CARRY_LM_ACTIVATION,     /* activation of q and k */
+    CARRY_LM_OTHER,          /* read and written by functions */
+    CARRY_LM_READ_SIZE,      /* like SIZE and NUMBER, but not written: another key has the value */
     CARRY_LM_READ_NUMBER,
-    CARRY_LM_READ_OVER,   /* changes nothing here */
-    CARRY_LM_MUST_BE_OFF, /* null, false, 0 or an empty list */
+    CARRY_LM_READ_OVER,   /* ignored */
+    CARRY_LM_MUST_BE_OFF, /* must be null, false, 0 or an empty list */
     CARRY_LM_MUST_BE_ON,  /* null or true */
     CARRY_LM_MUST_BE_SILU,
     CARRY_LM_MUST_BE_L2,
@@ -72,18 +73,18 @@ typedef struct carry_lm_source {
     carry_lm_config *config;
 } carry_lm_source;
 
-/* A key of config.json. Forms before CARRY_LM_READ_SIZE are written, and keys with a text. */
+/* A key of config.json. A key is written if its form comes before CARRY_LM_READ_SIZE or if it has a `text`. */
 typedef struct carry_lm_key {
     const char *key;
     carry_lm_form form;
     size_t offset; /* of its field in carry_lm_config */
     carry_status (*read)(const carry_lm_source *source, const carry_json *node);
-    void (*write)(carry_json_text *text, const carry_lm_config *config); /* OTHER; NULL: not written */
+    void (*write)(carry_json_text *text, const carry_lm_config *config); /* for OTHER; NULL: not written */
     const char *text;                                                    /* the value that is written */
 } carry_lm_key;
 
-/* Entries of a list of keys: a field of carry_lm_config, one of the family's own struct, a key without a field, and one
-   whose written value is fixed. */
+/* Entries of a list of keys: KEY has a field of carry_lm_config, OWN_KEY a field of the family's own struct, WORD has
+   no field, and WRITTEN is always written with the same value. */
 #define CARRY_LM_KEY(key, field, form) \
     { key, CARRY_LM_##form, offsetof(carry_lm_config, field), NULL, NULL, NULL }
 #define CARRY_LM_OWN_KEY(key, type, field, form) \
@@ -94,31 +95,32 @@ typedef struct carry_lm_key {
     { key, CARRY_LM_##form, 0, NULL, NULL, text }
 #define CARRY_LM_LAST_KEY CARRY_LM_WORD(NULL, READ_OVER)
 
-/* CARRY_EUNSUPPORTED with the file, the line, the key and its value; why says what is accepted. */
+/* Fails with CARRY_EUNSUPPORTED. The message has the file, the line, the key and its value; `why` says what is
+   accepted. */
 carry_status carry_lm_config_refuse(const carry_lm_source *s, const carry_json *node, const char *why);
-/* quantization_config: a method that is not supported is refused (file/quantised.h); null: none. */
+/* Reads quantization_config. A method that is not supported is refused (file/quantised.h); null means not quantised. */
 carry_status carry_lm_config_read_quantised(const carry_lm_source *s, const carry_json *node);
-/* One key, as its form says; and each key of an object, by a list of those accepted. */
+/* Reads one key according to its form; reads every key of an object that is in a list of accepted keys. */
 carry_status carry_lm_config_read_key(const carry_lm_source *s, const carry_lm_key *f, const carry_json *node);
 carry_status carry_lm_config_read_object(const carry_lm_source *s, const carry_lm_key *keys, const carry_json *node);
 
-/* CARRY_ESIZE with the key and the value unless it is 1 to most; above 0 to most. */
+/* Fails with CARRY_ESIZE, naming the key and the value, unless 1 <= size <= most; unless 0 < number <= most. */
 carry_status carry_lm_check_size(carry_ctx *ctx, const char *key, int64_t size, int64_t most);
 carry_status carry_lm_check_number(carry_ctx *ctx, const char *key, double number, double most);
 
 carry_lm_config carry_lm_config_default(const struct carry_lm_family *family);
-/* Checks every size and fills in derived values; may be called again after a change. CARRY_EUNSUPPORTED or CARRY_ESIZE
-   name the key and the value. */
+/* Checks every size and fills in derived values. Call it again after a change. CARRY_EUNSUPPORTED and CARRY_ESIZE name
+   the key and the value. */
 carry_status carry_lm_config_finish(carry_ctx *ctx, carry_lm_config *config);
 
-/* name is for messages; both finish the config. */
+/* `name` is used in messages. Both functions call carry_lm_config_finish. */
 carry_status carry_lm_config_parse(carry_ctx *ctx, carry_lm_config *config, const carry_json *root, const char *name);
 carry_status carry_lm_config_read(carry_ctx *ctx, carry_lm_config *config, const char *path);
-/* The config.json of a folder, or that of a .gguf file. */
+/* Reads the config.json of a folder, or the equivalent in a .gguf file. */
 carry_status carry_lm_config_read_model(carry_ctx *ctx, carry_lm_config *config, const char *model);
 
-/* The text of a config.json, with the keys that the family's origin writes; dtype is the type of the weights beside it.
-   carry_lm_config_write replaces path with it. */
+/* Writes the text of a config.json, with the keys that the family's original library writes; dtype is the type of the
+   weights. carry_lm_config_write replaces the file at path with it. */
 void carry_lm_config_put(carry_json_text *text, const carry_lm_config *config, carry_dtype dtype);
 carry_status carry_lm_config_write(carry_ctx *ctx, const carry_lm_config *config, carry_dtype dtype, const char *path);
 

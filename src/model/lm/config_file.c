@@ -25,7 +25,7 @@ carry_status carry_lm_config_refuse(const carry_lm_source *s, const carry_json *
                       carry_json_show(shown, node), why);
 }
 
-/* Refuses a feature that is on and must be off; for quantised weights it names the method. */
+/* Fails for a feature that is on but must be off; for quantised weights the message names the method. */
 static carry_status refuse_on(const carry_lm_source *s, const carry_json *node) {
     const carry_json *method = node->kind == CARRY_JSON_OBJECT ? carry_json_find(node, "quant_method") : NULL;
     return method != NULL ? carry_lm_config_refuse(s, method, "quantised weights are not supported")
@@ -164,7 +164,7 @@ carry_status carry_lm_config_read_quantised(const carry_lm_source *s, const carr
     return node->kind == CARRY_JSON_NULL ? CARRY_OK : carry_quant_config_parse(s->ctx, &config, node, s->name);
 }
 
-/* The language part of a multimodal configuration is inside text_config, but for two keys. */
+/* The language part of a multimodal configuration is in text_config, except for two keys. */
 static carry_status enter_wrapper(const carry_lm_source *s, const carry_json *root, const carry_json **keys) {
     const carry_json *text = carry_json_find(root, "text_config");
     const carry_json *tied = carry_json_find(root, "tie_word_embeddings");
@@ -181,7 +181,7 @@ static carry_status enter_wrapper(const carry_lm_source *s, const carry_json *ro
     return CARRY_OK;
 }
 
-/* The family, its defaults, and the object that has the keys. */
+/* Finds the family, sets its defaults, and finds the object that has the keys. */
 static carry_status read_family(const carry_lm_source *s, const carry_json *root, const carry_json **keys) {
     const carry_json *type = root->kind == CARRY_JSON_OBJECT ? carry_json_find(root, "model_type") : NULL;
     *keys = root;

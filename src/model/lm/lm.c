@@ -27,7 +27,7 @@ carry_lm_parameter carry_lm_matrix(int64_t out, int64_t in) {
 
 static int64_t add_named(carry_lm *lm, const char *name, carry_lm_parameter parameter) {
     (void)snprintf(parameter.name, sizeof parameter.name, "%s", name);
-    return carry_parameters_add(&lm->own, parameter); /* carry_lm_config_finish has bounded the sum of them */
+    return carry_parameters_add(&lm->own, parameter); /* carry_lm_config_finish has bounded the sum of all sizes */
 }
 
 static carry_lm_parameter norm_of(const carry_lm_config *c) {
@@ -38,14 +38,14 @@ static carry_lm_parameter norm_of(const carry_lm_config *c) {
 }
 
 static int64_t add_to_layer(carry_lm *lm, int64_t layer, const char *key, carry_lm_parameter parameter) {
-    /* No key has 38 characters, and no model 2^31 layers. */
+    /* Keys are shorter than 38 characters, and models have fewer than 2^31 layers. */
     const char *prefix = lm->config.family->prefix;
     (void)snprintf(parameter.name, sizeof parameter.name, "%.20slayers.%d.%.38s", prefix != NULL ? prefix : "model.",
                    (int)layer, key);
     return carry_parameters_add(&lm->own, parameter);
 }
 
-/* The order of the rows of a tensor in files, where the family has them in groups. */
+/* The order of a tensor's rows in files, if the family stores them in groups. */
 static carry_row_order order_of(const carry_lm_config *c, const carry_lm_sublayer *s, const char *name) {
     carry_row_order order = {0};
     const carry_lm_grouped *g = c->family->grouped;
@@ -62,7 +62,7 @@ static carry_row_order order_of(const carry_lm_config *c, const carry_lm_sublaye
     return order;
 }
 
-/* Slots of one name are rows of one tensor, in the order of the slots. */
+/* Adds the parameters of a part's slots. Slots with the same name are rows of one tensor, in the order of the slots. */
 static void list_slots(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, const char *const *names) {
     const carry_lm_config *c = &lm->config;
     bool listed[CARRY_LM_SLOTS] = {false};
@@ -90,10 +90,10 @@ static void list_slots(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, const 
     }
 }
 
-#define WHOLE 8 /* rows: products of 16 bits are several times slower where a size is no multiple of it */
+#define WHOLE 8 /* rows: 16-bit products are several times slower if a size is not a multiple of it */
 
-/* The places of a part's parameters in the order of `together`, and zeros after them up to whole rows. Their order in
-   the list, which others see, does not change. */
+/* Sets the offsets of a part's parameters in the order of `together`, and adds zeros after them up to whole rows. Their
+   order in the list of parameters does not change. */
 static void put_together(carry_lm *lm, carry_lm_sublayer *s, int64_t listed) {
     const int *slots = s->part->together;
     carry_parameter *all = lm->own.parameter;
@@ -106,7 +106,7 @@ static void put_together(carry_lm *lm, carry_lm_sublayer *s, int64_t listed) {
     }
     for (int i = 0; slots[i] >= 0; i++) {
         const int64_t p = s->slot[slots[i]].parameter;
-        if (p >= 0 && p != before) { /* slots may be rows of one tensor */
+        if (p >= 0 && p != before) { /* several slots may be rows of one tensor */
             all[p].offset = all[p].wide = at;
             at += carry_parameters_room(all[p].count);
             rows += all[p].shape[0];
@@ -123,7 +123,7 @@ static void put_together(carry_lm *lm, carry_lm_sublayer *s, int64_t listed) {
     lm->own.count += room;
 }
 
-/* names: of the slots in this family; NULL: the part's own. */
+/* names: the family's names of the slots; NULL: the part's own. */
 static void list_sublayer(carry_lm *lm, int64_t layer, carry_lm_sublayer *s, int kind, const char *norm,
                           const char *const *names) {
     s->part = carry_lm_part_at(kind);
@@ -178,12 +178,12 @@ static carry_status check_device(const carry_lm *lm, int device) {
     return CARRY_OK;
 }
 
-/* Where weights come from and how they are kept. */
+/* Where the weights come from, and how they are stored. */
 typedef struct weights_options {
     const char *folder;               /* NULL: none */
     bool maps;                        /* matrices stay in the mapped file */
-    const carry_quant_format *format; /* of random matrices; NULL: they are not quantised */
-    carry_dtype narrow;               /* experts are kept in this type alone; CARRY_F32: all weights have f32 masters */
+    const carry_quant_format *format; /* format of random matrices; NULL: they are not quantised */
+    carry_dtype narrow;               /* experts are kept in this type only; CARRY_F32: all weights have f32 masters */
 } weights_options;
 
 static carry_status make(carry_lm *lm, int device, const weights_options *o) {
@@ -304,7 +304,7 @@ carry_status carry_lm_init(carry_lm *lm, uint64_t seed) {
     return carry_parameters_start(&lm->own, start, lm, seed);
 }
 
-/* A parameter that is not normal: small, and made in host memory. */
+/* Initialises a parameter without normally distributed values: it is small and is computed in host memory. */
 static carry_status start_by_host(carry_lm *lm, int64_t index, uint64_t seed) {
     const carry_parameter *p = &lm->own.parameter[index];
     float *values = malloc((size_t)p->count * sizeof *values);

@@ -30,80 +30,84 @@ typedef struct carry_lm {
     carry_lm_layer *layer;
     int64_t embeddings, norm, head;   /* head is embeddings when tied */
     struct carry_lm_adapter *adapter; /* adapter.h; NULL: none */
-    double forget;                    /* for init: a factor on the decay rate of heads at the start; 0: 1 */
-    int64_t prompted;                 /* tokens of prompts that were read, until it is settled whether to pack */
+    double forget;                    /* used by init: a factor on the heads' initial decay rate; 0 means 1 */
+    int64_t prompted; /* prompt tokens read so far, counted until carry_lm_pack decides whether to pack */
     bool is_settled;
-    void *panels; /* of the layers' weights (lm_packed.c); NULL: packed by every product */
+    void *panels; /* packed weights of the layers (lm_packed.c); NULL: every product packs its own */
     size_t panel_bytes;
-    char *folder;  /* that it was loaded from; NULL: none */
+    char *folder;  /* the folder it was loaded from, or NULL */
     uint64_t hash; /* carry_lm_hash, once is_hashed */
     bool is_hashed;
 } carry_lm;
 
-/* On a device of carry/device.h; 0 is the CPU. The weights of a new model are zero: load or init. The model uses ctx.
- */
+/* Makes a model on a device of carry/device.h; 0 is the CPU. Its weights are zero until they are loaded or initialised.
+   The model uses ctx. */
 carry_status carry_lm_new(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device);
-/* The same for weights of a folder, which is compared with the configuration before memory is asked for; NULL: none. */
+/* The same for the weights of a folder, which is compared with the configuration before memory is allocated; NULL: no
+   folder. */
 carry_status carry_lm_new_for(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                               const char *folder);
-/* The same for random weights (carry_lm_init_there): the matrices of linear maps are quantised. Their rows repeat.
-   narrow: as the type of carry_lm_new_narrow, for experts; CARRY_F32: all others are in f32. */
+/* The same for random weights (carry_lm_init_there) with quantised matrices in the linear maps; their rows repeat.
+   Experts have the type `narrow`, as in carry_lm_new_narrow; with CARRY_F32 all other parameters are in f32. */
 carry_status carry_lm_new_quantised(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                     const carry_quant_format *format, carry_dtype narrow);
-/* The same, for carry_lm_open: mapped where possible. */
+/* The same, for carry_lm_open: weights stay in the mapped files where possible. */
 carry_status carry_lm_new_mapped(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  const char *folder);
-/* For a model that is only read, with weights in bf16 or f16: experts have no f32 masters. */
+/* For a model that is only read, with weights in bf16 or f16: its experts have no f32 masters. */
 carry_status carry_lm_new_narrow(carry_ctx *ctx, carry_lm **made, const carry_lm_config *config, int device,
                                  carry_dtype dtype);
 void carry_lm_free(carry_lm *lm);
-/* Start values, a function of the seed and a parameter's name alone. */
+/* Sets the start values, which depend only on the seed and the parameter's name. */
 carry_status carry_lm_init(carry_lm *lm, uint64_t seed);
-/* The same kinds of values, the normal ones made on the device; they may differ in the last bit from those of init. */
+/* Sets start values with the same distributions, but generates the normal ones on the device; they may differ from
+   those of carry_lm_init in the last bit. */
 carry_status carry_lm_init_there(carry_lm *lm, uint64_t seed);
 carry_status carry_lm_want_gradients(carry_lm *lm); /* allocates and zeroes them */
 
-/* Packs the weights of the layers' products once, for prompts in bf16 through a model that was opened to be read, on a
-   CPU with instructions for them (ops/product/kept.h); results have the same bits, but for those of 9 to 24 tokens at
-   once. `tokens`, of prompts or of five sequences and more, are to be read: nothing is packed before enough tokens were
-   read that it pays, or if memory is short. */
+/* Packs the weights of the layers' products once, for prompts in bf16, if the model was opened for reading on a CPU
+   with instructions for bf16 (ops/product/kept.h). Results have the same bits, except for calls with 9 to 24 tokens.
+   `tokens` is the number of tokens about to be read, in prompts or in calls of five or more sequences. Nothing is
+   packed until enough tokens have been read for packing to pay, or if memory is short. */
 carry_status carry_lm_pack(carry_lm *lm, carry_dtype dtype, int64_t tokens);
 void carry_lm_unpack(carry_lm *lm);
 
 carry_tensor carry_lm_weight(const carry_lm *lm, int64_t parameter);
 carry_tensor carry_lm_gradient(const carry_lm *lm, int64_t parameter); /* absent: the model is frozen */
-/* Elements [*first, *first + *count) of the flat buffers: of a layer, of the embeddings (-1), or of what follows the
-   layers (num_hidden_layers). Ranges do not overlap and cover all. */
+/* The range [*first, *first + *count) of the flat buffers that belongs to a layer, to the embeddings (layer -1), or to
+   the parameters after the layers (layer num_hidden_layers). Ranges do not overlap and together cover all
+   parameters. */
 void carry_lm_range(const carry_lm *lm, int64_t layer, int64_t *first, int64_t *count);
 
-/* A folder as Hugging Face has it: config.json, and model.safetensors or what model.safetensors.index.json lists, in
-   f32, bf16 or f16; or the folder of a training run, of which the newest complete step is loaded (file/checkpoint.h).
-   Files that differ from the checksums beside them are refused. Wrong shapes, missing and surplus tensors are refused
-   by name. A tied lm_head may be there if it is the embeddings. */
+/* Loads a folder in the format of Hugging Face: config.json, and model.safetensors or the files that
+   model.safetensors.index.json lists, in f32, bf16 or f16. For the folder of a training run it loads the newest
+   complete step (file/checkpoint.h). A file that does not match its checksum is refused. A missing, surplus or wrongly
+   shaped tensor is an error that names it. A tied lm_head is accepted if it equals the embeddings. */
 carry_status carry_lm_load(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
-/* The same for a model that is only read, as generation and evaluation do: on the CPU matrices in bf16 or f16 stay in
-   the mapped file; on a GPU, experts that are in bf16 or f16 have no f32 masters if those would not fit. No gradients.
+/* The same for a model that is only read, for generation and evaluation. On the CPU, matrices in bf16 or f16 stay in
+   the mapped file; on a GPU, experts in bf16 or f16 have no f32 masters if those would not fit. There are no gradients.
    The files must not be changed while the model is open. */
 carry_status carry_lm_open(carry_ctx *ctx, carry_lm **lm, const char *folder, int device);
-/* config.json and model.safetensors, each replaced as a whole, the configuration first. */
+/* Writes the configuration first, then model.safetensors; each file is replaced as a whole. */
 carry_status carry_lm_save(const carry_lm *lm, const char *folder, carry_dtype dtype);
-/* Weights alone, from a folder into a model that is there. */
+/* Loads only the weights of a folder, into an existing model. */
 carry_status carry_lm_load_weights(carry_lm *lm, const char *folder);
 
 typedef struct carry_lm_pass_options {
     int64_t batch, tokens;
-    int64_t sequences; /* > 0: packed, batch being 1 */
-    /* > 0: for calls with `places`, batch being 1: of up to `tokens` tokens of up to `pooled` sequences. forward_only
-     */
+    int64_t sequences; /* > 0: number of packed sequences; batch is then 1 */
+    /* > 0: a pooled pass, for calls with `places`; batch is 1. A call has up to `tokens` tokens of up to `pooled`
+       sequences. Needs forward_only */
     int64_t pooled;
-    int64_t context; /* of such a pass: tokens of one sequence, at most */
-    bool same_bits;  /* of such a pass: results of a token do not depend on how its sequence was cut into calls, nor on
-                        the other sequences of a call. On the CPU only */
-    bool scores;     /* of such a pass: calls may ask for losses */
-    carry_dtype dtype; /* of activations: f32, bf16 or f16; weights are f32 */
-    bool forward_only; /* no gradients will be asked for: layers share their memory */
-    bool recompute;    /* keep only what enters a layer and do its forward again in backward: the same bits */
-    const carry_lm_recurrence *recurrence; /* NULL: chunk, or linear without the delta rule */
+    int64_t context; /* pooled pass: the maximum length of a sequence in tokens */
+    bool same_bits;  /* pooled pass, CPU only: a token's results do not depend on how its sequence was split into calls,
+                        nor on the other sequences of a call */
+    bool scores;     /* pooled pass: calls may ask for losses */
+    carry_dtype dtype; /* type of the activations: f32, bf16 or f16; weights are f32 */
+    bool forward_only; /* no gradients will be computed: all layers use the same memory */
+    bool recompute;    /* keep only each layer's input, and repeat its forward pass in backward; results have the same
+                          bits */
+    const carry_lm_recurrence *recurrence; /* NULL: chunk, or linear for a model without the delta rule */
     const void *recurrence_options;
 } carry_lm_pass_options;
 
@@ -115,69 +119,73 @@ struct carry_lm_places;
 carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_lm_pass_options *options);
 void carry_lm_pass_free(carry_lm_pass *pass);
 size_t carry_lm_pass_memory(const carry_lm_pass *pass); /* bytes a call needs: activations and workspace */
-/* That memory, on the model's device; the message of a device with too little says what would fit. And back. */
+/* Allocates that memory on the model's device; if the device has too little, the message says what would fit.
+   carry_lm_pass_give frees it. */
 carry_status carry_lm_pass_take(const carry_lm_pass *pass, void **memory);
 void carry_lm_pass_give(const carry_lm_pass *pass, void *memory);
 const char *carry_lm_pass_about(const carry_lm_pass *pass);
 
-/* Absent tensors have data NULL. cu_seqlens and cuts are in host memory, where they are checked. So are ids and labels,
-   or they are on the model's device and were checked before (carry_check_ids, carry_check_targets): then a call puts
-   work into the device's stream and nothing else, and may be recorded. logits and total are on the model's device. */
+/* Absent tensors have data NULL. cu_seqlens and cuts are in host memory, where they are checked. ids and labels are in
+   host memory too, or on the model's device if they were checked before (carry_check_ids, carry_check_targets); then a
+   call only adds work to the device's stream, and may be recorded. logits and total are on the model's device. */
 typedef struct carry_lm_args {
-    carry_tensor ids;    /* [B, T], i64 */
-    carry_tensor labels; /* [B, T], i64: what each token should be followed by; -100 does not count. Absent: no loss */
+    carry_tensor ids; /* [B, T], i64 */
+    carry_tensor
+        labels; /* [B, T], i64: the token that should follow each token; -100 is not counted. Absent: no loss */
     carry_tensor cu_seqlens; /* [sequences + 1], i64, where packed */
-    carry_tensor cuts;     /* for the convolutions, where tokens are split over ranks: cu_seqlens of this rank's tokens,
-                              with     an empty first sequence when one starts at its first token. Absent: cu_seqlens */
-    carry_tensor logits;   /* gets [B, T, vocab], or [B, vocab] with last_logits; of the pass's type. May be absent */
-    bool last_logits;      /* only those of each sequence's last token */
-    bool backward;         /* adds to the gradients */
-    float scale;           /* of the gradient of every counted token's loss; 0: one over their number, for the mean */
-    carry_lm_state *state; /* continues from it and leaves it after the last token. Not with backward, nor packed */
-    /* Sequences whose states are in a pool (places.h); for a pass with `pooled`. ids are [1, rows of the call]; logits,
-       with last_logits, are of the rows that places lists. */
+    carry_tensor cuts;   /* for the convolutions, where tokens are split over ranks: cu_seqlens of this rank's tokens,
+                            with an empty first sequence if one starts at its first token. Absent: cu_seqlens is used */
+    carry_tensor logits; /* output, in the pass's type: [B, T, vocab], or [B, vocab] with last_logits. May be absent */
+    bool last_logits;    /* compute the logits of each sequence's last token only */
+    bool backward;       /* adds to the gradients */
+    float scale;         /* factor on the gradient of every counted token's loss; 0: one over their number, which
+                            gives the mean */
+    carry_lm_state *state; /* the call continues from it and updates it. Not with backward, nor with packed sequences */
+    /* Sequences whose states are in a pool (places.h), for a pooled pass. ids are then [1, rows of the call]; with
+       last_logits, logits are those of the rows that `places` lists as wanted. */
     const struct carry_lm_places *places;
-    carry_tensor losses; /* [rows of the call], f32, on the model's device: of each label, 0 where it is -100. With
-                            places and labels, and a pass with `scores` */
-    double *loss;        /* the sum over counted tokens, which is waited for; NULL: not wanted */
-    carry_tensor total;  /* [2], f64, on the model's device: the same and the number of tokens are added to it, without
-                            a wait. May be absent */
+    carry_tensor losses; /* output, [rows of the call], f32, on the model's device: the loss of each label, 0 where it
+                            is -100. Needs places, labels, and a pass with `scores` */
+    double *loss;        /* output: the sum of the loss over counted tokens; the call waits for it. NULL: not wanted */
+    carry_tensor total;  /* [2], f64, on the model's device: the call adds the sum of the loss and the number of counted
+                            tokens, without waiting. May be absent */
     int64_t *counted;
-    /* Called in backward when a range of the gradients is complete: what follows the layers, the layers from the last
-       to the first, the embeddings. A failure ends the call. NULL: not wanted. */
+    /* Called in backward when a range of the gradients is complete: first the parameters after the layers, then the
+       layers from last to first, then the embeddings. A failure ends the call. NULL: not wanted. */
     carry_status (*ready)(void *user, int64_t first, int64_t count);
     void *user;
-    bool begun; /* carry_lm_begin was called: nothing of this call reads host memory, so it can be recorded */
+    bool begun; /* carry_lm_begin was called: this call does not read host memory, so it can be recorded */
 } carry_lm_args;
 
-/* Forward and, if asked for, backward. memory: carry_lm_pass_memory bytes of any alignment; nothing in it is needed
-   afterwards. Results do not depend on the number of threads. */
+/* Runs the forward pass and, if args ask for it, the backward pass. memory has carry_lm_pass_memory bytes of any
+   alignment and may be reused afterwards. Results do not depend on the number of threads. */
 carry_status carry_lm_run(carry_lm_pass *pass, const carry_lm_args *args, void *memory, size_t bytes);
 
-/* The start of a call: reserves capacity in the caches and uploads the inputs of the host. For a call with `begun`,
-   after an earlier call of the pass with the same memory. */
+/* Starts a call: reserves capacity in the caches and uploads the inputs from the host. Use it before a call with
+   `begun`, after an earlier call of the pass with the same memory. */
 carry_status carry_lm_begin(carry_lm_pass *pass, const carry_lm_args *args);
 
-/* The states of `batch` sequences: for every layer what its mixer has of one, such as the last conv_size - 1 inputs of
-   each convolution and the state of the delta rule, in f32, or the keys and values of all tokens, in the activations'
-   type. A new one is zero: nothing was read. Caches grow with the tokens that are read. */
+/* Makes the states of `batch` sequences: for each layer the state of its mixer, such as the last conv_size - 1 inputs
+   of each convolution and the state of the delta rule, in f32, or the keys and values of all tokens, in the
+   activations' type. A new state is zero: no token was read. Caches grow with the tokens that are read. */
 carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t batch);
-/* A pool for calls with `places`: the parts of fixed size have a row for each of `slots` sequences; those that grow are
-   [pages, CARRY_POOL_PAGE, ...] of this type, one page number for all layers. */
+/* Makes a pool for calls with `places`. State parts of fixed size have a row for each of `slots` sequences; those that
+   grow are [pages, CARRY_POOL_PAGE, ...] of this type, and a page has the same number in all layers. */
 carry_status carry_lm_pool_new(carry_lm *lm, carry_lm_state **made, int64_t slots, int64_t pages, carry_dtype dtype);
 void carry_lm_state_free(carry_lm_state *state);
 int64_t carry_lm_state_length(const carry_lm_state *state, int64_t sequence); /* tokens that were read */
 carry_status carry_lm_state_clear(carry_lm_state *state, int64_t sequence);
-/* Sequence `to` of state becomes sequence `from` of other; both are of the same model, and may be the same. */
+/* Copies sequence `from` of `other` to sequence `to` of `state`. Both states belong to the same model, and may be the
+   same. */
 carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_lm_state *other, int64_t from);
 
-/* A hash of the configuration and all weights, which tells models apart: the same on every device. It is computed once
-   for a model of carry_lm_open, whose weights do not change. */
+/* Computes a hash of the configuration and all weights, which identifies a model; it is the same on every device. For a
+   model of carry_lm_open, whose weights do not change, it is computed once. */
 carry_status carry_lm_hash(carry_lm *lm, uint64_t *hash);
 
-/* One sequence to and from a file (file/state_file.h). Loading refuses a damaged file, the state of another model, and
-   any part of another type or shape, before anything of the state is changed. A snapshot in memory is
-   carry_lm_state_copy into another state, and going back to it is the same the other way. */
+/* Writes one sequence to a file and reads it back (file/state_file.h). A damaged file, the state of another model, or a
+   part of another type or shape is refused before the state is changed. To make a snapshot in memory, use
+   carry_lm_state_copy to another state; to restore it, copy it back. */
 carry_status carry_lm_state_save(carry_lm_state *state, int64_t sequence, const char *path);
 carry_status carry_lm_state_load(carry_lm_state *state, int64_t sequence, const char *path);
 

@@ -1,4 +1,5 @@
-/* One layer backward: forward's lines in mirror order. A part may overwrite the activations it kept. */
+/* The backward pass of one layer: the steps of forward in reverse order. A part may overwrite the activations it
+   kept. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
@@ -52,14 +53,14 @@ carry_status carry_lm_norm_backward(carry_lm_pass *pass, carry_tensor dx, carry_
         pass->scratch, pass->scratch_bytes);
 }
 
-/* A part backward, with its norm: back.dh is the gradient of h after it and becomes that of h before it. out: the
-   part's output, where the norm comes after it. */
+/* The backward pass of a part and its norm. On entry back.dh is the gradient of h after the part, on return that of h
+   before it. out: the part's output, if the norm comes after it. */
 static carry_status backward_part(carry_lm_call *call, bool norm_after, carry_tensor h, carry_tensor out) {
     carry_lm_pass *pass = call->pass;
     carry_lm_back *back = &pass->back;
     const bool scales = !norm_after && pass->residual_factor.data != NULL;
     if (call->own->norm < 0) {
-        return CARRY_OK; /* h is the same before and after */
+        return CARRY_OK; /* the part does not change h */
     }
     const carry_tensor w = carry_lm_weight(pass->lm, call->own->norm);
     const carry_tensor dw = carry_lm_gradient(pass->lm, call->own->norm);

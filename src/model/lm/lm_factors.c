@@ -7,7 +7,7 @@
 #include "core/tensor.h"
 #include "model/lm/lm_pass.h"
 
-#define NORMS_OF_LAYER 4 /* before mixer and feed-forward, of queries and of keys */
+#define NORMS_OF_LAYER 4 /* before the mixer, before the feed-forward, of queries, of keys */
 
 struct carry_lm_factors {
     int64_t most, count, widest;

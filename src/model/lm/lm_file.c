@@ -9,7 +9,7 @@
 #include "model/lm/lm.h"
 #include "model/lm/lm_names.h"
 
-/* A tied head that was written all the same. */
+/* True for a tied head that the file stores although it equals the embeddings. */
 static bool is_tied_head(const void *model, const carry_weights *weights, const char *name) {
     const carry_lm *lm = model;
     const carry_tensor *head = carry_weights_find(weights, name);
@@ -23,7 +23,7 @@ static bool is_tied_head(const void *model, const carry_weights *weights, const 
            memcmp(head->data, table->data, (size_t)carry_tensor_count(head) * carry_dtype_size(head->dtype)) == 0;
 }
 
-/* Surplus tensors that may be there: under another name, of a part that is not used, or a tied head. */
+/* True for surplus tensors that are allowed: one with another name, one of a part that is not used, or a tied head. */
 static bool is_spare(const void *model, const carry_weights *weights, const char *name) {
     const carry_lm *lm = model;
     char own[CARRY_SAFETENSORS_NAME];
@@ -37,7 +37,7 @@ static bool is_spare(const void *model, const carry_weights *weights, const char
            (p != NULL && expert < p->shape[0] && carry_weights_find(weights, own) == NULL);
 }
 
-/* One line for each part of a model that a folder has and that is ignored. */
+/* Prints one line for each part of the model in the folder that is ignored. */
 static carry_status name_ignored(const carry_lm *lm, const char *folder) {
     const carry_lm_file_names *files = lm->config.family->files;
     carry_weights weights;
@@ -49,7 +49,7 @@ static carry_status name_ignored(const carry_lm *lm, const char *folder) {
         const char *called = files->ignored[part][1];
         int64_t count = 0;
         if (part > 0 && strcmp(called, files->ignored[part - 1][1]) == 0) {
-            continue; /* another beginning of the same part */
+            continue; /* another name prefix of the same part */
         }
         for (int64_t i = 0; i < weights.count; i++) {
             const char *of = carry_lm_ignored(files, carry_weights_name(&weights, i));

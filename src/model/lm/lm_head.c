@@ -6,7 +6,7 @@
 #include "model/host.h"
 #include "model/lm/places.h"
 
-/* The rows that places want logits of, in last_h, or h itself where all are wanted. */
+/* *h becomes the rows whose logits `places` wants, copied to last_h, or all of h if it wants all rows. */
 static carry_status take_wanted(carry_lm_pass *pass, const carry_lm_places *places, carry_tensor *h) {
     const int device = pass->lm->own.device;
     if (places->wanted == NULL) {

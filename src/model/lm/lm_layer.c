@@ -1,5 +1,5 @@
-/* One layer forward. Norms come before the mixer and the feed-forward, h += f(norm(h)), or after them,
-   h += norm(f(h)). */
+/* The forward pass of one layer. Norms come before the mixer and the feed-forward, h += f(norm(h)), or after them, h +=
+   norm(f(h)). */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/span.h"
@@ -81,9 +81,9 @@ carry_status carry_lm_project_all(const carry_lm_call *call, const int *slots, c
     return CARRY_OK;
 }
 
-/* Rows [*first, *first + *count) of what leaves a layer are read; those before them are not, in the last layer of a
-   prompt of which only the last logits are wanted, or none. A few more than that one row are computed: products of
-   READ_ROWS rows have the bits of those of all rows, and one row would not. */
+/* The rows [*first, *first + *count) of a layer's output that are read. These are all rows, except in the last layer of
+   a prompt if only the last logits are wanted, or none. For the last logits READ_ROWS rows are computed instead of one:
+   their results have the same bits as in a product of all rows, which those of a single row would not. */
 #define READ_ROWS 64
 
 static void rows_read(const carry_lm_pass *pass, const carry_lm_args *args, int64_t layer, int64_t *first,

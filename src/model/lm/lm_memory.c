@@ -1,4 +1,4 @@
-/* Where the activations of a pass lie. The same lines count the bytes and carve them. */
+/* The memory layout of a pass's activations. The same code counts the bytes and assigns the addresses. */
 #include "model/lm/lm_pass.h"
 
 #include "core/tensor.h"
@@ -7,7 +7,7 @@ carry_tensor carry_lm_take(const carry_lm_pass *pass, carry_arena *arena, carry_
     return carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, (const int64_t[]){pass->tokens, width});
 }
 
-#define ROW_OF 64 /* elements: rows of joined columns begin at whole lines of a cache */
+#define ROW_OF 64 /* elements: rows of joined columns start on cache lines */
 
 void carry_lm_take_columns(const carry_lm_pass *pass, carry_arena *arena, bool joined, int count, const int64_t *width,
                            carry_tensor *const *to) {
@@ -37,7 +37,8 @@ static carry_tensor take_1d(const carry_lm_pass *pass, carry_arena *arena, carry
     return carry_arena_tensor(arena, pass->lm->own.device, dtype, 1, &count);
 }
 
-/* The activations of a layer that are not a part's. after: norms come after mixer and feed-forward. */
+/* Places the activations of a layer that belong to no part. before, after: norms come before, or after, mixer and
+   feed-forward. */
 static void take_common(const carry_lm_pass *pass, carry_arena *arena, carry_lm_rows *r, bool before, bool after) {
     const carry_lm_config *c = &pass->lm->config;
     const carry_dtype dtype = pass->options.dtype;
@@ -96,8 +97,9 @@ static size_t larger(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-/* Logits of this many tokens at once make the head of a GPU fast: 32768 tokens of 32000 words take 46 ms in blocks of
-   the 128 that carry_linear_cross_entropy_workspace asks for, and 13 in blocks of 8192 (H200). */
+/* On a GPU the head is fast if it computes the logits of this many tokens at once: for 32768 tokens and 32000 words it
+   takes 46 ms in blocks of 128, which carry_linear_cross_entropy_workspace asks for, and 13 ms in blocks of 8192
+   (H200). */
 #define HEAD_TOKENS 2048
 
 static size_t head_bytes(const carry_lm_pass *pass) {
@@ -109,7 +111,7 @@ static size_t head_bytes(const carry_lm_pass *pass) {
                                                                                             : bytes;
 }
 
-/* The most that any operator of the pass asks for. */
+/* The largest workspace that an operator of the pass needs. */
 static size_t scratch_bytes(const carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
     size_t bytes = pass->options.pooled > 0 && !pass->options.scores ? 0 : head_bytes(pass);
@@ -127,7 +129,7 @@ bool carry_lm_joins(const carry_lm_pass *pass) {
     return pass->lm->own.device != 0 && pass->lm->adapter == NULL;
 }
 
-/* Elements of the largest parameter that is no matrix. */
+/* The number of elements of the largest parameter that is not a matrix. */
 static int64_t widest_vector(const carry_parameters *own) {
     int64_t most = 1;
     for (int64_t i = 0; i < own->parameters; i++) {
@@ -165,7 +167,7 @@ void carry_lm_pass_lay_out(carry_lm_pass *pass, carry_arena *arena) {
     pass->last_x = carry_arena_tensor(arena, pass->lm->own.device, dtype, 2, lasts);
     pass->losses = take_1d(pass, arena, CARRY_F32, pass->tokens);
     pass->total = take_1d(pass, arena, CARRY_F64, 2);
-    if (pass->lm->own.device != 0) { /* on the CPU they are used where they are */
+    if (pass->lm->own.device != 0) { /* on the CPU they are used in place */
         pass->ids = take_1d(pass, arena, CARRY_I64, pass->tokens);
         pass->labels = take_1d(pass, arena, CARRY_I64, pass->tokens);
         pass->cuts = take_1d(pass, arena, CARRY_I64, pass->options.sequences + 1);

@@ -1,4 +1,5 @@
-/* Names of tensors in files that differ from the names here: another prefix, other ends, a tensor in pieces. */
+/* Tensors whose names in files differ from the names in the model: by a prefix, by their ends, or because a tensor is
+   stored in pieces. */
 #include "model/lm/lm_names.h"
 
 #include <stdio.h>
@@ -14,12 +15,13 @@ static bool ends_in(const char *name, const char *end) {
     return length >= strlen(end) && strcmp(name + length - strlen(end), end) == 0;
 }
 
-/* name with its end replaced. */
+/* Copies a name with its end replaced. */
 static bool replace_end(char *to, size_t size, const char *name, const char *end, const char *by) {
     return ends_in(name, end) && snprintf(to, size, "%.*s%s", (int)(strlen(name) - strlen(end)), name, by) < (int)size;
 }
 
-/* The end of a name by a list of {from, to}, or the other way round; the `which`-th that fits. */
+/* Replaces the end of a name, by a list of {from, to} (from = 0) or in the other direction (from = 1). `which` selects
+   among the entries that match. */
 static bool replace_by(const char *const (*list)[2], int from, const char *name, int which, char *to, size_t size) {
     for (int i = 0; list != NULL && list[i][0] != NULL; i++) {
         if (ends_in(name, list[i][from]) && which-- == 0) {
@@ -29,8 +31,8 @@ static bool replace_by(const char *const (*list)[2], int from, const char *name,
     return false;
 }
 
-/* The start of the end of a name that is `end`, where '#' stands for a number, which *number gets (-1 without '#');
-   NULL: it has another end. */
+/* If the name ends in `end`, returns the start of that end within the name, else NULL. A '#' in `end` matches a number,
+   which is stored in *number (-1 without '#'). */
 static const char *find_end(const char *name, const char *end, int64_t *number) {
     const char *sign = strchr(end, '#');
     const size_t length = strlen(name);
@@ -55,8 +57,8 @@ static const char *find_end(const char *name, const char *end, int64_t *number) 
     return at - (sign - end);
 }
 
-/* The name of piece `which` by the list: of a name with several ends, one after the other; with '#', again for every
-   number. */
+/* Writes the name of piece `which` of a tensor. If the list has several ends for the name, they are used in order; with
+   '#' they repeat for every number. */
 static bool piece_name(const char *const (*list)[2], const char *name, int which, char *to, size_t size) {
     const char *end[8];
     int ends = 0;

@@ -6,7 +6,8 @@
 
 /* carry_parameters.other; names is a carry_lm_file_names. */
 bool carry_lm_other_name(const void *names, const char *name, int which, bool pieces, char *to, size_t size);
-/* The way back: the parameter that a name of a file stands for. Returns the number in it, of an expert; -1: none. */
+/* The inverse: writes to `to` the name of the parameter that a tensor of a file belongs to. Returns the number of the
+   expert in the file's name, or -1. */
 int64_t carry_lm_own_name(const carry_lm_file_names *names, const char *name, char *to, size_t size);
 /* The part of the model that an ignored tensor belongs to, or NULL. */
 const char *carry_lm_ignored(const carry_lm_file_names *names, const char *name);

@@ -1,12 +1,12 @@
-/* Weights packed once. A product of many tokens packs its weight into panels that stay in a cache while it runs; of a
-   prompt that is read in pieces every piece does that again. Panels that stay save it, and take the weights' size in
-   memory beside the mapped file, which up to four tokens are still multiplied with as it lies. The choice changes no
-   bit but those of 9 to 24 tokens at once, whose last few tokens are otherwise summed in another order
+/* Packs weights once. A product of many tokens packs its weight into panels that stay in a cache while it runs; if a
+   prompt is read in pieces, every piece packs again. Keeping the panels avoids that. They take as much memory as the
+   weights, in addition to the mapped file, which products of up to four tokens still use directly. Keeping panels
+   changes results only for 9 to 24 tokens at once, whose last few tokens are otherwise summed in another order
    (ops/product/few.c).
 
-   Packing all of 1 GB took 1.1 s on one core, most of it for memory that the system clears, and saves 0.1 s of each 512
-   tokens: it pays from PAYS_FROM tokens on. With AMX, whose products take a quarter of that time, packing is as much of
-   a prompt as an eighth: there it is done at once, when the model is opened to generate. */
+   Packing 1 GB took 1.1 s on one core, mostly because the system clears the memory, and saves 0.1 s for every 512
+   tokens: it pays from PAYS_FROM tokens on. With AMX, whose products take a quarter of the time, packing takes an
+   eighth of the time of a prompt: there it is done at once, when the model is opened to generate. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@
 #define PAYS_FROM 8192
 #define LARGE_PAGE ((size_t)1 << 21)
 
-/* Is there room for the panels, with the mapped files and an eighth of the memory left? */
+/* True if memory has space for the panels in addition to the mapped files, with an eighth left over. */
 static bool has_room(const carry_lm *lm, size_t bytes) {
     const double mapped = 2.0 * (double)lm->own.trained;
     const double available = carry_number_in("/proc/meminfo", "MemAvailable:", 1024.0);
@@ -60,7 +60,7 @@ static carry_status each_weight_of(carry_lm *lm, const carry_lm_sublayer *own, v
     return CARRY_OK;
 }
 
-/* The weights of all layers and the head, as their products name them. */
+/* Visits the weights of all layers and the head in the form in which their products name them. */
 static carry_status each_weight(carry_lm *lm, visit seen, size_t *at) {
     CARRY_TRY(seen(lm, carry_parameters_product(&lm->own, lm->head), at));
     for (int64_t i = 0; i < lm->config.num_hidden_layers; i++) {
@@ -81,10 +81,10 @@ static carry_status pack_all(carry_lm *lm) {
     }
     lm->panels = aligned_alloc(LARGE_PAGE, bytes);
     if (lm->panels == NULL) {
-        return CARRY_OK; /* as before */
+        return CARRY_OK; /* out of memory: continue without packing */
     }
     lm->panel_bytes = bytes;
-    (void)madvise(lm->panels, bytes, MADV_HUGEPAGE); /* a hint: failure is no error */
+    (void)madvise(lm->panels, bytes, MADV_HUGEPAGE); /* a hint: failure is not an error */
     return each_weight(lm, pack_weight, &at);
 }
 
@@ -93,7 +93,7 @@ carry_status carry_lm_pack(carry_lm *lm, carry_dtype dtype, int64_t tokens) {
         return CARRY_OK;
     }
     const carry_kernels *kernels;
-    CARRY_TRY(carry_kernels_of(lm->ctx, &kernels)); /* which settles how bf16 is multiplied */
+    CARRY_TRY(carry_kernels_of(lm->ctx, &kernels)); /* decides how bf16 is multiplied */
     const carry_bf16 *by = carry_bf16_of(lm->ctx);
     lm->prompted += tokens;
     if (lm->prompted <= (by != NULL && by->whole ? -1 : PAYS_FROM)) {

@@ -54,8 +54,8 @@ static carry_status check_options(carry_ctx *ctx, const carry_lm_pass_options *o
     return CARRY_OK;
 }
 
-/* Host memory: a struct of rows for each part of each layer, or for each part where layers share, and one of gradients
-   for each part. */
+/* Allocates in host memory a struct of activations for each part of each layer (or for each part, if layers share them)
+   and one of gradients for each part. */
 static carry_status make_structs(carry_lm_pass *pass) {
     const size_t layers = (size_t)pass->lm->config.num_hidden_layers;
     size_t each = 1;
@@ -113,7 +113,7 @@ static void describe(carry_lm_pass *pass) {
     }
 }
 
-/* Memory for products in blocks of a fixed number of rows. */
+/* Allocates memory for products in blocks of a fixed number of rows. */
 static carry_status open_fixed(carry_lm_pass *pass) {
     const carry_parameters *own = &pass->lm->own;
     int64_t in = 1;
@@ -135,7 +135,7 @@ carry_status carry_lm_pass_new(carry_lm *lm, carry_lm_pass **made, const carry_l
     carry_ctx *ctx = lm->ctx;
     *made = NULL;
     CARRY_TRY(check_options(ctx, options));
-    /* Products of bf16 have both operands in it; on the CPU f16 is widened, and f32 weights cost nothing. */
+    /* Products in bf16 need both operands in bf16. On the CPU f16 is widened, and f32 weights cost nothing. */
     if (options->dtype == CARRY_BF16 || (lm->own.device != 0 && options->dtype != CARRY_F32)) {
         CARRY_TRY(carry_parameters_want_low(&lm->own, options->dtype));
         CARRY_TRY(lm->adapter != NULL ? carry_parameters_want_low(&lm->adapter->own, options->dtype) : CARRY_OK);
@@ -272,7 +272,8 @@ static carry_status check_args(const carry_lm_pass *pass, const carry_lm_args *a
     return CARRY_OK;
 }
 
-/* An input of a call, on the model's device: it was checked before, and is uploaded if the device is not the CPU. */
+/* Makes an input of a call available on the model's device. It was checked before; it is uploaded unless the device is
+   the CPU. */
 static carry_status bring(const carry_lm_pass *pass, carry_tensor *here, carry_tensor from, int64_t count) {
     const carry_tensor flat = carry_reshape_1d(from, count);
     if (pass->lm->own.device == from.device || from.data == NULL) {

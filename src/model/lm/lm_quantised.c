@@ -1,4 +1,4 @@
-/* Quantised matrices of a language model: which ones there may be, and random ones. */
+/* Quantised matrices of a language model: which parameters may be quantised, and random values for them. */
 #include "model/lm/lm_quantised.h"
 
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 
 #define RANDOM_ROWS 256 /* a multiple of the rows of a tile */
 
-/* Slots may be rows of one parameter: those of all must begin with a tile. */
+/* Slots may be rows of one parameter: it may be tiled only if every slot starts at a tile. */
 static void mark_slots(carry_lm *lm, const carry_lm_sublayer *own) {
     for (int slot = 0; slot < own->part->slots; slot++) {
         const carry_lm_slot *s = &own->slot[slot];

@@ -10,8 +10,8 @@
 #include "model/lm/lm_pass.h"
 #include "ops/pool.h"
 
-#define FIRST_ROOM 256 /* tokens of a cache, at first */
-#define ROOM_UNIT 64   /* and always a multiple of this many: whole pages (engine/runner.h) */
+#define FIRST_ROOM 256 /* initial capacity of a cache in tokens */
+#define ROOM_UNIT 64   /* capacities are multiples of this: whole pages (engine/runner.h) */
 
 static carry_tensor part_on(const carry_lm_state *state, void *data, const carry_lm_state_part *about,
                             carry_dtype dtype) {
@@ -30,7 +30,7 @@ static int64_t count_of(const carry_lm_state_part *about) {
     return count;
 }
 
-/* The parts of fixed size. */
+/* Places the parts of fixed size. */
 static void place(carry_lm_state *state, carry_arena *arena) {
     for (int64_t layer = 0; layer < state->layers; layer++) {
         for (int i = 0; i < CARRY_LM_STATE_PARTS; i++) {
@@ -58,7 +58,7 @@ static carry_status make(carry_lm_state *state) {
         carry_arena arena = carry_arena_over(NULL, 0);
         place(state, &arena);
         if (carry_arena_total(&arena, &bytes)) {
-            (void)carry_device_alloc(lm->ctx, &state->memory, state->device, bytes); /* NULL where it fails */
+            (void)carry_device_alloc(lm->ctx, &state->memory, state->device, bytes); /* on failure it is NULL */
         }
     }
     if (state->memory == NULL) {
@@ -93,7 +93,7 @@ carry_status carry_lm_state_new(carry_lm *lm, carry_lm_state **made, int64_t bat
     return CARRY_OK;
 }
 
-/* The pages of one part. */
+/* Allocates the pages of one part. */
 static carry_status make_pages(carry_lm_state *state, int64_t layer, int i, int64_t pages, carry_dtype dtype) {
     carry_lm_state_part paged = state->about[layer][i];
     void *data = NULL;
@@ -154,14 +154,14 @@ int64_t carry_lm_state_length(const carry_lm_state *state, int64_t sequence) {
     return state->length[sequence];
 }
 
-/* Rows first.. of a sequence's cache, flat. */
+/* The first `tokens` rows of a sequence's cache, as [tokens, row]. */
 static carry_tensor cache_rows(const carry_tensor *part, int64_t sequence, int64_t tokens) {
     const int64_t row = carry_tensor_count(part) / part->shape[0] / part->shape[1];
     const carry_tensor all = carry_reshape_2d(*part, part->shape[0] * part->shape[1], row);
     return carry_slice(all, sequence * part->shape[1], tokens);
 }
 
-/* One cache with room for more tokens; what was read is copied. */
+/* Replaces one cache by a larger one and copies the tokens read so far. */
 static carry_status grow(carry_lm_state *state, int64_t layer, int i, int64_t room, carry_dtype dtype) {
     const carry_lm_state_part *about = &state->about[layer][i];
     carry_tensor *part = &state->part[layer][i];
@@ -189,7 +189,7 @@ static carry_status grow(carry_lm_state *state, int64_t layer, int i, int64_t ro
     return status;
 }
 
-/* Caches are grown one after the other: only one of them is there twice. */
+/* Caches are grown one after the other, so that only one of them exists twice at a time. */
 static carry_status grow_all(carry_lm_state *state, int64_t needed, carry_dtype dtype) {
     int64_t longest = 0;
     for (int64_t b = 0; b < state->batch; b++) {
@@ -203,7 +203,7 @@ static carry_status grow_all(carry_lm_state *state, int64_t needed, carry_dtype 
         return CARRY_OK;
     }
     if (dtype != state->dtype) {
-        state->room = 0; /* if one of them cannot grow, the others are of the new type */
+        state->room = 0; /* if one of them cannot grow, the others already have the new type */
     }
     const int64_t half_more = state->room + state->room / 2;
     const int64_t least = needed > FIRST_ROOM ? needed : FIRST_ROOM;
@@ -245,7 +245,7 @@ void carry_lm_state_advance(carry_lm_state *state, int64_t tokens) {
     }
 }
 
-/* One sequence of a tensor whose first index is the sequence; from NULL: zeros. */
+/* Copies one sequence of a tensor whose first index is the sequence. If from is NULL, writes zeros. */
 static carry_status put_sequence(carry_ctx *ctx, const carry_tensor *to, int64_t i, const carry_tensor *from, int64_t j,
                                  int64_t slices) {
     const int64_t n = to->shape[0];
@@ -295,7 +295,7 @@ carry_status carry_lm_state_copy(carry_lm_state *state, int64_t to, const carry_
         return CARRY_OK;
     }
     if (state->lm->config.has_attention && other->length[from] > 0) {
-        state->length[to] = 0; /* it is replaced: nothing of it need be moved */
+        state->length[to] = 0; /* it is replaced: its tokens need not be copied when caches grow */
         CARRY_TRY(grow_all(state, other->length[from], other->dtype));
     }
     return put_all(state, to, other, from);

@@ -18,7 +18,7 @@
 typedef struct gathered {
     carry_safetensors_item *items;
     char (*names)[NAME];
-    unsigned char *bytes; /* of all parts, in host memory */
+    unsigned char *bytes; /* the data of all parts, in host memory */
     int64_t count;
 } gathered;
 
@@ -48,7 +48,7 @@ carry_status carry_lm_hash(carry_lm *lm, uint64_t *hash) {
         }
         if (status == CARRY_OK) {
             lm->hash = carry_hash(weights, config.bytes, config.length);
-            lm->is_hashed = lm->own.reads_only; /* the weights of others may change */
+            lm->is_hashed = lm->own.reads_only; /* the weights of other models may change */
         }
         carry_json_text_free(&config);
         CARRY_TRY(status);
@@ -57,8 +57,8 @@ carry_status carry_lm_hash(carry_lm *lm, uint64_t *hash) {
     return CARRY_OK;
 }
 
-/* The shape of a part after `tokens`, and its bytes in this type: 0 where there is nothing to store. False if they
-   overflow. */
+/* The shape of a part after `tokens` tokens, and its size in bytes in this type (0: nothing to store). False if the
+   size overflows. */
 static bool part_shape(const carry_lm_state_part *about, int64_t tokens, carry_dtype dtype, int64_t shape[4],
                        size_t *bytes) {
     *bytes = 0;
@@ -72,12 +72,12 @@ static carry_status too_long(const carry_lm_state *state, int64_t tokens) {
     return carry_fail(state->ctx, CARRY_ESIZE, "a state of %" PRId64 " tokens is larger than memory can be", tokens);
 }
 
-/* Between a sequence's part and packed host memory of the same type: a slice after the other. */
+/* Copies between a sequence's part and packed host memory of the same type, slice by slice. */
 static carry_status move_part(carry_lm_state *state, const part *p, int64_t sequence, int64_t tokens, void *bytes,
                               bool to_host) {
     const carry_tensor *tensor = &state->part[p->layer][p->index];
     const int64_t of_one = carry_tensor_count(tensor) / state->batch;
-    const int64_t whole = of_one / p->about->slices; /* of a cache: its capacity */
+    const int64_t whole = of_one / p->about->slices; /* for a cache: its capacity */
     const int64_t count = p->about->grows ? of_one / tensor->shape[1] * tokens / p->about->slices : whole;
     const size_t size = carry_dtype_size(tensor->dtype);
     for (int64_t slice = 0; slice < p->about->slices; slice++) {
@@ -94,7 +94,7 @@ static carry_dtype dtype_of(const carry_lm_state *state, const part *p) {
     return p->about->grows ? state->dtype : CARRY_F32;
 }
 
-/* The bytes of all parts. */
+/* Computes the size of all parts in bytes. */
 static carry_status count_bytes(const carry_lm_state *state, int64_t tokens, size_t *total) {
     *total = 0;
     for (int64_t i = 0; i < state->layers * CARRY_LM_STATE_PARTS; i++) {
@@ -165,7 +165,8 @@ carry_status carry_lm_state_save(carry_lm_state *state, int64_t sequence, const 
     return status;
 }
 
-/* One part, as the model needs it. *dtype is the type of the caches: unknown (CARRY_I64) before the first. */
+/* Checks that a part in the file is as the model needs it. *dtype is the type of the caches; CARRY_I64 until the first
+   cache is seen. */
 static carry_status check_part(const carry_lm_state *state, const part *p, int64_t tokens,
                                const carry_safetensors *file, const char *path, carry_dtype *dtype) {
     const carry_tensor *found = carry_safetensors_find(file, p->name);
@@ -198,7 +199,7 @@ static carry_status check_part(const carry_lm_state *state, const part *p, int64
     return CARRY_OK;
 }
 
-/* Everything that must hold before the state is changed. */
+/* Makes all checks that must pass before the state is changed. */
 static carry_status check_file(const carry_lm_state *state, const carry_state_file *f, const char *path,
                                carry_dtype *dtype) {
     uint64_t hash;
@@ -238,7 +239,7 @@ carry_status carry_lm_state_take(carry_lm_state *state, int64_t sequence, const 
         const carry_tensor *found = carry_safetensors_find(&f->file, p.name);
         status = found != NULL ? move_part(state, &p, sequence, tokens, found->data, false) : CARRY_OK;
     }
-    if (status != CARRY_OK) { /* of the device: nothing half-read stays */
+    if (status != CARRY_OK) { /* the device failed: leave no partly read sequence */
         (void)carry_lm_state_clear(state, sequence);
         return status;
     }

@@ -1,4 +1,5 @@
-/* The part of a layer that has no mixer, or no feed-forward: h stays as it is, and there is no norm (lm_layer.c). */
+/* The part of a layer without a mixer or without a feed-forward: h does not change, and there is no norm
+   (lm_layer.c). */
 #include "model/lm/feedforward/feedforward.h"
 #include "model/lm/mixers/mixer.h"
 

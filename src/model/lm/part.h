@@ -13,15 +13,15 @@
 #include "model/lm/config.h"
 #include "model/parameters.h"
 
-#define CARRY_LM_SLOTS 16 /* parameters of a part, at most */
+#define CARRY_LM_SLOTS 16 /* maximum number of parameters of a part */
 #define CARRY_LM_STATE_PARTS 4
 
 typedef enum carry_lm_start {
     CARRY_LM_NORMAL,     /* N(0, initializer_range) */
     CARRY_LM_ONES,       /* norms */
     CARRY_LM_DECAY_RATE, /* log U(0, 16) */
-    CARRY_LM_STEP_BIAS,  /* the inverse softplus of exp U(log 0.001, log 0.1) */
-    CARRY_LM_ZEROS,      /* norms that add 1 to their weight */
+    CARRY_LM_STEP_BIAS,  /* the inverse softplus of exp(U), U uniform in [log 0.001, log 0.1] */
+    CARRY_LM_ZEROS,      /* for norms that add 1 to their weight */
 } carry_lm_start;
 
 typedef carry_parameter carry_lm_parameter; /* start is a carry_lm_start */
@@ -42,65 +42,68 @@ typedef struct carry_lm_slot {
 /* A part of a layer, with its norm. */
 typedef struct carry_lm_sublayer {
     const struct carry_lm_part *part;
-    int kind;     /* of the part: carry_lm_part_at */
-    int64_t norm; /* a parameter */
+    int kind;     /* index for carry_lm_part_at */
+    int64_t norm; /* index of the norm's parameter */
     carry_lm_slot slot[CARRY_LM_SLOTS];
-    int64_t rest, rest_rows; /* on a GPU: rows of zeros after its maps, and their offset in the flat buffers */
+    int64_t rest, rest_rows; /* on a GPU: the offset of the padding zeros after its maps in the flat buffers, and their
+                                number of rows */
 } carry_lm_sublayer;
 
-/* One call of a part for a layer. Tensors have a row for each token of the pass. */
+/* The arguments of one call of a part for a layer. Tensors have a row for each token of the pass. */
 typedef struct carry_lm_call {
     struct carry_lm_pass *pass;
     const struct carry_lm_args *args;
     int64_t layer;
     const carry_lm_sublayer *own;
-    void *opened;          /* by open */
-    void *rows;            /* activations of the layer, from its forward to its backward */
-    void *back;            /* gradients of activations, shared by the layers */
-    int64_t first, count;  /* the rows of out that are read: a feed-forward computes no others */
+    void *opened;          /* the result of open */
+    void *rows;            /* activations of the layer, kept from forward to backward */
+    void *back;            /* gradients of activations, shared by all layers */
+    int64_t first, count;  /* the rows of `out` that are read; a feed-forward computes only those */
     carry_tensor x;        /* input: [tokens, hidden_size] */
     carry_tensor out;      /* forward: output, like x; absent: compute only the activations that backward reads */
     carry_tensor base;     /* forward: added to the output; absent: nothing */
-    carry_tensor dout, dx; /* backward: the gradient of out; that of x, which is written */
+    carry_tensor dout, dx; /* backward: the gradient of out; the gradient of x, which is overwritten */
 } carry_lm_call;
 
 /* A part of the state of one sequence. */
 typedef struct carry_lm_state_part {
     int rank;
     int64_t shape[4];
-    int64_t slices; /* all sequences of a slice lie together: [slices][batch, shape / slices] */
-    bool grows;     /* shape[0] counts tokens that were read: a cache, in the activations' type. Others are f32 */
+    int64_t slices; /* the state is split into slices, and the sequences are adjacent within each: [slices][batch, shape
+                       / slices] */
+    bool grows;     /* a cache: shape[0] is the number of tokens read, and its type is that of the activations. All
+                       other parts are f32 */
 } carry_lm_state_part;
 
 typedef struct carry_lm_part {
     const char *name, *about;
-    bool cpu_only; /* an operator of it has no CUDA entry */
-    /* Checks its options and fills in the derived ones. CARRY_EUNSUPPORTED or CARRY_ESIZE name the option. */
+    bool cpu_only; /* one of its operators has no CUDA implementation */
+    /* Checks the part's options and fills in the derived ones. CARRY_EUNSUPPORTED and CARRY_ESIZE name the option. */
     carry_status (*check)(carry_ctx *ctx, carry_lm_config *config);
     int slots;
-    /* The names of the slots' tensors below model.layers.N., unless the family has others. Slots with the same name,
-       one after the other, are consecutive rows of one tensor. */
+    /* The names of the slots' tensors after model.layers.N., unless the family has other names. Consecutive slots with
+       the same name are consecutive rows of one tensor. */
     const char *const *names;
     carry_lm_parameter (*describe)(const carry_lm_config *config, int slot); /* rank 0: not in this model */
-    /* Slots that map x, neighbours in the list: on a GPU they are in memory in this order, so that one product computes
-       all of them, with zeros after them up to whole rows. The last is -1; NULL: as they are listed. */
+    /* Slots that map x, adjacent in the list. On a GPU they are stored in this order, so that one product computes all
+       of them, followed by zeros up to whole rows. The list ends with -1; NULL: the order of the slots. */
     const int *together;
-    /* The state of a mixer; returns the number of parts. NULL for a feed-forward. */
+    /* Describes the state of a mixer and returns its number of parts. NULL for a feed-forward. */
     int (*state)(const carry_lm_config *config, carry_lm_state_part *parts);
-    /* Multiplications of one token in forward that are not by a matrix of the part; NULL: none. */
+    /* Multiplications for one token in forward, except those by a matrix of the part; NULL: 0. */
     double (*multiplications)(const carry_lm_config *config);
 
-    /* open, close and plan may be NULL, all three. */
+    /* open, close and plan: either all three are NULL or none is. */
     carry_status (*open)(struct carry_lm_pass *pass, void **opened);
     void (*close)(void *opened);
     const char *(*plan)(const void *opened); /* one line: the method that will run, and why */
-    /* Bytes of workspace for an operator of forward or backward. NULL: 0. */
+    /* Bytes of workspace that the operators of forward and backward need. NULL: 0. */
     size_t (*scratch)(const struct carry_lm_pass *pass, const void *opened);
-    size_t rows_size, back_size; /* of the structs that the next two fill in */
+    size_t rows_size, back_size; /* sizes of the structs that the next two functions fill in */
     void (*take)(const struct carry_lm_pass *pass, void *opened, carry_arena *arena, void *rows);
     void (*take_back)(const struct carry_lm_pass *pass, void *opened, carry_arena *arena, void *back);
-    /* Tensors that all layers of a call share: placed before the layers' own, and filled in once a call. May be NULL.
-     */
+    /* Tensors that all layers of a call share: take_once places them before the layers' own, and begin fills them in
+       once for each call. May be NULL. */
     void (*take_once)(const struct carry_lm_pass *pass, void *opened, carry_arena *arena);
     carry_status (*begin)(struct carry_lm_pass *pass, void *opened, const struct carry_lm_args *args);
     carry_status (*forward)(const carry_lm_call *call);

@@ -82,7 +82,7 @@ carry_tensor carry_lm_group_rows(const carry_lm_group *group, carry_tensor rows,
     }
     const carry_tensor flat = carry_slice(rows, group->first, group->batch * group->tokens);
     carry_tensor view = carry_reshape(flat, rank + 2, all);
-    if (!carry_tensor_is_packed(&flat, 0)) { /* rows that are further apart than they are long */
+    if (!carry_tensor_is_packed(&flat, 0)) { /* the row stride is larger than the row */
         view.stride[1] = flat.stride[0];
         view.stride[0] = flat.stride[0] * group->tokens;
     }
@@ -94,7 +94,7 @@ carry_tensor carry_lm_pool_row(const carry_lm_state *pool, int64_t layer, int pa
 }
 
 bool carry_lm_group_is_steps(const carry_lm_args *args, const carry_lm_group *group) {
-    return args->places != NULL && group->first < args->places->steps; /* a step is a row */
+    return args->places != NULL && group->first < args->places->steps; /* a step has one row */
 }
 
 int64_t carry_lm_place_before(const carry_lm_places *p, int64_t sequence) {
@@ -105,7 +105,7 @@ int64_t carry_lm_place_before(const carry_lm_places *p, int64_t sequence) {
     return wave > 0 && sequence < p->steps ? p->wave[wave - 1] + sequence - p->wave[wave] : -1;
 }
 
-/* Slots on the device that a group of steps goes on from; NULL: its own. */
+/* The slots on the device whose states a group of steps continues from; NULL: the group's own slots. */
 static const int32_t *slots_before(const carry_lm_places *p, const carry_lm_group *group) {
     const int64_t before = carry_lm_place_before(p, group->sequence);
     return before >= 0 ? p->there.slots + before : NULL;
@@ -171,7 +171,8 @@ static carry_status convolve_one(const carry_lm_call *call, const carry_lm_group
 
 carry_status carry_lm_convolve(const carry_lm_call *call, const carry_lm_conv *convs, int count) {
     const carry_lm_places *p = call->args->places;
-    const bool has_tails = p != NULL && p->pool->part[call->layer][0].data != NULL; /* not of width 1 */
+    const bool has_tails =
+        p != NULL && p->pool->part[call->layer][0].data != NULL; /* false for convolutions of width 1 */
     carry_lm_group group;
     for (int64_t i = 0; carry_lm_group_at(call->pass, call->args, i, &group); i++) {
         if (has_tails && carry_lm_group_is_steps(call->args, &group)) {

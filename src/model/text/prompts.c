@@ -1,4 +1,4 @@
-/* Prompts to text vectors: finding the encoder and its tokenizer, encoding, and the cache of recent prompts. */
+/* Prompts to text vectors: opening the encoder and its tokenizer, encoding, and the cache of recent prompts. */
 #include "model/text/prompts.h"
 
 #include <inttypes.h>
@@ -37,7 +37,7 @@ struct carry_prompts {
     kept kept[CARRY_PROMPTS_KEPT];
 };
 
-/* tokenizer.json or spiece.model in the encoder's folder, or in the folder tokenizer beside it. */
+/* Opens tokenizer.json or spiece.model in the encoder's folder, or in the folder `tokenizer` next to it. */
 static carry_status open_tokenizer(carry_prompts *p, const char *folder) {
     char beside[CARRY_FILE_PATH];
     const carry_status status = carry_unigram_open(p->ctx, &p->tokenizer, folder);
@@ -56,7 +56,7 @@ static carry_status open_tokenizer(carry_prompts *p, const char *folder) {
     return second;
 }
 
-/* Bytes of an encoder in 16 bits: matrices of its layers and the table of tokens. */
+/* The size in bytes of an encoder in 16 bits: the matrices of its layers and the table of tokens. */
 static double encoder_bytes(const carry_umt5_config *c) {
     const double inner = (double)(c->num_heads * c->d_kv);
     const double layer = 4.0 * inner * (double)c->d_model + 3.0 * (double)c->d_model * (double)c->d_ff;
@@ -130,7 +130,7 @@ void carry_prompts_free(carry_prompts *p) {
     }
 }
 
-/* That of a prompt, or the one that was used longest ago, emptied. */
+/* Returns the cache entry of a prompt, or the least recently used one, emptied. */
 static kept *find(carry_prompts *p, const char *prompt, size_t length) {
     kept *oldest = &p->kept[0];
     for (int i = 0; i < CARRY_PROMPTS_KEPT; i++) {
@@ -144,7 +144,7 @@ static kept *find(carry_prompts *p, const char *prompt, size_t length) {
     return oldest;
 }
 
-/* Spaces of ASCII that follow each other are one; none are at the ends. */
+/* Replaces runs of ASCII spaces by one space and drops those at the ends. */
 static size_t clean(char *to, const char *prompt, size_t length) {
     size_t count = 0;
     for (size_t i = 0; i < length; i++) {
@@ -156,7 +156,7 @@ static size_t clean(char *to, const char *prompt, size_t length) {
     return count > 0 && to[count - 1] == ' ' ? count - 1 : count;
 }
 
-/* Memory that the encoder had is free for the rest. */
+/* Frees the GPU memory of the encoder, which others can then use. */
 static carry_status move_to_cpu(carry_prompts *p) {
     carry_log(p->ctx, CARRY_LOG_WARNING, "the GPU's memory has run out: the text encoder goes on on the CPU: %s",
               carry_ctx_error(p->ctx));

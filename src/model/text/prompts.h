@@ -1,8 +1,8 @@
 /* Prompts through a text encoder: tokenizer, encoder, and a cache of encoded prompts.
 
-   A model's folder has text_encoder (model/text/umt5.h) and tokenizer (tokenizer/unigram.h) as diffusers lays them
-   out; a folder of transformers has both in one. A prompt is encoded once: the last ones are kept. Runs of spaces are
-   one and those at the ends are dropped, as Wan's own pipeline has it. */
+   A model's folder has text_encoder (model/text/umt5.h) and tokenizer (tokenizer/unigram.h) in the layout of diffusers;
+   a folder of transformers has both in one. The last prompts are kept, so that each is encoded once. As in Wan's own
+   pipeline, runs of spaces become one space, and spaces at the ends are dropped. */
 #ifndef CARRY_MODEL_TEXT_PROMPTS_H
 #define CARRY_MODEL_TEXT_PROMPTS_H
 
@@ -13,21 +13,21 @@
 typedef struct carry_prompts carry_prompts;
 
 typedef struct carry_prompts_options {
-    const char *folder; /* of the encoder; its tokenizer is in it, or in the folder tokenizer beside it */
+    const char *folder; /* folder of the encoder; the tokenizer is in it, or in the folder `tokenizer` next to it */
     int64_t text_len, text_dim;
-    /* A GPU in bf16, if the encoder fits into the free memory, with `spare` bytes left for others; otherwise, with
-       a warning, and for 0 the CPU. If the GPU's memory runs out while a prompt is encoded, the encoder moves to the
-       CPU. */
+    /* A GPU, used in bf16, if the encoder fits into its free memory with `spare` bytes left for others. Otherwise the
+       CPU is used, with a warning; also if it is 0. If the GPU's memory runs out while a prompt is encoded, the encoder
+       moves to the CPU. */
     int device;
     size_t spare;
 } carry_prompts_options;
 
-/* CARRY_ESHAPE where the encoder's width is not text_dim. */
+/* CARRY_ESHAPE if the encoder's width is not text_dim. */
 carry_status carry_prompts_open(carry_ctx *ctx, carry_prompts **made, const carry_prompts_options *options);
 void carry_prompts_free(carry_prompts *prompts);
 
-/* As carry_words_encode (model/dit/words.h): all of conditioning is written, [text_len, text_dim] f32 on the CPU;
- *rows: tokens there, </s> among them; *left_out: tokens that did not fit. */
+/* Like carry_words_encode (model/dit/words.h): writes all of conditioning, [text_len, text_dim] f32 on the CPU; *rows:
+   the number of tokens written, including the end token; *left_out: the number of tokens that did not fit. */
 carry_status carry_prompts_encode(carry_prompts *prompts, carry_tensor conditioning, int64_t *rows, int64_t *left_out,
                                   const char *prompt, size_t length);
 

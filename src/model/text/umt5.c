@@ -50,7 +50,7 @@ struct carry_umt5 {
     void *block;                        /* the tensors below, on the device */
     carry_tensor ids, x, h, q, k, v, o; /* rows of tokens */
     carry_tensor gate, up, scores, p, bias, wide;
-    float *bias_here; /* of one layer, in host memory */
+    float *bias_here; /* bias of one layer, in host memory */
 };
 
 static bool other_name(const void *names, const char *name, int which, bool pieces, char *to, size_t size) {
@@ -59,7 +59,7 @@ static bool other_name(const void *names, const char *name, int which, bool piec
            snprintf(to, size, "encoder.embed_tokens.weight") < (int)size;
 }
 
-/* Tensors of the whole model that the encoder does not use. */
+/* True for tensors of the whole model that the encoder does not use. */
 static bool is_spare(const void *model, const carry_weights *weights, const char *name) {
     (void)model;
     (void)weights;
@@ -113,7 +113,7 @@ static carry_tensor take(carry_umt5 *m, carry_arena *arena, carry_dtype dtype, i
     return carry_arena_tensor(arena, m->own.device, dtype, 2, (const int64_t[]){rows, columns});
 }
 
-/* For prompts of n tokens. */
+/* Places the tensors for prompts of n tokens. */
 static void lay_out(carry_umt5 *m, carry_arena *arena, int64_t n) {
     const carry_umt5_config *c = &m->config;
     const int64_t inner = c->num_heads * c->d_kv;
@@ -147,7 +147,7 @@ static carry_status make(carry_umt5 *m, const char *folder, int device) {
     m->own.other = other_name;
     list_parameters(m);
     CARRY_TRY(carry_parameters_check(&m->own, folder));
-    CARRY_TRY(carry_parameters_map(&m->own, folder)); /* the CPU reads 16 bits where the file is */
+    CARRY_TRY(carry_parameters_map(&m->own, folder)); /* the CPU reads 16-bit weights from the mapped file */
     if (m->dtype != CARRY_F32) {
         carry_parameters_narrow(&m->own, m->dtype);
     }
@@ -215,7 +215,7 @@ static carry_tensor product(const carry_umt5 *m, int64_t layer, slot which) {
     return carry_parameters_product(&m->own, m->layer[layer][which]);
 }
 
-/* The bias of a layer for n tokens by distance, from its weight [buckets, heads]. */
+/* Computes the bias of a layer for n tokens by distance, from its weight [buckets, heads]. */
 static carry_status put_bias(carry_umt5 *m, int64_t layer, int64_t n) {
     const carry_umt5_config *c = &m->config;
     const carry_parameter *p = &m->own.parameter[m->layer[layer][SLOT_BIAS]];
@@ -235,7 +235,7 @@ static carry_status put_bias(carry_umt5 *m, int64_t layer, int64_t n) {
     return carry_copy(m->ctx, m->bias, carry_view_2d(m->bias_here, CARRY_F32, c->num_heads, 2 * n - 1));
 }
 
-/* [T, H D] as [H, T, D]. */
+/* A view of [T, H D] as [H, T, D]. */
 static carry_tensor by_heads(const carry_umt5 *m, carry_tensor rows) {
     const int64_t n = rows.shape[0];
     const int64_t d = m->config.d_kv;
@@ -280,7 +280,8 @@ carry_status carry_umt5_encode(carry_umt5 *m, carry_tensor hidden, carry_tensor 
     }
     CARRY_TRY(carry_tensor_expect(m->ctx, "hidden", &hidden, 2, (const int64_t[]){n, m->config.d_model}));
     CARRY_TRY(carry_check_ids(m->ctx, ids, m->config.vocab_size));
-    carry_arena arena = carry_arena_over(m->block, SIZE_MAX / 2); /* most tokens fit, and n are no more */
+    carry_arena arena = carry_arena_over(m->block, SIZE_MAX / 2); /* it was allocated for `most` tokens, and n is not
+                                                                     more */
     lay_out(m, &arena, n);
     CARRY_TRY(carry_copy(m->ctx, m->ids, ids));
     CARRY_TRY(carry_embed(m->ctx, m->x, carry_parameters_product(&m->own, m->embedding), m->ids));

@@ -1,17 +1,16 @@
-/* The encoder of UMT5, which turns prompts into the conditioning of a video transformer: folders as transformers lays
-   them out (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights in them are
-   ignored).
+/* The encoder of UMT5, which turns prompts into the conditioning of a video transformer. It reads folders in the layout
+   of transformers (config.json with model_type umt5, model.safetensors or its shards; a decoder's weights are ignored).
 
        x = embed(ids);  per layer  x += Wo attention(norm x),  x += Wo (gelu(Wi0 norm x) * Wi1 norm x);  norm x
 
-   Norms are of the root mean square. Scores are not scaled; to the score of query t and key j a bias is added that each
-   layer has for a head and the bucket of the distance j - t. */
+   Norms divide by the root mean square. Scores are not scaled; a bias is added to the score of query t and key j, which
+   each layer has for every head and every bucket of the distance j - t. */
 #ifndef CARRY_MODEL_TEXT_UMT5_H
 #define CARRY_MODEL_TEXT_UMT5_H
 
 #include "model/parameters.h"
 
-#define CARRY_UMT5_TOKENS 4096 /* the most of a prompt: scores take num_heads times its square */
+#define CARRY_UMT5_TOKENS 4096 /* maximum tokens of a prompt: scores take num_heads times its square */
 
 typedef struct carry_umt5_config {
     int64_t vocab_size, d_model, d_ff, d_kv, num_heads, num_layers;
@@ -23,15 +22,15 @@ carry_status carry_umt5_config_read(carry_ctx *ctx, carry_umt5_config *config, c
 
 typedef struct carry_umt5 carry_umt5;
 
-/* From a folder, on a device, for prompts of up to `most` tokens. dtype is that of activations, and on a GPU of the
-   weights that products read. */
+/* Opens a folder on a device, for prompts of up to `most` tokens. dtype is the type of activations, and on a GPU also
+   of the weights of products. */
 carry_status carry_umt5_open(carry_ctx *ctx, carry_umt5 **made, const char *folder, int device, carry_dtype dtype,
                              int64_t most);
 void carry_umt5_free(carry_umt5 *model);
 const carry_umt5_config *carry_umt5_config_of(const carry_umt5 *model);
 
-/* hidden [T, d_model], f32, in host memory: the last hidden state of T tokens, of which the first `tokens` are the
-   prompt's and the rest padding, which is masked. ids [T], i64, in host memory. */
+/* hidden [T, d_model], f32, in host memory, gets the last hidden state of T tokens. The first `tokens` of them are the
+   prompt; the others are padding, which is masked. ids [T], i64, in host memory. */
 carry_status carry_umt5_encode(carry_umt5 *model, carry_tensor hidden, carry_tensor ids, int64_t tokens);
 
 /* The bucket of a key `distance` rows after a query (negative: before). */

@@ -1,4 +1,4 @@
-/* config.json of UMT5: what an encoder needs of it. */
+/* config.json of UMT5: the keys that an encoder needs. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -17,7 +17,7 @@ typedef struct size_key {
     const char *key;
     int64_t *to;
     int64_t most;
-    int64_t otherwise; /* 0: it must be there */
+    int64_t otherwise; /* default value; 0: the key is required */
 } size_key;
 
 static carry_status read_size(carry_ctx *ctx, const carry_json *root, const char *path, const size_key *k) {
@@ -36,7 +36,7 @@ static carry_status read_size(carry_ctx *ctx, const carry_json *root, const char
     return CARRY_OK;
 }
 
-/* A key that may be missing, and must have this value where it is there. */
+/* Checks a key that may be missing, but must have this value if it is there. */
 static carry_status expect_text(carry_ctx *ctx, const carry_json *root, const char *path, const char *key,
                                 const char *value) {
     char shown[CARRY_JSON_SHOWN];
@@ -94,7 +94,7 @@ carry_status carry_umt5_config_read(carry_ctx *ctx, carry_umt5_config *config, c
 
 int64_t carry_umt5_bucket(int64_t distance, int64_t buckets, int64_t farthest) {
     const int64_t half = buckets / 2; /* for keys before, and for keys after */
-    const int64_t exact = half / 2;   /* near distances have a bucket each, farther ones share by logarithm */
+    const int64_t exact = half / 2;   /* near distances have one bucket each; farther ones share buckets by logarithm */
     const int64_t side = distance > 0 ? half : 0;
     const int64_t away = distance > 0 ? distance : -distance;
     if (away < exact) {

@@ -1,5 +1,5 @@
-/* Rows to batches. Every rank makes all rows of a batch and keeps its share: rows are cheap beside what is done with
-   them, and each rank knows how many labels count in all. */
+/* Rows to batches. Every rank makes all rows of a batch and keeps its share: making rows costs little compared to
+   training on them, and so each rank knows the total number of counted labels. */
 #include "train/data/batches.h"
 
 #include <stdlib.h>
@@ -15,7 +15,7 @@ struct carry_batches {
     carry_source source;
     carry_batches_options options;
     carry_position at;
-    carry_position opened; /* the window that the source has open; epoch -1: none */
+    carry_position opened; /* the window that is open in the source; epoch -1: none */
     int64_t window_rows, windows;
     int64_t *input, *label; /* one whole row */
     carry_batch batch;
@@ -128,7 +128,7 @@ static carry_status open_window(carry_ctx *ctx, carry_batches *b) {
 
 /* Moves to the next existing row; *over after the last row of the only epoch (options.once). */
 static carry_status find_row(carry_ctx *ctx, carry_batches *b, bool *over) {
-    int64_t empty = 0; /* windows without a row, one after the other */
+    int64_t empty = 0; /* consecutive windows without a row */
     *over = false;
     if (b->at.epoch < 0 || b->at.window < 0 || b->at.row < 0) {
         return carry_fail(ctx, CARRY_ERANGE, "epoch %lld, window %lld, row %lld is not a position in the data",
@@ -162,7 +162,7 @@ static void count_labels(const int64_t *label, int64_t count, int64_t *total) {
     }
 }
 
-/* The number of the row at hand in its window. */
+/* The index of the current row in its window. */
 static int64_t row_at_hand(const carry_batches *b) {
     if (!b->options.shuffle || b->source.is_endless || b->source.cuts != NULL) {
         return b->at.row;
@@ -171,18 +171,18 @@ static int64_t row_at_hand(const carry_batches *b) {
     return carry_shuffle(b->options.seed, stream, b->window_rows, b->at.row);
 }
 
-/* The row at hand into input and label, whole. */
+/* Writes the whole current row to input and label. */
 static void make_row(carry_batches *b) {
     const int64_t row = row_at_hand(b);
     b->source.row(b->source.state, row, b->options.length, b->input, b->label);
     for (int64_t i = 0; b->options.documents && i < b->options.length; i++) {
         if (b->input[i] == b->source.end) {
-            b->label[i] = CARRY_NO_LABEL; /* the next document cannot be foreseen */
+            b->label[i] = CARRY_NO_LABEL; /* the next document cannot be predicted */
         }
     }
 }
 
-/* This rank's share of row `index` of the batch. */
+/* Copies this rank's share of row `index` of the batch. */
 static void keep_share(carry_batches *b, int64_t index) {
     const carry_batches_options *o = &b->options;
     int64_t mine = index - o->rank * (o->rows / o->ranks);
@@ -196,8 +196,8 @@ static void keep_share(carry_batches *b, int64_t index) {
     count_labels(b->label + from, b->batch.length, &b->batch.labels);
 }
 
-/* The sequences of row `index` of the batch, where the source cuts rows, if the row is of this rank's share; is_there
-   false: a row that completes the batch. */
+/* Adds the sequences of row `index` of the batch, if the source cuts rows and the row belongs to this rank. is_there
+   false: a row that only fills up the batch. */
 static void keep_cuts(carry_batches *b, int64_t index, bool is_there) {
     const carry_batches_options *o = &b->options;
     const int64_t most = b->source.most_cuts;
@@ -218,7 +218,7 @@ static void keep_cuts(carry_batches *b, int64_t index, bool is_there) {
     starts[most] = (mine + 1) * o->length;
 }
 
-/* A sequence starts with each row, and after each end of text. */
+/* A sequence starts at the beginning of each row, and after each end-of-text token. */
 static void cut_documents(carry_batches *b) {
     carry_batch *batch = &b->batch;
     batch->sequences = 0;
@@ -255,7 +255,7 @@ carry_status carry_batches_next(carry_ctx *ctx, carry_batches *batches, const ca
             b->at.row++;
         } else {
             for (int64_t j = 0; j < b->options.length; j++) {
-                b->label[j] = CARRY_NO_LABEL; /* the inputs may be those of the row before */
+                b->label[j] = CARRY_NO_LABEL; /* the inputs may be those of an earlier row */
             }
         }
         count_labels(b->label, b->options.length, &b->batch.labels_whole);

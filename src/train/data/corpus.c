@@ -12,7 +12,7 @@
 #include "train/data/shuffle.h"
 
 #define WINDOW_BYTES ((int64_t)16 << 20)
-#define BLOCK_STREAM 0x626C6F636B73u /* keeps draws for blocks apart from others of the same seed */
+#define BLOCK_STREAM 0x626C6F636B73u /* distinguishes random numbers for blocks from others of the same seed */
 #define SHIFT_STREAM 0x7368696674u
 
 struct carry_corpus {
@@ -21,19 +21,19 @@ struct carry_corpus {
     carry_encoder **encoder; /* one per thread */
     int threads;
     int64_t blocks;
-    int64_t *order; /* of blocks in the epoch at hand */
-    int64_t *start; /* in order, of each window and one more */
+    int64_t *order; /* order of the blocks in the current epoch */
+    int64_t *start; /* index in `order` of the first block of each window, and the end */
     int64_t windows;
-    int64_t epoch, window; /* at hand; -1: none */
+    int64_t epoch, window; /* the current ones; -1: none */
     bool is_wide;          /* tokens are uint32_t */
     void *tokens;
     int64_t count;
     size_t room; /* bytes */
     int64_t text_bytes;
-    int64_t shift; /* tokens before the first row */
+    int64_t shift; /* number of tokens before the first row */
 };
 
-/* One window's work: block i of it is bytes[from[i]..from[i+1]). */
+/* The encoding of one window: its block i is bytes[from[i]..from[i+1]). */
 typedef struct encoding {
     carry_corpus *corpus;
     carry_bytes bytes;
@@ -41,10 +41,10 @@ typedef struct encoding {
     bool *begins_file, *ends_file;
     carry_ids *ids;
     int64_t count;
-    bool *failed; /* by block */
+    bool *failed; /* for each block */
 } encoding;
 
-/* Deals the blocks of an epoch to windows. */
+/* Assigns the blocks of an epoch to windows. */
 static void deal_blocks(carry_corpus *c, int64_t epoch) {
     bool shuffled = !c->options.in_order && carry_text_bytes(c->text) > c->options.window_bytes;
     for (int64_t i = 0; i < c->blocks; i++) {
@@ -88,7 +88,7 @@ static void encoding_free(encoding *e) {
     free(e->failed);
 }
 
-/* Reads and encodes blocks order[first..first+count). The caller frees *e in any case. */
+/* Reads and encodes blocks order[first..first+count). The caller frees *e, also after a failure. */
 static carry_status encode_all(carry_ctx *ctx, carry_corpus *c, encoding *e, int64_t first, int64_t count) {
     *e = (encoding){.corpus = c, .count = count};
     e->from = calloc((size_t)count + 1, sizeof *e->from);
@@ -121,7 +121,7 @@ static void put_token(carry_corpus *c, uint32_t id) {
     }
 }
 
-/* The tokens of all blocks one after the other, `before` first where it is one. */
+/* Stores the tokens of all blocks one after the other, preceded by `before` unless it is -1. */
 static carry_status keep_tokens(carry_ctx *ctx, carry_corpus *c, const encoding *e, int64_t before) {
     size_t total = 1;
     for (int64_t i = 0; i < e->count; i++) {
@@ -158,7 +158,8 @@ static carry_status keep_tokens(carry_ctx *ctx, carry_corpus *c, const encoding 
     return CARRY_OK;
 }
 
-/* The last token before a window, if windows are in order; else, or before the first token, -1. */
+/* Finds the last token before a window, if windows are in order; otherwise, or before the first token, *before is
+   -1. */
 static carry_status find_token_before(carry_ctx *ctx, carry_corpus *c, int64_t window, int64_t *before) {
     *before = -1;
     for (int64_t i = c->start[window] - 1; c->options.in_order && i >= 0 && *before < 0; i--) {
@@ -181,7 +182,7 @@ carry_status carry_corpus_load(carry_ctx *ctx, carry_corpus *corpus, int64_t epo
         return carry_fail(ctx, CARRY_ERANGE, "there is no window %lld in epoch %lld", (long long)window,
                           (long long)epoch);
     }
-    bool same_order = c->windows == 1 || c->options.in_order; /* every epoch is then alike */
+    bool same_order = c->windows == 1 || c->options.in_order; /* all epochs are then equal */
     if (c->window >= 0 && c->window == window && (c->epoch == epoch || same_order)) {
         c->epoch = epoch;
         return CARRY_OK;
@@ -227,7 +228,7 @@ int64_t carry_corpus_token(const carry_corpus *corpus, int64_t index) {
                            : (int64_t)((const uint16_t *)corpus->tokens)[index];
 }
 
-/* Later epochs start their rows elsewhere, so that a small corpus is not cut at the same places again and again. */
+/* In later epochs rows start at other tokens, so that a small corpus is not always cut at the same places. */
 static carry_status open_window(carry_ctx *ctx, void *state, int64_t epoch, int64_t window, int64_t length, bool padded,
                                 int64_t *rows, int64_t *windows) {
     carry_corpus *c = state;

@@ -26,7 +26,7 @@ void carry_example_reader_close(carry_example_reader *r) {
     *r = (carry_example_reader){0};
 }
 
-/* Marks the ids since the last call. */
+/* Marks the ids from index `from` on as learned or not. */
 static carry_status mark(carry_example_reader *r, carry_example_ids *to, size_t from, bool learned) {
     if (to->ids.count > to->room) {
         const size_t room = to->ids.count * 2;
@@ -84,7 +84,8 @@ static carry_status read_pair(carry_example_reader *r, carry_example_ids *to, co
     return r->end >= 0 ? add_id(r, to, r->end, true) : CARRY_OK;
 }
 
-/* A chat of the first `count` messages; the caller frees *text. The list is cut for the call and put together again. */
+/* Renders a chat of the first `count` messages; the caller frees *text. The list of messages is cut for the call and
+   then restored. */
 static carry_status render(carry_example_reader *r, carry_json *variables, carry_json *messages, int64_t count,
                            bool prompts, char **text, size_t *length) {
     carry_json *last = messages->as.inside.first;
@@ -118,8 +119,8 @@ static size_t common(const char *a, size_t a_length, const char *b, size_t b_len
     return same;
 }
 
-/* Where the turn that begins at `from` ends in the whole text: after the token that ends turns, or where the rendering
-   up to this turn ends. */
+/* The end, in the whole text, of the turn that begins at `from`: after the token that ends turns, or where the
+   rendering up to this turn ends. */
 static size_t end_of_turn(const carry_example_reader *r, const char *whole, size_t length, size_t from,
                           const char *turn, size_t turn_length) {
     size_t end = common(turn, turn_length, whole, length);
@@ -132,7 +133,8 @@ static size_t end_of_turn(const carry_example_reader *r, const char *whole, size
     return end;
 }
 
-/* The assistant turn `index`: what is before it is not learned, the turn is. *done: bytes of the whole text so far. */
+/* Adds the assistant turn `index`: the text before it is not learned, the turn is. *done: bytes of the whole text added
+   so far. */
 static carry_status add_turn(carry_example_reader *r, carry_example_ids *to, carry_json *variables,
                              carry_json *messages, int64_t index, const char *whole, size_t length, size_t *done,
                              const char *name) {
@@ -194,7 +196,7 @@ static carry_status read_messages(carry_example_reader *r, carry_example_ids *to
     return status; /* text after the last turn would not be learned */
 }
 
-/* The members that a template may see, as a list of their own; `to` has room for them. */
+/* Makes a list of the members that a template may read; `to` must have space for them. */
 static int64_t choose_variables(carry_json *to, const carry_json *root) {
     static const char *const names[] = {"messages", "tools", "documents", "enable_thinking"};
     int64_t count = 0;

@@ -1,4 +1,4 @@
-/* One example of fine-tuning: a line of a JSON lines file to token ids, with a mark on those that are learned.
+/* One example for fine-tuning: converts a line of a JSON lines file to token ids, and marks those that are learned.
 
        {"prompt": "2 + 2 =", "completion": " 4"}                      the completion and the end-of-text token
        {"messages": [{"role": "user", "content": "..."}, ...]}        every assistant turn, up to the token that ends it
@@ -11,7 +11,7 @@
 #include "core/json.h"
 #include "tokenizer/chat.h"
 
-/* Ids with a mark each; all zero is empty. */
+/* Token ids, each with a mark. A struct of zeros is empty. */
 typedef struct carry_example_ids {
     carry_ids ids;
     unsigned char *learned; /* [room]: 1 if the token is learned */
@@ -25,7 +25,7 @@ typedef struct carry_example_reader {
     carry_encoder *encoder;
     carry_chat chat;
     bool has_chat;    /* chat is open */
-    int64_t end;      /* the token after a completion; -1: none */
+    int64_t end;      /* the token added after a completion; -1: none */
     const char *stop; /* the text of the token that ends a turn; NULL: unknown */
     size_t stop_length;
 } carry_example_reader;
@@ -33,7 +33,7 @@ typedef struct carry_example_reader {
 carry_status carry_example_reader_open(carry_ctx *ctx, carry_example_reader *reader, const carry_tokenizer *tokenizer);
 void carry_example_reader_close(carry_example_reader *reader);
 
-/* Appends the ids of one line, which is called `name` in messages. CARRY_EFORMAT: it is not an example. */
+/* Appends the ids of one line; `name` is used in messages. CARRY_EFORMAT: it is not an example. */
 carry_status carry_example_read(carry_example_reader *reader, carry_example_ids *to, const char *line, size_t length,
                                 const char *name);
 

@@ -16,11 +16,11 @@
 struct carry_examples {
     carry_examples_options options;
     carry_example_ids tokens;
-    size_t *start; /* [count + 1]: the first token of each */
+    size_t *start; /* [count + 1]: the index of each example's first token */
     int64_t count, room;
     int64_t cut, learned;
     uint32_t crc;
-    int64_t epoch; /* that is packed; -1: none */
+    int64_t epoch; /* epoch of the current packing; -1: none */
     int64_t *row;  /* [rows + 1]: the first example of each row, in the order of the epoch */
     int64_t rows;
 };
@@ -30,7 +30,7 @@ bool carry_examples_are(const char *path) {
     return length > 6 && strncmp(path + length - 6, ".jsonl", 6) == 0;
 }
 
-/* Ends the example whose tokens were appended last. */
+/* Ends the current example, whose tokens were appended last. */
 static carry_status finish(carry_ctx *ctx, carry_examples *e, const char *name) {
     const size_t from = e->start[e->count];
     size_t length = e->tokens.ids.count - from;
@@ -163,7 +163,7 @@ uint32_t carry_examples_crc(const carry_examples *e) {
     return e->crc;
 }
 
-/* Example number `index` of the epoch. */
+/* The index of the example at position `index` of the epoch. */
 static int64_t at_place(const carry_examples *e, int64_t index) {
     return e->options.in_order ? index
                                : carry_shuffle(e->options.seed, ORDER_STREAM + (uint64_t)e->epoch, e->count, index);
@@ -173,7 +173,7 @@ static int64_t places_of(const carry_examples *e, int64_t example) {
     return (int64_t)(e->start[example + 1] - e->start[example]) - 1;
 }
 
-/* Rows of the epoch: a new one starts where an example does not fit into the last. */
+/* Packs the epoch into rows: a new row starts when an example does not fit into the last. */
 static void pack(carry_examples *e, int64_t epoch) {
     int64_t used = 0;
     int64_t held = 0;

@@ -12,16 +12,16 @@
 #include "core/span.h"
 #include "file/checkpoint_files.h"
 
-#define TOKENIZER_BYTES ((int64_t)4 << 20) /* of text that a tokenizer is trained on */
-#define WINDOW_BYTES ((int64_t)4 << 20)    /* of text that is tokenized before the first step: a fraction of a second */
+#define TOKENIZER_BYTES ((int64_t)4 << 20) /* bytes of text on which a tokenizer is trained */
+#define WINDOW_BYTES ((int64_t)4 << 20)    /* of text tokenized before the first step: a fraction of a second */
 #define PATHS 256
-#define LENGTH 256 /* tokens of a row, by default */
+#define LENGTH 256 /* default tokens of a row */
 #define EXAMPLE_LENGTH 1024
 #define EXAM_SEED 0x6578616D696E65u
 #define HELD_MOST 64
-#define ROWS_LEAST 20 /* of a text, for some to be kept back */
+#define ROWS_LEAST 20 /* minimum rows of a text for some to be held out */
 
-/* The paths in the list, which is cut up, and how many. */
+/* Splits the list, in place, into paths and counts them. */
 static carry_status split_paths(carry_ctx *ctx, char *list, const char **paths, int *count) {
     char *rest = NULL;
     *count = 0;
@@ -74,7 +74,7 @@ static carry_status train_tokenizer(carry_ctx *ctx, carry_tokenizer **tokenizer,
     return status;
 }
 
-/* Rank 0 trains, the others read what it got. */
+/* Rank 0 trains a tokenizer; the others receive it. */
 static carry_status share_tokenizer(carry_comm *comm, carry_tokenizer **tokenizer, const carry_train_options *options) {
     carry_ctx *ctx = carry_comm_ctx(comm);
     char *text = NULL;
@@ -119,8 +119,8 @@ static carry_status find_tokenizer(carry_comm *comm, carry_material *m, const ca
     return share_tokenizer(comm, &m->tokenizer, options);
 }
 
-/* Rows kept back of a window that is all there is; one more is left out, since later epochs start their rows up to a
-   row's length later. */
+/* The number of rows held out if the text is one window. One more row is left out of training, since later epochs start
+   their rows up to one row's length later. */
 static int64_t held_rows(int64_t rows) {
     const int64_t held = rows / 20 < HELD_MOST ? rows / 20 : HELD_MOST;
     return held;
@@ -130,9 +130,9 @@ static carry_status open_held(carry_ctx *ctx, void *state, int64_t epoch, int64_
                               int64_t *rows, int64_t *windows) {
     const carry_held_out *h = state;
     CARRY_TRY(h->source.open(ctx, h->source.state, epoch, window, length, false, rows, windows));
-    (void)padded; /* only whole rows are shared out */
+    (void)padded; /* only whole rows are split */
     if (*windows == 1 && *rows >= ROWS_LEAST) {
-        const int64_t whole = (carry_corpus_tokens(h->source.state) - 1) / length; /* of the first epoch */
+        const int64_t whole = (carry_corpus_tokens(h->source.state) - 1) / length; /* as in the first epoch */
         const int64_t held = held_rows(whole);
         *rows = h->is_examined ? held : whole - held - 1;
     } else if (h->is_examined) {
@@ -278,7 +278,7 @@ carry_status carry_material_held_out(carry_ctx *ctx, carry_material *m, const ca
     *is_there = true;
     if (m->task != NULL) {
         carry_task_size size = m->rows.size;
-        size.fewest = 0; /* an evaluation asks for all */
+        size.fewest = 0; /* an evaluation always has all pairs */
         return carry_task_open(ctx, &m->evaluated_rows, source, options->task, size,
                                (uint64_t)options->seed ^ EXAM_SEED);
     }

@@ -1,15 +1,14 @@
-/* The data of a run: a text through its tokenizer, or a synthetic task; and the data of its evaluation.
+/* The data of a run: a text with its tokenizer, or a synthetic task; and the data for its evaluation.
 
-   A text without a tokenizer gets one: byte-level BPE, trained by rank 0 on the first 4 MiB in a fraction of a second,
-   with a vocabulary of 512 to 4096 tokens by the size of the text.
+   If a text has no tokenizer, one is trained: byte-level BPE, by rank 0 on the first 4 MiB in a fraction of a second,
+   with a vocabulary of 512 to 4096 tokens that depends on the size of the text.
 
-   Examples of fine-tuning (.jsonl, train/data/examples.h) are packed into rows; they are evaluated with a separate file
-   or not at all.
+   Examples for fine-tuning (.jsonl, train/data/examples.h) are packed into rows; they are evaluated with a separate
+   file or not at all.
 
-   The evaluation is over text that is not trained on: a separate file, or the last twentieth of a text (at most 64
-   rows) where the text is one window of the corpus. A larger text is cut into new rows in every epoch, so that no row
-   can be held out: it is evaluated with a separate file or not at all. A task is evaluated with rows of another
-   seed. */
+   The evaluation uses text that is not trained on: a separate file, or the last twentieth of a text (at most 64 rows)
+   if the text is one window of the corpus. A larger text is cut into new rows in every epoch, so that no row can be
+   held out: it is evaluated with a separate file or not at all. A task is evaluated with rows of another seed. */
 #ifndef CARRY_TRAIN_MATERIAL_H
 #define CARRY_TRAIN_MATERIAL_H
 
@@ -20,8 +19,8 @@
 #include "train/data/tasks.h"
 
 typedef struct carry_held_out {
-    carry_source source; /* whose rows are shared out */
-    bool is_examined;    /* these are the rows kept back, not the others */
+    carry_source source; /* the source whose rows are split */
+    bool is_examined;    /* gives the rows that are held out; false: the other rows */
 } carry_held_out;
 
 typedef struct carry_material {
@@ -31,21 +30,21 @@ typedef struct carry_material {
     carry_examples *examples, *evaluated_examples; /* NULL: a text or a task */
     carry_task_rows rows, evaluated_rows;
     carry_held_out held, evaluated_held;
-    carry_source source;    /* to learn */
+    carry_source source;    /* rows to train on */
     const carry_task *task; /* NULL: a text */
-    uint32_t crc;           /* tells texts apart; 0: a task */
+    uint32_t crc;           /* identifies the text; 0: a task */
     int64_t length;         /* tokens of a row */
-    double rows_of_epoch;   /* about; infinite for a task */
-    bool can_hold_back;     /* the text has enough rows for that, and not too many */
+    double rows_of_epoch;   /* approximate; infinite for a task */
+    bool can_hold_back;     /* the text has enough rows to hold some out, and is one window */
 } carry_material;
 
-/* A collective. folder: of a checkpoint or model whose tokenizer is used where options name none; or NULL. Fills in
-   options->length and vocab where they are 0. */
+/* A collective. folder: a checkpoint or model whose tokenizer is used if options name none; or NULL. Sets
+   options->length and vocab if they are 0. */
 carry_status carry_material_open(carry_comm *comm, carry_material *material, carry_train_options *options,
                                  const char *folder);
 void carry_material_close(carry_material *material);
 
-/* The source of the evaluation; *is_there is false if the run has no evaluation. */
+/* Gets the source of the evaluation; *is_there is false if the run has no evaluation. */
 carry_status carry_material_held_out(carry_ctx *ctx, carry_material *material, const carry_train_options *options,
                                      carry_source *source, bool *is_there);
 

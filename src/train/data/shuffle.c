@@ -1,5 +1,5 @@
-/* A Feistel network over the smallest even number of bits that holds count, walked until it lands inside: that is a
-   bijection, since each step is one, and at most 4 steps are expected. */
+/* A Feistel network over the smallest even number of bits that can hold count, applied until the result is below count.
+   That is a bijection, since each step is one, and at most 4 steps are expected. */
 #include "train/data/shuffle.h"
 
 #include "core/rng.h"
@@ -32,7 +32,7 @@ int64_t carry_shuffle(uint64_t seed, uint64_t stream, int64_t count, int64_t ind
 }
 
 int64_t carry_draw(uint64_t seed, uint64_t stream, uint64_t index, int64_t count) {
-    /* The bias of a remainder of 64 bits is below 2^-32 for every count that fits 32. */
+    /* The bias of the remainder of 64 bits is below 2^-32 for every count that fits into 32 bits. */
     carry_words words = carry_philox(seed, stream, index);
     return (int64_t)(((uint64_t)words.word[1] << 32 | words.word[0]) % (uint64_t)count);
 }

@@ -7,9 +7,9 @@
 #include "core/error.h"
 #include "train/data/shuffle.h"
 
-#define ITEMS 5      /* that S5 permutes */
+#define ITEMS 5      /* number of items that S5 permutes */
 #define ELEMENTS 120 /* 5! */
-#define SWAPS 11     /* the identity and 10 exchanges of two items */
+#define SWAPS 11     /* the identity and 10 swaps of two items */
 #define LENGTH_MOST ((int64_t)1 << 24)
 
 /* Random numbers of one row: a separate stream for each purpose. */
@@ -36,9 +36,9 @@ static void clear_row(const carry_task_size *size, int64_t *input, int64_t *labe
     }
 }
 
-/* Multi-query associative recall: k1 v1 k2 v2 ... kN vN, then each key once more at a random even place, where its
-   value is asked for. Token 0 fills the rest; keys are 1..V/2-1, values V/2..V-1; none occurs twice among its kind. A
-   row of fewer pairs has as many questions: each key is asked for more than once. */
+/* Multi-query associative recall: k1 v1 k2 v2 ... kN vN, then each key once more at a random even position, where its
+   value is the label. Token 0 fills the other positions; keys are 1..V/2-1, values V/2..V-1; no key and no value occurs
+   twice. A row with fewer pairs has the same number of questions: each key is asked for more than once. */
 static carry_status check_recall(carry_ctx *ctx, carry_task_size *size) {
     if (size->pairs == 0) {
         size->pairs = size->length / 8 < size->vocabulary / 4 ? size->length / 8 : size->vocabulary / 4;
@@ -57,7 +57,7 @@ static carry_status check_recall(carry_ctx *ctx, carry_task_size *size) {
     return CARRY_OK;
 }
 
-/* All numbers of pairs are as likely: fewest, twice that, ..., pairs. */
+/* The number of pairs of a row: fewest, twice that, ..., pairs, all with the same probability. */
 static int64_t pairs_of_row(const carry_task_size *size, uint64_t seed, int64_t index) {
     int64_t choices = 1;
     for (int64_t n = size->fewest; n < size->pairs; n *= 2) {
@@ -135,7 +135,8 @@ static carry_status check_group(carry_ctx *ctx, carry_task_size *size) {
     return CARRY_OK;
 }
 
-/* label[t] = x[t] x[t-1] ... x[0], the product of all permutations so far, the later applied after the earlier. */
+/* label[t] = x[t] x[t-1] ... x[0], the product of all permutations so far; later ones are applied after earlier
+   ones. */
 static void multiply_along(const carry_task_size *size, const int64_t *input, int64_t *label) {
     int product[ITEMS] = {0, 1, 2, 3, 4};
     for (int64_t t = 0; t < size->length; t++) {
@@ -162,7 +163,7 @@ static void make_swaps(const carry_task_size *size, uint64_t seed, int64_t index
     multiply_along(size, input, label);
 }
 
-/* n symbols (1..V-1), then 0, then the same again; each is asked for from the 0 on. n is half the length. */
+/* n symbols (1..V-1), then 0, then the same symbols again; from the 0 on each is a label. n is half the length. */
 static carry_status check_copy(carry_ctx *ctx, carry_task_size *size) {
     if (size->length < 2 || size->vocabulary < 2) {
         return carry_fail(ctx, CARRY_EARGUMENT, "copy: %lld tokens and a vocabulary of %lld are too few: 2 are needed",

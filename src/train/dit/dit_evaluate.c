@@ -1,4 +1,4 @@
-/* Streams of prompts, and the marks they get. */
+/* Generates streams for prompts and judges them. */
 #include "train/dit/dit_evaluate.h"
 
 #include <math.h>
@@ -19,7 +19,7 @@ struct carry_dit_streamer {
     carry_dit_cache *cache;
     int64_t side, frames;
     float *x, *x0, *v, *text;
-    int64_t chunk; /* since the cut */
+    int64_t chunk; /* number of chunks since the cut */
     uint64_t seed;
 };
 
@@ -105,7 +105,7 @@ carry_status carry_dit_streamer_chunk(carry_dit_streamer *s, float *frames) {
         carry_dit_streamer_cut(s, s->seed + 1);
     }
     const int64_t start = s->chunk * s->frames;
-    memset(s->x0, 0, (size_t)carry_tensor_count(&x0) * sizeof(float)); /* nothing but noise, and no NaN times 0 */
+    memset(s->x0, 0, (size_t)carry_tensor_count(&x0) * sizeof(float)); /* only noise, and no NaN times 0 */
     CARRY_TRY(carry_flow_noise(ctx, x, x0, 1.0, 1.0, s->seed, (uint64_t)(s->chunk * 64)));
     for (int64_t i = 0; i < steps; i++) {
         const double t = c->steps > 0 ? (double)c->step[i] : 1000.0 * (double)(steps - i) / (double)steps;
@@ -142,7 +142,7 @@ carry_shape carry_dit_evaluation_second(carry_shape first) {
                          .direction = (first.direction + 2) % CARRY_SHAPE_DIRECTIONS};
 }
 
-/* The chunks of half a stream, and what they show. */
+/* Generates the chunks of half a stream and judges them. */
 static carry_status ask(carry_dit_streamer *s, const carry_dit_evaluation_options *o, carry_shape shape, float *frames,
                         carry_shapes_verdict *verdict) {
     char prompt[CARRY_SHAPE_CAPTION];

@@ -1,5 +1,5 @@
-/* Evaluation of a video transformer: does it show what captions say? Streams of a few chunks are generated for
-   prompts, with the few-step sampler over the cache, decoded, and judged only by their pixels. */
+/* Evaluation of a video transformer: does it show what its captions say? Streams of a few chunks are generated for
+   prompts with the few-step sampler and the cache, decoded, and judged only by their pixels. */
 #ifndef CARRY_TRAIN_DIT_EVALUATE_H
 #define CARRY_TRAIN_DIT_EVALUATE_H
 
@@ -7,34 +7,35 @@
 #include "train/dit/shapes_judge.h"
 
 typedef struct carry_dit_evaluation_options {
-    int64_t side, chunks; /* pixels; of a stream */
+    int64_t side, chunks; /* pixels; chunks of a stream */
     double speed;
-    int forms; /* of how many forms every colour and direction is asked for: 1 to 3 */
+    int forms; /* number of forms with which every colour and direction is tested: 1 to 3 */
     uint64_t seed;
-    bool turns; /* half-way the prompt becomes another, in all it says, and the rest is judged by that */
+    bool turns; /* half-way the prompt changes in all its words, and the second half is judged by the new one */
 } carry_dit_evaluation_options;
 
 typedef struct carry_dit_evaluation {
     int64_t prompts, colours, directions, both; /* right */
-    int64_t turned;    /* streams that followed the second prompt as well, in colour and direction */
-    double step_error; /* pixels a frame, in the mean */
+    int64_t turned;    /* streams that also followed the second prompt, in colour and direction */
+    double step_error; /* mean error of the step, in pixels per frame */
 } carry_dit_evaluation;
 
-/* The shape that a stream changes to. */
+/* The shape that a stream changes to half-way. */
 carry_shape carry_dit_evaluation_second(carry_shape first);
 
-/* A stream for a prompt. */
+/* Generates the stream of a prompt. */
 typedef struct carry_dit_streamer carry_dit_streamer;
 carry_status carry_dit_streamer_new(carry_dit *dit, carry_dit_streamer **made, int64_t side);
 void carry_dit_streamer_free(carry_dit_streamer *s);
 /* A hard cut: the next chunk begins a stream with this seed. */
 void carry_dit_streamer_cut(carry_dit_streamer *s, uint64_t seed);
 carry_status carry_dit_streamer_prompt(carry_dit_streamer *s, const char *prompt);
-/* The next chunk's frames, [chunk_frames, 3, side, side]. A stream longer than positions are is cut. */
+/* Generates the next chunk's frames, [chunk_frames, 3, side, side]. A stream that exceeds the positions is cut. */
 carry_status carry_dit_streamer_chunk(carry_dit_streamer *s, float *frames);
 
-/* Every colour in every direction. asked may be NULL: called after each prompt, false ends the evaluation. Of a stream
-   that turns, frames has both halves and second is what the second one shows; else it is NULL. */
+/* Evaluates every colour in every direction. `asked` is called after each prompt and may be NULL; if it returns false,
+   the evaluation ends. If a stream changes its prompt, frames has both halves and second is the verdict on the second;
+   else second is NULL. */
 typedef bool (*carry_dit_asked)(void *user, const char *prompt, carry_shape shape, const carry_shapes_verdict *verdict,
                                 const carry_shapes_verdict *second, const float *frames, int64_t count);
 carry_status carry_dit_evaluate(carry_dit *dit, const carry_dit_evaluation_options *options,

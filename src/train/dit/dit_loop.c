@@ -1,4 +1,4 @@
-/* Training a video transformer: what the loop over steps asks for. */
+/* Training a video transformer: the functions that the training loop calls. */
 #include "train/dit/dit_loop.h"
 
 #include <stdio.h>
@@ -17,7 +17,7 @@
 #include "train/steps.h"
 
 #define EXAM_CHUNKS 4
-#define AVERAGED 16 /* elements of a row of the flat buffers, whose counts are multiples of it */
+#define AVERAGED 16 /* row length for viewing the flat buffers as a matrix; their sizes are multiples of it */
 
 typedef struct training {
     carry_ctx *ctx;
@@ -26,19 +26,20 @@ typedef struct training {
     const carry_dit_train_hooks *hooks;
     carry_steps loop;
     carry_dit *dit;
-    carry_dit averaged;     /* the same model over the average: a view, on rank 0 */
+    carry_dit averaged;     /* rank 0: the same model with the averaged weights; a view */
     float *average;         /* [count], on rank 0, on the model's device */
     float *host;            /* the weights of a model on a GPU, for checkpoints */
-    carry_tensor off, keep; /* on a GPU: the weights' distance from their average, and a row of what it gets of that */
+    carry_tensor off, keep; /* on a GPU: weights minus average; and a row with the fraction of it that is added to the
+                               average */
     carry_dit_pass *pass;
     void *memory;
     carry_shapes_batch *batch;
-    carry_dit_pass_args args; /* of the step */
-    double counted;           /* what its loss is a mean over */
-    int64_t videos;           /* of this rank in a step */
+    carry_dit_pass_args args; /* arguments of the step */
+    double counted;           /* the number of elements over which the loss is averaged */
+    int64_t videos;           /* videos of this rank in a step */
 } training;
 
-/* The model, and the words of its captions, so that a stream can tell which words of a prompt it knows. */
+/* Saves the model and the words of its captions, so that a stream can tell which words of a prompt it knows. */
 static carry_status save_with_words(const carry_dit *model, const char *folder, carry_dtype dtype) {
     char path[CARRY_FILE_PATH];
     char words[CARRY_SHAPE_WORDS];
@@ -91,13 +92,13 @@ static carry_status evaluate_alone(void *self) {
 
 static carry_status evaluate(void *self) {
     training *t = self;
-    if (t->hooks->evaluated == NULL && t->hooks->sink.metric == NULL) { /* the result would not be reported */
+    if (t->hooks->evaluated == NULL && t->hooks->sink.metric == NULL) { /* there is no receiver for the result */
         return CARRY_OK;
     }
     return carry_steps_alone(&t->loop, evaluate_alone, t, "evaluate the model");
 }
 
-/* A young average forgets faster, or it would remember the start. */
+/* Early in a run the average forgets faster; otherwise it would keep the initial weights too long. */
 static carry_status add_to_average(void *self) {
     training *t = self;
     const carry_parameters *own = &t->dit->own;
@@ -118,7 +119,8 @@ static carry_status add_to_average(void *self) {
     return CARRY_OK;
 }
 
-/* A past that the model made. The first tenth of a run has better to do than to learn from its faults. */
+/* Replaces the past by output of the model. Not in the first tenth of a run, which has more basic things to learn than
+   the model's own errors. */
 static carry_status make_past(training *t) {
     const int64_t every = t->options.own_past;
     if (every == 0 || t->loop.step % every != 0 || t->loop.step < t->loop.schedule.steps / 10) {
@@ -136,7 +138,7 @@ static carry_status next(void *self, carry_position *after) {
     const int64_t latent = t->options.size / 8 * (t->options.size / 8) * t->dit->config.in_dim;
     const int64_t numbers = t->options.batch * t->options.chunks * t->dit->config.chunk_frames * latent;
     const int64_t first = t->loop.step * t->options.batch + carry_comm_rank(t->comm) * t->videos;
-    *after = (carry_position){0}; /* videos are a function of the step */
+    *after = (carry_position){0}; /* videos depend only on the step */
     t->args = (carry_dit_pass_args){.backward = true, .scale = 1.0 / (double)numbers};
     CARRY_TRY(carry_shapes_batch_make(t->batch, first, &t->args, &t->counted));
     return make_past(t);
@@ -152,7 +154,7 @@ static carry_status gradients(void *self, carry_tensor total, carry_status (*rea
     return carry_dit_pass_run(t->pass, &t->args, t->memory, carry_dit_pass_memory(t->pass));
 }
 
-/* loss: the mean since the last report. One step's depends on the times that it drew. */
+/* Reports the mean loss since the last report, because the loss of a single step depends on its random times. */
 static void tell(void *self, const carry_steps_report *r) {
     training *t = self;
     const carry_dit_train_hooks *h = t->hooks;
@@ -191,7 +193,8 @@ static carry_status take_memory(training *t, void *pointer, int device, size_t b
                             bytes);
 }
 
-/* Rank 0 keeps the average beside the weights; on a GPU also room to change it there and to save. */
+/* Rank 0 keeps the average in addition to the weights; on a GPU it also needs memory to update it there and to save
+   it. */
 static carry_status make_average(training *t) {
     const carry_parameters *own = &t->dit->own;
     const size_t bytes = (size_t)own->count * sizeof(float);

@@ -8,11 +8,11 @@
 
 #define CARRY_DIT_TRAIN_PATH 4096
 
-/* 0 and "": not given, so the sizes of the configuration. */
+/* 0 and "" mean not given: the value of the configuration is used. */
 typedef struct carry_dit_train_options {
-    char config[32], model[CARRY_DIT_TRAIN_PATH]; /* a name; a folder whose weights are the start */
+    char config[32], model[CARRY_DIT_TRAIN_PATH]; /* a name; a folder with the initial weights */
     int64_t dim, layers, heads, ffn;
-    int64_t size, chunk, window, chunks; /* pixels; frames, frames, and chunks of a video */
+    int64_t size, chunk, window, chunks; /* pixels; frames of a chunk; frames of the window; chunks of a video */
     double speed, shift;
     int64_t batch, steps;
     double rate, final_rate, clip, decay, beta1, beta2, average;
@@ -26,9 +26,9 @@ typedef struct carry_dit_train_options {
 extern const carry_train_key carry_dit_train_keys[];
 
 carry_dit_train_options carry_dit_train_default(void);
-/* Refuses options that no run supports, before files and folders are touched. */
+/* Fails for options that no run supports, before files and folders are touched. */
 carry_status carry_dit_train_check(carry_ctx *ctx, const carry_dit_train_options *options, int ranks);
-/* The model that is asked for. */
+/* Gets the configuration of the model that the options ask for. */
 carry_status carry_dit_train_config(carry_ctx *ctx, carry_dit_config *config, const carry_dit_train_options *options);
 
 #endif

@@ -1,4 +1,4 @@
-/* Drawing shapes, and choosing what to draw. */
+/* Draws shapes, and chooses what to draw. */
 #include "train/dit/shapes.h"
 
 #include <math.h>
@@ -7,12 +7,12 @@
 
 #include "core/rng.h"
 
-#define SIZE 0.16         /* radius of the circle, of the side */
-#define SQUARE 0.89       /* half a side of the square, of that: about the same area */
+#define SIZE 0.16         /* radius of the circle, relative to the picture's side */
+#define SQUARE 0.89       /* half the side of the square, relative to that radius: about the same area */
 #define TRIANGLE 0.80     /* inner radius of the triangle */
-#define START_SPREAD 0.1  /* how far from the middle a stream begins, of the side, each way */
-#define BLANKS 0.2        /* share of starts that come after an empty chunk */
-#define STREAM 0x73686170 /* of random numbers */
+#define START_SPREAD 0.1  /* largest distance of a start from the middle, relative to the side */
+#define BLANKS 0.2        /* fraction of starts that come after an empty chunk */
+#define STREAM 0x73686170 /* stream of random numbers */
 
 static const char *const forms[CARRY_SHAPE_FORMS] = {"circle", "square", "triangle"};
 
@@ -80,7 +80,7 @@ const char *carry_shape_words(char text[CARRY_SHAPE_WORDS]) {
     return text;
 }
 
-/* The distance from the edge, outwards. */
+/* The distance from the shape's edge; positive outside. */
 static double outside(int form, double x, double y, double size) {
     if (form == 0) {
         return sqrt(x * x + y * y) - size;
@@ -91,7 +91,7 @@ static double outside(int form, double x, double y, double size) {
     return fmax(y, 0.86602540378443865 * fabs(x) - 0.5 * y) - TRIANGLE * size;
 }
 
-/* From -side/2 to side/2. */
+/* Wraps a coordinate to -side/2 .. side/2. */
 static double around(double from, double side) {
     return from - side * floor(from / side + 0.5);
 }
@@ -115,7 +115,7 @@ void carry_shape_draw(float *pixels, int64_t side, carry_shape shape, double x, 
     }
 }
 
-/* Numbers of a video: 0 to 1, the which-th. */
+/* Random number `which` of a video, from 0 to 1. */
 static double chance(uint64_t seed, int64_t index, int which) {
     const carry_words words = carry_philox(seed, STREAM, (uint64_t)index << 8 | (uint64_t)(which / 4));
     return (double)words.word[which % 4] * 0x1p-32;
@@ -166,7 +166,8 @@ carry_shape carry_shapes_at(const carry_shapes_options *o, const carry_shapes_vi
         *y = v->y;
         return (carry_shape){.form = CARRY_SHAPE_NOTHING, .direction = v->shape[0].direction};
     }
-    /* The step into a frame is that of the shape which the frame shows. What changes is never blank. */
+    /* The step into a frame has the direction of the shape that this frame shows. A video with a change has no blank
+       frames. */
     const int64_t shown = frame - v->blank;
     const double before = o->speed * (double)(frame < v->change ? shown : v->change - 1);
     const double after = o->speed * (double)(frame < v->change ? 0 : frame - v->change + 1);

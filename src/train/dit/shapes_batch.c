@@ -15,7 +15,7 @@
 #define CAPTIONS (CARRY_SHAPE_FORMS * CARRY_SHAPE_COLOURS * CARRY_SHAPE_DIRECTIONS)
 #define TEXTS 2
 #define STARTS 0.5
-#define OWN_STEPS 0.5 /* share of times that are the sampler's */
+#define OWN_STEPS 0.5 /* fraction of times that are steps of the sampler */
 #define FIRST_FRAMES 900
 #define TIME_STREAM 0x74696d65
 #define NOISE_STREAM 0x6e6f0000
@@ -26,13 +26,14 @@ struct carry_shapes_batch {
     carry_dit_config config;
     carry_shapes_batch_options options;
     carry_shapes_options shapes;
-    int64_t latent, count; /* numbers of a chunk, of a video */
-    carry_codec **codec;   /* of each video: they are made side by side */
+    int64_t latent, count; /* number of elements of a chunk, and of a video */
+    carry_codec **codec;   /* one per video, since videos are made in parallel */
     float *pixels;         /* [videos, chunk, 3, side, side] */
     float *clean, *noisy, *target, *noise;
-    float *rough, *velocity; /* of the forward that makes a past */
+    float *rough, *velocity; /* of the forward pass that computes a past */
     double *rough_t;
-    float *words, *text; /* [CAPTIONS + 1, text_len, text_dim], the last for no words; [videos * TEXTS, ...] */
+    float *words, *text; /* words: [CAPTIONS + 1, text_len, text_dim], the last for no words; text: [videos * TEXTS,
+                            ...] */
     double *t;
     int64_t *caption, *start;
     float *weight;
@@ -47,7 +48,7 @@ static int caption_index(carry_shape s) {
     return (s.form * CARRY_SHAPE_COLOURS + s.colour) * CARRY_SHAPE_DIRECTIONS + s.direction;
 }
 
-/* Words are few: each caption is encoded once. */
+/* There are few captions: each is encoded once. */
 static carry_status encode_captions(carry_shapes_batch *b) {
     const int64_t n = text_count(&b->config);
     for (int i = 0; i <= CAPTIONS; i++) {
@@ -148,7 +149,7 @@ void carry_shapes_batch_free(carry_shapes_batch *b) {
     free(b);
 }
 
-/* The time of a chunk, as the model has it: 1000 sigma. */
+/* The time of a chunk in the model's unit: 1000 sigma. */
 static double time_of(const carry_shapes_batch *b, int64_t index, int64_t chunk, double *past) {
     const carry_dit_config *c = &b->config;
     const carry_words w = carry_philox(b->options.seed, TIME_STREAM, (uint64_t)(index * b->options.chunks + chunk));
@@ -160,7 +161,7 @@ static double time_of(const carry_shapes_batch *b, int64_t index, int64_t chunk,
     return 1000.0 * carry_flow_sigma(t, c->shift);
 }
 
-/* Latents of a chunk into target, which is no target yet. */
+/* Draws a chunk and stores its latents in `target`, which is computed from them later. */
 static carry_status draw_chunk(carry_shapes_batch *b, const carry_shapes_video *video, int64_t v, int64_t chunk) {
     const carry_shapes_batch_options *o = &b->options;
     const int64_t frame = 3 * o->side * o->side;
@@ -236,7 +237,7 @@ static void run_videos(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* The first video is done alone: what cannot be done shows there. */
+/* Makes the first video alone, so that errors are reported there, before threads start. */
 static carry_status each_video(carry_shapes_batch *b, carry_status (*work)(carry_shapes_batch *batch, int64_t video)) {
     video_job j = {.batch = b, .work = work};
     CARRY_TRY(work(b, 0));
@@ -269,7 +270,8 @@ carry_status carry_shapes_batch_make(carry_shapes_batch *b, int64_t first, carry
     return CARRY_OK;
 }
 
-/* One of the sampler's last two steps: with two steps left there are faults to learn from, with one there are few. */
+/* Adds noise of one of the sampler's last two steps: with two steps left there are errors to learn from, with one there
+   are few. */
 static carry_status roughen_video(carry_shapes_batch *b, int64_t v) {
     const carry_dit_config *c = &b->config;
     for (int64_t chunk = 0; chunk < b->options.chunks; chunk++) {

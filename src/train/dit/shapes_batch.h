@@ -22,11 +22,11 @@
 #include "train/dit/shapes.h"
 
 typedef struct carry_shapes_batch_options {
-    int64_t videos, chunks, chunk; /* of this rank; of a video; frames */
+    int64_t videos, chunks, chunk; /* videos of this rank; chunks of a video; frames of a chunk */
     int64_t side;                  /* pixels */
-    double speed;                  /* pixels a frame */
-    double past_noise;             /* the largest deviation of the noise that is added to the past */
-    double changes, unnamed;       /* of carry_shapes_options */
+    double speed;                  /* pixels per frame */
+    double past_noise;             /* the largest standard deviation of the noise that is added to the past */
+    double changes, unnamed;       /* as in carry_shapes_options */
     uint64_t seed;
 } carry_shapes_batch_options;
 
@@ -36,8 +36,8 @@ carry_status carry_shapes_batch_new(carry_ctx *ctx, carry_shapes_batch **made, c
                                     const carry_shapes_batch_options *options);
 void carry_shapes_batch_free(carry_shapes_batch *batch);
 
-/* Videos first, first + 1, ...; args gets all that is input, borrowed until the next call. *counted: numbers that have
-   a loss. */
+/* Makes videos first, first + 1, ...; sets all inputs in args, which are valid until the next call. *counted: the
+   number of elements that have a loss. */
 carry_status carry_shapes_batch_make(carry_shapes_batch *batch, int64_t first, carry_dit_pass_args *args,
                                      double *counted);
 carry_status carry_shapes_batch_own(carry_shapes_batch *batch, carry_dit_pass_args *args);

@@ -1,16 +1,17 @@
-/* Centres and colours of what is bright. On a torus a centre is an angle: the direction of the sum of unit vectors at
-   the pixels' angles, each weighted by how bright the pixel is. Steps from frame to frame are taken the short way. */
+/* Finds the centre and the colour of the bright pixels. On a torus a centre is an angle: the direction of the sum of
+   unit vectors at the pixels' angles, each weighted by the brightness of the pixel. Steps from frame to frame take the
+   shorter way. */
 #include "train/dit/shapes_judge.h"
 
 #include <math.h>
 #include <stddef.h>
 
 #define TURN 6.283185307179586
-#define BRIGHT 0.3    /* over the ground, of the brightest channel */
-#define FEWEST 0.01   /* of the pixels */
-#define STILL 0.35    /* of the speed: slower is still */
-#define MOVING 0.5    /* of the speed: faster moves */
-#define SIDEWAYS 0.35 /* of the larger step: more is neither direction */
+#define BRIGHT 0.3    /* threshold above the background, for the brightest channel */
+#define FEWEST 0.01   /* minimum fraction of bright pixels */
+#define STILL 0.35    /* relative to the speed: slower counts as still */
+#define MOVING 0.5    /* relative to the speed: faster counts as moving */
+#define SIDEWAYS 0.35 /* relative to the larger component of the step: above it, the step has no direction */
 
 typedef struct sight {
     double weight, area;
@@ -44,7 +45,7 @@ static sight look(const float *frame, int64_t side) {
     return s;
 }
 
-/* The short way between two angles, as pixels. */
+/* The shorter way between two angles, in pixels. */
 static double step_of(const double from[2], const double to[2], int64_t side) {
     double turned = atan2(to[1], to[0]) - atan2(from[1], from[0]);
     turned -= TURN * floor(turned / TURN + 0.5);

@@ -1,5 +1,5 @@
-/* Ling: layers of KDA, with whole gates and bounded decays, or of latent attention with positions and a gate for each
-   head; dense or expert feed-forwards. */
+/* Ling: layers of KDA, with full-rank gates and bounded decays, or of latent attention with positions and a gate for
+   each head; dense or expert feed-forwards. */
 #include "core/error.h"
 #include "model/lm/families/kimi.h"
 
@@ -168,8 +168,8 @@ static void set_defaults(carry_lm_config *c) {
                                            .theta = 6e6};
 }
 
-/* transformers writes the width of turned elements as head_dim, and that of KDA, head_dim of published files, as
-   linear_head_dim. */
+/* The transformers library writes the width of the rotary elements as head_dim, and the head width of KDA, which is
+   head_dim in published files, as linear_head_dim. */
 static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
     carry_lm_kimi *own = carry_lm_kimi_of(c);
     CARRY_TRY(carry_lm_kimi_finish(ctx, c));

@@ -1,4 +1,4 @@
-/* DeltaNet, as flash-linear-attention has it: states do not decay, and the widths of heads follow from hidden_size. */
+/* DeltaNet of flash-linear-attention: states do not decay, and the widths of heads follow from hidden_size. */
 #include <inttypes.h>
 
 #include "core/error.h"

@@ -1,4 +1,4 @@
-/* Families: the architectures of language models, by the model_type of their config.json.
+/* Families: the architectures of language models, identified by the model_type of their config.json.
 
    A family is one file that exports one const struct, and one line of CARRY_LM_FAMILY_LIST. It lists the keys of
    config.json with their defaults, translates them into the parts of layers (part.h) and their options, and names the
@@ -19,41 +19,42 @@
 /* Other names of tensors in files, and tensors that are ignored. Lists end with NULL. */
 typedef struct carry_lm_file_names {
     const char *prefix;              /* in place of "model." */
-    const char *const (*renamed)[2]; /* {end of a name here, in the file}; NULL: none */
-    const char *const (*pieces)[2];  /* {end of a name here, of one of its pieces in the file: consecutive rows}; '#' in
-                                        it stands for the number of an expert */
+    const char *const (*renamed)[2]; /* {end of a name in the model, end of it in the file}; NULL: none */
+    const char *const (*pieces)[2];  /* {end of a name in the model, end of the name of one of its pieces in the file}:
+                                        pieces are consecutive rows, and '#' stands for the number of an expert */
     const char *const (*ignored)[2]; /* {beginning of a name in the file, the name of that part of the model} */
 } carry_lm_file_names;
 
-/* A tensor that has the rows of several slots in groups, one group for each head of keys: in every group, an equal
-   share of the rows of each slot. Here the rows of a slot lie together. */
+/* A tensor in files that has the rows of several slots in groups, one group for each key head. Every group has an equal
+   share of the rows of each slot. In memory the rows of a slot are adjacent. */
 typedef struct carry_lm_grouped {
-    const char *name;           /* as in the names of slots; NULL: past the last */
+    const char *name;           /* as in the names of slots; NULL: end of the list */
     int slot[CARRY_ROW_BLOCKS]; /* in the order of the file */
     int slots;
 } carry_lm_grouped;
 
 typedef struct carry_lm_family {
     const char *name;  /* its model_type: "gated_deltanet" */
-    const char *about; /* models of it that are published */
-    unsigned mixers;   /* the parts that its layers may have: CARRY_LM_HAS of each, NONE left out */
+    const char *about; /* its published models */
+    unsigned mixers;   /* the parts that its layers may have: CARRY_LM_HAS of each, without NONE */
     unsigned feedforwards;
     const char *architecture; /* its class: "GatedDeltaNetForCausalLM" */
-    const char *wrapper;      /* the model_type of a multimodal model whose text_config is of this family; NULL: none */
-    const carry_lm_key *keys; /* in the order in which they are written; the last has key NULL */
-    /* The values of missing keys, in a configuration of zeros. */
+    const char *wrapper;      /* the model_type of a multimodal model whose text_config belongs to this family; NULL:
+                                 none */
+    const carry_lm_key *keys; /* in the order in which they are written; the list ends with key NULL */
+    /* Sets the values of missing keys; all other fields of the configuration are zero. */
     void (*set_defaults)(carry_lm_config *config);
     /* Sets the parts of every layer and their options from the keys; called again after a change. */
     carry_status (*finish)(carry_ctx *ctx, carry_lm_config *config);
 
-    const char *prefix;                        /* of the layers' tensors, before "layers.N."; NULL: "model." */
+    const char *prefix;                        /* prefix of the layers' tensors, before "layers.N."; NULL: "model." */
     const char *embeddings;                    /* the name of their tensor */
-    const char *norm;                          /* the last one's; NULL: "model.norm.weight" */
-    const char *norms[2][2];                   /* of mixer and feed-forward, below model.layers.N.: where norms
-                                                  come before, and after */
+    const char *norm;                          /* name of the last norm's tensor; NULL: "model.norm.weight" */
+    const char *norms[2][2];                   /* names of the norms of mixer and feed-forward, after model.layers.N.:
+                                                  for norms before them, and after them */
     const char *const *mixer[CARRY_LM_MIXERS]; /* names of slots; NULL: the part's own */
     const char *const *feedforward[CARRY_LM_FEEDFORWARDS];
-    const carry_lm_grouped *grouped;  /* of the delta rule; NULL: none */
+    const carry_lm_grouped *grouped;  /* grouped tensors of the delta rule; NULL: none */
     const carry_lm_file_names *files; /* NULL: none */
 } carry_lm_family;
 
@@ -63,11 +64,12 @@ typedef struct carry_lm_family {
 CARRY_LM_FAMILY_LIST(X)
 #undef X
 
-/* NULL past the end; the family of a model_type, its own or a wrapper's, or NULL. */
+/* at: the family with this index, or NULL past the end. of: the family with this model_type, its own or its wrapper's,
+   or NULL. */
 const carry_lm_family *carry_lm_family_at(int index);
 const carry_lm_family *carry_lm_family_of(const carry_json *model_type);
 
-/* A row of `carry list families`, in every build the same. */
+/* A row of `carry list families`; it is the same in every build. */
 typedef struct carry_lm_family_row {
     char mixers[64], feedforwards[64]; /* names of parts: "delta, attention" */
     bool on_cuda;                      /* every part has kernels for NVIDIA GPUs */
@@ -75,7 +77,7 @@ typedef struct carry_lm_family_row {
 } carry_lm_family_row;
 carry_lm_family_row carry_lm_family_describe(const carry_lm_family *family);
 
-/* Keys that all families have: sizes, which come first; tokens and others; and keys that are ignored or must be off. */
+/* Keys of all families: sizes, which come first; tokens and others; keys that are ignored or must be off. */
 #define CARRY_LM_SIZE_KEYS                                                                        \
     CARRY_LM_KEY("vocab_size", vocab_size, SIZE), CARRY_LM_KEY("hidden_size", hidden_size, SIZE), \
         CARRY_LM_KEY("num_hidden_layers", num_hidden_layers, SIZE)

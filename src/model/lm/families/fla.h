@@ -1,5 +1,5 @@
 /* The families of flash-linear-attention: gated_deltanet, delta_net, gated_deltaproduct. They share most keys, the
-   names of tensors, and layers with attention, which "attn" lists. */
+   names of tensors, and attention layers, which "attn" lists. */
 #ifndef CARRY_MODEL_LM_FLA_H
 #define CARRY_MODEL_LM_FLA_H
 
@@ -10,10 +10,12 @@ typedef struct carry_lm_fla {
     double hidden_ratio;       /* 0: 4 */
     int64_t num_v_heads;       /* gated; 0: num_heads */
     int64_t head_dim;          /* gated; of q and k */
-    double expand_k;           /* delta_net: all heads of q together have expand_k hidden_size */
-    double expand_v;           /* gated: a head of v has expand_v head_dim; delta_net: as expand_k */
-    bool use_output_norm;      /* delta_net; kept for the file: o_norm is there either way, as it is there */
-    bool use_forget_gate;      /* gated_deltaproduct; without it states do not decay */
+    double expand_k;           /* delta_net: the width of all heads of q together is expand_k hidden_size */
+    double expand_v;           /* gated families: the width of a head of v is expand_v head_dim; delta_net: like
+                                  expand_k */
+    bool use_output_norm;      /* delta_net; only kept for writing: o_norm exists either way, as in
+                                  flash-linear-attention */
+    bool use_forget_gate;      /* gated_deltaproduct: without it states do not decay */
 } carry_lm_fla;
 _Static_assert(sizeof(carry_lm_fla) <= CARRY_LM_OWN, "a family's own fields");
 
@@ -24,10 +26,11 @@ static inline carry_lm_fla *carry_lm_fla_of(carry_lm_config *config) {
 
 /* The defaults that the three share. */
 void carry_lm_fla_set_defaults(carry_lm_config *config);
-/* The width of the feed-forward; and the heads of the two gated families. */
+/* finish sets the width of the feed-forward; finish_gated also sets the heads of the two gated families. */
 carry_status carry_lm_fla_finish(carry_ctx *ctx, carry_lm_config *config);
 carry_status carry_lm_fla_finish_gated(carry_ctx *ctx, carry_lm_config *config);
-/* size times factor, rounded down; exact: it must be whole, to the 1e-5 that flash-linear-attention allows. */
+/* *result = size times factor, rounded down. exact: the product must be whole, within the 1e-5 that
+   flash-linear-attention allows. */
 carry_status carry_lm_fla_expand(carry_ctx *ctx, int64_t *result, const char *key, double factor, const char *of,
                                  int64_t size, bool exact);
 

@@ -1,4 +1,4 @@
-/* Gated DeltaNet, as flash-linear-attention has it. */
+/* Gated DeltaNet of flash-linear-attention. */
 #include "model/lm/families/fla.h"
 
 static const carry_lm_key keys[] = {

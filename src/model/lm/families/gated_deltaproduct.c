@@ -1,4 +1,4 @@
-/* Gated DeltaProduct, as flash-linear-attention has it: several steps of the delta rule a token. */
+/* Gated DeltaProduct of flash-linear-attention: several steps of the delta rule for each token. */
 #include <string.h>
 
 #include "model/lm/families/fla.h"

@@ -1,5 +1,5 @@
-/* Granite 4: Mamba-2 or attention, then a shared feed-forward with experts beside it or alone. Embeddings, what layers
-   add, scores of attention and logits have factors. */
+/* Granite 4: Mamba-2 or attention, then a shared feed-forward, with or without experts. Embeddings, the outputs that
+   layers add to h, attention scores and logits are multiplied by factors. */
 #include <math.h>
 #include <string.h>
 
@@ -88,7 +88,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_KEY("mamba_proj_bias", mamba.proj_bias, TRUTH),
     {"time_step_limit", CARRY_LM_OTHER, 0, carry_lm_mamba_read_limits, carry_lm_mamba_write_limits, NULL},
     CARRY_LM_WORD("mamba_chunk_size", READ_OVER),
-    CARRY_LM_WORD("time_step_min", READ_OVER), /* of initial values */
+    CARRY_LM_WORD("time_step_min", READ_OVER), /* only for initial values */
     CARRY_LM_WORD("time_step_max", READ_OVER),
     CARRY_LM_WORD("time_step_floor", READ_OVER),
     CARRY_LM_WORD("init_method", READ_OVER),

@@ -1,4 +1,4 @@
-/* Shared by the hybrid families of transformers. */
+/* Shared by the hybrid families of the transformers library. */
 #include "model/lm/families/hybrid.h"
 
 #include <inttypes.h>
@@ -164,7 +164,7 @@ carry_status carry_lm_hybrid_read_rope(const carry_lm_source *s, const carry_jso
                                            : carry_lm_config_refuse(s, node, "an object or null is expected");
 }
 
-/* False: there are no rotary positions. */
+/* Begins the object of rotary positions; returns false if the model does not use them. */
 static bool open_rope(carry_json_text *text, const carry_lm_config *c) {
     if (c->attention.rope_theta == 0.0) {
         carry_json_put_raw(text, "null");

@@ -5,11 +5,11 @@
 
 #include "model/lm/families/family.h"
 
-/* A family with more fields of its own has this struct first. */
+/* A family with more fields of its own has this struct as its first member. */
 typedef struct carry_lm_hybrid {
     int64_t full_attention_interval; /* without layer_types: one layer in this many has attention */
     int64_t layers_listed;           /* by layer_types; 0: none */
-    int64_t mrope_section[3];        /* kept for the file: positions of text are the same in all sections */
+    int64_t mrope_section[3];        /* only kept for writing: text has the same positions in all sections */
 } carry_lm_hybrid;
 _Static_assert(sizeof(carry_lm_hybrid) <= CARRY_LM_OWN, "a family's own fields");
 
@@ -18,20 +18,20 @@ static inline carry_lm_hybrid *carry_lm_hybrid_of(carry_lm_config *config) {
     return (carry_lm_hybrid *)(void *)config->own;
 }
 
-/* Defaults of all these families; and of those of Qwen, without the sizes in which they differ. */
+/* Sets the defaults of all these families; and those of the Qwen families, except the sizes in which they differ. */
 void carry_lm_hybrid_set_defaults(carry_lm_config *config);
 void carry_lm_hybrid_set_qwen(carry_lm_config *config);
-/* Experts of Qwen, but for their sizes. */
+/* Sets the defaults of Qwen's experts, except their sizes. */
 void carry_lm_hybrid_set_experts(carry_lm_config *config);
-/* The mixer of each layer: as listed, or by full_attention_interval. */
+/* Sets the mixer of each layer: as listed, or by full_attention_interval. */
 carry_status carry_lm_hybrid_finish(carry_ctx *ctx, carry_lm_config *config);
-/* The same; norms of the delta rule have the model's epsilon. */
+/* The same; also sets the epsilon of the delta rule's norms to the model's. */
 carry_status carry_lm_hybrid_finish_qwen(carry_ctx *ctx, carry_lm_config *config);
 
 carry_status carry_lm_hybrid_read_layer_types(const carry_lm_source *s, const carry_json *node);
 void carry_lm_hybrid_write_layer_types(carry_json_text *text, const carry_lm_config *config);
 carry_status carry_lm_hybrid_read_rope(const carry_lm_source *s, const carry_json *node);
-/* With the part of a head that is turned, or without. */
+/* Write the keys of rotary positions, with the fraction of a head that gets them, or without. */
 void carry_lm_hybrid_write_rope(carry_json_text *text, const carry_lm_config *config);
 void carry_lm_hybrid_write_whole_rope(carry_json_text *text, const carry_lm_config *config);
 
@@ -47,7 +47,7 @@ extern const carry_lm_file_names carry_lm_hybrid_expert_files; /* the same, and 
         CARRY_LM_TOKEN_KEYS, {                                                                                       \
         "layer_types", CARRY_LM_OTHER, 0, carry_lm_hybrid_read_layer_types, carry_lm_hybrid_write_layer_types, NULL  \
     }
-/* Of experts, in the families of Qwen. */
+/* Keys of experts in the Qwen families. */
 #define CARRY_LM_HYBRID_EXPERT_KEYS                                                          \
     CARRY_LM_KEY("num_experts_per_tok", experts.chosen, SIZE),                               \
         CARRY_LM_KEY("moe_intermediate_size", experts.width, SIZE),                          \
@@ -63,7 +63,7 @@ extern const carry_lm_file_names carry_lm_hybrid_expert_files; /* the same, and 
         CARRY_LM_KEY("partial_rotary_factor", attention.rotary_factor, READ_NUMBER),                            \
         CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""), CARRY_LM_WORD("attention_bias", MUST_BE_OFF), \
         CARRY_LM_WORD("attention_dropout", MUST_BE_OFF)
-/* The delta rule and attention of the families of Qwen; and those of Qwen3.5, with the keys it ignores. */
+/* Keys of the delta rule and attention in the Qwen families; and those of Qwen3.5, with the keys that are ignored. */
 #define CARRY_LM_HYBRID_QWEN_MIXER_KEYS                                  \
     CARRY_LM_KEY("linear_num_key_heads", delta.heads, SIZE),             \
         CARRY_LM_KEY("linear_num_value_heads", delta.value_heads, SIZE), \

@@ -9,7 +9,7 @@ carry_lm_kimi *carry_lm_kimi_of(carry_lm_config *c) {
     return (carry_lm_kimi *)(void *)c->own;
 }
 
-/* A list of one of two words for each layer; returns how many. */
+/* Reads a list that has one of two words for each layer; *listed is its length. */
 static carry_status read_words(const carry_lm_source *s, const carry_json *node, const char *const words[2],
                                const unsigned char parts[2], unsigned char *to, int64_t *listed) {
     int64_t count = 0;

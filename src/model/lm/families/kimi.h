@@ -6,13 +6,14 @@
 #include "model/lm/families/family.h"
 
 typedef struct carry_lm_kimi {
-    int64_t mixers_listed, feedforwards_listed; /* by layer_types and mlp_layer_types; 0: none */
-    int64_t dense_layers;                       /* without mlp_layer_types: the first ones that have no experts */
+    int64_t mixers_listed, feedforwards_listed; /* number of layers in layer_types and in mlp_layer_types; 0: the key is
+                                                   missing */
+    int64_t dense_layers;                       /* without mlp_layer_types: this many first layers have no experts */
     int64_t shared_experts;
-    int64_t kv_heads; /* 0: as many as heads */
+    int64_t kv_heads; /* 0: equal to the number of heads */
     double expert_scale;
     int64_t group_size;   /* Ling, without layer_types: the last layer of each group has attention */
-    int64_t kda_head_dim; /* Ling: 0: head_dim of published files */
+    int64_t kda_head_dim; /* Ling: 0: use head_dim, as in published files */
     int64_t head_dim;
     bool safe_gate;
     double lower_bound, theta;
@@ -25,8 +26,7 @@ carry_status carry_lm_kimi_read_mixers(const carry_lm_source *s, const carry_jso
 void carry_lm_kimi_write_mixers(carry_json_text *text, const carry_lm_config *c);
 carry_status carry_lm_kimi_read_feedforwards(const carry_lm_source *s, const carry_json *node);
 void carry_lm_kimi_write_feedforwards(carry_json_text *text, const carry_lm_config *c);
-/* Compares the lists with the number of layers, and sets what follows from the fields: feed-forwards that are not
-   listed, and experts. */
+/* Compares the lists with the number of layers, and sets the feed-forwards that are not listed, and the experts. */
 carry_status carry_lm_kimi_finish(carry_ctx *ctx, carry_lm_config *c);
 /* Names of an expert layer's slots. */
 extern const char *const carry_lm_kimi_expert_names[];

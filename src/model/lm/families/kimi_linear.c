@@ -1,8 +1,9 @@
-/* Kimi Linear: layers of KDA or latent attention, neither with positions, with dense or expert feed-forwards. */
+/* Kimi Linear: layers of KDA or of latent attention, without positions, with dense or expert feed-forwards. */
 #include "core/error.h"
 #include "model/lm/families/kimi.h"
 
-/* Lists of layers that are counted from 1, in released files: those of one list, the others of the other. */
+/* Released files have one list of layer numbers for each mixer, counted from 1. Sets the mixer of the layers in one
+   list. */
 static carry_status read_numbers(const carry_lm_source *s, const carry_json *node, unsigned char mixer) {
     carry_lm_kimi *own = carry_lm_kimi_of(s->config);
     for (const carry_json *one = node->kind == CARRY_JSON_ARRAY ? node->as.inside.first : NULL; one != NULL;
@@ -75,7 +76,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_WRITTEN("hidden_act", MUST_BE_SILU, "\"silu\""),
     CARRY_LM_WORD("attention_bias", MUST_BE_OFF),
     CARRY_LM_WORD("attention_dropout", MUST_BE_OFF),
-    CARRY_LM_WORD("head_dim", READ_OVER), /* not read there either, nor are those below */
+    CARRY_LM_WORD("head_dim", READ_OVER), /* transformers does not read it either, nor the keys below */
     CARRY_LM_WORD("qk_head_dim", READ_OVER),
     CARRY_LM_WORD("mla_use_nope", READ_OVER),
     CARRY_LM_WORD("moe_layer_freq", READ_OVER),
@@ -100,7 +101,8 @@ static const char *const renamed[][2] = {
     {"self_attn.forget_gate.A_log", "self_attn.A_log"},
     {"mlp.gate.weight", "block_sparse_moe.gate.weight"},
     {"mlp.gate.e_score_correction_bias", "block_sparse_moe.gate.e_score_correction_bias"},
-    {"mlp.gate_proj.weight", "block_sparse_moe.gate_proj.weight"}, /* of dense layers: as transformers saves them */
+    {"mlp.gate_proj.weight",
+     "block_sparse_moe.gate_proj.weight"}, /* dense layers, in the names that transformers saves */
     {"mlp.up_proj.weight", "block_sparse_moe.up_proj.weight"},
     {"mlp.down_proj.weight", "block_sparse_moe.down_proj.weight"},
     {"mlp.shared_experts.gate_proj.weight", "block_sparse_moe.shared_experts.gate_proj.weight"},

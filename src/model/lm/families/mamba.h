@@ -4,10 +4,10 @@
 
 #include "model/lm/families/family.h"
 
-/* time_step_limit: two numbers, of which the second may be Infinity or {"__float__": "Infinity"}. */
+/* time_step_limit has two numbers; the second may be Infinity or {"__float__": "Infinity"}. */
 carry_status carry_lm_mamba_read_limits(const carry_lm_source *s, const carry_json *node);
 void carry_lm_mamba_write_limits(carry_json_text *text, const carry_lm_config *config);
-/* CARRY_ESIZE unless the heads of Mamba layers are `expand` times as wide as h. */
+/* CARRY_ESIZE unless the heads of Mamba layers together are `expand` times as wide as h. */
 carry_status carry_lm_mamba_check_expand(carry_ctx *ctx, const carry_lm_config *config, int64_t expand);
 
 #endif

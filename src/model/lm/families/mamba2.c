@@ -1,4 +1,4 @@
-/* Mamba-2 of transformers: every layer has a mixer alone. */
+/* Mamba-2 of the transformers library: layers have a mixer and no feed-forward. */
 #include <math.h>
 #include <string.h>
 
@@ -24,7 +24,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_KEY("tie_word_embeddings", tie_word_embeddings, TRUTH),
     CARRY_LM_TOKEN_KEYS,
     CARRY_LM_WORD("chunk_size", READ_OVER),
-    CARRY_LM_WORD("time_step_min", READ_OVER), /* of initial values */
+    CARRY_LM_WORD("time_step_min", READ_OVER), /* only for initial values */
     CARRY_LM_WORD("time_step_max", READ_OVER),
     CARRY_LM_WORD("time_step_floor", READ_OVER),
     CARRY_LM_WORD("time_step_rank", READ_OVER),

@@ -19,7 +19,7 @@ static nemotron *own_of(carry_lm_config *c) {
 /* The parts of a kind of layer. */
 static const struct {
     char sign;
-    const char *names[2]; /* written; also read */
+    const char *names[2]; /* the name that is written; another that is read */
     unsigned char mixer, feedforward;
 } kinds[] = {
     {'M', {"linear_attention", "mamba"}, CARRY_LM_MIXER_MAMBA, CARRY_LM_FEEDFORWARD_NONE},
@@ -143,7 +143,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_KEY("layer_norm_epsilon", norm_eps, NUMBER),
     CARRY_LM_KEY("tie_word_embeddings", tie_word_embeddings, TRUTH),
     CARRY_LM_TOKEN_KEYS,
-    CARRY_LM_WORD("attention_bias", READ_OVER), /* not read there either */
+    CARRY_LM_WORD("attention_bias", READ_OVER), /* transformers does not read it either */
     CARRY_LM_WORD("attention_dropout", MUST_BE_OFF),
     CARRY_LM_WORD("hidden_dropout", MUST_BE_OFF),
     CARRY_LM_WORD("sliding_window", READ_OVER),

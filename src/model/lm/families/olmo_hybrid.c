@@ -1,4 +1,5 @@
-/* OLMo Hybrid: norms come after the mixer and the feed-forward of layers with attention, and before those of others. */
+/* OLMo Hybrid: in layers with attention, norms come after the mixer and the feed-forward; in other layers before
+   them. */
 #include "model/lm/families/hybrid.h"
 
 static const carry_lm_key keys[] = {
@@ -11,7 +12,7 @@ static const carry_lm_key keys[] = {
     CARRY_LM_KEY("linear_allow_neg_eigval", delta.allow_neg_eigval, TRUTH),
     CARRY_LM_HYBRID_ATTENTION_KEYS(carry_lm_hybrid_write_whole_rope),
     CARRY_LM_WORD("linear_use_gate", MUST_BE_ON),
-    CARRY_LM_WORD("linear_a_log_min", READ_OVER), /* of initial values there */
+    CARRY_LM_WORD("linear_a_log_min", READ_OVER), /* only for initial values in transformers */
     CARRY_LM_WORD("linear_a_log_max", READ_OVER),
     CARRY_LM_WORD("linear_dt_min", READ_OVER),
     CARRY_LM_WORD("linear_dt_max", READ_OVER),
@@ -62,7 +63,7 @@ static carry_status finish(carry_ctx *ctx, carry_lm_config *c) {
         d->key = (int64_t)(0.75 * (double)c->hidden_size / (double)d->heads);
     }
     d->value = d->value != 0 ? d->value : 2 * d->key;
-    d->norm_eps = 1e-5; /* its class has it fixed */
+    d->norm_eps = 1e-5; /* a constant in its class in transformers */
     CARRY_TRY(carry_lm_hybrid_finish(ctx, c));
     if (carry_lm_hybrid_of(c)->layers_listed == 0 && c->num_hidden_layers < interval) {
         c->mixer[c->num_hidden_layers - 1] = CARRY_LM_MIXER_ATTENTION;

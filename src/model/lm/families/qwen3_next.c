@@ -1,5 +1,5 @@
-/* Qwen3-Next: the layers of Qwen3.5 with other projections in those of the delta rule. in_proj_qkvz and in_proj_ba have
-   their rows by head of keys. Every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers. */
+/* Qwen3-Next: the layers of Qwen3.5, with other projections for the delta rule. The rows of in_proj_qkvz and in_proj_ba
+   are grouped by key head. Every decoder_sparse_step-th layer has experts, except those in mlp_only_layers. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -7,7 +7,7 @@
 #include "model/lm/families/hybrid.h"
 #include "model/lm/mixers/delta.h"
 
-#define UNLISTED 255 /* a layer that mlp_only_layers does not name */
+#define UNLISTED 255 /* a layer that is not in mlp_only_layers */
 
 typedef struct qwen3_next {
     carry_lm_hybrid hybrid;

@@ -38,7 +38,7 @@ static carry_status check(carry_ctx *ctx, carry_lm_config *c) {
     return CARRY_OK;
 }
 
-/* The width of what experts read and write. */
+/* The width of the experts' inputs and outputs. */
 static int64_t inner(const carry_lm_config *c) {
     return c->experts.latent > 0 ? c->experts.latent : c->hidden_size;
 }
@@ -96,7 +96,7 @@ static carry_tensor take_numbers(const carry_lm_pass *pass, carry_arena *arena, 
     return carry_arena_tensor(arena, pass->lm->own.device, CARRY_I64, 1, &count);
 }
 
-/* The right half of columns of an array. */
+/* A view of `width` columns of an array, starting at column `first`. */
 static carry_tensor columns_of(carry_tensor both, int64_t first, int64_t width) {
     both.shape[1] = width;
     if (both.data != NULL) {
@@ -190,9 +190,9 @@ carry_tensor carry_lm_experts_half(carry_tensor W, int64_t width, int which) {
     return half;
 }
 
-/* The experts of each token. A router that gives NaN would make all that follows NaN: where no gradients are wanted, it
-   is refused by its layer and token. On a GPU, where nothing is read back, and in a call of several sequences in a
-   pool, the logits of that sequence become NaN. */
+/* Chooses the experts of each token. NaN in the router's output would make all later results NaN: if no gradients are
+   wanted, it is an error that names the layer and the token. On a GPU, from which nothing is read back, and in a call
+   with several sequences in a pool, the logits of that sequence become NaN instead. */
 static carry_status choose(const carry_lm_call *call, carry_tensor x) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_experts_options *e = &call->pass->lm->config.experts;
@@ -225,7 +225,7 @@ static carry_status activate(const carry_lm_call *call, const carry_lm_units *u,
     return carry_elementwise(ctx, carry_lm_experts_first(call, u->squared, pairs), active, active, CARRY_MULTIPLY);
 }
 
-/* The output of every pair's expert. */
+/* Computes the output of the expert of every pair. */
 static carry_status run_experts(const carry_lm_call *call, carry_tensor x) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_experts_options *e = &call->pass->lm->config.experts;
@@ -254,7 +254,7 @@ const int *carry_lm_experts_shared(const carry_lm_units *shared) {
     return shared->gate.data != NULL ? slots : slots + 1;
 }
 
-/* out += the shared expert's output. out absent: only the activations that backward reads. */
+/* out += the shared expert's output. If out is absent, computes only the activations that backward reads. */
 static carry_status run_shared(const carry_lm_call *call, carry_tensor x, carry_tensor out) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_experts_rows *r = call->rows;

@@ -1,17 +1,17 @@
-/* Experts backward: the steps of forward in reverse order. Gradients of the experts' outputs, and then of their inputs,
-   take the memory of the outputs. */
+/* The backward pass of experts: the steps of forward in reverse order. The gradients of the experts' outputs, and later
+   those of their inputs, overwrite the outputs. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
 #include "model/lm/feedforward/experts.h"
 
-/* up and gate become their gradients. */
+/* Overwrites up and gate with their gradients. */
 static carry_status activate_backward(const carry_lm_call *call, const carry_lm_units *u, carry_tensor dactive) {
     carry_ctx *ctx = call->pass->ctx;
     if (u->gate.data != NULL) {
         return carry_swiglu_backward(ctx, u->gate, u->up, dactive, u->gate, u->up);
     }
-    /* of relu(up)^2: 2 relu(up) */
+    /* the derivative of relu(up)^2 is 2 relu(up) */
     CARRY_TRY(carry_elementwise(ctx, u->up, dactive, u->active, CARRY_MULTIPLY));
     return carry_elementwise(ctx, u->up, u->up, u->up, CARRY_ADD);
 }
@@ -39,7 +39,8 @@ static carry_status shared_backward(const carry_lm_call *call) {
                : CARRY_OK;
 }
 
-/* From dsum, the gradient of the weighted sum: those of the router's weights and, in r->y, of what experts read. */
+/* Computes, from dsum, the gradient of the weighted sum, the gradients of the router's weights and, in r->y, those of
+   the experts' inputs. */
 static carry_status experts_backward(const carry_lm_call *call, carry_tensor dsum) {
     carry_ctx *ctx = call->pass->ctx;
     const int64_t width = call->pass->lm->config.experts.width;

@@ -11,7 +11,7 @@ enum {
     SLOTS = CARRY_LM_SWIGLU_SLOTS
 };
 
-/* In backward gate and up become their own gradients. */
+/* Backward overwrites gate and up with their gradients. */
 typedef struct swiglu_rows {
     carry_tensor gate, up, activated;
 } swiglu_rows;

@@ -12,8 +12,8 @@
 #include "model/lm/mixers/attention_pooled.h"
 #include "model/lm/places.h"
 
-#define BLOCK 256 /* queries of a block of attention: workspaces are largest for whole blocks */
-#define BLOCKS 64 /* and do not grow from here on */
+#define BLOCK 256 /* queries in a block of attention: workspaces are largest for whole blocks */
+#define BLOCKS 64 /* workspaces do not grow beyond this many blocks */
 
 carry_tensor carry_lm_attention_heads(const carry_lm_pass *pass, carry_tensor rows) {
     const int64_t D = pass->lm->config.attention.head_dim;
@@ -56,7 +56,7 @@ carry_attention_args carry_lm_attention_args(const carry_lm_pass *pass, const ca
     };
 }
 
-/* A step of a batch; rows and caches are given when it is run. */
+/* The arguments of a step of a batch, without rows and caches. */
 static carry_attention_step_args step_of(const carry_lm *lm, int64_t batch, carry_dtype dtype) {
     const carry_lm_config *c = &lm->config;
     const int64_t q[] = {batch, c->attention.heads, c->attention.head_dim};
@@ -86,7 +86,7 @@ void carry_lm_attention_close(void *opened) {
     }
 }
 
-/* Rounded as the f32 sums of transformers are: 1 / theta^(2i / rotary). */
+/* 1 / theta^(2i / rotary), rounded like the f32 sums of the transformers library. */
 void carry_lm_attention_rates(const carry_lm_config *c, float *rates) {
     for (int64_t i = 0; i < c->attention.rotary / 2; i++) {
         const float exponent = (float)(2 * i) / (float)c->attention.rotary;
@@ -94,7 +94,7 @@ void carry_lm_attention_rates(const carry_lm_config *c, float *rates) {
     }
 }
 
-/* The backward pass of all rows, without data. */
+/* The arguments of the backward pass of all rows, without data. */
 static carry_attention_backward_args backward_of(const carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
     const int64_t q[] = {pass->tokens, c->attention.heads, c->attention.head_dim};
@@ -110,7 +110,7 @@ static carry_attention_backward_args backward_of(const carry_lm_pass *pass) {
         .forward = {.o = queries, .q = queries, .k = keys, .v = keys, .causal = true, .window = c->attention.window}};
 }
 
-/* First rows of the sequences of a batch, and a line about the kernels. */
+/* Sets the first row of each sequence of a batch, and a line of text about the kernels. */
 static carry_status open_backward(const carry_lm_pass *pass, carry_lm_attention *o) {
     static const struct {
         const char *method, *line;
@@ -138,7 +138,7 @@ static carry_status open_backward(const carry_lm_pass *pass, carry_lm_attention 
     return CARRY_OK;
 }
 
-/* Workspace of attention, for documents of any length up to the pass's. */
+/* The workspace of attention, for documents of any length up to the pass's. */
 static size_t workspace_of(const carry_lm_pass *pass) {
     const carry_lm_config *c = &pass->lm->config;
     const carry_dtype dtype = pass->options.dtype;
@@ -169,7 +169,7 @@ static size_t workspace_of(const carry_lm_pass *pass) {
     return most;
 }
 
-/* The rates, where a pooled pass computes turns from positions. */
+/* Uploads the rates for a pooled pass, which computes rotations from positions. */
 static carry_status bring_rates(const carry_lm_pass *pass, carry_lm_attention *o) {
     const size_t bytes = (size_t)pass->lm->config.attention.rotary / 2 * sizeof *o->rates;
     o->ctx = pass->ctx;
@@ -329,7 +329,7 @@ carry_status carry_lm_attention_begin(carry_lm_pass *pass, void *opened, const c
                : CARRY_OK;
 }
 
-/* to = the norm of from, turned. */
+/* to = norm(from), with rotary positions. */
 static carry_status prepare(const carry_lm_call *call, int slot, carry_tensor to, carry_tensor from) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_attention *o = call->opened;
@@ -344,7 +344,7 @@ static carry_status prepare(const carry_lm_call *call, int slot, carry_tensor to
                                  : CARRY_OK;
 }
 
-/* Puts the keys and values of a sequence behind those that its state has, and gives all of them to attention. */
+/* Appends the keys and values of a sequence to those in its state, and makes all of them the input of attention. */
 static carry_status extend(const carry_lm_call *call, int64_t sequence, carry_attention_args *attention) {
     carry_lm_state *state = call->args->state;
     const int64_t past = state->length[sequence];

@@ -1,4 +1,4 @@
-/* Attention layers backward: forward's lines in mirror order. */
+/* The backward pass of attention layers: the steps of forward in reverse order. */
 #include "attention/attention.h"
 #include "carry/ops.h"
 #include "core/context.h"
@@ -24,7 +24,7 @@ carry_status carry_lm_attend_backward(const carry_lm_call *call) {
     return carry_attention_backward_documents(pass->ctx, &attention, &documents, pass->scratch, pass->scratch_bytes);
 }
 
-/* dfrom of what prepare made `from` into; dto is used up. */
+/* The backward pass of `prepare`: computes the gradient of `from`. dto is overwritten. */
 static carry_status prepare_backward(const carry_lm_call *call, int slot, carry_tensor *dfrom, carry_tensor dto,
                                      carry_tensor from) {
     carry_lm_pass *pass = call->pass;

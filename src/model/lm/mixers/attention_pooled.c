@@ -1,5 +1,5 @@
-/* Attention over pages. Keys and values of all rows are put into their pages at once; then single tokens are one call
-   where the device has a kernel for it, and every piece is a call. */
+/* Attention over pages. The keys and values of all rows are stored in their pages first. Then all single tokens are one
+   call, if the device has a kernel for it, and every piece is a call. */
 #include "model/lm/mixers/attention_pooled.h"
 
 #include "attention/attention.h"
@@ -8,7 +8,7 @@
 #include "core/tensor.h"
 #include "model/lm/places.h"
 
-/* Steps of a call; tensors are given where it is run. */
+/* The arguments of the steps of a call, without tensors. */
 static carry_attention_step_args step_of(const carry_lm_pass *pass, int64_t batch) {
     const carry_lm_config *c = &pass->lm->config;
     const int64_t q[] = {batch, c->attention.heads, c->attention.head_dim};
@@ -36,7 +36,7 @@ static carry_attention_args piece_of(const carry_lm_pass *pass, int64_t tokens, 
                                   .window = c->attention.window};
 }
 
-/* Steps have no scale of their own. */
+/* Kernels for steps have no parameter for a scale. */
 static bool has_steps(const carry_lm_pass *pass, const carry_attention_step_args *step) {
     return pass->lm->config.attention.scale == 0.0 && carry_attention_steps(step);
 }
@@ -49,7 +49,7 @@ bool carry_lm_attention_pooled_records(const carry_lm_pass *pass) {
 size_t carry_lm_attention_pooled_workspace(const carry_lm_pass *pass) {
     const int64_t context = pass->options.context;
     size_t most = 0;
-    for (int64_t tokens = 1;; tokens *= 2) { /* few queries may need more than many */
+    for (int64_t tokens = 1;; tokens *= 2) { /* few queries may need more memory than many */
         const int64_t T = tokens < pass->options.tokens ? tokens : pass->options.tokens;
         const carry_attention_args piece = piece_of(pass, T, context > T ? context : T);
         const size_t needed = carry_attention_paged_workspace(&piece);
@@ -63,7 +63,7 @@ size_t carry_lm_attention_pooled_workspace(const carry_lm_pass *pass) {
     return steps > most ? steps : most;
 }
 
-/* The part that has the values: a latent is both key and value. */
+/* The part that has the values; a latent is both key and value. */
 static int values_of(const carry_lm_call *call) {
     return call->args->places->pool->part[call->layer][1].data != NULL ? 1 : 0;
 }
@@ -74,7 +74,7 @@ static carry_tensor rows_of(const carry_lm_call *call, int part) {
     return carry_reshape_3d(*pages, pages->shape[0] * pages->shape[1], pages->shape[2], pages->shape[3]);
 }
 
-/* `count` tokens of a sequence, from row `first` of the call on, after `past` others. */
+/* Attention for `count` tokens of a sequence, starting at row `first` of the call, after `past` earlier tokens. */
 static carry_status attend_piece(const carry_lm_call *call, int64_t sequence, int64_t first, int64_t count,
                                  int64_t past) {
     carry_lm_pass *pass = call->pass;
@@ -120,7 +120,8 @@ carry_status carry_lm_attend_pooled(const carry_lm_call *call) {
     for (; sequence < p->sequences; sequence++) {
         const int64_t first = p->starts[sequence];
         const int64_t count = p->starts[sequence + 1] - first;
-        const int64_t each = call->pass->options.same_bits ? 1 : count; /* a query's sums depend on those beside it */
+        const int64_t each = call->pass->options.same_bits ? 1 : count; /* the sums of a query depend on the other
+                                                                           queries of its block */
         for (int64_t t = 0; t < count; t += each) {
             CARRY_TRY(attend_piece(call, sequence, first + t, each, p->lengths[sequence] + t));
         }

@@ -1,4 +1,4 @@
-/* The delta rule's layers: memory and forward. */
+/* Layers with the delta rule: memory and forward. */
 #include "model/lm/mixers/delta.h"
 
 #include <stdio.h>
@@ -9,7 +9,7 @@
 #include "core/tensor.h"
 #include "model/lm/places.h"
 
-/* Rows may be further apart than they are long: [B, T, ...] of them. */
+/* A view of rows as [B, T, ...]; the row stride may be larger than the row. */
 static carry_tensor by_token(const carry_lm_pass *pass, carry_tensor rows, int rank, const int64_t *shape) {
     carry_tensor view = carry_reshape(rows, rank, shape);
     if (rows.data != NULL && !carry_tensor_is_packed(&rows, 0)) {
@@ -39,7 +39,8 @@ carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows) {
     return view;
 }
 
-/* On a GPU the maps of x are one product, whose columns they are; by methods and convolutions that take such rows. */
+/* True if one product computes all maps of x, as columns of one array: on a GPU, with a method and convolutions that
+   accept rows with a larger stride. */
 static bool joins(const carry_lm_pass *pass, const carry_lm_delta *o) {
     return carry_lm_joins(pass) && pass->lm->config.delta.use_short_conv && o->method == &carry_lm_recurrence_chunk;
 }
@@ -76,7 +77,7 @@ static carry_delta_problem problem_of(const carry_lm *lm, const carry_lm_pass_op
                                  .device = lm->own.device};
 }
 
-/* A model is run by the recurrence that it was trained with. */
+/* A model must be run with the kind of recurrence that it was trained with. */
 static carry_status check_method(carry_ctx *ctx, const carry_lm *lm, const carry_lm_recurrence *method) {
     const carry_lm_config *config = &lm->config;
     const carry_lm_recurrence *wanted =
@@ -175,7 +176,7 @@ static void take_once(const carry_lm_pass *pass, void *opened, carry_arena *aren
 
 #define MAPS 7
 
-/* Rows of zeros after the projections, which are the same in all layers. */
+/* The number of padding rows after the projections, which is the same in all layers. */
 static int64_t rest_of(const carry_lm_pass *pass, const carry_lm_delta *o) {
     int64_t rows = 0;
     for (int64_t i = 0; joins(pass, o) && rows == 0 && i < pass->lm->config.num_hidden_layers; i++) {
@@ -184,7 +185,7 @@ static int64_t rest_of(const carry_lm_pass *pass, const carry_lm_delta *o) {
     return rows;
 }
 
-/* Takes the projections of x, or their gradients, in the order of `together`; without `third`, all but the third. */
+/* Allocates the projections of x, or their gradients, in the order of `together`. third false: all except the third. */
 static void take_maps(const carry_lm_pass *pass, const carry_lm_delta *o, carry_arena *arena, bool third,
                       carry_tensor *const maps[MAPS]) {
     const carry_lm_config *c = &pass->lm->config;
@@ -228,7 +229,7 @@ static void take_back(const carry_lm_pass *pass, void *opened, carry_arena *aren
     carry_tensor *const maps[MAPS] = {&back->dq_in, &back->dk_in, &back->dv_in, &back->dz,
                                       &back->da,    &back->db,    &back->rest};
     take_maps(pass, o, arena, joins(pass, o), maps);
-    back->dv_in = joins(pass, o) ? back->dv_in : back->dy; /* used up by then */
+    back->dv_in = joins(pass, o) ? back->dv_in : back->dy; /* dy is no longer needed when dv_in is written */
     back->dq = carry_lm_take(pass, arena, dtype, c->delta.key_width);
     back->dk = carry_lm_take(pass, arena, dtype, c->delta.key_width);
     back->dv = carry_lm_take(pass, arena, dtype, c->delta.value_width);
@@ -262,7 +263,7 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
     return o->ones.data != NULL ? carry_fill(pass->ctx, o->ones, 1.0) : CARRY_OK;
 }
 
-/* y = conv(x) of tokens that are split over ranks; `which` is 0, 1, 2 for q, k, v. */
+/* y = conv(x) for tokens that are split over ranks; `which` is 0, 1, 2 for q, k, v. */
 static carry_status convolve_split(const carry_lm_call *call, int which, const carry_lm_conv *c) {
     const carry_lm_pass *pass = call->pass;
     const carry_lm_delta *o = call->opened;
@@ -296,14 +297,15 @@ static carry_status convolve(const carry_lm_call *call) {
                       : carry_activate(pass->ctx, convs[i].y, convs[i].x, convs[i].activation));
     }
     for (int i = 0; i < 3; i++) {
-        if (convs[i].activation == CARRY_ELU) { /* there it is elu(x) + 1 */
+        if (convs[i].activation == CARRY_ELU) { /* for the delta rule it is elu(x) + 1 */
             CARRY_TRY(carry_elementwise(pass->ctx, convs[i].y, convs[i].y, o->ones, CARRY_ADD));
         }
     }
     return CARRY_OK;
 }
 
-/* Rows of a group as the delta rule sees them: [batch, tokens, heads, width], or without width where it is 0. */
+/* A view of a group's rows as the delta rule needs them: [batch, tokens, heads, width], without the last index if width
+   is 0. */
 static carry_tensor heads_of(const carry_lm_group *group, carry_tensor rows, int64_t heads, int64_t width) {
     const int64_t shape[] = {heads, width};
     return carry_lm_group_rows(group, rows, width > 0 ? 2 : 1, shape);

@@ -30,40 +30,41 @@ typedef struct carry_lm_delta {
     carry_delta_problem problem;
     const carry_lm_recurrence *method;
     void *recurrence;
-    carry_tensor beta, ones; /* constants, where the configuration asks for them */
-    char about[448];         /* of a plan, with the name of its method */
+    carry_tensor beta, ones; /* constant tensors, if the configuration needs them */
+    char about[448];         /* text about the plan, with the name of its method */
 } carry_lm_delta;
 
 typedef struct carry_lm_delta_rows {
     carry_tensor q_in, k_in, v_in; /* projections, before the convolution */
-    carry_tensor before[3];        /* the tokens before them, with a halo */
+    carry_tensor before[3];        /* with a halo: the tokens before this rank's first */
     carry_tensor q, k, v, a, b;    /* the delta rule's inputs */
-    carry_tensor z, o, y;          /* output gate, delta rule's output, after o_norm */
-    carry_tensor rest;             /* columns of zeros after the projections of x, on a GPU */
-    void *kept;                    /* the method's */
+    carry_tensor z, o, y;          /* output gate; the delta rule's output; the same after o_norm */
+    carry_tensor rest;             /* on a GPU: the padding columns of zeros after the projections of x */
+    void *kept;                    /* memory of the recurrence method */
 } carry_lm_delta_rows;
 
 typedef struct carry_lm_delta_back {
-    carry_tensor dy, dout, dz; /* of y, o, z */
+    carry_tensor dy, dout, dz; /* gradients of y, o, z */
     carry_tensor dq, dk, dv, dq_in, dk_in, dv_in, da, db;
     carry_tensor dbefore_key, dbefore_value;
     carry_tensor dA_log, ddt_bias;
-    carry_tensor rest, zeros; /* columns of zeros after dq_in to db, on a GPU; and where they come from */
+    carry_tensor rest, zeros; /* on a GPU: the padding columns after dq_in to db; the zeros that are copied to them */
 } carry_lm_delta_back;
 
-/* Opens a method for a pass; for a pooled one as places.h needs it. The problem's sizes may be changed. */
+/* Opens a recurrence method for a pass, with support for pools (places.h) if the pass is pooled. It may change the
+   sizes in *problem. */
 carry_status carry_lm_open_recurrence(carry_lm_pass *pass, void **opened, const carry_lm_recurrence *method,
                                       carry_delta_problem *problem);
 
-/* A tensor of rows as the delta rule sees it: [B, T, heads, width], or [B, T, heads] with width 0. */
+/* A tensor of rows as the delta rule needs it: [B, T, heads, width], or [B, T, heads] if width is 0. */
 carry_tensor carry_lm_heads(const carry_lm_pass *pass, carry_tensor rows, int64_t heads, int64_t width);
-/* The same as a convolution sees it: [B, T, channels]. */
+/* The same as a convolution needs it: [B, T, channels]. */
 carry_tensor carry_lm_channels(const carry_lm_pass *pass, carry_tensor rows);
-/* [tokens * HV, V]: one row a head. */
+/* The same as [tokens * HV, V]: one row for each head. */
 carry_tensor carry_lm_by_head(const carry_lm_pass *pass, carry_tensor rows);
-/* The slots that map the input of the layer, in the order of memory; the last is -1. */
+/* The slots that map the layer's input, in their order in memory; the list ends with -1. */
 const int *carry_lm_delta_maps(const carry_lm_pass *pass);
-/* The activation after a convolution's sum. */
+/* The activation after the convolution of a slot. */
 carry_activation carry_lm_activation(const carry_lm_pass *pass, int slot);
 
 carry_status carry_lm_delta_check(carry_ctx *ctx, carry_lm_config *config);

@@ -1,4 +1,4 @@
-/* The delta rule's layers backward: forward's lines in mirror order. */
+/* The backward pass of layers with the delta rule: the steps of forward in reverse order. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "model/lm/mixers/delta.h"

@@ -1,11 +1,11 @@
-/* The delta rule's layers: options, parameters and state. */
+/* Layers with the delta rule: options, parameters and state. */
 #include <inttypes.h>
 
 #include "core/error.h"
 #include "model/lm/mixers/delta.h"
 
 #define MAX_CONV 16
-#define MAX_VALUE ((int64_t)8 * CARRY_MAX_DELTA_DIM) /* of a head: wider ones are done in slices (recurrence.h) */
+#define MAX_VALUE ((int64_t)8 * CARRY_MAX_DELTA_DIM) /* of a value head; wide heads use slices (recurrence.h) */
 
 const char *const carry_lm_delta_names[] = {
     "attn.q_proj.weight",   "attn.k_proj.weight", "attn.v_proj.weight", "attn.a_proj.weight",   "attn.b_proj.weight",
@@ -70,7 +70,8 @@ carry_lm_parameter carry_lm_delta_describe(const carry_lm_config *c, int slot) {
     return none;
 }
 
-/* The tails of the convolutions of q, k and v (shape 0 without), and the state of the delta rule. */
+/* The state: the last inputs of the convolutions of q, k and v (shape 0 without convolutions), and the state of the
+   delta rule. */
 int carry_lm_delta_state(const carry_lm_config *c, carry_lm_state_part *parts) {
     const int64_t before = c->delta.use_short_conv ? c->delta.conv_size - 1 : 0;
     const int64_t channels[] = {c->delta.key_width, c->delta.key_width, c->delta.value_width};
@@ -83,7 +84,7 @@ int carry_lm_delta_state(const carry_lm_config *c, carry_lm_state_part *parts) {
     return 4;
 }
 
-/* A head and token: k^T S, the outer product into S, q^T S. */
+/* For each head and token: k^T S, the outer product that is added to S, and q^T S. */
 double carry_lm_delta_multiplications(const carry_lm_config *c) {
     return 3.0 * (double)c->delta.value_heads * (double)(c->delta.key * c->delta.value);
 }

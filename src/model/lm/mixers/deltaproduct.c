@@ -1,9 +1,9 @@
-/* Layers with a product of delta rules: num_householder steps of the delta rule a token, each with a key, a value and a
-   beta of its own. The state decays before the first step of a token and is read by q after the last.
+/* Layers with a product of delta rules: each token has num_householder steps of the delta rule, each with its own key,
+   value and beta. The state decays before the first step of a token, and q reads it after the last.
 
-   The steps of a token are rows of their own for the delta rule: k_proj's output [tokens, steps H K] is
-   [tokens steps, H K] where it lies. q is zero but in the last step, and what gates a step, a, is so small in all but
-   the first that e^g is 1. */
+   The delta rule sees each step as a row: k_proj's output [tokens, steps H K] is the same memory as [tokens steps, H
+   K]. q is zero except in the last step, and the gate input a is so small in all steps except the first that e^g is
+   1. */
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -14,7 +14,7 @@
 #include "model/lm/places.h"
 
 #define MAX_STEPS 64
-#define CLOSED (-1e4) /* softplus of it is 0, in every type */
+#define CLOSED (-1e4) /* its softplus is 0 in every type */
 
 typedef carry_lm_deltaproduct product;
 typedef carry_lm_deltaproduct_rows product_rows;
@@ -182,7 +182,7 @@ static carry_status begin(carry_lm_pass *pass, void *opened, const carry_lm_args
     return CARRY_OK;
 }
 
-/* [B, T steps, heads, width], or rank 3 with width 0. */
+/* A view of rows as [B, T steps, heads, width], or without the last index if width is 0. */
 static carry_tensor by_step(const carry_lm_call *call, carry_tensor rows, int64_t heads, int64_t width) {
     const carry_lm_pass_options *o = &call->pass->options;
     const int64_t shape[] = {o->batch, o->tokens * ((const product *)call->opened)->steps, heads, width};

@@ -1,4 +1,4 @@
-/* Layers with a product of delta rules, as deltaproduct.c has them. */
+/* Layers with a product of delta rules; deltaproduct.c explains them. */
 #ifndef CARRY_MODEL_LM_DELTAPRODUCT_H
 #define CARRY_MODEL_LM_DELTAPRODUCT_H
 
@@ -14,12 +14,12 @@ typedef struct carry_lm_deltaproduct {
 
 typedef struct carry_lm_deltaproduct_rows {
     carry_tensor q_in, k_in, v_in, q, k, v, a, b, z; /* as in delta.h */
-    carry_tensor q_wide, a_wide, o_wide;             /* with a row a step */
+    carry_tensor q_wide, a_wide, o_wide;             /* with a row for each step */
     carry_tensor o, y;
     void *kept;
 } carry_lm_deltaproduct_rows;
 
-/* o_wide from what enters the delta rule, with a row a step; states are in the pool of the call. */
+/* Computes o_wide from the inputs of the delta rule, with a row for each step; the states are in the call's pool. */
 carry_status carry_lm_deltaproduct_pooled(const carry_lm_call *call);
 
 #endif

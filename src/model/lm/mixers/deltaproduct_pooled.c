@@ -4,8 +4,8 @@
 #include "model/lm/mixers/deltaproduct.h"
 #include "model/lm/places.h"
 
-/* Rows of a group as [batch, tokens steps, heads, width], or rank 3 with width 0; step >= 0: only this one of each
-   token. */
+/* A view of a group's rows as [batch, tokens steps, heads, width], or without the last index if width is 0. step >= 0:
+   only this step of each token. */
 static carry_tensor steps_of(const carry_lm_call *call, const carry_lm_group *group, carry_tensor rows, int64_t heads,
                              int64_t width, int64_t step) {
     const int64_t shape[] = {group->batch, group->tokens * ((const carry_lm_deltaproduct *)call->opened)->steps, heads,
@@ -21,7 +21,8 @@ static carry_tensor steps_of(const carry_lm_call *call, const carry_lm_group *gr
     return view;
 }
 
-/* States in a pool. A single token is a step of the delta rule for each step of the product, in place. */
+/* Runs the delta rule for a group whose states are in a pool. A single token is one in-place step of the delta rule for
+   each step of the product. */
 static carry_status mix_pooled(const carry_lm_call *call, const carry_lm_group *group, int64_t step) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_config *c = &pass->lm->config;

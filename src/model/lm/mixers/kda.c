@@ -86,7 +86,7 @@ static int state(const carry_lm_config *c, carry_lm_state_part *parts) {
     return 4;
 }
 
-/* A head and token: k^T S, the outer product into S, q^T S. */
+/* For each head and token: k^T S, the outer product that is added to S, and q^T S. */
 static double multiplications(const carry_lm_config *c) {
     return 3.0 * (double)c->kda.width * (double)c->kda.head_dim;
 }

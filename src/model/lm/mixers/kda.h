@@ -3,7 +3,7 @@
        q, k, v = silu(conv(proj x));  g = -exp(A_log) softplus(f_b f_a x + dt_bias), one for each channel of a key
        o = delta rule (q, k, v, sigmoid(b_proj x), g);  out = o_proj(head-wise norm(o) sigmoid(g_b g_a x))
 
-   The state of a sequence is as that of mixers/delta.h. */
+   The state of a sequence has the same parts as in mixers/delta.h. */
 #ifndef CARRY_MODEL_LM_KDA_H
 #define CARRY_MODEL_LM_KDA_H
 
@@ -46,11 +46,12 @@ typedef struct carry_lm_kda_back {
     carry_tensor dy, dnormed, dout, dqkv[3], din[3], dg, df, df_low, dbeta, dgate, dgate_low;
 } carry_lm_kda_back;
 
-/* Rows as [B, T, heads, head_dim], or [B, T, heads]; as [B, T, channels]; as one row a head. */
+/* Views of rows. heads: [B, T, heads, head_dim], or [B, T, heads] if not wide; channels: [B, T, channels]; by_head: one
+   row for each head. */
 carry_tensor carry_lm_kda_heads(const carry_lm_pass *pass, carry_tensor rows, bool wide);
 carry_tensor carry_lm_kda_channels(const carry_lm_pass *pass, carry_tensor rows);
 carry_tensor carry_lm_kda_by_head(const carry_lm_pass *pass, carry_tensor rows);
-/* A_log, or its gradient, as [heads]: files have it with more indices. */
+/* A view of A_log or its gradient as [heads]; in files it has more indices. */
 carry_tensor carry_lm_kda_rates(carry_tensor A_log);
 carry_status carry_lm_kda_backward(const carry_lm_call *call);
 

@@ -1,4 +1,4 @@
-/* KDA backward: forward's lines in mirror order. */
+/* The backward pass of KDA layers: the steps of forward in reverse order. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"

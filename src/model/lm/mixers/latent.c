@@ -185,7 +185,7 @@ carry_tensor carry_lm_latent_first(carry_tensor rows, int64_t width) {
                             width);
 }
 
-/* q of all heads, and the cached latent. With positions, the shared columns of q are turned. */
+/* Computes q of all heads and the cached latent. With positions, rotates the shared columns of q. */
 static carry_status project(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_latent_options *l = &call->pass->lm->config.latent;
@@ -222,7 +222,8 @@ static carry_status forward(const carry_lm_call *call) {
     const int64_t d = l->plain + l->shared;
     const bool turns = l->rope_theta > 0.0;
     CARRY_TRY(project(call));
-    for (int64_t h = 0; h < l->heads; h++) { /* q K: the gradient of a product is the product with K, not K^T */
+    for (int64_t h = 0; h < l->heads; h++) { /* q K, computed as the input gradient of a product, which multiplies by K
+                                                instead of K^T */
         CARRY_TRY(carry_copy_columns(ctx, r->part, 0, r->q, h * d, l->plain));
         CARRY_TRY(
             carry_linear_backward(ctx, r->wide, absent, r->part, r->c, carry_lm_latent_keys(call, kv_b, h), false));

@@ -1,12 +1,12 @@
 /* Layers with latent attention (MLA):
 
-       c, shared = kv_a x, c normalised;  q = q_proj x, or q_b(norm(q_a x))
+       c, shared = kv_a x, with c normalised;  q = q_proj x, or q_b(norm(q_a x))
        the key of head h is (K[h] c, shared), its value V[h] c;  out = o_proj of attention
 
    K[h] and V[h] are rows of kv_b. They are applied to queries and outputs instead of to keys: q[h] K[h] and the rest of
-   q[h] are multiplied with (c, shared), which is all that is cached of a token, and V[h] maps the weighted sum of c. So
-   attention has one head of keys, which are the values too. With rope_theta, `shared` and the rest of q[h] are turned
-   by their position before; with a head gate, outputs of head h are multiplied by sigmoid(gate[h] x). */
+   q[h] are multiplied with (c, shared), and V[h] maps the weighted sum of c. Only (c, shared) is cached for a token. So
+   attention has one head of keys, which are also the values. With rope_theta, `shared` and the rest of q[h] first get
+   rotary positions; with a head gate, the output of head h is multiplied by sigmoid(gate[h] x). */
 #ifndef CARRY_MODEL_LM_LATENT_H
 #define CARRY_MODEL_LM_LATENT_H
 
@@ -28,13 +28,13 @@ typedef enum carry_lm_latent_slot {
 } carry_lm_latent_slot;
 
 typedef struct carry_lm_latent_rows {
-    carry_lm_attention_rows attention; /* q [n (rank + shared)], k and v: the cached latent, o */
-    carry_tensor q_low_in, q_low, q;   /* q: of all heads, before K */
-    carry_tensor both, c_in, c;        /* of kv_a: latent and shared; the latent before and after its norm */
+    carry_lm_attention_rows attention; /* q is [n (rank + shared)], k and v are the cached latent */
+    carry_tensor q_low_in, q_low, q;   /* q has all heads, before K is applied */
+    carry_tensor both, c_in, c;        /* kv_a's output: latent and shared; the latent before and after its norm */
     carry_tensor y;                    /* input of o_proj */
-    carry_tensor part, wide, value;    /* of one head: plain, rank and value columns */
-    carry_tensor turned;               /* with positions: shared columns of all heads, and of the key */
-    carry_tensor gate, opened;         /* with a gate of heads: its logits, and y times its sigmoid */
+    carry_tensor part, wide, value;    /* one head: `plain`, `rank` and `value` columns */
+    carry_tensor turned;               /* with positions: the shared columns of all heads, and of the key */
+    carry_tensor gate, opened;         /* with a head gate: its logits, and y times its sigmoid */
 } carry_lm_latent_rows;
 
 typedef struct carry_lm_latent_back {
@@ -42,14 +42,15 @@ typedef struct carry_lm_latent_back {
     carry_tensor dy, dq, dq_low, dq_low_in, dboth, dc, dc_in, wide, dgate, dopened;
 } carry_lm_latent_back;
 
-/* K[h] or V[h]: rows of kv_b, or of its gradient. */
+/* K[h] or V[h] as rows of kv_b, or of its gradient. */
 carry_tensor carry_lm_latent_keys(const carry_lm_call *call, carry_tensor kv_b, int64_t head);
 carry_tensor carry_lm_latent_values(const carry_lm_call *call, carry_tensor kv_b, int64_t head);
-/* Rows of this width at the beginning of the memory of others. */
+/* A view of rows of this width, at the start of the memory of `rows`. */
 carry_tensor carry_lm_latent_first(carry_tensor rows, int64_t width);
-/* [T, n] as one row a head and token. */
+/* A view of [T, n] with one row for each token and head. */
 carry_tensor carry_lm_latent_by_head(const carry_lm_call *call, carry_tensor rows);
-/* Turns the columns from `first` on, `next` apart for each of `heads` heads, into r->turned. */
+/* Applies rotary positions to the columns of each of `heads` heads, which start at `first` and are `next` apart, and
+   writes them to r->turned. */
 carry_status carry_lm_latent_turn(const carry_lm_call *call, carry_tensor from, int64_t first, int64_t next,
                                   int64_t heads, bool inverse);
 carry_status carry_lm_latent_backward(const carry_lm_call *call);

@@ -1,4 +1,4 @@
-/* Latent attention backward: forward's lines in mirror order. */
+/* The backward pass of latent attention: the steps of forward in reverse order. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
@@ -18,7 +18,7 @@ static carry_status norm_backward(const carry_lm_call *call, int slot, carry_ten
                                    pass->scratch, pass->scratch_bytes);
 }
 
-/* From dy: gradients of V and of what attention gave. */
+/* Computes the gradients of V and of attention's output from dy. */
 static carry_status values_backward(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_latent_options *l = &call->pass->lm->config.latent;
@@ -37,7 +37,7 @@ static carry_status values_backward(const carry_lm_call *call) {
     return CARRY_OK;
 }
 
-/* From the gradient of q K: those of K and of q. */
+/* Computes the gradients of K and q from the gradient of q K. */
 static carry_status keys_backward(const carry_lm_call *call) {
     carry_ctx *ctx = call->pass->ctx;
     const carry_lm_latent_options *l = &call->pass->lm->config.latent;
@@ -63,7 +63,7 @@ static carry_status keys_backward(const carry_lm_call *call) {
     return CARRY_OK;
 }
 
-/* Into dx, which is written. */
+/* Computes dx from the gradient of q; dx is overwritten. */
 static carry_status queries_backward(const carry_lm_call *call) {
     const carry_lm_latent_rows *r = call->rows;
     const carry_lm_latent_back *back = call->back;
@@ -75,7 +75,7 @@ static carry_status queries_backward(const carry_lm_call *call) {
     return carry_lm_project_backward(call, CARRY_LM_LATENT_Q_A, call->dx, back->dq_low_in, call->x, false);
 }
 
-/* From the gradient of the layer's output: that of y, and of the gate. */
+/* Computes the gradients of y and of the gate from the gradient of the layer's output. */
 static carry_status output_backward(const carry_lm_call *call) {
     const carry_lm_latent_rows *r = call->rows;
     const carry_lm_latent_back *back = call->back;

@@ -1,4 +1,4 @@
-/* Mamba-2's layers: parameters, memory and forward. */
+/* Layers of Mamba-2: parameters, memory and forward. */
 #include "model/lm/mixers/mamba.h"
 
 #include <inttypes.h>
@@ -98,7 +98,7 @@ static int state(const carry_lm_config *c, carry_lm_state_part *parts) {
     return 2;
 }
 
-/* A head and token: the outer product into S, and S C. */
+/* For each head and token: the outer product that is added to S, and S C. */
 static double multiplications(const carry_lm_config *c) {
     return 2.0 * (double)c->mamba.width * (double)c->mamba.state;
 }
@@ -112,7 +112,7 @@ carry_tensor carry_lm_mamba_tokens(const carry_lm_pass *pass, carry_tensor rows)
     return carry_reshape_3d(rows, pass->options.batch, pass->options.tokens, rows.shape[1]);
 }
 
-/* Shapes alone, for workspaces. */
+/* The arguments with shapes only, to compute workspaces. */
 static carry_ssm_args shapes_of(const carry_lm_pass *pass) {
     const carry_lm_mamba_options *m = &pass->lm->config.mamba;
     const int64_t shape[] = {pass->options.batch, pass->options.tokens, m->channels};
@@ -223,12 +223,12 @@ static carry_status convolve(const carry_lm_call *call) {
     return carry_activate(pass->ctx, r->xbc, r->sum, CARRY_SILU);
 }
 
-/* Rows first.. of a call as one sequence. */
+/* A view of `count` rows of a call, starting at `first`, as one sequence. */
 static carry_tensor one_sequence(carry_tensor rows, int64_t first, int64_t count) {
     return carry_reshape_3d(carry_slice(rows, first, count), 1, count, rows.shape[1]);
 }
 
-/* The first `count` steps, single tokens of different texts, whose states are in a pool. */
+/* Runs the first `count` steps: single tokens of different texts whose states are in a pool. */
 static carry_status run_steps(const carry_lm_call *call, int64_t count) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;
@@ -244,8 +244,8 @@ static carry_status run_steps(const carry_lm_call *call, int64_t count) {
     return carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes);
 }
 
-/* The sequences of a call whose states are in a pool: steps at once, guesses and pieces one after the other. With
-   same_bits token by token: sums depend on where chunks begin. */
+/* Runs the sequences of a call whose states are in a pool: all steps together, then guesses and pieces one after the
+   other. With same_bits it runs token by token, since sums depend on where chunks begin. */
 static carry_status run_pooled(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;
@@ -264,7 +264,7 @@ static carry_status run_pooled(const carry_lm_call *call) {
             ssm.xbc = one_sequence(r->xbc, t, each);
             ssm.dt = one_sequence(r->dt, t, each);
             ssm.initial = ssm.final = carry_lm_pool_row(p->pool, call->layer, 1, p->slots[i]);
-            if (before >= 0) { /* a step */
+            if (before >= 0) { /* a guess: it continues from another slot */
                 ssm.initial = carry_lm_pool_row(p->pool, call->layer, 1, p->slots[before]);
             }
             CARRY_TRY(carry_ssm(pass->ctx, &ssm, pass->scratch, pass->scratch_bytes));
@@ -299,7 +299,7 @@ static carry_status forward(const carry_lm_call *call) {
     CARRY_TRY(carry_swiglu(ctx, r->gated, r->z, r->y));
     CARRY_TRY(carry_rms_norm(ctx, carry_lm_mamba_groups(pass, r->normed), carry_lm_mamba_groups(pass, r->gated),
                              m->groups > 1 ? absent : w, absent, (float)m->norm_eps));
-    if (m->groups > 1) { /* the weights of the groups differ */
+    if (m->groups > 1) { /* the groups have different weights */
         CARRY_TRY(carry_gated_add_backward(ctx, r->out, absent, r->normed, absent, w));
     }
     CARRY_TRY(carry_lm_project_out(call, CARRY_LM_MAMBA_OUT, r->out));

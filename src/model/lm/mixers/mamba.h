@@ -11,7 +11,7 @@
 #include "ops/ssm.h"
 
 typedef enum carry_lm_mamba_slot {
-    CARRY_LM_MAMBA_Z, /* rows of in_proj: these three */
+    CARRY_LM_MAMBA_Z, /* this slot and the next two are rows of in_proj */
     CARRY_LM_MAMBA_XBC,
     CARRY_LM_MAMBA_DT,
     CARRY_LM_MAMBA_Z_BIAS,
@@ -30,16 +30,17 @@ typedef enum carry_lm_mamba_slot {
 
 typedef struct carry_lm_mamba_rows {
     carry_tensor z, xbc_in, dt;    /* maps of x */
-    carry_tensor sum, xbc;         /* the convolution before and after silu */
-    carry_tensor y, gated, normed; /* of the state space layer; times silu(z); after the norm */
-    carry_tensor out;              /* times the norm's weight: what enters out_proj; normed with one group */
+    carry_tensor sum, xbc;         /* output of the convolution, before and after silu */
+    carry_tensor y, gated, normed; /* output of the state space layer; times silu(z); after the norm */
+    carry_tensor out;              /* input of out_proj: `normed` times the norm's weight; the same as `normed` with one
+                                      group */
 } carry_lm_mamba_rows;
 
 typedef struct carry_lm_mamba_back {
     carry_tensor dout, dnormed, dgated, dy, dz, dxbc, dsum, dxbc_in, ddt;
 } carry_lm_mamba_back;
 
-/* Rows of groups: [tokens G, width / G]. */
+/* A view with one row for each group: [tokens G, width / G]. */
 carry_tensor carry_lm_mamba_groups(const carry_lm_pass *pass, carry_tensor rows);
 /* Rows as [B, T, columns]. */
 carry_tensor carry_lm_mamba_tokens(const carry_lm_pass *pass, carry_tensor rows);

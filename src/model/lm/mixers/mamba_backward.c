@@ -1,4 +1,4 @@
-/* Mamba-2's layers backward: forward's lines in mirror order. */
+/* The backward pass of Mamba-2 layers: the steps of forward in reverse order. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"
@@ -10,7 +10,7 @@ static carry_status bias_backward(const carry_lm_call *call, int slot, carry_ten
     return db.data != NULL ? carry_add_bias_backward(call->pass->ctx, db, dy) : CARRY_OK;
 }
 
-/* From dnormed times the weight (dout): gradients of what enters the norm, and of its weight. */
+/* Computes the gradients of the norm's input and of its weight, from dout. */
 static carry_status norm_backward(const carry_lm_call *call) {
     carry_lm_pass *pass = call->pass;
     const carry_lm_mamba_rows *r = call->rows;

@@ -1,6 +1,6 @@
-/* The delta rule by chunks, on this rank's tokens alone or on tokens that are split over ranks; slice by slice where a
-   value head is too wide for it. With more than one slice the gradients of q, k, beta, g and of the gate's parameters
-   are sums over slices. */
+/* The delta rule in chunks, for tokens on this machine or split over ranks; a value head that is too wide is computed
+   in slices. With more than one slice, the gradients of q, k, beta, g and of the gate's parameters are summed over
+   slices. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -14,8 +14,8 @@
 
 typedef struct running {
     carry_ctx *ctx;
-    carry_delta_plan *plan;        /* of one slice; */
-    carry_delta_ranks_plan *ranks; /* or this one, over comm */
+    carry_delta_plan *plan;        /* plan of one slice; used if ranks is NULL */
+    carry_delta_ranks_plan *ranks; /* the plan over the ranks of comm */
     carry_comm *comm;
     carry_delta_problem problem;
     int64_t slices, slice; /* their number and width */
@@ -23,7 +23,7 @@ typedef struct running {
     bool keeps;
 } running;
 
-/* Results of a slice that is not the first, to be added to those of the slices before. */
+/* Gradients of a slice after the first, which are added to those of the slices before. */
 typedef struct sums {
     carry_tensor dq, dk, dbeta, dg, dA_log, ddt_bias;
     void *rest;
@@ -67,7 +67,7 @@ static void close_mixing(void *opened) {
     }
 }
 
-/* Sizes, once the plan of a slice is there. */
+/* Sets the sizes of memory; needs the plan of a slice. */
 static carry_status measure(running *m) {
     size_t kept, forward, backward;
     if (m->ranks != NULL) {
@@ -90,7 +90,7 @@ static carry_status measure(running *m) {
                : carry_fail(m->ctx, CARRY_ESIZE, "the workspace of a layer is larger than memory can be");
 }
 
-/* over NULL: on this machine, by the named method. */
+/* over NULL: on this machine, with the named method. */
 static carry_status open_either(carry_ctx *ctx, void **opened, const carry_delta_problem *problem, const char *method,
                                 const carry_lm_ranks_options *over) {
     *opened = NULL;
@@ -152,7 +152,7 @@ static size_t kept_bytes(const void *opened) {
     return m->keeps ? m->kept_slice * (size_t)m->slices : 0;
 }
 
-/* Columns `index` of every head of v, o and their gradients. */
+/* Slice `index` of the columns of every head of v, o or their gradients. */
 static carry_tensor slice_of(const running *m, carry_tensor tensor, int64_t index) {
     if (m->slices > 1) {
         tensor.data = (unsigned char *)tensor.data + (size_t)(index * m->slice) * carry_dtype_size(tensor.dtype);
@@ -297,8 +297,8 @@ static carry_status backward(void *opened, const carry_delta_backward_args *args
     return CARRY_OK;
 }
 
-/* Rows of `before` that belong to a sequence which ended before this rank's first token. The convolution stops where a
-   sequence starts among its own tokens; this start is in the halo, where it cannot see it. */
+/* Zeroes the rows of `before` that belong to a sequence which ended before this rank's first token. The convolution
+   handles starts of sequences among its own tokens; this start is in the halo, which it does not check. */
 static carry_status forget_other_sequences(const running *m, carry_tensor before, carry_tensor cu_seqlens) {
     const int64_t *starts = cu_seqlens.data;
     int64_t window = before.shape[1];
@@ -306,7 +306,7 @@ static carry_status forget_other_sequences(const running *m, carry_tensor before
     for (int64_t i = 0; starts != NULL && i + 1 < cu_seqlens.shape[0]; i++) {
         int64_t ago = m->ranks->first - starts[i];
         if (ago >= 0 && ago < window) {
-            others = window - ago; /* starts do not fall: the last one counts */
+            others = window - ago; /* starts never decrease: the last one counts */
         }
     }
     const size_t bytes = (size_t)(others * before.shape[2]) * sizeof(float); /* packed: a batch of one */

@@ -1,13 +1,14 @@
-/* A layer's recurrence as a dense scan, for comparing recurrence methods inside a real training run. Per value head
+/* A layer's recurrence as a dense scan, for comparing recurrence methods inside a real training run. For each value
+   head
 
        S[t] = A[t] S[t-1] + b[t],   A[t] = e^g (I - beta k k^T),   b[t] = beta k v^T,   o[t] = scale S[t]^T q[t]
 
-   with A written out, K x K a token, and the scan done by one of scan/'s algorithms: all of them do the same work
-   around it, so what differs between them is the scan. The recurrence `linear` is another model, gated linear
-   attention: the correction is left out, A is e^g I and the scan a diagonal one. Where a sequence starts, A is 0, and b
-   holds what its initial state, if there is one, becomes.
+   with A stored as a K x K matrix for each token, and the scan computed by one of the algorithms of scan/. All
+   algorithms do the same work around the scan, so they differ only in the scan. The recurrence `linear` is another
+   model, gated linear attention: without the correction, A is e^g I and the scan is diagonal. Where a sequence starts,
+   A is 0, and b includes the contribution of the initial state, if there is one.
 
-   States are not kept for the backward pass, which makes them again: kept for all heads of all layers they would be
+   States are not kept for the backward pass, which computes them again: for all heads of all layers they would take
    most of a run's memory. */
 #include "model/lm/recurrence/scan.h"
 
@@ -21,7 +22,7 @@
 #include "delta/forward.h"
 #include "model/lm/recurrence/scan_device.h"
 
-#define TOGETHER 8 /* units at most: more would add memory and no threads that have nothing to do */
+#define TOGETHER 8 /* maximum number of units at a time: more would need more memory without employing more threads */
 
 static float *take(carry_arena *arena, int64_t a, int64_t b, int64_t c, int64_t d) {
     const int64_t sizes[] = {a, b, c, d};
@@ -103,7 +104,7 @@ static carry_status plan_scans(carry_recurrence_scan *m) {
     return CARRY_OK;
 }
 
-/* The most units at a time that divide all of them, so that one plan serves. */
+/* The largest number of units at a time that divides their total, so that one plan is enough. */
 static int64_t share_units(int64_t units, int threads) {
     int64_t most = threads < TOGETHER ? threads : TOGETHER;
     while (units % most != 0) {
@@ -142,7 +143,7 @@ static carry_status open_either(carry_ctx *ctx, void **running, const carry_delt
     narrow.value = m->slice;
     carry_status status = carry_delta_plan_new(
         ctx, &m->delta, &narrow, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "recurrent"});
-    if (status == CARRY_OK) { /* which has refused sizes whose products overflow */
+    if (status == CARRY_OK) { /* it has refused sizes whose products overflow */
         m->units = problem->batch * problem->value_heads;
         m->transition = linear ? problem->key : problem->key * problem->key;
         m->together = share_units(m->units, carry_ctx_threads(ctx));
@@ -195,8 +196,8 @@ void carry_recurrence_scan_load(const carry_recurrence_scan_work *w, int64_t ite
     carry_delta_load(w->m->delta, token->v, w->in.v, b, t, value_head, 1, 0, p->value);
 }
 
-/* b = beta k v^T + e^g (S0 - erased k (k^T S0)) for the first token of a sequence with an initial state: A S0 beside.
- */
+/* b = beta k v^T + e^g (S0 - erased k (k^T S0)) for the first token of a sequence with initial state S0: includes A
+   S0. */
 static void add_initial(const carry_recurrence_scan_work *w, const carry_recurrence_token *x, int64_t sequence,
                         int64_t value_head, float *b) {
     const carry_recurrence_scan *m = w->m;
@@ -254,7 +255,7 @@ static void write_steps(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Pieces of some hundred microseconds. */
+/* Gives each thread pieces of some hundred microseconds. */
 static int64_t grain(const carry_delta_problem *p) {
     return 16384 / (p->key * (p->key + p->value)) + 1;
 }
@@ -299,7 +300,7 @@ static void read_outputs(void *argument, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* The state after the last token of every sequence of a unit; of an empty one, its initial state. */
+/* Stores the state after the last token of every sequence of a unit; for an empty sequence, its initial state. */
 static void store_final(const carry_recurrence_scan_work *w, int64_t member) {
     const carry_recurrence_scan *m = w->m;
     const carry_delta_problem *p = &m->problem;
@@ -374,7 +375,7 @@ static carry_tensor one_token(carry_tensor rows, int64_t b, int64_t t) {
     return rows;
 }
 
-/* Token by token: for a model without the delta rule, which is there for comparison. */
+/* Runs token by token: it serves models without the delta rule, which exist for comparison. */
 static carry_status pooled(void *running, const carry_lm_pooled_call *call, const carry_delta_forward_args *args,
                            void *workspace, size_t bytes) {
     carry_recurrence_scan *m = running;

@@ -1,13 +1,14 @@
-/* The backward pass of a layer as a dense scan. The states are made again; with G[t] = scale q do^T the scan of the
-   gradients gives L[t] = db[t], and from there, with P = S[t-1]:
+/* The backward pass of a layer as a dense scan. The states are computed again. The scan of G[t] = scale q do^T gives
+   L[t] = db[t]; then, with P = S[t-1]:
 
        dq = scale S do      dv = beta L^T k      dA = L P^T
        dbeta = k^T L v - e^g k^T dA k            dk = beta L v - beta e^g (dA k + dA^T k)
        dg    = e^g (tr dA - beta k^T dA k)
 
-   Without the delta rule A is e^g I, and of dA only its trace is wanted.
+   Without the delta rule A is e^g I, and only the trace of dA is needed.
 
-   dA itself is not written: dA k = L (P^T k), dA^T k = P (L^T k) and tr dA is the sum of L times P. */
+   dA itself is not stored: dA k = L (P^T k), dA^T k = P (L^T k), and tr dA is the sum of the elementwise product of L
+   and P. */
 #include <math.h>
 #include <string.h>
 
@@ -18,7 +19,7 @@
 #include "model/lm/recurrence/scan.h"
 #include "model/lm/recurrence/scan_device.h"
 
-/* G = scale q do^T, the gradient that reaches every state by its own output. */
+/* G = scale q do^T: the gradient of every state through its own output. */
 static void write_gradients(void *argument, int64_t begin, int64_t end, int worker) {
     const carry_recurrence_scan_work *w = argument;
     const carry_delta_problem *p = &w->m->problem;
@@ -39,7 +40,7 @@ static void write_gradients(void *argument, int64_t begin, int64_t end, int work
     }
 }
 
-/* Row r of the state that entered a token, in columns first..; NULL: it was zero. */
+/* Row r of the state before a token, from the first column of the slice on; NULL: the state was zero. */
 static const float *row_before(const carry_recurrence_scan_work *w, int64_t item, int64_t sequence, int64_t r,
                                int64_t slice) {
     const carry_recurrence_scan *m = w->m;
@@ -71,7 +72,7 @@ static float trace_of(const carry_recurrence_scan_work *w, int64_t item, int64_t
     return trace;
 }
 
-/* dA's part: (dA k + dA^T k) into on_k[1], k^T dA k and tr dA. */
+/* The contribution of dA: dA k + dA^T k into on_k[1], k^T dA k into *along, tr dA into *trace. */
 static void through_transition(const carry_recurrence_scan_work *w, int64_t item, int64_t sequence,
                                const carry_recurrence_token *x, float *along, float *trace) {
     const carry_recurrence_scan *m = w->m;
@@ -105,7 +106,7 @@ static float sigmoid(float x) {
     return x >= 0.0f ? 1.0f / (1.0f + expf(-x)) : expf(x) / (1.0f + expf(x));
 }
 
-/* beta and the gate: from the gradients of the values used to those of the values given. */
+/* Stores the gradients of the given beta and gate input, from those of the values that the recurrence used. */
 static void store_scalars(const carry_recurrence_scan_work *w, int64_t item, const carry_recurrence_token *x,
                           float dbeta, float dg) {
     const carry_delta_problem *p = &w->m->problem;
@@ -171,7 +172,8 @@ static void one_token(const carry_recurrence_scan_work *w, int64_t unit, int64_t
     store_scalars(w, item, x, dbeta, decay * (trace - beta * along));
 }
 
-/* A thread takes tokens, all units of each: those of one group add to the same dq and dk, in their order. */
+/* Each thread takes some tokens, with all units of each, because the units of one group add to the same dq and dk, in a
+   fixed order. */
 static void read_gradients(void *argument, int64_t begin, int64_t end, int worker) {
     const carry_recurrence_scan_work *w = argument;
     for (int64_t t = begin; t < end; t++) {
@@ -210,7 +212,8 @@ static void store_rows(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* The gate's own parameters: sums over tokens in their order, so that threads do not matter. */
+/* Computes the gradients of the gate's parameters: sums over tokens in a fixed order, so that the result does not
+   depend on the number of threads. */
 static void add_parameters(const carry_recurrence_scan_work *w) {
     const carry_delta_problem *p = &w->m->problem;
     for (int64_t i = 0; p->gate_inside && i < w->m->together; i++) {

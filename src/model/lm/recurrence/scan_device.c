@@ -1,5 +1,5 @@
-/* A layer's recurrence as a dense scan on a GPU. As many units at a time as fit into MOST_BYTES of transitions and
-   states, so that a GPU is full and memory is not. */
+/* A layer's recurrence as a dense scan on a GPU. It processes as many units at a time as fit into MOST_BYTES of
+   transitions and states, which keeps the GPU busy and bounds the memory. */
 #include "model/lm/recurrence/scan_device.h"
 
 #include <stdio.h>
@@ -54,7 +54,7 @@ static void lay_out(const running *m, carry_arena *arena, layout *l) {
     l->scan = carry_arena_take(arena, m->scan_bytes, 1);
 }
 
-/* The most units that divide all of them, so that one plan serves, within the bound. */
+/* The largest number of units that divides their total, so that one plan is enough, and fits the bound. */
 static int64_t share_units(const carry_delta_problem *p) {
     const int64_t units = p->batch * p->value_heads;
     const int64_t each = p->tokens * p->key * (p->key + 2 * p->value) * (int64_t)sizeof(float);
@@ -117,7 +117,7 @@ carry_status carry_recurrence_device_open(carry_ctx *ctx, void **opened, const c
     m->kernels = carry_delta_dense_on_gpu();
     carry_status status = carry_delta_plan_new(
         ctx, &m->delta, problem, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = "recurrent"});
-    if (status == CARRY_OK) { /* which has refused sizes whose products overflow */
+    if (status == CARRY_OK) { /* it has refused sizes whose products overflow */
         m->units = problem->batch * problem->value_heads;
         m->together = share_units(problem);
         status = plan_scans(m, algorithm);
@@ -158,7 +158,7 @@ static carry_tensor transitions(const running *m, float *data) {
     return carry_view_on(p->device, data, CARRY_F32, 4, (const int64_t[]){m->together, p->tokens, p->key, p->key});
 }
 
-/* The states after every token of these units. */
+/* Computes the states after every token of these units. */
 static carry_status make_states(running *m, const carry_delta_inputs *in, const layout *l) {
     CARRY_SPAN(m->ctx, "model", "scan");
     carry_launching_set("delta as a scan");

@@ -1,4 +1,4 @@
-/* The only list of the ways to run a layer's recurrence on one machine, by the names that people give them. */
+/* The only list of the methods for a layer's recurrence on one machine, by the names that users give. */
 #include <string.h>
 
 #include "model/lm/recurrence/recurrence.h"
