@@ -37,7 +37,7 @@ static void add(verdict *v, const char *format, ...) {
     va_end(arguments);
 }
 
-/* The first difference is reported in full, those of later ranks as far as the buffer allows. */
+/* Reports the first difference in full, and the differences of later ranks as far as the buffer allows. */
 static void compare(verdict *v, const char *what, const char *first, const char *other, int rank) {
     if (strcmp(first, other) == 0) {
         return;

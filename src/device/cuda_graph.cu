@@ -1,6 +1,6 @@
-/* Graphs: a piece of a stream is captured by the driver and made into something that is launched as a whole.
+/* Graphs: the driver captures a part of a stream and turns it into a graph that is launched as a whole.
 
-   Capture is relaxed: what a first call sets up beside the stream (memory, handles) does not break the recording. */
+   Capture is relaxed: memory and handles that a first call sets up outside the stream do not break the recording. */
 #include "device/cuda.h"
 
 extern "C" carry_status carry_cuda_graph_begin(carry_ctx *ctx, int ordinal, carry_stream *stream) {
