@@ -58,8 +58,7 @@ carry_status carry_dtype_parse(carry_dtype *dtype, const char *name) {
 uint16_t carry_bf16_from_f32(float value) {
     uint32_t bits = bits_of(value);
     if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        return (uint16_t)((bits >> 16) |
-                          0x40u); /* a quiet NaN, so that dropping the lower half cannot make it infinite */
+        return (uint16_t)((bits >> 16) | 0x40u); /* quiet, so that dropping the lower half cannot make it infinite */
     }
     return (uint16_t)shift_rounded(bits, 16); /* a carry out of the fraction gives the right exponent, up to infinity */
 }

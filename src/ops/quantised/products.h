@@ -9,11 +9,11 @@
 #include "carry/nn.h"
 #include "ops/linear.h"
 
-/* y = x W^T, or added to y. False, and nothing was done, if the format has no kernel for it here, for too many tokens,
-   and without memory. */
+/* y = x W^T, or added to y. Returns false, and does nothing, if there is no kernel for the format here, there are
+   too many tokens, or memory runs out. */
 bool carry_quantised_few(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor y, carry_tensor x, carry_tensor W,
                          bool accumulate);
-/* The same for several weights of one x, which are all quantised. */
+/* The same for several quantised weights with one x. */
 bool carry_quantised_few_merged(carry_ctx *ctx, const carry_kernels *kernels, const carry_merged_linear_args *args);
 
 /* product->b is a quantised weight, transposed. */

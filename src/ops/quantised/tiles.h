@@ -51,20 +51,20 @@ typedef struct carry_quant_tiles {
 extern "C" {
 #endif
 
-/* False if the sizes overflow, or the format is not in the table. */
+/* Returns false if the sizes overflow, or the format is not in the table. */
 bool carry_quant_tiles_of(carry_quant_tiles *layout, int64_t format, int64_t rows, int64_t columns);
 carry_tensor carry_quant_tiles_view(int device, void *data, const carry_quant_tiles *layout);
-/* The layout of a quantised tensor on a GPU; false if its strides are not those of a layout. */
+/* Sets the layout of a quantised tensor on a GPU; returns false if its strides do not match a layout. */
 bool carry_quant_tiles_of_tensor(carry_quant_tiles *layout, const carry_tensor *tensor);
 
-/* A quantised matrix as the operators of a device read it: rows of blocks on the CPU, tiles elsewhere. bytes_on:
-   false if they do not fit in a size_t. */
+/* A quantised matrix in the layout that the operators of a device read: rows of blocks on the CPU, tiles elsewhere.
+   carry_quant_bytes_on returns false if the size does not fit in a size_t. */
 carry_tensor carry_quant_view_on(int device, const void *data, const carry_quant_format *format, int64_t rows,
                                  int64_t columns);
 bool carry_quant_bytes_on(size_t *bytes, int device, const carry_quant_format *format, int64_t rows, int64_t columns);
-/* True if steps of a few tokens read quantised matrices there as they are. */
+/* True if steps of a few tokens on this device read quantised matrices without decoding them first. */
 bool carry_quant_is_read_on(carry_ctx *ctx, int device);
-/* Fills W from rows of blocks on the device of W. */
+/* Fills W from rows of blocks, which are on the device of W. */
 carry_status carry_quant_pack(carry_ctx *ctx, carry_tensor W, const void *blocks);
 
 #ifdef __cplusplus
