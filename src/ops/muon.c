@@ -147,7 +147,7 @@ static carry_status expect_one(carry_ctx *ctx, const char *name, const carry_ten
     return carry_is_here(x) ? carry_expect_f32(ctx, name, x, 1, &count, device) : CARRY_OK;
 }
 
-/* x has the shape of w [rows, columns], or that of its transpose. */
+/* Checks that x has the shape of w [rows, columns], or of its transpose. */
 static carry_status expect_turned(carry_ctx *ctx, const char *name, const carry_tensor *x, const carry_tensor *w,
                                   bool transposed) {
     const int64_t shape[] = {w->shape[transposed ? 1 : 0], w->shape[transposed ? 0 : 1]};

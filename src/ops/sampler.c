@@ -191,7 +191,7 @@ carry_status carry_random_part(carry_ctx *ctx, const carry_random_part_args *a) 
     return operators->random_part(ctx, a);
 }
 
-/* The whole, of which a part is kept. */
+/* Generates the whole tensor and keeps a part of it. */
 carry_status carry_cpu_random_part(carry_ctx *ctx, const carry_random_part_args *a) {
     const size_t size = carry_dtype_size(a->out.dtype);
     const int64_t rows = carry_tensor_count(&a->out) / a->columns;

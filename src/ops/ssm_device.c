@@ -8,7 +8,7 @@
 #define L CARRY_SSM_CHUNK
 #define WALKS 256 /* pairs of heads that fill a large GPU */
 
-/* Segments of a row, so that few long rows fill the GPU; each has 16 chunks or more. */
+/* Number of segments of a row, so that few long rows fill the GPU; each has 16 chunks or more. */
 static int64_t segments_of(const carry_ssm_args *args, int64_t chunks) {
     const int64_t walks = (args->xbc.shape[0] * args->heads + 1) / 2;
     int64_t segments = walks > 0 ? WALKS / walks : 1;
