@@ -192,8 +192,7 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
 }
 
 void carry_comm_withdraw(carry_request *requests, int64_t count) {
-    for (int64_t i = count - 1; i >= 0;
-         i--) { /* last first, or a peer might match a later message with an earlier receive */
+    for (int64_t i = count - 1; i >= 0; i--) { /* last first, so that a peer cannot match messages out of order */
         carry_request *request = &requests[i];
         if (is_open(request)) {
             carry_wire *wire = request->comm->wire;

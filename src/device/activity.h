@@ -62,8 +62,7 @@ typedef struct carry_activity_log {
     double first, last;     /* start of the first and end of the last record that is kept */
     double busy;            /* seconds in which a GPU did at least one thing, summed over GPUs */
     const struct carry_backend *backend;
-    carry_activity_sum
-        sum[CARRY_ACTIVITY_NAMES + 1]; /* by a hash of the name; the last one is shared by all further names */
+    carry_activity_sum sum[CARRY_ACTIVITY_NAMES + 1]; /* by a hash of the name; the last is for all further names */
 } carry_activity_log;
 
 /* records: the largest number to keep; 0: CARRY_ACTIVITY_RECORDS, which is also the limit. */

@@ -18,9 +18,8 @@ namespace {
 constexpr int GROUPS = 2, ROWS = 64 * GROUPS, COLUMNS = 256, STAGES = 4;
 constexpr int STAGE = (GROUPS + COLUMNS / 64) * BAND;
 constexpr int MULTIPLY = 128 * GROUPS, COUNT = MULTIPLY + 128;
-constexpr int CHUNK = 64,
-              OUT_ROW = CHUNK + 8; /* columns stored at once, and the length of their row in shared memory */
-constexpr int OUT = 16 * OUT_ROW;  /* elements of a warp */
+constexpr int CHUNK = 64, OUT_ROW = CHUNK + 8; /* columns stored at once, and their row in shared memory */
+constexpr int OUT = 16 * OUT_ROW;              /* elements of a warp */
 constexpr int MOST_EXPERTS = 1024;
 constexpr int AT_OUT = STAGES * STAGE, AT_BARRIERS = AT_OUT + GROUPS * 4 * OUT * 2;
 constexpr int AT_STARTS = AT_BARRIERS + 64, SHARED = AT_STARTS + (MOST_EXPERTS + 1) * 4 + 1024;
