@@ -21,7 +21,8 @@ typedef struct carry_sums carry_sums;
 
 /* Called by all ranks of `over`. device is this rank's device; bytes is the size of the largest reduction and the
    same on all ranks. Returns CARRY_EUNSUPPORTED, on all ranks alike, if they are not threads of one process, there
-   are more than CARRY_SUMS_RANKS, the build has no CUDA, or a GPU cannot read another's memory. */
+   are more than CARRY_SUMS_RANKS, the build has no CUDA, more than two ranks share a
+   GPU, or a GPU cannot read another's memory. */
 carry_status carry_sums_open(carry_comm *over, carry_sums **made, int device, size_t bytes);
 /* Call it after the work of all ranks has ended. NULL is accepted. */
 void carry_sums_close(carry_sums *sums);

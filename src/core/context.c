@@ -65,7 +65,7 @@ void carry_fail_at(carry_ctx *ctx, carry_status status, const char *file, int li
     va_start(arguments, format);
     (void)vsnprintf(ctx->error, sizeof ctx->error, format, arguments);
     va_end(arguments);
-    for (char *at = ctx->error; *at != '\0'; at++) { /* names come from files: remove control characters */
+    for (char *at = ctx->error; *at != '\0'; at++) { /* names come from files: replace control characters */
         *at = (char)((unsigned char)*at < 0x20 || *at == 0x7f ? '?' : *at);
     }
     (void)snprintf(ctx->error_place, sizeof ctx->error_place, "%s:%d", after_src(file), line);
