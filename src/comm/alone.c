@@ -43,7 +43,7 @@ static void beat(carry_comm *comm, const char *operation, const int64_t *value) 
     }
 }
 
-/* False after `until`. */
+/* Returns false after `until`. */
 static bool wait_done(job *j, double until) {
     const struct timespec end = {.tv_sec = (time_t)until, .tv_nsec = (long)((until - (double)(time_t)until) * 1e9)};
     int code = 0;
@@ -90,12 +90,13 @@ static carry_status tell_outcome(carry_comm *comm, const char *operation, const 
                                  CARRY_TAG_ALONE);
         }
     }
-    return carry_comm_wait_all(comm, comm->requests, 2 * comm->size, &deadline); /* the last heartbeats first */
+    /* Waits for the last heartbeats first. */
+    return carry_comm_wait_all(comm, comm->requests, 2 * comm->size, &deadline);
 }
 
 static carry_status wait_outcome(carry_comm *comm, int root, const char *operation, int64_t *outcome) {
     do {
-        const carry_deadline deadline = carry_deadline_from_now(comm, operation); /* from the last heartbeat */
+        const carry_deadline deadline = carry_deadline_from_now(comm, operation); /* counts from the last heartbeat */
         carry_comm_post_recv(comm, comm->requests, operation, outcome, sizeof *outcome, root, CARRY_TAG_ALONE);
         CARRY_TRY(carry_comm_wait_all(comm, comm->requests, 1, &deadline));
     } while (*outcome == BEAT);

@@ -16,9 +16,9 @@ typedef enum carry_request_state {
     CARRY_REQUEST_PENDING,
     CARRY_REQUEST_BUSY, /* its bytes are being copied; no rank may leave now */
     CARRY_REQUEST_DONE,
-    CARRY_REQUEST_MISFIT, /* the peer had other_bytes */
+    CARRY_REQUEST_MISFIT, /* the peer's message has other_bytes bytes */
     CARRY_REQUEST_GONE,   /* the peer has left */
-    CARRY_REQUEST_ENDED,  /* the wire has */
+    CARRY_REQUEST_ENDED,  /* the wire has ended */
     CARRY_REQUEST_BROKEN, /* the kind reported an error: see the wire's reason */
 } carry_request_state;
 
@@ -27,11 +27,11 @@ typedef struct carry_wire {
     const struct carry_comm_kind *kind;
     void *state; /* the kind's */
     int rank, size;
-    int device;                     /* whose memory it moves */
+    int device;                     /* the device whose memory it moves */
     int users;                      /* communicators */
     int groups;                     /* the highest group number that a communicator of this rank has had */
     int ended_by;                   /* rank that ended it, or -1 */
-    char reason[CARRY_COMM_REASON]; /* in that rank's words */
+    char reason[CARRY_COMM_REASON]; /* that rank's error message */
 } carry_wire;
 
 /* A collective that the kind implements itself, with its arguments, already checked. */

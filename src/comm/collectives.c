@@ -20,10 +20,10 @@
 /* Where each rank's part of a buffer is: parts of equal size, parts of given sizes, or slices of a number of
    elements. */
 typedef struct layout {
-    size_t bytes;       /* equal parts; 0 for the others */
+    size_t bytes;       /* bytes of each part if all are equal, else 0 */
     const size_t *each; /* NULL, or the bytes of each part */
-    int64_t count;      /* else elements in all, */
-    size_t element;     /* of this many bytes */
+    int64_t count;      /* otherwise: total number of elements */
+    size_t element;     /* bytes of an element */
     int size;
 } layout;
 
@@ -303,7 +303,7 @@ carry_status carry_broadcast(carry_comm *comm, void *data, size_t bytes, int roo
                 .operation = "broadcast", .which = CARRY_COLLECT_BROADCAST, .to = data, .bytes = bytes, .root = root});
     }
     const carry_deadline deadline = carry_deadline_from_now(comm, "broadcast");
-    const int place = (comm->rank + comm->size - root) % comm->size; /* the root is at 0 */
+    const int place = (comm->rank + comm->size - root) % comm->size; /* position relative to the root */
     /* This rank passes the data on to place + 1, + 2, + 4, ... up to place + below / 2. */
     int below = 1;
     while (below < comm->size && (place & below) == 0) {

@@ -40,10 +40,10 @@ static void count_message(carry_comm *comm, const carry_request *request) {
     }
 }
 
-/* Who was waited for. */
+/* The name of the peer that was waited for, for messages. */
 static const char *peer_of(char text[24], const carry_request *request) {
     if (request->peer < 0) {
-        return "a rank"; /* NCCL does not say which */
+        return "a rank"; /* NCCL does not report which rank */
     }
     (void)snprintf(text, 24, "rank %d", request->peer);
     return text;

@@ -11,7 +11,7 @@
 
 #define HOST 64
 
-/* Where a rank's GPU is. */
+/* The machine and GPU of a rank. */
 typedef struct place {
     char host[HOST], gpu[CARRY_DEVICE_IDENTITY];
 } place;
@@ -25,7 +25,7 @@ static carry_status count_sharing(carry_comm *over, int device, int *most) {
     if (all == NULL) {
         return carry_fail(over->ctx, CARRY_EMEMORY, "out of memory: %d ranks", size);
     }
-    memset(&mine, 0, sizeof mine); /* all of it travels */
+    memset(&mine, 0, sizeof mine); /* all bytes are sent, including padding */
     (void)gethostname(mine.host, HOST - 1);
     if (carry_device_identity(over->ctx, mine.gpu, device) != CARRY_OK) {
         (void)snprintf(mine.gpu, sizeof mine.gpu, "device %d", device); /* opening reports the error */

@@ -15,7 +15,7 @@
 #include "core/clock.h"
 
 #define LOOKS 5           /* consecutive checks that find the same call past its time */
-#define PERIOD 500000000L /* ns between two */
+#define PERIOD 500000000L /* ns between two checks */
 
 static struct {
     pthread_once_t once;

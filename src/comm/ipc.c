@@ -252,7 +252,7 @@ static carry_status judge(carry_relay *relay, const trial *all, int size) {
 static carry_status try_out(carry_relay *relay, trial *all, int size) {
     carry_exchange *piece = NULL;
     trial mine;
-    memset(&mine, 0, sizeof mine); /* all of it travels */
+    memset(&mine, 0, sizeof mine); /* all bytes are sent, including padding */
     (void)gethostname(mine.host, HOST - 1);
     note(relay, &mine, fill_piece(relay, &piece, &mine));
     carry_status status = carry_all_gather(relay->forth, all, &mine, sizeof mine);

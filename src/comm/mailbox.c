@@ -16,8 +16,8 @@ typedef struct half {
 
 typedef struct slot {
     pthread_cond_t changed;
-    half *sends;    /* announced to this rank */
-    half *receives; /* that this rank waits for */
+    half *sends;    /* posted for this rank */
+    half *receives; /* receives that this rank has posted */
     bool taken, gone;
     int busy; /* number of copies in progress from or to this rank's buffers */
 } slot;

@@ -9,10 +9,10 @@
 
 typedef struct carry_mailbox carry_mailbox;
 
-carry_mailbox *carry_mailbox_new(int size); /* NULL: no memory */
+carry_mailbox *carry_mailbox_new(int size); /* NULL if memory runs out */
 void carry_mailbox_free(carry_mailbox *mailbox);
 
-/* False: the slot is taken. */
+/* Returns false if the slot is taken. */
 bool carry_mailbox_enter(carry_mailbox *mailbox, int rank);
 /* Cancels this rank's pending requests. Ranks that wait for it return. */
 void carry_mailbox_leave(carry_mailbox *mailbox, int rank);

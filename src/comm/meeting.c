@@ -197,7 +197,7 @@ carry_status carry_meeting_join(carry_ctx *ctx, int *sockets, double deadline) {
         return failed(ctx, "no socket");
     }
     carry_status status = CARRY_OK;
-    (void)fchmod(listening, S_IRUSR | S_IWUSR); /* what bind gives the name */
+    (void)fchmod(listening, S_IRUSR | S_IWUSR); /* the permissions that bind gives the socket's file */
     if (bind(listening, (struct sockaddr *)&address, sizeof address) != 0) {
         status = failed(ctx, "this rank cannot create its socket");
     } else {

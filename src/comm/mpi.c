@@ -33,7 +33,7 @@
 
 typedef struct line {
     MPI_Comm comm;
-    MPI_Request notice; /* that a peer has ended it */
+    MPI_Request notice; /* receive for the notice that a peer has ended the communicator */
     char incoming[CARRY_COMM_REASON], outgoing[CARRY_COMM_REASON];
     MPI_Request *told; /* [size], notices that this rank sent; NULL before the first */
     double parting;    /* time until which requests that are given up are waited for after the end; 0 before */
@@ -210,7 +210,7 @@ static carry_status open_mpi(carry_ctx *ctx, carry_wire *wire, const carry_comm_
         return carry_fail(ctx, CARRY_ETIMEOUT, "open: not all of %d processes came within the deadline of %g s",
                           wire->size, options->deadline); // NOLINT(clang-analyzer-unix.Malloc)
     }
-    has_failed = false; /* all are here */
+    has_failed = false; /* all ranks have arrived */
     MPI_Comm_set_errhandler(l->comm, MPI_ERRORS_RETURN);
     MPI_Irecv(l->incoming, sizeof l->incoming, MPI_BYTE, MPI_ANY_SOURCE, CARRY_TAG_NOTICE, l->comm, &l->notice);
     wire->state = l;

@@ -130,7 +130,7 @@ static void advance(carry_wire *wire) {
         if (state == ncclInProgress) {
             return;
         }
-        if (r->launching) { /* it is in the stream */
+        if (r->launching) { /* the batch is now in the stream */
             r->launching = false;
             (void)carry_nccl_is_fine(wire, cudaEventRecord(r->after[r->started % CARRY_NCCL_BATCHES], r->stream));
         }

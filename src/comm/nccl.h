@@ -46,7 +46,7 @@ typedef struct carry_nccl_room {
     cudaEvent_t after[CARRY_NCCL_BATCHES];
     int64_t started, finished;          /* number of batches; those up to `finished` have completed */
     bool launching;                     /* the last batch is still being put into the stream */
-    bool broken;                        /* for the wire's reason */
+    bool broken;                        /* the wire's reason says why */
     carry_request *first, *last;        /* queued, linked by native.pointer */
     const carry_collective *collective; /* the collective of the queued request that has no peer */
     carry_ctx *ctx;
@@ -56,7 +56,7 @@ typedef struct carry_nccl_room {
 
 /* Marks the wire as broken, with this reason. */
 void carry_nccl_break_off(carry_wire *wire, const char *reason);
-/* Else it is broken off. */
+/* True if error is cudaSuccess; otherwise marks the wire as broken. */
 bool carry_nccl_is_fine(carry_wire *wire, cudaError_t error);
 /* Returns NCCL's last error text if there is one, which says more than the code. */
 const char *carry_nccl_words(const carry_nccl_room *r, ncclResult_t code);

@@ -44,9 +44,9 @@ typedef struct peer {
     parcel *arrived;
     size_t written; /* bytes of the first send that are written, header included */
     header head;    /* header of the incoming message */
-    size_t read;    /* of it, header included */
+    size_t read;    /* bytes of the incoming message read so far, header included */
     carry_request *into;
-    parcel *aside; /* neither: it is dropped */
+    parcel *aside; /* both NULL: the message is dropped */
 } peer;
 
 typedef struct connections {
@@ -290,7 +290,7 @@ static void post_receive(peer *p, carry_request *request) {
     deliver(request, found);
 }
 
-/* To this rank itself. */
+/* A message to this rank itself. */
 static void post_to_self(carry_wire *wire, peer *p, carry_request *request) {
     carry_request *receive = find(p->receives, request->tag);
     parcel *new = receive == NULL ? new_parcel(request->tag, request->bytes) : NULL;

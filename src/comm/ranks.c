@@ -25,7 +25,7 @@ struct carry_ranks {
     unsigned round; /* of barriers */
     void *shared;   /* or NULL */
     const carry_rank_shared *kind;
-    unsigned char has_left[CARRY_RANKS]; /* before there was something shared */
+    unsigned char has_left[CARRY_RANKS]; /* ranks that left before the shared object was made */
     member member[];
 };
 

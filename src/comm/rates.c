@@ -16,7 +16,7 @@
 #define SMALL_TRIPS CARRY_MEASURED(15, 3)
 #define LARGE_TRIPS 3
 #define FAR_TRIPS 3
-#define BURST 16 /* messages at once */
+#define BURST 16 /* messages sent at once */
 #define BURST_TRIPS CARRY_MEASURED(5, 1)
 
 typedef struct game {

@@ -63,7 +63,7 @@ static bool is_behind(const carry_relay *relay, const carry_relay_item *item) {
     return false;
 }
 
-/* One look at an item. */
+/* Tries once to advance an item. */
 static void advance(carry_wire *wire, carry_relay_item *item) {
     carry_relay *relay = wire->state;
     for (bool moved = true; moved && item->stage >= 0;) {

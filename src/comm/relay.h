@@ -38,7 +38,7 @@ typedef struct carry_relay_item {
     int peer, tag;
     bool sends;
     carry_stream *stream;
-    int stage;                  /* of the way, from 0 */
+    int stage;                  /* state of the way, from 0 */
     carry_request forth, back;  /* on the communicators `forth` and `back` */
     carry_relay_words words;    /* sent or received */
     carry_relay_piece piece;    /* sent or received */
@@ -54,7 +54,7 @@ typedef struct carry_relay {
     const struct carry_relay_way *way;
     carry_comm *forth, *back; /* split from the communicator that this one was opened over */
     int device, rank;
-    int *devices;           /* of every rank */
+    int *devices;           /* device of every rank */
     struct region *regions; /* of other processes: ipc.c's */
     carry_relay_item *first, *spare;
 } carry_relay;

@@ -109,7 +109,7 @@ static carry_status join_group(carry_sums *sums, carry_comm *over, size_t bytes)
     group *shared = sums->shared;
     shared->ordinal[d->rank] = d->ordinal;
     CARRY_TRY(carry_barrier(over));
-    for (int r = 0; r < d->ranks; r++) { /* the same on every rank */
+    for (int r = 0; r < d->ranks; r++) { /* every rank gets the same result */
         int sharing = 0;
         for (int other = 0; other < d->ranks; other++) {
             sharing += shared->ordinal[other] == shared->ordinal[r];
@@ -169,7 +169,7 @@ carry_status carry_sums_open(carry_comm *over, carry_sums **made, int device, si
     int ordinal;
     *made = NULL;
     if (strcmp(carry_comm_name(over), "threads") != 0 || carry_comm_size(over) > CARRY_SUMS_RANKS || device == 0 ||
-        carry_backend_of(device, &ordinal) == NULL) { /* the same on every rank */
+        carry_backend_of(device, &ordinal) == NULL) { /* every rank gets the same result */
         return carry_fail(over->ctx, CARRY_EUNSUPPORTED,
                           "sums in the memory of GPUs are for up to %d ranks that are threads of one process",
                           CARRY_SUMS_RANKS);

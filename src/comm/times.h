@@ -17,7 +17,7 @@ typedef enum carry_comm_operation {
 enum { CARRY_COMM_SIZES = 4 };
 
 typedef struct carry_comm_times {
-    double bytes[CARRY_COMM_SIZES], seconds[CARRY_COMM_SIZES]; /* of a rank's whole tensor; rising */
+    double bytes[CARRY_COMM_SIZES], seconds[CARRY_COMM_SIZES]; /* bytes of a rank's whole tensor, ascending */
 } carry_comm_times;
 
 /* A collective, which takes up to a tenth of a second where messages are slow. Times are the median of several runs

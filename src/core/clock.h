@@ -16,7 +16,7 @@ double carry_thread_seconds(void);
 #define CARRY_MEASURED(usual, sanitized) (usual)
 #endif
 
-/* "41.2 us", into text. */
+/* Writes a time such as "41.2 us" to text. */
 const char *carry_time_text(char text[32], double seconds);
 
 #endif

@@ -10,7 +10,7 @@
 
 #define CARRY_FILE_PATH 4096
 
-/* folder/name into path. */
+/* Writes folder/name to path. */
 carry_status carry_file_in(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder, const char *name);
 
 /* Makes a new folder with this name and six random letters, in $TMPDIR if that is an absolute path, else in /tmp. */

@@ -21,7 +21,7 @@ typedef struct parser {
     const char *line_start;
     uint32_t line;
     int depth;
-    carry_json *node; /* the next free one */
+    carry_json *node; /* the next free node */
     char *text;       /* the next free byte of strings */
 } parser;
 
@@ -159,7 +159,7 @@ static carry_status take_string(parser *p, const char **bytes, size_t *length) {
     }
     p->at++;
     *length = (size_t)(p->text - *bytes);
-    *p->text++ = '\0'; /* the place of a quote */
+    *p->text++ = '\0'; /* overwrites a quote */
     return CARRY_OK;
 }
 
@@ -325,7 +325,7 @@ static size_t count_nodes(const char *text, size_t length) {
             inside = text[i] == '"';
             count += text[i] == ',' || text[i] == '[' || text[i] == '{';
         } else if (text[i] == '\\') {
-            i++; /* whatever is escaped, a quote too */
+            i++; /* skips the escaped character, which may be a quote */
         } else {
             inside = text[i] != '"';
         }

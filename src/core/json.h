@@ -31,7 +31,7 @@ typedef struct carry_json {
     carry_json_kind kind;
     bool truth;    /* of a bool */
     bool whole;    /* a number without decimal point or exponent that fits an int64_t */
-    uint32_t line; /* where it starts, from 1 */
+    uint32_t line; /* line on which it starts, from 1 */
     uint32_t column;
     const char *key; /* in an object; else NULL */
     size_t key_length;

@@ -33,12 +33,12 @@ void carry_json_add_bool(carry_json_text *text, const char *key, bool value);
 /* Adds a copy of a node; NULL is written as null. */
 void carry_json_add_node(carry_json_text *text, const char *key, const carry_json *node);
 
-/* As it stands. */
+/* Append text without escaping. */
 void carry_json_put_raw(carry_json_text *text, const char *format, ...) CARRY_PRINTF(2, 3);
 void carry_json_text_append(carry_json_text *text, const char *bytes, size_t length);
 /* Writes a string in quotes, escaped where needed. Each byte that is not valid UTF-8 becomes U+FFFD. */
 void carry_json_put_string(carry_json_text *text, const char *string);
-void carry_json_put_bytes(carry_json_text *text, const char *bytes, size_t length); /* zeros among them */
+void carry_json_put_bytes(carry_json_text *text, const char *bytes, size_t length); /* the bytes may contain zeros */
 /* The same, followed by a colon. */
 void carry_json_put_key(carry_json_text *text, const char *key);
 /* Writes the shortest decimal that reads back as the same double, with a point or an exponent as Python does. */

@@ -103,7 +103,7 @@ void *carry_aligned_new(size_t bytes) {
         return NULL;
     }
 #if defined(MADV_HUGEPAGE)
-    (void)madvise(block, padded / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE); /* a hint: failure is no error */
+    (void)madvise(block, padded / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE); /* a hint: failure is harmless */
 #endif
     return block;
 }

@@ -57,13 +57,13 @@ typedef struct carry_span_sum {
     double flops, tokens;
 } carry_span_sum;
 
-#define CARRY_SPAN_SITES 256 /* places a track can sum */
+#define CARRY_SPAN_SITES 256 /* source lines that a track can sum */
 #define CARRY_SPAN_DEPTH 64  /* nested spans that a track records */
 
 typedef struct carry_track {
     int rank, worker; /* worker 0 is the thread that uses the context */
     bool taken;       /* by a context */
-    bool samples;     /* the memory of the process */
+    bool samples;     /* samples the memory of the process */
     double sampled;
     carry_event *event;
     int64_t count, limit;
@@ -97,7 +97,7 @@ carry_track *carry_span_open(carry_ctx *ctx, const carry_span_site *site);
 carry_track *carry_span_open_piece(carry_ctx *ctx, const carry_span_site *site);
 void carry_span_close(carry_track *track);
 void carry_span_add(carry_track *track, double flops, double tokens);
-carry_track *carry_span_track(const carry_ctx *ctx); /* of this thread */
+carry_track *carry_span_track(const carry_ctx *ctx); /* the track of this thread */
 void carry_count_keep(carry_ctx *ctx, const char *counter, double value);
 /* The site of the innermost open span of this thread, or NULL. */
 const carry_span_site *carry_span_here(carry_ctx *ctx);
@@ -154,7 +154,7 @@ static inline void carry_count(carry_ctx *ctx, const char *counter, double value
 /* For a phase that is not a scope: CARRY_SPAN_BEGIN(track, ...) declares track, and carry_span_end(&track) ends the
    span. No return or jump may leave the code between them. */
 #define CARRY_SPAN_BEGIN(track, ctx, category, name) CARRY_SPAN_BEGIN_AT_(track, ctx, category, name, __LINE__)
-/* A place, for such an entry. */
+/* The initialiser of a site, for such a table entry. */
 #define CARRY_SPAN_SITE(category, name) \
     { category, name, __FILE__, __LINE__ }
 

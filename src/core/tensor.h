@@ -7,7 +7,7 @@
 #include "carry/tensor.h"
 #include "core/memory.h"
 
-/* "[2, 3, 4]" into text; for messages. */
+/* Writes the shape as "[2, 3, 4]" to text, for messages. */
 #define CARRY_SHAPE_TEXT 160
 const char *carry_shape_text(char text[CARRY_SHAPE_TEXT], int rank, const int64_t *shape);
 

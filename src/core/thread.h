@@ -1,4 +1,4 @@
-/* Threads beside the context's pool. */
+/* Threads that are not in a context's pool. */
 #ifndef CARRY_CORE_THREAD_H
 #define CARRY_CORE_THREAD_H
 

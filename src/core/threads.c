@@ -32,7 +32,7 @@ struct carry_pool {
     int64_t count, grain;
     _Atomic int64_t next;    /* first item not yet taken */
     _Atomic uint64_t serial; /* incremented for every task; idle threads watch it */
-    atomic_bool open;        /* may threads join the task? */
+    atomic_bool open;        /* threads may join the task */
     atomic_int joined;       /* threads that are working on the task now */
     atomic_bool stop;
     bool inside;                 /* a task is running: nested calls run in place */

@@ -186,7 +186,7 @@ void carry_activity_shorten(char shown[CARRY_ACTIVITY_NAME], const char *name) {
     static const char nameless[] = "(anonymous namespace)::";
     char text[LONGEST];
     size_t used = 0;
-    int depth = 0; /* of template arguments */
+    int depth = 0; /* nesting depth of template arguments */
     for (const char *at = name; *at != '\0' && used + 1 < sizeof text;) {
         if (strncmp(at, nameless, sizeof nameless - 1) == 0) {
             at += sizeof nameless - 1;

@@ -14,7 +14,7 @@
 #include "carry/context.h"
 #include "core/launching.h"
 
-#define CARRY_ACTIVITY_RECORDS 65536 /* kept at most */
+#define CARRY_ACTIVITY_RECORDS 65536 /* the largest number of records */
 #define CARRY_ACTIVITY_NAMES 1024    /* kernels that are summed by name; further ones share one sum */
 #define CARRY_ACTIVITY_NAME 64       /* bytes of a name as displayed */
 
@@ -26,9 +26,9 @@ typedef enum carry_activity_kind {
 
 typedef struct carry_activity {
     carry_activity_kind kind;
-    int gpu; /* as its backend counts, from 0 */
+    int gpu; /* its number in its backend, from 0 */
     uint32_t stream;
-    int name; /* which sum it belongs to */
+    int name; /* index of its sum */
     double start, end;
     int32_t grid[3], block[3], registers; /* of kernels; registers are a thread's */
     int64_t bytes;                        /* bytes copied or filled; for a kernel, shared memory per block */
@@ -36,7 +36,7 @@ typedef struct carry_activity {
 
 #define CARRY_ACTIVITY_OPERATORS 4
 
-/* All of one name. */
+/* Sums over all activities of one name. */
 typedef struct carry_activity_sum {
     char *name; /* NULL: free */
     carry_activity_kind kind;
@@ -58,7 +58,7 @@ typedef struct carry_activity_log {
     int64_t lost;           /* activities that the device's recorder could not record, for lack of space or time */
     double from;            /* carry_seconds; earlier activities are left out */
     int64_t waits;          /* times the host waited for a stream, an event or a whole GPU */
-    int gpus;               /* that did anything */
+    int gpus;               /* GPUs that did anything */
     double first, last;     /* start of the first and end of the last record that is kept */
     double busy;            /* seconds in which a GPU did at least one thing, summed over GPUs */
     const struct carry_backend *backend;

@@ -73,7 +73,7 @@ typedef struct carry_backend {
     carry_status (*identity)(carry_ctx *ctx, char *identity, int ordinal);
 } carry_backend;
 
-/* Returns the backend of a device and sets the device's ordinal in it; NULL if there is no such device. */
+/* Returns the backend of a device and sets the device's ordinal in it; NULL if the device does not exist. */
 const carry_backend *carry_backend_of(int device, int *ordinal);
 
 #endif

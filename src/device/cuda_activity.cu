@@ -42,7 +42,7 @@ static const int CLOCK_READINGS = 64;
 static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
                                            CUPTI_ACTIVITY_KIND_MEMSET, CUPTI_ACTIVITY_KIND_SYNCHRONIZATION};
 
-/* Both clocks at one moment. */
+/* Both clocks, read at the same time. */
 typedef struct moment {
     double seconds;
     uint64_t stamp; /* nanoseconds, CUPTI's */
@@ -57,7 +57,7 @@ typedef struct functions {
 /* One per process, as CUPTI is. */
 static functions call;
 static moment first;
-static std::atomic<int> buffers; /* that CUPTI holds */
+static std::atomic<int> buffers; /* buffers that CUPTI holds */
 static std::mutex log_lock;
 static CUpti_SubscriberHandle subscriber; /* NULL: launches are not watched */
 static carry_activity_log *filled;        /* NULL: nothing is recorded; guarded by log_lock */

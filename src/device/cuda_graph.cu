@@ -21,7 +21,7 @@ extern "C" carry_status carry_cuda_graph_end(carry_ctx *ctx, carry_graph **graph
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
     CARRY_CUDA_TRY(cudaStreamEndCapture((cudaStream_t)stream, &recorded), "a recording failed");
     cudaError_t error = cudaGraphInstantiate(&ready, recorded, 0);
-    (void)cudaGraphDestroy(recorded); /* what is ready has a copy */
+    (void)cudaGraphDestroy(recorded); /* the instantiated graph has its own copy */
     CARRY_CUDA_TRY(error, "a graph cannot be made from a recording");
     *graph = (carry_graph *)ready;
     return CARRY_OK;

@@ -13,7 +13,7 @@
 #define PIECE ((size_t)64 << 10)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static carry_exchange *spare; /* of the process */
+static carry_exchange *spare; /* one list per process */
 
 static const carry_backend *backend_of(int device, int *ordinal) {
     const carry_backend *backend = carry_backend_of(device, ordinal);

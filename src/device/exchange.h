@@ -27,7 +27,7 @@ carry_status carry_exchange_take(carry_ctx *ctx, carry_exchange **piece, int dev
 /* True if a piece of this many bytes can begin at `offset` in a region. Checks values that come from another
    process. */
 bool carry_exchange_fits(uint64_t offset, size_t bytes);
-/* NULL is fine. */
+/* NULL is accepted. */
 void carry_exchange_give(carry_exchange *piece);
 
 /* Opens a region of another process, until it is closed. */

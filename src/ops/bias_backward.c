@@ -111,7 +111,7 @@ carry_status carry_cpu_gated_add_backward(carry_ctx *ctx, carry_tensor dy, carry
                                           carry_tensor y, carry_tensor g) {
     job j = {.dx = dx, .y = y, .g = g, .dy = dy, .dg = dg, .tokens = dx.shape[0], .n = dx.shape[1]};
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
-    if (carry_is_here(&dg)) { /* first: dy may be y */
+    if (carry_is_here(&dg)) { /* before dy is written, since dy may be y */
         add_up(ctx, &j);
     }
     if (carry_is_here(&dy)) {

@@ -28,7 +28,7 @@ static const window windows[] = {[CARRY_CONV2D_SAME] = {3, 3, 1},
 
 typedef struct input {
     const float *data;
-    int64_t channels, pitch; /* of a row, in numbers */
+    int64_t channels, pitch; /* pitch: elements from row to row */
 } input;
 
 typedef struct job {

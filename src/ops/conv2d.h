@@ -27,7 +27,7 @@ typedef enum carry_conv2d_form {
     CARRY_CONV2D_AHEAD   /* 3 x 3, stride 2, padding 1 only at the right and the bottom: height / 2 by width / 2 */
 } carry_conv2d_form;
 
-/* Numbers of the packed weights. */
+/* The number of elements of the packed weights. */
 int64_t carry_conv2d_packed(carry_conv2d_form form, int64_t out, int64_t in);
 
 /* Packs weights. to: [carry_conv2d_packed], of the pictures' type; from: [out, in, 3, 3], or [out, in, 1, 1] for a

@@ -44,7 +44,7 @@ carry_status carry_route(carry_ctx *ctx, carry_tensor weights, carry_tensor chos
 carry_status carry_route_backward(carry_ctx *ctx, carry_tensor dlogits, carry_tensor dweights, carry_tensor logits,
                                   carry_tensor chosen, const carry_router *router);
 
-/* pair, place [T k]; offsets [E + 1]; chosen [T, k]. */
+/* Shapes: pair, place [T k]; offsets [E + 1]; chosen [T, k]. */
 carry_status carry_sort_experts(carry_ctx *ctx, carry_tensor pair, carry_tensor place, carry_tensor offsets,
                                 carry_tensor chosen);
 

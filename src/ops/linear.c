@@ -50,7 +50,7 @@ typedef struct job {
     const carry_mixed_product *p;
     int64_t rows, columns; /* of a tile */
     int64_t row_tiles, column_tiles;
-    int64_t k_at, k; /* the block of the sum */
+    int64_t k_at, k; /* the block of k */
     bool plain;      /* everything is f32 */
 } job;
 

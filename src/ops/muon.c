@@ -51,7 +51,7 @@ carry_status carry_cpu_muon_momentum(carry_ctx *ctx, carry_tensor u, carry_tenso
     return CARRY_OK;
 }
 
-/* Rows of the result. */
+/* Computes rows of the result. */
 static void normalise_rows(void *argument, int64_t begin, int64_t end, int worker) {
     const job *j = argument;
     const float *u = j->x.data;

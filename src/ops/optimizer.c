@@ -15,7 +15,7 @@
 /* Sums of squares on a GPU: smallest number of elements of a block, and largest number of blocks. */
 #define CARRY_SQUARES_BLOCK 16384
 #define CARRY_SQUARES_BLOCKS 1024
-#define SKIPS 16777216 /* a count that f32 has exactly */
+#define SKIPS 16777216 /* counts below this are exact in f32 */
 #define SUMS 256       /* sums of pieces that are kept, then added in order */
 
 typedef struct job {

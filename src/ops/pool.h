@@ -25,7 +25,7 @@ typedef struct carry_conv_step_map {
 } carry_conv_step_map;
 typedef struct carry_conv_step_args {
     carry_conv_step_map map[CARRY_CONV_STEP_MAPS];
-    int maps;             /* of one type, B and W */
+    int maps;             /* number of maps, which share type, B and W */
     const int32_t *slots; /* [B], no slot twice */
     const int32_t *from;  /* [B], disjoint from `slots`; NULL: the same as slots, in place */
 } carry_conv_step_args;

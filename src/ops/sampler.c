@@ -23,7 +23,7 @@ typedef struct patching {
     bool back, by_head;
 } patching;
 
-/* One row of patches. */
+/* Converts one row of patches. */
 static void patch_rows(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const patching *j = argument;

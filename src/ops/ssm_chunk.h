@@ -12,7 +12,7 @@ typedef struct carry_ssm_job {
     const carry_ssm_args *args;
     int64_t T, n, P, G, N, channels;
     float *space; /* of worker 0 */
-    int64_t each; /* floats of a worker */
+    int64_t each; /* floats of scratch memory per worker */
 } carry_ssm_job;
 
 /* A chunk of one head: `count` tokens from token `first` of a row of the batch. */

@@ -25,7 +25,7 @@ carry_ssm_layout carry_ssm_layout_of(const carry_ssm_args *args, void *workspace
     const int64_t T = args->xbc.shape[1];
     carry_ssm_layout l = {.chunks = (T + L - 1) / L};
     carry_arena arena = carry_arena_over(workspace, SIZE_MAX / 2);
-    if (args->heads < 1 || (T == 1 && !backward)) { /* a step needs none */
+    if (args->heads < 1 || (T == 1 && !backward)) { /* a step needs no workspace */
         return l;
     }
     l.P = (args->xbc.shape[2] - 2 * args->groups * N) / args->heads;

@@ -91,7 +91,7 @@ extern "C" carry_status carry_cuda_gated_add_backward(carry_ctx *ctx, carry_tens
                                                       carry_tensor y, carry_tensor g) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, dx.device));
-    if (dg.data != NULL) { /* first: dy may be y */
+    if (dg.data != NULL) { /* before dy is written, since dy may be y */
         CARRY_TRY(add_up(ctx, at, dg, dx, y));
     }
     if (dy.data == NULL) {

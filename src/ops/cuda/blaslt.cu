@@ -66,7 +66,7 @@ typedef struct plan {
 } plan;
 
 typedef struct blaslt {
-    void *library; /* NULL: not here */
+    void *library; /* NULL if the library is missing */
     functions call;
     cublasLtHandle_t handles[CARRY_MAX_DEVICES];
     struct {
@@ -76,7 +76,7 @@ typedef struct blaslt {
         bool is_free; /* its stream has ended */
     } workspaces[STREAMS];
     plan plans[PLANS];
-    int next; /* plan to be forgotten */
+    int next; /* index of the plan to replace next */
 } blaslt;
 
 static void plan_free(const blaslt *lt, plan *p) {
@@ -245,7 +245,7 @@ static int best_of(const blaslt *lt, const cublasLtMatmulHeuristicResult_t *resu
 
 static uint32_t setting(const blaslt *lt, const cublasLtMatmulAlgo_t *algorithm,
                         cublasLtMatmulAlgoConfigAttributes_t which) {
-    uint32_t value = 0; /* some are of 16 bits */
+    uint32_t value = 0; /* some values have 16 bits */
     size_t written = 0;
     (void)lt->call.cublasLtMatmulAlgoConfigGetAttribute(
         algorithm, which, &value, which == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID ? 2 : sizeof value, &written);

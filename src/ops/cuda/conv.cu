@@ -6,8 +6,8 @@
    (conv_backward.c). dw is summed per block of tokens into the workspace, whose rows are then added in order. */
 #include "ops/cuda/conv.cuh"
 
-constexpr int CHANNELS = 128; /* of a block: threads */
-constexpr int TOKENS = 16;    /* of a thread, forward */
+constexpr int CHANNELS = 128; /* channels and threads of a block */
+constexpr int TOKENS = 16;    /* tokens of a thread, forward */
 
 /* Input (b, s, c) as a token of this sequence sees it; s may be before the sequence's first token. */
 template <typename T>

@@ -8,7 +8,7 @@
 struct frame {
     float *y;
     const float *bias, *add;
-    int64_t rows, width, out; /* inside the frame */
+    int64_t rows, width, out; /* sizes without the frame */
     bool relu;
 };
 
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(THREADS) inside_kernel(frame f, bool before) {
     }
 }
 
-/* As weight() of conv2d.c. */
+/* Like weight() of conv2d.c. */
 static __device__ float weight_of(const float *taps, int form, int phase, int row, int column) {
     if (form == CARRY_CONV2D_POINT) {
         return taps[0];

@@ -63,7 +63,7 @@ struct walk {
 template <int COLUMNS, bool BY_16> struct tiles { uint16_t a[STAGES][PIXELS * DEPTH], b[STAGES][COLUMNS * DEPTH]; };
 
 /* Loads this thread's pieces of a tile: one of the PIECES of a row, in every 64th row. origin: the pixels whose
-   windows they belong to; negative if there is none. */
+   windows they belong to; negative past the last pixel. */
 template <int COLUMNS, bool BY_16>
 static __device__ __forceinline__ void load_tile(uint16_t *a, uint16_t *b, const conv2d_job &job, const walk &at,
                                                  const uint16_t *w, int first, const int (&origin)[2]) {

@@ -169,7 +169,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[S::BLOCKS][S::COLUM
             }
         }
         products_commit();
-        products_wait<1>(); /* those before are over */
+        products_wait<1>(); /* earlier products are complete */
         if (threadIdx.x % 128 == 0) {
             if (last_weight >= 0) {
                 barrier_arrive(l.weight_empty(last_weight));

@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(FORWARD, RESIDENT) conv_wide_kernel(conv_of<T>
         if (t0 + AHEAD < last) {
             load_ahead<T, V, AHEAD>(next, from, t0 + AHEAD, tokens, x_row);
         }
-        if (t0 + AHEAD <= last && t0 + AHEAD <= in.end) { /* no end in sight */
+        if (t0 + AHEAD <= last && t0 + AHEAD <= in.end) { /* no end of the piece or sequence within AHEAD tokens */
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 step<T, ACTIVATION, V>(a, to + ((unsigned)t0 + i) * channels, now[i], tap, past);
@@ -261,7 +261,7 @@ static __device__ __forceinline__ void walk_back(const conv_of<T> &a, float (&su
         const int oldest = t0 - PAST;
         if (oldest >= 0 && oldest >= from && t0 + AHEAD <= last && t0 + AHEAD <= in.end && a.dx.here()) {
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) { /* no end in sight */
+            for (int i = 0; i < AHEAD; i++) { /* no end of the piece or sequence within AHEAD tokens */
                 step_back<T, ACTIVATION, V>(a, dx, sum, x_now[i], d_now[i], tap, past, open, true, true);
                 store_all<T, V>(to + (unsigned)(oldest + i) * dx_row, dx);
             }

@@ -94,7 +94,7 @@ __device__ __forceinline__ float4 shared_by_all(const float *from, int i, int n,
                                   : make_float4(otherwise, otherwise, otherwise, otherwise);
 }
 
-/* Over a warp, in one order. */
+/* Sums over a warp, in a fixed order. */
 __device__ __forceinline__ float add_warp(float value) {
     for (int step = 16; step > 0; step /= 2) {
         value += __shfl_xor_sync(0xffffffffu, value, step);
@@ -273,7 +273,7 @@ bool in_vectors(const carry_tensor &x) {
     return x.dtype == CARRY_BF16 && x.shape[1] % 8 == 0 && x.shape[1] <= MOST && x.shape[0] <= INT_MAX;
 }
 
-/* An absent one fits. */
+/* An absent tensor is accepted. */
 bool fits(const carry_tensor &tensor, int64_t row) {
     return (uintptr_t)tensor.data % 16 == 0 && row % 8 == 0;
 }

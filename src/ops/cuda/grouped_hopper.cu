@@ -31,7 +31,7 @@ struct grouped_maps {
 
 struct place_of_tile {
     int64_t expert, first, count; /* the expert's rows */
-    int64_t row, column;          /* of the tile in c */
+    int64_t row, column;          /* position of the tile in c */
     int panels;
 };
 

@@ -31,7 +31,7 @@ struct wide_maps {
 };
 
 struct wide_tile {
-    int64_t first; /* row of all experts */
+    int64_t first; /* row, counted over all experts */
     int expert, rows, column;
 };
 

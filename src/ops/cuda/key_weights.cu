@@ -18,7 +18,7 @@ namespace {
 
 constexpr int WARPS = 16, ROWS = 16, HEAD = 128;
 constexpr int MOST_HEADS = 3; /* of a warp */
-constexpr int MOST_TILES = 6; /* of eight keys */
+constexpr int MOST_TILES = 6; /* tiles of eight keys */
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct weights_job {

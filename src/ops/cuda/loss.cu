@@ -13,7 +13,7 @@
 
 constexpr int64_t LEFT_OUT = -100;
 
-constexpr int ROW_THREADS = 512; /* of a row of logits */
+constexpr int ROW_THREADS = 512; /* threads for a row of logits */
 
 /* The largest logit so far, and the sum of exponentials relative to it. */
 struct running {
@@ -291,7 +291,7 @@ extern "C" carry_status carry_cuda_linear_cross_entropy(carry_ctx *ctx, carry_te
     }
     const int64_t block = even_block(tokens, (int64_t)(workspace_bytes / sizeof(float)) / vocabulary);
     const bool back = dx.data != NULL || dW.data != NULL;
-    const carry_dtype type = x.dtype == W.dtype ? x.dtype : CARRY_F32; /* of the gradient */
+    const carry_dtype type = x.dtype == W.dtype ? x.dtype : CARRY_F32; /* type of the gradient */
     const int64_t d_row = vocabulary * (int64_t)(sizeof(float) / carry_dtype_size(type));
     for (int64_t first = 0; first < tokens; first += block) {
         const int64_t count = tokens - first < block ? tokens - first : block;

@@ -11,8 +11,8 @@ extern "C" {
 #include "device/cuda.h"
 #include "ops/cuda/panels.cuh"
 
-static const int SMALL = 64;      /* sides up to this and */
-static const int SMALL_SUM = 256; /* sums up to this length use these kernels even if cuBLASLt is available */
+static const int SMALL = 64;      /* products with sides up to this, and sums */
+static const int SMALL_SUM = 256; /* up to this length, use these kernels even if cuBLASLt is available */
 extern "C" const char *const carry_cuda_ways[] = {"tensor_cores", "cublaslt", NULL};
 
 /* How a launch divides the work, and which operands allow wide accesses. */
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(PANEL_THREADS, TILE == 64 ? 4 : 6)
                      p.a_transposed, b + (p.b_transposed ? warp_column * b_stride + k : k * b_stride + warp_column),
                      b_stride, p.b_transposed, lane);
             }
-            __syncthreads(); /* the panels are written again */
+            __syncthreads(); /* the panels will be overwritten */
         }
         if (first + group < g.tiles) {
             store<T>(p, sum, item * p.c_next, row0 + warp_row, column0 + warp_column, g.c_by_pair, lane);

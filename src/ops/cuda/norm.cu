@@ -176,7 +176,7 @@ static void launch_warps(const norm_args<T> &a, int64_t blocks, const place &at)
     norm_backward_warp_kernel<T, EACH, MOST><<<(unsigned)blocks, MOST, shared, at.stream>>>(a);
 }
 
-/* A warp a row, or a block a row. */
+/* One warp per row, or one block per row. */
 template <typename T> static void launch_rows(const norm_args<T> &a, const place &at) {
     if (a.rows == 0 || (a.y.data != NULL && norm_wide(a, at.stream))) {
         return;

@@ -9,7 +9,7 @@ extern "C" {
 
 constexpr int EACH = 4; /* elements per thread at a time: 16 bytes of f32 */
 
-/* One element; returns the weight. */
+/* Updates one element and returns the weight. */
 static __device__ __forceinline__ float update(float &m, float &v, float w, float g, const carry_adam_factors &f) {
     const float gradient = f.factor * g;
     m = f.b1 * m + f.c1 * gradient;

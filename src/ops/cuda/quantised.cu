@@ -180,7 +180,7 @@ carry_status quantised_decoded(carry_ctx *ctx, carry_tensor *decoded, const carr
     return decode(ctx, at, data, dtype, l, W, NULL, 0, l.rows);
 }
 
-/* Decoded rows, and their product. */
+/* Decodes rows and multiplies with them. */
 static carry_status by_decoding(carry_ctx *ctx, const place &at, const carry_quant_tiles &l, matrix c, int64_t m,
                                 matrix a, const carry_tensor &W, int device, const void *base) {
     const size_t size = carry_dtype_size(a.type), row = (size_t)l.columns * size;

@@ -23,7 +23,7 @@ constexpr int WARPS = 8, THREADS = 32 * WARPS;
 
 /* Offsets in shared memory, in bytes. */
 struct memory_of {
-    int pitch;    /* of a sequence of x */
+    int pitch;    /* bytes from one sequence of x to the next */
     int sums_at;  /* f32 [chunks][8 NT] */
     int parts_at; /* f32 [WARPS][8 NT][RT * 16 + 4] */
     int squares_at;

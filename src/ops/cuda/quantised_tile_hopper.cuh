@@ -262,7 +262,7 @@ static __device__ __forceinline__ void take_x(float (&to)[8], const carry_tile_p
     }
 }
 
-/* A tile of a block. */
+/* One of a block's tiles. */
 struct place_of {
     const unsigned char *tile;
     int row, rows, y_at; /* row: first row of the tile; rows: of the matrix */

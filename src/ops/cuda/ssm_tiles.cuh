@@ -101,7 +101,7 @@ __device__ __forceinline__ void as_left(T type, unsigned (&a)[4], const float (&
 
 /* Rows of a tensor of 16-bit elements. */
 struct rows16 {
-    const uint16_t *data; /* of the first row */
+    const uint16_t *data; /* start of the first row */
     int64_t stride;
     int count; /* rows after these are zeros */
 };
@@ -198,7 +198,7 @@ static inline bool is_aligned(const ssm_job &job) {
 struct states_source {
     const void *x; /* [B, T, x_channels] from column head * P on: x or dy */
     int64_t x_channels;
-    int64_t b_column; /* of xbc, of group 0: B, or C */
+    int64_t b_column; /* column of xbc where group 0 of B or C starts */
     bool reverse;     /* factors are then 2^G; otherwise a 2^(G[last] - G) */
 };
 

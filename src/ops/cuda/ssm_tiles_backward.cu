@@ -289,7 +289,7 @@ __device__ __forceinline__ void add_db(T type, const back_memory<N> &m, float (&
     }
 }
 
-/* S . dS, in parts of warps. */
+/* S . dS, as partial sums of the warps. */
 template <typename T, int N> __device__ __forceinline__ void add_whole(T type, back_memory<N> &m) {
     float sum = 0.0f;
     for (int i = (int)threadIdx.x; i < P * N / 2; i += BLOCK) {

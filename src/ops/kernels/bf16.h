@@ -111,7 +111,7 @@ typedef struct carry_bf16 {
     /* tile writes whole panels: c must have memory for the rows and columns that m and n lack. */
     bool whole;
     bool halves; /* tile can write a bf16 c directly */
-    /* For an entry that writes whole panels: the largest k for which it needs no memory for sums besides c. */
+    /* For an entry that writes whole panels: the largest k for which c alone can hold the sums. */
     int64_t depth;
     carry_bf16_pack pack_a, pack_b;
     void (*tile)(const carry_bf16_tile *tile);
@@ -134,7 +134,7 @@ typedef struct carry_bf16 {
 /* Entries from slow to fast, emulated ones first; NULL past the end. */
 const carry_bf16 *carry_bf16_at(int index);
 const carry_bf16 *carry_bf16_named(const char *name);
-/* The last entry that this processor can run. NULL: there is none, and bf16 is widened to f32. */
+/* The last entry that this processor can run. NULL: no entry can run, and bf16 is widened to f32. */
 const carry_bf16 *carry_bf16_best(void);
 /* Writes to line why an entry faster than `used` is not used, as "NAME: REASON"; "" if `used` is the fastest. used
    may be NULL. */

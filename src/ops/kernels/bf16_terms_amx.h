@@ -61,8 +61,8 @@ BF16_INLINE void put_half(const int terms, uint16_t *to, ptrdiff_t next, const b
 typedef struct terms_square {
     const float *from;
     ptrdiff_t row;
-    const float *by; /* of sixteen k, or NULL */
-    uint16_t *to;    /* of the first line and k */
+    const float *by; /* factors of sixteen k, or NULL */
+    uint16_t *to;    /* output for the first line and k */
 } terms_square;
 
 /* Row r of the square, multiplied. */
@@ -85,7 +85,7 @@ BF16_INLINE void square_turned(const terms_square *s, bool across, bf16_pairs ro
     bf16_transpose(rows);
 }
 
-/* Into eight lines of pairs. */
+/* Writes a square to eight rows of pairs. */
 BF16_INLINE void square_to_b(const int terms, const terms_square *s, ptrdiff_t next, const bool across,
                              bf16_floats *seen) {
     if (!across) {
@@ -108,7 +108,7 @@ BF16_INLINE void square_to_b(const int terms, const terms_square *s, ptrdiff_t n
     }
 }
 
-/* Into halves of sixteen lines. */
+/* Writes a square to halves of sixteen rows. */
 BF16_INLINE void square_to_a(const int terms, const terms_square *s, ptrdiff_t next, const bool across,
                              bf16_floats *seen) {
     if (across) {

@@ -327,8 +327,8 @@ typedef struct amx_step {
     float *c;
     ptrdiff_t base_row, c_row;
     bool begins, ends; /* begins: sums start from t->half; ends: they go to t->half */
-    int hints;         /* of a panel of b */
-    float *beside;     /* two pairs of panels */
+    int hints;         /* prefetches of a panel of b per unit of k */
+    float *beside;     /* sums of two pairs of panels */
     amx_leaving *leaving;
 } amx_step;
 

@@ -27,9 +27,9 @@
    cache a few lines at a time while the product runs, since all at once they would delay each other. It is a hint
    that kernels may ignore. */
 typedef struct carry_rows_ahead {
-    const char *at;     /* of the first row */
+    const char *at;     /* start of the first row */
     ptrdiff_t row;      /* bytes from row to row */
-    int64_t rows, size; /* bytes of each */
+    int64_t rows, size; /* size: bytes of each row */
 } carry_rows_ahead;
 
 typedef struct carry_product {

@@ -37,7 +37,7 @@ INLINE __m256 dot_32(__m256i w, const int8_t *x) {
     return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-/* The same for w from 0 on. */
+/* The same for w that is not negative. */
 INLINE __m256 dot_32_unsigned(__m256i w, const int8_t *x) {
     const __m256i pairs = _mm256_maddubs_epi16(w, bytes_at(x));
     return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
@@ -182,7 +182,7 @@ INLINE float row_q6_k(const unsigned char *w, int64_t blocks, const int8_t *x, c
 typedef float (*row_function)(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale,
                               const float *sum);
 
-/* Every row with every token. */
+/* Multiplies every row by every token. */
 INLINE void each_row(const carry_quant_dots *d, row_function row) {
     for (int64_t r = 0; r < d->rows; r++) {
         for (int64_t t = 0; t < d->tokens; t++) {

@@ -251,7 +251,7 @@ INLINE float row_q6_k(const unsigned char *w, int64_t blocks, const int8_t *x, c
 typedef float (*row_function)(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale,
                               const float *sum);
 
-/* Every row with every token. */
+/* Multiplies every row by every token. */
 INLINE void each_row(const carry_quant_dots *d, row_function row) {
     for (int64_t r = 0; r < d->rows; r++) {
         for (int64_t t = 0; t < d->tokens; t++) {

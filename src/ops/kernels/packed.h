@@ -13,7 +13,7 @@
    block. */
 typedef struct carry_packed_tile {
     int64_t m, n, k;
-    int64_t row_panels; /* of all m rows */
+    int64_t row_panels; /* panels of all m rows */
     int64_t row_panel, row_panels_end, column_panel, column_panels_end;
     const float *a, *b, *base;
     float *c;

@@ -107,9 +107,10 @@ typedef struct carry_rows {
     /* Rotates pairs by table[i] = (cosine, sine); with sign -1 it rotates back. */
     void (*rotary)(float *y, const float *x, const float *table, float sign, int64_t pairs);
     void (*adamw)(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count);
-    void (*layer_sums)(const carry_layer_backward *row, float sums[2], int64_t count); /* of g and of g x', added */
+    /* Adds the sums of g and of g x' to sums. */
+    void (*layer_sums)(const carry_layer_backward *row, float sums[2], int64_t count);
     void (*layer_backward)(const carry_layer_backward *row, int add, int64_t count);
-    /* to[i] = by[i] from[i], of rows. */
+    /* Rows: to[i] = by[i] from[i]. */
     void (*scale_rows)(float *to, int64_t to_row, const float *from, int64_t from_row, const float *by, int64_t rows,
                        int64_t size);
     /* to[i] = norms[i] from[i], packed, with norms[i] = 1 / sqrt(epsilon + sum of squares). */

@@ -42,7 +42,7 @@ typedef struct probe {
     int64_t n, width;
     carry_product_function product;
     const carry_bf16 *bf16;
-    size_t bytes; /* of floats, and of more */
+    size_t bytes; /* bytes of `floats`, and of `more` */
     size_t piece; /* bytes a thread copies */
 } probe;
 

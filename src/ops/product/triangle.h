@@ -8,7 +8,7 @@
 #define CARRY_TRIANGLE_ROWS 16     /* of c, at most */
 #define CARRY_TRIANGLE_COLUMNS 512 /* of c, at most */
 
-/* Is every number finite? */
+/* True if every number is finite. */
 bool carry_all_finite(const float *numbers, int64_t count);
 
 /* c = a b + base (count 1, b not transposed), where columns first..first+m-1 of a are a triangle: of these, row i

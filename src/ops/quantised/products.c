@@ -190,7 +190,7 @@ void carry_quantised_products(carry_ctx *ctx, const carry_kernels *kernels, cons
     const bool is_bf16 = p->a.dtype == CARRY_BF16 && carry_bf16_of(ctx) != NULL;
     const carry_dtype dtype = is_bf16 ? CARRY_BF16 : CARRY_F32;
     const size_t row = (size_t)p->k * carry_dtype_size(dtype);
-    float one[4096]; /* without memory: row after row */
+    float one[4096]; /* if memory runs out, rows are decoded one by one */
     void *decoded = carry_packed_decoded(ctx, (size_t)least(p->n, DECODED_ROWS) * row);
     const bool is_short = decoded == NULL && row > sizeof one;
     void *own = is_short ? carry_aligned_new(row) : NULL;

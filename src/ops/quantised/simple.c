@@ -37,7 +37,7 @@ uint8_t carry_f8_from_f32(float value) {
         return sign;
     }
     (void)frexpf(magnitude, &exponent);                      /* magnitude < 2^exponent */
-    const int shift = exponent - 4 < -9 ? -9 : exponent - 4; /* of the last bit */
+    const int shift = exponent - 4 < -9 ? -9 : exponent - 4; /* exponent of the last bit */
     const int steps = (int)rintf(ldexpf(magnitude, -shift)); /* at most 16, which carries into the exponent */
     const int bits = (shift + 9) * 8 + steps;
     return (uint8_t)(sign | (bits > 0x7e ? 0x7e : bits));

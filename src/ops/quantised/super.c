@@ -93,7 +93,7 @@ static void fit(const float *x, int most, float *scale, float *minimum) {
         const double divisor = 32.0 * q2 - q1 * q1;
         const double by = divisor > 0.0 ? (32.0 * qx - q1 * x1) / divisor : 0.0;
         const double less = (by * q1 - x1) / 32.0;
-        if (by <= 0.0 || less < 0.0) { /* a minimum is not below 0 */
+        if (by <= 0.0 || less < 0.0) { /* a minimum must not be negative */
             return;
         }
         *scale = (float)by;

@@ -25,7 +25,7 @@ typedef struct carry_tile_product {
     carry_tile_map maps[CARRY_TILE_PRODUCT_MAPS]; /* for SwiGLU: the gate and the other factor */
     int count, tiles;                           /* number of matrices; number of tiles of all of them, or of the gate */
     int format, columns, chunks, group_shift;   /* group_shift: a scale covers 64 << group_shift columns */
-    uint32_t scales_at, factors_at, tile_bytes; /* of a tile, in bytes */
+    uint32_t scales_at, factors_at, tile_bytes; /* offsets and size in a tile, in bytes */
     const void *x, *base;
     /* [columns]: x is replaced by x / rms(x) times (plus + norm). NULL: x is used unchanged. */
     const float *norm;

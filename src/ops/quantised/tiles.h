@@ -38,12 +38,12 @@ enum {
 
 typedef struct carry_quant_tiles {
     int format;
-    int bits;  /* of a code: 4 or 8 */
-    int group; /* columns of a scale */
+    int bits;  /* bits of a code: 4 or 8 */
+    int group; /* columns that share a scale */
     bool has_minimum, has_wide_scales;
     int64_t rows, columns;
-    int64_t tiles, chunks;                    /* of 16 rows; of 64 columns */
-    size_t scales_at, factors_at, tile_bytes; /* from the start of a tile */
+    int64_t tiles, chunks;                    /* tiles of 16 rows; chunks of 64 columns */
+    size_t scales_at, factors_at, tile_bytes; /* offsets from the start of a tile; bytes of a tile */
     size_t all_bytes;
 } carry_quant_tiles;
 
