@@ -1,11 +1,11 @@
 /* Collectives, written once over messages.
 
-   Barrier: rounds of doubling distance. Broadcast: a binomial tree. The others are one exchange of all with
-   all: every byte is sent once, and nothing is forwarded. A reduction has each rank reduce one slice, in the
-   order of ranks, and for all-reduce gather the slices: 2 n (P - 1) / P elements sent by each of P ranks, as a ring
-   would. Small pieces (SMALL) are gathered in rounds of doubling distance instead, log2 P messages a rank, and small
-   reductions are a gather after which every rank adds for itself: a thousand ranks compare a word in ten messages. A
-   kind that moves the memory of GPUs has collectives of its own. */
+   A barrier uses rounds of doubling distance, a broadcast a binomial tree. The others are one exchange between all
+   pairs of ranks: every byte is sent once, and nothing is forwarded. In a reduction each rank reduces one slice, in
+   the order of ranks; an all-reduce then gathers the slices. Each of P ranks sends 2 n (P - 1) / P elements, as in a
+   ring. Small pieces (SMALL) are gathered in rounds of doubling distance instead, with log2 P messages per rank. A
+   small reduction gathers all data, and every rank adds it up itself: a thousand ranks compare a word in ten
+   messages. A kind for GPU memory may implement collectives itself. */
 #include <stdlib.h>
 #include <string.h>
 

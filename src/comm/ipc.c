@@ -3,14 +3,14 @@
 
        sender                                    receiver
        copies into the exchange memory
-       when that has happened: sends its name
-                                                 opens it, once a region, and copies
-                                                 when that has happened: answers
+       after the copy: sends its name
+                                                 opens it, once per region, and copies
+                                                 after the copy: answers
        may use the exchange memory again
 
-   No GPU waits for another process's work, which would never come if that process were killed: whether a copy has
-   happened is looked at by the process that made it. A send is done when the name is sent, a receive when its copy is
-   in the stream. */
+   No GPU waits for the work of another process, since it would wait forever if that process were killed: each process
+   checks itself whether its copy has completed. A send is done when the name is sent, a receive when its copy is in
+   the stream. */
 #include "comm/relay.h"
 
 #include <stdio.h>

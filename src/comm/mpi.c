@@ -97,7 +97,8 @@ static void leave(void) {
     }
 }
 
-/* Waits long, since one rank may still work alone after the others have finished. */
+/* MPI_Finalize may take CARRY_COMM_ALONE seconds, since one rank may still work alone after the others have
+   finished. */
 static void finish(void) {
     int finalized = 1;
     MPI_Finalized(&finalized);

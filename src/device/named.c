@@ -17,7 +17,7 @@ static carry_status refuse(carry_ctx *ctx, const char *name, int found) {
     const char *absence = carry_device_absence(ctx, 0);
     size_t length = absence != NULL ? strlen(absence) : 0;
     length = length < sizeof reason ? length : sizeof reason - 1;
-    memcpy(reason, absence != NULL ? absence : "", length); /* carry_fail overwrites absence */
+    memcpy(reason, absence != NULL ? absence : "", length); /* absence points into the context */
     reason[length] = '\0';
     return carry_fail(ctx, CARRY_EUNSUPPORTED, "there is no device %.20s here: %s", name,
                       length > 0 ? reason : "no GPU was found");

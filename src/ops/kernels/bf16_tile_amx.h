@@ -1,16 +1,16 @@
-/* bf16 products over eight tile registers of 16 rows of 64 bytes. A panel of a is two tiles of 16 rows by 32 k, one of
-   b two of 16 pairs of k by 16 columns; their four products stay in tiles 0 to 3 while a block of k runs, and are taken
-   up again from c after it. The file that includes this defines
+/* bf16 products over eight tile registers of 16 rows of 64 bytes. A panel of a is two tiles of 16 rows by 32 k; a
+   panel of b is two tiles of 16 pairs of k by 16 columns. Their four products stay in tiles 0 to 3 during a block of k;
+   the next block continues from the sums in c. The file that includes this defines
 
-       amx_tiles                          what holds the tiles, as `tiles`; unused on the processor
+       amx_tiles                          the type of `tiles`, which holds the tiles; unused on the processor
        TILES_OPEN, TILES_CLOSE            configures eight tiles of 16 x 64 bytes on this thread; releases them
        TILE_ZERO(t)                       tile t = 0
        TILE_LOAD(t, from, bytes)          16 rows of 64 bytes, `bytes` apart
-       TILE_STREAM(t, from, bytes)        the same of what need not stay in the first cache
+       TILE_STREAM(t, from, bytes)        the same for data that need not stay in the first-level cache
        TILE_STORE(t, to, bytes)
        TILE_DOT(c, a, b)                  the instruction
 
-   kernels_bf16_amx.c has the processor's, kernels_bf16_emulated.c the same in C. */
+   kernels_bf16_amx.c defines them by instructions, kernels_bf16_emulated.c in C. */
 #ifndef CARRY_OPS_KERNELS_BF16_TILE_AMX_H
 #define CARRY_OPS_KERNELS_BF16_TILE_AMX_H
 

@@ -32,8 +32,8 @@ INLINE_ROWS float sixteen_sum(const sixteen *part) {
     return sum[0] + sum[1] + (sum[2] + sum[3]);
 }
 
-/* Keeps the row in registers between the sum and the scaling. A second pass over rows that lie a page apart would miss
-   the first cache, because they share a few of its sets. */
+/* Keeps the row in registers between the sum and the scaling. A second pass over rows that are a page apart would miss
+   the first-level cache, because they share a few of its sets. */
 INLINE_ROWS float unit_row(const int sixteens, float *to, const float *x, float epsilon) {
     sixteen given[8];
     sixteen part = {0};

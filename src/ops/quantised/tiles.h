@@ -8,14 +8,16 @@
                Bits 4 i of a word hold column 2 i % 8 for i < 4, and the column after it at i + 4
 
    A value is scale * code - minimum. Codes are signed: 4-bit ones are stored plus 8, 8-bit ones plus 128, and 8-bit
-   floats as they are. The scales of a tile, for each group of columns and g of 0..7:
+   floats are stored unchanged. The scales of a tile, for each group of columns and g of 0..7:
 
        f32, groups of 128             scale[g], scale[g + 8]
        f16, groups of 64 and 128      scale[g], scale[g + 8], minimum[g], minimum[g + 8]
-       f16, 32, for each 64 columns   scale[g], scale[g + 8] of both groups; with minima: the same of minima follows
-   each f16, 16, for each 64 columns   scale[g], scale[g + 8] of groups 0, 2, 1, 3
+       f16, groups of 32              per 64 columns: scale[g], scale[g + 8] of both groups, each followed by the
+                                      group's minima, if any, in the same order
+       f16, groups of 16              per 64 columns: scale[g], scale[g + 8] of groups 0, 2, 1, 3
 
-   Those in f16 are relative to a factor of the row, a power of two, so that none is outside of the type's range.
+   Scales and minima in f16 are relative to a factor of the row, a power of two, so that all are within the type's
+   range.
    A tile of 16 rows has its codes, its scales, then its 16 factors in f32; tiles follow each other. Rows are padded to
    16, columns to 64.
 
