@@ -1,4 +1,4 @@
-/* MPI is entered by the thread that started it alone (mpi.c), so it is the work that has a thread of its own; the
+/* Only the thread that started MPI may enter it (mpi.c). The work therefore runs in a thread of its own, and the
    thread that owns the communicator sends the heartbeats. */
 #include "comm/alone.h"
 
@@ -12,7 +12,7 @@
 #include "core/error.h"
 
 #define BEATS 5.0        /* in a deadline */
-#define LONGEST 1.0      /* seconds between two: peers of a long deadline need not know it */
+#define LONGEST 1.0      /* seconds between two heartbeats at most, so that peers need not know a long deadline */
 #define BEAT INT64_C(-1) /* no status */
 
 typedef struct job {
@@ -34,7 +34,7 @@ static void *run_job(void *argument) {
     return NULL;
 }
 
-/* To every rank that has taken the last one. */
+/* Sends a heartbeat to every rank that has received the last one. */
 static void beat(carry_comm *comm, const char *operation, const int64_t *value) {
     for (int peer = 0; peer < comm->size; peer++) {
         if (peer != comm->rank && carry_comm_peek(&comm->requests[peer]) > 0) {
@@ -43,7 +43,7 @@ static void beat(carry_comm *comm, const char *operation, const int64_t *value) 
     }
 }
 
-/* False after `until`. */
+/* Returns false after `until`. */
 static bool wait_done(job *j, double until) {
     const struct timespec end = {.tv_sec = (time_t)until, .tv_nsec = (long)((until - (double)(time_t)until) * 1e9)};
     int code = 0;
@@ -57,7 +57,7 @@ static bool wait_done(job *j, double until) {
 }
 
 static carry_status work_beating(carry_comm *comm, const char *operation, job *j) {
-    static const int64_t value = BEAT; /* may be on its way for longer than this function runs */
+    static const int64_t value = BEAT; /* static: the message may still be in flight when this function returns */
     const double period = comm->deadline / BEATS < LONGEST ? comm->deadline / BEATS : LONGEST;
     const double start = carry_seconds();
     pthread_condattr_t monotonic;
@@ -90,12 +90,13 @@ static carry_status tell_outcome(carry_comm *comm, const char *operation, const 
                                  CARRY_TAG_ALONE);
         }
     }
-    return carry_comm_wait_all(comm, comm->requests, 2 * comm->size, &deadline); /* the last heartbeats first */
+    /* Waits for the last heartbeats first. */
+    return carry_comm_wait_all(comm, comm->requests, 2 * comm->size, &deadline);
 }
 
 static carry_status wait_outcome(carry_comm *comm, int root, const char *operation, int64_t *outcome) {
     do {
-        const carry_deadline deadline = carry_deadline_from_now(comm, operation); /* from the last heartbeat */
+        const carry_deadline deadline = carry_deadline_from_now(comm, operation); /* counts from the last heartbeat */
         carry_comm_post_recv(comm, comm->requests, operation, outcome, sizeof *outcome, root, CARRY_TAG_ALONE);
         CARRY_TRY(carry_comm_wait_all(comm, comm->requests, 1, &deadline));
     } while (*outcome == BEAT);

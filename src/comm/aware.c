@@ -1,7 +1,7 @@
 /* GPU memory through an MPI that accepts GPU pointers (CUDA-aware, mostly through UCX): between machines, without
-   copies of our own. The MPI is asked whether it does; CARRY_MPI_CUDA=1 or 0 answers for one that cannot be asked.
+   further copies. MPI is asked whether it accepts them; if it cannot be asked, set CARRY_MPI_CUDA to 1 or 0.
 
-   MPI knows nothing of streams: a message starts when the work before it in the stream has finished, and is complete
+   MPI does not know streams: a message starts when the work before it in the stream has finished, and is complete
    when its bytes have arrived. */
 #include <string.h>
 

@@ -1,6 +1,6 @@
-/* The table of communicator kinds: one const struct each, a way to move bytes between the ranks of the whole run.
-   table.c is the only list. Ranks in a part of it, collectives, deadlines and error messages are written once above it
-   (comm.c, collectives.c). */
+/* The table of communicator kinds. Each kind is one const struct: a way to move bytes between all ranks of a run.
+   table.c is the only list. Subsets of the ranks, collectives, deadlines and error messages are written once above
+   it (comm.c, collectives.c). */
 #ifndef CARRY_COMM_BACKEND_H
 #define CARRY_COMM_BACKEND_H
 
@@ -16,25 +16,25 @@ typedef enum carry_request_state {
     CARRY_REQUEST_PENDING,
     CARRY_REQUEST_BUSY, /* its bytes are being copied; no rank may leave now */
     CARRY_REQUEST_DONE,
-    CARRY_REQUEST_MISFIT, /* the peer had other_bytes */
+    CARRY_REQUEST_MISFIT, /* the peer's message has other_bytes bytes */
     CARRY_REQUEST_GONE,   /* the peer has left */
-    CARRY_REQUEST_ENDED,  /* the wire has */
-    CARRY_REQUEST_BROKEN, /* the kind said so: the wire's reason */
+    CARRY_REQUEST_ENDED,  /* the wire has ended */
+    CARRY_REQUEST_BROKEN, /* the kind reported an error: see the wire's reason */
 } carry_request_state;
 
-/* Shared by the communicators that were split from one opened by this rank. */
+/* Shared by a communicator that this rank opened and all communicators split from it. */
 typedef struct carry_wire {
     const struct carry_comm_kind *kind;
     void *state; /* the kind's */
     int rank, size;
-    int device;                     /* whose memory it moves */
+    int device;                     /* the device whose memory it moves */
     int users;                      /* communicators */
-    int groups;                     /* the highest number that a communicator of this rank has had */
+    int groups;                     /* the highest group number that a communicator of this rank has had */
     int ended_by;                   /* rank that ended it, or -1 */
-    char reason[CARRY_COMM_REASON]; /* in that rank's words */
+    char reason[CARRY_COMM_REASON]; /* that rank's error message */
 } carry_wire;
 
-/* A collective that a kind does itself, with its arguments, which have been checked. */
+/* A collective that the kind implements itself, with its arguments, already checked. */
 typedef struct carry_collective {
     const char *operation;
     enum {
@@ -47,9 +47,9 @@ typedef struct carry_collective {
         CARRY_COLLECT_ALL_TO_ALL,
     } which;
     const void *from;
-    void *to;           /* alone where it is in place */
-    size_t bytes;       /* of a part; of all in a broadcast */
-    const size_t *each; /* of every part, in an all-gatherv */
+    void *to;           /* the only buffer if the operation is in place */
+    size_t bytes;       /* of one rank's part; of the whole buffer in a broadcast */
+    const size_t *each; /* bytes of every part, in an all-gatherv */
     int64_t count;
     carry_dtype type;
     carry_reduce reduce;
@@ -58,17 +58,20 @@ typedef struct carry_collective {
 
 typedef struct carry_comm_kind {
     const char *name, *about;
-    bool on_gpu; /* options->device is a GPU and buffers are its memory: opened over another, not split */
+    /* Buffers are memory of the GPU options->device. Such a communicator is opened over another one and cannot be
+       split. */
+    bool on_gpu;
     /* Sets state, rank and size. */
     carry_status (*open)(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options);
-    /* Starts a request that is PENDING; it may be in any state afterwards but NONE. */
+    /* Starts a PENDING request. Afterwards it may be in any state except NONE. */
     void (*post)(carry_wire *wire, carry_request *request);
-    /* Until the request is neither PENDING nor BUSY, or carry_seconds() has passed `until`; 0 looks once. Sets ended_by
-       and reason when the wire has ended. */
+    /* Works until the request is neither PENDING nor BUSY, or until carry_seconds() passes `until`; with 0 it checks
+       once. Sets ended_by and reason if the wire has ended. */
     void (*progress)(carry_wire *wire, carry_request *request, double until);
-    /* Starts a collective, all of whose ranks are those of the wire, as a request without a peer. NULL: messages do. */
+    /* Starts a collective over all ranks of the wire, as a request without a peer. NULL: collectives are made of
+       messages. */
     void (*collect)(carry_wire *wire, carry_request *request, const carry_collective *what);
-    /* Of a request that is PENDING or BUSY: it becomes NONE, or DONE where it was too late. */
+    /* Cancels a PENDING or BUSY request: it becomes NONE, or DONE if it completed first. */
     void (*cancel)(carry_wire *wire, carry_request *request);
     /* Tells the other ranks; does not wait. */
     void (*abort)(carry_wire *wire, const char *reason);
@@ -87,14 +90,14 @@ struct carry_comm {
     size_t scratch_bytes;
     carry_request *requests; /* [2 size], for collectives */
     int *members;            /* [size], ranks on the wire */
-    carry_comm *over;        /* the one that a kind of GPUs was opened over; else NULL */
-    const char *barred;      /* why there are no collectives now (rates.h), or NULL; the caller's */
+    carry_comm *over;        /* the communicator that a GPU communicator was opened over, else NULL */
+    const char *barred;      /* why collectives are refused now (rates.h), or NULL; borrowed */
 };
 
 extern const carry_comm_kind carry_comm_self, carry_comm_kind_threads, carry_comm_mpi, carry_comm_processes,
     carry_comm_nccl, carry_comm_peer, carry_comm_ipc, carry_comm_aware, carry_comm_staged;
 
-/* NULL: this build has no backend of this name. */
+/* Returns NULL if this build has no kind of this name. */
 const carry_comm_kind *carry_comm_find(const char *name);
 /* "self, threads" */
 const char *carry_comm_names(carry_ctx *ctx);
@@ -110,11 +113,11 @@ enum {
     CARRY_TAG_RATES,
     CARRY_TAG_ALONE,
     CARRY_TAG_NOTICE,      /* a kind's own */
-    CARRY_TAG_BITS = 11,   /* of a tag on the wire; the group is above */
-    CARRY_GROUP_BITS = 17, /* together 28, which every MPI in use has */
+    CARRY_TAG_BITS = 11,   /* bits of a tag on the wire; the group is in the bits above */
+    CARRY_GROUP_BITS = 17, /* together 28 bits, which every MPI in use supports */
 };
 
-/* A wait with its end: one for all the messages of a collective. */
+/* The deadline of one wait, shared by all messages of a collective. */
 typedef struct carry_deadline {
     const char *operation;
     double start, until;
@@ -122,28 +125,28 @@ typedef struct carry_deadline {
 
 carry_deadline carry_deadline_from_now(const carry_comm *comm, const char *operation);
 
-/* The arguments are known to be good. */
+/* These functions do not check their arguments. */
 void carry_comm_post_send(carry_comm *comm, carry_request *request, const char *operation, const void *from,
                           size_t bytes, int peer, int tag);
 void carry_comm_post_recv(carry_comm *comm, carry_request *request, const char *operation, void *to, size_t bytes,
                           int peer, int tag);
 void carry_comm_post_collective(carry_comm *comm, carry_request *request, const carry_collective *what);
-/* All of them, in order. On failure the rest is withdrawn. */
+/* Waits for all requests, in order. If one fails, the rest are cancelled. */
 carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int count, const carry_deadline *deadline);
 
-/* A communicator on this wire, which it counts itself a user of. */
+/* Makes a communicator on this wire and counts it among the wire's users. */
 carry_status carry_comm_new(carry_ctx *ctx, carry_comm **comm, carry_wire *wire, int rank, int size, int group);
 
 void carry_comm_free_scratch(carry_comm *comm); /* collectives.c */
-/* reduce.c: to = to + from, or the larger, element by element. */
+/* reduce.c: to = to + from, or their maximum, element by element. */
 void carry_comm_reduce_into(void *to, const void *from, int64_t count, carry_dtype type, carry_reduce reduce);
 
-/* cuda/reduce.cu: rows is [size, count]; the first becomes the reduction of all, in their order, on the context's
-   stream. */
+/* cuda/reduce.cu: rows is [size, count]. Reduces all rows, in their order, into the first, on the context's stream. */
 carry_status carry_comm_reduce_rows_on_gpu(carry_ctx *ctx, int device, void *rows, int size, int64_t count,
                                            carry_dtype type, carry_reduce reduce);
 
-/* mpi.c, once MPI has started: does it take memory of GPUs? which: "Open MPI v4.1.4 (UCX)". */
+/* mpi.c, after MPI has started: returns true if MPI accepts GPU memory. Sets which to, for example, "Open MPI v4.1.4
+   (UCX)". */
 bool carry_mpi_takes_gpus(char *which, size_t size);
 
 /* Compares version, build and agreement string. */

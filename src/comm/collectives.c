@@ -1,11 +1,11 @@
 /* Collectives, written once over messages.
 
-   Barrier: rounds of doubling distance. Broadcast: a binomial tree. The others are one exchange of all with
-   all: every byte is sent once, and nothing is forwarded. A reduction has each rank reduce one slice, in the
-   order of ranks, and for all-reduce gather the slices: 2 n (P - 1) / P elements sent by each of P ranks, as a ring
-   would. Small pieces (SMALL) are gathered in rounds of doubling distance instead, log2 P messages a rank, and small
-   reductions are a gather after which every rank adds for itself: a thousand ranks compare a word in ten messages. A
-   kind that moves the memory of GPUs has collectives of its own. */
+   A barrier uses rounds of doubling distance, a broadcast a binomial tree. The others are one exchange between all
+   pairs of ranks: every byte is sent once, and nothing is forwarded. In a reduction each rank reduces one slice, in
+   the order of ranks; an all-reduce then gathers the slices. Each of P ranks sends 2 n (P - 1) / P elements, as in a
+   ring. Small pieces (SMALL) are gathered in rounds of doubling distance instead, with log2 P messages per rank. A
+   small reduction gathers all data, and every rank adds it up itself: a thousand ranks compare a word in ten
+   messages. A kind for GPU memory may implement collectives itself. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,16 +17,18 @@
 
 #define SMALL 32768 /* bytes of all ranks together */
 
-/* Where the parts of a buffer are, by rank: equal ones, given ones, or slices of a count of elements. */
+/* Where each rank's part of a buffer is: parts of equal size, parts of given sizes, or slices of a number of
+   elements. */
 typedef struct layout {
-    size_t bytes;       /* equal parts; 0 for the others */
-    const size_t *each; /* NULL, or the bytes of each */
-    int64_t count;      /* else elements in all, */
-    size_t element;     /* of this many bytes */
+    size_t bytes;       /* bytes of each part if all are equal, else 0 */
+    const size_t *each; /* NULL, or the bytes of each part */
+    int64_t count;      /* otherwise: total number of elements */
+    size_t element;     /* bytes of an element */
     int size;
 } layout;
 
-/* Slice of count elements: begin and end differ by at most one element from rank to rank. count * rank may overflow. */
+/* The first element of a rank's slice of count elements. Slices differ by at most one element. Written so because
+   count * rank could overflow. */
 static int64_t slice_begin(int64_t count, int rank, int size) {
     const int64_t each = count / size, rest = count % size;
     return each * rank + (rank < rest ? rank : rest);
@@ -50,7 +52,7 @@ static size_t part_bytes(const layout *l, int rank) {
     return l->each != NULL ? l->each[rank] : l->bytes;
 }
 
-/* The kind does it itself. What it is given must be where it reads. */
+/* Runs a collective that the kind implements itself. Its buffers must be memory of the communicator's device. */
 static carry_status collect(carry_comm *comm, const carry_collective *what) {
     const carry_deadline deadline = carry_deadline_from_now(comm, what->operation);
     CARRY_TRY(carry_device_check_pointer(comm->ctx, what->operation, what->from, comm->wire->device));
@@ -71,13 +73,13 @@ typedef struct exchange {
     char *to;
     layout send;    /* parts of from, by receiver */
     layout receive; /* parts of to, by sender */
-    bool same;      /* all ranks get the same: the part of this rank in `send`, which starts at from */
+    bool same;      /* all ranks get the same bytes: this rank's part in `send`, which starts at from */
 } exchange;
 
 static carry_status run(carry_comm *comm, const exchange *x) {
     const carry_deadline deadline = carry_deadline_from_now(comm, x->operation);
     carry_request *request = comm->requests;
-    /* Each starts with another peer, so that not all of them call on rank 0 at once. */
+    /* Each rank starts with a different peer, so that not all of them send to rank 0 at once. */
     for (int step = 1; step < comm->size; step++) {
         const int peer = (comm->rank + comm->size - step) % comm->size;
         carry_comm_post_recv(comm, request++, x->operation, x->to + part_offset(&x->receive, peer),
@@ -92,7 +94,7 @@ static carry_status run(carry_comm *comm, const exchange *x) {
     return carry_comm_wait_all(comm, comm->requests, 2 * (comm->size - 1), &deadline);
 }
 
-/* rows: [size, count] in the communicator's memory; the first becomes the reduction of all, in their order. */
+/* rows: [size, count] in the communicator's memory. Reduces all rows, in their order, into the first. */
 static carry_status reduce_rows(const carry_comm *comm, void *rows, int64_t count, size_t element, carry_dtype type,
                                 carry_reduce reduce) {
     if (comm->wire->device > 0) {
@@ -104,7 +106,7 @@ static carry_status reduce_rows(const carry_comm *comm, void *rows, int64_t coun
     return CARRY_OK;
 }
 
-/* In the communicator's memory: on a GPU, in the context's stream. */
+/* Copies within the communicator's memory; on a GPU, in the context's stream. */
 static carry_status move(const carry_comm *comm, void *to, const void *from, size_t bytes) {
     const int device = comm->wire->device;
     if (bytes == 0 || to == from) {
@@ -143,7 +145,7 @@ void carry_comm_free_scratch(carry_comm *comm) {
     comm->scratch_bytes = 0;
 }
 
-/* The peers would wait for a rank that has no memory: it tells them. */
+/* If memory runs out, this rank tells its peers, which would otherwise wait for it. */
 static carry_status grow_scratch(carry_comm *comm, size_t bytes) {
     if (bytes <= comm->scratch_bytes) {
         return CARRY_OK;
@@ -166,8 +168,8 @@ static carry_status grow_scratch(carry_comm *comm, size_t bytes) {
     return CARRY_OK;
 }
 
-/* out = the reduction of this rank's part of all ranks' `all`, in the order of ranks. out may be inside its own part.
- */
+/* out = the reduction, in the order of ranks, of this rank's part of every rank's `all`. out may be inside this
+   rank's own part. */
 static carry_status reduce_part(carry_comm *comm, const char *operation, void *out, const char *all,
                                 const layout *parts, size_t element, carry_dtype type, carry_reduce reduce) {
     const size_t bytes = part_bytes(parts, comm->rank);
@@ -193,7 +195,8 @@ static bool is_small(const carry_comm *comm, size_t bytes) {
     return comm->wire->device == 0 && comm->size > 2 && bytes <= SMALL / (size_t)comm->size;
 }
 
-/* row: [size, bytes], this rank's piece first; afterwards those of the ranks after it, around to the one before. */
+/* row: [size, bytes]. On entry it starts with this rank's piece; on return the pieces of the following ranks come
+   after it, wrapping around. */
 static carry_status gather_row(carry_comm *comm, const char *operation, int tag, char *row, size_t bytes) {
     const carry_deadline deadline = carry_deadline_from_now(comm, operation);
     for (int distance = 1; distance < comm->size; distance *= 2) {
@@ -300,8 +303,9 @@ carry_status carry_broadcast(carry_comm *comm, void *data, size_t bytes, int roo
                 .operation = "broadcast", .which = CARRY_COLLECT_BROADCAST, .to = data, .bytes = bytes, .root = root});
     }
     const carry_deadline deadline = carry_deadline_from_now(comm, "broadcast");
-    const int place = (comm->rank + comm->size - root) % comm->size; /* the root is at 0 */
-    int below = 1; /* places that this one passes it on to are place + 1, + 2, + 4, ... up to below / 2 */
+    const int place = (comm->rank + comm->size - root) % comm->size; /* position relative to the root */
+    /* This rank passes the data on to place + 1, + 2, + 4, ... up to place + below / 2. */
+    int below = 1;
     while (below < comm->size && (place & below) == 0) {
         below *= 2;
     }

@@ -11,7 +11,7 @@
 #include "core/sized.h"
 #include "core/span.h"
 
-/* Tells the other ranks what has just been said here, and returns its status. */
+/* Sends the last error message of this rank to the other ranks, and returns its status. */
 static carry_status end_all(carry_comm *comm, carry_status status) {
     if (comm->wire->ended_by < 0) {
         carry_comm_abort(comm, carry_ctx_error(comm->ctx));
@@ -40,10 +40,10 @@ static void count_message(carry_comm *comm, const carry_request *request) {
     }
 }
 
-/* Who was waited for. */
+/* The name of the peer that was waited for, for messages. */
 static const char *peer_of(char text[24], const carry_request *request) {
     if (request->peer < 0) {
-        return "a rank"; /* NCCL does not say which */
+        return "a rank"; /* NCCL does not report which rank */
     }
     (void)snprintf(text, 24, "rank %d", request->peer);
     return text;
@@ -53,7 +53,8 @@ static bool is_open(const carry_request *request) {
     return request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY;
 }
 
-/* First all is ended, then the request is given up: a peer that comes now must not take the message after it for it. */
+/* Ends the communicator before the request is cancelled: a peer that arrives late must not match the next message
+   with this one. */
 static carry_status time_out(carry_comm *comm, carry_request *request, const carry_deadline *deadline) {
     char peer[24];
     const carry_status status =
@@ -64,10 +65,10 @@ static carry_status time_out(carry_comm *comm, carry_request *request, const car
     return status;
 }
 
-/* Describes the outcome of a request, which is empty afterwards. */
+/* Turns the outcome of a request into a status and message. The request is empty afterwards. */
 static carry_status settle(carry_comm *comm, carry_request *request, const carry_deadline *deadline) {
     carry_ctx *ctx = comm->ctx;
-    if (is_open(request)) { /* once more: this process may have been held up since it looked */
+    if (is_open(request)) { /* check again: this process may have been suspended since the last check */
         comm->wire->kind->progress(comm->wire, request, carry_seconds());
     }
     if (is_open(request)) {
@@ -154,7 +155,7 @@ void carry_comm_post_send(carry_comm *comm, carry_request *request, const char *
 
 void carry_comm_post_recv(carry_comm *comm, carry_request *request, const char *operation, void *to, size_t bytes,
                           int peer, int tag) {
-    /* An address, used or not, is what makes it a receive. */
+    /* A request with a non-NULL `to` is a receive, so an empty one points to the request itself. */
     *request = (carry_request){.to = to != NULL ? to : request, .bytes = bytes};
     post(comm, request, operation, peer, tag);
 }
@@ -181,7 +182,7 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
         if (status == CARRY_OK) {
             wire->kind->progress(wire, request, deadline->until);
             status = settle(comm, request, deadline);
-        } else if (is_open(request)) { /* in any order: all has been ended */
+        } else if (is_open(request)) { /* the order does not matter: the communicator has ended */
             wire->kind->cancel(wire, request);
         }
         request->state = CARRY_REQUEST_NONE;
@@ -191,7 +192,7 @@ carry_status carry_comm_wait_all(carry_comm *comm, carry_request *requests, int 
 }
 
 void carry_comm_withdraw(carry_request *requests, int64_t count) {
-    for (int64_t i = count - 1; i >= 0; i--) { /* else a peer might take a later message for an earlier one */
+    for (int64_t i = count - 1; i >= 0; i--) { /* last first, so that a peer cannot match messages out of order */
         carry_request *request = &requests[i];
         if (is_open(request)) {
             carry_wire *wire = request->comm->wire;
@@ -286,7 +287,7 @@ carry_status carry_comm_open(carry_ctx *ctx, carry_comm **comm, const char *kind
     CARRY_TRY(check_options(ctx, found, o));
     const char *agreement = o->agreement != NULL ? o->agreement : "";
     if (o->over != NULL) {
-        CARRY_TRY(carry_comm_handshake(o->over, agreement)); /* memory of the CPU is what it compares */
+        CARRY_TRY(carry_comm_handshake(o->over, agreement)); /* compares through host memory */
     }
     carry_wire *wire;
     CARRY_TRY(open_wire(ctx, &wire, found, o));

@@ -1,4 +1,4 @@
-/* Which communicator moves the memory of a GPU, over ranks that have a communicator already. */
+/* Chooses the communicator that moves GPU memory, over ranks that already have a communicator. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,12 +11,13 @@
 
 #define HOST 64
 
-/* Where a rank's GPU is. */
+/* The machine and GPU of a rank. */
 typedef struct place {
     char host[HOST], gpu[CARRY_DEVICE_IDENTITY];
 } place;
 
-/* The most ranks that have the same one. Numbers do not tell: launchers show every process its own as the first. */
+/* *most: the largest number of ranks that share one GPU. Device numbers cannot be compared: launchers show every
+   process its own GPU as the first. */
 static carry_status count_sharing(carry_comm *over, int device, int *most) {
     const int size = carry_comm_size(over);
     place mine;
@@ -24,10 +25,10 @@ static carry_status count_sharing(carry_comm *over, int device, int *most) {
     if (all == NULL) {
         return carry_fail(over->ctx, CARRY_EMEMORY, "out of memory: %d ranks", size);
     }
-    memset(&mine, 0, sizeof mine); /* all of it travels */
+    memset(&mine, 0, sizeof mine); /* all bytes are sent, including padding */
     (void)gethostname(mine.host, HOST - 1);
     if (carry_device_identity(over->ctx, mine.gpu, device) != CARRY_OK) {
-        (void)snprintf(mine.gpu, sizeof mine.gpu, "device %d", device); /* opening says what is wrong with it */
+        (void)snprintf(mine.gpu, sizeof mine.gpu, "device %d", device); /* opening reports the error */
     }
     const carry_status status = carry_all_gather(over, all, &mine, sizeof mine);
     *most = 1;
@@ -67,7 +68,7 @@ int carry_comm_device(const carry_comm *comm) {
     return comm->wire->device;
 }
 
-/* Did all ranks open it? Where one did not, none has it afterwards, and the reasons are in the log. */
+/* *opened: whether all ranks opened it. If one rank failed, the others close theirs, and the reasons are in the log. */
 static carry_status all_opened(carry_comm *over, carry_comm **comm, carry_status own, const char *what, bool *opened) {
     int64_t worst = (int64_t)own;
     if (own != CARRY_OK) {
@@ -107,14 +108,15 @@ carry_status carry_comm_open_device(carry_comm *over, carry_comm **comm, int dev
     }
     if (differ && carry_comm_size(over) > 1 && carry_comm_find("nccl") != NULL) {
         const carry_status status = carry_comm_open(over->ctx, comm, "nccl", &options);
-        CARRY_TRY(all_opened(over, comm, status, "NCCL", &opened)); /* it may not be installed, or fail at its start */
+        CARRY_TRY(all_opened(over, comm, status, "NCCL", &opened)); /* NCCL may be missing or fail to start */
         if (opened) {
             return CARRY_OK;
         }
     }
     if (!threads) {
         const carry_status status = carry_comm_open(over->ctx, comm, "ipc", &options);
-        if (status != CARRY_EUNSUPPORTED) { /* which every rank says: several machines, or a driver without it */
+        if (status != CARRY_EUNSUPPORTED) { /* CARRY_EUNSUPPORTED is the same on every rank: several machines, or a
+                                               driver without support */
             return status;
         }
     }

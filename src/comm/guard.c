@@ -1,6 +1,6 @@
-/* A call is a number, odd while it lasts. The thread looks twice a second and counts looks, not seconds: a process that
-   was stopped, or a machine that was suspended, finds itself far beyond `until` at one look and goes on before the
-   next. */
+/* A call has a number, which is odd while the call lasts. The thread checks twice a second and counts checks, not
+   seconds: after a process was stopped or the machine suspended, the first check finds the call far beyond `until`,
+   but the call goes on before the next check. */
 #include "comm/guard.h"
 
 #include <pthread.h>
@@ -14,8 +14,8 @@
 
 #include "core/clock.h"
 
-#define LOOKS 5           /* in a row that find the same call beyond its time */
-#define PERIOD 500000000L /* ns between two */
+#define LOOKS 5           /* consecutive checks that find the same call past its time */
+#define PERIOD 500000000L /* ns between two checks */
 
 static struct {
     pthread_once_t once;
@@ -25,7 +25,7 @@ static struct {
     _Atomic double until;
 } guard = {.once = PTHREAD_ONCE_INIT};
 
-/* Without stdio, whose locks the thread inside MPI may hold. */
+/* Does not use stdio: the thread inside MPI may hold its locks. */
 static void end_process(void) {
     char text[256], peer[32] = "";
     const char *operation = atomic_load(&guard.operation);
@@ -59,7 +59,7 @@ static void *watch(void *unused) {
     return NULL;
 }
 
-/* Signals are for the other threads, whose handlers may expect it. */
+/* The thread blocks all signals, so that the handlers run on the program's other threads. */
 static void start(void) {
     sigset_t all, before;
     pthread_t thread;

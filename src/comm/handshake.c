@@ -20,7 +20,7 @@ typedef struct verdict {
 } verdict;
 
 static void fill(record *mine, const char *agreement) {
-    memset(mine, 0, sizeof *mine); /* all of it travels */
+    memset(mine, 0, sizeof *mine); /* all bytes are sent, including padding */
     (void)snprintf(mine->version, sizeof mine->version, "%s", carry_version());
     (void)snprintf(mine->build, sizeof mine->build, "%d bits, %s endian, compiler %.32s", (int)(8 * sizeof(void *)),
                    __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? "little" : "big", __VERSION__);
@@ -37,7 +37,7 @@ static void add(verdict *v, const char *format, ...) {
     va_end(arguments);
 }
 
-/* The first difference is reported in full, those of later ranks as far as the buffer allows. */
+/* Reports the first difference in full, and the differences of later ranks as far as the buffer allows. */
 static void compare(verdict *v, const char *what, const char *first, const char *other, int rank) {
     if (strcmp(first, other) == 0) {
         return;

@@ -3,14 +3,14 @@
 
        sender                                    receiver
        copies into the exchange memory
-       when that has happened: sends its name
-                                                 opens it, once a region, and copies
-                                                 when that has happened: answers
+       after the copy: sends its name
+                                                 opens it, once per region, and copies
+                                                 after the copy: answers
        may use the exchange memory again
 
-   No GPU waits for another process's work, which would never come if that process were killed: whether a copy has
-   happened is looked at by the process that made it. A send is done when the name is sent, a receive when its copy is
-   in the stream. */
+   No GPU waits for the work of another process, since it would wait forever if that process were killed: each process
+   checks itself whether its copy has completed. A send is done when the name is sent, a receive when its copy is in
+   the stream. */
 #include "comm/relay.h"
 
 #include <stdio.h>
@@ -112,7 +112,7 @@ static carry_status outside(carry_relay *relay, int peer) {
     return carry_fail(relay->ctx, CARRY_EPEER, "rank %d names memory outside of its region", peer);
 }
 
-/* From this rank itself there is nothing to open. */
+/* A copy from this rank itself opens no region. */
 static carry_status copy(carry_relay *relay, const carry_relay_item *item) {
     const void *from = item->piece.local;
     if (item->bytes == 0) {
@@ -136,7 +136,7 @@ static void answer(carry_relay *relay, carry_relay_item *item) {
     item->stage = ANSWERING;
 }
 
-/* Answers go in the order of the messages, on whichever streams these were copied. */
+/* Answers are sent in the order of the messages, whichever streams the copies used. */
 static bool is_first_to_answer(const carry_relay *relay, const carry_relay_item *item) {
     for (const carry_relay_item *at = relay->first; at != item; at = at->next) {
         if (!at->sends && at->peer == item->peer && at->tag == item->tag && at->stage == DRAINING) {
@@ -189,7 +189,7 @@ static void close_regions(carry_relay *relay) {
     relay->regions = NULL;
 }
 
-/* The message of a rank to the others when it opens. */
+/* The message that a rank sends to the others when it opens. */
 typedef struct trial {
     char host[HOST];
     carry_exchange_name name;
@@ -212,7 +212,7 @@ static carry_status fill_piece(carry_relay *relay, carry_exchange **piece, trial
     return carry_stream_wait(relay->ctx, relay->device, NULL);
 }
 
-/* Memory of the rank before this one is read. */
+/* Reads memory of the previous rank, as a test. */
 static carry_status read_piece(carry_relay *relay, const trial *theirs, int peer) {
     region *where;
     unsigned char got = 0;
@@ -229,7 +229,7 @@ static carry_status read_piece(carry_relay *relay, const trial *theirs, int peer
     return CARRY_OK;
 }
 
-/* The same verdict on every rank. */
+/* Gives the same result on every rank. */
 static carry_status judge(carry_relay *relay, const trial *all, int size) {
     for (int r = 0; r < size; r++) {
         if (strncmp(all[r].host, all[0].host, HOST) != 0) {
@@ -252,7 +252,7 @@ static carry_status judge(carry_relay *relay, const trial *all, int size) {
 static carry_status try_out(carry_relay *relay, trial *all, int size) {
     carry_exchange *piece = NULL;
     trial mine;
-    memset(&mine, 0, sizeof mine); /* all of it travels */
+    memset(&mine, 0, sizeof mine); /* all bytes are sent, including padding */
     (void)gethostname(mine.host, HOST - 1);
     note(relay, &mine, fill_piece(relay, &piece, &mine));
     carry_status status = carry_all_gather(relay->forth, all, &mine, sizeof mine);

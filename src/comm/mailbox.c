@@ -7,19 +7,19 @@
 #include <string.h>
 #include <time.h>
 
-/* One half of a message, as it was announced; what others see of a request. */
+/* One half of a message (send or receive) as it was posted: the copy of a request that other ranks see. */
 typedef struct half {
     struct half *next;    /* in the list that contains it */
-    struct half *earlier; /* of all that were made, to be freed in the end */
-    carry_request what;   /* its state is the one that counts */
+    struct half *earlier; /* links all halves that were made, to free them at the end */
+    carry_request what;   /* its state is authoritative */
 } half;
 
 typedef struct slot {
     pthread_cond_t changed;
-    half *sends;    /* announced to this rank */
-    half *receives; /* that this rank waits for */
+    half *sends;    /* posted for this rank */
+    half *receives; /* receives that this rank has posted */
     bool taken, gone;
-    int busy; /* copies from or to this rank's buffers */
+    int busy; /* number of copies in progress from or to this rank's buffers */
 } slot;
 
 struct carry_mailbox {
@@ -75,7 +75,7 @@ static void withdraw(carry_mailbox *mailbox, half *h, carry_request_state state)
     h->what.state = (int)state;
 }
 
-/* Copies the state of a half to the request of the rank that asked. A half that has ended can be used again. */
+/* Copies the state of a half to the request of the rank that posted it. A half that is finished can be reused. */
 static void report(carry_mailbox *mailbox, half *h, carry_request *request) {
     request->state = h->what.state;
     request->other_bytes = h->what.other_bytes;
@@ -86,7 +86,7 @@ static void report(carry_mailbox *mailbox, half *h, carry_request *request) {
     }
 }
 
-/* The other half of a message, the first that was announced. */
+/* Returns the matching half that was posted first, or NULL. */
 static half *find_other(carry_mailbox *mailbox, const carry_request *what) {
     half *other = what->to != NULL ? mailbox->slot[what->world_self].sends : mailbox->slot[what->world].receives;
     while (other != NULL && (other->what.world_self != what->world || other->what.world != what->world_self ||
@@ -102,7 +102,7 @@ static void wake_all(carry_mailbox *mailbox) {
     }
 }
 
-/* Under the lock, which is let go for the copy. */
+/* Called with the lock held; releases it during the copy. */
 static void copy(carry_mailbox *mailbox, carry_request *mine, carry_request *other) {
     slot *here = &mailbox->slot[mine->world_self], *there = &mailbox->slot[other->world_self];
     mine->state = other->state = CARRY_REQUEST_BUSY;
@@ -120,7 +120,7 @@ static void copy(carry_mailbox *mailbox, carry_request *mine, carry_request *oth
     pthread_cond_broadcast(&there->changed);
 }
 
-/* mine is a request, which no other thread sees. */
+/* mine is a request that no other thread sees yet. */
 static void match(carry_mailbox *mailbox, carry_request *mine, half *other) {
     take_out(list_of(mailbox, &other->what), other);
     if (mine->bytes == other->what.bytes) {
@@ -245,7 +245,7 @@ void carry_mailbox_progress(carry_wire *wire, carry_request *request, double unt
     pthread_mutex_lock(&mailbox->lock);
     while (is_open(h)) {
         const bool is_busy = h->what.state == CARRY_REQUEST_BUSY;
-        if (is_busy && until > 0) { /* as long as memory takes, not as long as a peer may */
+        if (is_busy && until > 0) { /* a copy in progress is waited for without a deadline: it takes bounded time */
             pthread_cond_wait(&here->changed, &mailbox->lock);
         } else if (!is_busy && mailbox->ended_by >= 0) {
             withdraw(mailbox, h, CARRY_REQUEST_ENDED);

@@ -1,7 +1,7 @@
-/* Where ranks of one process meet: a slot for each, with the messages that are announced to it.
+/* Where the ranks of one process meet: each rank has a slot with the messages that were posted to it.
 
-   Nothing is buffered. The second to arrive, sender or receiver, copies straight from one buffer to the other, without
-   holding the lock. */
+   Nothing is buffered. The second side to arrive, sender or receiver, copies directly from one buffer to the other,
+   without holding the lock. */
 #ifndef CARRY_COMM_MAILBOX_H
 #define CARRY_COMM_MAILBOX_H
 
@@ -9,15 +9,15 @@
 
 typedef struct carry_mailbox carry_mailbox;
 
-carry_mailbox *carry_mailbox_new(int size); /* NULL: no memory */
+carry_mailbox *carry_mailbox_new(int size); /* NULL if memory runs out */
 void carry_mailbox_free(carry_mailbox *mailbox);
 
-/* False: the slot is taken. */
+/* Returns false if the slot is taken. */
 bool carry_mailbox_enter(carry_mailbox *mailbox, int rank);
 /* Cancels this rank's pending requests. Ranks that wait for it return. */
 void carry_mailbox_leave(carry_mailbox *mailbox, int rank);
 
-/* As of a kind, for a wire whose state is a mailbox. */
+/* The functions of a communicator kind, for a wire whose state is a mailbox. */
 void carry_mailbox_post(carry_wire *wire, carry_request *request);
 void carry_mailbox_progress(carry_wire *wire, carry_request *request, double until);
 void carry_mailbox_cancel(carry_wire *wire, carry_request *request);

@@ -19,7 +19,7 @@
 #include "core/clock.h"
 #include "core/error.h"
 
-static int joined; /* of this process: the next meeting's number */
+static int joined; /* number of the next meeting of this process */
 
 static int number_of(const char *name, int least, int most) {
     const char *text = getenv(name);
@@ -61,14 +61,15 @@ static carry_status missing(carry_ctx *ctx, int rank, double deadline) {
                       deadline);
 }
 
-/* Is the other side a process of this user? */
+/* True if the other side is a process of this user. */
 static bool is_ours(int line) {
     struct ucred who;
     socklen_t length = sizeof who;
     return getsockopt(line, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 && who.uid == geteuid();
 }
 
-/* Until it listens. Where it has no room for the call, connect must not wait. */
+/* Tries to connect until the peer listens. The socket does not block, since connect would otherwise wait while the
+   peer's queue of connections is full. */
 static carry_status call(carry_ctx *ctx, int *line, int meeting, int rank, int peer, double until, double deadline) {
     struct sockaddr_un address;
     const int32_t self = rank;
@@ -94,7 +95,7 @@ static carry_status call(carry_ctx *ctx, int *line, int meeting, int rank, int p
                                                                                  : failed(ctx, "a rank hung up");
 }
 
-/* lines[0] listens; the others have called and not said who they are. */
+/* lines[0] listens. The others have connected and not yet sent their rank. */
 typedef struct callers {
     struct pollfd lines[1 + CARRY_RANKS];
     int count;
@@ -117,7 +118,7 @@ static void forget(callers *c, int index) {
     c->count--;
 }
 
-/* Where there is no room for one more, the one that has been silent longest is hung up on. */
+/* If the list is full, closes the connection that has been silent longest. */
 static carry_status answer(carry_ctx *ctx, callers *c) {
     const int line = accept4(c->lines[0].fd, NULL, NULL, SOCK_CLOEXEC);
     if (line < 0) {
@@ -135,7 +136,7 @@ static carry_status answer(carry_ctx *ctx, callers *c) {
     return CARRY_OK;
 }
 
-/* One of them says who it is: a rank above this one, or it is hung up on. */
+/* Reads the rank of one of the connections. Closes the connection unless it is a rank above this one. */
 static void listen_to(callers *c, int index, int *sockets, int rank, int size) {
     int32_t peer = -1;
     const int line = c->lines[index].fd;
@@ -196,7 +197,7 @@ carry_status carry_meeting_join(carry_ctx *ctx, int *sockets, double deadline) {
         return failed(ctx, "no socket");
     }
     carry_status status = CARRY_OK;
-    (void)fchmod(listening, S_IRUSR | S_IWUSR); /* what bind gives the name */
+    (void)fchmod(listening, S_IRUSR | S_IWUSR); /* the permissions that bind gives the socket's file */
     if (bind(listening, (struct sockaddr *)&address, sizeof address) != 0) {
         status = failed(ctx, "this rank cannot create its socket");
     } else {

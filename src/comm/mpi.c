@@ -1,15 +1,15 @@
 /* Ranks that are processes started by mpirun or srun. Needs MPI 3.0: Open MPI 4.1, MPICH.
 
-   Messages are non-blocking and polled until the deadline. Beside them a receive is always open for the notice that
-   some rank has ended the communicator. MPI is entered by the main thread alone (MPI_THREAD_FUNNELED).
+   Messages are non-blocking and polled until the deadline. A receive is always open for the notice that some rank
+   has ended the communicator. Only the main thread enters MPI (MPI_THREAD_FUNNELED).
 
-   MPI is of the process and not of a context: it is started by the first communicator, and finalised at exit. A process
-   whose communicator has failed does not finalise, which would wait for the peer that is missing; the launcher then
-   ends the others.
+   MPI belongs to the process, not to a context: the first communicator starts it, and it is finalised at exit. A
+   process whose communicator has failed does not finalise, since that would wait for the missing peer; the launcher
+   then ends the others.
 
-   A call into MPI cannot be left, and one that should return at once may not: Open MPI 4.1 over TCP can loop in
-   libevent after a write to a rank that died, and MPI_Init and MPI_Finalize wait for every rank. A thread ends the
-   process, with a message, that is in MPI beyond the time which each function here states (guard.h). */
+   A call into MPI cannot be interrupted, and some calls that should return at once do not: Open MPI 4.1 over TCP can
+   loop in libevent after a write to a rank that died, and MPI_Init and MPI_Finalize wait for every rank. If a
+   process stays in MPI longer than the time that each function here sets, a thread ends it with a message (guard.h). */
 #include <mpi.h>
 
 #include <dlfcn.h>
@@ -28,23 +28,23 @@
 #include "core/clock.h"
 #include "core/error.h"
 
-#define STARTING 30.0 /* seconds beside the deadline: thousands of processes take their time */
-#define PARTING 0.25  /* seconds for what is still on its way when a communicator has failed */
+#define STARTING 30.0 /* seconds added to the deadline: starting thousands of processes takes long */
+#define PARTING 0.25  /* seconds for pending messages when a communicator has failed */
 
 typedef struct line {
     MPI_Comm comm;
-    MPI_Request notice; /* that a peer has ended it */
+    MPI_Request notice; /* receive for the notice that a peer has ended the communicator */
     char incoming[CARRY_COMM_REASON], outgoing[CARRY_COMM_REASON];
-    MPI_Request *told; /* [size], the notices of this rank; NULL before there are any */
-    double parting;    /* when what is given up after the end is waited for no more; 0 before */
+    MPI_Request *told; /* [size], notices that this rank sent; NULL before the first */
+    double parting;    /* time until which requests that are given up are waited for after the end; 0 before */
 } line;
 
 _Static_assert(sizeof(MPI_Request) <= sizeof(((carry_request *)NULL)->native), "a request of MPI fits into ours");
 
-static bool has_failed; /* as MPI itself, of the process */
+static bool has_failed; /* per process, as MPI is */
 
-/* On a simulated machine (tools/simulate) time stands still while a rank computes, looking included: it must wait. A
-   rank that never comes is found by the simulator. */
+/* On a simulated machine (tools/simulate) time does not pass while a rank computes or polls, so a rank must block
+   instead. The simulator detects a rank that never arrives. */
 #ifdef CARRY_SIMULATED
 static const bool is_simulated = true;
 #else
@@ -66,7 +66,7 @@ static void sleep_for(double seconds) {
     (void)nanosleep(&pause, NULL);
 }
 
-/* Between two looks: at first none, then other ranks of this machine may run, then the processor rests. */
+/* Between two polls: at first does nothing, later lets other ranks on this machine run, then sleeps. */
 static void pause_after(int looks) {
     if (looks > 2000) {
         sleep_for(50e-6);
@@ -75,8 +75,8 @@ static void pause_after(int looks) {
     }
 }
 
-/* MPICH tells errors of MPI_Testsome and the like not to the communicator of the request but to one of these, whose
-   default is to end the process. A handler that the program has chosen itself stays. */
+/* MPICH reports errors of MPI_Testsome and similar calls not to the request's communicator but to MPI_COMM_WORLD or
+   MPI_COMM_SELF, whose default handler ends the process. A handler that the program has set is kept. */
 static void return_errors(MPI_Comm comm) {
     MPI_Errhandler handler = MPI_ERRORS_RETURN;
     MPI_Comm_get_errhandler(comm, &handler);
@@ -97,12 +97,13 @@ static void leave(void) {
     }
 }
 
-/* A rank may still work alone while the others have come to their end. */
+/* MPI_Finalize may take CARRY_COMM_ALONE seconds, since one rank may still work alone after the others have
+   finished. */
 static void finish(void) {
     int finalized = 1;
     MPI_Finalized(&finalized);
     if (has_failed) {
-        sleep_for(2 * PARTING); /* the launcher ends all when one is gone: time for the others to say their message */
+        sleep_for(2 * PARTING); /* the launcher ends all ranks when one exits: let the others print first */
     } else if (!finalized) {
         enter("MPI_Finalize", -1, carry_seconds() + CARRY_COMM_ALONE);
         MPI_Finalize();
@@ -117,8 +118,7 @@ static bool init(int *level, double deadline) {
     return is_started;
 }
 
-/* Open MPI writes into the sockets of peers, and one that has died would end this rank by SIGPIPE, without a message.
- */
+/* Open MPI writes to the sockets of its peers. If a peer has died, SIGPIPE would end this rank without a message. */
 static void ignore_closed_sockets(void) {
     struct sigaction now;
     if (sigaction(SIGPIPE, NULL, &now) == 0 && now.sa_handler == SIG_DFL) {
@@ -137,10 +137,8 @@ static carry_status start(carry_ctx *ctx, double deadline) {
     }
     MPI_Initialized(&initialized);
     if (!initialized) {
-        /* Open MPI, on one machine: a block of a chain that is larger than this waits until its sender looks up from
-           its work, which makes a chain of eight ranks twice as slow (docs/results/ranks.md). A value that is set
-           stays.
-         */
+        /* Open MPI, on one machine: a message larger than this limit waits until its sender next enters MPI, which
+           makes a chain of eight ranks twice as slow (docs/results/ranks.md). A value that is already set is kept. */
         (void)setenv("OMPI_MCA_btl_vader_eager_limit", "65536", 0);
         if (!init(&level, deadline) || atexit(finish) != 0) {
             return carry_fail(ctx, CARRY_EUNSUPPORTED, "MPI could not be started");
@@ -149,7 +147,7 @@ static carry_status start(carry_ctx *ctx, double deadline) {
     }
     MPI_Query_thread(&level);
     MPI_Is_thread_main(&is_main);
-    if ((level < MPI_THREAD_FUNNELED || !is_main) && !is_simulated) { /* where ranks are threads of the simulator */
+    if ((level < MPI_THREAD_FUNNELED || !is_main) && !is_simulated) { /* in the simulator, ranks are threads */
         return carry_fail(ctx, CARRY_EUNSUPPORTED,
                           "MPI must have been started with MPI_THREAD_FUNNELED and be used by the thread that did");
     }
@@ -164,7 +162,7 @@ static carry_status start(carry_ctx *ctx, double deadline) {
     return CARRY_OK;
 }
 
-/* Open MPI and MPICH have a function that answers, in some builds; UCX is a library that they have loaded or not. */
+/* Some builds of Open MPI and MPICH have a function that tells. UCX is detected as a library that is already loaded. */
 bool carry_mpi_takes_gpus(char *which, size_t size) {
     char version[MPI_MAX_LIBRARY_VERSION_STRING] = "this MPI";
     const char *told = getenv("CARRY_MPI_CUDA");
@@ -172,7 +170,7 @@ bool carry_mpi_takes_gpus(char *which, size_t size) {
     int (*ask)(void) = NULL;
     void *found = dlsym(RTLD_DEFAULT, "MPIX_Query_cuda_support");
     void *ucx = dlopen("libucp.so.0", RTLD_NOLOAD | RTLD_LAZY);
-    memcpy(&ask, &found, sizeof ask); /* a function's address, which C does not convert */
+    memcpy(&ask, &found, sizeof ask); /* C does not convert a data pointer to a function pointer */
     if (ucx != NULL) {
         (void)dlclose(ucx);
     }
@@ -182,7 +180,7 @@ bool carry_mpi_takes_gpus(char *which, size_t size) {
     return told != NULL && (told[0] == '0' || told[0] == '1') ? told[0] == '1' : ask != NULL && ask() == 1;
 }
 
-/* False when time is up first. */
+/* Returns false if the request is not done before `until`. */
 static bool wait_until(MPI_Request *request, double until) {
     int done = 0;
     for (int looks = 0; MPI_Test(request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && !done; looks++) {
@@ -209,11 +207,11 @@ static carry_status open_mpi(carry_ctx *ctx, carry_wire *wire, const carry_comm_
     const bool is_open = wait_until(&copied, until);
     leave();
     if (!is_open) {
-        has_failed = true; /* MPI may still write to l, which is therefore kept */
+        has_failed = true; /* l is not freed: MPI may still write to it */
         return carry_fail(ctx, CARRY_ETIMEOUT, "open: not all of %d processes came within the deadline of %g s",
                           wire->size, options->deadline); // NOLINT(clang-analyzer-unix.Malloc)
     }
-    has_failed = false; /* all are here */
+    has_failed = false; /* all ranks have arrived */
     MPI_Comm_set_errhandler(l->comm, MPI_ERRORS_RETURN);
     MPI_Irecv(l->incoming, sizeof l->incoming, MPI_BYTE, MPI_ANY_SOURCE, CARRY_TAG_NOTICE, l->comm, &l->notice);
     wire->state = l;
@@ -262,7 +260,8 @@ static void complete(carry_wire *wire, carry_request *request, const MPI_Status 
     }
 }
 
-/* After the end all that is given up has one time together: a chain has a message for each of its blocks. */
+/* Time until which a request that is given up is waited for. After the end, all such requests share one period,
+   since a chain has a message for each of its blocks. */
 static double patience(const carry_wire *wire) {
     line *l = wire->state;
     const double now = carry_seconds();
@@ -291,13 +290,13 @@ static void give_up(carry_wire *wire, carry_request *request) {
     }
 }
 
-/* Leaves nothing of it with MPI, or as little as can be: a peer that is dead cannot finish what it began. */
+/* Leaves no request with MPI if possible. If the peer is dead, its request cannot complete and is only released. */
 static void cancel(carry_wire *wire, carry_request *request) {
     give_up(wire, request);
     leave();
 }
 
-/* One look at the request and at the notice. */
+/* Checks the request and the notice once. */
 static void look(carry_wire *wire, carry_request *request, bool waits) {
     line *l = wire->state;
     MPI_Request both[2] = {get_native(request), l->notice};
@@ -369,7 +368,7 @@ static void close_mpi(carry_wire *wire) {
         is_clear = wait_until(&l->notice, carry_seconds() + PARTING) && is_clear;
     }
     if (wire->ended_by >= 0) {
-        has_failed = true; /* its number must not be given to another while messages are under way: it is kept */
+        has_failed = true; /* not freed: MPI must not reuse its number while messages are in flight */
     } else {
         enter("close", -1, carry_seconds() + CARRY_COMM_ALONE); /* may wait for the others */
         MPI_Comm_free(&l->comm);

@@ -1,10 +1,11 @@
-/* Ranks with a GPU each, through NCCL, which is opened at run time: a machine without it loses this kind, not the
-   program.
+/* Ranks with a GPU each, through NCCL. NCCL is opened at run time: on a machine without it only this kind is
+   missing.
 
-   Requests are queued when posted. When one is waited for, all that are queued start as one group of NCCL, a batch, on
-   a stream of this communicator: started one by one, two ranks that send to each other would each wait in their stream
-   for a receive that is behind the send. A collective is a batch by itself. An event after each batch tells that it has
-   happened. NCCL is used without blocking, so that the deadline holds for it too; what is late is aborted. */
+   Requests are queued when posted. When one is waited for, all queued requests start as one NCCL group, a batch, on
+   a stream of this communicator: if they were started one by one, two ranks that send to each other would each wait
+   in their stream for a receive that is behind the send. A collective is a batch by itself. An event after each
+   batch shows that it has completed. NCCL runs in non-blocking mode, so that the deadline applies to it too; a late
+   operation is aborted. */
 #include "comm/nccl.h"
 
 #include <sched.h>
@@ -85,7 +86,7 @@ static carry_request *take(carry_nccl_room *r) {
     return request;
 }
 
-/* The messages at the head of the queue, or the collective that is there. */
+/* Starts the messages at the head of the queue, or the collective there, as one batch. */
 static void start_batch(carry_wire *wire) {
     carry_nccl_room *r = wire->state;
     cudaStream_t callers = (cudaStream_t)carry_ctx_stream(r->ctx, wire->device);
@@ -129,7 +130,7 @@ static void advance(carry_wire *wire) {
         if (state == ncclInProgress) {
             return;
         }
-        if (r->launching) { /* it is in the stream */
+        if (r->launching) { /* the batch is now in the stream */
             r->launching = false;
             (void)carry_nccl_is_fine(wire, cudaEventRecord(r->after[r->started % CARRY_NCCL_BATCHES], r->stream));
         }
@@ -160,7 +161,7 @@ static void post(carry_wire *wire, carry_request *request) {
 
 static void collect(carry_wire *wire, carry_request *request, const carry_collective *what) {
     carry_nccl_room *r = wire->state;
-    r->collective = what; /* there is one at a time, since it is waited for at once */
+    r->collective = what; /* one at a time, since the caller waits for it at once */
     post(wire, request);
 }
 

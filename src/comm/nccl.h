@@ -1,5 +1,5 @@
-/* Shared by the files of the backend "nccl": NCCL's functions, found at run time, and the state of a wire. A header
-   that needs CUDA's and NCCL's own, so only those files include it. */
+/* Shared by the files of the backend "nccl": NCCL's functions, found at run time, and the state of a wire. It needs
+   the headers of CUDA and NCCL, so only those files include it. */
 #ifndef CARRY_COMM_NCCL_H
 #define CARRY_COMM_NCCL_H
 
@@ -27,7 +27,7 @@
     X(ncclAllGather)            \
     X(ncclReduceScatter)
 
-/* Of the process: the library stays open. */
+/* One per process: the library stays open. */
 typedef struct carry_nccl_functions {
     bool found;
 #define X(name) __typeof__(name) *name; /* NOLINT(bugprone-macro-parentheses): it names the field */
@@ -37,30 +37,30 @@ typedef struct carry_nccl_functions {
 
 extern carry_nccl_functions carry_nccl;
 
-enum { CARRY_NCCL_BATCHES = 16 /* under way at once; more are queued */ };
+enum { CARRY_NCCL_BATCHES = 16 /* in progress at once; more are queued */ };
 
 typedef struct carry_nccl_room {
     ncclComm_t comm; /* NULL: aborted */
     cudaStream_t stream;
-    cudaEvent_t before; /* what the context's stream has been given */
+    cudaEvent_t before; /* recorded in the context's stream before a batch */
     cudaEvent_t after[CARRY_NCCL_BATCHES];
-    int64_t started, finished;          /* batches; those up to `finished` have happened */
-    bool launching;                     /* the last one is still being put into the stream */
-    bool broken;                        /* for the wire's reason */
+    int64_t started, finished;          /* number of batches; those up to `finished` have completed */
+    bool launching;                     /* the last batch is still being put into the stream */
+    bool broken;                        /* the wire's reason says why */
     carry_request *first, *last;        /* queued, linked by native.pointer */
-    const carry_collective *collective; /* of the one that is queued without a peer */
+    const carry_collective *collective; /* the collective of the queued request that has no peer */
     carry_ctx *ctx;
-    void *token; /* a float of the GPU, for barriers */
+    void *token; /* one float of GPU memory, for barriers */
     int ordinal;
 } carry_nccl_room;
 
-/* Nothing more can be done with it, for this reason. */
+/* Marks the wire as broken, with this reason. */
 void carry_nccl_break_off(carry_wire *wire, const char *reason);
-/* Else it is broken off. */
+/* True if error is cudaSuccess; otherwise marks the wire as broken. */
 bool carry_nccl_is_fine(carry_wire *wire, cudaError_t error);
-/* NCCL's last words say more than its code, where there are any. */
+/* Returns NCCL's last error text if there is one, which says more than the code. */
 const char *carry_nccl_words(const carry_nccl_room *r, ncclResult_t code);
-/* Aborts. Afterwards NCCL uses no buffer any more, as far as the GPU still answers. */
+/* Aborts. Afterwards NCCL no longer uses any buffer, provided that the GPU still responds. */
 void carry_nccl_give_up(carry_nccl_room *r);
 
 carry_status carry_nccl_open(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options);

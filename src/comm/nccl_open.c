@@ -14,12 +14,12 @@
 #include "device/backend.h"
 
 #define LIBRARY "libnccl.so.2"
-#define PARTING 1.0 /* seconds for what is under way when it is closed or aborted */
+#define PARTING 1.0 /* seconds for operations in progress when it is closed or aborted */
 
 carry_nccl_functions carry_nccl;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-/* Where the loader looks, where CARRY_NCCL says, and where NVIDIA's installer puts it. */
+/* Looks where CARRY_NCCL says, on the loader's path, and where NVIDIA's installer puts it. */
 static void load(void) {
     const char *requested = getenv("CARRY_NCCL");
     const char *const names[] = {requested != NULL && requested[0] != '\0' ? requested : LIBRARY, LIBRARY,
@@ -36,7 +36,7 @@ static void load(void) {
 #undef X
 }
 
-/* False when time is up, or when it has failed: *state says. */
+/* Waits until NCCL has settled. Returns false if time runs out or NCCL has failed; *state tells which. */
 static bool settle_until(const carry_nccl_room *r, double until, ncclResult_t *state) {
     *state = ncclInProgress;
     while (carry_nccl.ncclCommGetAsyncError(r->comm, state) == ncclSuccess && *state == ncclInProgress) {
@@ -128,7 +128,7 @@ static bool make_events(carry_wire *wire) {
     return fine;
 }
 
-/* Rank 0 makes the name under which all meet, and tells the others also when it could not. */
+/* Rank 0 makes the unique id with which all ranks meet. If it fails, it tells the others. */
 static carry_status agree_on_name(carry_ctx *ctx, const carry_wire *wire, carry_comm *over, ncclUniqueId *name) {
     struct {
         ncclUniqueId name;

@@ -1,14 +1,15 @@
-/* Threads of one process that share a GPU, or have one each: the receiver copies from the sender's memory into its own,
-   on its own stream, after the sender's work and before what the sender does next with that memory. The CPU matches the
-   two and orders their streams by events; it does not wait for the GPU, so a message is done when it is in the streams.
+/* Threads of one process that share a GPU, or have one each. The receiver copies from the sender's memory into its
+   own, on its own stream, after the sender's earlier work and before the sender's next use of that memory. The CPU
+   matches the two and orders their streams by events. It does not wait for the GPU, so a message is done when its
+   copy is in the streams.
 
        sender                                  receiver
        record `ready`, send address and events
                                                stream waits for `ready`, copies, records `taken`, answers
        stream waits for `taken`
 
-   Both events are the sender's: after the answer they are not used any more. `taken` is recorded on the
-   receiver's GPU and made for it. */
+   Both events belong to the sender and are not used after the answer. `taken` is made for the receiver's GPU and
+   recorded there. */
 #include "comm/relay.h"
 
 #include <string.h>
@@ -53,7 +54,7 @@ static carry_status copy(carry_relay *relay, const carry_relay_item *item) {
     return carry_event_record(ctx, device, item->words.taken, item->stream);
 }
 
-/* The sender has announced its bytes. */
+/* Called when the sender's message with address and bytes has arrived. */
 static carry_status take(carry_relay *relay, carry_relay_item *item) {
     const size_t theirs = (size_t)item->words.bytes;
     if (theirs == item->bytes) {
@@ -93,7 +94,7 @@ static carry_status advance(carry_relay *relay, carry_relay_item *item, bool *mo
 
 static const carry_relay_way way = {.post = post, .advance = advance};
 
-/* Addresses mean something in one process only. */
+/* Addresses are valid in one process only. */
 static carry_status open_peer(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options) {
     const char *over = options->over != NULL ? carry_comm_name(options->over) : "threads";
     if (strcmp(over, "threads") != 0 && strcmp(over, "self") != 0) {

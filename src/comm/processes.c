@@ -1,9 +1,11 @@
-/* Ranks that are processes of one machine, without MPI: a socket between every two of them. Whoever starts them (carry
-   --processes does) sets CARRY_RANK, CARRY_RANKS and CARRY_MEET, a folder of their own where they find each other.
+/* Ranks that are processes of one machine, without MPI, with a socket between every two of them. The launcher (such
+   as carry --processes) sets CARRY_RANK, CARRY_RANKS and CARRY_MEET, a folder of this run where the processes find
+   each other.
 
-   A message is a header and its bytes. What comes before its receive is posted is put aside. A rank reads from all
-   others while it waits for one, so that two that send to each other both go on. A process that dies closes its
-   sockets: the others learn it at once, and of one that was stopped at their deadline. */
+   A message is a header and its bytes. A message that arrives before its receive is posted is set aside. A rank
+   reads from all others while it waits for one, so that two ranks that send to each other both make progress. When a
+   process dies, its sockets close and the others notice at once; a process that is stopped is noticed at their
+   deadline. */
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -18,9 +20,9 @@
 #include "core/clock.h"
 #include "core/error.h"
 
-#define LOOKS 50  /* before the processor is given away */
-#define PAUSE 0.1 /* seconds that one sleep may take */
-#define READS 256 /* of one peer before the others and the deadline are looked at */
+#define LOOKS 50  /* polls before the thread yields the processor */
+#define PAUSE 0.1 /* longest sleep, in seconds */
+#define READS 256 /* reads from one peer before the other peers and the deadline are checked */
 
 typedef struct header {
     uint64_t bytes;
@@ -37,14 +39,14 @@ typedef struct parcel {
 
 /* Requests are in lists in the order of posting, linked by native.pointer. */
 typedef struct peer {
-    int socket; /* -1: it has left, or is this rank */
+    int socket; /* -1 for a peer that has left, and for this rank itself */
     carry_request *sends, *receives;
     parcel *arrived;
-    size_t written; /* of the first send, header included */
-    header head;    /* of the message that comes in */
-    size_t read;    /* of it, header included */
+    size_t written; /* bytes of the first send that are written, header included */
+    header head;    /* header of the incoming message */
+    size_t read;    /* bytes of the incoming message read so far, header included */
     carry_request *into;
-    parcel *aside; /* neither: it is dropped */
+    parcel *aside; /* both NULL: the message is dropped */
 } peer;
 
 typedef struct connections {
@@ -105,7 +107,7 @@ static parcel *new_parcel(int tag, size_t bytes) {
     return new;
 }
 
-/* The rest stays with the kernel, which gives it to the other side. */
+/* Bytes that are already written stay with the kernel, which delivers them. */
 static void hang_up(peer *p) {
     if (p->socket >= 0) {
         (void)close(p->socket);
@@ -118,7 +120,7 @@ static void settle(carry_request *request, size_t bytes) {
     request->other_bytes = bytes;
 }
 
-/* True: the peer may be written to again at once. */
+/* Returns true if more can be written to the peer at once. */
 static bool write_some(peer *p) {
     carry_request *request = p->sends;
     const header head = {.bytes = (uint64_t)request->bytes, .tag = request->tag};
@@ -128,7 +130,8 @@ static bool write_some(peer *p) {
     const size_t left = in_head ? sizeof head - p->written : request->bytes + sizeof head - p->written;
     const ssize_t count = left > 0 ? send(p->socket, from, left, MSG_NOSIGNAL | MSG_DONTWAIT) : 0;
     if (count < 0) {
-        /* One that has left may have said why: what it sent is read first, and then its end. */
+        /* A peer that has left may have sent its reason: its messages are read first, then the end of the
+           connection. */
         if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != EPIPE && errno != ECONNRESET) {
             hang_up(p);
         }
@@ -155,7 +158,7 @@ static bool is_sound(const header *head) {
            (head->tag != CARRY_TAG_NOTICE || head->bytes == CARRY_COMM_REASON);
 }
 
-/* The header is there: where do its bytes go? */
+/* Called when a header is complete: decides where the message's bytes go. */
 static void open_message(carry_wire *wire, peer *p) {
     if (!is_sound(&p->head)) {
         (void)snprintf(wire->reason, sizeof wire->reason, "it sent a malformed header: tag %d, %llu bytes",
@@ -190,7 +193,7 @@ static void deliver(carry_request *request, parcel *from) {
     free(from);
 }
 
-/* Its receive may have been posted while it came. */
+/* The receive may have been posted while the message arrived. */
 static void hand_over(peer *p, parcel *whole) {
     carry_request *request = find(p->receives, whole->tag);
     if (request == NULL) {
@@ -220,7 +223,7 @@ static void close_message(carry_wire *wire, peer *p) {
     p->read = 0;
 }
 
-/* True: there may be more at once. */
+/* Returns true if there may be more to read at once. */
 static bool read_some(carry_wire *wire, peer *p) {
     char dropped[4096];
     char *to = (char *)&p->head + p->read;
@@ -249,7 +252,7 @@ static bool read_some(carry_wire *wire, peer *p) {
     return p->socket >= 0 && (size_t)count == left;
 }
 
-/* One look at all peers, which sleeps for this long at most if there is nothing. */
+/* Polls all peers once. Sleeps for at most `seconds` if nothing is ready. */
 static void look(carry_wire *wire, double seconds) {
     connections *h = wire->state;
     for (int i = 0; i < h->size; i++) {
@@ -287,7 +290,7 @@ static void post_receive(peer *p, carry_request *request) {
     deliver(request, found);
 }
 
-/* To this rank itself. */
+/* A message to this rank itself. */
 static void post_to_self(carry_wire *wire, peer *p, carry_request *request) {
     carry_request *receive = find(p->receives, request->tag);
     parcel *new = receive == NULL ? new_parcel(request->tag, request->bytes) : NULL;
@@ -323,7 +326,7 @@ static void post(carry_wire *wire, carry_request *request) {
     }
 }
 
-/* A peer that has half of a message cannot be sent anything else. */
+/* A peer that received half of a message cannot be sent anything else. */
 static void cancel(carry_wire *wire, carry_request *request) {
     connections *h = wire->state;
     peer *p = &h->peers[request->world];

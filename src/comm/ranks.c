@@ -1,4 +1,4 @@
-/* Ranks as threads. All are started before the first works: when one cannot be started, none does anything. */
+/* Ranks as threads. All are started before the first one works: if one cannot be started, none runs. */
 #include "comm/ranks.h"
 
 #include <pthread.h>
@@ -20,12 +20,12 @@ struct carry_ranks {
     void *user;
     pthread_mutex_t lock;
     pthread_cond_t changed;
-    bool decided, go; /* all are started, or one could not be */
+    bool decided, go; /* decided: all are started (go), or one could not be */
     int waiting, left;
     unsigned round; /* of barriers */
     void *shared;   /* or NULL */
     const carry_rank_shared *kind;
-    unsigned char has_left[CARRY_RANKS]; /* before there was something shared */
+    unsigned char has_left[CARRY_RANKS]; /* ranks that left before the shared object was made */
     member member[];
 };
 
@@ -64,7 +64,7 @@ static void decide(struct carry_ranks *all, bool go) {
     pthread_mutex_unlock(&all->lock);
 }
 
-/* How many of ranks 1..size-1 could be started; the error of the first that could not. */
+/* Returns how many of ranks 1..size-1 were started; *code is the error of the first that was not. */
 static int start_all(struct carry_ranks *all, int *code) {
     for (int i = 1; i < all->size; i++) {
         *code = pthread_create(&all->member[i].thread, NULL, rank_main, &all->member[i]);
@@ -75,7 +75,7 @@ static int start_all(struct carry_ranks *all, int *code) {
     return all->size - 1;
 }
 
-/* A rank's own error says more than its peers' reports that it is missing. */
+/* The rank whose error is reported. A rank's own error says more than its peers' reports that it is missing. */
 static int worst_of(const struct carry_ranks *all) {
     int worst = -1;
     for (int i = 0; i < all->size; i++) {

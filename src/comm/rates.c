@@ -1,5 +1,5 @@
-/* Measuring latency and bandwidth: neighbours play ping-pong, first those on one side, then those on the other; then
-   ranks that are 2, 4, 8, ... apart. All pairs play at once, as the ranks of a chain do. */
+/* Measures latency and bandwidth by ping-pong: between neighbours, first on one side, then on the other; then
+   between ranks that are 2, 4, 8, ... apart. All pairs play at once, as the ranks of a chain do. */
 #include "comm/rates.h"
 
 #include <math.h>
@@ -16,7 +16,7 @@
 #define SMALL_TRIPS CARRY_MEASURED(15, 3)
 #define LARGE_TRIPS 3
 #define FAR_TRIPS 3
-#define BURST 16 /* messages at once */
+#define BURST 16 /* messages sent at once */
 #define BURST_TRIPS CARRY_MEASURED(5, 1)
 
 typedef struct game {
@@ -48,7 +48,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Seconds one way: the median of the trips after the first, which finds all ranks asleep. */
+/* *seconds: time of one message one way, the median of all trips but the first, which finds the ranks asleep. */
 static carry_status play(const game *g, size_t bytes, int trips, double *seconds) {
     double times[SMALL_TRIPS] = {0};
     for (int i = 0; i <= trips; i++) {
@@ -62,7 +62,7 @@ static carry_status play(const game *g, size_t bytes, int trips, double *seconds
     return CARRY_OK;
 }
 
-/* Small messages from the first rank to the last, each passed on by every rank as soon as it is there. */
+/* Sends small messages from the first rank to the last. Every rank passes each one on as soon as it arrives. */
 static carry_status pass_on(carry_comm *comm, char *data, int count) {
     const carry_deadline deadline = carry_deadline_from_now(comm, "rates");
     carry_request sends[BURST] = {{0}};
@@ -85,7 +85,7 @@ static carry_status pass_on(carry_comm *comm, char *data, int count) {
     return let_happen(comm);
 }
 
-/* The time of the slowest rank, the least of several trips. */
+/* *seconds: the time of the slowest rank, in the fastest of several trips. */
 static carry_status relay(carry_comm *comm, char *data, int count, double *seconds) {
     *seconds = INFINITY;
     for (int trip = 0; trip < BURST_TRIPS; trip++) {
@@ -99,7 +99,7 @@ static carry_status relay(carry_comm *comm, char *data, int count, double *secon
     return CARRY_OK;
 }
 
-/* Seconds of one more message that is passed on behind another. */
+/* *overhead: seconds that one more message adds when ranks pass it on directly behind another. */
 static carry_status measure_relay(carry_comm *comm, char *data, double *overhead) {
     double one, many;
     CARRY_TRY(relay(comm, data, 1, &one));
@@ -109,7 +109,8 @@ static carry_status measure_relay(carry_comm *comm, char *data, double *overhead
     return CARRY_OK;
 }
 
-/* Seconds of a small message and of a large one: of the slowest pair, of the fastest one negated, and of all in sum. */
+/* Seconds of a small and of a large message. slowest: of the slowest pair, then of the fastest pair negated; sum:
+   over all pairs. */
 static carry_status measure(carry_comm *comm, char *data, double slowest[4], double sum[2]) {
     for (int side = 0; side < 2; side++) {
         const bool serves = comm->rank % 2 == side;
@@ -132,13 +133,14 @@ static carry_status measure(carry_comm *comm, char *data, double slowest[4], dou
     return carry_all_reduce(carry_comm_host(comm), slowest, 4, CARRY_F64, CARRY_REDUCE_MAX);
 }
 
-/* Where a small message takes nearly as long as a large one, their difference says nothing. */
+/* If a small message takes nearly as long as a large one, their difference means nothing, so the time of the large
+   one is used. */
 static double bandwidth_of(double small, double large) {
     return (double)LARGE / (large - small > 0.1 * large ? large - small : large);
 }
 
-/* Ranks that are 2^i apart, those on one side and then those on the other, as neighbours do: some of them are near each
-   other and some are not. */
+/* Measures ranks that are 2^i apart, first on one side and then on the other, as for neighbours. Some of them may be
+   on one machine and others not. */
 static carry_status measure_far(carry_comm *comm, char *data, carry_comm_rates *rates) {
     double times[CARRY_COMM_FAR][2] = {{rates->latency, (double)LARGE / rates->bandwidth + rates->latency}};
     for (int i = 1, distance = 2; i < CARRY_COMM_FAR && distance < comm->size; i++, distance *= 2) {

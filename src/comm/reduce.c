@@ -1,10 +1,10 @@
-/* Adding up what came from ranks, in host memory; cuda/reduce.cu does the same on a GPU. */
+/* Reduces data from several ranks in host memory; cuda/reduce.cu does the same on a GPU. */
 #include <math.h>
 #include <string.h>
 
 #include "comm/backend.h"
 
-/* bf16 is added in f32 and rounded after every rank. */
+/* bf16 values are added in f32, and the sum is rounded after every rank. */
 static float bf16_value(uint16_t x) {
     const uint32_t bits = (uint32_t)x << 16;
     float value;
@@ -12,7 +12,8 @@ static float bf16_value(uint16_t x) {
     return value;
 }
 
-/* To the nearest, ties to even; of NaN the upper half, which stays NaN. Without jumps, so that loops are vectors. */
+/* Rounds to nearest, ties to even. NaN keeps its upper half and stays NaN. There are no branches, so that the
+   compiler can vectorise loops. */
 static uint16_t bf16_bits(float x) {
     uint32_t bits;
     memcpy(&bits, &x, sizeof bits);

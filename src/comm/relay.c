@@ -1,4 +1,4 @@
-/* The list of requests, and moving them on. */
+/* The list of requests, and their progress. */
 #include "comm/relay.h"
 
 #include <sched.h>
@@ -10,10 +10,10 @@
 #include "core/context.h"
 
 #define TAG_MASK ((1 << CARRY_TAG_BITS) - 1)
-#define LOOKS 200    /* at all items before the processor is given away */
-#define PAUSE 100e-6 /* seconds that a wait for one host message may take while there are other items */
+#define LOOKS 200    /* passes over all items before the thread yields the processor */
+#define PAUSE 100e-6 /* longest wait, in seconds, for one host message while there are other items */
 
-/* Compared by the ranks when they open. */
+/* Exchanged and compared by the ranks when they open. */
 typedef struct record {
     char device[64];
     int32_t number, status;
@@ -28,7 +28,7 @@ void carry_relay_settle(carry_relay_item *item, carry_request_state state, size_
     }
 }
 
-/* The host message has failed: so has what it carries. */
+/* Fails the request of a host message that has failed. */
 static void take_failure(carry_wire *wire, carry_relay_item *item, const carry_request *message) {
     const carry_relay *relay = wire->state;
     const carry_wire *over = relay->forth->wire;
@@ -63,7 +63,7 @@ static bool is_behind(const carry_relay *relay, const carry_relay_item *item) {
     return false;
 }
 
-/* One look at an item. */
+/* Tries once to advance an item. */
 static void advance(carry_wire *wire, carry_relay_item *item) {
     carry_relay *relay = wire->state;
     for (bool moved = true; moved && item->stage >= 0;) {
@@ -78,7 +78,7 @@ static void advance(carry_wire *wire, carry_relay_item *item) {
     }
 }
 
-/* Its host messages are given up; its events and pinned memory stay for the next. */
+/* Cancels the item's host messages. Its events and pinned memory are kept for the next item. */
 static void put_away(carry_relay *relay, carry_relay_item *item) {
     carry_comm_withdraw(&item->back, 1);
     carry_comm_withdraw(&item->forth, 1);
@@ -147,7 +147,7 @@ static bool is_open(const carry_request *request) {
     return request->state == CARRY_REQUEST_PENDING || request->state == CARRY_REQUEST_BUSY;
 }
 
-/* Sleeps until the host message that the request waits for is there, or other items want a look. */
+/* Sleeps until the host message that the request needs has arrived, or for PAUSE if there are other items. */
 static void wait_for(const carry_relay *relay, const carry_request *request, double until) {
     carry_relay_item *item = request->native.pointer;
     if (item == NULL) {
@@ -177,8 +177,8 @@ void carry_relay_progress(carry_wire *wire, carry_request *request, double until
     }
 }
 
-/* A receiver may be reading what was posted: where a message is given up everything has ended, and what it reads is of
-   no more use to it. */
+/* A receiver may be reading what was posted. That is harmless: a message is cancelled only when the communicator has
+   ended, and the receiver no longer uses the data. */
 void carry_relay_cancel(carry_wire *wire, carry_request *request) {
     carry_relay_item *item = request->native.pointer;
     if (item != NULL) {
@@ -221,7 +221,7 @@ static void free_relay(carry_relay *relay) {
 
 void carry_relay_close(carry_wire *wire) {
     carry_relay *relay = wire->state;
-    if (relay->device != 0) { /* peers may still read from here, and this device from them */
+    if (relay->device != 0) { /* peers may still read from this device, and it from them */
         (void)carry_stream_wait(relay->ctx, relay->device, carry_ctx_stream(relay->ctx, relay->device));
     }
     const double until = carry_seconds() + relay->forth->deadline;
@@ -231,7 +231,7 @@ void carry_relay_close(carry_wire *wire) {
     free_relay(relay);
 }
 
-/* Every rank tells the name of its GPU and whether it has one. */
+/* Exchanges the name of each rank's GPU and whether the rank has one. */
 static carry_status compare(carry_relay *relay, const record *mine, int size) {
     record *all = calloc((size_t)size, sizeof *all);
     if (all == NULL) {

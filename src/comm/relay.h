@@ -1,11 +1,11 @@
-/* Communicators for memory of a device that are opened over another one, whose messages of host memory they are made
-   of: "peer" sends addresses and events, "ipc" names of memory that processes can open, "staged" the bytes themselves
-   through pinned memory.
+/* Communicators for device memory that are opened over another communicator and use its messages of host memory:
+   "peer" sends addresses and events, "ipc" names of memory that processes can open, and "staged" the bytes
+   themselves through pinned memory.
 
-   A request is an item of a list, in the order of posting, and stays there until the host messages behind it are done.
-   A rank that waits moves all items on, so that two ranks that wait for each other's acknowledgement both go on. Items
-   between the same ranks with the same tag, one way, go on in order. Work on the device is put into the stream that the
-   context had when the request was posted. */
+   A request is an item of a list, in the order of posting, and stays there until the host messages behind it are
+   done. A rank that waits advances all items, so that two ranks that wait for each other's acknowledgement both make
+   progress. Items between the same ranks with the same tag and direction advance in order. Device work goes into the
+   stream that the context had when the request was posted. */
 #ifndef CARRY_COMM_RELAY_H
 #define CARRY_COMM_RELAY_H
 
@@ -13,10 +13,11 @@
 #include "comm/backend.h"
 #include "device/exchange.h"
 
-/* The message of "peer": where the bytes are, and the events that mark them and their reader. */
+/* The message of "peer": the address of the bytes, and the events that mark when they are ready and when they have
+   been read. */
 typedef struct carry_relay_words {
     const void *from;
-    carry_event *ready, *taken; /* of the sender: recorded by it, and by the receiver */
+    carry_event *ready, *taken; /* the sender's events; it records `ready`, the receiver records `taken` */
     uint64_t bytes;
 } carry_relay_words;
 
@@ -24,23 +25,24 @@ typedef struct carry_relay_words {
 typedef struct carry_relay_piece {
     carry_exchange_name name;
     uint64_t offset, bytes;
-    const void *local; /* where it is in the sender's process */
+    const void *local; /* its address in the sender's process */
 } carry_relay_piece;
 
 typedef struct carry_relay_item {
     struct carry_relay_item *next;
-    carry_request *request; /* NULL: it is over, and what is left is the item's own */
-    const void *from;       /* of the request, one of the two; NULL where there are no bytes, too */
+    carry_request *request; /* NULL: the request is over, and only the item's own work is left */
+    /* from or to is set, as in the request; both are NULL if there are no bytes */
+    const void *from;
     void *to;
     size_t bytes;
     int peer, tag;
     bool sends;
     carry_stream *stream;
-    int stage;                  /* of the way, from 0 */
+    int stage;                  /* state of the way, from 0 */
     carry_request forth, back;  /* on the communicators `forth` and `back` */
     carry_relay_words words;    /* sent or received */
     carry_relay_piece piece;    /* sent or received */
-    uint64_t answer;            /* bytes that the receiver has asked for */
+    uint64_t answer;            /* bytes that the receiver expects */
     carry_event *ready, *taken; /* its own */
     void *pinned;
     size_t pinned_bytes;
@@ -50,20 +52,20 @@ typedef struct carry_relay_item {
 typedef struct carry_relay {
     carry_ctx *ctx;
     const struct carry_relay_way *way;
-    carry_comm *forth, *back; /* split off the one that it was opened over */
+    carry_comm *forth, *back; /* split from the communicator that this one was opened over */
     int device, rank;
-    int *devices;           /* of every rank */
+    int *devices;           /* device of every rank */
     struct region *regions; /* of other processes: ipc.c's */
     carry_relay_item *first, *spare;
 } carry_relay;
 
-/* A way moves an item on: false while it must wait for something. It sets the request's state through
-   carry_relay_done or carry_relay_fail. Is called again until it returns false or the item is over (`stage` below 0).
- */
+/* A way advances an item: `moved` is false while the item must wait for something. It sets the request's state
+   through carry_relay_done or carry_relay_fail. It is called again until `moved` is false or the item is over
+   (`stage` below 0). */
 typedef struct carry_relay_way {
     carry_status (*post)(carry_relay *relay, carry_relay_item *item);
     carry_status (*advance)(carry_relay *relay, carry_relay_item *item, bool *moved);
-    void (*close)(carry_relay *relay); /* NULL: there is nothing of its own */
+    void (*close)(carry_relay *relay); /* NULL: the way has nothing to close */
 } carry_relay_way;
 
 carry_status carry_relay_open(carry_ctx *ctx, carry_wire *wire, const carry_comm_options *options,
@@ -74,7 +76,7 @@ void carry_relay_cancel(carry_wire *wire, carry_request *request);
 void carry_relay_abort(carry_wire *wire, const char *reason);
 void carry_relay_close(carry_wire *wire);
 
-/* The request of this item has this state from now on; the item may have work of its own left. */
+/* Sets the state of the item's request. The item itself may still have work left. */
 void carry_relay_settle(carry_relay_item *item, carry_request_state state, size_t other_bytes);
 
 #endif

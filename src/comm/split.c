@@ -1,6 +1,6 @@
-/* Splitting: all ranks exchange colour and key, and each works out its part. The number of the new group is one
-   above what any of the ranks has used, so it is new to all of them; parts of different colours share no rank and may
-   share the number. */
+/* Splitting: all ranks exchange colour and key, and each computes its part. The number of the new group is one above
+   the highest that any of the ranks has used, so it is new to all of them. Parts of different colours share no rank
+   and may share the number. */
 #include <stdlib.h>
 
 #include "comm/backend.h"
@@ -18,7 +18,7 @@ static int by_key(const void *a, const void *b) {
     return (x->rank > y->rank) - (x->rank < y->rank);
 }
 
-/* Moves those of one colour to the front, in the order of their ranks; how many there are. */
+/* Moves entries of one colour to the front, in the order of their ranks, and returns their number. */
 static int keep_colour(entry *all, int size, int64_t colour) {
     int kept = 0;
     for (int i = 0; i < size; i++) {

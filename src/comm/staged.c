@@ -1,8 +1,8 @@
-/* Memory of a GPU through pinned memory of the CPU and the messages of the communicator below: the last way, which
-   works over every other kind, between processes and machines, whether or not an MPI knows about GPUs.
+/* GPU memory through pinned CPU memory and the messages of the communicator below: the fallback, which works over
+   every other kind, between processes and machines, with or without a CUDA-aware MPI.
 
-   A send copies into pinned memory on its stream; when that has happened the bytes are sent. A receive copies them to
-   the GPU on its stream when they have come, and is done when that copy is in the stream. */
+   A send copies into pinned memory on its stream; when the copy has completed, the bytes are sent. When the bytes
+   have arrived, the receive copies them to the GPU on its stream, and is done when that copy is in the stream. */
 #include "comm/relay.h"
 
 #include "core/context.h"

@@ -11,7 +11,8 @@
 #include "core/context.h"
 #include "device/backend.h"
 
-/* Shared by all ranks. Other ranks may still read the memory of one that closes: the last one frees all of it. */
+/* Shared by all ranks. Other ranks may still read the memory of a rank that closes, so the last one to close frees
+   all of it. */
 typedef struct group {
     atomic_int users;
     void *memory[CARRY_SUMS_RANKS];
@@ -102,13 +103,13 @@ static carry_status open_memory(carry_sums *sums, size_t bytes) {
                             CARRY_SUMS_HEAD + 2 * d->bytes);
 }
 
-/* A failure here is one of all ranks, each of which then closes. */
+/* A failure here is the same on all ranks, and each of them then closes. */
 static carry_status join_group(carry_sums *sums, carry_comm *over, size_t bytes) {
     carry_sums_device *d = &sums->d;
     group *shared = sums->shared;
     shared->ordinal[d->rank] = d->ordinal;
     CARRY_TRY(carry_barrier(over));
-    for (int r = 0; r < d->ranks; r++) { /* the same on every rank */
+    for (int r = 0; r < d->ranks; r++) { /* every rank gets the same result */
         int sharing = 0;
         for (int other = 0; other < d->ranks; other++) {
             sharing += shared->ordinal[other] == shared->ordinal[r];
@@ -143,7 +144,7 @@ static carry_status open_shared(carry_comm *over, carry_sums **made, int device,
     // NOLINTNEXTLINE(bugprone-sizeof-expression,clang-analyzer-unix.Malloc): the pointer itself is sent to the others
     CARRY_TRY(carry_broadcast(over, &shared, sizeof(shared), 0));
     carry_sums *sums = calloc(1, sizeof *sums);
-    if (sums == NULL) { /* the others find it out by agree */
+    if (sums == NULL) { /* agree tells the other ranks */
         atomic_fetch_sub(&shared->users, 1);
         return agree(over, carry_fail(over->ctx, CARRY_EMEMORY, "out of memory: sums over ranks"));
     }
@@ -168,7 +169,7 @@ carry_status carry_sums_open(carry_comm *over, carry_sums **made, int device, si
     int ordinal;
     *made = NULL;
     if (strcmp(carry_comm_name(over), "threads") != 0 || carry_comm_size(over) > CARRY_SUMS_RANKS || device == 0 ||
-        carry_backend_of(device, &ordinal) == NULL) { /* the same on every rank */
+        carry_backend_of(device, &ordinal) == NULL) { /* every rank gets the same result */
         return carry_fail(over->ctx, CARRY_EUNSUPPORTED,
                           "sums in the memory of GPUs are for up to %d ranks that are threads of one process",
                           CARRY_SUMS_RANKS);

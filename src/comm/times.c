@@ -43,7 +43,7 @@ static int by_size(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* After a first one, which finds all ranks asleep. */
+/* Measures after a first run, which finds the ranks asleep. */
 static carry_status measure(carry_comm *comm, carry_comm_operation operation, carry_dtype type, void *data[2],
                             size_t bytes, double *seconds) {
     carry_comm *host = carry_comm_host(comm);
@@ -70,7 +70,7 @@ static carry_status measure_all(carry_comm *comm, carry_comm_operation operation
         const size_t bytes = sizes[i] < step ? step : sizes[i] / step * step;
         times->bytes[i] = (double)bytes;
         CARRY_TRY(measure(comm, operation, type, data, bytes, &times->seconds[i]));
-        if (i > 0 && times->seconds[i] < times->seconds[i - 1]) { /* more bytes do not take less */
+        if (i > 0 && times->seconds[i] < times->seconds[i - 1]) { /* more bytes never take less time */
             times->seconds[i] = times->seconds[i - 1];
         }
     }

@@ -1,6 +1,6 @@
-/* The time of a collective, by its bytes: measured at a few sizes, and between them by a line. Latency and bandwidth of
-   single messages (rates.h) do not tell it: sums are made, all ranks send at once, and on GPUs streams are waited for.
- */
+/* The time of a collective by its bytes: measured at a few sizes and interpolated linearly. Latency and bandwidth of
+   single messages (rates.h) do not predict it: it includes additions, all ranks send at once, and on GPUs it waits
+   for streams. */
 #ifndef CARRY_COMM_TIMES_H
 #define CARRY_COMM_TIMES_H
 
@@ -17,15 +17,16 @@ typedef enum carry_comm_operation {
 enum { CARRY_COMM_SIZES = 4 };
 
 typedef struct carry_comm_times {
-    double bytes[CARRY_COMM_SIZES], seconds[CARRY_COMM_SIZES]; /* of a rank's whole tensor; rising */
+    double bytes[CARRY_COMM_SIZES], seconds[CARRY_COMM_SIZES]; /* bytes of a rank's whole tensor, ascending */
 } carry_comm_times;
 
-/* A collective: up to a tenth of a second where messages are slow. The slowest rank counts, the median of some trips.
-   Until the work has happened, on a GPU too. */
+/* A collective, which takes up to a tenth of a second where messages are slow. Times are the median of several runs
+   of the slowest rank, and include the work itself, on a GPU too. */
 carry_status carry_comm_times_of(carry_comm *comm, carry_comm_operation operation, carry_dtype type,
                                  carry_comm_times *times);
 
-/* One of them: `all` and `own` have `bytes` each, a multiple of the elements of all ranks. */
+/* Runs the operation once. `all` and `own` have `bytes` bytes each, a multiple of the element size times the number
+   of ranks. */
 carry_status carry_comm_time_once(carry_comm *comm, carry_comm_operation operation, carry_dtype type, void *all,
                                   void *own, size_t bytes);
 

@@ -4,19 +4,19 @@
 
 double carry_seconds(void); /* since an arbitrary start; never goes back */
 
-/* Processor time of this thread: other programs do not add to it. */
+/* Processor time of this thread; other programs do not affect it. */
 double carry_thread_seconds(void);
 
-/* Sizes and times of measurements of the machine. Under gcc's sanitizers the results are meaningless, and measuring a
-   whole machine took a second of processor time and more in every context and program: the same code runs on smaller
-   sizes. */
+/* Sizes and times of measurements of the machine. Under gcc's sanitizers the results mean nothing, and full
+   measurements took a second of processor time or more in every context and program, so smaller sizes are used
+   there. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define CARRY_MEASURED(usual, sanitized) (sanitized)
 #else
 #define CARRY_MEASURED(usual, sanitized) (usual)
 #endif
 
-/* "41.2 us", into text. */
+/* Writes a time such as "41.2 us" to text. */
 const char *carry_time_text(char text[32], double seconds);
 
 #endif

@@ -20,7 +20,7 @@ static void log_to_stderr(void *user, carry_log_level level, const char *line) {
     (void)fprintf(stderr, "carry: %s%s\n", prefixes[level - CARRY_LOG_ERROR], line);
 }
 
-/* "src/" and what precedes it say nothing to a reader of the message. */
+/* Returns the path after "src/", since the part before it does not help the reader of a message. */
 static const char *after_src(const char *file) {
     const char *found = NULL;
     for (const char *at = strstr(file, "src/"); at != NULL; at = strstr(at + 1, "src/")) {
@@ -65,7 +65,7 @@ void carry_fail_at(carry_ctx *ctx, carry_status status, const char *file, int li
     va_start(arguments, format);
     (void)vsnprintf(ctx->error, sizeof ctx->error, format, arguments);
     va_end(arguments);
-    for (char *at = ctx->error; *at != '\0'; at++) { /* names come from files: one line, nothing a terminal obeys */
+    for (char *at = ctx->error; *at != '\0'; at++) { /* names come from files: replace control characters */
         *at = (char)((unsigned char)*at < 0x20 || *at == 0x7f ? '?' : *at);
     }
     (void)snprintf(ctx->error_place, sizeof ctx->error_place, "%s:%d", after_src(file), line);

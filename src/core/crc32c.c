@@ -58,7 +58,7 @@ uint32_t carry_crc32c_plain(uint32_t crc, const void *data, size_t bytes) {
     return ~crc;
 }
 
-/* One after the other: the step of 8 bytes waits for the one before it, and is still faster than memory is read. */
+/* Takes 8 bytes per step. Each step waits for the previous one, and this is still faster than memory can be read. */
 static uint32_t by_instruction(uint32_t crc, const unsigned char *at, size_t bytes) {
 #if defined(__aarch64__) && defined(__linux__)
     crc = ~crc;

@@ -5,9 +5,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Of bytes after `crc` (0 at the start); by the processor's instruction where there is one. */
+/* Continues `crc` (0 at the start) over these bytes; uses the processor's instruction if there is one. */
 uint32_t carry_crc32c(uint32_t crc, const void *data, size_t bytes);
 uint32_t carry_crc32c_plain(uint32_t crc, const void *data, size_t bytes);
-const char *carry_crc32c_name(void); /* which way carry_crc32c goes: "plain", "sse4.2", "armv8" */
+const char *carry_crc32c_name(void); /* the implementation that carry_crc32c uses: "plain", "sse4.2", "armv8" */
 
 #endif

@@ -60,7 +60,7 @@ uint16_t carry_bf16_from_f32(float value) {
     if ((bits & 0x7fffffffu) > 0x7f800000u) {
         return (uint16_t)((bits >> 16) | 0x40u); /* quiet, so that dropping the lower half cannot make it infinite */
     }
-    return (uint16_t)shift_rounded(bits, 16); /* a carry out of the fraction is the right exponent, up to infinity */
+    return (uint16_t)shift_rounded(bits, 16); /* a carry out of the fraction gives the right exponent, up to infinity */
 }
 
 float carry_f32_from_bf16(uint16_t bits) {
@@ -74,7 +74,7 @@ uint16_t carry_f16_from_f32(float value) {
     if (magnitude > 0x7f800000u) {
         return (uint16_t)(sign | 0x7e00u | ((magnitude >> 13) & 0x1ffu));
     }
-    if (magnitude >= 0x47800000u) { /* 65536 and more: beyond rounding down to the largest finite number */
+    if (magnitude >= 0x47800000u) { /* 65536 and more never round down to the largest finite number */
         return (uint16_t)(sign | 0x7c00u);
     }
     if (magnitude >= 0x38800000u) { /* 2^-14: normal */

@@ -28,7 +28,7 @@ carry_status carry_file_temporary_folder(carry_ctx *ctx, char path[CARRY_FILE_PA
     return CARRY_OK;
 }
 
-/* Why a path cannot be opened: of a file in a folder that is not there, the folder is to blame. */
+/* Why a path cannot be opened. If its folder does not exist, the message names the folder. */
 static const char *reason(char why[PATH_LIMIT + 32], const char *path, int code) {
     char folder[PATH_LIMIT];
     struct stat about;
@@ -77,7 +77,7 @@ static bool read_fully(int file, char *to, size_t size, size_t *got) {
             return false;
         }
         if (more == 0) {
-            break; /* the file shrank while it was read: what is left speaks for itself */
+            break; /* the file shrank while it was read: return the bytes that were read */
         }
         *got += (size_t)more;
     }
@@ -104,12 +104,12 @@ static void make_folders(const char *path) {
     (void)snprintf(partial, sizeof partial, "%s", path);
     for (char *slash = strchr(partial + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
         *slash = '\0';
-        (void)mkdir(partial, 0777); /* what cannot be made shows when the file is opened */
+        (void)mkdir(partial, 0777); /* a failure shows when the file is opened */
         *slash = '/';
     }
 }
 
-/* The rename itself lives in the folder: without this it may be lost with the power. */
+/* The rename is stored in the folder: without this it may be lost in a power failure. */
 static void sync_folder_of(const char *path) {
     char folder[PATH_LIMIT];
     (void)snprintf(folder, sizeof folder, "%s", path);

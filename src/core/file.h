@@ -10,22 +10,22 @@
 
 #define CARRY_FILE_PATH 4096
 
-/* folder/name into path. */
+/* Writes folder/name to path. */
 carry_status carry_file_in(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *folder, const char *name);
 
-/* A new folder of this name and six letters more, in $TMPDIR where that is a whole path, else in /tmp. */
+/* Makes a new folder with this name and six random letters, in $TMPDIR if that is an absolute path, else in /tmp. */
 carry_status carry_file_temporary_folder(carry_ctx *ctx, char path[CARRY_FILE_PATH], const char *name);
 
-/* The whole of a regular file of at most limit bytes, with a 0 byte after its end; the caller frees *text.
-   CARRY_ENOTFOUND when the file does not exist; the message is set in that case too. */
+/* Reads a whole regular file of at most limit bytes and puts a 0 byte after its end; the caller frees *text.
+   CARRY_ENOTFOUND if the file does not exist; the message is set in that case too. */
 carry_status carry_file_read(carry_ctx *ctx, char **text, size_t *length, const char *path, size_t limit);
 
-/* Replaces path by these bytes: written beside it, synced, renamed. A crash leaves the old file or the new one. Missing
-   folders are made. */
+/* Replaces the file by these bytes: they are written to a file beside it, which is synced and renamed. A crash
+   leaves the old file or the new one. Missing folders are made. */
 carry_status carry_file_replace(carry_ctx *ctx, const char *path, const void *bytes, size_t length);
 
-/* The same for what comes in pieces. After a begin that succeeded comes commit or abandon; a write that fails abandons
-   by itself, and what follows does nothing but fail. The path is borrowed until then. */
+/* The same for data that comes in pieces. A successful begin must be followed by commit or abandon. A failed write
+   abandons the file, and all later calls fail. The path is borrowed until then. */
 typedef struct carry_file_writing {
     const char *path;
     int file; /* -1: abandoned */

@@ -1,6 +1,7 @@
-/* Reading JSON. A first walk counts what can start a value (brackets and commas outside strings), which bounds the
-   nodes; the strings of the document are never longer than their source. So one block is enough, and parsing allocates
-   nothing more. Containers are linked rather than indexed: a list grows at its end without moving. */
+/* Reading JSON. A first pass counts what can start a value (brackets and commas outside strings), which bounds the
+   number of nodes; the strings of a document are never longer than their source. So one block is enough, and parsing
+   allocates nothing more. Containers are linked lists rather than arrays, so that they grow at the end without
+   moving. */
 #include "core/json.h"
 
 #include <math.h>
@@ -20,7 +21,7 @@ typedef struct parser {
     const char *line_start;
     uint32_t line;
     int depth;
-    carry_json *node; /* the next free one */
+    carry_json *node; /* the next free node */
     char *text;       /* the next free byte of strings */
 } parser;
 
@@ -88,7 +89,7 @@ static void put_utf8(parser *p, unsigned code) {
     }
 }
 
-/* After \u. A high surrogate must be followed by a low one. */
+/* Reads the digits after \u. A high surrogate must be followed by a low one. */
 static carry_status take_unicode(parser *p) {
     unsigned code;
     if (!take_hex(p, &code)) {
@@ -158,7 +159,7 @@ static carry_status take_string(parser *p, const char **bytes, size_t *length) {
     }
     p->at++;
     *length = (size_t)(p->text - *bytes);
-    *p->text++ = '\0'; /* the place of a quote */
+    *p->text++ = '\0'; /* overwrites a quote */
     return CARRY_OK;
 }
 
@@ -242,7 +243,7 @@ static carry_status take_scalar(parser *p, carry_json *node) {
         node->truth = truth;
         return CARRY_OK;
     }
-    if (p->depth > 0 && take_word(p, "Infinity")) { /* as Python writes it, in config.json of Mamba models */
+    if (p->depth > 0 && take_word(p, "Infinity")) { /* Python writes it so, in config.json of Mamba models */
         node->kind = CARRY_JSON_NUMBER;
         node->as.number.value = INFINITY;
         return CARRY_OK;
@@ -257,7 +258,7 @@ static carry_json *new_node(parser *p) {
     return node;
 }
 
-/* Containers are walked with a stack of their own, so that depth costs no stack of the machine's. */
+/* Containers are walked with an explicit stack, so that nesting does not use the machine's stack. */
 typedef struct level {
     carry_json *container, *last;
 } level;
@@ -275,7 +276,7 @@ static carry_status take_value(parser *p, level *stack, carry_json *node) {
     return CARRY_OK;
 }
 
-/* One more member of the innermost container, or its end. */
+/* Reads one more member of the innermost container, or its end. */
 static carry_status take_member(parser *p, level *stack) {
     level *inner = &stack[p->depth - 1];
     carry_json *container = inner->container;
@@ -315,7 +316,7 @@ static carry_status take_document(parser *p) {
     return p->at == p->end ? CARRY_OK : bad(p, "something follows the value");
 }
 
-/* A value other than the root comes after a comma or an opening bracket. */
+/* An upper bound on the number of nodes: every value other than the root comes after a comma or an opening bracket. */
 static size_t count_nodes(const char *text, size_t length) {
     size_t count = 1;
     bool inside = false;
@@ -324,7 +325,7 @@ static size_t count_nodes(const char *text, size_t length) {
             inside = text[i] == '"';
             count += text[i] == ',' || text[i] == '[' || text[i] == '{';
         } else if (text[i] == '\\') {
-            i++; /* whatever is escaped, a quote too */
+            i++; /* skips the escaped character, which may be a quote */
         } else {
             inside = text[i] != '"';
         }

@@ -1,10 +1,10 @@
-/* JSON as RFC 8259 has it, read whole: config.json, model.safetensors.index.json, tokenizer.json, the header of a
+/* JSON (RFC 8259), read as a whole: config.json, model.safetensors.index.json, tokenizer.json, the header of a
    safetensors file.
 
-   The text is borrowed while it is read and not needed afterwards. Nodes and strings are in one block, so a document is
-   freed at once. Strings are UTF-8 with escapes undone (surrogates joined) and a 0 after their end; they may hold zeros
-   inside, so their length counts. Depth, number of nodes and size are bounded: a hostile text costs about a hundred
-   bytes of memory for each of its own. */
+   The text is borrowed while it is read and not needed afterwards. Nodes and strings are in one block, so a document
+   is freed at once. Strings are UTF-8 with escapes decoded (surrogates joined) and a 0 after their end. They may
+   contain zeros, so use their length. Depth, number of nodes and size are bounded: a hostile text costs about a
+   hundred bytes of memory for each of its own. */
 #ifndef CARRY_JSON_H
 #define CARRY_JSON_H
 
@@ -30,8 +30,8 @@ typedef enum carry_json_kind {
 typedef struct carry_json {
     carry_json_kind kind;
     bool truth;    /* of a bool */
-    bool whole;    /* a number without point and exponent that fits an int64_t */
-    uint32_t line; /* where it starts, from 1 */
+    bool whole;    /* a number without decimal point or exponent that fits an int64_t */
+    uint32_t line; /* line on which it starts, from 1 */
     uint32_t column;
     const char *key; /* in an object; else NULL */
     size_t key_length;
@@ -49,11 +49,11 @@ typedef struct carry_json {
             int64_t count;
         } inside;
     } as;
-    struct carry_json *next; /* in the same array or object, in the order of the text */
+    struct carry_json *next; /* the next node in the same array or object, in the order of the text */
 } carry_json;
 
-/* *document is the root, to be freed with carry_json_free. name is used in messages. CARRY_EFORMAT tells line and
-   column. */
+/* *document is the root, to be freed with carry_json_free. name is used in messages. The message of CARRY_EFORMAT
+   has line and column. */
 carry_status carry_json_parse(carry_ctx *ctx, carry_json **document, const char *text, size_t length, const char *name);
 /* The same from a file of at most limit bytes. */
 carry_status carry_json_read(carry_ctx *ctx, carry_json **document, const char *path, size_t limit);
@@ -61,22 +61,22 @@ void carry_json_free(carry_json *document);
 
 /* The first member of an object with this key; NULL if the key is missing, or the node is NULL or not an object. */
 const carry_json *carry_json_find(const carry_json *object, const char *key);
-/* Is it this string, all of it? */
+/* True if the node is a string equal to text. */
 bool carry_json_is_text(const carry_json *node, const char *text);
-/* A string without zeros inside; NULL for another node, and for NULL. */
+/* Returns the string; NULL if the node is NULL, is not a string, or contains zeros. */
 const char *carry_json_string(const carry_json *node);
-/* A number; NaN for another node, and for NULL. */
+/* Returns the number; NaN if the node is NULL or not a number. */
 double carry_json_number(const carry_json *node);
-/* Elements or members; 0 for another node, and for NULL. */
+/* Returns the number of elements or members; 0 if the node is NULL or not a container. */
 int64_t carry_json_count(const carry_json *node);
 const carry_json *carry_json_first(const carry_json *node); /* NULL if empty */
 
 /* Bytes of the UTF-8 sequence at `at`, 0 if it is not valid: no overlong forms, no surrogates, nothing above 10FFFF. */
 int carry_json_utf8_length(const char *at, const char *end);
-/* Is a text UTF-8, as JSON must be? */
+/* True if the text is valid UTF-8, as JSON requires. */
 bool carry_json_is_utf8(const char *text);
 
-/* The node as a person would write it, cut to fit: for messages. */
+/* Writes the node as a person would, cut to fit, for messages. */
 #define CARRY_JSON_SHOWN 64
 const char *carry_json_show(char shown[CARRY_JSON_SHOWN], const carry_json *node);
 

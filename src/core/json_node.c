@@ -1,4 +1,4 @@
-/* Asking a JSON document. */
+/* Queries of JSON nodes. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Which operator this thread is in. */
+/* The operator that this thread is executing. */
 #include "core/launching.h"
 
 static _Thread_local carry_launcher current;

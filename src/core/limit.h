@@ -4,8 +4,8 @@
 
 #include "carry/context.h"
 
-/* Limits tasks to `threads` of the pool's threads, which carry_ctx_threads then returns. Not from inside a task.
-   Returns the limit before, to restore it. */
+/* Limits tasks to `threads` of the pool's threads; carry_ctx_threads then returns this number. Must not be called
+   from inside a task. Returns the previous limit, so that the caller can restore it. */
 int carry_limit_threads(carry_ctx *ctx, int threads);
 
 #endif

@@ -8,8 +8,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Blocks from LARGE_BLOCK on are asked for in pages of 2 MiB: rows a page apart, as those of one head are, otherwise
-   wait for an entry of the TLB each. */
+/* Blocks of LARGE_BLOCK bytes and more use pages of 2 MiB: otherwise every row needs its own TLB entry where rows
+   are a page apart, as those of one head are. */
 #define LARGE_PAGE ((size_t)1 << 21)
 #define LARGE_BLOCK ((size_t)1 << 23)
 
@@ -99,11 +99,11 @@ void *carry_aligned_new(size_t bytes) {
         return aligned_alloc(CARRY_ALIGN, padded);
     }
     void *block;
-    if (posix_memalign(&block, LARGE_PAGE, padded) != 0) { /* aligned_alloc may refuse what is not whole pages */
+    if (posix_memalign(&block, LARGE_PAGE, padded) != 0) { /* aligned_alloc may refuse sizes that are not whole pages */
         return NULL;
     }
 #if defined(MADV_HUGEPAGE)
-    (void)madvise(block, padded / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE); /* a hint: failure is no error */
+    (void)madvise(block, padded / LARGE_PAGE * LARGE_PAGE, MADV_HUGEPAGE); /* a hint: failure is harmless */
 #endif
     return block;
 }

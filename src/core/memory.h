@@ -17,7 +17,7 @@ extern "C" {
 
 #define CARRY_ALIGN 64
 
-/* False, and *result untouched, when the true result does not fit or a factor is negative. */
+/* Return false and leave *result unchanged if the true result does not fit or a factor is negative. */
 bool carry_size_mul(size_t *result, size_t a, size_t b);
 bool carry_size_add(size_t *result, size_t a, size_t b);
 bool carry_size_product(size_t *result, const int64_t *factors, int count, size_t unit);
@@ -31,17 +31,18 @@ typedef struct carry_arena {
 
 /* An arena over a caller's block; the first piece starts at the first aligned address inside it. */
 carry_arena carry_arena_over(void *block, size_t size);
-/* count items of item bytes, aligned to CARRY_ALIGN; NULL when counting or overflowed. */
+/* Returns count items of `item` bytes, aligned to CARRY_ALIGN, or NULL if the arena only counts or has overflowed. */
 void *carry_arena_take(carry_arena *arena, size_t count, size_t item);
-/* Bytes to allocate so that a block of any alignment holds everything taken so far; false on overflow. */
+/* *bytes: the size of a block that holds everything taken so far, whatever its alignment. Returns false on overflow. */
 bool carry_arena_total(const carry_arena *arena, size_t *bytes);
 
-/* Bytes of memory that the process holds now; below 0 when that cannot be known. */
+/* Bytes of memory that the process holds now; negative if unknown. */
 double carry_resident_bytes(void);
 
-/* The number after `key` at the start of a line of a file such as /proc/meminfo, times `unit`; -1: not there. */
+/* Returns the number after `key` at the start of a line of a file such as /proc/meminfo, times `unit`; -1 if it is
+   missing. */
 double carry_number_in(const char *path, const char *key, double unit);
-/* Bytes of memory that can be allocated now without swapping, within the limit of the control group; below 0 if
+/* Bytes of memory that can be allocated now without swapping, within the limit of the control group; negative if
    unknown. */
 double carry_available_bytes(void);
 

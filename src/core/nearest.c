@@ -1,11 +1,11 @@
-/* Edit distance (Damerau and Levenshtein's, of adjacent swaps only) and the table of other projects' names. */
+/* Edit distance (Damerau-Levenshtein with swaps of adjacent letters) and the table of other projects' names. */
 #include "core/nearest.h"
 
 #include <limits.h>
 #include <stdio.h>
 #include <string.h>
 
-/* A name is suggested only where it is offered, so one table serves verbs, options, problems and types. */
+/* A name is suggested only where the caller offers it, so one table serves verbs, options, problems and types. */
 static const char *const synonyms[][2] = {
     {"fp16", "f16"},
     {"float16", "f16"},
@@ -65,7 +65,7 @@ static int least(int a, int b) {
 int carry_edit_distance(const char *a, const char *b) {
     const size_t m = strlen(a);
     const size_t n = strlen(b);
-    int rows[3][CARRY_NEAREST_WORD]; /* of the table, the last three */
+    int rows[3][CARRY_NEAREST_WORD]; /* the last three rows of the distance table */
     if (m >= CARRY_NEAREST_WORD || n >= CARRY_NEAREST_WORD) {
         return INT_MAX;
     }
@@ -91,7 +91,7 @@ carry_nearest carry_nearest_to(const char *word) {
     return (carry_nearest){.word = word, .distance = INT_MAX};
 }
 
-/* One mistake in every three letters; words of one or two letters are near to everything. */
+/* Allows one mistake per three letters, and none in words of one or two letters, which would be near to everything. */
 static int allowed(const char *word) {
     return (int)(strlen(word) / 3);
 }

@@ -4,7 +4,7 @@
        for (...) carry_nearest_offer(&near, name);
        carry_fail(..., "there is no verb 'bnch'%s", carry_nearest_hint(hint, &near, ""));
 
-   Other projects' names for the same thing (fp16, --lr) are in a table and go before spelling. */
+   Other projects' names for the same thing (fp16, --lr) are in a table, which has priority over spelling. */
 #ifndef CARRY_CORE_NEAREST_H
 #define CARRY_CORE_NEAREST_H
 
@@ -21,16 +21,16 @@ typedef struct carry_nearest {
 
 carry_nearest carry_nearest_to(const char *word);
 void carry_nearest_offer(carry_nearest *nearest, const char *name);
-/* The same for length bytes of a text. */
+/* The same for a name of `length` bytes. */
 void carry_nearest_offer_part(carry_nearest *nearest, const char *name, size_t length);
-/* "; did you mean 'NAME'?", the prefix before the name, or "". */
+/* Returns "; did you mean 'NAME'?", with the prefix before the name, or "" if no name is near. */
 const char *carry_nearest_hint(char hint[CARRY_NEAREST_HINT], const carry_nearest *nearest, const char *prefix);
 
-/* The hint for a word that should be one of names, which end with NULL. */
+/* Returns the hint for a word that should be one of names, a list that ends with NULL. */
 const char *carry_nearest_among(char hint[CARRY_NEAREST_HINT], const char *word, const char *const *names);
 
-/* Insertions, deletions, replacements and swaps of neighbours that make one word of the other; words are shorter than
-   CARRY_NEAREST_WORD, longer ones are as far as can be. */
+/* The number of insertions, deletions, replacements and swaps of neighbours that turn one word into the other. Words
+   of CARRY_NEAREST_WORD letters or more have the largest distance. */
 int carry_edit_distance(const char *a, const char *b);
 
 #endif

@@ -9,7 +9,7 @@
 #define REDRAW_SECONDS 0.1
 #define BAR_WIDTH 28
 
-/* Without a total there is nothing to be left: how many are done, and how fast. */
+/* Without a total, shows the number done and the rate. */
 static void draw_count(carry_progress *progress, double now) {
     (void)fprintf(progress->to, "\r\033[K%s %lld done  %.1f/s", progress->what, (long long)progress->done,
                   (double)progress->done / (now - progress->started));

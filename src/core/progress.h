@@ -16,7 +16,7 @@ typedef struct carry_progress {
 
 void carry_progress_start(carry_progress *progress, FILE *to, const char *what, int64_t total);
 void carry_progress_step(carry_progress *progress, int64_t done); /* done so far, of total */
-/* Wipes the line, so that what is printed next starts clean. Drawing goes on with the next step. */
+/* Clears the line, so that other output starts on a clean one. The next step draws the bar again. */
 void carry_progress_clear(carry_progress *progress);
 
 #endif

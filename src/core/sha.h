@@ -1,4 +1,4 @@
-/* SHA-256 and SHA-1 (FIPS 180-4), as data comes. SHA-1 only compares files with their names in Git. */
+/* SHA-256 and SHA-1 (FIPS 180-4), incrementally. SHA-1 is used only to compare files with their names in Git. */
 #ifndef CARRY_CORE_SHA_H
 #define CARRY_CORE_SHA_H
 
@@ -17,6 +17,6 @@ typedef struct carry_sha {
 
 void carry_sha_start(carry_sha *sha, bool is_256);
 void carry_sha_add(carry_sha *sha, const void *data, size_t bytes);
-const char *carry_sha_text(carry_sha *sha, char text[CARRY_SHA_TEXT]); /* the end: no more can be added */
+const char *carry_sha_text(carry_sha *sha, char text[CARRY_SHA_TEXT]); /* ends the hash: no more data can be added */
 
 #endif

@@ -1,4 +1,4 @@
-/* Finding what was installed with the program. */
+/* Finds files that were installed with the program. */
 #include "core/shared.h"
 
 #include <stdio.h>

@@ -1,12 +1,12 @@
-/* Where metrics are sent: layers below the program report to a sink, and the program connects its run store. A sink
-   is called by one thread. Names are short and stay the same from run to run: loss, tokens_per_s. */
+/* Where metrics are sent: layers below the program report to a sink, and the program connects its run store. Only
+   one thread calls a sink. Names are short and the same in every run: loss, tokens_per_s. */
 #ifndef CARRY_CORE_SINK_H
 #define CARRY_CORE_SINK_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* Either function may be NULL: not wanted. */
+/* Either function may be NULL if it is not needed. */
 typedef struct carry_sink {
     void *user;
     void (*metric)(void *user, int64_t step, const char *name, double value);

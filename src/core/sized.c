@@ -4,7 +4,7 @@
 
 #include "core/error.h"
 
-/* No struct is larger: such a size is memory that was not initialised. */
+/* No struct is larger than this: a larger size means that the memory was not initialised. */
 #define MAX_SIZE 65536
 
 static carry_status check_size(carry_ctx *ctx, size_t size, const char *type) {

@@ -1,14 +1,15 @@
-/* Structs of the public interface that begin with their size (CARRY_INIT in carry/status.h), so that they can grow. The
-   library copies them in and out here, and nowhere else reads or writes the caller's struct. */
+/* Structs of the public interface that begin with their size (CARRY_INIT in carry/status.h), so that they can grow.
+   The library copies them in and out with these functions only. */
 #ifndef CARRY_CORE_SIZED_H
 #define CARRY_CORE_SIZED_H
 
 #include "carry/context.h"
 
-/* Copies a struct that the caller filled to `own` of own_size bytes. NULL: all zero. Smaller: the other fields are
-   zero. Larger: CARRY_EUNSUPPORTED unless the bytes beyond own_size are zero. Size 0: CARRY_EARGUMENT. */
+/* Copies a struct that the caller filled to `own`, which has own_size bytes. If given is NULL, all fields are zero.
+   If it is smaller, the missing fields are zero. If it is larger, CARRY_EUNSUPPORTED unless the bytes beyond
+   own_size are zero. Size 0: CARRY_EARGUMENT. */
 carry_status carry_sized_read(carry_ctx *ctx, void *own, size_t own_size, const void *given, const char *type);
-/* Copies `own` to a struct of the caller, as much as its size says; bytes beyond own_size become zero. */
+/* Copies `own` to a struct of the caller, up to the size given in that struct; bytes beyond own_size become zero. */
 carry_status carry_sized_write(carry_ctx *ctx, void *given, const void *own, size_t own_size, const char *type);
 
 #define CARRY_SIZED_READ(ctx, type, own, given) carry_sized_read(ctx, own, sizeof(type), given, #type)

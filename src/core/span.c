@@ -1,5 +1,5 @@
-/* Recorders and their tracks. A track has one writer at a time: the thread that uses the context, or one of its pool;
-   which of them a thread is, the pool tells (carry_worker). */
+/* Recorders and their tracks. A track has one writer at a time: the thread that uses the context, or a thread of its
+   pool. carry_worker tells which of them a thread is. */
 #include "core/span.h"
 
 #include <fcntl.h>
@@ -17,14 +17,14 @@
 #define ALL_EVENTS 160000
 #define LEAST_EVENTS 64
 #define TRACKS 4096
-/* Spans this deep or less are the outline: they alone may use the last eighth of a track. */
+/* Spans at this depth or less are the outline. Only they may use the last eighth of a track. */
 #define OUTLINE_DEPTH 2
-/* Reading the resident set takes some microseconds: a thousandth of the time at most. */
+/* Reading the resident set takes some microseconds, so at this interval at most a thousandth of the time. */
 #define SAMPLE_SECONDS 0.01
 
 struct carry_recorder {
-    pthread_mutex_t lock; /* guards the list of tracks, not what is on them */
-    int64_t events, left; /* a track's, and what is left of all */
+    pthread_mutex_t lock; /* guards the list of tracks, not their contents */
+    int64_t events, left; /* events of one track, and events left for all */
     int count;
     carry_track *track[TRACKS];
 };

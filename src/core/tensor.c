@@ -51,7 +51,7 @@ bool carry_tensor_is_packed(const carry_tensor *tensor, int from) {
             return false;
         }
         if (__builtin_mul_overflow(expected, tensor->shape[i], &expected)) {
-            expected = INT64_MAX; /* no stride equals it, and carry_tensor_expect refuses such a shape */
+            expected = INT64_MAX; /* no stride equals it, and carry_tensor_expect rejects such a shape */
         }
     }
     return true;
@@ -61,7 +61,7 @@ static uint64_t distance(int64_t stride) {
     return stride < 0 ? 0 - (uint64_t)stride : (uint64_t)stride;
 }
 
-/* The indices before `from`, nearest first. */
+/* Sorts the indices before `from` by the size of their strides, smallest first. */
 static void by_distance(int order[CARRY_MAX_RANK], const carry_tensor *tensor, int from) {
     for (int i = 0; i < from; i++) {
         int at = i;
@@ -74,7 +74,7 @@ static void by_distance(int order[CARRY_MAX_RANK], const carry_tensor *tensor, i
 
 bool carry_tensor_is_apart(const carry_tensor *tensor, int from) {
     int order[CARRY_MAX_RANK] = {0};
-    uint64_t reach = 1; /* elements from the first to past the last one, over the indices that were looked at */
+    uint64_t reach = 1; /* elements from the first to past the last one, over the indices so far */
     for (int i = 0; i < tensor->rank; i++) {
         if (tensor->shape[i] < 1) {
             return true;
@@ -136,7 +136,7 @@ carry_tensor carry_view(void *data, carry_dtype dtype, int rank, const int64_t *
         view.shape[i] = shape[i];
         view.stride[i] = stride;
         if (__builtin_mul_overflow(stride, shape[i], &stride)) {
-            stride = INT64_MAX; /* carry_tensor_expect refuses such a shape */
+            stride = INT64_MAX; /* carry_tensor_expect rejects such a shape */
         }
     }
     return view;

@@ -1,8 +1,8 @@
 /* A pool of threads that take pieces of a range from a shared counter.
 
-   The caller publishes a task by setting `open`, works along, closes the task when the counter has run out, and waits
-   only for threads that had joined: a thread that is still waking up costs nothing. Idle threads spin for a while,
-   since the levels of a scan follow each other within microseconds, then sleep. */
+   The caller publishes a task by setting `open`, works on it too, closes the task when the counter has run out, and
+   waits only for threads that had joined: a thread that is still waking up costs nothing. Idle threads spin for a
+   while, since the levels of a scan follow each other within microseconds, then sleep. */
 #include "core/threads.h"
 
 #include <pthread.h>
@@ -17,13 +17,13 @@
 #include "core/limit.h"
 #include "core/span.h"
 
-/* Long enough to bridge the gap between two levels of a scan, short enough to leave a shared machine alone. */
+/* Long enough to bridge the gap between two levels of a scan, and short enough not to waste a shared machine. */
 #define SPIN_SECONDS 100e-6
 #define SPINS_PER_LOOK 64
 
 struct carry_pool {
     int threads;
-    int most;           /* of them that a task has (carry_limit_threads) */
+    int most;           /* threads that a task may use (carry_limit_threads) */
     pthread_t *handles; /* threads - 1 */
     int started;
 
@@ -31,13 +31,13 @@ struct carry_pool {
     void *argument;
     int64_t count, grain;
     _Atomic int64_t next;    /* first item not yet taken */
-    _Atomic uint64_t serial; /* grows with every task; idle threads watch it */
-    atomic_bool open;        /* may threads join the task? */
-    atomic_int joined;       /* threads that look at the task now */
+    _Atomic uint64_t serial; /* incremented for every task; idle threads watch it */
+    atomic_bool open;        /* threads may join the task */
+    atomic_int joined;       /* threads that are working on the task now */
     atomic_bool stop;
     bool inside;                 /* a task is running: nested calls run in place */
-    carry_ctx *recorded;         /* the task's context where spans are recorded, else NULL */
-    const carry_span_site *site; /* the span that started the task, which gives its pieces their name */
+    carry_ctx *recorded;         /* the task's context if spans are recorded, else NULL */
+    const carry_span_site *site; /* the span that started the task; its pieces get this name */
 
     pthread_mutex_t lock; /* guards sleeping only */
     pthread_cond_t wake;
@@ -60,10 +60,10 @@ static void relax(void) {
 #endif
 }
 
-/* While a task runs on x86, numbers too small for a normal f32 count as zero: a long product of decays otherwise spends
-   a hundred cycles on each of its subnormal entries (dense chunkwise scan, n = 64, T = 4096, 16 threads: 29.9 ms
-   against 4.0). The caller's own mode is given back. ARM takes subnormals in its stride. Processors exempt conversions
-   from and to f16; qemu 7.2 does not, so tools/check runs tests there without it (CARRY_KEEP_SUBNORMALS). */
+/* While a task runs on x86, subnormal f32 numbers count as zero: otherwise a long product of decays spends a hundred
+   cycles on each of its subnormal entries (dense chunkwise scan, n = 64, T = 4096, 16 threads: 29.9 ms against 4.0).
+   The caller's mode is restored afterwards. ARM has no such penalty. Processors exempt conversions from and to f16;
+   qemu 7.2 does not, so tools/check runs tests there without it (CARRY_KEEP_SUBNORMALS). */
 static unsigned flush_subnormals(void) {
 #if defined(__x86_64__) && !defined(CARRY_KEEP_SUBNORMALS)
     const unsigned flush_and_treat_as_zero = 0x8040u;
@@ -87,7 +87,8 @@ static int64_t pieces_of(const carry_pool *pool, int64_t items) {
     return items / pool->grain + (items % pool->grain != 0);
 }
 
-/* A piece on a worker's own track, and what still waits in the queue. The caller's pieces are inside its own span. */
+/* Runs a piece and records it on the worker's own track, together with the number of pieces left. The caller's
+   pieces are inside its own span. */
 static void record_piece(carry_pool *pool, int64_t begin, int64_t end, int index) {
     static const carry_span_site nameless = {"threads", "piece", __FILE__, __LINE__};
     carry_ctx *ctx = pool->recorded;
@@ -115,11 +116,11 @@ static void take_pieces(carry_pool *pool, int index) {
     }
 }
 
-/* Joining is announced before `open` is read and closing before `joined` is read: either the caller sees this thread,
-   or this thread sees that the task is closed. */
+/* A thread announces that it joins before it reads `open`, and the caller closes before it reads `joined`: either
+   the caller sees this thread, or this thread sees that the task is closed. */
 static void join_task(carry_pool *pool, int index) {
     atomic_fetch_add(&pool->joined, 1);
-    if (atomic_load(&pool->open) && index < pool->most) { /* written only while no task is open */
+    if (atomic_load(&pool->open) && index < pool->most) { /* `most` is written only while no task is open */
         take_pieces(pool, index);
     }
     atomic_fetch_sub(&pool->joined, 1);
@@ -183,7 +184,7 @@ static carry_status start_worker(carry_ctx *ctx, carry_pool *pool, int index) {
     return CARRY_OK;
 }
 
-/* Threads that had joined and are still at work. */
+/* Waits for threads that have joined and are still working. */
 static void wait_for_joined(carry_ctx *ctx, carry_pool *pool) {
     if (atomic_load(&pool->joined) == 0) {
         return;
@@ -192,7 +193,7 @@ static void wait_for_joined(carry_ctx *ctx, carry_pool *pool) {
     for (int spins = 0; atomic_load(&pool->joined) > 0; spins++) {
         relax();
         if (spins > 4096) {
-            sched_yield(); /* more threads than cores: let the one we wait for run */
+            sched_yield(); /* there are more threads than cores: let another one run */
         }
     }
 }

@@ -1,4 +1,4 @@
-/* The log of what GPUs did, and asking a backend to fill it. */
+/* The log of GPU activity, and asking a backend to fill it. */
 #include "device/activity.h"
 
 #include <ctype.h>
@@ -10,7 +10,7 @@
 #include "core/context.h"
 #include "device/backend.h"
 
-#define LONGEST 512 /* of a name while it is shortened */
+#define LONGEST 512 /* bytes of a name while it is shortened */
 
 static carry_activity_sum *sum_of(carry_activity_log *log, carry_activity_kind kind, const char *name) {
     uint64_t hash = 14695981039346656037u; /* FNV-1a */
@@ -49,13 +49,13 @@ static int by_stream(const void *a, const void *b) {
     return x->gpu != y->gpu || x->stream == y->stream ? by_start(a, b) : compare(x->stream, y->stream);
 }
 
-/* The time that is covered by at least one record; the records are sorted by start. */
+/* Adds up the time that at least one record covers; the records are sorted by start. */
 static void add_up_busy(carry_activity_log *log) {
     double until = 0.0;
     log->gpus = 0;
     log->first = log->count > 0 ? log->record[0].start : 0.0;
     log->last = log->first;
-    log->busy = log->dropped_seconds; /* as if nothing else had run meanwhile: true of a single stream */
+    log->busy = log->dropped_seconds; /* as if nothing else had run meanwhile, which is true of a single stream */
     for (int64_t i = 0; i < log->count; i++) {
         const carry_activity *at = &log->record[i];
         if (i == 0 || at->gpu != at[-1].gpu) {
@@ -76,7 +76,7 @@ static bool is_word(char c) {
     return isalnum((unsigned char)c) || c == '_';
 }
 
-/* Past what stands between a bracket and the one that closes it. */
+/* Returns the position after the bracket that closes the one at `at`. */
 static const char *skip_brackets(const char *at) {
     int depth = 0;
     do {
@@ -186,11 +186,11 @@ void carry_activity_shorten(char shown[CARRY_ACTIVITY_NAME], const char *name) {
     static const char nameless[] = "(anonymous namespace)::";
     char text[LONGEST];
     size_t used = 0;
-    int depth = 0; /* of template arguments */
+    int depth = 0; /* nesting depth of template arguments */
     for (const char *at = name; *at != '\0' && used + 1 < sizeof text;) {
         if (strncmp(at, nameless, sizeof nameless - 1) == 0) {
             at += sizeof nameless - 1;
-        } else if (at[0] == ':' && at[1] == ':') { /* what came before is a namespace or a class */
+        } else if (at[0] == ':' && at[1] == ':') { /* the part before is a namespace or a class */
             while (used > 0 && (depth == 0 || is_word(text[used - 1]))) {
                 used--;
             }

@@ -14,9 +14,9 @@
 #include "carry/context.h"
 #include "core/launching.h"
 
-#define CARRY_ACTIVITY_RECORDS 65536 /* kept at most */
-#define CARRY_ACTIVITY_NAMES 1024    /* kernels that are summed by name; those beyond share one */
-#define CARRY_ACTIVITY_NAME 64       /* bytes of a name that is shown */
+#define CARRY_ACTIVITY_RECORDS 65536 /* the largest number of records */
+#define CARRY_ACTIVITY_NAMES 1024    /* kernels that are summed by name; further ones share one sum */
+#define CARRY_ACTIVITY_NAME 64       /* bytes of a name as displayed */
 
 typedef enum carry_activity_kind {
     CARRY_ACTIVITY_KERNEL,
@@ -26,24 +26,24 @@ typedef enum carry_activity_kind {
 
 typedef struct carry_activity {
     carry_activity_kind kind;
-    int gpu; /* as its backend counts, from 0 */
+    int gpu; /* its number in its backend, from 0 */
     uint32_t stream;
-    int name; /* which sum it belongs to */
+    int name; /* index of its sum */
     double start, end;
     int32_t grid[3], block[3], registers; /* of kernels; registers are a thread's */
-    int64_t bytes;                        /* that were copied or filled; of a kernel, shared memory of a block */
+    int64_t bytes;                        /* bytes copied or filled; for a kernel, shared memory per block */
 } carry_activity;
 
 #define CARRY_ACTIVITY_OPERATORS 4
 
-/* All of one name. */
+/* Sums over all activities of one name. */
 typedef struct carry_activity_sum {
     char *name; /* NULL: free */
     carry_activity_kind kind;
     int64_t calls;
     double seconds;
-    /* The operators that launched it (core/launching.h), over all launches since the start, including recordings of
-       graphs; only the first few operators. */
+    /* The operators that launched the kernel (core/launching.h), over all launches since the start, including
+       launches recorded into graphs. Only the first few operators are kept. */
     const char *operator_name[CARRY_ACTIVITY_OPERATORS], *operator_place[CARRY_ACTIVITY_OPERATORS];
     int64_t launches[CARRY_ACTIVITY_OPERATORS];
 } carry_activity_sum;
@@ -53,36 +53,38 @@ struct carry_backend;
 typedef struct carry_activity_log {
     carry_activity *record;
     int64_t count, limit;
-    int64_t dropped;        /* not kept; the sums have them */
+    int64_t dropped;        /* records that are only in the sums */
     double dropped_seconds; /* their time */
-    int64_t lost;           /* not recorded: the device's recorder had no space, or no time for them */
-    double from;            /* carry_seconds: activities that began earlier are left out */
-    int64_t waits;          /* of the host for a stream, an event or a whole GPU */
-    int gpus;               /* that did anything */
-    double first, last;     /* when the first began and the last ended, of those that are kept */
-    double busy;            /* seconds in which a GPU did at least one thing, over all GPUs */
+    int64_t lost;           /* activities that the device's recorder could not record, for lack of space or time */
+    double from;            /* carry_seconds; earlier activities are left out */
+    int64_t waits;          /* times the host waited for a stream, an event or a whole GPU */
+    int gpus;               /* GPUs that did anything */
+    double first, last;     /* start of the first and end of the last record that is kept */
+    double busy;            /* seconds in which a GPU did at least one thing, summed over GPUs */
     const struct carry_backend *backend;
-    carry_activity_sum sum[CARRY_ACTIVITY_NAMES + 1]; /* by a hash of the name; the last one is for names beyond */
+    carry_activity_sum sum[CARRY_ACTIVITY_NAMES + 1]; /* by a hash of the name; the last is for all further names */
 } carry_activity_log;
 
-/* records: kept at most; 0: CARRY_ACTIVITY_RECORDS, and never more. */
+/* records: the largest number to keep; 0: CARRY_ACTIVITY_RECORDS, which is also the limit. */
 carry_status carry_activity_new(carry_ctx *ctx, carry_activity_log **log, int64_t records);
 void carry_activity_free(carry_activity_log *log);
 
-/* *log stays NULL where there is no GPU, or none whose work can be recorded; it does too after a failure, whose
-   message says why kernels are not on the trace. One log at a time in a process. */
+/* *log stays NULL if there is no GPU, or none whose work can be recorded, and also after a failure, whose message
+   says why the trace has no kernels. A process can have one log at a time. */
 carry_status carry_activity_start(carry_ctx *ctx, carry_activity_log **log, int64_t records);
-/* When this returns the log has all work that was launched since the start and has been waited for. */
+/* On return the log has all work that was launched since the start and has been waited for. */
 carry_status carry_activity_stop(carry_ctx *ctx, carry_activity_log *log);
 
-/* For backends: keeps and sums up one thing; its .name is set here. One thread at a time. */
+/* For backends: adds one activity to the records and sums, and sets its .name. Only one thread may call it at a
+   time. */
 void carry_activity_add(carry_activity_log *log, const carry_activity *activity, const char *name);
-/* A kernel of this name was launched, or recorded into a graph, by an operator. */
+/* Notes that an operator launched a kernel of this name, or recorded it into a graph. */
 void carry_activity_launched(carry_activity_log *log, const char *name, const carry_launcher *by);
-/* After the last one: sorts by GPU, stream and start, and adds up how long the GPUs were busy. */
+/* Call it after the last activity: sorts by GPU, stream and start, and adds up how long the GPUs were busy. */
 void carry_activity_finish(carry_activity_log *log);
-/* A demangled kernel without its result, parameters and namespaces; template arguments as far as there is room:
-   "void (anonymous namespace)::lookback_kernel<4, float>(carry_diagonal)" is "lookback_kernel<4, float>". */
+/* Shortens the demangled name of a kernel: drops result, parameters and namespaces, and keeps template arguments as
+   far as they fit. "void (anonymous namespace)::lookback_kernel<4, float>(carry_diagonal)" becomes
+   "lookback_kernel<4, float>". */
 void carry_activity_shorten(char shown[CARRY_ACTIVITY_NAME], const char *name);
 
 #endif

@@ -1,8 +1,8 @@
 /* The device table: one const struct per backend, each with any number of devices. table.c is the only list.
 
-   Public functions (carry/device.h) find the backend and its ordinal and call through this struct, so a second backend
-   is one file and one line. Every function gets the ordinal of the device inside its backend. An entry that may be NULL
-   says so. */
+   Public functions (carry/device.h) find the backend and its ordinal and call through this struct, so adding a
+   backend takes one file and one line. Every function gets the ordinal of the device inside its backend. A comment
+   says so where an entry may be NULL. */
 #ifndef CARRY_DEVICE_BACKEND_H
 #define CARRY_DEVICE_BACKEND_H
 
@@ -14,7 +14,7 @@ struct carry_exchange_name;
 
 typedef enum carry_copy_way { CARRY_COPY_TO_DEVICE, CARRY_COPY_TO_HOST, CARRY_COPY_WITHIN } carry_copy_way;
 
-/* Where memory is, as a backend sees it. */
+/* The kind of memory that a pointer refers to, as far as a backend knows. */
 typedef enum carry_memory_place {
     CARRY_PLACE_UNKNOWN, /* host memory that this backend did not allocate or register */
     CARRY_PLACE_HOST,
@@ -25,22 +25,22 @@ typedef enum carry_memory_place {
 typedef struct carry_backend {
     const char *name, *about;
     int (*count)(void); /* devices found; 0 without a driver */
-    /* Why no device was found: an error message without the backend's name. NULL: always found. */
+    /* Writes why no device was found: an error message without the backend's name. NULL: a device is always found. */
     void (*absence)(char *line, size_t size);
     carry_status (*describe)(carry_ctx *ctx, int ordinal, carry_device_properties *properties);
     carry_status (*measure)(carry_ctx *ctx, int ordinal, carry_gpu *gpu); /* NULL: no GPU */
     carry_status (*memory)(carry_ctx *ctx, int ordinal, size_t *available, size_t *total);
-    size_t (*held)(carry_ctx *ctx, int ordinal); /* carry_device_held; NULL: not known */
+    size_t (*held)(carry_ctx *ctx, int ordinal); /* carry_device_held; NULL: unknown */
     carry_status (*alloc)(carry_ctx *ctx, void **data, int ordinal, size_t bytes);
     void (*free)(carry_ctx *ctx, int ordinal, void *data);
     carry_status (*alloc_on)(carry_ctx *ctx, void **data, int ordinal, size_t bytes, carry_stream *stream);
     void (*free_on)(carry_ctx *ctx, int ordinal, void *data, carry_stream *stream);
     carry_status (*host_alloc)(carry_ctx *ctx, void **data, size_t bytes);
     void (*host_free)(carry_ctx *ctx, void *data);
-    carry_memory_place (*where)(const void *pointer, int *ordinal); /* NULL: knows no memory but the process's */
+    carry_memory_place (*where)(const void *pointer, int *ordinal); /* NULL: knows only memory of the process */
     carry_status (*copy)(carry_ctx *ctx, int ordinal, void *to, const void *from, size_t bytes, carry_copy_way way,
                          carry_stream *stream);
-    /* Between two devices of this backend. NULL: it has but one. */
+    /* Copies between two devices of this backend. NULL: it has only one device. */
     carry_status (*copy_between)(carry_ctx *ctx, void *to, int to_ordinal, const void *from, int from_ordinal,
                                  size_t bytes, carry_stream *stream);
     carry_status (*fill)(carry_ctx *ctx, int ordinal, void *to, unsigned char byte, size_t bytes, carry_stream *stream);
@@ -54,7 +54,7 @@ typedef struct carry_backend {
     void (*event_free)(carry_ctx *ctx, int ordinal, carry_event *event);
     carry_status (*stream_after)(carry_ctx *ctx, int ordinal, carry_stream *stream, carry_event *event);
     carry_status (*event_test)(carry_ctx *ctx, int ordinal, carry_event *event, int *done);
-    /* All four NULL: nothing can be recorded. */
+    /* All four are NULL if graphs are not supported. */
     carry_status (*graph_begin)(carry_ctx *ctx, int ordinal, carry_stream *stream);
     carry_status (*graph_end)(carry_ctx *ctx, carry_graph **graph, int ordinal, carry_stream *stream);
     carry_status (*graph_launch)(carry_ctx *ctx, int ordinal, carry_graph *graph, carry_stream *stream);
@@ -68,11 +68,12 @@ typedef struct carry_backend {
     carry_status (*give_name)(carry_ctx *ctx, void **data, struct carry_exchange_name *name, int ordinal, size_t bytes);
     carry_status (*open_name)(carry_ctx *ctx, void **data, int ordinal, const struct carry_exchange_name *name);
     void (*close_name)(carry_ctx *ctx, int ordinal, void *data);
-    /* Identifies the device to all processes of the machine: CARRY_DEVICE_IDENTITY bytes. NULL: its number. */
+    /* Writes CARRY_DEVICE_IDENTITY bytes that identify the device to all processes of the machine. NULL: its number
+       identifies it. */
     carry_status (*identity)(carry_ctx *ctx, char *identity, int ordinal);
 } carry_backend;
 
-/* The backend of a device and the device's ordinal in it; NULL: not a device. */
+/* Returns the backend of a device and sets the device's ordinal in it; NULL if the device does not exist. */
 const carry_backend *carry_backend_of(int device, int *ordinal);
 
 #endif

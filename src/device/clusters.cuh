@@ -1,4 +1,4 @@
-/* Clusters of blocks in code that is also compiled for GPUs without them: kernels are empty there. */
+/* Clusters of blocks, for code that is also compiled for GPUs without them; there the kernels are empty. */
 #ifndef CARRY_DEVICE_CLUSTERS_CUH
 #define CARRY_DEVICE_CLUSTERS_CUH
 

@@ -1,4 +1,4 @@
-/* The CPU as a device: memory is the process's, and work is done when a call returns. */
+/* The CPU as a device: its memory is that of the process, and work is done when a call returns. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +22,7 @@ static int count(void) {
     return 1;
 }
 
-/* The first line of a file that starts with a key, after its colon; for /proc/cpuinfo. */
+/* Finds the first line of a file that starts with a key, and copies the text after its colon; for /proc/cpuinfo. */
 static int line_of(char *value, size_t size, const char *path, const char *key) {
     FILE *file = fopen(path, "re");
     int found = 0;
@@ -41,7 +41,8 @@ static int line_of(char *value, size_t size, const char *path, const char *key) 
     return found;
 }
 
-/* ARM's kernel gives numbers where x86's gives a name. Only parts seen in servers and laptops are listed. */
+/* On ARM the kernel reports part numbers where on x86 it reports a name. Only parts seen in servers and laptops are
+   listed. */
 static const char *arm_part(const char *part) {
     static const struct {
         const char *part, *name;
@@ -69,7 +70,7 @@ static void processor_name(char name[96]) {
     (void)snprintf(name, 96, "unknown processor");
 }
 
-/* Size of core 0's cache of a level in bytes, 0 when the kernel does not say. */
+/* The size in bytes of core 0's cache of a level; 0 if the kernel does not report it. */
 static size_t cache_size(int level) {
     size_t bytes = 0;
     for (int index = 0; index < 8; index++) {

@@ -1,8 +1,8 @@
-/* NVIDIA GPUs as devices: properties, copies, streams, events; memory is in cuda_memory.cu, graphs in cuda_graph.cu,
+/* NVIDIA GPUs as devices: properties, copies, streams, events. Memory is in cuda_memory.cu, graphs in cuda_graph.cu,
    profiling in cuda_activity.cu.
 
-   The runtime is linked statically and asks for a driver when the first device is counted: without one there are no
-   CUDA devices and nothing else changes, so one binary serves machines with and without a GPU. */
+   The runtime is linked statically and looks for a driver when the first device is counted. Without a driver there
+   are no CUDA devices and nothing else changes, so one binary serves machines with and without a GPU. */
 #include "device/cuda.h"
 
 #include <dlfcn.h>
@@ -15,7 +15,7 @@ extern "C" {
 extern const carry_backend carry_backend_cuda;
 }
 
-/* After these the driver refuses every further call of the process. */
+/* After these errors the driver refuses every further call of the process. */
 static bool is_final(cudaError_t error) {
     switch (error) {
     case cudaErrorIllegalAddress:
@@ -41,9 +41,9 @@ extern "C" carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, con
                       cudaGetErrorName(error), is_final(error) ? "; this process cannot use the GPU any more" : "");
 }
 
-/* Asked by every check of a pointer; GPUs that were found stay, so the driver is asked until there are some. */
+/* Every check of a pointer calls this. The count is kept once it is above 0; until then each call asks the driver. */
 static int count(void) {
-    static int found; /* every thread that sets it sets the same value */
+    static int found; /* all threads set the same value */
     int devices = __atomic_load_n(&found, __ATOMIC_RELAXED);
     if (devices > 0) {
         return devices;
@@ -56,8 +56,8 @@ static int count(void) {
     return devices;
 }
 
-/* The version of the driver, by the driver itself: the runtime does not report that of a driver it refuses; 0: no
-   driver. */
+/* The version of the driver, from the driver itself, since the runtime does not report a driver that it refuses. 0:
+   no driver. */
 static int driver_version(void) {
     int version = 0;
     void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
@@ -93,7 +93,7 @@ static void absence(char *line, size_t size) {
     }
 }
 
-/* 0 when the driver does not say. */
+/* Returns 0 if the driver does not report the attribute. */
 static int attribute(cudaDeviceAttr which, int ordinal) {
     int value = 0;
     if (cudaDeviceGetAttribute(&value, which, ordinal) != cudaSuccess) {
@@ -124,7 +124,7 @@ static carry_status ask(carry_ctx *ctx, int ordinal, carry_device_properties *pr
     return CARRY_OK;
 }
 
-/* Every plan asks, and the driver takes 2 ms to answer: asked once per process. */
+/* Every plan needs the properties, and the driver takes 2 ms, so they are read once per process. */
 static carry_status describe(carry_ctx *ctx, int ordinal, carry_device_properties *properties) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static carry_device_properties known[CARRY_MAX_DEVICES];
@@ -150,7 +150,7 @@ static carry_status copy(carry_ctx *ctx, int ordinal, void *to, const void *from
     CARRY_CUDA_TRY(cudaMemcpyAsync(to, from, bytes, kind, (cudaStream_t)stream), "a copy failed");
     if (stream == NULL && way == CARRY_COPY_TO_HOST) {
         CARRY_CUDA_TRY(cudaStreamSynchronize(NULL),
-                       "a copy failed"); /* the caller reads next, and has no stream to wait on */
+                       "a copy failed"); /* the caller reads the data next and has no stream to wait on */
     }
     return CARRY_OK;
 }

@@ -1,6 +1,6 @@
 /* Shared by the CUDA source files: error reporting, and the parts of the CUDA backend that have their own files.
 
-   It is a C header that needs the headers of CUDA, so only *.cu files include it. */
+   It is a C header that needs CUDA's headers, so only *.cu files include it. */
 #ifndef CARRY_DEVICE_CUDA_H
 #define CARRY_DEVICE_CUDA_H
 
@@ -10,8 +10,8 @@ extern "C" {
 #include "core/error.h"
 #include "device/backend.h"
 
-/* Clears CUDA's own record of the error, so that the next call does not tell it again, and fails with an error message:
-   what was being done, and CUDA's words. */
+/* Clears CUDA's own record of the error, so that the next call does not report it again, and fails with a message of
+   `what` and CUDA's description. */
 carry_status carry_cuda_failed(carry_ctx *ctx, cudaError_t error, const char *what, int ordinal);
 
 carry_status carry_cuda_memory(carry_ctx *ctx, int ordinal, size_t *available, size_t *total);
@@ -41,7 +41,7 @@ carry_status carry_cuda_identity(carry_ctx *ctx, char *identity, int ordinal);
 carry_status carry_cuda_measure(carry_ctx *ctx, int ordinal, carry_gpu *gpu);
 }
 
-/* Return upward when a call of CUDA's fails; ctx and ordinal are the caller's. */
+/* Returns from the caller if a CUDA call fails; uses the caller's ctx and ordinal. */
 #define CARRY_CUDA_TRY(call, what)                                \
     do {                                                          \
         cudaError_t error_ = (call);                              \

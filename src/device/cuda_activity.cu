@@ -1,9 +1,9 @@
 /* Kernels, copies and fills of NVIDIA GPUs as reported by CUPTI, for profiles.
 
-   CUPTI is opened when a profile starts and only then: a binary needs it neither to run nor to be linked. It fills our
+   CUPTI is opened only when a profile starts: a binary needs it neither to run nor to be linked. It fills our
    buffers and returns them on its own thread, which adds their records to the log at once, so that a few buffers
-   suffice for any number of kernels. Kernels of graphs come one by one, like others. Its clock is not carry_seconds:
-   both are read at the start and at the stop, and times in between are placed on that line. */
+   suffice for any number of kernels. Kernels of graphs are reported one by one, like others. CUPTI's clock differs
+   from carry_seconds: both are read at the start and at the stop, and times in between are interpolated. */
 #include "device/cuda.h"
 
 #include <atomic>
@@ -35,14 +35,14 @@ extern "C" {
     X(cuptiEnableCallback)               \
     X(cuptiGetResultString)
 
-/* Some thousands of records each; CUPTI drops and counts what comes while it holds so many. */
+/* Each buffer holds some thousands of records. While CUPTI holds MOST_BUFFERS, it drops and counts further records. */
 static const size_t BUFFER_BYTES = (size_t)1 << 20;
 static const int MOST_BUFFERS = 32;
 static const int CLOCK_READINGS = 64;
 static const CUpti_ActivityKind kinds[] = {CUPTI_ACTIVITY_KIND_CONCURRENT_KERNEL, CUPTI_ACTIVITY_KIND_MEMCPY,
                                            CUPTI_ACTIVITY_KIND_MEMSET, CUPTI_ACTIVITY_KIND_SYNCHRONIZATION};
 
-/* Both clocks at one moment. */
+/* Both clocks, read at the same time. */
 typedef struct moment {
     double seconds;
     uint64_t stamp; /* nanoseconds, CUPTI's */
@@ -57,7 +57,7 @@ typedef struct functions {
 /* One per process, as CUPTI is. */
 static functions call;
 static moment first;
-static std::atomic<int> buffers; /* that CUPTI holds */
+static std::atomic<int> buffers; /* buffers that CUPTI holds */
 static std::mutex log_lock;
 static CUpti_SubscriberHandle subscriber; /* NULL: launches are not watched */
 static carry_activity_log *filled;        /* NULL: nothing is recorded; guarded by log_lock */
@@ -87,7 +87,7 @@ static carry_status failed(carry_ctx *ctx, CUptiResult result, const char *what)
                       (int)result);
 }
 
-/* The library stays open: a thread of its own may still run code of it. */
+/* The library stays open: one of its threads may still run its code. */
 static carry_status find_functions(carry_ctx *ctx) {
     static bool found;
     if (found) {
@@ -111,7 +111,7 @@ static carry_status find_functions(carry_ctx *ctx) {
     return CARRY_OK;
 }
 
-/* Of many readings the one that took least: the two clocks were read closest to each other. */
+/* Takes the fastest of many readings, in which the two clocks were read closest to each other. */
 static CUptiResult read_clocks(moment *now) {
     double least = 1e300;
     for (int i = 0; i < CLOCK_READINGS; i++) {
@@ -134,7 +134,7 @@ static double since_first(uint64_t stamp) {
     return 1e-9 * (double)(int64_t)(stamp - first.stamp);
 }
 
-/* A record without both times is one that CUPTI could not time. */
+/* CUPTI could not time a record that lacks one of its times. */
 static void add(carry_activity *activity, const char *name, uint64_t start, uint64_t end) {
     if (start == 0 || end < start) {
         filled->lost++;
@@ -148,7 +148,7 @@ static void add(carry_activity *activity, const char *name, uint64_t start, uint
     carry_activity_add(filled, activity, name != NULL ? name : "");
 }
 
-/* Structures of CUPTI grow at their end only: an older one reads the records of a newer library. */
+/* CUPTI's structures only grow at the end, so an older one can read the records of a newer library. */
 static void add_kernel(const CUpti_ActivityKernel9 *k) {
     carry_activity activity = {};
     activity.kind = CARRY_ACTIVITY_KERNEL;
@@ -226,7 +226,7 @@ static void add_dropped(void) {
     }
 }
 
-/* CUPTI requests buffers on the threads that launch: nothing here waits for the thread that reads them. */
+/* CUPTI requests buffers on the threads that launch, so nothing here waits for the thread that reads them. */
 static void CUPTIAPI give_buffer(uint8_t **buffer, size_t *size, size_t *most_records) {
     bool room = buffers.fetch_add(1) < MOST_BUFFERS;
     *buffer = room ? (uint8_t *)aligned_alloc(ACTIVITY_RECORD_ALIGNMENT, BUFFER_BYTES) : NULL;
@@ -258,8 +258,8 @@ static void CUPTIAPI take_buffer(CUcontext context, uint32_t stream, uint8_t *bu
     buffers--;
 }
 
-/* Launches, on the threads that make them: also those that a graph records, whose kernels are known by name alone when
-   it is replayed. */
+/* Sees launches on the threads that make them, including launches that a graph records: when the graph is replayed,
+   only the names of its kernels are known. */
 static void CUPTIAPI see_launch(void *, CUpti_CallbackDomain, CUpti_CallbackId, const void *about) {
     const CUpti_CallbackData *call_data = (const CUpti_CallbackData *)about;
     const carry_launcher by = carry_launching();
@@ -272,7 +272,7 @@ static void CUPTIAPI see_launch(void *, CUpti_CallbackDomain, CUpti_CallbackId, 
     }
 }
 
-/* A profile without the operators of its kernels is a profile: failures are ignored. */
+/* Failures are ignored: a profile is useful without the operators of its kernels. */
 static void watch_launches(void) {
     static const CUpti_CallbackId driver[] = {
         CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel, CUPTI_DRIVER_TRACE_CBID_cuLaunchKernel_ptsz,
@@ -315,8 +315,9 @@ static void end_recording(void) {
     filled = NULL;
 }
 
-/* From seconds of CUPTI's clock since the first moment to carry_seconds. The clocks run alike but for parts in a
-   million; where they do not, one was set meanwhile, and the first moment alone decides. */
+/* Converts times from seconds of CUPTI's clock since the first reading to carry_seconds. The rates of the clocks
+   differ by parts in a million. If they differ by more, one clock was set meanwhile, and only the first reading is
+   used. */
 static void place(carry_activity_log *log, const moment *last) {
     double passed = since_first(last->stamp);
     double rate = passed > 0.0 ? (last->seconds - first.seconds) / passed : 1.0;
@@ -372,7 +373,7 @@ extern "C" carry_status carry_cuda_activity_start(carry_ctx *ctx, carry_activity
 extern "C" carry_status carry_cuda_activity_stop(carry_ctx *ctx, carry_activity_log *log) {
     moment last = first;
     CUptiResult result = call.cuptiActivityFlushAll(0);
-    /* Forced: what has not ended by now comes without its end, and is counted as lost. */
+    /* Forced: work that has not ended is reported without its end and counted as lost. */
     CUptiResult forced = call.cuptiActivityFlushAll(CUPTI_ACTIVITY_FLAG_FLUSH_FORCED);
     {
         std::lock_guard<std::mutex> guard(log_lock);

@@ -1,6 +1,6 @@
-/* Graphs: a piece of a stream is captured by the driver and made into something that is launched as a whole.
+/* Graphs: the driver captures a part of a stream and turns it into a graph that is launched as a whole.
 
-   Capture is relaxed: what a first call sets up beside the stream (memory, handles) does not break the recording. */
+   Capture is relaxed: memory and handles that a first call sets up outside the stream do not break the recording. */
 #include "device/cuda.h"
 
 extern "C" carry_status carry_cuda_graph_begin(carry_ctx *ctx, int ordinal, carry_stream *stream) {
@@ -21,7 +21,7 @@ extern "C" carry_status carry_cuda_graph_end(carry_ctx *ctx, carry_graph **graph
     CARRY_CUDA_TRY(cudaSetDevice(ordinal), "it cannot be used");
     CARRY_CUDA_TRY(cudaStreamEndCapture((cudaStream_t)stream, &recorded), "a recording failed");
     cudaError_t error = cudaGraphInstantiate(&ready, recorded, 0);
-    (void)cudaGraphDestroy(recorded); /* what is ready has a copy */
+    (void)cudaGraphDestroy(recorded); /* the instantiated graph has its own copy */
     CARRY_CUDA_TRY(error, "a graph cannot be made from a recording");
     *graph = (carry_graph *)ready;
     return CARRY_OK;

@@ -1,10 +1,10 @@
 /* Memory of NVIDIA GPUs, and pinned memory of the CPU.
 
-   Each context has its own pool per device, with a release threshold that keeps everything: what is freed is handed out
-   again without a call into the system, and other libraries in the process, which share the driver's default pool, see
-   nothing of it. When memory runs out, the pool gives back what it keeps and the request is made once more. A pool
-   takes all that the card has towards a request that it cannot meet, so that other processes find none for a moment:
-   large requests are compared with the free memory first.
+   Each context has its own pool per device, with a release threshold that keeps everything. Freed memory is reused
+   without a call into the system, and other libraries in the process, which share the driver's default pool, are not
+   affected. When memory runs out, the pool returns its unused memory and the request is repeated. A pool takes all
+   free memory of the card towards a request that it cannot meet, so that other processes find none for a moment:
+   large requests are therefore compared with the free memory first.
 
    A pool that is destroyed lives on in the driver until its last piece is freed, so memory may outlive its context. */
 #include "device/cuda.h"
@@ -16,7 +16,7 @@ extern "C" {
 #include "core/context.h"
 }
 
-#define LARGE ((size_t)1 << 30) /* bytes: below it, asking costs more than it saves */
+#define LARGE ((size_t)1 << 30) /* bytes; for smaller requests the check costs more than it saves */
 
 typedef struct pools {
     cudaMemPool_t pool[CARRY_MAX_DEVICES];
@@ -51,7 +51,7 @@ static carry_status pool_new(carry_ctx *ctx, cudaMemPool_t *pool, int ordinal) {
     return CARRY_OK;
 }
 
-/* *pool is NULL on a device whose driver has no pools. */
+/* *pool is NULL if the device's driver has no pools. */
 static carry_status pool_of(carry_ctx *ctx, cudaMemPool_t *pool, int ordinal) {
     pools *all = (pools *)ctx->slots[CARRY_SLOT_POOLS].data;
     *pool = NULL;
@@ -78,7 +78,7 @@ static cudaError_t take(void **data, cudaMemPool_t pool, size_t bytes, cudaStrea
     return pool != NULL ? cudaMallocFromPoolAsync(data, bytes, pool, stream) : cudaMalloc(data, bytes);
 }
 
-/* Returns the unused memory of the pool to the driver; waits first for frees that are still queued. */
+/* Returns the unused memory of the pool to the driver, after waiting for frees that are still queued. */
 static void give_back(cudaMemPool_t pool) {
     (void)cudaGetLastError();
     if (pool != NULL) {
@@ -114,12 +114,13 @@ static carry_status alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes
     if (error == cudaSuccess) {
         return CARRY_OK;
     }
-    give_back(pool); /* a pool keeps what it took towards a request that it could not meet: on an H200 the whole card */
+    /* A pool keeps the memory that it took towards a request that it could not meet: on an H200 the whole card. */
+    give_back(pool);
     size_t available = 0;
     size_t total = 0;
     *data = NULL;
     (void)cudaGetLastError();
-    /* An absurd size is called an invalid value by some drivers. */
+    /* Some drivers report a huge size as an invalid value, so the size is compared with the free memory too. */
     bool known = cudaMemGetInfo(&available, &total) == cudaSuccess;
     (void)cudaGetLastError();
     if (known && (error == cudaErrorMemoryAllocation || bytes > available)) {
@@ -155,7 +156,7 @@ extern "C" size_t carry_cuda_held(carry_ctx *ctx, int ordinal) {
     return (size_t)reserved;
 }
 
-/* On the thread's own stream, which has no other work: waiting for it waits for the memory alone. */
+/* Allocates on the thread's own stream, which has no other work: waiting for it waits only for the memory. */
 extern "C" carry_status carry_cuda_alloc(carry_ctx *ctx, void **data, int ordinal, size_t bytes) {
     CARRY_TRY(alloc(ctx, data, ordinal, bytes, cudaStreamPerThread));
     cudaError_t error = cudaStreamSynchronize(cudaStreamPerThread);
@@ -169,7 +170,7 @@ extern "C" carry_status carry_cuda_alloc(carry_ctx *ctx, void **data, int ordina
 
 extern "C" void carry_cuda_free(carry_ctx *ctx, int ordinal, void *data) {
     if (cudaSetDevice(ordinal) == cudaSuccess) {
-        (void)cudaDeviceSynchronize(); /* cudaFree does not wait for users of a pool's memory */
+        (void)cudaDeviceSynchronize(); /* cudaFree does not wait for work that uses a pool's memory */
         carry_cuda_free_on(ctx, ordinal, data, (carry_stream *)cudaStreamPerThread);
     }
     (void)cudaGetLastError();

@@ -1,4 +1,4 @@
-/* Pieces of regions, of sizes that are powers of two, kept for the next request. */
+/* Pieces of regions. Their sizes are powers of two, and freed pieces are kept for the next request. */
 #include "device/exchange.h"
 
 #include <pthread.h>
@@ -8,11 +8,12 @@
 #include "core/error.h"
 #include "device/backend.h"
 
-#define REGION ((size_t)2 << 20) /* the least: what is smaller might share a page with memory that is not meant */
+/* Smallest size: a smaller allocation might share a page with memory that should not be exported. */
+#define REGION ((size_t)2 << 20)
 #define PIECE ((size_t)64 << 10)
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static carry_exchange *spare; /* of the process */
+static carry_exchange *spare; /* one list per process */
 
 static const carry_backend *backend_of(int device, int *ordinal) {
     const carry_backend *backend = carry_backend_of(device, ordinal);
@@ -61,7 +62,7 @@ static carry_status add_region(carry_ctx *ctx, int device, size_t piece) {
     CARRY_TRY(backend->give_name(ctx, &data, &name, ordinal, bytes));
     for (size_t offset = 0; offset < bytes; offset += piece) {
         carry_exchange *new = calloc(1, sizeof *new);
-        if (new == NULL) { /* the rest of the region is not used */
+        if (new == NULL) { /* the rest of the region stays unused */
             return offset > 0 ? CARRY_OK : carry_fail(ctx, CARRY_EMEMORY, "out of memory: a list of exchange memory");
         }
         *new = (carry_exchange){.next = spare,

@@ -22,18 +22,19 @@ typedef struct carry_exchange {
     uint64_t offset;          /* in it */
 } carry_exchange;
 
-/* CARRY_EUNSUPPORTED: this device's memory cannot be exported. Work of earlier users has ended. */
+/* CARRY_EUNSUPPORTED: this device's memory cannot be exported. Work of earlier users of the piece has ended. */
 carry_status carry_exchange_take(carry_ctx *ctx, carry_exchange **piece, int device, size_t bytes);
-/* May a piece of this many bytes begin there in its region? What another process says is asked for that. */
+/* True if a piece of this many bytes can begin at `offset` in a region. Checks values that come from another
+   process. */
 bool carry_exchange_fits(uint64_t offset, size_t bytes);
-/* NULL is fine. */
+/* NULL is accepted. */
 void carry_exchange_give(carry_exchange *piece);
 
-/* A region of another process, until it is closed. */
+/* Opens a region of another process, until it is closed. */
 carry_status carry_exchange_open(carry_ctx *ctx, void **data, int device, const carry_exchange_name *name);
 void carry_exchange_close(carry_ctx *ctx, int device, void *data);
 
-/* Identifies the GPU, whatever its number in this process: "0000:65:00.0". */
+/* Identifies the GPU independently of its number in this process: "0000:65:00.0". */
 #define CARRY_DEVICE_IDENTITY 32
 carry_status carry_device_identity(carry_ctx *ctx, char identity[CARRY_DEVICE_IDENTITY], int device);
 

@@ -23,7 +23,7 @@ carry_status carry_gpu_of(carry_ctx *ctx, const carry_gpu **gpu, int device) {
         ctx->slots[CARRY_SLOT_GPU].data = all;
         ctx->slots[CARRY_SLOT_GPU].free = free;
     }
-    if (all[device].units == 0) { /* nothing is known of it yet */
+    if (all[device].units == 0) { /* not measured yet */
         carry_gpu measured = {.device = device, .ordinal = ordinal};
         CARRY_TRY(backend->measure(ctx, ordinal, &measured));
         all[device] = measured;

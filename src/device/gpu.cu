@@ -1,10 +1,10 @@
-/* Measuring a GPU: the rates that cost models need, each the best of a few short runs between two events.
+/* Measures the rates of a GPU that cost models need. Each is the best of a few short runs between two events.
 
-   The idea of each: a copy far larger than the L2, by a kernel or by CUDA's own, whichever is faster; a kernel's inside
-   an eighth of it, at shifted places, so that no first level of cache can help; a chain of empty kernels in a graph;
-   barriers of a grid with one block per multiprocessor; a chain of dependent loads over memory that was just pushed out
-   of the L2; and loops of products whose sums do not wait for each other. A measurement that fails leaves its estimate,
-   from clock and width, in place. */
+   Memory: a copy far larger than the L2, by a kernel or by CUDA, whichever is faster. L2: a kernel's copy inside an
+   eighth of it, at shifted addresses, so that the first level of cache cannot help. Launch: a chain of empty kernels
+   in a graph. Barrier: barriers of a grid with one block per multiprocessor. Latency: a chain of dependent loads
+   over memory that was just evicted from the L2. Products: loops whose sums do not depend on each other. If a
+   measurement fails, its estimate from clock and width stays. */
 #include <cooperative_groups.h>
 #include <stdint.h>
 
@@ -18,9 +18,9 @@ constexpr int THREADS = 256;
 constexpr int LAUNCHES = 64;
 constexpr int BARRIERS = 64;
 constexpr int HOPS = 1024;
-constexpr int HOP_BYTES = 98432; /* no power of two, so that hops spread over the channels of the memory */
+constexpr int HOP_BYTES = 98432; /* not a power of two, so that hops spread over the memory channels */
 constexpr int PASSES = 16;
-constexpr int CHAINS = 8; /* sums per thread that do not wait for each other */
+constexpr int CHAINS = 8; /* independent sums per thread */
 constexpr int REPEATS = 3;
 
 typedef struct rig {
@@ -30,7 +30,8 @@ typedef struct rig {
     size_t half;
 } rig;
 
-/* Element i + pass * shift, around the end, in each pass: another multiprocessor's share of the pass before. */
+/* In each pass, copies element i + pass * shift, wrapping around, so that a multiprocessor reads what another one
+   copied in the pass before. */
 __global__ void copy_kernel(uint4 *to, const uint4 *from, size_t count, int passes, size_t shift) {
     size_t step = (size_t)gridDim.x * blockDim.x;
     size_t first = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -66,8 +67,8 @@ __global__ void barrier_kernel(int barriers) {
     }
 }
 
-/* Hop i leads to hop i * 5 + 1 modulo their number, a power of two: a cycle through all of them in no order that a
-   prefetcher knows. */
+/* Hop i leads to hop i * 5 + 1 modulo their number, a power of two: a cycle through all of them in an order that a
+   prefetcher cannot predict. */
 __global__ void chain_kernel(char *data) {
     for (unsigned i = threadIdx.x; i < HOPS; i += blockDim.x) {
         *(unsigned *)(data + (size_t)i * HOP_BYTES) = (i * 5u + 1u) % HOPS;
@@ -121,8 +122,8 @@ __global__ void plain_kernel(float *to, int rounds, float factor) {
     to[blockIdx.x * blockDim.x + threadIdx.x] = all;
 }
 
-/* Seconds of the fastest of REPEATS runs after one to warm up; 0 when something failed. `before` runs outside the time.
- */
+/* Returns the seconds of the fastest of REPEATS runs after one to warm up; 0 if something failed. `before` runs
+   outside the timed part. */
 template <typename Before, typename Work> static double seconds_of(const rig *r, Before before, Work work) {
     double best = 0.0;
     for (int i = 0; i <= REPEATS; i++) {
@@ -193,7 +194,7 @@ static void measure_launch(const rig *r, carry_gpu *gpu) {
     (void)cudaGetLastError();
 }
 
-/* The time of a kernel with barriers less that of one without. */
+/* Subtracts the time of a kernel without barriers from that of one with barriers. */
 static void measure_barrier(const rig *r, carry_gpu *gpu) {
     double seconds[2];
     for (int which = 0; which < 2; which++) {
@@ -239,7 +240,7 @@ static void measure_products(const rig *r, carry_gpu *gpu) {
     }
 }
 
-/* By what GPUs of this kind do per unit and clock; the times are those of an H100. */
+/* Estimates from typical values of such GPUs per unit and clock; latencies are those of an H100. */
 static void estimate(const carry_device_properties *p, carry_gpu *gpu) {
     double clock = p->clock_hz > 0.0 ? p->clock_hz : 1.5e9;
     gpu->units = p->units;
@@ -254,8 +255,8 @@ static void estimate(const carry_device_properties *p, carry_gpu *gpu) {
     gpu->plain_flops_s = clock * p->units * 256.0;
 }
 
-/* Halves of 2 GiB, long enough that a copy's start and end do not count (1 GB: 4.18 TB/s; 256 MB: 3.8), when that
-   is a small part of the memory that is free. */
+/* Uses halves of 2 GiB if that is a small part of the free memory: long enough that the start and end of a copy do
+   not count (1 GB: 4.18 TB/s; 256 MB: 3.8). */
 static size_t half_of(size_t cache) {
     constexpr size_t LARGE = (size_t)2 << 30;
     constexpr size_t SMALL = (size_t)256 << 20;
@@ -311,7 +312,7 @@ extern "C" carry_status carry_cuda_measure(carry_ctx *ctx, int ordinal, carry_gp
     CARRY_TRY(carry_device_properties_of(ctx, &properties, gpu->device));
     estimate(&properties, gpu);
     if (rig_open(&r, ctx, ordinal, gpu->cache)) {
-        measure_products(&r, gpu); /* first: it brings the clock up */
+        measure_products(&r, gpu); /* first, to raise the clock */
         measure_copies(&r, gpu);
         measure_launch(&r, gpu);
         measure_barrier(&r, gpu);

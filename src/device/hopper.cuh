@@ -1,15 +1,15 @@
 /* Instructions of Hopper GPUs that need assembly: barriers in shared memory that count bytes, copies of tiles by the
-   tensor copy engine, and products of a warpgroup (four warps) with operands in shared memory.
+   tensor copy engine (TMA), and products of a warpgroup (four warps) with operands in shared memory.
 
-   Tiles are in shared memory as the copy engine writes them with its 128-byte swizzle: columns in bands of 64 elements,
-   each band a column of rows of 128 bytes; eight rows are one atom of 1024 bytes. */
+   Tiles have the layout that the copy engine writes with its 128-byte swizzle: columns are split into bands of 64
+   elements; a band is a sequence of rows of 128 bytes, and eight rows are one atom of 1024 bytes. */
 #ifndef CARRY_DEVICE_HOPPER_CUH
 #define CARRY_DEVICE_HOPPER_CUH
 
 #include <cuda.h>
 #include <stdint.h>
 
-/* Element type of products: a file may define it as "f16" before it includes this. */
+/* Element type of products. A file may define it as "f16" before it includes this header. */
 #ifndef HOPPER_ELEMENT
 #define HOPPER_ELEMENT "bf16"
 #endif
@@ -33,7 +33,7 @@ static __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-/* Until the phase of this parity is over. */
+/* Waits until the phase of this parity is over. */
 static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity) {
     asm volatile("{\n"
                  ".reg .pred done;\n"
@@ -47,7 +47,7 @@ static __device__ __forceinline__ void barrier_wait(uint32_t barrier, int parity
                  : "memory");
 }
 
-/* Among the `threads` that come to barrier `id` of the block; arrive does not wait. */
+/* Synchronises the `threads` threads of the block that use barrier `id`; arrive does not wait. */
 static __device__ __forceinline__ void group_sync(int id, int threads) {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -56,7 +56,7 @@ static __device__ __forceinline__ void group_arrive(int id, int threads) {
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-/* Whether `is` holds for any of them. */
+/* Returns whether `is` holds for any of them. */
 static __device__ __forceinline__ bool group_any(int id, int threads, bool is) {
     int any;
     asm volatile("{\n.reg .pred p, q;\n"
@@ -69,7 +69,7 @@ static __device__ __forceinline__ bool group_any(int id, int threads, bool is) {
     return any != 0;
 }
 
-/* The same where threads come to it by different ways: `bar` asks for one instruction that all of them execute. */
+/* The same for threads that arrive at different instructions: `bar` requires that all of them execute the same one. */
 static __device__ __forceinline__ void group_meet(int id, int threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
@@ -92,7 +92,7 @@ static __device__ __forceinline__ void shared_store(uint32_t to, const uint4 &v)
                  : "memory");
 }
 
-/* Ordinary writes to shared memory become visible to the copy engine and to products. */
+/* Makes ordinary writes to shared memory visible to the copy engine and to products. */
 static __device__ __forceinline__ void fence_async() {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
@@ -101,7 +101,7 @@ static __device__ __forceinline__ void prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
 
-/* The tile of all bands at (row, head) of a map of [head, band, row, 64]; rows outside come as zeros. */
+/* Copies the tile of all bands at (row, head) of a map of [head, band, row, 64]. Rows outside the tensor are zeros. */
 static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap *map, int row, int head,
                                                  uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -110,8 +110,8 @@ static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap 
                  : "memory");
 }
 
-/* The same of a map with one more index, [batch, head, band, row, 64]: the bands from `band` that the map's box holds.
- */
+/* The same for a map with one more index, [batch, head, band, row, 64]. Copies the bands from `band` on that the
+   map's box holds. */
 static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap *map, int row, int band, int head,
                                                  int batch, uint32_t barrier) {
     asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -120,20 +120,20 @@ static __device__ __forceinline__ void copy_tile(uint32_t to, const CUtensorMap 
                  : "memory");
 }
 
-/* Bytes that lie one after the other; addresses and their number are multiples of 16. */
+/* Copies contiguous bytes. Addresses and sizes are multiples of 16. */
 static __device__ __forceinline__ void copy_bytes(uint32_t to, const void *from, int bytes, uint32_t barrier) {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
                  "l"(from), "r"(bytes), "r"(barrier)
                  : "memory");
 }
 
-/* From shared memory; a thread's copies since its last commit are one group. `read`: what was copied may be
-   overwritten, though it has not arrived yet. */
+/* Stores from shared memory. A thread's copies since its last commit are one group. `read` waits only until the
+   source may be overwritten, when the data may not have arrived yet. */
 static __device__ __forceinline__ void store_bytes(void *to, uint32_t from, int bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from), "r"(bytes)
                  : "memory");
 }
-/* The tile at (row, band, head, batch) of a map of five indices; rows outside are left out. */
+/* Stores the tile at (row, band, head, batch) of a map of five indices. Rows outside the tensor are skipped. */
 static __device__ __forceinline__ void store_tile(const CUtensorMap *map, uint32_t from, int row, int band, int head,
                                                   int batch) {
     asm volatile("cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];" ::"l"(map),
@@ -147,8 +147,8 @@ static __device__ __forceinline__ void stores_wait_read() {
     asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
 
-/* The descriptor of an operand of a product: its start, bytes from one band to the next (ignored for operands whose
-   rows run along k), and from eight rows to the next eight. */
+/* The descriptor of an operand of a product: its address, the bytes from one band to the next (ignored if its rows
+   run along k), and the bytes from eight rows to the next eight. */
 static __device__ __forceinline__ uint64_t describe(uint32_t address, int band) {
     return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)(band >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
            (uint64_t)1 << 62;
@@ -174,8 +174,9 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
     asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(REGISTERS));
 }
 
-/* d[64, N] = or += a b, over 16 of k, asynchronously. `both`: a and b in shared memory, rows of both along k. `right`:
-   a in registers, rows of b across k. One overload per N: an accumulator is as many operands of one instruction. */
+/* d[64, N] = or += a b over 16 elements of k, asynchronously. `both`: a and b are in shared memory, and rows of both
+   run along k. `right`: a is in registers, and rows of b run across k. There is one overload per N, since every
+   element of the accumulator is an operand of the instruction. */
 #define F8(d, i)                                                                                                \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
@@ -214,7 +215,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
                      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));                                  \
     }
 
-/* As `both`, but rows of b across k. */
+/* As `both`, but rows of b run across k. */
 #define PRODUCT_ACROSS(N, REGISTERS, A, B, ADD, ...)                                                           \
     static __device__ __forceinline__ void product_across(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                          \
@@ -223,7 +224,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
                      : __VA_ARGS__                                                                             \
                      : "l"(a), "l"(b), "r"(add));                                                              \
     }
-/* As `across`, but rows of a across k too. */
+/* As `across`, but rows of a run across k too. */
 #define PRODUCT_TURNED(N, REGISTERS, A, B, ADD, ...)                                                           \
     static __device__ __forceinline__ void product_turned(float(&d)[N / 2], uint64_t a, uint64_t b, int add) { \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                          \
@@ -232,7 +233,7 @@ template <int REGISTERS> static __device__ __forceinline__ void registers_give()
                      : __VA_ARGS__                                                                             \
                      : "l"(a), "l"(b), "r"(add));                                                              \
     }
-/* As `right`, but rows of b along k. */
+/* As `right`, but rows of b run along k. */
 #define PRODUCT_ALONG(N, REGISTERS, A, B, ADD, ...)                                                                    \
     static __device__ __forceinline__ void product_along(float(&d)[N / 2], const uint32_t *a, uint64_t b, int add) {   \
         asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " ADD ", 0;\n"                                                  \
@@ -271,7 +272,8 @@ PRODUCT_ALONG(64, R0_31, "%32, %33, %34, %35", "%36", "%37", F32(d, 0))
 #undef F8
 #undef F32
 
-/* No reading of these sums moves above this line: it belongs after the wait for the products that make them. */
+/* Keeps the compiler from moving reads of these sums above this line. Place it after the wait for the products that
+   compute them. */
 template <int N> static __device__ __forceinline__ void keep_below(float (&d)[N]) {
 #pragma unroll
     for (int i = 0; i < N; i++) {

@@ -6,7 +6,7 @@
 #include "core/context.h"
 #include "device/backend.h"
 
-/* Why there is no GPU `wanted` of `found`. */
+/* Reports why the GPU `name` does not exist; `found` is the number of GPUs. */
 static carry_status refuse(carry_ctx *ctx, const char *name, int found) {
 #if defined(CARRY_HAVE_CUDA)
     if (found > 0) {
@@ -17,7 +17,7 @@ static carry_status refuse(carry_ctx *ctx, const char *name, int found) {
     const char *absence = carry_device_absence(ctx, 0);
     size_t length = absence != NULL ? strlen(absence) : 0;
     length = length < sizeof reason ? length : sizeof reason - 1;
-    memcpy(reason, absence != NULL ? absence : "", length); /* the message replaces the line it comes from */
+    memcpy(reason, absence != NULL ? absence : "", length); /* absence points into the context */
     reason[length] = '\0';
     return carry_fail(ctx, CARRY_EUNSUPPORTED, "there is no device %.20s here: %s", name,
                       length > 0 ? reason : "no GPU was found");

@@ -23,7 +23,7 @@ typedef struct place {
     int ordinal;
 } place;
 
-/* The backend of device `device`, counted over all backends. */
+/* The backend and ordinal of `device`, which is counted over all backends. */
 static place find(int device) {
     for (int i = 0; device >= 0 && table[i] != NULL; i++) {
         int here = table[i]->count();
@@ -35,7 +35,8 @@ static place find(int device) {
     return (place){NULL, 0};
 }
 
-/* The backend whose host memory every device copies from fastest. */
+/* The backend that allocates host memory: the last one that has a device, since devices copy fastest from its
+   memory. */
 static const carry_backend *host(void) {
     const carry_backend *found = &carry_backend_cpu;
     for (int i = 0; table[i] != NULL; i++) {
@@ -44,7 +45,7 @@ static const carry_backend *host(void) {
     return found;
 }
 
-/* Device `ordinal` of backend i, counted over all backends. */
+/* The number, over all backends, of device `ordinal` of backend `backend`. */
 static int number(int backend, int ordinal) {
     for (int i = 0; i < backend && table[i] != NULL; i++) {
         ordinal += table[i]->count();
@@ -144,7 +145,7 @@ void carry_host_free(carry_ctx *ctx, void *data) {
 }
 
 carry_status carry_device_check_pointer(carry_ctx *ctx, const char *name, const void *pointer, int device) {
-    int is_on = 0; /* memory that no backend knows is the process's own */
+    int is_on = 0; /* memory that no backend knows belongs to the process */
     for (int i = 0; pointer != NULL && table[i] != NULL; i++) {
         int ordinal = 0;
         carry_memory_place where =

@@ -1,5 +1,5 @@
-/* The driver's encoder of tensor maps, which tell the copy engine of Hopper GPUs how a tensor lies. It is asked for at
-   run time, so that a machine without a driver can load the library. */
+/* The driver's encoder of tensor maps, which describe the layout of a tensor to the copy engine of Hopper GPUs. It
+   is looked up at run time, so that a machine without a driver can load the library. */
 #ifndef CARRY_DEVICE_TENSOR_MAP_CUH
 #define CARRY_DEVICE_TENSOR_MAP_CUH
 

@@ -18,13 +18,13 @@ typedef struct carry_upload {
     bool is_sent[CARRY_UPLOAD_SLOTS];
 } carry_upload;
 
-/* Zeros are a closed one. slots: up to CARRY_UPLOAD_SLOTS. */
+/* A struct of zeros is a closed upload. slots: at most CARRY_UPLOAD_SLOTS. */
 carry_status carry_upload_open(carry_ctx *ctx, carry_upload *upload, int device, size_t bytes, int slots);
-void carry_upload_close(carry_upload *upload); /* the device must be done with them */
+void carry_upload_close(carry_upload *upload); /* the device must have finished all copies */
 
-/* The memory to fill for the next send; waits where its last copy has not happened. */
+/* Sets *slot to the memory to fill for the next send; waits if its last copy has not completed. */
 carry_status carry_upload_slot(carry_upload *upload, void **slot);
-/* Copies that memory's first bytes to the device, in the context's stream of it. */
+/* Copies the first bytes of that slot to the device, in the context's stream. */
 carry_status carry_upload_send(carry_upload *upload, void *to, size_t bytes);
 
 #endif

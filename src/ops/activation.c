@@ -1,5 +1,5 @@
-/* Activations, and the gated unit of feed-forward layers: element by element, in pieces that stay in the first cache.
- */
+/* Activations, and the gated unit of feed-forward layers: element by element, in pieces that stay in the first-level
+   cache. */
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"

@@ -1,5 +1,5 @@
-/* Gradients of a bias and of a gate: sums over tokens, which need no memory since threads take columns. A column's sum
-   is made in blocks of tokens, added in order, so that a long one stays near the true one. */
+/* Gradients of a bias and of a gate: sums over tokens, which need no workspace since threads take columns. A
+   column's sum is computed in blocks of tokens, which are added in order, so that long sums stay accurate. */
 #include <string.h>
 
 #include "core/context.h"
@@ -10,7 +10,7 @@
 #include "ops/video.h"
 
 #define GRAIN_ELEMENTS 16384
-#define COLUMNS 32 /* of a piece: two lines of a cache of every row */
+#define COLUMNS 32 /* of a piece: two cache lines of every row */
 
 typedef struct job {
     const carry_kernels *kernels;
@@ -19,7 +19,7 @@ typedef struct job {
     int64_t tokens, n;
 } job;
 
-/* Columns [at, at + count) of a block of tokens, of dx or dx y. */
+/* Sums dx, or dx y, over a block of tokens, for columns [at, at + count). */
 static void sum_block(const job *j, float *sum, int64_t at, int64_t count, int64_t first, int64_t last) {
     float dx[COLUMNS];
     float y[COLUMNS];
@@ -111,7 +111,7 @@ carry_status carry_cpu_gated_add_backward(carry_ctx *ctx, carry_tensor dy, carry
                                           carry_tensor y, carry_tensor g) {
     job j = {.dx = dx, .y = y, .g = g, .dy = dy, .dg = dg, .tokens = dx.shape[0], .n = dx.shape[1]};
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
-    if (carry_is_here(&dg)) { /* first: dy may be y */
+    if (carry_is_here(&dg)) { /* before dy is written, since dy may be y */
         add_up(ctx, &j);
     }
     if (carry_is_here(&dy)) {

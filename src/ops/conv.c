@@ -88,7 +88,7 @@ void carry_conv_borders(const carry_conv_problem *p, int64_t t, int64_t *begin, 
     if (p->borders == NULL) {
         return;
     }
-    int64_t low = 0; /* the last border that is at most t: sequences may be empty */
+    int64_t low = 0; /* the last border that is at most t; sequences may be empty */
     int64_t high = p->sequences;
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
@@ -143,8 +143,8 @@ typedef struct block {
     int64_t b, first, last, at, count;
 } block;
 
-/* The window of a token that sees rows before its sequence, in bf16; false: `before` has other numbers. Those that
-   another call left there are of bf16. */
+/* Builds, in bf16, the window of a token that sees rows before its sequence. Returns false if `before` has numbers
+   that are not bf16; numbers that another call stored there are. */
 static bool half_window(const carry_conv_problem *p, const block *o, int64_t t, int64_t begin, bool first_sequence,
                         uint16_t window[CARRY_HALF_CONV_TAPS * CARRY_CONV_CHANNELS]) {
     for (int64_t i = 0; i < CARRY_HALF_CONV_TAPS; i++) {
@@ -169,7 +169,7 @@ static bool half_window(const carry_conv_problem *p, const block *o, int64_t t, 
     return true;
 }
 
-/* Tokens from t on in one pass over bf16; how many of them were done. */
+/* Computes tokens from t on in one pass over bf16; returns how many were done. */
 static int64_t half_tokens(const job *j, const carry_half_rows *half, const block *o, const float *taps, int64_t t) {
     const carry_conv_problem *p = &j->p;
     const int64_t here = (o->b * p->tokens + t) * p->channels + o->at;
@@ -201,7 +201,7 @@ static int64_t half_tokens(const job *j, const carry_half_rows *half, const bloc
     return 1;
 }
 
-/* half_rows.h, where it has such a convolution. */
+/* The kernels of half_rows.h if they support this convolution, else NULL. */
 static const carry_half_rows *half_of(const job *j) {
     const carry_conv_problem *p = &j->p;
     const bool fits =
@@ -245,7 +245,7 @@ static void conv_blocks(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* The rows that a token after the last would see. Ascending, so that `after` may be `before`. */
+/* Stores the rows that a token after the last one would see. In ascending order, so that `after` may be `before`. */
 static void keep_last(const job *j) {
     const carry_conv_problem *p = &j->p;
     int64_t begin;

@@ -1,4 +1,4 @@
-/* Convolutions of pictures: the order of weights, checks, and rows of products over threads. */
+/* Convolutions of pictures: the layout of weights, checks, and rows of products over threads. */
 #include "ops/conv2d.h"
 
 #include <inttypes.h>
@@ -9,7 +9,8 @@
 #include "ops/cpu.h"
 #include "ops/nn.h"
 
-/* The inputs and outputs of a piece of rows, which should stay in the second-level cache with a panel of weights. */
+/* Bytes of the inputs and outputs of a piece of rows, which should stay in the second-level cache together with a
+   panel of weights. */
 #define STRIP_BYTES (256 << 10)
 
 #define INPUTS 3
@@ -27,7 +28,7 @@ static const window windows[] = {[CARRY_CONV2D_SAME] = {3, 3, 1},
 
 typedef struct input {
     const float *data;
-    int64_t channels, pitch; /* of a row, in numbers */
+    int64_t channels, pitch; /* pitch: elements from row to row */
 } input;
 
 typedef struct job {
@@ -46,8 +47,8 @@ int64_t carry_conv2d_packed(carry_conv2d_form form, int64_t out, int64_t in) {
     return (form == CARRY_CONV2D_DOUBLE ? 4 : 1) * o->rows * o->columns * in * out;
 }
 
-/* The weight of one pixel of a window. A doubled picture's window of three has two different pixels: at an even place
-   the first, and the second twice; at an odd one the first twice, and the second. */
+/* The weight of one pixel of a window. In a doubled picture, a window of three covers only two different pixels: at
+   an even position the first one once and the second twice, at an odd one the first twice and the second once. */
 static float weight(const float *taps, carry_conv2d_form form, int phase, int row, int column) {
     if (form == CARRY_CONV2D_POINT) {
         return taps[0];
@@ -75,7 +76,7 @@ static carry_status expect_picture(carry_ctx *ctx, const char *name, const carry
     return CARRY_OK;
 }
 
-/* Channels of an input: of x, past or older. */
+/* Channels of input `which`: x, past or older. */
 static int64_t channels_of(int64_t in, int64_t first, int which) {
     if (in == INPUTS * first || which == 0) {
         return first;
@@ -100,7 +101,8 @@ carry_status carry_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor fro
     return operators->conv2d_pack(ctx, to, from, form, first);
 }
 
-/* bf16 is for comparing GPUs with: rows of all that an output channel sees, as they have them, and a plain loop. */
+/* bf16 exists for comparison with GPUs: weights have the GPU's layout, one row per output channel, and the
+   convolution is a plain loop. */
 static void pack_bf16(uint16_t *next, carry_tensor from, carry_conv2d_form form, int64_t first) {
     const window *o = &windows[form];
     const int64_t in = from.shape[1];
@@ -153,14 +155,14 @@ carry_status carry_cpu_conv2d_pack(carry_ctx *ctx, carry_tensor to, carry_tensor
     return CARRY_OK;
 }
 
-/* Adds an input's products to a row of y; base says what they are added to. */
+/* Adds an input's products to a row of y; base is what the first of them is added to. */
 static void add_products(const job *j, carry_product *p, const input *in, int64_t row, int64_t column) {
     p->k = j->window.columns * in->channels;
     p->a = in->data + row * in->pitch + column * in->channels;
     p->a_row = j->window.step * in->channels;
     p->a_next = in->pitch;
     p->b_next = p->k * p->n;
-    p->count = 1; /* the first adds to its base, the others to c */
+    p->count = 1; /* the first adds to its base, the others add to c */
     j->kernels->product(p);
     p->base = p->c;
     p->base_row = p->c_row;
@@ -173,7 +175,7 @@ static void add_products(const job *j, carry_product *p, const input *in, int64_
     p->b += p->count * p->b_next;
 }
 
-/* A row of output pixels, or every second one of it; output channels panel..panel+n-1. */
+/* Computes a row of output pixels, or every second one of it, for output channels panel..panel+n-1. */
 static void row_panel(const job *j, int64_t y, int side, int64_t panel, int64_t n) {
     bool twice = j->form == CARRY_CONV2D_DOUBLE;
     int64_t inside = j->form == CARRY_CONV2D_POINT || j->form == CARRY_CONV2D_AHEAD; /* no padding before a window */
@@ -218,7 +220,7 @@ static void run_rows(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Height and width of what a form makes of a picture. */
+/* Height or width of the result for a picture of this height or width. */
 static int64_t side_of(carry_conv2d_form form, int64_t side) {
     switch (form) {
     case CARRY_CONV2D_HALF:
@@ -291,7 +293,7 @@ carry_status carry_conv2d(carry_ctx *ctx, const carry_conv2d_args *args) {
     return operators->conv2d(ctx, args);
 }
 
-/* Output channel c at (y, x), before what is added to it. */
+/* The sum for output channel c at (y, x), before anything is added to it. */
 static float sum_bf16(const carry_conv2d_args *a, int64_t y, int64_t x, int64_t c) {
     const carry_tensor *inputs[INPUTS] = {&a->x, &a->past, &a->older};
     const window *o = &windows[a->form];

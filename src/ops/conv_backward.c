@@ -1,9 +1,10 @@
-/* The gradient of the convolution. For each token, what reaches its sum, ds = dy f'(sum), with the sum done again; then
+/* The gradient of the convolution. For each token, the gradient of its sum is ds = dy f'(sum), with the sum computed
+   again; then
 
        dx[s] = sum_j w[width - 1 - j] ds[s + j],   dw[i] += ds[t] x[t - (width-1) + i]
 
-   which is the same loop with the taps reversed. A block of tokens does the ds of the few tokens after it again instead
-   of waiting for another thread. dw is summed per block of tokens into the workspace and added in order. */
+   which is the same loop with the taps reversed. A block of tokens computes the ds of the few tokens after it again
+   instead of waiting for another thread. dw is summed per block of tokens into the workspace and added in order. */
 #include <string.h>
 
 #include "core/context.h"
@@ -30,7 +31,7 @@ typedef struct beside {
     carry_conv_rows rows;
 } beside;
 
-/* ds of token t into the ring; its part of dw when the token is of this block. */
+/* Writes ds of token t to the ring, and adds the token's part of dw if it belongs to this block. */
 static void reach_sum(const job *j, beside *k, int64_t b, int64_t t, int64_t at, int64_t count, bool own) {
     const carry_conv_problem *p = &j->p;
     const carry_rows *rows = p->kernels->rows;
@@ -49,7 +50,8 @@ static void reach_sum(const job *j, beside *k, int64_t b, int64_t t, int64_t at,
     }
 }
 
-/* dx of token s, or dbefore of the row s tokens before the first, from the ds in the ring. */
+/* Computes dx of token s, or for s < 0 dbefore of the row that many tokens before the first, from the ds in the
+   ring. */
 static void reach_input(const job *j, beside *k, int64_t b, int64_t s, int64_t at, int64_t count) {
     const carry_conv_problem *p = &j->p;
     const carry_tensor *to = s < 0 ? &j->dbefore : &j->dx;

@@ -1,5 +1,5 @@
-/* The convolution of one token of each sequence, with the bits of carry_conv. Threads take blocks of channels of a
-   sequence; each block moves its part of the tail. */
+/* The convolution of one token of each sequence, with the same bits as carry_conv. Threads take blocks of channels
+   of a sequence; each block shifts its part of the tail. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -51,7 +51,7 @@ carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args) {
     return operators->conv_step(ctx, args);
 }
 
-/* In one pass over bf16, as carry_conv does; false: the tail has other numbers than bf16. */
+/* Computes in one pass over bf16, as carry_conv does; returns false if the tail has numbers that are not bf16. */
 static bool half_token(const carry_conv_problem *p, const carry_conv_step_map *map, const carry_half_rows *half,
                        const float *tail, const float *taps, int64_t b, int64_t at, int64_t count) {
     const carry_kernels *kernels = p->kernels;

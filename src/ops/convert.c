@@ -16,7 +16,7 @@ typedef struct job {
     carry_tensor to, from;
 } job;
 
-/* Any type to any type: widened into a buffer that stays in the first cache, then narrowed. */
+/* Converts any type to any type: widens into a buffer that stays in the first-level cache, then narrows. */
 static void convert_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;

@@ -1,5 +1,5 @@
-/* The operators of the CPU: every one of CARRY_OPERATOR_LIST. An operator without an entry for the CPU would be
-   "#define carry_cpu_<name> NULL" here. */
+/* The operators of the CPU: all of CARRY_OPERATOR_LIST. An operator without a CPU entry would be "#define
+   carry_cpu_<name> NULL" here. */
 #include "ops/cpu.h"
 
 extern const carry_operators carry_operators_cpu;

@@ -1,4 +1,4 @@
-/* Decays of KDA on the CPU: a thread has heads. */
+/* Decays of KDA on the CPU; threads take heads. */
 #include "ops/decay.h"
 
 #include <math.h>
@@ -14,7 +14,7 @@ typedef struct job {
     const carry_kernels *kernels;
     carry_tensor g, a, A_log, dt_bias;
     carry_tensor da, dA_log, ddt_bias; /* backward: g is dg */
-    int64_t tokens, width, each;       /* columns of all heads, and of one */
+    int64_t tokens, width, each;       /* width: columns of all heads; each: of one head */
     double bound;
 } job;
 

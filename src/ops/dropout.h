@@ -1,6 +1,6 @@
-/* Dropout by counters: y[i] = x[i] / (1 - share), or 0 with probability `share`. Whether element i is dropped is a
-   function of seed, stream and i alone, the same on every device, so backward calls it again with the gradient. f32,
-   bf16 or f16, packed, of one type and count; y may be x. */
+/* Dropout by counters: y[i] = x[i] / (1 - share), or 0 with probability `share`. Whether element i is dropped
+   depends only on seed, stream and i, on every device alike, so the backward pass calls it again with the gradient.
+   x and y are f32, bf16 or f16, packed, and have one type and count; y may be x. */
 #ifndef CARRY_OPS_DROPOUT_H
 #define CARRY_OPS_DROPOUT_H
 
@@ -11,7 +11,7 @@
 carry_status carry_dropout(carry_ctx *ctx, carry_tensor y, carry_tensor x, double share, uint64_t seed,
                            uint64_t stream);
 
-/* Words of the generator below this are dropped. */
+/* Elements whose random word is below this are dropped. */
 static inline uint32_t carry_dropout_bound(double share) {
     return (uint32_t)(share * 4294967296.0);
 }

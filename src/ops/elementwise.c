@@ -1,4 +1,4 @@
-/* Element by element, in f32: in pieces that stay in the first cache. */
+/* Element by element, in f32, in pieces that stay in the first-level cache. */
 #include "carry/ops.h"
 #include "core/context.h"
 #include "core/tensor.h"

@@ -1,5 +1,5 @@
-/* Rows of a table by number, and back. Backward, threads take columns: each walks all tokens in their order, so a row
-   that is met twice gets the same sum on any number of threads. */
+/* Rows of a table by number, and back. Backward, threads take columns: each goes through all tokens in order, so a
+   row that occurs twice gets the same sum for any number of threads. */
 #include "core/context.h"
 #include "core/tensor.h"
 #include "core/threads.h"
@@ -11,7 +11,7 @@
 
 #define GRAIN_ELEMENTS 16384
 #define COLUMNS 64
-#define AHEAD 4 /* tokens: rows are anywhere in the table, so they are prefetched */
+#define AHEAD 4 /* tokens by which rows are prefetched, since they are anywhere in the table */
 
 typedef struct job {
     const carry_kernels *kernels;
@@ -31,7 +31,7 @@ static void prefetch(const job *j, int64_t t, int64_t at, int64_t count) {
     }
 }
 
-/* Of a quantised table: in pieces of 1024 columns, which are whole blocks of every format. */
+/* Gathers from a quantised table in pieces of 1024 columns, which are whole blocks of every format. */
 static void gather_quantised(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
@@ -77,7 +77,8 @@ static void scatter_columns(void *argument, int64_t begin, int64_t end, int work
     }
 }
 
-/* y is [T, n], and every id a row of the table. On another device ids were validated before they went there. */
+/* Checks that every id is a row of the table, for y [T, n]. Ids on another device were checked before they were
+   copied there. */
 static carry_status expect_ids(carry_ctx *ctx, const carry_tensor *y, const carry_tensor *table,
                                const carry_tensor *ids) {
     CARRY_TRY(carry_expect_i64(ctx, "ids", ids, y->shape[0], y->device));

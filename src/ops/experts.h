@@ -25,13 +25,14 @@ extern "C" {
 
 typedef enum carry_router_score { CARRY_ROUTER_SOFTMAX, CARRY_ROUTER_SIGMOID } carry_router_score;
 
-/* With p = softmax or sigmoid of the logits and c = p + bias: of `groups` groups of consecutive experts, those
-   `kept_groups` with the largest sum of their two largest c remain; of their experts, the k largest c are chosen. The
-   weights are p of the chosen, over their sum (plus 1e-20) if `normalise` is set, times `scale`. Of equal numbers the
-   first is chosen. NaN gives weights that are NaN, and any k different experts. */
+/* With p = softmax or sigmoid of the logits and c = p + bias: the experts form `groups` groups of consecutive
+   experts. The `kept_groups` groups with the largest sum of their two largest c are kept; of their experts, the k
+   largest c are chosen. The weights are p of the chosen experts, divided by their sum (plus 1e-20) if `normalise` is
+   set, times `scale`. Of equal numbers the first is chosen. NaN gives weights that are NaN, and any k different
+   experts. */
 typedef struct carry_router {
     carry_router_score score;
-    int64_t groups, kept_groups; /* groups 0 or 1: all experts are one */
+    int64_t groups, kept_groups; /* groups 0 or 1: all experts are one group */
     bool normalise;
     float scale;
 } carry_router;
@@ -43,15 +44,16 @@ carry_status carry_route(carry_ctx *ctx, carry_tensor weights, carry_tensor chos
 carry_status carry_route_backward(carry_ctx *ctx, carry_tensor dlogits, carry_tensor dweights, carry_tensor logits,
                                   carry_tensor chosen, const carry_router *router);
 
-/* pair, place [T k]; offsets [E + 1]; chosen [T, k]. */
+/* Shapes: pair, place [T k]; offsets [E + 1]; chosen [T, k]. */
 carry_status carry_sort_experts(carry_ctx *ctx, carry_tensor pair, carry_tensor place, carry_tensor offsets,
                                 carry_tensor chosen);
 
-/* y[r] = x[pair[r] / k], times weights[pair[r]] where those are given: y [T k, n], x [T, n], weights [T, k]. */
+/* y[r] = x[pair[r] / k], times weights[pair[r]] if weights are present: y [T k, n], x [T, n], weights [T, k]. */
 carry_status carry_gather_pairs(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor pair,
                                 carry_tensor weights);
-/* y[t] = base[t] + sum over j of weights[t, j] x[place[t k + j]]: y, base [T, n], x [T k, n]. base and weights (1) may
-   be absent; y may be base. Backward: x's gradient is carry_gather_pairs, and dweights[t, j] = dy[t] . x[place[..]]. */
+/* y[t] = base[t] + sum over j of weights[t, j] x[place[t k + j]]: y, base [T, n], x [T k, n]. base and weights may
+   be absent; absent weights count as 1. y may be base. Backward: x's gradient is carry_gather_pairs, and dweights[t,
+   j] = dy[t] . x[place[t k + j]]. */
 carry_status carry_combine_pairs(carry_ctx *ctx, carry_tensor y, carry_tensor base, carry_tensor x, carry_tensor place,
                                  carry_tensor weights);
 carry_status carry_combine_pairs_backward(carry_ctx *ctx, carry_tensor dweights, carry_tensor dy, carry_tensor x,
@@ -64,8 +66,8 @@ carry_status carry_row_gate_backward(carry_ctx *ctx, carry_tensor dx, carry_tens
                                      carry_tensor s);
 
 /* y[r] = W[e] x[r] for the rows r of expert e: x [rows, in], y [rows, out], W [E, out, in] with any stride over the
-   first index. On a GPU rows of y and dy may have a stride larger than their length. Backward: dx (+)= dy W[e] and
-   dW[e] += dy^T x; dW has the strides of W and is f32. Either may be absent. */
+   first index. On a GPU, rows of y and dy may have a stride larger than their length. Backward: dx = dy W[e], or
+   added to dx, and dW[e] += dy^T x; dW has the strides of W and is f32. Either may be absent. */
 carry_status carry_grouped_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_tensor W, carry_tensor offsets);
 carry_status carry_grouped_linear_backward(carry_ctx *ctx, carry_tensor dx, carry_tensor dW, carry_tensor dy,
                                            carry_tensor x, carry_tensor W, carry_tensor offsets, bool accumulate);

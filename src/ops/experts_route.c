@@ -1,5 +1,5 @@
-/* The router of a mixture of experts: which experts a token has, with which weights; and the sort of the pairs. Scores
-   are computed in float64: they are few, and a choice between near equals should not depend on rounding here. */
+/* The router of a mixture of experts: chooses the experts of a token and their weights, and sorts the pairs. Scores
+   are computed in float64: they are few, and a choice between nearly equal ones should not depend on rounding here. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -49,7 +49,7 @@ static void scores_of(const carry_router *r, const float *logits, int64_t E, dou
     }
 }
 
-/* The first largest of those that are free; some free one where there is NaN. */
+/* Returns the first of the largest free scores, or some free one if there is a NaN. */
 static int64_t take_largest(const double *score, bool *taken, int64_t count) {
     int64_t best = -1;
     for (int64_t i = 0; i < count; i++) {
@@ -61,7 +61,7 @@ static int64_t take_largest(const double *score, bool *taken, int64_t count) {
     return best;
 }
 
-/* Marks the experts of the groups that do not remain as taken. */
+/* Marks the experts of dropped groups as taken. */
 static void drop_groups(const carry_router *r, const double *score, int64_t E, bool *taken) {
     const int64_t each = E / r->groups;
     double sums[CARRY_MAX_EXPERTS];
@@ -164,7 +164,7 @@ static void route_back_range(void *argument, int64_t begin, int64_t end, int wor
     }
 }
 
-/* logits [T, E] and chosen [T, k], with a router that has k experts to choose from. */
+/* Checks logits [T, E] and chosen [T, k], and that the router has at least k experts to choose from. */
 static carry_status expect_router(carry_ctx *ctx, const carry_tensor *weights, const carry_tensor *chosen,
                                   const carry_tensor *logits, const carry_router *r) {
     CARRY_TRY(carry_expect_rank(ctx, "logits", logits, 2));

@@ -46,7 +46,7 @@ static void gather_range(void *argument, int64_t begin, int64_t end, int worker)
     }
 }
 
-/* Columns c.. of the weighted sum of a token's rows, added to `sum`. */
+/* Adds columns from c on of the weighted sum of a token's rows to `sum`. */
 static void add_pairs(const job *j, int64_t t, int64_t c, int64_t count, float *sum) {
     float beside[CARRY_PIECE];
     for (int64_t i = t * j->k; i < (t + 1) * j->k; i++) {
@@ -79,7 +79,7 @@ static void combine_range(void *argument, int64_t begin, int64_t end, int worker
     }
 }
 
-/* The sum of products of row t of y and row r of x, in float64. */
+/* The dot product of row t of y and row r of x, in float64. */
 static double dot_rows(const job *j, int64_t t, int64_t r) {
     float y[CARRY_PIECE];
     float x[CARRY_PIECE];
@@ -136,7 +136,7 @@ static void gate_range(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* y is dy here, and base gets the gradient of s. */
+/* Here y is dy, and base receives the gradient of s. */
 static void gate_back_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
@@ -152,7 +152,7 @@ static int64_t grain_of(int64_t n) {
     return GRAIN_ELEMENTS / (n + 1) + 1;
 }
 
-/* y [T k, n] and x [T, n], or the other way round, with k > 0; at [T k] and weights [T, k]. */
+/* Checks y [T k, n] and x [T, n], or the other way round, with k > 0; at [T k] and weights [T, k]. */
 static carry_status expect_pairs(carry_ctx *ctx, const carry_tensor *rows, const carry_tensor *tokens,
                                  const carry_tensor *at, const carry_tensor *weights, int64_t *k) {
     CARRY_TRY(carry_expect_rank(ctx, "rows", rows, 2));

@@ -1,4 +1,5 @@
-/* Linear maps in blocks of a fixed number of rows: block after block, the last one completed with zeros beside it. */
+/* Linear maps in blocks of a fixed number of rows, one after the other; the last block is padded with zeros in a
+   buffer. */
 #include <string.h>
 
 #include "core/context.h"

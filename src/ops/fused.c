@@ -1,5 +1,5 @@
-/* Operators of transformers that a GPU does in one pass over memory. On the CPU, and where a GPU has no such pass, they
-   are the operators they are made of, one after the other. */
+/* Operators of transformers that a GPU does in one pass over memory. On the CPU, and on a GPU without such a kernel,
+   the separate operators run one after the other. */
 #include "ops/fused.h"
 
 #include <inttypes.h>
@@ -70,7 +70,7 @@ carry_status carry_cpu_add_layer_norm(carry_ctx *ctx, carry_tensor h, carry_tens
     return carry_add_layer_norm_parts(ctx, h, x, y, g, w, b, plus, eps);
 }
 
-/* [T, n] like the first part's, rows that may be further apart on a GPU. */
+/* Checks that a tensor is [T, n] like the first part; on a GPU its row stride may be larger. */
 static carry_status expect_rows(carry_ctx *ctx, const char *name, const carry_tensor *tensor,
                                 const carry_tensor *like) {
     CARRY_TRY(carry_tensor_expect(ctx, name, tensor, 2, like->shape));

@@ -1,5 +1,5 @@
-/* Products of rows with one weight for each expert. On the CPU every expert is one linear layer, whose products are
-   shared out over the threads: the rows of an expert are few or many, and a weight is read once. */
+/* Products of rows with one weight per expert. On the CPU every expert is one linear layer, whose products all
+   threads share: this suits experts with few and with many rows, and reads a weight once. */
 #include "core/context.h"
 #include "core/tensor.h"
 #include "ops/cpu.h"
@@ -15,7 +15,8 @@ static carry_tensor expert_of(carry_tensor W, int64_t e) {
     return one;
 }
 
-/* [E, out, in], packed but for the first index; f32 where it is a gradient, else as carry_linear wants it. */
+/* Checks that W is [E, out, in], packed except for the first index; f32 if it is a gradient, else of a type that
+   carry_linear accepts. */
 static carry_status expect_experts(carry_ctx *ctx, const char *name, const carry_tensor *W, const carry_tensor *x,
                                    int64_t out, int64_t experts, bool gradient) {
     CARRY_TRY(carry_expect_rank(ctx, name, W, 3));
@@ -54,7 +55,7 @@ carry_status carry_grouped_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x
     return operators->grouped_linear(ctx, y, x, W, offsets);
 }
 
-/* The rows of expert e, which are inside of x. */
+/* Finds the rows of expert e, and checks that they are inside x. */
 static carry_status rows_of(carry_ctx *ctx, const carry_tensor *offsets, int64_t e, int64_t rows, int64_t *first,
                             int64_t *count) {
     const int64_t *at = offsets->data;

@@ -1,4 +1,4 @@
-/* How much queries take of each of a few keys: the norm of queries, scores and softmax, without the sum over values. */
+/* The attention weights of a few keys: the norm of queries, scores and softmax, without the sum over values. */
 #include <inttypes.h>
 #include <math.h>
 
@@ -48,7 +48,7 @@ static double score(const carry_key_weights_args *a, int64_t row, int64_t head, 
     return sum * over / sqrt((double)width) + (key == a->keys - 1 ? (double)a->last : 0.0);
 }
 
-/* The specification, and little used: scores are made again for each of the three passes. */
+/* The specification, which is rarely used: scores are computed again for each of the three passes. */
 static void weigh_row(const carry_key_weights_args *a, int64_t row) {
     const int64_t n = a->q.shape[1];
     const int64_t stride = a->p.shape[1] / a->heads;

@@ -1,5 +1,5 @@
-/* Layer norm of rows. The mean first and then the squares of what is off it, so that a row far from zero loses nothing;
-   rows are walked in pieces of columns, so that rows of any length and of 16 bits go through the same loops. */
+/* Layer norm of rows. First the mean, then the squared differences from it, so that a row far from zero loses no
+   precision. Rows are processed in pieces of columns, so that rows of any length and of 16 bits use the same loops. */
 #include <math.h>
 
 #include "core/context.h"

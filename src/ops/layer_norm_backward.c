@@ -1,9 +1,9 @@
-/* Layer norm backward. With s = 1/sqrt(variance + eps), n = (x - mean) s and g = dy (w + plus), what reaches n:
+/* Layer norm backward. With s = 1/sqrt(variance + eps), n = (x - mean) s, and g = dy (w + plus), the gradient of n:
 
        dx = s (g - mean(g) - n mean(g n));  dw += sum over tokens of dy n;  db += sum over tokens of dy
 
-   Nothing of the forward is kept: mean and variance are made again. Sums over tokens are made in blocks, each into two
-   rows of the workspace, and the rows are added in order. */
+   Nothing is kept from the forward pass: mean and variance are computed again. Sums over tokens are computed in
+   blocks, each into two rows of the workspace, and the rows are added in order. */
 #include <math.h>
 #include <string.h>
 
@@ -36,7 +36,7 @@ static void open_piece(const job *j, beside *k, carry_layer_backward *row, int64
     row->w = carry_piece_in(j->kernels, k->w, &j->w, at, count);
 }
 
-/* The mean, and then the squares of what is off it. */
+/* Computes the mean, and then the squared differences from it. */
 static void measure(const job *j, beside *k, carry_layer_backward *row, int64_t t) {
     const carry_rows *rows = j->kernels->rows;
     float sum = 0.0f;

@@ -1,10 +1,10 @@
 /* Linear layers: three products of rows of tokens with a weight.
 
-   Products of bf16 go through the processor's instructions for them, where it has any (bf16.c). A few tokens times a
-   weight of 16 bits are dot products that read the weight once, as it is (few.c). Large ones in f32 are packed
-   (packed.c). Others, and those of a BLAS that was measured to be faster, are cut into tiles of the result, whose sizes
-   depend on shapes alone, and threads take tiles: the number of threads changes nothing in the sums. Operands of 16
-   bits are widened beside, block of k after block of k. */
+   bf16 products use the processor's instructions for them, if it has any (bf16.c). A few tokens times a 16-bit
+   weight are dot products that read the weight once, without packing (few.c). Large f32 products are packed
+   (packed.c). Others, and those of a BLAS that was measured to be faster, are cut into tiles of the result, whose
+   sizes depend on shapes alone, and threads take tiles: the number of threads does not change the sums. 16-bit
+   operands are widened into a buffer, one block of k after another. */
 #include "ops/linear.h"
 
 #include "carry/nn.h"
@@ -24,20 +24,20 @@
 #include "ops/quantised/tiles.h"
 #include "ops/product/widened.h"
 
-/* The largest and the smallest tile of what is not packed. Large ones are packed less often inside BLAS; a result of
-   few large ones, such as a weight's gradient, is cut smaller until there is a tile for every thread of a usual
-   machine. Of BLAS at 512^3, with k in blocks of 512: 97 % at 256 x 256, 92 % at 128 x 128, 90 % at 64 x 128, 88 % at
-   64 x 64. */
+/* The largest and the smallest tile of products that are not packed. Large tiles are packed less often inside BLAS.
+   A result of few large ones, such as a weight's gradient, is cut smaller until there is a tile for every thread of
+   a usual machine. Relative to BLAS at 512^3, with k in blocks of 512: 97 % at 256 x 256, 92 % at 128 x 128, 90 % at
+   64 x 128, 88 % at 64 x 64. */
 #define TILE_M 256
 #define TILE_N 512
 #define LEAST_M 64
 #define LEAST_N 128
 #define TILES_WANTED 8
-/* A long sum is made in blocks, all tiles of one before the next: what tiles share is then still in a cache. At 8192
-   tokens and 64 x 128, 79 % of BLAS without and 90 % with blocks. */
+/* A long sum is computed in blocks of k, all tiles of one block before the next, so that shared operands are still
+   in a cache. At 8192 tokens and 64 x 128, 79 % of BLAS without blocks and 90 % with them. */
 #define LONG_K 2048
 #define BLOCK_K 512
-/* Tiles of 16-bit products: operands and sums beside them are half a megabyte of stack. */
+/* Tiles of 16-bit products: the buffers of operands and sums take half a megabyte of stack. */
 #define MIXED_M 128
 #define MIXED_N 256
 #define MIXED_K 256
@@ -50,17 +50,18 @@ typedef struct job {
     const carry_mixed_product *p;
     int64_t rows, columns; /* of a tile */
     int64_t row_tiles, column_tiles;
-    int64_t k_at, k; /* the block of the sum */
+    int64_t k_at, k; /* the block of k */
     bool plain;      /* everything is f32 */
 } job;
 
-/* Element (i, l) of the operand, not transposed. */
+/* The address of element (i, l) of the operand, as if it were not transposed. */
 static const char *element(const carry_matrix *a, int64_t i, int64_t l) {
     int64_t at = a->transposed ? l * a->row + i : i * a->row + l;
     return (const char *)a->data + at * (int64_t)carry_dtype_size(a->dtype);
 }
 
-/* Rows i.. and columns l.. of an operand as f32: where they are, or widened into beside; *row is their distance. */
+/* Rows from i on and columns from l on of an operand as f32: in place, or widened into beside. *row is the distance
+   between rows. */
 static const float *widened(const job *j, const carry_matrix *a, float *beside, int64_t i, int64_t l, int64_t rows,
                             int64_t columns, ptrdiff_t *row) {
     const char *from = element(a, i, l);
@@ -119,7 +120,7 @@ static void mixed_tile(const job *j, int64_t i, int64_t n_at, int64_t m, int64_t
     }
 }
 
-/* Rows i.. and columns n_at.. of a product in f32, over the block of k. */
+/* The part of an f32 product with rows from i on and columns from n_at on, over the block of k. */
 static carry_product plain_part(const job *j, int64_t i, int64_t n_at, int64_t m, int64_t n) {
     const carry_mixed_product *p = j->p;
     float *c = (float *)p->c + i * p->c_row + n_at;
@@ -204,7 +205,7 @@ void carry_mixed_products_by(carry_ctx *ctx, const carry_kernels *kernels, const
     bool plain = p->a.dtype == CARRY_F32 && p->b.dtype == CARRY_F32 && p->c_dtype == CARRY_F32;
     job j = {.ctx = ctx, .kernels = kernels, .p = p, .plain = plain, .k = p->k};
     carry_product whole = plain_part(&j, 0, 0, p->m, p->n);
-    /* In blocks of a fixed number of rows not by a BLAS, which is chosen by measuring. */
+    /* Blocks of a fixed number of rows never use a BLAS, since that choice depends on measurements. */
     j.function = ctx->fixed_rows_bytes > 0 ? kernels->product : carry_products_choice(ctx, kernels, &whole);
     if (plain && j.function == kernels->product && carry_packed_pays(kernels, &whole)) {
         carry_packed_run(ctx, kernels, &whole, 0);
@@ -274,9 +275,9 @@ carry_status carry_linear(carry_ctx *ctx, carry_tensor y, carry_tensor x, carry_
 }
 
 /* An f32 weight of at most this many elements is multiplied in float64. It costs little there, and later operators
-   amplify the rounding of such sums: a norm does so for a head whose output is small. With sums of squares in float64
-   too, 4 of 57 golden values of a hybrid with hidden size 64 miss their bound, 15 with sums of f32. By the weight's
-   shape alone: the number of tokens changes no bit. */
+   amplify the rounding of such sums: a norm does so for a head whose output is small. With sums of squares in
+   float64 too, 4 of 57 golden values of a hybrid with hidden size 64 miss their bound, 15 with sums of f32. The
+   choice depends only on the weight's shape, so the number of tokens changes no bit. */
 #define EXACT_WEIGHT ((int64_t)1 << 15)
 #define EXACT_PIECE_FLOPS 200000
 
@@ -359,7 +360,7 @@ carry_status carry_linear_map(carry_ctx *ctx, carry_tensor y, carry_tensor x, ca
                              .accumulate = accumulate,
                              .a_packed = &packed};
     if (p.m == 1 &&
-        W.dtype != CARRY_QUANTISED) { /* one token: W times a vector, read once, with rows of W over threads */
+        W.dtype != CARRY_QUANTISED) { /* one token: W times a vector; W is read once and threads share its rows */
         p = (carry_mixed_product){.m = p.n,
                                   .n = 1,
                                   .k = p.k,

@@ -1,7 +1,7 @@
-/* Cross entropy, of logits and of a linear layer whose logits are never whole in memory.
+/* Cross entropy, of logits and of a linear layer whose logits are never all in memory.
 
-   A row of logits is walked three times while it is in a cache: its largest, the sum of exponentials relative to that,
-   and the gradient. */
+   A row of logits is read three times while it is in a cache: for its maximum, for the sum of exponentials relative
+   to that, and for the gradient. */
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
@@ -18,7 +18,8 @@
 
 #define LEFT_OUT (-100)
 #define GRAIN_ELEMENTS 16384
-/* Logits of a block of tokens: enough tokens that reading the weight for them costs little beside the product. */
+/* Bytes of the logits of a block of tokens: enough tokens that reading the weight for them costs little compared
+   with the product. */
 #define BLOCK_BYTES (16 << 20)
 #define BLOCK_LEAST 16
 
@@ -29,7 +30,7 @@ typedef struct job {
     int64_t vocabulary;
     float scale;
     float *losses;
-    bool rounded; /* a row of f32 gradients becomes one of bf16, at its start */
+    bool rounded; /* a row of f32 gradients is replaced by one of bf16, at its start */
 } job;
 
 static float largest_of(const job *j, int64_t row) {
@@ -43,7 +44,7 @@ static float largest_of(const job *j, int64_t row) {
     return largest;
 }
 
-/* Sum of e^(x - minus) over a row. Where the gradient is f32 the exponentials are left in it. */
+/* Sum of e^(x - minus) over a row. If the gradient is f32, the exponentials are stored in it. */
 static double sum_of(const job *j, int64_t row, float minus, bool kept) {
     float beside[CARRY_PIECE];
     double sum = 0.0;
@@ -55,7 +56,8 @@ static double sum_of(const job *j, int64_t row, float minus, bool kept) {
     return sum;
 }
 
-/* scale softmax of a row; in 16 bits the exponentials are made again, since they would be rounded twice. */
+/* Writes scale * softmax of a row. In 16 bits the exponentials are computed again, since they would be rounded
+   twice. */
 static void softmax_row(const job *j, int64_t row, float minus, float scale, bool kept) {
     float beside[CARRY_PIECE];
     for (int64_t at = 0; at < j->vocabulary; at += CARRY_PIECE) {
@@ -114,7 +116,7 @@ static void loss_range(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Losses in f32, as they are given back; the sum of a batch is made of these in float64. */
+/* Losses are f32, as they are returned; the sum of a batch is computed from these in float64. */
 static void run_losses(carry_ctx *ctx, job *j, int64_t tokens) {
     carry_parallel(ctx, tokens, GRAIN_ELEMENTS / (j->vocabulary + 1) + 1, loss_range, j);
 }
@@ -168,7 +170,7 @@ size_t carry_linear_cross_entropy_workspace(int64_t tokens, int64_t n, int64_t v
                : SIZE_MAX;
 }
 
-/* Tokens first..first+count-1: logits, their loss and gradient in place, and what reaches x and W. */
+/* Processes tokens first..first+count-1: logits, their loss and gradient in place, and the gradients of x and W. */
 static void linear_block(carry_ctx *ctx, job *j, const carry_tensor *dx, const carry_tensor *dW, const carry_tensor *x,
                          const carry_tensor *W, int64_t first, int64_t count) {
     const int64_t n = x->shape[1];
@@ -245,12 +247,12 @@ carry_status carry_linear_cross_entropy(carry_ctx *ctx, const carry_linear_cross
 carry_status carry_cpu_linear_cross_entropy(carry_ctx *ctx, carry_tensor losses, carry_tensor dx, carry_tensor dW,
                                             carry_tensor x, carry_tensor W, carry_tensor targets, float scale,
                                             void *workspace, size_t workspace_bytes) {
-    (void)workspace_bytes; /* blocks are a function of the shape alone, so that sums are */
+    (void)workspace_bytes; /* blocks depend on the shape alone, so that sums do too */
     const int64_t tokens = x.shape[0];
     job j = {.scale = scale, .vocabulary = W.shape[0]};
     CARRY_TRY(carry_kernels_of(ctx, &j.kernels));
     const int64_t block = block_tokens(tokens, j.vocabulary);
-    /* Where products of bf16 are faster than of f32, the gradient of the logits is rounded as x and W are. */
+    /* If bf16 products are faster than f32 ones, the gradient of the logits is rounded like x and W. */
     const bool bf16 = x.dtype == CARRY_BF16 && W.dtype == CARRY_BF16 && carry_bf16_of(ctx) != NULL;
     for (int64_t first = 0; first < tokens; first += block) {
         int64_t count = tokens - first < block ? tokens - first : block;

@@ -1,5 +1,5 @@
-/* Several linear maps of one input, and a linear map that is added to a residual. On the CPU they are the products of
-   linear.c, one after the other; of a few tokens all at once. */
+/* Several linear maps of one input, and a linear map that is added to a residual. On the CPU they are the products
+   of linear.c, one after the other, or all at once for a few tokens. */
 #include "core/context.h"
 #include "ops/convert.h"
 #include "ops/cpu.h"
@@ -29,7 +29,7 @@ static carry_status expect_maps(carry_ctx *ctx, int maps) {
                             CARRY_MAX_MERGED_MAPS);
 }
 
-/* As carry_expect_linear, with rows of y that may be further apart. */
+/* Like carry_expect_linear, but the row stride of y may be larger. */
 static carry_status expect_map(carry_ctx *ctx, const char *name, const carry_tensor *y, const carry_tensor *x,
                                const carry_tensor *W) {
     carry_tensor like = *x;

@@ -51,7 +51,7 @@ carry_status carry_cpu_muon_momentum(carry_ctx *ctx, carry_tensor u, carry_tenso
     return CARRY_OK;
 }
 
-/* Rows of the result. */
+/* Computes rows of the result. */
 static void normalise_rows(void *argument, int64_t begin, int64_t end, int worker) {
     const job *j = argument;
     const float *u = j->x.data;
@@ -147,7 +147,7 @@ static carry_status expect_one(carry_ctx *ctx, const char *name, const carry_ten
     return carry_is_here(x) ? carry_expect_f32(ctx, name, x, 1, &count, device) : CARRY_OK;
 }
 
-/* x has the shape of w [rows, columns], or that of its transpose. */
+/* Checks that x has the shape of w [rows, columns], or of its transpose. */
 static carry_status expect_turned(carry_ctx *ctx, const char *name, const carry_tensor *x, const carry_tensor *w,
                                   bool transposed) {
     const int64_t shape[] = {w->shape[transposed ? 1 : 0], w->shape[transposed ? 0 : 1]};

@@ -1,4 +1,4 @@
-/* Checks and pieces that the operators of carry/nn.h share. */
+/* Checks and pieces of rows that the operators of carry/nn.h share. */
 #include "ops/nn.h"
 
 #include "core/context.h"
@@ -49,7 +49,7 @@ carry_status carry_expect_rows(carry_ctx *ctx, const char *name, const carry_ten
 carry_status carry_expect_weight(carry_ctx *ctx, const char *name, const carry_tensor *tensor, int rank,
                                  const int64_t *shape, const carry_tensor *activations) {
     CARRY_TRY(carry_expect_activation(ctx, name, tensor, rank, shape, activations->device));
-    /* The CPU widens whatever it is. */
+    /* The CPU widens any type. */
     if (tensor->device != 0 && tensor->dtype != CARRY_F32 && tensor->dtype != activations->dtype) {
         return carry_fail(ctx, CARRY_EDTYPE, "%s is %s: f32 or the activations' type, %s, is needed", name,
                           carry_dtype_name(tensor->dtype), carry_dtype_name(activations->dtype));

@@ -1,5 +1,5 @@
-/* Root-mean-square norm of rows, with a weight and a gate. Rows are walked in pieces of columns, so that rows of any
-   length and of 16 bits go through the same loops. Backward, the weight's gradient is summed in blocks of tokens, each
+/* Root-mean-square norm of rows, with a weight and a gate. Rows are processed in pieces of columns, so that rows of
+   any length and of 16 bits use the same loops. Backward, the weight's gradient is summed in blocks of tokens, each
    into a row of the workspace, and the rows are added in order. */
 #include <math.h>
 #include <string.h>
@@ -27,7 +27,7 @@ static float scale_of(const job *j, float squares) {
     return 1.0f / sqrtf(squares / (float)j->n + j->eps);
 }
 
-/* bf16 in and out, the weight widened once. */
+/* bf16 input and output; the weight is widened once. */
 static void half_norm_rows(const job *j, const carry_half_rows *half, int64_t begin, int64_t end) {
     float w[CARRY_HALF_NORM_WIDTH];
     half->norm(&(carry_half_norm){.rows = end - begin,
@@ -85,8 +85,8 @@ static carry_norm_backward open_piece(const job *j, beside *k, int64_t t, int64_
                                  .z = carry_piece_in(j->kernels, k->z, &j->z, here, count)};
 }
 
-/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z), what reaches x s:  dx = s g - s^3 mean(g x) x. What is not
-   asked for is written beside. */
+/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z), the gradient of x s: dx = s g - s^3 mean(g x) x. Gradients
+   that are not wanted are written to buffers. */
 static void backward_token(const job *j, beside *k, int64_t t, float *dw) {
     const carry_rows *rows = j->kernels->rows;
     carry_norm_backward row = {.dy = NULL};
@@ -101,7 +101,7 @@ static void backward_token(const job *j, beside *k, int64_t t, float *dw) {
     for (int64_t at = 0; at < j->n; at += CARRY_PIECE) {
         int64_t count = carry_piece(at, j->n);
         int64_t here = t * j->n + at;
-        if (j->n > CARRY_PIECE) { /* what is beside is of the last piece */
+        if (j->n > CARRY_PIECE) { /* the buffers hold the last piece */
             row = open_piece(j, k, t, at, count);
             rows->norm_sums(&row, k->sigmoid, sums, count);
         }
@@ -136,7 +136,7 @@ static void backward_blocks(void *argument, int64_t begin, int64_t end, int work
     }
 }
 
-/* z, or dz: like x, or on a GPU [rows / h, h, n] with those h rows together. */
+/* Checks z or dz: like x, or on a GPU [rows / h, h, n], where each h rows are contiguous. */
 static carry_status expect_gate(carry_ctx *ctx, const char *name, const carry_tensor *z, const carry_tensor *x) {
     if (z->rank != 3 || z->device == 0) {
         return carry_expect_like(ctx, name, z, x);

@@ -12,17 +12,17 @@
 #include "ops/optimizer.h"
 
 #define GRAIN 16384
-/* Sums of squares on a GPU: least elements of a block, and most blocks. */
+/* Sums of squares on a GPU: smallest number of elements of a block, and largest number of blocks. */
 #define CARRY_SQUARES_BLOCK 16384
 #define CARRY_SQUARES_BLOCKS 1024
-#define SKIPS 16777216 /* a count that f32 has exactly */
-#define SUMS 256       /* sums of pieces that are kept before they are added in order */
+#define SKIPS 16777216 /* counts below this are exact in f32 */
+#define SUMS 256       /* sums of pieces that are kept, then added in order */
 
 typedef struct job {
     const carry_kernels *kernels;
     carry_tensor w, m, v, low, g;
     carry_adam_factors factors;
-    int64_t first, count; /* elements from the first on; of AdamW, those whose factors are the same */
+    int64_t first, count; /* first element and count; for AdamW, elements with the same factors */
     double *sums;
 } job;
 
@@ -178,7 +178,7 @@ carry_status carry_adamw_factors(carry_ctx *ctx, float factors[CARRY_ADAMW_FACTO
     return CARRY_OK;
 }
 
-/* Elements from the first on, up to `end`, which is the first afterwards. */
+/* Updates the elements from j->first to `end` - 1; j->first is `end` afterwards. */
 static void adamw_until(carry_ctx *ctx, job *j, int64_t end, float decay) {
     if (end > j->first) {
         j->factors.decay = decay;

@@ -1,4 +1,5 @@
-/* Pictures from planes, planes and bytes from pictures, rows over threads; the norm with SiLU behind it. */
+/* Converts planes to pictures, and pictures to planes and bytes, with rows over threads; and the norm followed by
+   SiLU. */
 #include "ops/picture.h"
 
 #include <inttypes.h>
@@ -98,7 +99,7 @@ static void write_bytes(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* f32 or bf16, with a pixel inside the frame. */
+/* Checks that a picture is f32 or bf16 and has at least one pixel inside its frame. */
 static carry_status check_picture(carry_ctx *ctx, const carry_tensor *picture, int device) {
     CARRY_TRY(carry_expect_rank(ctx, "picture", picture, 3));
     CARRY_TRY(carry_expect_activation(ctx, "picture", picture, 3, picture->shape, device));

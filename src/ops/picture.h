@@ -1,5 +1,4 @@
-/* Conversion between pictures as convolutions use them (ops/conv2d.h) and planes or bytes; and the norm between
-   convolutions. */
+/* Conversion between pictures of convolutions (ops/conv2d.h) and planes or bytes; and the norm between convolutions. */
 #ifndef CARRY_OPS_PICTURE_H
 #define CARRY_OPS_PICTURE_H
 
@@ -7,18 +6,18 @@
 
 #include "carry/tensor.h"
 
-/* The map of every value: v = scale v + shift, or 3 tanh(v / 3). Clamped: then to 0..1, and NaN becomes 0, so that
-   every frame is valid, whatever the latents are. */
+/* The map of every value: v = scale v + shift, or 3 tanh(v / 3). If clamped, the result is limited to 0..1 and NaN
+   becomes 0, so that every frame is valid for any latents. */
 typedef struct carry_picture_map {
     float scale, shift;
     bool tanh3, clamped;
 } carry_picture_map;
 
-/* picture [height + 2, width + 2, channels], f32 or bf16; its frame is not touched. planes [channels, height, width]:
-   f32, bf16 or f16; any stride between planes, each packed. Both on one device. */
+/* picture [height + 2, width + 2, channels], f32 or bf16; its frame is neither read nor written. planes [channels,
+   height, width]: f32, bf16 or f16; each plane is packed, with any stride between planes. Both are on one device. */
 carry_status carry_picture_read(carry_ctx *ctx, carry_tensor picture, carry_tensor planes, carry_picture_map map);
 carry_status carry_picture_write(carry_ctx *ctx, carry_tensor planes, carry_tensor picture, carry_picture_map map);
-/* bytes: height * width * channels of them on the picture's device, channels last; clamped v becomes 255 v, rounded. */
+/* Writes height * width * channels bytes on the picture's device, channels last. A clamped v becomes 255 v, rounded. */
 carry_status carry_picture_bytes(carry_ctx *ctx, unsigned char *bytes, carry_tensor picture, carry_picture_map map);
 
 /* y[t] = silu(x[t] / sqrt(mean(x[t]^2) + eps) * w): x, y [T, n]; w [n]. Rows of zeros, such as those of a frame, give

@@ -1,4 +1,4 @@
-/* Rows into pages and out of them, and the turns of positions. */
+/* Copies rows into pages and out of them, and computes rotary tables. */
 #include "ops/pool.h"
 
 #include <inttypes.h>
@@ -58,7 +58,7 @@ static size_t row_bytes(const carry_tensor *rows) {
 
 typedef struct copying {
     char *data;
-    size_t bytes, each; /* of a row, and of a part of it that one thread copies */
+    size_t bytes, each; /* bytes of a row, and of a part of it that one thread copies */
     const int32_t *to, *from;
 } copying;
 

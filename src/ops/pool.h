@@ -14,30 +14,30 @@
 extern "C" {
 #endif
 
-/* carry_conv for one token of each of B sequences, of several inputs. The last W - 1 inputs of a sequence are row
-   from[b] of `tails`; moved on by one token, they become row slots[b]. */
+/* carry_conv for one token of each of B sequences, for several inputs. The last W - 1 inputs of a sequence are row
+   from[b] of `tails`; shifted by one token, they are stored in row slots[b]. */
 #define CARRY_CONV_STEP_MAPS 3
 typedef struct carry_conv_step_map {
-    carry_tensor y, x;  /* [B, channels]; on a GPU rows of x may be further apart than they are long */
+    carry_tensor y, x;  /* [B, channels]; on a GPU the row stride of x may be larger than a row */
     carry_tensor w;     /* [channels, W] or [channels, 1, W] */
     carry_tensor tails; /* [slots, W - 1, channels], f32 */
     carry_activation activation;
 } carry_conv_step_map;
 typedef struct carry_conv_step_args {
     carry_conv_step_map map[CARRY_CONV_STEP_MAPS];
-    int maps;             /* of one type, B and W */
+    int maps;             /* number of maps, which share type, B and W */
     const int32_t *slots; /* [B], no slot twice */
-    const int32_t *from;  /* [B], none of `slots`; NULL: slots, in place */
+    const int32_t *from;  /* [B], disjoint from `slots`; NULL: the same as slots, in place */
 } carry_conv_step_args;
 carry_status carry_conv_step(carry_ctx *ctx, const carry_conv_step_args *args);
 
-/* pool[to[i]] = pool[from[i]] for i below count: pool [R, n]. No row is in `to` twice, nor in both. */
+/* pool[to[i]] = pool[from[i]] for i < count: pool [R, n]. `to` has no row twice, and no row is in both lists. */
 carry_status carry_copy_slots(carry_ctx *ctx, carry_tensor pool, const int32_t *to, const int32_t *from, int64_t count);
 
-/* to[rows[i]] = from[i]: to [R, n], from [T, n], of one type. No row is listed twice. */
+/* to[rows[i]] = from[i]: to [R, n], from [T, n], of one type. `rows` has no row twice. */
 carry_status carry_put_rows(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int64_t *rows);
 
-/* The first tokens of a sequence: to [S, n] from the pool [R, n]. */
+/* Copies the first S tokens of a sequence from the pool [R, n] to `to` [S, n]. */
 carry_status carry_take_pages(carry_ctx *ctx, carry_tensor to, carry_tensor from, const int32_t *pages);
 
 /* table[t, i] = cos and sin of positions[t] * rates[i], the angle rounded to f32: table [T, half, 2], f32. */

@@ -18,7 +18,7 @@ typedef struct job {
     int64_t keys;
 } job;
 
-/* One row: the largest first, then the sum, then the quotients, piece by piece where p has 16 bits. */
+/* One row: first the maximum, then the sum, then the quotients, piece by piece if p has 16 bits. */
 static void softmax_row(const job *j, int64_t row) {
     const int64_t queries = j->scores.shape[1];
     const int64_t all = j->scores.shape[2];

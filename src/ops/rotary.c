@@ -1,4 +1,5 @@
-/* Rotary positions: pairs of a head's elements turned by the angle of their token, the same for every head. */
+/* Rotary positions: pairs of a head's elements are rotated by the angle of their token, which is the same for every
+   head. */
 #include <inttypes.h>
 
 #include "core/context.h"
@@ -20,7 +21,7 @@ typedef struct job {
 static void rotary_range(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const job *j = argument;
-    float x[CARRY_PIECE]; /* an even number: pairs stay together */
+    float x[CARRY_PIECE]; /* an even number, so that pairs stay together */
     float y[CARRY_PIECE];
     for (int64_t t = begin; t < end; t++) {
         const float *table = (const float *)j->table.data + t * j->size;

@@ -1,5 +1,5 @@
-/* Rotary positions of pairs that lie half of the turned part apart, and columns copied between rows: what attention
-   layers of language models need beside ops/rotary.c. */
+/* Rotary positions of pairs whose elements are half of the rotated part apart, and columns copied between rows: what
+   attention layers of language models need besides ops/rotary.c. */
 #include <inttypes.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 #include "ops/nn.h"
 
 #define GRAIN_ELEMENTS 16384
-#define MAX_HEAD 4096 /* elements of a head: they are turned in a copy, so that y may be x */
+#define MAX_HEAD 4096 /* elements of a head: they are rotated in a copy, so that y may be x */
 
 typedef struct job {
     const carry_kernels *kernels;

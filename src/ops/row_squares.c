@@ -1,5 +1,5 @@
-/* A root-mean-square norm in two steps, for rows whose columns are spread over ranks: the sums of squares, which are
-   added over ranks in between, and the scaling. */
+/* A root-mean-square norm in two steps, for rows whose columns are split over ranks: the sums of squares, which the
+   caller adds over ranks, and the scaling. */
 #include <inttypes.h>
 #include <math.h>
 

@@ -23,7 +23,7 @@ typedef struct patching {
     bool back, by_head;
 } patching;
 
-/* One row of patches. */
+/* Converts one row of patches. */
 static void patch_rows(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     const patching *j = argument;
@@ -191,7 +191,7 @@ carry_status carry_random_part(carry_ctx *ctx, const carry_random_part_args *a) 
     return operators->random_part(ctx, a);
 }
 
-/* The whole, of which a part is kept. */
+/* Generates the whole tensor and keeps a part of it. */
 carry_status carry_cpu_random_part(carry_ctx *ctx, const carry_random_part_args *a) {
     const size_t size = carry_dtype_size(a->out.dtype);
     const int64_t rows = carry_tensor_count(&a->out) / a->columns;

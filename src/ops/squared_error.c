@@ -1,4 +1,4 @@
-/* The squared distance from a target, by groups of rows: a thread has a group, whose sum is made in order. */
+/* The squared distance from a target, by groups of rows: a thread has a group and sums it in order. */
 #include <inttypes.h>
 
 #include "core/context.h"

@@ -94,7 +94,7 @@ bool carry_ssm_sequence(const carry_ssm_job *j, int64_t index, int64_t *first, i
     return true;
 }
 
-/* Columns of `count` rows of a tensor [B, T, channels], widened. */
+/* Reads and widens columns of the chunk's `count` rows of a tensor [B, T, channels]. */
 static void read_columns(const carry_ssm_job *j, const carry_tensor *from, const carry_ssm_chunk *k, int64_t column,
                          int64_t width, float *to) {
     const int64_t channels = from->shape[2];
@@ -167,7 +167,7 @@ void carry_ssm_advance(const carry_ssm_job *j, const carry_ssm_chunk *k, float *
     carry_ssm_product(j, j->P, j->N, k->count, k->x, true, k->b, false, S, true);
 }
 
-/* The output of a chunk, and S after it. M: [L, L]. */
+/* Computes the output of a chunk, and S after it. M is scratch, [L, L]. */
 static void run_chunk(const carry_ssm_job *j, carry_ssm_chunk *k, float *S, float *M, float *y) {
     const carry_tensor *to = &j->args->y;
     const float D = ((const float *)j->args->D.data)[k->head];

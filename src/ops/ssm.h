@@ -33,7 +33,8 @@ typedef struct carry_ssm_args {
 size_t carry_ssm_workspace(const carry_ctx *ctx, const carry_ssm_args *args);
 carry_status carry_ssm(carry_ctx *ctx, const carry_ssm_args *args, void *workspace, size_t workspace_bytes);
 
-/* From dy: dxbc and ddt are overwritten; dA_log, ddt_bias and dD [n], f32, are accumulated. Without states. */
+/* Given dy: dxbc and ddt are overwritten; dA_log, ddt_bias and dD ([n], f32) are accumulated. States are not
+   supported. */
 typedef struct carry_ssm_backward_args {
     carry_tensor dxbc, ddt, dA_log, ddt_bias, dD;
     carry_tensor dy;

@@ -82,7 +82,7 @@ static double dot(const float *a, const float *b, int64_t count) {
     return sum;
 }
 
-/* W and K become W a and E a K; da and dG get what the pairs of tokens give. */
+/* Replaces W and K by W a and E a K, and adds the contributions of pairs of tokens to da and dG. */
 static void pairs(const carry_ssm_job *j, room *r, double *da, double *dG) {
     const carry_ssm_chunk *k = &r->k;
     const int n = k->count;
@@ -107,7 +107,8 @@ static void pairs(const carry_ssm_job *j, room *r, double *da, double *dG) {
     }
 }
 
-/* Gradients of x, of B and C (added), of a and of G; then dS is that before the chunk. S: the state before it. */
+/* Computes the gradients of x, of B and C (added), of a and of G; dS then becomes the gradient of the state before
+   the chunk. S: the state before the chunk. */
 static void chunk_back(const carry_ssm_job *j, room *r, const float *S, float D, double *da, double *dG) {
     const carry_ssm_chunk *k = &r->k;
     const int n = k->count;
@@ -150,7 +151,7 @@ static void chunk_back(const carry_ssm_job *j, room *r, const float *S, float D,
     carry_ssm_product(j, P, N, n, r->dy, true, k->c, false, r->dS, true);
 }
 
-/* From the gradients of a and G to those of dt, and the head's own. */
+/* Computes the gradients of dt and of the head's parameters from those of a and G. */
 static void steps_back(const back_job *b, const room *r, const double *da, const double *dG, double *sums) {
     const carry_ssm_job *j = &b->forward;
     const carry_ssm_chunk *k = &r->k;
@@ -168,7 +169,7 @@ static void steps_back(const back_job *b, const room *r, const double *da, const
     }
 }
 
-/* Columns of dxbc from rows of `width`. */
+/* Stores rows of `width` elements to columns of dxbc. */
 static void put_columns(const back_job *b, const room *r, int64_t first, int64_t count, int64_t column, int64_t width,
                         const float *from) {
     const carry_ssm_job *j = &b->forward;
@@ -180,7 +181,7 @@ static void put_columns(const back_job *b, const room *r, int64_t first, int64_t
     }
 }
 
-/* A sequence of one head: states forward, gradients backward. */
+/* One sequence of one head: states forward, then gradients backward. */
 static void sequence_back(const back_job *b, room *r, int64_t first, int64_t count, double *sums) {
     const carry_ssm_job *j = &b->forward;
     const int64_t size = j->P * j->N;

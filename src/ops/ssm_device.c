@@ -8,7 +8,7 @@
 #define L CARRY_SSM_CHUNK
 #define WALKS 256 /* pairs of heads that fill a large GPU */
 
-/* Segments of a row, so that few long rows fill the GPU; each has 16 chunks or more. */
+/* Number of segments of a row, so that few long rows fill the GPU; each has 16 chunks or more. */
 static int64_t segments_of(const carry_ssm_args *args, int64_t chunks) {
     const int64_t walks = (args->xbc.shape[0] * args->heads + 1) / 2;
     int64_t segments = walks > 0 ? WALKS / walks : 1;
@@ -25,7 +25,7 @@ carry_ssm_layout carry_ssm_layout_of(const carry_ssm_args *args, void *workspace
     const int64_t T = args->xbc.shape[1];
     carry_ssm_layout l = {.chunks = (T + L - 1) / L};
     carry_arena arena = carry_arena_over(workspace, SIZE_MAX / 2);
-    if (args->heads < 1 || (T == 1 && !backward)) { /* a step needs none */
+    if (args->heads < 1 || (T == 1 && !backward)) { /* a step needs no workspace */
         return l;
     }
     l.P = (args->xbc.shape[2] - 2 * args->groups * N) / args->heads;

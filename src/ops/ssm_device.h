@@ -11,27 +11,29 @@
 extern "C" {
 #endif
 
-/* Chunks by kernels of tensor cores (ssm_tiles.cu): 16-bit types, P of 64 and N of 64 or 128; others are packed in f32
-   and multiplied by general products (ssm.cu). */
+/* If `tiles` is set, kernels on tensor cores compute the chunks (ssm_tiles.cu): 16-bit types, P of 64 and N of 64 or
+   128. Others are packed in f32 and multiplied by general products (ssm.cu). */
 typedef struct carry_ssm_layout {
     bool tiles;
-    int64_t P, chunks, items, segments; /* segments: parts of a row that are walked at once */
+    int64_t P, chunks, items, segments; /* segments: parts of a row that are computed at once */
     size_t bytes;
-    int32_t *starts;   /* [T]: the first token of a token's sequence; NULL without cu_seqlens */
-    float *step, *sum; /* [items, L] a; [items, L, 2]: G / log 2, as two numbers of which the second is small */
-    float *state;      /* [items, P, N] before each chunk; tiles, forward: [B, n, segments, P, N] */
-    float *fade;       /* tiles, forward: [B, n, segments] decay of a segment */
+    int32_t *starts; /* [T]: the first token of a token's sequence; NULL without cu_seqlens */
+    /* step [items, L]: a. sum [items, L, 2]: G / log 2, as two numbers of which the second is small. */
+    float *step, *sum;
+    /* [items, P, N] before each chunk; with tiles, forward: [B, n, segments, P, N]. */
+    float *state;
+    float *fade; /* with tiles, forward: [B, n, segments], the decay of a segment */
     /* Products in f32. */
     float *x, *b, *c; /* [items, L, P], [items, L, N] twice */
     float *M, *y;     /* [items, L, L], [items, L, P] */
-    /* Backward. dstate is that after each chunk; tiles have 16-bit states. */
+    /* Backward. dstate is the gradient of the state after each chunk; tiles have 16-bit states. */
     float *dstate;
-    float *dy, *K, *t, *u, *r, *db, *dc; /* dy, t: as x; K: as M; u, r, db, dc: as b */
+    float *dy, *K, *t, *u, *r, *db, *dc; /* shapes: dy, t like x; K like M; u, r, db, dc like b */
     float *da, *dG;                      /* [items, L]: gradients of a, and of G */
-    double *sums;                        /* [items, 3]: of A_log, dt_bias and D */
+    double *sums;                        /* [items, 3]: gradients of A_log, dt_bias and D */
 } carry_ssm_layout;
 
-/* Pointers are offsets from `workspace`, which may be NULL to count bytes. */
+/* Sets pointers into `workspace`, which may be NULL to count bytes. */
 carry_ssm_layout carry_ssm_layout_of(const carry_ssm_args *args, void *workspace, bool backward);
 
 #ifdef __cplusplus

@@ -21,7 +21,7 @@ static const carry_operators *const table[] = {
     NULL,
 };
 
-/* An operator's place in the struct of a backend. */
+/* The offset of an operator in the struct of a backend. */
 static const struct {
     const char *name, *types;
     size_t entry;
@@ -41,7 +41,7 @@ carry_status carry_operators_at(carry_ctx *ctx, const carry_operators **operator
     }
     *operators = &carry_operators_cpu;
     *ordinal = 0;
-    if (device == 0) { /* without asking, which would start the driver of a GPU that is not used */
+    if (device == 0) { /* no query here: it would start the driver of a GPU that is not used */
         return CARRY_OK;
     }
     carry_launching_at(name, place);
@@ -70,7 +70,8 @@ const char *carry_operator_types(int index, int backend, const char **name) {
     if (index < 0 || index >= OPERATORS || backend < 0 || backend >= (int)(sizeof table / sizeof table[0]) - 1) {
         return NULL;
     }
-    void (*entry)(void); /* functions of any type are of one size, and NULL is all zeros */
+    /* Function pointers of all types have one size, and NULL is all zeros. */
+    void (*entry)(void);
     const carry_operators *of = table[backend];
     memcpy(&entry, (const char *)of + operator_list[index].entry, sizeof entry);
     *name = of->backend;
@@ -94,8 +95,8 @@ carry_status carry_device_expect(carry_ctx *ctx, const char *name, const carry_t
         return carry_fail(ctx, CARRY_EDEVICE, "%s is on device %d and the result is wanted on device %d", name,
                           tensor->device, device);
     }
-    /* Not on the CPU: asking would start the driver of a GPU that is not used. Not for an empty tensor, which may point
-       past the end of an allocation. */
+    /* Not on the CPU: the query would start the driver of a GPU that is not used. Not for an empty tensor, which may
+       point past the end of an allocation. */
     bool asks = device != 0 && carry_tensor_count(tensor) > 0;
     return asks ? carry_device_check_pointer(ctx, name, tensor->data, device) : CARRY_OK;
 }

@@ -169,25 +169,28 @@ typedef struct carry_operators {
 #define X(name, types, parameters) carry_status(*name) parameters;
     CARRY_OPERATOR_LIST(X)
 #undef X
-    const char *matmul_types; /* the one operator that takes other types on another backend */
-    /* The ways to a product, and the one that is chosen; way NULL is that one. CARRY_EUNSUPPORTED when it cannot. NULL
-       where carry_matmul is the only one. */
+    const char *matmul_types; /* the only operator whose types differ between backends */
+    /* The implementations ("ways") of a product, the name of the one that is chosen, and the product by a given way;
+       way NULL is the chosen one. CARRY_EUNSUPPORTED if a way does not support the product. All are NULL if
+       carry_matmul is the only one. */
     const char *const *ways; /* ends with NULL */
     const char *(*product_choice)(carry_ctx *ctx, const carry_device_product *product);
     carry_status (*product)(carry_ctx *ctx, const carry_device_product *product, const char *way);
-    /* True if steps of a few tokens read quantised matrices as they are: models then keep them so. NULL: false. */
+    /* True if steps of a few tokens read quantised matrices without decoding them first; models then keep them
+       quantised. NULL: false. */
     bool (*reads_quantised)(int ordinal);
 } carry_operators;
 
-/* The table of a device; *ordinal, unless NULL, gets the device's number in its backend. CARRY_EUNSUPPORTED, with the
-   operator's name, if the device does not exist or has no operators. */
+/* Finds the table of a device; *ordinal, unless NULL, is set to the device's number in its backend.
+   CARRY_EUNSUPPORTED, with the operator's name, if the device does not exist or has no operators. */
 carry_status carry_operators_at(carry_ctx *ctx, const carry_operators **operators, const char *name, const char *place,
                                 int device, int *ordinal);
 #define carry_operators_of(ctx, operators, name, device, ordinal) \
     carry_operators_at(ctx, operators, name, CARRY_PLACE, device, ordinal)
 carry_status carry_operator_missing(carry_ctx *ctx, const carry_operators *operators, const char *name);
 
-/* The start of a public function: `operators` becomes the table of the tensor's device, which has an entry `name`. */
+/* The start of a public function: declares `operators`, the table of the tensor's device, and fails unless it has an
+   entry `name`. */
 /* NOLINTBEGIN(bugprone-macro-parentheses): names of members and of a variable */
 #define CARRY_OPERATOR(ctx, operators, name, tensor)                               \
     const carry_operators *operators;                                              \
@@ -199,11 +202,11 @@ carry_status carry_operator_missing(carry_ctx *ctx, const carry_operators *opera
 
 /* For `carry list ops`: the operators by number; NULL past the end. */
 const char *carry_operator_name(int index);
-/* Types that operator `index` takes on backend number `backend`, "" where it has no entry; NULL past the last operator
-   or backend. *name gets the backend's name. */
+/* Types that operator `index` accepts on backend number `backend`; "" if it has no entry there; NULL past the last
+   operator or backend. *name is set to the backend's name. */
 const char *carry_operator_types(int index, int backend, const char **name);
 
-/* Names of the ways to a product over all backends; NULL past the end. */
+/* Names of the implementations of a product over all backends; NULL past the end. */
 const char *carry_device_way(int index);
 
 #ifdef __cplusplus

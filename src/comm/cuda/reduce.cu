@@ -1,5 +1,5 @@
-/* Rows of several ranks become their sum or maximum, in the order of ranks, as on the CPU (collectives.c): the same
-   bits. */
+/* Reduces rows of several ranks to their sum or maximum, in the order of ranks as on the CPU (collectives.c), so
+   that the bits are the same. */
 #include <cuda_bf16.h>
 
 #include "device/cuda.h"

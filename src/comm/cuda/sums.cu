@@ -35,10 +35,10 @@ __device__ __nv_bfloat16 rounded(float x, const __nv_bfloat16 *) {
     return __float2bfloat16(x);
 }
 
-/* Elements that are moved at once. */
+/* N elements that are loaded and stored at once. */
 template <typename T, int N> struct alignas(N * sizeof(T)) pack { T x[N]; };
 
-/* In the order of ranks, rounded after each, as reduce.c does. */
+/* Adds in the order of ranks and rounds after each addition, as reduce.c does. */
 template <typename T, int N>
 __device__ pack<T, N> sum(const carry_sums_device &d, const pack<T, N> &own, unsigned long long round, int64_t i) {
     pack<T, N> total = d.rank == 0 ? own : ((const pack<T, N> *)buffer_of(d, 0, round))[i];
@@ -57,7 +57,7 @@ __device__ void raise(const carry_sums_device &d, int flag, unsigned long long r
     }
 }
 
-/* The last block to end raises the flag, when the writes of all are visible to the other ranks. */
+/* The last block to finish raises the flag, after the writes of all blocks are visible to the other ranks. */
 __device__ void finish(const carry_sums_device &d, int flag, unsigned long long round) {
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -87,7 +87,8 @@ __device__ int64_t begin_of(int64_t packs, int ranks, int rank) {
     return packs / ranks * rank + (rank < packs % ranks ? rank : packs % ranks);
 }
 
-/* All of it, or with more than two ranks the slice of this one, which the others then copy from its buffer. */
+/* Adds all elements. With more than two ranks it adds only this rank's slice, which the others then copy from its
+   buffer. */
 template <typename T, int N> __global__ void add(const __grid_constant__ carry_sums_device d, T *data, int64_t packs) {
     const unsigned long long round = state_of(d, d.rank)->round;
     const bool is_slice = d.ranks > 2;
@@ -148,8 +149,8 @@ template <typename T, int N> cudaError_t load_kernels() {
     return error != cudaSuccess ? error : cudaFuncGetAttributes(&loaded, gather<T, N>);
 }
 
-/* CUDA loads a kernel when it is first launched, and may wait for all work of the device to end: a kernel that waits
-   for another rank must not be under way then. */
+/* Loads all kernels in advance. CUDA loads a kernel at its first launch, which may wait for all work on the device:
+   that must not happen while a kernel waits for another rank. */
 cudaError_t load_all() {
     cudaError_t error = load_kernels<float, 4>();
     error = error != cudaSuccess ? error : load_kernels<float, 1>();

@@ -1,5 +1,5 @@
-/* The wait of comm/sums.h, one block whose threads read a flag each, and access to other GPUs. The emulated GPU has
-   functions of its own in place of these (tests/emulate/runtime.cpp). */
+/* The wait of comm/sums.h, one block in which each thread reads one flag, and access to the memory of other GPUs.
+   The emulated GPU replaces these functions (tests/emulate/runtime.cpp). */
 #include "device/cuda.h"
 
 extern "C" {
@@ -20,7 +20,8 @@ __device__ unsigned long long seen(const unsigned long long *flag) {
     return value;
 }
 
-/* A rank that closes has raised its flags before: a flag that is missing then will not come. */
+/* A rank raises its flags before it closes, so if it has closed and a flag is missing, the flag will never be
+   raised. */
 __device__ bool is_over(const carry_sums_device &d, const unsigned long long *flag, int rank,
                         unsigned long long round) {
     return *(volatile const int *)&d.over[rank] != 0 && seen(flag) < round;
@@ -59,7 +60,7 @@ extern "C" int carry_sums_sharing(void) {
 
 extern "C" int carry_sums_reach(int ordinal, int other) {
     int can = 0;
-    if (ordinal == other) { /* loads the kernel, too, before any rank waits in it (sums.cu) */
+    if (ordinal == other) { /* also loads the kernel before any rank waits in it (sums.cu) */
         cudaFuncAttributes loaded;
         return (int)cudaFuncGetAttributes(&loaded, wait_for);
     }

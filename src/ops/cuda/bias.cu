@@ -1,7 +1,8 @@
 /* Additions to every row on NVIDIA GPUs: a bias, or another tensor's rows through a gate; and their gradients.
 
    A gradient is a sum over tokens. A block has 32 columns and 32 lanes of tokens: each lane adds every 32nd token of
-   its column in order, and the lanes are added in order, so the sum is the same in every run and needs no memory. */
+   its column in order, and then the lanes are added in order. So the sum is the same in every run and needs no
+   workspace. */
 #include "ops/cuda/nn.cuh"
 
 constexpr int COLUMNS = 32, LANES = 32;
@@ -25,7 +26,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* dg += sum over tokens of dx y, or of dx where y is absent. */
+/* dg += sum over tokens of dx y, or of dx if y is absent. */
 template <typename T>
 __global__ void __launch_bounds__(COLUMNS *LANES)
     column_sums_kernel(float *dg, row_of<T> dx, row_of<T> y, int64_t tokens, int64_t n) {
@@ -90,7 +91,7 @@ extern "C" carry_status carry_cuda_gated_add_backward(carry_ctx *ctx, carry_tens
                                                       carry_tensor y, carry_tensor g) {
     place at = {};
     CARRY_TRY(open_place(ctx, &at, dx.device));
-    if (dg.data != NULL) { /* first: dy may be y */
+    if (dg.data != NULL) { /* before dy is written, since dy may be y */
         CARRY_TRY(add_up(ctx, at, dg, dx, y));
     }
     if (dy.data == NULL) {

@@ -1,11 +1,11 @@
-/* Large products through cuBLASLt, which is opened at run time: a machine without it loses those, not the program.
+/* Large products through cuBLASLt, which is opened at run time: on a machine without it only these are missing.
 
    A context keeps one handle per device, the plans of the last shapes (descriptors and the algorithm that cuBLASLt's
-   heuristics put first), and one workspace per stream, so that products in two streams never share one. After the first
-   product of a shape on a stream nothing is allocated. The workspace of a stream that has ended goes to the next new
-   one: without a workspace another algorithm is chosen, and a product has other bits.
+   heuristics rank first), and one workspace per stream, so that products in two streams never share one. After the
+   first product of a shape on a stream nothing is allocated. The workspace of a stream that has ended is given to
+   the next new stream: without a workspace another algorithm would be chosen, and a product would have other bits.
 
-   cuBLASLt counts columns first, so it is asked for c^T = b^T a^T, and every array is what it is. */
+   cuBLASLt is column-major, so it is asked for c^T = b^T a^T, and no array has to be transposed. */
 #include <cublasLt.h>
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ extern "C" {
 #define TEXT(x) TEXT_(x)
 #define LIBRARY "libcublasLt.so." TEXT(CUBLAS_VER_MAJOR)
 
-static const size_t WORKSPACE = (size_t)32 << 20; /* what NVIDIA advises for its largest GPUs */
+static const size_t WORKSPACE = (size_t)32 << 20; /* recommended by NVIDIA for its largest GPUs */
 static const int PLANS = 32;
 static const int STREAMS = 8;
 
@@ -66,7 +66,7 @@ typedef struct plan {
 } plan;
 
 typedef struct blaslt {
-    void *library; /* NULL: not here */
+    void *library; /* NULL if the library is missing */
     functions call;
     cublasLtHandle_t handles[CARRY_MAX_DEVICES];
     struct {
@@ -76,7 +76,7 @@ typedef struct blaslt {
         bool is_free; /* its stream has ended */
     } workspaces[STREAMS];
     plan plans[PLANS];
-    int next; /* plan to be forgotten */
+    int next; /* index of the plan to replace next */
 } blaslt;
 
 static void plan_free(const blaslt *lt, plan *p) {
@@ -92,7 +92,7 @@ static void plan_free(const blaslt *lt, plan *p) {
     *p = {};
 }
 
-/* The library stays open: it has threads and state of its own that outlive a context. */
+/* The library stays open: its threads and state outlive a context. */
 static void blaslt_free(void *data) {
     blaslt *lt = (blaslt *)data;
     for (int i = 0; i < PLANS; i++) {
@@ -113,7 +113,7 @@ static void blaslt_free(void *data) {
     free(lt);
 }
 
-/* Where the loader looks, and where NVIDIA's installer puts it. */
+/* Looks on the loader's path, and where NVIDIA's installer puts it. */
 static void *open_library(void) {
     static const char *const names[] = {LIBRARY, "/usr/local/cuda/lib64/" LIBRARY, "/usr/local/cuda/lib/" LIBRARY};
     void *library = NULL;
@@ -133,7 +133,7 @@ static bool find_functions(blaslt *lt) {
     return found;
 }
 
-/* Before a stream is destroyed. What it was given to do may still use its workspace. */
+/* Called before a stream is destroyed. Work in the stream may still use its workspace. */
 static void end_stream(carry_ctx *ctx, int ordinal, carry_stream *stream) {
     blaslt *lt = ctx != NULL ? (blaslt *)ctx->slots[CARRY_SLOT_BLASLT].data : NULL;
     for (int i = 0; lt != NULL && i < STREAMS; i++) {
@@ -175,7 +175,7 @@ static cudaDataType data_type(carry_dtype dtype) {
     return dtype == CARRY_BF16 ? CUDA_R_16BF : dtype == CARRY_F16 ? CUDA_R_16F : CUDA_R_32F;
 }
 
-/* A row-major array of rows x columns, that is column-major of columns x rows. */
+/* A row-major array of rows x columns is a column-major array of columns x rows. */
 static bool make_layout(const blaslt *lt, cublasLtMatrixLayout_t *layout, carry_dtype dtype, int64_t rows,
                         int64_t columns, int64_t row, int64_t next, int64_t count) {
     int32_t batch = (int32_t)count;
@@ -192,7 +192,7 @@ static cublasLtEpilogue_t epilogue(const carry_device_product *p) {
                            : (p->gelu ? CUBLASLT_EPILOGUE_GELU : CUBLASLT_EPILOGUE_DEFAULT);
 }
 
-/* A part of the description, but another pointer in every call. */
+/* The bias is part of the descriptor, but its pointer differs in every call. */
 static bool set_bias(const blaslt *lt, const plan *made, const carry_device_product *p) {
     return p->bias == NULL ||
            lt->call.cublasLtMatmulDescSetAttribute(made->product, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias,
@@ -219,13 +219,14 @@ static bool make_descriptors(const blaslt *lt, plan *made, const carry_device_pr
            make_layout(lt, &made->c, p->c_type, p->m, p->n, p->c_row, p->c_next, p->count);
 }
 
-static const int RESULTS = 8;     /* that the heuristics are asked for */
-static const uint32_t SHARED = 4; /* of a kernel's custom option: its two groups of warps share a tile */
-static const int64_t SHORT = 384; /* terms of a sum for each byte that an element of c moves */
+static const int RESULTS = 8;     /* results to request from the heuristics */
+static const uint32_t SHARED = 4; /* value of a kernel's custom option: its two groups of warps share a tile */
+static const int64_t SHORT = 384; /* a sum is short up to this many terms per byte moved for an element of c */
 
-/* The heuristics' first, but for short sums the first of the kernels whose two groups of warps each have a tile: one
-   group writes its tile while the other multiplies. On an H200 with cuBLASLt 13.0 the first is 10 to 20 % slower there
-   (docs/results/operators-gpu.md). By a fixed rule and not by measuring, so that a shape always gives the same bits. */
+/* Takes the heuristics' first result. For short sums, takes the first kernel whose two groups of warps have separate
+   tiles: one group writes its tile while the other multiplies. On an H200 with cuBLASLt 13.0 the first result is 10
+   to 20 % slower there (docs/results/operators-gpu.md). A fixed rule instead of a measurement, so that a shape
+   always gives the same bits. */
 static int best_of(const blaslt *lt, const cublasLtMatmulHeuristicResult_t *result, int results,
                    const carry_device_product *p) {
     const int64_t moved = (p->c_type == CARRY_F32 ? 4 : 2) * (p->accumulate ? 2 : 1);
@@ -244,14 +245,14 @@ static int best_of(const blaslt *lt, const cublasLtMatmulHeuristicResult_t *resu
 
 static uint32_t setting(const blaslt *lt, const cublasLtMatmulAlgo_t *algorithm,
                         cublasLtMatmulAlgoConfigAttributes_t which) {
-    uint32_t value = 0; /* some are of 16 bits */
+    uint32_t value = 0; /* some values have 16 bits */
     size_t written = 0;
     (void)lt->call.cublasLtMatmulAlgoConfigGetAttribute(
         algorithm, which, &value, which == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID ? 2 : sizeof value, &written);
     return value;
 }
 
-/* Products of transformers, with their bias, in the tile that fills the GPU best (blaslt_tiles.cuh). */
+/* Chooses the tile that fills the GPU best (blaslt_tiles.cuh), for products with a bias, as in transformers. */
 static void fit_tile(const blaslt *lt, plan *made, const carry_device_product *p) {
     int major = 0, units = 0;
     if (p->bias == NULL || p->count != 1 || p->type == CARRY_F32 || p->a_transposed || !p->b_transposed ||
@@ -292,7 +293,7 @@ static bool choose(const blaslt *lt, plan *made, const carry_device_product *p, 
     }
     bool fine = lt->call.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
                                                               &workspace, sizeof workspace) == CUBLAS_STATUS_SUCCESS;
-    /* Parts of a sum over k are added in f32 and in one order: not in c's type, nor as they come. */
+    /* Partial sums over k are added in f32 and in a fixed order, not in c's type or in order of arrival. */
     uint32_t reductions = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     fine =
         fine && lt->call.cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
@@ -331,7 +332,7 @@ static plan *plan_of(blaslt *lt, const carry_device_product *p, bool has_workspa
     return made;
 }
 
-/* Of this stream; NULL when all are taken: then an algorithm without one is found. */
+/* Sets the workspace of this stream; NULL if all are taken: then an algorithm without one is chosen. */
 static carry_status workspace_of(carry_ctx *ctx, blaslt *lt, const carry_device_product *p, void **workspace) {
     *workspace = NULL;
     int unused = -1; /* a free workspace of this GPU, or an empty slot */
@@ -357,7 +358,7 @@ static carry_status workspace_of(carry_ctx *ctx, blaslt *lt, const carry_device_
     return CARRY_OK;
 }
 
-/* Rows that do not overlap, and numbers that fit. */
+/* True if rows do not overlap and all numbers fit cuBLASLt's types. */
 static bool can(const carry_device_product *p) {
     int64_t a_columns = p->a_transposed ? p->m : p->k;
     int64_t b_columns = p->b_transposed ? p->k : p->n;

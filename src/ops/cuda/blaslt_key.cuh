@@ -7,7 +7,7 @@
 
 #include "ops/device.h"
 
-/* 256 is the most that an algorithm asks for. */
+/* No algorithm requires an alignment above 256. */
 static uint32_t alignment(const void *pointer) {
     uint32_t of = 256;
     while ((uintptr_t)pointer % of != 0) {
@@ -22,8 +22,8 @@ static uint32_t alignment_of_c(const carry_device_product *p) {
     return base < of ? base : of;
 }
 
-/* Two products with the same key have the same plan. Copied field by field into zeros, since padding is compared too.
- */
+/* Two products with the same key have the same plan. Fields are copied one by one into zeroed memory, since padding
+   is compared too. */
 static carry_device_product key_of(const carry_device_product *p, bool has_workspace) {
     carry_device_product key;
     memset(&key, 0, sizeof key);

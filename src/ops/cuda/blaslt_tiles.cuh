@@ -1,7 +1,8 @@
 /* The tile of c for a product on a Hopper GPU: the one that wastes least work in the last round of tiles over the
-   multiprocessors. cuBLASLt's heuristics lose up to 9 %: 2160 x 5120 in tiles of 240 x 128 is 360 of them, three rounds
-   of 132 of which the last is 73 % full; in tiles of 168 x 256 it is 260, two rounds and 98 % full. Measured: 176 and
-   162 us (docs/attempts/stream-gpu.md). Counted and not timed, so that a shape always gives the same bits. */
+   multiprocessors. cuBLASLt's heuristics lose up to 9 %: 2160 x 5120 in tiles of 240 x 128 takes 360 tiles, three
+   rounds of 132 of which the last is 73 % full; in tiles of 168 x 256 it takes 260, two rounds, the last 98 % full.
+   Measured: 176 and 162 us (docs/attempts/stream-gpu.md). Tiles are counted and not timed, so that a shape always
+   gives the same bits. */
 #ifndef CARRY_OPS_BLASLT_TILES_CUH
 #define CARRY_OPS_BLASLT_TILES_CUH
 
@@ -9,7 +10,7 @@
 
 #include "ops/device.h"
 
-/* cuBLASLt counts columns first: n is the first number of a name. */
+/* cuBLASLt is column-major: n is the first number of a name. */
 typedef struct product_tile {
     uint32_t id;
     int n, m;
@@ -24,7 +25,7 @@ static const product_tile product_tiles[] = {
     TILE(128, 216), TILE(128, 224), TILE(128, 232), TILE(128, 240), TILE(128, 248), TILE(128, 256)};
 #undef TILE
 
-/* Elements that a multiprocessor computes, of `units`. wide, high: tiles of a cluster along n and m. */
+/* The number of elements that one of `units` multiprocessors computes. wide, high: tiles of a cluster along n and m. */
 static int64_t tile_cost(const product_tile *tile, const carry_device_product *p, int64_t units, int64_t wide,
                          int64_t high) {
     const int64_t across = ((p->n + tile->n - 1) / tile->n + wide - 1) / wide * wide;
@@ -41,7 +42,7 @@ static const product_tile *tile_of(uint32_t id) {
     return NULL;
 }
 
-/* The tile to take in place of `id`, or NULL: none is better by a fiftieth, or `id` is not known here. */
+/* The tile to use instead of `id`; NULL if none is better by a fiftieth, or `id` is not in the table. */
 static const product_tile *better_tile(uint32_t id, const carry_device_product *p, int64_t units, int64_t wide,
                                        int64_t high) {
     const product_tile *given = tile_of(id), *best = given;

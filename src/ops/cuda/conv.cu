@@ -1,15 +1,15 @@
 /* Causal depthwise convolution along tokens on NVIDIA GPUs, and its gradient, for any width and number of channels;
    conv_wide.cu has the usual ones.
 
-   A thread has a channel, so that neighbours read neighbouring elements, and walks a block of tokens. What a token sees
-   is a window of registers that moves along with the token; so is, backward, ds (conv_backward.c). dw is summed per
-   block of tokens into the workspace, which is added in order. */
+   A thread has one channel, so that neighbouring threads read neighbouring elements, and walks over a block of
+   tokens. The inputs of a token are a window in registers that moves with the token; backward, so is ds
+   (conv_backward.c). dw is summed per block of tokens into the workspace, whose rows are then added in order. */
 #include "ops/cuda/conv.cuh"
 
-constexpr int CHANNELS = 128; /* of a block: threads */
-constexpr int TOKENS = 16;    /* of a thread, forward */
+constexpr int CHANNELS = 128; /* channels and threads of a block */
+constexpr int TOKENS = 16;    /* tokens of a thread, forward */
 
-/* Element (b, s, c) of what a token of this sequence sees; s may be before the first. */
+/* Input (b, s, c) as a token of this sequence sees it; s may be before the sequence's first token. */
 template <typename T>
 static __device__ __forceinline__ float seen(const conv_of<T> &a, const sequence &in, int64_t b, int64_t s, int64_t c) {
     if (s >= in.begin) {
@@ -19,7 +19,7 @@ static __device__ __forceinline__ float seen(const conv_of<T> &a, const sequence
     return known ? a.before[(b * (a.width - 1) + s + a.width - 1) * a.channels + c] : 0.0f;
 }
 
-/* Loads the inputs of token t into registers: window[i] is of token t - (width - 1) + i; WIDTH is at least the
+/* Loads the inputs of token t into registers: window[i] belongs to token t - (width - 1) + i. WIDTH is at least the
    width. */
 template <typename T, int WIDTH>
 static __device__ __forceinline__ void load_window(const conv_of<T> &a, float (&window)[WIDTH], const sequence &in,
@@ -30,7 +30,7 @@ static __device__ __forceinline__ void load_window(const conv_of<T> &a, float (&
     }
 }
 
-/* A number enters at place width - 1, and the others move by one. */
+/* Shifts the window by one and puts `next` at index width - 1. */
 template <int WIDTH>
 static __device__ __forceinline__ void move_window(float (&window)[WIDTH], float next, int64_t width) {
 #pragma unroll
@@ -59,7 +59,7 @@ static __device__ __forceinline__ void load_taps(const conv_of<T> &a, float (&ta
     }
 }
 
-/* The window moves on to token t, whose x is `next`. Past a border it is of another sequence, and is loaded anew. */
+/* Moves the window to token t, whose x is `next`. If t is in the next sequence, the window is loaded again. */
 template <typename T, int WIDTH>
 static __device__ __forceinline__ void move_on(const conv_of<T> &a, float (&window)[WIDTH], sequence &in, float next,
                                                int64_t b, int64_t t, int64_t c) {
@@ -101,7 +101,7 @@ template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) con
     }
 }
 
-/* The rows that a token after the last would see. Ascending, so that `after` may be `before`. */
+/* Stores the rows that a token after the last one would see. In ascending order, so that `after` may be `before`. */
 template <typename T> __global__ void __launch_bounds__(CHANNELS) keep_last_kernel(conv_of<T> a) {
     const int64_t i = (int64_t)blockIdx.x * CHANNELS + threadIdx.x;
     if (i >= a.batch * a.channels) {
@@ -114,7 +114,7 @@ template <typename T> __global__ void __launch_bounds__(CHANNELS) keep_last_kern
     }
 }
 
-/* Block of tokens blockIdx.x of all, and channels. Window: ds[j] is of token s + j. */
+/* blockIdx.x selects the block of tokens over all sequences. In the window, ds[j] belongs to token s + j. */
 template <typename T, int WIDTH> __global__ void __launch_bounds__(CHANNELS) conv_backward_kernel(conv_of<T> a) {
     const int64_t c = (int64_t)blockIdx.y * CHANNELS + threadIdx.x;
     const int64_t token_blocks = (a.tokens + a.block - 1) / a.block;

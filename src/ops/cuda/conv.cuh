@@ -15,12 +15,12 @@ template <typename T> struct conv_of {
     float *after, *dbefore, *partial;
     const int64_t *borders;
     int64_t sequences, batch, tokens, channels, width, block;
-    int64_t x_row, dx_row; /* elements from token to token: rows may be further apart than channels */
+    int64_t x_row, dx_row; /* elements from token to token; may exceed the number of channels */
     int activation;
 };
 
-/* The sequence of a token, as carry_conv_borders finds it. The borders in the GPU's memory may differ from those that
-   the host checked, so they are never used as an index. */
+/* The sequence of a token, as carry_conv_borders finds it. The borders in GPU memory may differ from those that the
+   host checked, so they are never used as an index. */
 struct sequence {
     int64_t begin, end;
     bool first;
@@ -62,8 +62,8 @@ static conv_of<T> common(const carry_tensor &x, const carry_tensor &w, const car
     return a;
 }
 
-/* conv_wide.cu: widths up to 4 and channels in whole vectors at addresses of whole vectors; false: not these tensors,
-   and nothing happened. *blocks gets the rows of the workspace that were written. */
+/* conv_wide.cu: for widths up to 4, and channels in whole vectors at aligned addresses. Return false, and do
+   nothing, for other tensors. *blocks is set to the number of rows of the workspace that were written. */
 bool conv_wide(const carry_conv_args *args, cudaStream_t stream);
 bool conv_wide_backward(const carry_conv_backward_args *args, void *workspace, int64_t *blocks, cudaStream_t stream);
 

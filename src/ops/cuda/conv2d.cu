@@ -1,14 +1,14 @@
-/* Convolutions of pictures on NVIDIA GPUs: the products of conv2d.c, all rows of a picture in one batch. What the
-   products are added to is written first, and relu is applied afterwards.
+/* Convolutions of pictures on NVIDIA GPUs: the products of conv2d.c, with all rows of a picture in one batch. The
+   values that the products are added to are written first, and relu is applied afterwards.
 
-   Weights of f32 lie as conv2d.c packs them with one panel of all output channels. bf16 has kernels of its own
-   (conv2d_bf16.cu, conv2d_hopper.cu), and weights in their order. */
+   f32 weights have the layout that conv2d.c packs with one panel of all output channels. bf16 has its own kernels
+   (conv2d_bf16.cu, conv2d_hopper.cu) and weights in their layout. */
 #include "ops/cuda/conv2d.cuh"
 
 struct frame {
     float *y;
     const float *bias, *add;
-    int64_t rows, width, out; /* inside the frame */
+    int64_t rows, width, out; /* sizes without the frame */
     bool relu;
 };
 
@@ -27,7 +27,7 @@ __global__ void __launch_bounds__(THREADS) inside_kernel(frame f, bool before) {
     }
 }
 
-/* As weight() of conv2d.c. */
+/* Like weight() of conv2d.c. */
 static __device__ float weight_of(const float *taps, int form, int phase, int row, int column) {
     if (form == CARRY_CONV2D_POINT) {
         return taps[0];
@@ -44,7 +44,7 @@ static __device__ float weight_of(const float *taps, int form, int phase, int ro
     return (float)sum;
 }
 
-/* Channels of all inputs before `which`, and its own: as channels_of() of conv2d.c. */
+/* Channels of an input, and of all inputs before it, like channels_of() of conv2d.c. */
 struct parts {
     int64_t in, first;
     __host__ __device__ int64_t channels(int which) const {
@@ -52,7 +52,7 @@ struct parts {
     }
 };
 
-/* The weight at `place`, over inputs, pixels of a window and channels. */
+/* The weight at index `place`, counted over inputs, pixels of a window and channels. */
 static __device__ float weight_at(const float *taps, parts p, int form, int window, int phase, int64_t place) {
     const int64_t pixels = (int64_t)window * window;
     int which = 0;
@@ -67,7 +67,7 @@ static __device__ float weight_at(const float *taps, parts p, int form, int wind
     return weight_of(taps + i * side * side, form, phase, (int)(pixel / window), (int)(pixel % window));
 }
 
-/* f32: output channels fastest; bf16: a row of all places per output channel. */
+/* f32: output channels vary fastest; bf16: one row of all places per output channel. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     pack_kernel(row_of<T> to, const float *from, parts p, int form, int window, int64_t out, int64_t count) {
@@ -99,7 +99,8 @@ extern "C" carry_status carry_cuda_conv2d_pack(carry_ctx *ctx, carry_tensor to, 
     return launched(ctx, at, "conv2d_pack cannot be launched");
 }
 
-/* The products of one input with its weights, for the output pixels of one phase: every row is an item of the batch. */
+/* Adds the products of one input with its weights, for the output pixels of one phase. Every row is an item of the
+   batch. */
 static carry_status add_products(carry_ctx *ctx, const place &at, const carry_conv2d_args *a, const carry_tensor *from,
                                  const float *w, int phase) {
     const bool twice = a->form == CARRY_CONV2D_DOUBLE;
@@ -125,7 +126,7 @@ static carry_status add_products(carry_ctx *ctx, const place &at, const carry_co
     for (int r = 0; r < window.side; r++) {
         p.a = (const float *)from->data + (window.start + down + r) * pitch + (window.start + side) * channels;
         p.b = w + r * p.k * out;
-        CARRY_TRY(carry_cuda_product(ctx, &p, "tensor_cores")); /* rows of a overlap, which cuBLASLt does not take */
+        CARRY_TRY(carry_cuda_product(ctx, &p, "tensor_cores")); /* rows of a overlap, which cuBLASLt does not accept */
     }
     return CARRY_OK;
 }

@@ -6,8 +6,8 @@
 
 constexpr int CONV2D_INPUTS = 3;
 
-/* Windows of a form: their sides, the step from one to the next, where the first starts, and the sets of weights (of a
-   doubled picture, one for each of the four places of an output pixel). */
+/* The windows of a form: their side, the step from one to the next, the start of the first, and the number of sets
+   of weights (for a doubled picture, one for each of the four positions of an output pixel). */
 struct conv2d_window {
     int side, step, start, phases;
 };
@@ -30,20 +30,20 @@ static inline conv2d_window window_of(carry_conv2d_form form) {
 /* Arguments of both implementations in bf16. Weights are laid out as [phase][out][input][pixel of the
    window][channel]. */
 struct conv2d_job {
-    const uint16_t *from[CONV2D_INPUTS]; /* NULL: absent, and so are those after it */
+    const uint16_t *from[CONV2D_INPUTS]; /* NULL: this input and those after it are absent */
     int channels[CONV2D_INPUTS];
     int inputs;
     uint16_t *y;
     const uint16_t *w, *add;
     const float *bias;
     int x_height, x_width; /* with the frame */
-    int height, width;     /* of y, inside the frame, of one phase */
-    int out, depth;        /* depth: channels of all inputs times pixels of a window: a row of w */
+    int height, width;     /* of y, without the frame, for one phase */
+    int out, depth;        /* depth: length of a row of w, channels of all inputs times pixels of a window */
     conv2d_window window;
     bool relu;
 };
 
-/* conv2d_bf16.cu: any shape, by the instructions of Ampere. */
+/* conv2d_bf16.cu: any shape, with instructions of Ampere GPUs. */
 carry_status carry_conv2d_bf16(carry_ctx *ctx, const conv2d_job &job, const place &at);
 /* conv2d_hopper.cu: *done is false if the call is not supported; then nothing was enqueued. */
 carry_status carry_conv2d_hopper(carry_ctx *ctx, const conv2d_job &job, const place &at, bool *done);

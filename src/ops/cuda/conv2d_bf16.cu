@@ -1,19 +1,19 @@
 /* Convolutions of bf16 pictures on the tensor cores of NVIDIA GPUs, as one product: rows are output pixels, columns
-   output channels, and the sum goes over inputs, pixels of a window and channels. No matrix of windows is made: a tile
-   of 128 pixels by 32 channels of one pixel of the window is copied into shared memory from where the picture lies,
-   whose frame of zeros is the padding. Three tiles are on their way at once.
+   output channels, and the sum goes over inputs, pixels of a window and channels. No matrix of windows is built: a
+   tile of 128 pixels by 32 channels of one pixel of the window is copied into shared memory directly from the
+   picture, whose frame of zeros is the padding. Three tiles are in flight at once.
 
-   A block of 8 warps makes 128 pixels by COLUMNS channels, a warp 32 by COLUMNS / 2. */
+   A block of 8 warps computes 128 pixels by COLUMNS channels, a warp 32 by COLUMNS / 2. */
 #include "ops/cuda/conv2d.cuh"
 
 static const int PIXELS = 128, DEPTH = 32, STAGES = 3;
-static const int PIECES = DEPTH / 8; /* of 16 bytes in a row of a tile */
+static const int PIECES = DEPTH / 8; /* pieces of 16 bytes in a row of a tile */
 
 static __device__ __forceinline__ unsigned shared_address(const void *pointer) {
     return (unsigned)__cvta_generic_to_shared(pointer);
 }
 
-/* The offset of piece `piece` of a row: eight rows that are read together are in different banks. */
+/* The offset of piece `piece` of a row. Eight rows that are read together are in different banks. */
 static __device__ __forceinline__ int swizzled(int row, int piece) {
     return row * DEPTH + ((piece ^ (row >> 1)) & (PIECES - 1)) * 8;
 }
@@ -23,7 +23,7 @@ static __device__ __forceinline__ void copy_piece(uint16_t *to, const uint16_t *
                  "r"(there ? 16 : 0));
 }
 
-/* Eight elements of which `left` exist, wherever they lie. */
+/* Copies eight elements at any address, of which `left` exist; the others are zero. */
 static __device__ __forceinline__ void copy_elements(uint16_t *to, const uint16_t *from, int left) {
 #pragma unroll
     for (int e = 0; e < 8; e++) {
@@ -44,9 +44,9 @@ static __device__ __forceinline__ void multiply_add(float (&c)[4], const unsigne
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-/* Which tile comes next: an input, a pixel of its window, and channels of it. */
+/* The position of the next tile: an input, a pixel of its window, and some of its channels. */
 struct walk {
-    int input, pixel, channel, place; /* place: of the pixel's first channel in a row of the weights */
+    int input, pixel, channel, place; /* place: index of the pixel's first channel in a row of the weights */
     __device__ __forceinline__ void next(const conv2d_job &job) {
         channel += DEPTH;
         if (channel >= job.channels[input]) {
@@ -62,8 +62,8 @@ struct walk {
 
 template <int COLUMNS, bool BY_16> struct tiles { uint16_t a[STAGES][PIXELS * DEPTH], b[STAGES][COLUMNS * DEPTH]; };
 
-/* This thread's pieces of a tile: one of PIECES in a row, of every 64th row. origin: the pixels whose windows they are,
-   below 0 for none. */
+/* Loads this thread's pieces of a tile: one of the PIECES of a row, in every 64th row. origin: the pixels whose
+   windows they belong to; negative past the last pixel. */
 template <int COLUMNS, bool BY_16>
 static __device__ __forceinline__ void load_tile(uint16_t *a, uint16_t *b, const conv2d_job &job, const walk &at,
                                                  const uint16_t *w, int first, const int (&origin)[2]) {

@@ -21,7 +21,7 @@ carry_status encode_map(carry_ctx *ctx, CUtensorMap *map, const void *data, int 
     return CARRY_OK;
 }
 
-/* 0: the GPU does not have the kernels. */
+/* Returns 0 if the GPU does not have the kernels. */
 static int units_of(int ordinal) {
     int found = 0;
     (void)cudaDeviceGetAttribute(&found, cudaDevAttrMultiProcessorCount, ordinal);
@@ -33,7 +33,7 @@ static int units_of(int ordinal) {
 using namespace conv2d_hopper;
 
 carry_status carry_conv2d_hopper(carry_ctx *ctx, const conv2d_job &job, const place &at, bool *done) {
-    static const int units = units_of(at.ordinal); /* GPUs of one process are taken to be alike */
+    static const int units = units_of(at.ordinal); /* assumes that all GPUs of a process are alike */
     bool by_64 = true, by_96 = true, by_32 = true;
     for (int i = 0; i < job.inputs; i++) {
         by_64 = by_64 && job.channels[i] % 64 == 0 && (uintptr_t)job.from[i] % 16 == 0;

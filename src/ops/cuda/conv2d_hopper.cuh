@@ -1,14 +1,14 @@
-/* Convolutions of bf16 pictures by the instructions of Hopper GPUs.
+/* Convolutions of bf16 pictures with instructions of Hopper GPUs.
 
-   A block makes a patch of output pixels, 16 wide and 8 or 16 high, by COLUMNS output channels. One thread issues the
-   copies of the copy engine: for an input, a column of the window and some of the channels, the patch of the picture
-   that is shifted by that column, with the rows above and below that the window covers; and for each row of the window,
-   its weights. Two warpgroups multiply, half of the patch each, from shared memory, and keep their sums in registers; a
-   row of the window is a shift by 16 pixels there. So a picture is copied three times and not nine. Its frame of zeros
-   is the padding; pixels of a patch outside the frame are read as zeros and not written.
+   A block computes a patch of output pixels, 16 wide and 8 or 16 high, by COLUMNS output channels. One thread issues
+   the copies of the copy engine. For an input, a column of the window and some of the channels, it copies the patch
+   of the picture shifted by that column, with the rows above and below that the window covers; and for each row of
+   the window, its weights. Two warpgroups multiply, half of the patch each, from shared memory, and keep their sums
+   in registers; there, a row of the window is a shift by 16 pixels. So a picture is copied three times instead of
+   nine. Its frame of zeros is the padding; pixels of a patch outside the frame are read as zeros and not written.
 
-   Channels come in bands of 64 or 32 (rows of 128 or 64 bytes in shared memory, swizzled by the copy engine), BANDS of
-   them at a time. */
+   Channels come in bands of 64 or 32 (rows of 128 or 64 bytes in shared memory, swizzled by the copy engine), BANDS
+   bands at a time. */
 #ifndef CARRY_OPS_CONV2D_HOPPER_CUH
 #define CARRY_OPS_CONV2D_HOPPER_CUH
 
@@ -21,7 +21,7 @@ namespace conv2d_hopper {
 using namespace hopper;
 
 constexpr int PATCH_WIDTH = 16;
-constexpr int MULTIPLY = 256; /* threads that multiply: two warpgroups; those after them copy */
+constexpr int MULTIPLY = 256; /* threads that multiply: two warpgroups; the threads after them copy */
 constexpr int HEADER = 1024;  /* bytes: barriers, before the tiles */
 
 struct maps {
@@ -30,13 +30,13 @@ struct maps {
     int patches_x, column_tiles;
 };
 
-/* BLOCKS: of 64 pixels that a warpgroup has. PATCHES, WEIGHTS: of them, that shared memory holds. RESIDENT: blocks of
-   threads that share a multiprocessor. */
+/* BLOCKS: blocks of 64 pixels per warpgroup. PATCHES, WEIGHTS: how many patches and tiles of weights shared memory
+   holds. RESIDENT: thread blocks per multiprocessor. */
 template <int COLUMNS_, int BLOCKS_, int BAND_, int BANDS_, int PATCHES_, int WEIGHTS_, int RESIDENT_> struct shape {
     static constexpr int COLUMNS = COLUMNS_, BLOCKS = BLOCKS_, BAND = BAND_, BANDS = BANDS_;
     static constexpr int PATCHES = PATCHES_, WEIGHTS = WEIGHTS_, RESIDENT = RESIDENT_;
     static constexpr int HEIGHT = 8 * BLOCKS;
-    /* Where sums need many registers, a warpgroup copies, and gives its registers to the others. */
+    /* If sums need many registers, a whole warpgroup copies, and gives its registers to the others. */
     static constexpr int THREADS = MULTIPLY + (RESIDENT == 1 ? 128 : 32);
     static constexpr int ROW = BAND * 2;                                         /* bytes */
     static constexpr int PATCH_BYTES = (HEIGHT + 2) * PATCH_WIDTH * ROW * BANDS; /* at most */
@@ -45,7 +45,7 @@ template <int COLUMNS_, int BLOCKS_, int BAND_, int BANDS_, int PATCHES_, int WE
     static constexpr int SHARED = HEADER + 1024 + PATCHES * PATCH_BYTES + WEIGHTS * WEIGHT_ROOM; /* 1024 to align */
 };
 
-/* A ring of tiles in shared memory: where the next one is, and which round of its barriers. */
+/* A ring of tiles in shared memory: the index of the next one, and the parity of its barriers. */
 template <int COUNT> struct turn {
     int at, parity;
     __device__ __forceinline__ void next() {
@@ -56,7 +56,8 @@ template <int COUNT> struct turn {
     }
 };
 
-/* Addresses in shared memory. Barriers of patches come first, then those of weights; of each, full and empty. */
+/* Addresses in shared memory. Barriers of patches come first, then those of weights; each has a full and an empty
+   barrier. */
 template <typename S> struct layout {
     uint32_t base;
     __device__ __forceinline__ uint32_t patch_full(int i) const {
@@ -95,7 +96,7 @@ static __device__ __forceinline__ void copy_weights(uint32_t to, const CUtensorM
                  : "memory");
 }
 
-/* Rows along k, of ROW bytes, swizzled. */
+/* The descriptor of an operand whose rows, of ROW bytes, run along k and are swizzled. */
 template <int ROW> static __device__ __forceinline__ uint64_t operand(uint32_t address) {
     return (uint64_t)((address & 0x3ffffu) >> 4) | (uint64_t)1 << 16 | (uint64_t)(8 * ROW >> 4) << 32 |
            (uint64_t)(ROW == 128 ? 1 : 2) << 62;
@@ -118,7 +119,7 @@ static __device__ __forceinline__ void bring(const maps &m, const layout<S> &l, 
     const int patch_bytes = (S::HEIGHT + side - 1) * PATCH_WIDTH * S::ROW * S::BANDS;
     turn<S::PATCHES> patch = {0, 1};
     turn<S::WEIGHTS> weight = {0, 1};
-    int before = 0; /* bands of the inputs before, in a row of the weights */
+    int before = 0; /* bands of the earlier inputs in a row of the weights */
     for (int input = 0; input < job.inputs; input++) {
         const int bands = job.channels[input] / S::BAND;
         for (int column = 0; column < side; column++) {
@@ -147,8 +148,8 @@ static __device__ __forceinline__ void multiply(float (&sum)[S::BLOCKS][S::COLUM
     const int patch_band = (S::HEIGHT + side - 1) * PATCH_WIDTH * S::ROW;
     turn<S::PATCHES> patch = {0, 0};
     turn<S::WEIGHTS> weight = {0, 0};
-    int last_patch = -1, last_weight = -1;            /* of the products that are not over yet */
-    for (int i = 0, r = 0; i < patches * side; i++) { /* one loop: in nested ones ptxas would wait for each product */
+    int last_patch = -1, last_weight = -1;            /* patch and weights of products that have not completed */
+    for (int i = 0, r = 0; i < patches * side; i++) { /* one loop: with nested ones ptxas would wait for each product */
         if (r == 0) {
             barrier_wait(l.patch_full(patch.at), patch.parity);
         }
@@ -168,7 +169,7 @@ static __device__ __forceinline__ void multiply(float (&sum)[S::BLOCKS][S::COLUM
             }
         }
         products_commit();
-        products_wait<1>(); /* those before are over */
+        products_wait<1>(); /* earlier products are complete */
         if (threadIdx.x % 128 == 0) {
             if (last_weight >= 0) {
                 barrier_arrive(l.weight_empty(last_weight));
@@ -193,7 +194,7 @@ static __device__ __forceinline__ float finished(const conv2d_job &job, float va
     return job.relu && value < 0.0f ? 0.0f : value;
 }
 
-/* Two neighbouring channels of one pixel. */
+/* Writes two neighbouring channels of one pixel. */
 static __device__ __forceinline__ void put_pair(const conv2d_job &job, int64_t at, float low, float high, float2 bias) {
     const uint32_t add = job.add != NULL ? *(const uint32_t *)(job.add + at) : 0;
     low = finished(job, low, bias.x, add << 16);
@@ -288,18 +289,18 @@ __global__ void __launch_bounds__(S::THREADS, S::RESIDENT) conv2d_hopper_kernel(
 carry_status encode_map(carry_ctx *ctx, CUtensorMap *map, const void *data, int rank, const cuuint64_t *sizes,
                         const cuuint64_t *strides, const cuuint32_t *box, int ordinal);
 
-/* conv2d_hopper_tiles.cu, in the shapes below. */
+/* conv2d_hopper_tiles.cu, for the shapes below. */
 template <typename S> carry_status launch(carry_ctx *ctx, const conv2d_job &job, const place &at);
 
-/* The time of a job in this shape: blocks of a multiprocessor times the work of one block. */
+/* Estimated time of a job in this shape: blocks per multiprocessor times the work of one block. */
 template <typename S> double cost(const conv2d_job &job, int units, double rate) {
     const double patches = ceil((double)job.width / PATCH_WIDTH) * ceil((double)job.height / S::HEIGHT);
     const double blocks = patches * ceil((double)job.out / S::COLUMNS) * job.window.phases;
     return ceil(blocks / units) * S::BLOCKS * S::COLUMNS / rate;
 }
 
-/* Each shape is compiled in a source of its own (cmake/instances.cmake), since ptxas needs seconds for one.
-   192 columns with 256 pixels instead of 128 measured 505 TFLOP/s instead of 625 (240 x 416, 3 x 192 to 192). */
+/* Each shape is compiled in its own source file (cmake/instances.cmake), since ptxas takes seconds for one. 192
+   columns with 256 pixels instead of 128 measured 505 TFLOP/s instead of 625 (240 x 416, 3 x 192 to 192). */
 typedef shape<192, 1, 64, 1, 3, 6, 1> flat_192;
 typedef shape<128, 1, 64, 1, 2, 4, 2> flat_128;
 typedef shape<96, 2, 64, 1, 2, 8, 1> wide_96;

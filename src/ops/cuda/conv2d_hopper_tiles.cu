@@ -9,7 +9,7 @@ template <typename S> bool works(int ordinal) {
     bool is = cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess &&
               cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, ordinal) == cudaSuccess && major == 9 &&
               minor == 0;
-    /* In code for other architectures than sm_90a, which a build may be without, the kernels are empty and need few
+    /* A build may lack code for sm_90a; in code for other architectures the kernels are empty and need few
        registers. */
     is = is && cudaFuncGetAttributes(&attributes, conv2d_hopper_kernel<S>) == cudaSuccess && attributes.numRegs > 64;
     (void)cudaGetLastError();

@@ -1,12 +1,12 @@
-/* The convolution of conv.cu where widths are up to 4 and channels come in whole vectors, at the speed of memory.
+/* The convolution of conv.cu for widths up to 4 and channels in whole vectors, at the speed of memory.
 
-   A thread has 4 channels, the elements of one access, and walks a piece of a sequence's tokens. The three inputs
-   before a token are in registers; the inputs of the next AHEAD tokens are on their way while these are worked on.
-   Fewer than four taps are put at the end of four, the others being zero.
+   A thread has 4 channels, the elements of one access, and walks over a piece of a sequence's tokens. The three
+   inputs before a token are in registers; the inputs of the next AHEAD tokens are in flight while the current ones
+   are processed. Fewer than four taps are put at the end of four, and the others are zero.
 
-   Backward, the gradient that reaches a token's sum, ds, is added to three unfinished dx at once, and the oldest
-   leaves: a piece does the ds of the three tokens after it again. dw is summed in registers over the piece, then over
-   the pieces of a block in order, into a row of the workspace. */
+   Backward, the gradient ds of a token's sum is added to three unfinished dx at once, and the oldest is then
+   finished. A piece computes the ds of the three tokens after it again. dw is summed in registers over the piece,
+   then over the pieces of a block in order, into a row of the workspace. */
 #include "ops/cuda/conv.cuh"
 #include "ops/cuda/wide.cuh"
 
@@ -26,7 +26,7 @@ template <typename T> static __device__ __forceinline__ span span_of(const conv_
     return span{(int)s.begin, (int)s.end, s.first};
 }
 
-/* The taps of channels c..c+V-1; four are one access each. */
+/* Loads the taps of channels c..c+V-1; four taps are one access. */
 template <typename T, int V>
 static __device__ __forceinline__ void load_taps(const conv_of<T> &a, float (&tap)[V][TAPS], int64_t c) {
     const int lack = TAPS - (int)a.width;
@@ -45,7 +45,7 @@ static __device__ __forceinline__ void load_taps(const conv_of<T> &a, float (&ta
     }
 }
 
-/* The inputs before token t of batch row b: past[i] is of token t - PAST + i. */
+/* Loads the inputs before token t of batch row b: past[i] belongs to token t - PAST + i. */
 template <typename T, int V>
 static __device__ __forceinline__ void load_past(const conv_of<T> &a, float (&past)[PAST][V], const span &in, int b,
                                                  int t, int64_t c) {
@@ -78,7 +78,7 @@ template <int V> static __device__ __forceinline__ void clear(float (&rows)[PAST
     }
 }
 
-/* The vectors of tokens t..t+AHEAD-1 of a column of vectors; past the last token, that one again. */
+/* Loads the vectors of tokens t..t+AHEAD-1 of a column of vectors. Past the last token it loads that one again. */
 template <typename T, int V, int AHEAD>
 static __device__ __forceinline__ void load_ahead(packed<T, V> (&to)[AHEAD], const typename T::stored *column, int t,
                                                   int tokens, unsigned channels) {
@@ -125,7 +125,7 @@ static __device__ __forceinline__ void step(const conv_of<T> &a, typename T::sto
     move_past<V>(past, x);
 }
 
-/* RESIDENT: blocks of a multiprocessor, which bounds the registers of a thread. */
+/* RESIDENT: blocks per multiprocessor, which limits the registers of a thread. */
 template <typename T, int ACTIVATION, int V, int AHEAD, int RESIDENT>
 __global__ void __launch_bounds__(FORWARD, RESIDENT) conv_wide_kernel(conv_of<T> a, unsigned vectors, int each) {
     const unsigned thread = blockIdx.x * FORWARD + threadIdx.x;
@@ -150,7 +150,7 @@ __global__ void __launch_bounds__(FORWARD, RESIDENT) conv_wide_kernel(conv_of<T>
         if (t0 + AHEAD < last) {
             load_ahead<T, V, AHEAD>(next, from, t0 + AHEAD, tokens, x_row);
         }
-        if (t0 + AHEAD <= last && t0 + AHEAD <= in.end) { /* no end in sight */
+        if (t0 + AHEAD <= last && t0 + AHEAD <= in.end) { /* no end of the piece or sequence within AHEAD tokens */
 #pragma unroll
             for (int i = 0; i < AHEAD; i++) {
                 step<T, ACTIVATION, V>(a, to + ((unsigned)t0 + i) * channels, now[i], tap, past);
@@ -174,7 +174,7 @@ __global__ void __launch_bounds__(FORWARD, RESIDENT) conv_wide_kernel(conv_of<T>
     }
 }
 
-/* dx of token s, or dbefore of the row s tokens before the first. */
+/* Writes dx of token s; for s < 0, dbefore of the row that many tokens before the first. */
 template <typename T, int V>
 static __device__ __forceinline__ void put(const conv_of<T> &a, int b, int s, int64_t c, const float (&value)[V]) {
     if (s >= 0) {
@@ -189,8 +189,8 @@ static __device__ __forceinline__ void put(const conv_of<T> &a, int b, int s, in
     }
 }
 
-/* dx of the three tokens before t is finished, since t begins a sequence; those from `from` on and below `last` are
-   this piece's. */
+/* Writes dx of the three tokens before t, which is finished since t begins a sequence. Only tokens from `from` on
+   and below `last` belong to this piece. */
 template <typename T, int V>
 static __device__ __forceinline__ void finish(const conv_of<T> &a, float (&open)[PAST][V], int b, int t, int64_t c,
                                               int from, int last) {
@@ -203,8 +203,8 @@ static __device__ __forceinline__ void finish(const conv_of<T> &a, float (&open)
     clear<V>(open);
 }
 
-/* One token backward: dx is that of the token PAST before it, which is finished. open[i] is the unfinished dx of token
-   t - PAST + i. counts: dw gets its part. */
+/* One token backward. dx is that of the token PAST before it, which is now finished. open[i] is the unfinished dx of
+   token t - PAST + i. counts: the token contributes to dw. */
 template <typename T, int ACTIVATION, int V>
 static __device__ __forceinline__ void step_back(const conv_of<T> &a, float (&dx)[V], float (&sum)[V][TAPS],
                                                  const packed<T, V> &x_from, const packed<T, V> &d_from,
@@ -248,7 +248,7 @@ static __device__ __forceinline__ void walk_back(const conv_of<T> &a, float (&su
     span in = span_of(a, first);
     load_past<T, V>(a, past, in, b, first, c);
     clear<V>(open);
-    int from = first == 0 ? -PAST : first; /* the first token whose dx is this piece's and not finished */
+    int from = first == 0 ? -PAST : first; /* the first token of this piece whose dx is not finished */
     if (first == 0 && !in.first) {
         finish<T, V>(a, open, b, 0, c, from, last);
         from = 0;
@@ -261,7 +261,7 @@ static __device__ __forceinline__ void walk_back(const conv_of<T> &a, float (&su
         const int oldest = t0 - PAST;
         if (oldest >= 0 && oldest >= from && t0 + AHEAD <= last && t0 + AHEAD <= in.end && a.dx.here()) {
 #pragma unroll
-            for (int i = 0; i < AHEAD; i++) { /* no end in sight */
+            for (int i = 0; i < AHEAD; i++) { /* no end of the piece or sequence within AHEAD tokens */
                 step_back<T, ACTIVATION, V>(a, dx, sum, x_now[i], d_now[i], tap, past, open, true, true);
                 store_all<T, V>(to + (unsigned)(oldest + i) * dx_row, dx);
             }
@@ -330,10 +330,13 @@ __global__ void __launch_bounds__(LANES *PIECES, RESIDENT)
     }
 }
 
-constexpr int V = 4; /* channels of a thread: with 8 there are too few threads, and too many registers */
-constexpr int LEAST = 32, MOST = 128, ENOUGH = 330; /* tokens of a piece; blocks, 2.5 for each multiprocessor */
+/* Channels of a thread: with 8 there are too few threads and too many registers. */
+constexpr int V = 4;
+/* Tokens of a piece, least and most; and blocks that are enough, 2.5 per multiprocessor. */
+constexpr int LEAST = 32, MOST = 128, ENOUGH = 330;
 
-/* A piece does three tokens of its neighbour again, so pieces are as long as leaves enough of them. */
+/* A piece computes three tokens of its neighbour again, so pieces are as long as possible while there are enough of
+   them. */
 static int64_t piece_of(const carry_tensor &x) {
     int64_t each = MOST;
     while (each > LEAST && x.shape[0] * ((x.shape[1] + each - 1) / each) * (x.shape[2] / V) < ENOUGH * FORWARD) {
@@ -376,7 +379,8 @@ bool conv_wide_backward(const carry_conv_backward_args *args, void *workspace, i
     if (!is_wide(x, args->w) || !has_rows(args->dx) || !is_aligned(args->dy.data)) {
         return false;
     }
-    const int64_t share = (carry_token_block(x.shape[1]) + PIECES - 1) / PIECES; /* the workspace has no more rows */
+    /* The workspace has no more rows. */
+    const int64_t share = (carry_token_block(x.shape[1]) + PIECES - 1) / PIECES;
     const int64_t piece = piece_of(x), each = share > piece ? share : piece;
     with_type(x.dtype, [&](auto type) {
         using T = decltype(type);

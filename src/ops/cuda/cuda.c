@@ -1,5 +1,5 @@
-/* The operators of NVIDIA GPUs: every one of CARRY_OPERATOR_LIST. An operator without an entry for them would be
-   "#define carry_cuda_<name> NULL" here. */
+/* The operators of NVIDIA GPUs: all of CARRY_OPERATOR_LIST. An operator without a CUDA entry would be "#define
+   carry_cuda_<name> NULL" here. */
 #include "ops/cuda/cuda.h"
 
 #if defined(CARRY_HAVE_CUDA)

@@ -13,13 +13,13 @@ extern "C" {
 CARRY_OPERATOR_LIST(X)
 #undef X
 
-/* matmul.cu: the ways to a product; way NULL is the one that product_choice names. */
+/* matmul.cu: the implementations of a product; way NULL is the one that carry_cuda_product_choice returns. */
 extern const char *const carry_cuda_ways[];
 const char *carry_cuda_product_choice(carry_ctx *ctx, const carry_device_product *product);
 carry_status carry_cuda_product(carry_ctx *ctx, const carry_device_product *product, const char *way);
 
-/* blaslt.cu: a product through cuBLASLt, which is looked for at the first call. *done is false when the library is not
-   here (a warning says so once per context) or has no way for this shape; then nothing happened. */
+/* blaslt.cu: a product through cuBLASLt, which is opened at the first call. *done is false if the library is missing
+   (a warning says so once per context) or does not support this shape; then nothing was done. */
 carry_status carry_cuda_blaslt(carry_ctx *ctx, const carry_device_product *product, bool *done);
 
 /* sums.cu: to[i] += the sum over b < blocks, in their order, of from[b * stride + i], for i < n. */

@@ -1,5 +1,6 @@
-/* Decays of KDA on NVIDIA GPUs. Forward and da: a thread an element. Gradients of A_log and dt_bias: a block has the
-   columns of one head, a thread every THREADS-th of them over all tokens, in double and in one order. */
+/* Decays of KDA on NVIDIA GPUs. Forward and da: one thread per element. Gradients of A_log and dt_bias: a block has
+   the columns of one head, and a thread adds every THREADS-th of them over all tokens, in double and in a fixed
+   order. */
 #include <math.h>
 
 extern "C" {
@@ -15,7 +16,7 @@ template <typename T> struct decay_job {
     float *g; /* backward: dg */
     const float *A_log, *dt_bias;
     float *dA_log, *ddt_bias;
-    int64_t tokens, width, each; /* columns of all heads, and of one */
+    int64_t tokens, width, each; /* width: columns of all heads; each: of one head */
     float bound;
 };
 

@@ -1,4 +1,4 @@
-/* Dropout on a GPU: four elements share a block of the generator, as on the CPU. */
+/* Dropout on a GPU: four elements share one block of the generator, as on the CPU. */
 #include "ops/cuda/nn.cuh"
 #include "ops/cuda/philox.cuh"
 

@@ -1,6 +1,6 @@
-/* Element by element over tensors of one type and count, by a function object: 16 or 32 bytes of each operand at a time
-   where all are aligned, and else one element. A thread reads an element of all operands before it writes one, so that
-   results may lie where operands do. */
+/* Applies a function object to each element of tensors of one type and count: 16 or 32 bytes of each operand at a
+   time if all are aligned, else one element. A thread reads an element of all operands before it writes one, so that
+   results may overwrite operands. */
 #ifndef CARRY_OPS_EACH_CUH
 #define CARRY_OPS_EACH_CUH
 
@@ -12,7 +12,7 @@ template <typename T, int TO, int FROM> struct each_args {
     int64_t count, eights;
 };
 
-/* f(out, in): numbers of one element. */
+/* f(out, in) computes the results of one element. */
 template <typename T, int TO, int FROM, typename F>
 __global__ void __launch_bounds__(THREADS) each_kernel(each_args<T, TO, FROM> a, F f) {
     const int64_t step = (int64_t)gridDim.x * THREADS;

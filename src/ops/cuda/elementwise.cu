@@ -1,8 +1,7 @@
 /* Element by element on NVIDIA GPUs: conversions, sums, differences, products.
 
-   A thread does 8 elements, 16 or 32 bytes of each operand at a time, when all are aligned to 16 bytes, and else one;
-   each element is read before it is written by the same thread, so that the result may lie where an operand of the same
-   size does. */
+   A thread does 8 elements, 16 or 32 bytes of each operand at a time, if all are aligned to 16 bytes, else one. The
+   same thread reads each element before it writes it, so that the result may overwrite an operand of the same size. */
 #include <string.h>
 
 extern "C" {
@@ -35,7 +34,7 @@ static __device__ __forceinline__ float apply(int op, float x, float y) {
 template <typename A, typename B> struct is_same_type { static const bool value = false; };
 template <typename A> struct is_same_type<A, A> { static const bool value = true; };
 
-/* A conversion of a type to itself is a copy: a signalling NaN, which narrow() would make quiet, keeps its bits. */
+/* Converting a type to itself copies the bits: a signalling NaN, which narrow() would make quiet, is kept. */
 template <typename To, typename X, bool PAIR>
 static __device__ __forceinline__ typename To::stored one(int op, typename X::stored x, typename X::stored y) {
     if constexpr (!PAIR && is_same_type<To, X>::value) {

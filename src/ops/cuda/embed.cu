@@ -1,11 +1,11 @@
 /* Rows of a table by number on NVIDIA GPUs, and back.
 
-   Backward, a block has the rows whose number has the same last eight bits as its own, so that frequent neighbours are
-   spread, and LANES vectors of columns. It looks through all ids and lists the tokens of its rows, in their order; a
-   warp takes every eighth of those rows, one after the other, and adds the listed gradients in that order, the sum in
-   registers: the sums are those of embed.c, bit by bit. Gradients of AHEAD tokens are loaded before they are added, so
-   that a token which is everywhere waits for memory once for all of them. When the list is full it is worked off, and
-   the sums go on from what the table has. */
+   Backward, a block has the rows whose number has the same last eight bits as its own, so that frequent neighbours
+   are spread, and LANES vectors of columns. It goes through all ids and lists the tokens of its rows, in order. A
+   warp takes every eighth of those rows, one after the other, and adds the listed gradients in that order, with the
+   sum in registers: the sums have the same bits as those of embed.c. Gradients of AHEAD tokens are loaded before
+   they are added, so that the loads of a very frequent token overlap. When the list is full it is processed, and
+   later sums continue from the values in the table. */
 #include <math.h>
 
 #include "ops/cuda/quantised_linear.cuh"
@@ -14,7 +14,7 @@
 constexpr int WARPS = THREADS / 32;
 constexpr int GROUPS = 256;                   /* blocks that share the rows of the table */
 constexpr int IDS = 8, CHUNK = THREADS * IDS; /* ids of a thread, and of the block, at a time */
-constexpr int LIST = 2 * CHUNK;               /* tokens; worked off when another chunk may not fit */
+constexpr int LIST = 2 * CHUNK;               /* tokens; processed when another chunk may not fit */
 constexpr int AHEAD = 16;                     /* tokens whose gradients are loaded together */
 
 template <typename T, int V>
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(THREADS)
             for (int j = 0; j < V; j++) {
                 to.value[j] = T::narrow(type_f32::widen(from.value[j]));
             }
-        } else if (V > 1) { /* of y's own type: as it is */
+        } else if (V > 1) { /* the table has y's type: copy */
             to = *(const several<T, V> *)((const typename T::stored *)table.data + id * n + at);
         } else {
             to.value[0] = T::narrow(table[id * n + at]);
@@ -44,12 +44,12 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* A token of a row of this block's. */
+/* A token whose row belongs to this block. */
 struct entry {
-    int token, row; /* row: the place in the block's */
+    int token, row; /* row: index among the block's rows */
 };
 
-/* Appends the tokens of this chunk whose row is this block's, in order. */
+/* Appends the tokens of this chunk whose rows belong to this block, in order. */
 static __device__ __forceinline__ int list_ids(entry *list, int listed, int *counts, const int64_t *ids, int64_t first,
                                                int64_t tokens, int64_t vocabulary) {
     const int thread = (int)threadIdx.x, lane = thread % 32, warp = thread / 32;
@@ -66,7 +66,7 @@ static __device__ __forceinline__ int list_ids(entry *list, int listed, int *cou
         id[i] = own ? (int64_t)((uint64_t)id[i] / GROUPS) : -1;
         count += own;
     }
-    int before = count; /* over the lanes up to this one */
+    int before = count; /* over the lanes up to and including this one */
 #pragma unroll
     for (int step = 1; step < 32; step *= 2) {
         const int other = __shfl_up_sync(0xffffffffu, before, step);
@@ -91,8 +91,8 @@ static __device__ __forceinline__ int list_ids(entry *list, int listed, int *cou
     return all;
 }
 
-/* Adds the gradients of the tokens of one row, from entry `begin` on, which is the first of them, and marks them as
-   done: a bit an entry, which no other warp sees. All of a warp. */
+/* Adds the gradients of all tokens of one row, from entry `begin` on, which is the first of them. Marks them as done
+   in a bit per entry, which no other warp sees. The whole warp calls this. */
 template <typename T, int V>
 static __device__ __forceinline__ void add_row(const entry *list, unsigned *done, int begin, int listed, int row,
                                                float *to, bool there, const typename T::stored *dy, int64_t n) {
@@ -139,7 +139,7 @@ static __device__ __forceinline__ void add_row(const entry *list, unsigned *done
     }
 }
 
-/* Works off the list: this warp's rows, each where it is met first. */
+/* Processes the list: this warp's rows, each at its first token. */
 template <typename T, int V>
 static __device__ __forceinline__ void add_listed(const entry *list, unsigned *done, int listed, float *table,
                                                   const typename T::stored *dy, int64_t n) {

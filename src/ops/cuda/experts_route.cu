@@ -1,4 +1,4 @@
-/* The router of a mixture of experts on NVIDIA GPUs. A warp has a token; numbers of experts and rows stay on the
+/* The router of a mixture of experts on NVIDIA GPUs. A warp has a token; the numbers of experts and rows stay on the
    device. Of equal scores the first is chosen, as on the CPU. */
 #include "ops/cuda/nn.cuh"
 
@@ -21,7 +21,7 @@ template <typename T> struct route_args {
     int experts, k;
 };
 
-/* Shared memory of a warp: probabilities, the scores that experts are chosen by, and which experts are taken. */
+/* Shared memory of a warp: probabilities, the scores by which experts are chosen, and marks of the experts taken. */
 struct route_room {
     float *p, *score;
     unsigned char *taken;
@@ -68,8 +68,8 @@ __device__ __forceinline__ void scores_of(const route_args<T> &a, int64_t token,
     __syncwarp();
 }
 
-/* The first largest of those that are free; some free one where there is NaN. All lanes find the same, since which of
-   two is better does not depend on their order. */
+/* Returns the first of the largest free scores, or some free one if there is a NaN. All lanes find the same one,
+   since the comparison of two does not depend on their order. */
 __device__ __forceinline__ int take_largest(const float *score, unsigned char *taken, int count, int lane) {
     int best = -1;
     for (int i = lane; i < count; i += 32) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ int take_largest(const float *score, unsigned char *t
     return best;
 }
 
-/* Marks the experts of groups that do not remain as taken. Sums of groups take the place of p, which is restored. */
+/* Marks the experts of dropped groups as taken. The sums of groups are stored in p, which is restored. */
 template <typename T>
 __device__ __forceinline__ void drop_groups(const route_args<T> &a, const route_room &r, int lane) {
     const int groups = (int)a.router.groups, each = a.experts / groups;
@@ -109,7 +109,8 @@ __device__ __forceinline__ void drop_groups(const route_args<T> &a, const route_
     for (int i = 0; i < (int)a.router.kept_groups; i++) {
         (void)take_largest(sums, r.taken, groups, lane);
     }
-    /* From the last expert on: the marks of groups are where those of the first experts go, and e / each <= e. */
+    /* From the last expert down: the marks of groups use the same memory as those of the first experts, and e / each
+       <= e. */
     for (int e = (a.experts - 1) / 32 * 32 + lane; e >= 0; e -= 32) {
         const bool dropped = e < a.experts && !r.taken[e / each];
         __syncwarp();
@@ -217,7 +218,8 @@ carry_status run_route(carry_ctx *ctx, const carry_tensor &weights, const carry_
 
 constexpr int SORTERS = 1024; /* threads of a block */
 
-/* Block e counts the pairs of experts before it, and puts its own pairs behind them. A thread has a run of pairs. */
+/* Block e counts the pairs of the experts before it, and puts its own pairs after them. A thread has a range of
+   pairs. */
 __global__ void __launch_bounds__(SORTERS)
     sort_kernel(int64_t *pair, int64_t *place_of, int64_t *offsets, const int64_t *chosen, int64_t pairs, int experts) {
     __shared__ int own[SORTERS / 32], before[SORTERS / 32];

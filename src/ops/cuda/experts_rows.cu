@@ -56,7 +56,7 @@ template <typename T, int V> __global__ void __launch_bounds__(THREADS) combine_
     }
 }
 
-/* A warp has one pair: the sum of products of two rows. */
+/* A warp has one pair and computes the dot product of two rows. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) combine_backward_kernel(float *dweights, row_of<T> dy, row_of<T> x,
                                                                    const int64_t *at, int64_t pairs, int64_t n, int k) {
@@ -106,7 +106,8 @@ carry_status run_pairs(carry_ctx *ctx, const carry_tensor &y, const carry_tensor
     return launched(ctx, at, "rows of experts cannot be launched");
 }
 
-/* A warp has a row. ds NULL: y = base + sigmoid(s) x; otherwise y is dx, base is absent, and x2 is the x of forward. */
+/* A warp has a row. If ds is NULL: y = base + sigmoid(s) x. Otherwise y is dx, base is absent, and x2 is the forward
+   x. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS) gate_kernel(row_of<T> y, row_of<T> base, row_of<T> x, row_of<T> x2,
                                                        row_of<T> s, row_of<T> ds, int64_t rows, int64_t n) {

@@ -1,8 +1,8 @@
-/* Passes over the rows between the products of a transformer, each of which would else be several: a gated sum with the
-   norm that follows it, and the norm of queries and keys with their positions. They move memory and little else: a
-   block has a row, a thread 16 elements of it in registers. That is for bf16 and rows of whole vectors; for others
-   there are the operators they are made of, and a plain kernel for queries and keys. Products with their bias and GELU
-   go through cuBLASLt. */
+/* Fused passes over rows between the products of a transformer, each of which would otherwise be several: a gated
+   sum with the norm that follows it, and the norm of queries and keys with their positions. They are bound by
+   memory: a block has a row, and a thread 16 elements of it in registers. This covers bf16 and rows of whole
+   vectors; otherwise the separate operators are used, and a plain kernel for queries and keys. Products with bias
+   and GELU go through cuBLASLt. */
 #include <limits.h>
 #include <math.h>
 
@@ -14,8 +14,8 @@ extern "C" {
 
 namespace {
 
-/* Rows of n elements of bf16; n is a multiple of 8, up to 16384, rows start at multiples of 16 bytes; vectors are f32.
-   NULL: absent. */
+/* Rows of n bf16 elements; n is a multiple of 8, up to 16384, and rows start at multiples of 16 bytes. gate, w and b
+   are f32. NULL: absent. */
 struct norm_job {
     int64_t rows, n;
     void *x, *h;
@@ -37,11 +37,11 @@ struct qk_job {
     float eps;
 };
 
-constexpr int ONCE = 8, VECTORS = 2; /* elements of 16 bytes, and how many of those a thread has */
+constexpr int ONCE = 8, VECTORS = 2; /* elements in 16 bytes, and number of such vectors per thread */
 constexpr int EACH = ONCE * VECTORS;
 constexpr int64_t MOST = 1024 * EACH, HALF = 512 * EACH; /* elements of a row */
 
-/* By the GPU's own conversion: which NaN a NaN becomes does not matter here. */
+/* Uses the GPU's own conversion: the bits of a NaN do not matter here. */
 __device__ __forceinline__ uint32_t pack(float low, float high) {
     uint32_t packed;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
@@ -56,8 +56,8 @@ __device__ __forceinline__ float high_of(uint32_t both) {
     return __uint_as_float(both & 0xffff0000u);
 }
 
-/* A thread's elements of a row, as they are in memory: half the registers of floats, so that more rows are under way.
- */
+/* A thread's elements of a row in their stored type: this takes half the registers of floats, so that more rows are
+   in flight. */
 struct row_part {
     uint32_t word[EACH / 2];
 };
@@ -86,14 +86,15 @@ __device__ __forceinline__ void store(uint16_t *row, const row_part &v, int n) {
     }
 }
 
-/* Element i of this thread's part of a vector that all rows share, four at a time; NULL: `otherwise` everywhere. */
+/* Four elements, from i on, of this thread's part of a vector that all rows share; `otherwise` if the vector is
+   NULL. */
 __device__ __forceinline__ float4 shared_by_all(const float *from, int i, int n, float otherwise) {
     int at = ONCE * (int)(threadIdx.x + i / ONCE * blockDim.x) + i % ONCE;
     return from != NULL && at < n ? __ldg((const float4 *)(from + at))
                                   : make_float4(otherwise, otherwise, otherwise, otherwise);
 }
 
-/* Over a warp, in one order. */
+/* Sums over a warp, in a fixed order. */
 __device__ __forceinline__ float add_warp(float value) {
     for (int step = 16; step > 0; step /= 2) {
         value += __shfl_xor_sync(0xffffffffu, value, step);
@@ -101,7 +102,7 @@ __device__ __forceinline__ float add_warp(float value) {
     return value;
 }
 
-/* Elements of a row that this warp has. */
+/* The number of elements of a row that this warp has. */
 __device__ __forceinline__ int warp_count(int n) {
     int count = 0;
 #pragma unroll
@@ -113,11 +114,11 @@ __device__ __forceinline__ int warp_count(int n) {
 }
 
 struct spread {
-    float mean, squares; /* squares: the sum of what is off the mean, squared */
+    float mean, squares; /* squares: sum of the squared differences from the mean */
 };
 
-/* Of the row whose elements the block has. Each warp measures its own around its own mean, and the warps' results are
-   put together: one barrier, and squares never of large numbers that differ little. */
+/* Mean and squares of the block's row. Each warp uses its own mean, and the results of the warps are then combined:
+   this needs one barrier, and never subtracts large numbers that differ little. */
 __device__ __forceinline__ spread measure(const row_part &x, int n) {
     __shared__ float4 parts[32];
     const int lane = (int)threadIdx.x % 32;
@@ -147,7 +148,7 @@ __device__ __forceinline__ spread measure(const row_part &x, int n) {
     return {mean, add_warp(fmaf(part.w * off, off, part.z))};
 }
 
-/* The sum over the block, in one order. */
+/* The sum over the block, in a fixed order. */
 __device__ __forceinline__ float add_up(float value) {
     __shared__ float parts[32];
     const int lane = (int)threadIdx.x % 32;
@@ -159,7 +160,7 @@ __device__ __forceinline__ float add_up(float value) {
     return add_warp(lane < (int)(blockDim.x / 32) ? parts[lane] : 0.0f);
 }
 
-/* THREADS: the most that a block has; BLOCKS: of that size on a multiprocessor, for which registers are kept. */
+/* THREADS: the largest block size; BLOCKS: blocks of that size per multiprocessor, for which registers are reserved. */
 template <int THREADS, int BLOCKS> __global__ void __launch_bounds__(THREADS, BLOCKS) norm_kernel(norm_job a) {
     const int n = (int)a.n;
     const int64_t t = blockIdx.x;
@@ -192,7 +193,8 @@ template <int THREADS, int BLOCKS> __global__ void __launch_bounds__(THREADS, BL
     store((uint16_t *)a.h + t * a.n, x, n);
 }
 
-/* Two pairs by two angles, cosine and sine of each. Pairs lie together, so a thread has both of each. */
+/* Rotates two pairs by two angles, given as cosine and sine. Pairs are contiguous, so a thread has both elements of
+   each. */
 __device__ __forceinline__ float4 turned(float4 v, float4 by) {
     return make_float4(v.x * by.x - v.y * by.y, v.x * by.y + v.y * by.x, v.z * by.z - v.w * by.w,
                        v.z * by.w + v.w * by.z);
@@ -230,7 +232,7 @@ template <int THREADS, int BLOCKS> __global__ void __launch_bounds__(THREADS, BL
     store((uint16_t *)part.to + t * part.to_row, x, n);
 }
 
-/* Any type, any n and head, rows spread over ranks too: a block has a row. */
+/* Any type, n and head, also for rows that are split over ranks: a block has a row. */
 template <typename T> __global__ void __launch_bounds__(THREADS) plain_qk_kernel(qk_job a) {
     __shared__ float parts[THREADS / 32];
     const qk_part &part = a.part[blockIdx.y];
@@ -250,7 +252,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) plain_qk_kernel
         const bool is_pair = i + 1 < a.n;
         float x = from.get(i) * (part.w != NULL ? over * part.w[i] : 1.0f);
         float y = is_pair ? from.get(i + 1) * (part.w != NULL ? over * part.w[i + 1] : 1.0f) : 0.0f;
-        if (part.table != NULL) { /* heads are even: pairs are whole */
+        if (part.table != NULL) { /* heads are even, so pairs are whole */
             const float *turn = part.table + t * a.head + i % a.head;
             const float first = x;
             x = first * turn[0] - y * turn[1];
@@ -271,7 +273,7 @@ bool in_vectors(const carry_tensor &x) {
     return x.dtype == CARRY_BF16 && x.shape[1] % 8 == 0 && x.shape[1] <= MOST && x.shape[0] <= INT_MAX;
 }
 
-/* An absent one fits. */
+/* An absent tensor is accepted. */
 bool fits(const carry_tensor &tensor, int64_t row) {
     return (uintptr_t)tensor.data % 16 == 0 && row % 8 == 0;
 }

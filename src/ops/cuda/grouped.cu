@@ -1,12 +1,11 @@
-/* Products of rows with one weight for each expert, all experts in one launch.
+/* Products of rows with one weight per expert, all experts in one launch.
 
-   Rows are sorted by expert, and where an expert's rows begin is known on the device alone. The grid has as many tiles
-   as there could be: one for each TILE rows, and one more for each expert, whose last tile may not be whole. A block
-   finds the expert of its tile by adding up the tiles of the experts before it; blocks without one end at once. For
-   gradients of weights a tile is a part of one expert's matrix and the sum runs over its rows, in their order.
+   Rows are sorted by expert, and only the device knows where an expert's rows begin. The grid has the largest
+   possible number of tiles: one for each TILE rows, and one more for each expert, whose last tile may be partial. A
+   block finds the expert of its tile by adding up the tiles of the experts before it; blocks without a tile end at
+   once. For gradients of weights, a tile is a part of one expert's matrix and the sum runs over its rows, in order.
 
-   Panels of k are loaded STAGES - 1 ahead. Hopper GPUs have kernels of their own for 16-bit types
-   (grouped_hopper.cu). */
+   Panels of k are loaded STAGES - 1 ahead. Hopper GPUs have their own kernels for 16-bit types (grouped_hopper.cu). */
 #include "ops/cuda/grouped_modes.cuh"
 #include "ops/cuda/panels.cuh"
 
@@ -15,14 +14,15 @@ namespace {
 constexpr int STAGES = 3;
 
 struct grouped_args {
-    carry_device_product p; /* of one expert: pointers are to expert 0 or row 0, m or k is not known */
+    /* The product of one expert: pointers are to expert 0 or row 0, and m or k is unknown. */
+    carry_device_product p;
     const int64_t *offsets;
     int64_t experts, next; /* elements from matrix to matrix */
     int64_t row_tiles, column_tiles;
     bool a_by_16, b_by_16, c_by_pair;
 };
 
-/* The product of this block's expert, and its tile's first row and column. */
+/* Finds the product of this block's expert, and its tile's first row and column. Returns false if there is no tile. */
 template <typename T, int TILE, int MODE>
 __device__ __forceinline__ bool find_product(const grouped_args &g, carry_device_product *p, int64_t *row,
                                              int64_t *column) {
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(PANEL_THREADS) grouped_kernel(const __grid_con
     for (int64_t i = 0; i < steps; i++) {
         asm volatile("cp.async.wait_group 1;" ::: "memory"); /* STAGES - 2 */
         __syncthreads();
-        load(i + STAGES - 1); /* where panel i - 1 was, which all warps have read */
+        load(i + STAGES - 1); /* into the memory of panel i - 1, which all warps have read */
         const E *a = panels + i % STAGES * 2 * C::SIZE, *b = a + C::SIZE;
         const int there = at_most(p.k - i * depth<T>::PANEL, depth<T>::PANEL);
         for (int k = 0; k < there; k += depth<T>::STEP) {
@@ -113,7 +113,7 @@ template <typename T, int TILE, int MODE> cudaError_t launch(grouped_args g, int
     return error;
 }
 
-/* Tiles of 128 where experts have that many rows, and registers suffice. */
+/* Uses tiles of 128 if experts have that many rows and registers suffice. */
 template <typename T, int MODE> cudaError_t launch_tiles(const grouped_args &g, int64_t rows, cudaStream_t stream) {
     if constexpr (sizeof(typename T::stored) == 2) {
         const int64_t side = MODE == WEIGHT_GRADIENT ? g.p.m : rows / g.experts;

@@ -1,10 +1,10 @@
-/* Products of rows with one weight for each expert on Hopper GPUs: tiles of 128 x 128, panels of 64 along k.
+/* Products of rows with one weight per expert on Hopper GPUs: tiles of 128 x 128, panels of 64 along k.
 
-   One thread copies panels STAGES ahead with the tensor copy engine; two warpgroups multiply, each 64 rows of the tile.
-   A tile begins at a row of its expert, so the copies of its last rows are of the next expert, whose results are not
-   stored; a warpgroup without rows of its own does not multiply. In gradients of weights, where rows are summed over,
-   rows of the next expert are zeroed in shared memory. Two blocks share a multiprocessor: one stores while the other
-   multiplies. */
+   One thread copies panels STAGES ahead with the tensor copy engine; two warpgroups multiply, each 64 rows of the
+   tile. A tile begins at a row of its expert, so its last rows may belong to the next expert; their results are not
+   stored, and a warpgroup without rows of this expert does not multiply. In gradients of weights, which sum over
+   rows, rows of the next expert are zeroed in shared memory. Two blocks share a multiprocessor: one stores while the
+   other multiplies. */
 #ifdef CARRY_INSTANCE_F16
 #define GROUPED carry_grouped_hopper_f16
 #define GROUPED_WIDE carry_grouped_wide_f16
@@ -31,7 +31,7 @@ struct grouped_maps {
 
 struct place_of_tile {
     int64_t expert, first, count; /* the expert's rows */
-    int64_t row, column;          /* of the tile in c */
+    int64_t row, column;          /* position of the tile in c */
     int panels;
 };
 
@@ -61,8 +61,8 @@ __device__ __forceinline__ void bring(const grouped_maps &m, const place_of_tile
     }
 }
 
-/* Rows of a panel that belong to the next expert become zeros: those of the warpgroup's band of a, and, since zeros
-   times NaN would be NaN, of b by both. */
+/* Zeroes the rows of a panel that belong to the next expert: a warpgroup those of its band of a, and both warpgroups
+   those of b, since zero times NaN would be NaN. */
 __device__ __forceinline__ void zero_rest(unsigned char *shared, uint32_t stages, uint32_t band, int rows, int group) {
     unsigned char *at = shared + (band - stages);
     for (int i = rows * 8 + (int)threadIdx.x % 128; i < PANEL * 8; i += 128) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void multiply(float (&sum)[TILE / 2], const place_of_
     keep_below(sum);
 }
 
-/* Rows of a warp, 16 at most, between its part of shared memory and c: pieces of 16 bytes. */
+/* Moves the rows of a warp, at most 16, between its part of shared memory and c, in pieces of 16 bytes. */
 template <bool INTO_C>
 __device__ __forceinline__ void move_rows(uint16_t *out, const grouped_job &job, const place_of_tile &t, int row0,
                                           int group) {
@@ -128,8 +128,8 @@ __device__ __forceinline__ void move_rows(uint16_t *out, const grouped_job &job,
     __syncwarp();
 }
 
-/* 16-bit results of a warpgroup's rows through shared memory, so that a thread moves 16 bytes. Earlier values are added
-   in f32, so that a result is rounded once. */
+/* Stores 16-bit results of a warpgroup's rows through shared memory, so that a thread moves 16 bytes. Earlier values
+   are added in f32, so that a result is rounded once. */
 __device__ __forceinline__ void store_rows(const float (&sum)[TILE / 2], const grouped_job &job, const place_of_tile &t,
                                            uint16_t *out, int group) {
     const int thread = (int)threadIdx.x % 128, lane = thread % 32, row0 = thread / 32 * 16;
@@ -150,11 +150,11 @@ __device__ __forceinline__ void store_rows(const float (&sum)[TILE / 2], const g
             *to = pack(low, high);
         }
     }
-    __syncwarp(); /* a warp moves the rows that it has */
+    __syncwarp(); /* a warp moves only its own rows */
     move_rows<true>(out, job, t, row0, group);
 }
 
-/* f32 gradients of weights are added to. */
+/* Adds to the f32 gradients of weights. */
 __device__ __forceinline__ void add_weights(const float (&sum)[TILE / 2], const grouped_job &job,
                                             const place_of_tile &t, int group) {
     const int thread = (int)threadIdx.x % 128, lane = thread % 32;
@@ -226,7 +226,7 @@ template <int MODE> __global__ void __launch_bounds__(COUNT, 2) grouped_kernel(c
         add_weights(sum, job, t, group);
         return;
     }
-    group_sync(1, MULTIPLY); /* panels are read: their memory is free */
+    group_sync(1, MULTIPLY); /* panels have been read: their memory is free */
     store_rows(sum, job, t, (uint16_t *)shared + group * 64 * OUT_ROW, group);
 #endif
 }
@@ -269,7 +269,7 @@ bool has_kernels(int ordinal) {
 } // namespace
 
 carry_status GROUPED(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at, bool *done) {
-    static const bool works = has_kernels(at.ordinal); /* GPUs of one process are taken to be alike */
+    static const bool works = has_kernels(at.ordinal); /* assumes that all GPUs of a process are alike */
     const int64_t all =
         job.a_row | job.b_row | job.c_row | job.next | job.n | (mode == WEIGHT_GRADIENT ? job.m : job.k);
     *done = works && all % 8 == 0 && ((uintptr_t)job.a | (uintptr_t)job.b | (uintptr_t)job.c) % 16 == 0 && job.rows > 0;

@@ -1,10 +1,10 @@
-/* Products of many rows with one weight for each expert on Hopper GPUs: tiles of 128 x 256, panels of 64 along k.
+/* Products of many rows with one weight per expert on Hopper GPUs: tiles of 128 x 256, panels of 64 along k.
 
-   Copies from the L2 cache to the multiprocessors bound these products: a tile of 128 x 256 reads a quarter
-   less than two of 128 x 128. A block stays on its multiprocessor and takes every gridDim.x-th tile. One thread copies
-   panels STAGES ahead, also those of the next tile; two warpgroups multiply, each 64 rows, and store their rows. Rows
-   past an expert's last are those of the next expert: their results are not stored, and bands of 64 such rows are not
-   copied. */
+   Copies from the L2 cache to the multiprocessors limit these products: a tile of 128 x 256 reads a quarter less
+   than two of 128 x 128. A block stays on its multiprocessor and takes every gridDim.x-th tile. One thread copies
+   panels STAGES ahead, including those of the next tile; two warpgroups multiply, each 64 rows, and store their
+   rows. Rows past an expert's last belong to the next expert: their results are not stored, and bands of 64 such
+   rows are not copied. */
 #ifdef CARRY_INSTANCE_F16
 #define GROUPED_WIDE carry_grouped_wide_f16
 #else
@@ -18,7 +18,7 @@ namespace {
 constexpr int GROUPS = 2, ROWS = 64 * GROUPS, COLUMNS = 256, STAGES = 4;
 constexpr int STAGE = (GROUPS + COLUMNS / 64) * BAND;
 constexpr int MULTIPLY = 128 * GROUPS, COUNT = MULTIPLY + 128;
-constexpr int CHUNK = 64, OUT_ROW = CHUNK + 8; /* columns that are stored at once, and their row in shared memory */
+constexpr int CHUNK = 64, OUT_ROW = CHUNK + 8; /* columns stored at once, and their row in shared memory */
 constexpr int OUT = 16 * OUT_ROW;              /* elements of a warp */
 constexpr int MOST_EXPERTS = 1024;
 constexpr int AT_OUT = STAGES * STAGE, AT_BARRIERS = AT_OUT + GROUPS * 4 * OUT * 2;
@@ -31,11 +31,11 @@ struct wide_maps {
 };
 
 struct wide_tile {
-    int64_t first; /* row of all experts */
+    int64_t first; /* row, counted over all experts */
     int expert, rows, column;
 };
 
-/* The first tile of each expert, and the number of all, by one warp. */
+/* One warp computes the first tile of each expert, and the total number. */
 __device__ __forceinline__ void find_starts(const grouped_job &job, int *starts) {
     const int lane = (int)threadIdx.x % 32, experts = (int)job.experts, each = (experts + 31) / 32;
     const int first = min(lane * each, experts), end = min(first + each, experts);
@@ -102,7 +102,8 @@ __device__ __forceinline__ void bring(const wide_maps &m, const int *starts, uin
     }
 }
 
-/* Rows of a warp, 16 at most, CHUNK columns, between its part of shared memory and c: pieces of 16 bytes. */
+/* Moves the rows of a warp, at most 16, and CHUNK columns between its part of shared memory and c, in pieces of 16
+   bytes. */
 template <bool INTO_C>
 __device__ __forceinline__ void move_rows(uint16_t *out, uint16_t *c, int64_t c_row, int rows, int64_t columns) {
     for (int i = (int)threadIdx.x % 32; i < 16 * (CHUNK / 8); i += 32) {
@@ -116,8 +117,8 @@ __device__ __forceinline__ void move_rows(uint16_t *out, uint16_t *c, int64_t c_
     __syncwarp();
 }
 
-/* Results through shared memory, so that a thread moves 16 bytes. Earlier values are added in f32, so that a result is
-   rounded once. */
+/* Stores results through shared memory, so that a thread moves 16 bytes. Earlier values are added in f32, so that a
+   result is rounded once. */
 __device__ __forceinline__ void store_tile(const float (&sum)[COLUMNS / 2], const grouped_job &job, const wide_tile &t,
                                            uint16_t *out, int group) {
     const int lane = (int)threadIdx.x % 32, row0 = 64 * group + (int)threadIdx.x % 128 / 32 * 16;
@@ -241,7 +242,7 @@ template <int MODE> carry_status launch(carry_ctx *ctx, const grouped_job &job, 
 
 } // namespace
 
-/* Few rows of an expert would leave most of a tile empty. */
+/* Only for experts with many rows: few would leave most of a tile empty. */
 carry_status GROUPED_WIDE(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at, bool *done) {
     *done = job.rows >= 96 * job.experts && job.n >= COLUMNS && job.experts <= MOST_EXPERTS &&
             job.rows / ROWS + job.experts < INT32_MAX / ((job.n + COLUMNS - 1) / COLUMNS);

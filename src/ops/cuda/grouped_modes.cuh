@@ -1,4 +1,4 @@
-/* Products of rows with one weight for each expert: shared by grouped.cu, grouped_hopper.cu and grouped_hopper_wide.cu.
+/* Products of rows with one weight per expert: shared by grouped.cu, grouped_hopper.cu and grouped_hopper_wide.cu.
    The latter two are compiled for each type. */
 #ifndef CARRY_OPS_GROUPED_MODES_CUH
 #define CARRY_OPS_GROUPED_MODES_CUH
@@ -7,32 +7,33 @@
 
 enum grouped_mode { FORWARD, INPUT_GRADIENT, WEIGHT_GRADIENT };
 
-/* FORWARD: c = a b^T; INPUT_GRADIENT: c = a b; WEIGHT_GRADIENT: c += a^T b over the rows of each expert. a (and b of
-   the last) are rows of all experts, sorted; the matrices of experts are `next` elements apart. */
+/* FORWARD: c = a b^T; INPUT_GRADIENT: c = a b; WEIGHT_GRADIENT: c += a^T b over the rows of each expert. a (and for
+   WEIGHT_GRADIENT b) holds the rows of all experts, sorted; the matrices of experts are `next` elements apart. */
 struct grouped_job {
     const void *a, *b;
     void *c;
     const int64_t *offsets;
     int64_t experts, rows, next;
-    int64_t m, n, k; /* of one expert: m is not known but for WEIGHT_GRADIENT, of which k is not */
+    /* Sizes for one expert. m is unknown, except for WEIGHT_GRADIENT, where k is. */
+    int64_t m, n, k;
     int64_t a_row, b_row, c_row;
     bool accumulate;
 };
 
-/* True: the job is launched. False: this GPU, build or shape does not fit. */
+/* *done is true if the job was launched, false if this GPU, build or shape is not supported. */
 carry_status carry_grouped_hopper_bf16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
                                        bool *done);
 carry_status carry_grouped_hopper_f16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
                                       bool *done);
 
-/* The same for many rows and columns, where GPU, build and alignment are known to fit. Not for WEIGHT_GRADIENT. */
+/* The same for many rows and columns; the caller has checked GPU, build and alignment. Not for WEIGHT_GRADIENT. */
 carry_status carry_grouped_wide_bf16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
                                      bool *done);
 carry_status carry_grouped_wide_f16(carry_ctx *ctx, const grouped_job &job, grouped_mode mode, const place &at,
                                     bool *done);
 
-/* The expert of tile `tile` of all experts' rows, and the tile's number among that expert's: by one warp, whose lanes
-   have as many consecutive experts each. False: past the last tile. */
+/* Finds the expert of tile `tile`, counted over the rows of all experts, and the tile's number within that expert.
+   One warp calls it; each lane has the same number of consecutive experts. Returns false past the last tile. */
 template <int TILE>
 static __device__ __forceinline__ bool find_tile(const int64_t *offsets, int64_t experts, int64_t tile, int64_t *expert,
                                                  int64_t *own) {

@@ -1,10 +1,10 @@
-/* Weights of a few keys on NVIDIA GPUs. In bf16 with heads of 128 a block has 16 queries, all heads of them: a warp
-   takes every sixteenth head, makes its scores by tensor cores and keeps them in registers; when all warps are done the
-   squares of the whole rows are known, and with them the norm that scores were to have. So q is read once and never
-   written.
+/* Weights of a few keys on NVIDIA GPUs. For bf16 with heads of 128, a block has 16 queries with all their heads: a
+   warp takes every sixteenth head, computes its scores on tensor cores and keeps them in registers. When all warps
+   are done, the squares of the whole rows are known, and with them the norm by which the scores are scaled. So q is
+   read once and never written.
 
-   The order of a head's elements in a product does not matter as long as both sides have the same: each lane takes 16
-   bytes at a time, of q as of k. */
+   The order of a head's elements in a product does not matter as long as it is the same on both sides: each lane
+   takes 16 bytes at a time, of q and of k. */
 #include <limits.h>
 #include <math.h>
 
@@ -18,7 +18,7 @@ namespace {
 
 constexpr int WARPS = 16, ROWS = 16, HEAD = 128;
 constexpr int MOST_HEADS = 3; /* of a warp */
-constexpr int MOST_TILES = 6; /* of eight keys */
+constexpr int MOST_TILES = 6; /* tiles of eight keys */
 constexpr float LOG2_E = 1.4426950408889634f;
 
 struct weights_job {
@@ -73,7 +73,7 @@ __device__ __forceinline__ uint4 scaled(uint4 v, const float *w) {
                       pack(low_of(v.z) * b.x, high_of(v.z) * b.y), pack(low_of(v.w) * b.z, high_of(v.w) * b.w));
 }
 
-/* Scores of one head, before the norm; squares of this lane's elements of rows g and g + 8. */
+/* Scores of one head before the norm; squares are those of this lane's elements of rows g and g + 8. */
 template <int TILES>
 __device__ __forceinline__ void score_head(const weights_job &a, int head, int64_t row0, float (&s)[TILES][4],
                                            float (&squares)[2]) {
@@ -150,7 +150,8 @@ __device__ __forceinline__ void finish(const weights_job &a, int head, int64_t r
     }
 }
 
-/* Two blocks a multiprocessor where registers allow it: 2160 queries are 135 blocks, three more than an H200 has. */
+/* Two blocks per multiprocessor if registers allow it: 2160 queries are 135 blocks, three more than an H200 has
+   multiprocessors. */
 template <int TILES>
 __global__ void __launch_bounds__(32 * WARPS, TILES <= 3 ? 2 : 1) key_weights_kernel(weights_job a) {
     __shared__ float parts[WARPS][ROWS];
@@ -203,7 +204,7 @@ template <typename T> __device__ float plain_score(const plain_job<T> &a, int64_
     return sum;
 }
 
-/* Any type and size: a block has a query, a thread some of its heads. Right, and slow. */
+/* Any type and size: a block has a query, and a thread some of its heads. Correct but slow. */
 template <typename T> __global__ void __launch_bounds__(THREADS) plain_weights_kernel(plain_job<T> a) {
     __shared__ float parts[THREADS / 32];
     const int64_t row = blockIdx.x;

@@ -1,5 +1,5 @@
-/* Layer norm on NVIDIA GPUs: the mean first and then the squares of what is off it, as layer_norm.c. Rows and sums over
-   tokens are cut as in norm.cu. */
+/* Layer norm on NVIDIA GPUs: first the mean, then the squared differences from it, as in layer_norm.c. Rows and sums
+   over tokens are divided as in norm.cu. */
 #include "ops/cuda/nn.cuh"
 
 extern "C" {
@@ -49,7 +49,7 @@ template <typename T, int GROUP> __global__ void __launch_bounds__(THREADS) laye
     }
 }
 
-/* sums: dw and db of this group's columns, n apart; or NULL. */
+/* sums: dw and db of this group's columns, n elements apart; or NULL. */
 template <typename T, int GROUP>
 static __device__ __forceinline__ void backward_row(const layer_args<T> &a, int64_t row, int lane, float *parts,
                                                     float *sums) {
@@ -79,7 +79,7 @@ static __device__ __forceinline__ void backward_row(const layer_args<T> &a, int6
     }
 }
 
-/* A long row is a block's; its sums are added in the workspace itself, by its column's thread. */
+/* A block has a long row. The thread of a column adds its sums directly in the workspace. */
 template <typename T> __global__ void __launch_bounds__(THREADS) layer_backward_kernel(layer_args<T> a) {
     __shared__ float parts[WARPS];
     float *sums = a.partial != NULL ? a.partial + blockIdx.x * 2 * a.n : NULL;
@@ -94,9 +94,9 @@ template <typename T> __global__ void __launch_bounds__(THREADS) layer_backward_
     }
 }
 
-/* A row of up to GROUP EACH elements is held in the registers of a warp, or of the block: all loads are issued before
-   the first one is waited for. Sums over the group's rows are in registers too; of warps they are added in order
-   through shared memory, [WARPS, 2, n]. */
+/* A warp or the block holds a row of up to GROUP * EACH elements in registers: all loads are issued before the first
+   is waited for. Sums over the group's rows are in registers too; those of warps are then added in order through
+   shared memory, [WARPS, 2, n]. */
 template <typename T, int GROUP, int EACH>
 __global__ void __launch_bounds__(THREADS) layer_backward_held_kernel(layer_args<T> a) {
     extern __shared__ float shared[];

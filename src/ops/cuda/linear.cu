@@ -1,10 +1,10 @@
-/* Linear layers on NVIDIA GPUs: through cuBLASLt or the tensor cores (matmul.cu) where activations and weights are of
-   one type. f32 weights under activations of 16 bits go through a plain kernel that widens both: right, and slow; keep
-   a copy of the weights in the activations' type. */
+/* Linear layers on NVIDIA GPUs: through cuBLASLt or the tensor cores (matmul.cu) if activations and weights have one
+   type. f32 weights with 16-bit activations use a plain kernel that widens both, which is correct but slow; keep a
+   copy of the weights in the activations' type. */
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/quantised_linear.cuh"
 
-constexpr int TILE = 32, LINES = 8; /* of c; a thread makes TILE / LINES elements of a column */
+constexpr int TILE = 32, LINES = 8; /* tile of c; a thread computes TILE / LINES elements of a column */
 
 static __device__ __forceinline__ float element(const mixed &from, bool turned, int64_t row, int64_t i, int64_t l) {
     return from[turned ? l * row + i : i * row + l];
@@ -20,7 +20,7 @@ __global__ void __launch_bounds__(TILE *LINES)
     float sum[TILE / LINES] = {};
     for (int64_t k0 = 0; k0 < k; k0 += TILE) {
 #pragma unroll
-        for (int i = y; i < TILE; i += LINES) { /* neighbouring threads read neighbours: along k, or across */
+        for (int i = y; i < TILE; i += LINES) { /* neighbouring threads read neighbouring elements, along k or across */
             const int64_t ai = row0 + (a_turned ? x : i), al = k0 + (a_turned ? i : x);
             const int64_t bl = k0 + (b_turned ? x : i), bj = column0 + (b_turned ? i : x);
             const float from_a = ai < m && al < k ? element(a, a_turned, a_row, ai, al) : 0.0f;
@@ -109,7 +109,7 @@ carry_status multiply_into(carry_ctx *ctx, int device, matrix c, int64_t m, int6
     return launched(ctx, at, "a product of two types cannot be launched");
 }
 
-/* Rows may be further apart than they are long. */
+/* The row stride may be larger than the row. */
 static matrix matrix_of(const carry_tensor &tensor, bool transposed) {
     return matrix{tensor.data, tensor.dtype, tensor.shape[0] > 1 ? tensor.stride[0] : tensor.shape[1], transposed};
 }
@@ -150,7 +150,7 @@ static bool follows(const carry_tensor &a, int64_t elements, const carry_tensor 
     return (const char *)a.data + elements * (int64_t)carry_dtype_size(a.dtype) == b.data && a.dtype == b.dtype;
 }
 
-/* How many maps from `first` on lie side by side: columns in y (or dy), rows in W, and in dW where that is wanted. */
+/* The number of maps from `first` on that are adjacent: in columns of y (or dy), rows of W, and of dW if wanted. */
 static int side_by_side(const carry_tensor *y, const carry_tensor *W, const carry_tensor *dW, int first, int maps) {
     int i = first + 1;
     for (; i < maps; i++) {

@@ -11,12 +11,12 @@ struct matrix {
     bool transposed;
 };
 
-/* c = a b, m x n over k, or added to c: rounded to c's type once, rows of n elements. Through the table's product where
-   a and b are of one type and c is f32 or of that type; else by a plain kernel, in f32. */
+/* c = a b, m x n over k, or added to c. Results are rounded to c's type once; c has packed rows of n elements. Uses
+   the operator table's product if a and b have one type and c is f32 or of that type, else a plain kernel in f32. */
 carry_status multiply(carry_ctx *ctx, int device, void *c, carry_dtype c_type, int64_t m, int64_t n, int64_t k,
                       matrix a, matrix b, bool accumulate);
-/* The same with rows of c that may be further apart than n, added to base (NULL: to nothing): c, or as many packed rows
-   as c then has. */
+/* The same for a c whose row stride may exceed n, with base added unless it is NULL. base is c itself, or a matrix
+   of the same size; then both are packed. */
 carry_status multiply_into(carry_ctx *ctx, int device, matrix c, int64_t m, int64_t n, int64_t k, matrix a, matrix b,
                            const void *base);
 

@@ -1,10 +1,10 @@
-/* Cross entropy on NVIDIA GPUs, of logits and of a linear layer whose logits are never whole in memory.
+/* Cross entropy on NVIDIA GPUs, of logits and of a linear layer whose logits are never all in memory.
 
-   A block has a row of logits. Up to WIDE elements are held in its registers, and the next row is loaded where this
-   one's gradient has been written: every logit is read once. Longer and odd rows are read twice: for the largest with
-   the sum of exponentials relative to that, and for the gradient. The linear layer goes on in blocks of as many tokens
-   as the workspace holds logits of, in f32. Their gradient is written over them, in the weights' type, from the first
-   element on: a gradient of 16 bits never reaches logits that are still to be read. */
+   A block has a row of logits. Up to WIDE elements are held in its registers, and the next row is loaded as this
+   one's gradient is written: every logit is read once. Longer and odd rows are read twice: for the maximum and the
+   sum of exponentials relative to it, and for the gradient. The linear layer works in blocks of tokens whose f32
+   logits fit the workspace. Their gradient overwrites them in the weights' type, from the first element on: a 16-bit
+   gradient never reaches logits that are still to be read. */
 #include <math.h>
 
 #include "ops/cuda/quantised_linear.cuh"
@@ -13,14 +13,14 @@
 
 constexpr int64_t LEFT_OUT = -100;
 
-constexpr int ROW_THREADS = 512; /* of a row of logits */
+constexpr int ROW_THREADS = 512; /* threads for a row of logits */
 
 /* The largest logit so far, and the sum of exponentials relative to it. */
 struct running {
     float largest, sum;
 };
 
-/* Relative to nothing, a logit of -inf is no NaN. */
+/* Uses 0 as the base if all logits so far are -inf, since -inf - -inf would be NaN. */
 static __device__ __forceinline__ float base_of(float largest) {
     return largest == -INFINITY ? 0.0f : largest;
 }
@@ -30,7 +30,7 @@ static __device__ __forceinline__ running join(running a, running b) {
     return running{largest, a.sum * expf(base_of(a.largest) - base) + b.sum * expf(base_of(b.largest) - base)};
 }
 
-/* Over the block, in one order; all get it. */
+/* Joins over the block, in a fixed order; all threads get the result. */
 static __device__ __forceinline__ running join_block(running r, running *parts) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
@@ -48,13 +48,13 @@ static __device__ __forceinline__ running join_block(running r, running *parts) 
     return all;
 }
 
-/* EACH neighbours, 4 elements or 1: by one access where there are 4. */
+/* EACH neighbouring elements, 4 or 1; 4 are one access. */
 template <typename T, int EACH> struct __align__(EACH * sizeof(typename T::stored)) piece {
     typename T::stored value[EACH];
 };
 
-/* Rows of logits are `row` elements apart, those of the gradient d_row of theirs; the gradient may lie over the logits
-   when it starts at the same byte and its elements are no larger. A target that is not in the vocabulary gives NaN. */
+/* Rows of logits are `row` elements apart, rows of the gradient d_row. The gradient may overwrite the logits if it
+   starts at the same byte and its elements are not larger. A target that is not in the vocabulary gives NaN. */
 template <typename L, typename D, int EACH>
 __global__ void __launch_bounds__(ROW_THREADS)
     loss_kernel(float *losses, row_of<D> dlogits, int64_t d_row, row_of<L> logits, int64_t row, const int64_t *targets,
@@ -83,7 +83,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
         r = join_block(r, parts);
         const float largest = r.largest, sum = r.sum;
         const float at_target = counts && known ? L::widen(from[target]) : NAN;
-        __syncthreads(); /* the gradient may lie over it */
+        __syncthreads(); /* the gradient may overwrite it */
         if (threadIdx.x == 0) {
             losses[t] = counts ? (float)(log((double)sum) + ((double)largest - (double)at_target)) : 0.0f;
         }
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(ROW_THREADS)
                 }
             }
             if (sizeof(typename D::stored) < sizeof(typename L::stored)) {
-                __syncthreads(); /* all of this piece is read: it may be written over */
+                __syncthreads(); /* this piece has been read and may be overwritten */
             }
             if (i < vocabulary) {
                 *(piece<D, EACH> *)(dlogits.data + t * d_row + i) = d;
@@ -116,7 +116,8 @@ __global__ void __launch_bounds__(ROW_THREADS)
 constexpr int WIDE_THREADS = 1024, FOURS = 8; /* vectors of 4 logits of a thread */
 constexpr int64_t WIDE = WIDE_THREADS * 4 * FOURS, WIDE_LEAST = 8192;
 
-/* Over the block, in one order; all get it. Another call in between lets parts be used again. */
+/* Combines over the block, in a fixed order; all threads get the result. parts may be reused after another call in
+   between. */
 template <typename Join> static __device__ __forceinline__ float over_block(float value, float *parts, Join both) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
@@ -134,7 +135,7 @@ template <typename Join> static __device__ __forceinline__ float over_block(floa
     return value;
 }
 
-/* x 2^(log2 e): what the sum of a row loses by it is below the rounding of the sum. */
+/* e^x = 2^(x log2 e). The error in the sum of a row is below the rounding of the sum. */
 static __device__ __forceinline__ float exponential(float x) {
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.44269504f));
@@ -158,7 +159,7 @@ static __device__ __forceinline__ void load_four(float (&v)[4], const typename L
     }
 }
 
-/* As loss_kernel, of rows that fit the registers of a block: grid blocks go round over the rows. */
+/* Like loss_kernel, for rows that fit the registers of a block. Each block takes every gridDim.x-th row. */
 template <typename L, typename D>
 __global__ void __launch_bounds__(WIDE_THREADS)
     loss_wide_kernel(float *losses, row_of<D> dlogits, int64_t d_row, row_of<L> logits, int64_t row,
@@ -259,8 +260,8 @@ extern "C" carry_status carry_cuda_cross_entropy(carry_ctx *ctx, carry_tensor lo
     return launched(ctx, at, "cross_entropy cannot be launched");
 }
 
-/* Tokens of a block, `most` at most: blocks of about one size, in whole tiles of products. Logits of 2,340 tokens at a
-   time take 216 us, of 2,304 164 (H200, 768 x 32000). */
+/* Tokens of a block, at most `most`: blocks of about equal size, in whole tiles of products. Logits of 2,340 tokens
+   at a time take 216 us, of 2,304 164 (H200, 768 x 32000). */
 static int64_t even_block(int64_t tokens, int64_t most) {
     constexpr int64_t WHOLE = 256;
     if (most >= tokens || most < WHOLE) {
@@ -290,7 +291,7 @@ extern "C" carry_status carry_cuda_linear_cross_entropy(carry_ctx *ctx, carry_te
     }
     const int64_t block = even_block(tokens, (int64_t)(workspace_bytes / sizeof(float)) / vocabulary);
     const bool back = dx.data != NULL || dW.data != NULL;
-    const carry_dtype type = x.dtype == W.dtype ? x.dtype : CARRY_F32; /* of the gradient */
+    const carry_dtype type = x.dtype == W.dtype ? x.dtype : CARRY_F32; /* type of the gradient */
     const int64_t d_row = vocabulary * (int64_t)(sizeof(float) / carry_dtype_size(type));
     for (int64_t first = 0; first < tokens; first += block) {
         const int64_t count = tokens - first < block ? tokens - first : block;

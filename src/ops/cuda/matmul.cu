@@ -1,7 +1,7 @@
 /* Batches of matrix products on the tensor cores of NVIDIA GPUs.
 
-   A block of four warps makes one tile of c of 64 x 64 or 32 x 32, a quarter a warp, or four tiles of 16 x 16 of as
-   many items, one a warp (panels.cuh). */
+   A block of four warps computes one tile of c of 64 x 64 or 32 x 32, each warp a quarter, or four tiles of 16 x 16
+   of four items, one per warp (panels.cuh). */
 #include <string.h>
 
 extern "C" {
@@ -11,11 +11,11 @@ extern "C" {
 #include "device/cuda.h"
 #include "ops/cuda/panels.cuh"
 
-static const int SMALL = 64;      /* sides up to this and */
-static const int SMALL_SUM = 256; /* sums up to this stay with these kernels, where cuBLASLt is here */
+static const int SMALL = 64;      /* products with sides up to this, and sums */
+static const int SMALL_SUM = 256; /* up to this length, use these kernels even if cuBLASLt is available */
 extern "C" const char *const carry_cuda_ways[] = {"tensor_cores", "cublaslt", NULL};
 
-/* How a launch cuts the work, and which ways to memory it may take. */
+/* How a launch divides the work, and which operands allow wide accesses. */
 typedef struct grid_cut {
     int64_t row_tiles, column_tiles, tiles; /* tiles over all items */
     bool a_by_16, b_by_16, c_by_pair;
@@ -38,11 +38,11 @@ __global__ void __launch_bounds__(PANEL_THREADS, TILE == 64 ? 4 : 6)
     E *b = panels[group][1];
     for (int64_t first = (int64_t)blockIdx.x * C::TILES; first < g.tiles; first += (int64_t)gridDim.x * C::TILES) {
         int64_t tile =
-            first + group < g.tiles ? first + group : g.tiles - 1; /* a group without a tile repeats the last */
+            first + group < g.tiles ? first + group : g.tiles - 1; /* a group without a tile repeats the last one */
         int64_t item = tile;
         int64_t row0 = 0;
         int64_t column0 = 0;
-        if (g.row_tiles * g.column_tiles > 1) { /* long divisions, which small items would feel */
+        if (g.row_tiles * g.column_tiles > 1) { /* avoids long divisions, which matter for small items */
             item = tile / (g.row_tiles * g.column_tiles);
             row0 = tile / g.column_tiles % g.row_tiles * TILE;
             column0 = tile % g.column_tiles * TILE;
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(PANEL_THREADS, TILE == 64 ? 4 : 6)
                      p.a_transposed, b + (p.b_transposed ? warp_column * b_stride + k : k * b_stride + warp_column),
                      b_stride, p.b_transposed, lane);
             }
-            __syncthreads(); /* the panels are written again */
+            __syncthreads(); /* the panels will be overwritten */
         }
         if (first + group < g.tiles) {
             store<T>(p, sum, item * p.c_next, row0 + warp_row, column0 + warp_column, g.c_by_pair, lane);

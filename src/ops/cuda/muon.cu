@@ -1,4 +1,4 @@
-/* Muon's operators on NVIDIA GPUs: each one pass over memory. */
+/* Muon's operators on NVIDIA GPUs, each in one pass over memory. */
 #include <math.h>
 
 #include "ops/cuda/nn.cuh"
@@ -34,7 +34,7 @@ extern "C" carry_status carry_cuda_muon_momentum(carry_ctx *ctx, carry_tensor u,
     return launched(ctx, at, "muon_momentum cannot be launched");
 }
 
-/* Element i of [rows, columns] in an array of [columns, rows]. */
+/* Index in an array of [columns, rows] of element i of [rows, columns]. */
 static __device__ __forceinline__ int64_t turned(int64_t i, int64_t rows, int64_t columns) {
     return i % columns * rows + i / columns;
 }

@@ -1,5 +1,5 @@
-/* Shared by the CUDA operators of carry/nn.h: the device and stream of a call, numbers of any type, sums over threads
-   in one order, and cutting a count into blocks. */
+/* Shared by the CUDA operators of carry/nn.h: the device and stream of a call, elements of any type, sums over
+   threads in a fixed order, and dividing work into blocks. */
 #ifndef CARRY_OPS_NN_CUH
 #define CARRY_OPS_NN_CUH
 
@@ -14,7 +14,7 @@ extern "C" {
 constexpr int THREADS = 256; /* of a block */
 constexpr int64_t BLOCKS_MAX = 1 << 20;
 
-/* The device's ordinal and the context's stream there, the device being made current. */
+/* The device's ordinal and the context's stream on it; the device is made current. */
 struct place {
     int ordinal;
     cudaStream_t stream;
@@ -34,14 +34,14 @@ static inline carry_status launched(carry_ctx *ctx, const place &at, const char 
     return error == cudaSuccess ? CARRY_OK : carry_cuda_failed(ctx, error, what, at.ordinal);
 }
 
-/* Blocks for `count` pieces of work, `each` a block; kernels go on with a step of the whole grid. */
+/* The number of blocks for `count` pieces of work, `each` per block. Kernels loop with a step of the whole grid. */
 static inline unsigned blocks_for(int64_t count, int64_t each) {
     int64_t blocks = (count + each - 1) / each;
     return (unsigned)(blocks < 1 ? 1 : blocks < BLOCKS_MAX ? blocks : BLOCKS_MAX);
 }
 
-/* A tensor whose type is known when the kernel runs, such as a weight beside activations of 16 bits: all threads take
-   the same branch. data NULL: absent. */
+/* A tensor whose type is known only at run time, such as a weight used with 16-bit activations: all threads take the
+   same branch. data NULL: absent. */
 struct mixed {
     const void *data;
     int type;
@@ -59,7 +59,7 @@ static inline mixed mixed_of(const carry_tensor &tensor) {
     return mixed{tensor.data, (int)tensor.dtype};
 }
 
-/* Activations: of the type that the kernel is made for. data NULL: absent. */
+/* Activations, of the type for which the kernel is compiled. data NULL: absent. */
 template <typename T> struct row_of {
     typename T::stored *data;
     __device__ __forceinline__ bool here() const {
@@ -77,12 +77,12 @@ template <typename T> static inline row_of<T> row(const carry_tensor &tensor) {
     return row_of<T>{(typename T::stored *)tensor.data};
 }
 
-/* Elements from row to row, of the last index; an index of extent 1 may have any stride. */
+/* Elements from one row (of the last index) to the next. An index of extent 1 may have any stride. */
 static inline int64_t row_step(const carry_tensor &x) {
     return x.rank < 1 ? 1 : x.rank < 2 || carry_tensor_is_packed(&x, 0) ? x.shape[x.rank - 1] : x.stride[x.rank - 2];
 }
 
-/* Over the 32 threads of a warp, in one order; all get the sum. */
+/* Sums over the 32 threads of a warp, in a fixed order; all threads get the sum. */
 template <typename V> static __device__ __forceinline__ V warp_sum(V value) {
 #pragma unroll
     for (int step = 16; step > 0; step /= 2) {
@@ -91,7 +91,8 @@ template <typename V> static __device__ __forceinline__ V warp_sum(V value) {
     return value;
 }
 
-/* Over GROUP threads, a warp or the whole block of THREADS, in one order; all get the sum. parts: THREADS / 32. */
+/* Sums over GROUP threads, a warp or the whole block of THREADS, in a fixed order; all threads get the sum. parts:
+   THREADS / 32 elements. */
 template <int GROUP, typename V> static __device__ __forceinline__ V group_sum(V value, V *parts) {
     value = warp_sum(value);
     if (GROUP == 32) {
@@ -110,7 +111,7 @@ template <int GROUP, typename V> static __device__ __forceinline__ V group_sum(V
     return sum;
 }
 
-/* Rows up to this long are a warp's, longer ones a block's. */
+/* A warp processes rows up to this length, a block longer ones. */
 constexpr int64_t WARP_ROW = 1024;
 
 static __device__ __forceinline__ float sigmoid_of(float x) {
@@ -125,7 +126,7 @@ static __device__ __forceinline__ float silu_slope_of(float x, float s) {
     return s * (1.0f + x * (1.0f - s));
 }
 
-/* As ops/kernels/rows_activation.h has them. */
+/* The same functions as in ops/kernels/rows_activation.h. */
 static __device__ __forceinline__ float gelu_inner(float x) {
     return x * (0.07135481627f * (x * x) + 1.595769122f);
 }

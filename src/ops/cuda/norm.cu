@@ -1,9 +1,9 @@
-/* Root-mean-square norm on NVIDIA GPUs, with a weight and a gate, whole or in the two steps of rows spread over ranks;
-   norm_wide.cu has rows of whole vectors.
+/* Root-mean-square norm on NVIDIA GPUs, with a weight and a gate, as a whole or in two steps for rows that are split
+   over ranks; norm_wide.cu handles rows of whole vectors.
 
-   A row is a warp's, or a block's when it is long; forward it is read twice, the second time from a cache. Backward, a
-   block walks a block of tokens as norm.c does: each warp sums dw of its rows in order, warps are added in order into a
-   row of the workspace, and the rows of the workspace in order into dw. */
+   A warp has a row, or a block if the row is long. Forward, a row is read twice, the second time from a cache.
+   Backward, a block walks over a block of tokens as norm.c does: each warp sums dw of its rows in order, warps are
+   added in order into a row of the workspace, and the rows of the workspace in order into dw. */
 #include "ops/cuda/norm.cuh"
 
 extern "C" {
@@ -23,7 +23,7 @@ static __device__ __forceinline__ float squares_of(const norm_args<T> &a, int64_
     return group_sum<GROUP>(sum, parts);
 }
 
-/* y absent: the sums alone. sums and y: those sums, instead of the row's own. */
+/* If y is absent, only the sums are computed. If both sums and y are present, the given sums replace the row's own. */
 template <typename T, int GROUP> __global__ void __launch_bounds__(THREADS) norm_kernel(norm_args<T> a) {
     __shared__ float parts[WARPS];
     const int lane = (int)threadIdx.x % GROUP;
@@ -47,8 +47,8 @@ template <typename T, int GROUP> __global__ void __launch_bounds__(THREADS) norm
     }
 }
 
-/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z):  dx = s g - s^3 mean(g x) x. dw of a lane's columns is added to
-   its own places of `dw`. */
+/* With s = 1/sqrt(mean x^2 + eps) and g = dy w silu(z): dx = s g - s^3 mean(g x) x. A lane adds dw of its columns to
+   its own elements of `dw`. */
 template <typename T, int GROUP>
 static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64_t row, int lane, float *parts,
                                                     float *dw) {
@@ -86,7 +86,7 @@ static __device__ __forceinline__ void backward_row(const norm_args<T> &a, int64
     }
 }
 
-/* A long row is a block's; its dw is added in the workspace itself, by its column's thread. */
+/* A block has a long row. The thread of a column adds its dw directly in the workspace. */
 template <typename T> __global__ void __launch_bounds__(THREADS) norm_backward_kernel(norm_args<T> a) {
     __shared__ float parts[WARPS];
     float *dw = a.partial != NULL ? a.partial + blockIdx.x * a.n : NULL;
@@ -100,8 +100,8 @@ template <typename T> __global__ void __launch_bounds__(THREADS) norm_backward_k
     }
 }
 
-/* A warp holds a row of up to 32 EACH elements in its registers: all loads are issued before the first one is waited
-   for. dw of the warp's rows is summed in registers, then over warps in order through shared memory, [warps, n]. */
+/* A warp holds a row of up to 32 * EACH elements in registers: all loads are issued before the first is waited for.
+   dw of the warp's rows is summed in registers, then over warps in order through shared memory, [warps, n]. */
 template <typename T, int EACH, int MOST>
 __global__ void __launch_bounds__(MOST) norm_backward_warp_kernel(norm_args<T> a) {
     extern __shared__ float sums[];
@@ -176,7 +176,7 @@ static void launch_warps(const norm_args<T> &a, int64_t blocks, const place &at)
     norm_backward_warp_kernel<T, EACH, MOST><<<(unsigned)blocks, MOST, shared, at.stream>>>(a);
 }
 
-/* A warp a row, or a block a row. */
+/* One warp per row, or one block per row. */
 template <typename T> static void launch_rows(const norm_args<T> &a, const place &at) {
     if (a.rows == 0 || (a.y.data != NULL && norm_wide(a, at.stream))) {
         return;
@@ -239,7 +239,7 @@ extern "C" carry_status carry_cuda_rms_scale(carry_ctx *ctx, carry_tensor y, car
         a.n = x.shape[1];
         a.over = (float)whole;
         a.eps = eps;
-        if (a.n > 0) { /* y of an empty row is NULL, which would ask for sums */
+        if (a.n > 0) { /* y of an empty row is NULL, which would mean sums only */
             launch_rows(a, at);
         }
     });

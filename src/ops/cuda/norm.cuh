@@ -8,17 +8,18 @@ template <typename T> struct norm_args {
     row_of<T> y, x, z;    /* forward */
     row_of<T> dx, dz, dy; /* backward */
     mixed w;
-    float *sums;            /* [rows]: squares that are given, or wanted */
+    float *sums;            /* [rows]: sums of squares, input or output */
     float *partial;         /* [blocks, n] or NULL */
     int64_t rows, n, block; /* block: tokens of a block, backward */
-    unsigned z_heads;       /* rows of z and dz that follow each other; from the first of them to the next such: */
+    /* z_heads consecutive rows of z and dz are contiguous; z_row, dz_row: elements from one such group to the next. */
+    unsigned z_heads;
     int64_t z_row, dz_row;
-    int64_t x_row;   /* the sums alone: elements from a row of x to the next; 0: n */
-    float over, eps; /* over: the length that squares are divided by */
+    int64_t x_row;   /* for sums only: elements from a row of x to the next; 0: n */
+    float over, eps; /* over: the length by which squares are divided */
     bool accumulate;
 };
 
-/* Where row `row` of z begins, and of dz. */
+/* The offset of row `row` of z or dz. */
 template <typename T> static __device__ __forceinline__ int64_t z_at(const norm_args<T> &a, int64_t row, int64_t step) {
     return a.z_heads <= 1 ? row * step
                           : (int64_t)((unsigned)row / a.z_heads) * step + (unsigned)row % a.z_heads * (unsigned)a.n;
@@ -32,8 +33,8 @@ template <typename T> static void gate_of(norm_args<T> &a, const carry_tensor &z
     a.dz_row = dz.rank == 3 ? dz.stride[0] : a.n;
 }
 
-/* norm_wide.cu: rows of whole vectors, up to WARP_ROW elements; false: not these, and nothing happened. *blocks: the
-   rows of the workspace that may be written, and were. */
+/* norm_wide.cu: rows of whole vectors, up to WARP_ROW elements. Return false, and do nothing, for others. *blocks:
+   on entry the rows of the workspace that may be written, on return those that were. */
 template <typename T> bool norm_wide(const norm_args<T> &a, cudaStream_t stream);
 template <typename T> bool norm_wide_backward(const norm_args<T> &a, int64_t *blocks, cudaStream_t stream);
 

@@ -1,9 +1,9 @@
 /* The root-mean-square norm of norm.cu for rows of whole vectors, up to 1024 elements, at the speed of memory.
 
-   GROUP threads, a warp or a part of one, have a row: VECS vectors of 8 elements each, in registers from the one time
-   that they are read. Rows go round over the whole grid. Backward, dw of a group's rows is summed in registers, then
-   over the groups of a block in order, into a row of the workspace; weights are in shared memory, since registers hold
-   a row of x and of dy and the sums. */
+   GROUP threads, a warp or a part of one, have a row: VECS vectors of 8 elements each, which are read once into
+   registers. Rows are distributed over the whole grid. Backward, dw of a group's rows is summed in registers, then
+   over the groups of a block in order, into a row of the workspace. Weights are in shared memory, since the
+   registers hold a row of x and of dy and the sums. */
 #include "ops/cuda/norm.cuh"
 #include "ops/cuda/wide.cuh"
 
@@ -15,7 +15,7 @@ template <int GROUP> static __device__ __forceinline__ float sum_over(float valu
     return value;
 }
 
-/* This thread's vectors of a row; what is past its end is zero. */
+/* Loads this thread's vectors of a row, with zeros past its end. */
 template <typename T, int GROUP, int VECS>
 static __device__ __forceinline__ void load_row(packed<T, ONCE> (&to)[VECS], const typename T::stored *row, int n) {
 #pragma unroll
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(THREADS) norm_wide_kernel(norm_args<T> a) {
     const int64_t own = threadIdx.x % 32 / GROUP;
     float w[VECS][ONCE];
     load_weights<GROUP, VECS>(w, a.w, n);
-    for (int64_t base = warp_first; base < a.rows; base += step) { /* all of a warp go on together */
+    for (int64_t base = warp_first; base < a.rows; base += step) { /* all threads of a warp stay in the loop together */
         const bool there = base + own < a.rows;
         const int64_t row = there ? base + own : base;
         packed<T, ONCE> x[VECS], z[VECS];
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(THREADS) norm_wide_kernel(norm_args<T> a) {
     }
 }
 
-/* This thread's vector k of the weights in shared memory. */
+/* Reads this thread's vector k of the weights in shared memory. */
 template <int GROUP>
 static __device__ __forceinline__ void read_weights(float (&w)[ONCE], const float *weights, int k) {
     const int at = ((int)threadIdx.x % GROUP + k * GROUP) * ONCE;
@@ -262,7 +262,8 @@ template <typename T> bool norm_wide(const norm_args<T> &a, cudaStream_t stream)
     return true;
 }
 
-/* Blocks so large that two of them on each multiprocessor, of the 256 that the workspace has rows for, hide memory. */
+/* Blocks are so large that two per multiprocessor hide the latency of memory, within the 256 for which the workspace
+   has rows. */
 template <typename T> bool norm_wide_backward(const norm_args<T> &a, int64_t *blocks, cudaStream_t stream) {
     if (!fits(a) || (a.z.data != NULL && a.accumulate)) {
         return false;

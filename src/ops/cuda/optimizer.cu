@@ -1,4 +1,4 @@
-/* AdamW and the factor of clipping on NVIDIA GPUs. */
+/* AdamW and the clipping factor on NVIDIA GPUs. */
 #include <math.h>
 
 #include "ops/cuda/wide.cuh"
@@ -7,9 +7,9 @@ extern "C" {
 #include "ops/optimizer.h"
 }
 
-constexpr int EACH = 4; /* elements of a thread at a time: 16 bytes of f32 */
+constexpr int EACH = 4; /* elements per thread at a time: 16 bytes of f32 */
 
-/* One element; returns the weight. */
+/* Updates one element and returns the weight. */
 static __device__ __forceinline__ float update(float &m, float &v, float w, float g, const carry_adam_factors &f) {
     const float gradient = f.factor * g;
     m = f.b1 * m + f.c1 * gradient;
@@ -17,8 +17,8 @@ static __device__ __forceinline__ float update(float &m, float &v, float w, floa
     return w - (f.rate * m / (sqrtf(v) * f.unbias_v + f.eps) + f.decay * w);
 }
 
-/* Elements that do not decay: [first, end), ascending. A thread asks for elements that ascend too, so it looks at every
-   range once. */
+/* Ranges [first, end) of elements that do not decay, ascending. A thread asks for ascending elements, so it reads
+   every range once. */
 struct spared_elements {
     const int64_t *pair;
     int64_t left; /* of them */
@@ -37,8 +37,8 @@ struct spared_elements {
     }
 };
 
-/* Where the factor of clipping is NaN, nothing is changed: all threads see the same. fours: groups of EACH that may be
-   read at once, from the first element on. */
+/* If the clipping factor is NaN, nothing is changed; all threads see the same factor. fours: the number of groups of
+   EACH elements that may be accessed at once, from the first element on. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     adamw_kernel(float *w, float *m, float *v, const float *g, row_of<T> low, carry_adam_factors f,

@@ -1,12 +1,12 @@
 /* Tiles of products on tensor cores by mma.sync, for matmul.cu and grouped.cu.
 
-   A tile of c is computed by one warp (16 x 16) or by four, a quarter each. It walks over k in panels: both operands'
-   panels are copied into shared memory as they lie, by 16 bytes at a time past the registers where they are aligned,
-   and read from there in whichever order the tensor cores want; so a transposed operand costs nothing.
+   A tile of c is computed by one warp (16 x 16) or by four, a quarter each. It walks over k in panels: the panels of
+   both operands are copied into shared memory in their stored order, 16 bytes at a time and bypassing registers if
+   they are aligned, and read from there in the order that the tensor cores need; so a transposed operand costs
+   nothing.
 
-   16-bit types go through m16n8k16 with f32 sums. f32 goes through m16n8k8 of tf32 three times: x = high + low of 11
-   bits each, and high*low + low*high + high*high leaves out but low*low, 2^-22 of the product; the sums over k are
-   rounded. */
+   16-bit types use m16n8k16 with f32 sums. f32 uses m16n8k8 of tf32 three times: x = high + low of 11 bits each, and
+   high*low + low*high + high*high omits only low*low, 2^-22 of the product; the sums over k are rounded. */
 #ifndef CARRY_OPS_PANELS_CUH
 #define CARRY_OPS_PANELS_CUH
 
@@ -14,8 +14,8 @@
 
 static const int PANEL_THREADS = 128;
 
-/* Constants that differ between types: elements of a panel over k, k of one instruction, and padding that keeps the
-   eight rows or the four by eight elements that are read together in different banks. */
+/* Constants that differ between types: elements of a panel along k, k of one instruction, and padding that puts the
+   eight rows, or the four by eight elements, that are read together into different banks. */
 template <typename T> struct depth { static const int PANEL = 64, STEP = 16, PAD_ALONG = 8, PAD_ACROSS = 8; };
 template <> struct depth<type_f32> { static const int PANEL = 32, STEP = 8, PAD_ALONG = 4, PAD_ACROSS = 8; };
 
@@ -24,13 +24,13 @@ template <typename T, int TILE> struct cut {
     static const int SIDE = TILE / WARP;                            /* warps along a side */
     static const int GROUP = 32 * SIDE * SIDE;                      /* threads of one tile */
     static const int TILES = PANEL_THREADS / GROUP;                 /* of a block */
-    static const int ALONG = depth<T>::PANEL + depth<T>::PAD_ALONG; /* row of a panel whose rows run along k */
-    static const int ACROSS = TILE + depth<T>::PAD_ACROSS;          /* of one whose rows run across */
+    static const int ALONG = depth<T>::PANEL + depth<T>::PAD_ALONG; /* row length of a panel whose rows run along k */
+    static const int ACROSS = TILE + depth<T>::PAD_ACROSS;          /* of one whose rows run across k */
     static const int ONE = TILE * ALONG, OTHER = depth<T>::PANEL * ACROSS;
     static const int SIZE = ONE > OTHER ? ONE : OTHER;
 };
 
-/* Rows and columns of a panel that exist; the rest is zero. Rows are `row` elements apart in memory. */
+/* The rows and columns of a panel that exist; the rest is zero. Rows are `row` elements apart in memory. */
 template <typename E> struct region {
     const E *from;
     int64_t row;
@@ -53,7 +53,7 @@ static __device__ __forceinline__ void load_panel(E *panel, int stride, region<E
             int left = at_row < r.rows ? r.columns - at_column : 0;
             int bytes = left <= 0 ? 0 : left >= per_16 ? 16 : left * (int)sizeof(E);
             const E *from = bytes > 0 ? r.from + at_row * r.row + at_column : r.from;
-            if (bytes > 0 && bytes < 16) { /* the end of a row: what follows it may not have been written yet */
+            if (bytes > 0 && bytes < 16) { /* the end of a row: memory after it may not have been written yet */
                 for (int e = 0; e < per_16; e++) {
                     panel[at_row * stride + at_column + e] = e < left ? from[e] : E{};
                 }
@@ -121,9 +121,9 @@ static __device__ __forceinline__ void split(unsigned *high, unsigned *low, uint
     *low = tf32(value - __uint_as_float(*high));
 }
 
-/* One step over k for a warp's part: M by N blocks of 16 x 8. a and b point to the warp's first row or column, and k's
-   first element. Lane l holds row l/4 and columns 2(l%4).. of each block of 8 x 8; lanes 8i.. give the rows of the i-th
-   of the four blocks that are loaded together. */
+/* One step over k for a warp's part: M by N blocks of 16 x 8. a and b point to the warp's first row or column at k's
+   first element. Lane l holds row l/4 and columns 2(l%4).. of each block of 8 x 8; lanes 8i.. supply the rows of the
+   i-th of the four blocks that are loaded together. */
 template <typename T, int M, int N>
 static __device__ __forceinline__ void step(T type, float (&sum)[M][N][4], const uint16_t *a, int a_stride,
                                             bool a_transposed, const uint16_t *b, int b_stride, bool b_transposed,
@@ -186,8 +186,7 @@ static __device__ __forceinline__ void step(type_f32, float (&sum)[M][N][4], con
             multiply_tf32(small, high[i], b_low, small);
             multiply_tf32(large, high[i], b_high, zero);
 #pragma unroll
-            for (int q = 0; q < 4;
-                 q++) { /* tensor cores cut sums off instead of rounding them: long ones are made here */
+            for (int q = 0; q < 4; q++) { /* tensor cores truncate sums, so long ones are added here */
                 sum[i][j][q] += small[q] + large[q];
             }
         }
@@ -205,7 +204,7 @@ static __device__ __forceinline__ void put(const carry_device_product &p, int64_
     }
 }
 
-/* Two neighbours at once; `at` is even in an array that is aligned to pairs. */
+/* Writes two neighbouring elements at once; `at` is even in an array that is aligned to pairs. */
 template <typename T>
 static __device__ __forceinline__ void put_pair(const carry_device_product &p, int64_t at, float first, float second) {
     if (p.c_type == CARRY_F32) {
@@ -246,7 +245,8 @@ static __device__ __forceinline__ int at_most(int64_t left, int limit) {
     return left <= 0 ? 0 : left < limit ? (int)left : limit;
 }
 
-/* The panel of an operand that starts at element (across, along): its rows run along k, or across when `turned`. */
+/* Loads the panel of an operand that starts at element (across, along). Its rows run along k, or across k if
+   `turned`. */
 template <typename T, int TILE>
 static __device__ __forceinline__ void load_operand(typename T::stored *panel, const void *data, int64_t row,
                                                     bool turned, int64_t across, int64_t sides, int64_t along,

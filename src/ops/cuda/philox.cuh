@@ -1,4 +1,4 @@
-/* Philox 4x32-10 on a GPU: the words of core/rng.h. */
+/* Philox 4x32-10 on a GPU: gives the same words as core/rng.h. */
 #ifndef CARRY_OPS_CUDA_PHILOX_CUH
 #define CARRY_OPS_CUDA_PHILOX_CUH
 

@@ -1,4 +1,4 @@
-/* Pictures from planes, planes and bytes from pictures, and the norm with SiLU behind it, on NVIDIA GPUs. */
+/* Converts planes to pictures, and pictures to planes and bytes; and the norm followed by SiLU, on NVIDIA GPUs. */
 #include "ops/cuda/wide.cuh"
 
 static __device__ __forceinline__ float mapped(float value, const carry_picture_map &map) {
@@ -9,7 +9,7 @@ static __device__ __forceinline__ float mapped(float value, const carry_picture_
     return value > 0.0f ? (value < 1.0f ? value : 1.0f) : 0.0f; /* NaN becomes 0 */
 }
 
-/* Height, width and channels inside the frame, and the distance of planes. */
+/* Height, width and channels without the frame, and the distance between planes. */
 struct sizes {
     int64_t height, width, channels, next_plane;
 };
@@ -87,7 +87,7 @@ extern "C" carry_status carry_cuda_picture_bytes(carry_ctx *ctx, unsigned char *
     return launched(ctx, at, "picture_bytes cannot be launched");
 }
 
-/* A row by the GROUP threads of a warp or of a part of it, VECS vectors each, held in registers. */
+/* GROUP threads, a warp or a part of one, have a row and hold it in registers, VECS vectors each. */
 template <typename T, int GROUP, int VECS>
 __global__ void __launch_bounds__(THREADS)
     norm_silu_kernel(row_of<T> y, row_of<T> x, mixed w, int64_t rows, int n, float eps) {
@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(THREADS)
         }
     }
     const int64_t warp_first = ((int64_t)blockIdx.x * THREADS + threadIdx.x / 32 * 32) / GROUP;
-    for (int64_t base = warp_first; base < rows; base += step) { /* all of a warp go on together */
+    for (int64_t base = warp_first; base < rows; base += step) { /* all threads of a warp stay in the loop together */
         const int64_t own = base + threadIdx.x % 32 / GROUP;
         const int64_t at_row = (own < rows ? own : base) * n;
         packed<T, ONCE> in[VECS];
@@ -143,7 +143,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Rows of any length: a warp each, read twice. */
+/* Rows of any length: one warp each, read twice. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     norm_silu_any_kernel(row_of<T> y, row_of<T> x, mixed w, int64_t rows, int64_t n, float eps) {

@@ -1,5 +1,5 @@
-/* Operators on pools of states on NVIDIA GPUs (ops/pool.h). Nothing of a call depends on the contents of its lists, so
-   calls can be recorded. */
+/* Operators on pools of states on NVIDIA GPUs (ops/pool.h). A launch does not depend on the contents of its lists,
+   so calls can be recorded in graphs. */
 #include "ops/cuda/nn.cuh"
 
 template <typename T> struct conv_step_map {
@@ -70,8 +70,8 @@ extern "C" carry_status carry_cuda_conv_step(carry_ctx *ctx, const carry_conv_st
     return launched(ctx, at, "conv_step cannot be launched");
 }
 
-/* Rows by units of a type that divides them: row i of `from` is row rows[i] of `to`; or, by pages, row t of `to` is
-   token t of `from`. */
+/* Copies rows in units of a type that divides them: row i of `from` to row rows[i] of `to`; or, with pages, token t
+   of `from` to row t of `to`. */
 template <typename U>
 __global__ void __launch_bounds__(THREADS)
     put_rows_kernel(U *to, const U *from, const int64_t *rows, int64_t count, int64_t units) {
@@ -92,7 +92,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* Calls f with a value of the widest type that rows of this many bytes, at these addresses, are whole numbers of. */
+/* Calls f with a value of the widest type that divides the bytes of a row and both addresses. */
 template <typename F> static void with_unit(const carry_tensor &a, const carry_tensor &b, F f) {
     const size_t bytes = (size_t)a.shape[1] * carry_dtype_size(a.dtype);
     if ((bytes | (uintptr_t)a.data | (uintptr_t)b.data) % sizeof(uint4) == 0) {

@@ -1,7 +1,8 @@
 /* Quantised weights on NVIDIA GPUs: packed into tiles (ops/quantised/tiles.h), decoded, and multiplied.
 
-   A few rows of activations on a Hopper GPU: the weight is read as it is (quantised_hopper.cuh). Otherwise its rows are
-   decoded to the type of the activations beside, DECODED_BYTES at a time, and multiplied as other weights are. */
+   For a few rows of activations on a Hopper GPU, the weight is read in its quantised form (quantised_hopper.cuh).
+   Otherwise its rows are decoded into a buffer in the type of the activations, DECODED_BYTES at a time, and
+   multiplied like other weights. */
 #include "ops/cuda/quantised.cuh"
 #include "ops/cuda/linear.cuh"
 #include "ops/cuda/quantised_linear.cuh"
@@ -9,12 +10,12 @@
 using namespace quantised;
 
 constexpr int64_t FEW_ROWS = 2 * CARRY_TILE_PRODUCT_ROWS;
-constexpr size_t DECODED_BYTES = (size_t)1 << 27; /* at least the widest matrix of a layer of 4B */
+constexpr size_t DECODED_BYTES = (size_t)1 << 27; /* at least the widest matrix of a layer of a 4B model */
 
 struct source {
     const unsigned char *blocks; /* rows of blocks */
     size_t row_bytes;
-    int block, bytes; /* of the format: columns and bytes */
+    int block, bytes; /* columns and bytes of a block of the format */
     int count;        /* rows */
 };
 
@@ -46,7 +47,7 @@ static __global__ void pack_factors(carry_quant_tiles l, source from, unsigned c
     }
 }
 
-/* A thread has the 16 bytes of a lane. */
+/* A thread packs the 16 bytes of one lane. */
 static __global__ void pack_codes(carry_quant_tiles l, source from, unsigned char *to) {
     const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, each = (int64_t)(l.scales_at / 16);
     const int tile = (int)(at / each), unit = (int)(at % each) / 32, g = (int)(at % 32) / 4, t = (int)(at % 4);
@@ -69,7 +70,7 @@ static __global__ void pack_codes(carry_quant_tiles l, source from, unsigned cha
     ((uint4 *)(to + (size_t)tile * l.tile_bytes))[at % each] = make_uint4(words[0], words[1], words[2], words[3]);
 }
 
-/* A thread has the scales and minima of rows g and g + 8 for a group. */
+/* A thread packs the scales and minima of rows g and g + 8 for one group. */
 static __global__ void pack_scales(carry_quant_tiles l, source from, unsigned char *to, int groups) {
     const int64_t at = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
     const int tile = (int)(at / ((int64_t)groups * 8)), group = (int)(at / 8 % groups), g = (int)(at % 8);
@@ -120,7 +121,7 @@ extern "C" carry_status carry_cuda_quantised_pack(carry_ctx *ctx, carry_tensor W
     return launched(ctx, at, "quantised blocks cannot be packed");
 }
 
-/* Rows first to first + rows - 1, or those that ids name, each of `columns` elements. A thread has 8 columns. */
+/* Decodes rows first to first + rows - 1, or the rows in ids, each of `columns` elements. A thread has 8 columns. */
 template <typename T>
 static __global__ void decode_kernel(row_of<T> to, carry_quant_tiles l, const unsigned char *tiles, const int64_t *ids,
                                      int64_t first, int64_t rows) {
@@ -179,7 +180,7 @@ carry_status quantised_decoded(carry_ctx *ctx, carry_tensor *decoded, const carr
     return decode(ctx, at, data, dtype, l, W, NULL, 0, l.rows);
 }
 
-/* Decoded rows, and their product. */
+/* Decodes rows and multiplies with them. */
 static carry_status by_decoding(carry_ctx *ctx, const place &at, const carry_quant_tiles &l, matrix c, int64_t m,
                                 matrix a, const carry_tensor &W, int device, const void *base) {
     const size_t size = carry_dtype_size(a.type), row = (size_t)l.columns * size;
@@ -203,7 +204,7 @@ static carry_status by_decoding(carry_ctx *ctx, const place &at, const carry_qua
     return status;
 }
 
-/* As it is, for CARRY_TILE_PRODUCT_ROWS rows of activations at a time. */
+/* Multiplies with the quantised weight directly, CARRY_TILE_PRODUCT_ROWS rows of activations at a time. */
 static carry_status by_tiles(carry_ctx *ctx, const place &at, const carry_quant_tiles &l, matrix c, int64_t m, matrix a,
                              const carry_tensor &W, const void *base) {
     carry_tile_product p = {};
@@ -244,7 +245,8 @@ carry_status quantised_linear(carry_ctx *ctx, int device, matrix c, int64_t m, m
                        "the base of a product cannot be copied");
         base = c.data;
     }
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone; /* memory is not allocated in a recorded step */
+    /* Memory must not be allocated in a recorded step. */
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     (void)cudaStreamIsCapturing(at.stream, &capture);
     const bool is_few =
         (m <= FEW_ROWS || capture != cudaStreamCaptureStatusNone) && a.type != CARRY_F16 && c.type != CARRY_F16;

@@ -1,4 +1,4 @@
-/* Blocks of the formats, element by element, and tiles (ops/quantised/tiles.h), eight columns at a time. */
+/* Decodes blocks of the formats element by element, and tiles (ops/quantised/tiles.h) eight columns at a time. */
 #ifndef CARRY_OPS_CUDA_QUANTISED_CUH
 #define CARRY_OPS_CUDA_QUANTISED_CUH
 
@@ -25,7 +25,7 @@ static __device__ __forceinline__ unsigned u32_at(const unsigned char *at) {
     return at[0] | at[1] << 8 | at[2] << 16 | (unsigned)at[3] << 24;
 }
 
-/* Q4_K, and Q5_K with the bytes `high` of bits 4: column i. */
+/* Column i of Q4_K, or of Q5_K, where `high` holds bit 4 of each value. */
 static __device__ __forceinline__ element element_k(const unsigned char *at, const unsigned char *high,
                                                     const unsigned char *low, int i) {
     const unsigned char *packed = at + 4;
@@ -75,12 +75,13 @@ static __device__ __forceinline__ element element_of(int format, const unsigned 
     }
 }
 
-/* e4m3 shifted to the place of f16 has an exponent that is 8 too small, for numbers without exponent, too. */
+/* e4m3 shifted to the position of f16 has an exponent that is 8 too small, also for subnormal numbers. */
 static __device__ __forceinline__ float f8_of(unsigned byte) {
     return 256.0f * __half2float(__ushort_as_half((unsigned short)((byte & 0x80u) << 8 | (byte & 0x7fu) << 7)));
 }
 
-/* Where a tile has the scale of row g or g + 8 and a group, in numbers of its type; the minimum is two further on. */
+/* The index, in elements of their type, of a tile's scale of row g or g + 8 and a group; the minimum is two further
+   on. */
 static __device__ __forceinline__ int scale_index(const carry_quant_tiles &l, int g, int group) {
     const int parts = l.has_minimum ? 2 : 1;
     if (l.group >= CARRY_QUANT_TILE_COLUMNS) {
@@ -91,7 +92,7 @@ static __device__ __forceinline__ int scale_index(const carry_quant_tiles &l, in
     return ((group / each * 8 + g) * each + at) * parts * 2;
 }
 
-/* Columns column to column + 7 of a row of a tile; column is a multiple of 8. */
+/* Decodes columns column to column + 7 of a row of a tile; column is a multiple of 8. */
 static __device__ __forceinline__ void decode_8_columns(float (&to)[8], const carry_quant_tiles &l,
                                                         const unsigned char *tile, int row, int column) {
     const int g = row % 8, second = row / 8, lane = 4 * g + column % 32 / 8;

@@ -1,4 +1,4 @@
-/* The launcher of products with quantised matrices in tiles. */
+/* Launches products with quantised matrices in tiles. */
 #include "ops/cuda/quantised_hopper.cuh"
 
 #include "device/cuda.h"
@@ -37,7 +37,8 @@ static carry_status put(const launch_place &place, const carry_tile_product &p, 
     carry_ctx *ctx = place.ctx;
     const int ordinal = place.ordinal;
     const int tiles = p.output == CARRY_TILE_SWIGLU ? p.tiles : (p.tiles + RT - 1) / RT;
-    int cluster = 1; /* few tiles leave multiprocessors without work, and many sequences need memory */
+    /* Clusters keep multiprocessors busy if there are few tiles, and give more memory to many sequences. */
+    int cluster = 1;
     while (cluster < 8 && ((tiles * cluster < SLOTS / 2 && p.chunks >= 2 * WARPS * cluster) ||
                            (size_t)memory_for<F, NT, RT>(p.chunks, sequences, cluster).bytes > MOST_MEMORY)) {
         cluster *= 2;
@@ -71,7 +72,7 @@ template <class F> static carry_status put_form(const launch_place &place, const
 extern "C" bool carry_cuda_tile_product_works(int ordinal) {
     int major = 0;
     cudaFuncAttributes attributes;
-    /* The kernel is empty but in code for Hopper, which a build may be without: its registers tell. */
+    /* A build may lack code for Hopper; in code for other architectures the kernel is empty and needs few registers. */
     const bool is_there =
         cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, ordinal) == cudaSuccess && major >= 9 &&
         cudaFuncGetAttributes(&attributes, quantised::few<quantised::fp8_wide, 1, 1, 4, 3>) == cudaSuccess &&

@@ -1,13 +1,13 @@
 /* Products of a few sequences with a quantised matrix in tiles (ops/quantised/tiles.h), at the speed of memory.
 
-   A block has 16 rows of the matrix for each of its RT tiles and all sequences; its warps share the columns, and so do
-   the blocks of a cluster, in chunks of 64. A warp loads DEPTH chunks before it waits for the kernel that makes x:
-   weights depend on no other kernel. x is then rounded to f16 in shared memory, and multiplied by tensor cores with the
-   codes, which f16 holds exactly. Where a scale has 64 columns or more it multiplies sums; where it has fewer it
-   multiplies codes.
+   A block has 16 rows of the matrix for each of its RT tiles, and all sequences; its warps divide the columns, and
+   so do the blocks of a cluster, in chunks of 64. A warp loads DEPTH chunks before it waits for the kernel that
+   computes x, since weights depend on no other kernel. x is then rounded to f16 in shared memory and multiplied on
+   tensor cores with the codes, which f16 represents exactly. A scale of 64 columns or more multiplies sums; a scale
+   of fewer columns multiplies codes.
 
-   x is divided by 16 before it is rounded: values up to a million are inside of f16, and the error of small ones is
-   below 5e-7. */
+   x is divided by 16 before it is rounded: values up to a million are within the range of f16, and the error of
+   small ones is below 5e-7. */
 #ifndef CARRY_OPS_CUDA_QUANTISED_HOPPER_CUH
 #define CARRY_OPS_CUDA_QUANTISED_HOPPER_CUH
 
@@ -21,9 +21,9 @@ namespace cg = cooperative_groups;
 
 constexpr int WARPS = 8, THREADS = 32 * WARPS;
 
-/* Shared memory, in bytes from its start. */
+/* Offsets in shared memory, in bytes. */
 struct memory_of {
-    int pitch;    /* of a sequence of x */
+    int pitch;    /* bytes from one sequence of x to the next */
     int sums_at;  /* f32 [chunks][8 NT] */
     int parts_at; /* f32 [WARPS][8 NT][RT * 16 + 4] */
     int squares_at;
@@ -34,7 +34,7 @@ template <class F, int NT, int RT>
 static __host__ __device__ __forceinline__ memory_of memory_for(int chunks, int sequences, int cluster) {
     const int mine = (chunks + WARPS * cluster - 1) / (WARPS * cluster) * WARPS; /* chunks of a block, at most */
     memory_of m;
-    m.pitch = mine * CHUNK * 2 + 64; /* an odd number of halves of the banks */
+    m.pitch = mine * CHUNK * 2 + 64; /* an odd multiple of half of the banks */
     m.sums_at = m.pitch * sequences;
     m.parts_at = m.sums_at + (F::OF_SUMS && F::MINIMUM ? mine * 8 * NT * 4 : 0);
     m.squares_at = m.parts_at + WARPS * 8 * NT * (RT * ROWS + 4) * 4;
@@ -42,7 +42,7 @@ static __host__ __device__ __forceinline__ memory_of memory_for(int chunks, int 
     return m;
 }
 
-/* x in f16, the sums of its chunks, and its squares. Each warp has a part of a sequence, or whole ones. */
+/* Writes x in f16, the sums of its chunks, and its squares. Each warp has a part of a sequence, or whole ones. */
 template <class F, int NT>
 static __device__ __forceinline__ void stage(const carry_tile_product &p, unsigned char *memory, const memory_of &m,
                                              int sequences, int mine, int rank, int cluster) {
@@ -93,7 +93,7 @@ static __device__ __forceinline__ float factor_of(const carry_tile_product &p, c
     return __ldg((const float *)(at.tile + p.factors_at) + row);
 }
 
-/* Sums of warps and of the blocks of a cluster, in their order. */
+/* Adds the sums of warps and of the blocks of a cluster, in order. */
 template <int NT, int RT>
 static __device__ __forceinline__ void finish(const carry_tile_product &p, const place_of (&at)[RT],
                                               unsigned char *memory, const memory_of &m, int sequences, int rank,
@@ -130,7 +130,7 @@ static __device__ __forceinline__ void finish(const carry_tile_product &p, const
         }
         const float rate = (p.norm != nullptr ? rsqrtf(square / (float)p.columns + p.eps) : 1.0f) * (1.0f / X_SCALE);
         place_of tile = at[0];
-        if constexpr (RT == 2) { /* an index that is not constant would put both into memory */
+        if constexpr (RT == 2) { /* a variable index would put both into local memory */
             tile = row < ROWS ? at[0] : at[1];
         }
         if (tile.row + row % ROWS < tile.rows) {
@@ -179,7 +179,8 @@ static __global__ __launch_bounds__(THREADS, BLOCKS) void few(const __grid_const
             }
         }
     }
-    if (threadIdx.x < RT) { /* into the cache: the sums of a tile wait for its factors */
+    /* Prefetch into the cache: the sums of a tile wait for its factors. */
+    if (threadIdx.x < RT) {
         float unused;
         asm volatile("ld.global.nc.f32 %0, [%1];"
                      : "=f"(unused)

@@ -1,5 +1,5 @@
-/* Parts of the kernels that multiply a few sequences with quantised matrices in tiles: formats, decoding to f16, a
-   chunk of 16 rows and 64 columns by tensor cores, x and results. */
+/* Parts of the kernels that multiply a few sequences with quantised matrices in tiles: formats, decoding to f16,
+   multiplying a chunk of 16 rows and 64 columns on tensor cores, loading x and storing results. */
 #ifndef CARRY_OPS_CUDA_QUANTISED_TILE_HOPPER_CUH
 #define CARRY_OPS_CUDA_QUANTISED_TILE_HOPPER_CUH
 
@@ -16,7 +16,7 @@ namespace quantised {
 constexpr int ROWS = CARRY_QUANT_TILE_ROWS, CHUNK = CARRY_QUANT_TILE_COLUMNS;
 constexpr float X_SCALE = 1.0f / 16.0f, X_MOST = 65504.0f;
 
-/* GROUP: columns of a scale: 16, 32, or 64 for that and more. */
+/* GROUP: columns per scale: 16, 32, or 64, which stands for 64 and more. */
 template <int BITS_, bool FLOATS_, int GROUP_, bool MINIMUM_, bool WIDE_> struct form {
     static constexpr int BITS = BITS_, GROUP = GROUP_, UNITS = BITS / 4; /* 16-byte loads of a chunk */
     static constexpr bool FLOATS = FLOATS_, MINIMUM = MINIMUM_, WIDE = WIDE_, OF_SUMS = GROUP == 64;
@@ -110,7 +110,7 @@ static __device__ __forceinline__ void decode_4(__half2 (&to)[4], unsigned word)
     to[3] = __hfma2(half2_of((shifted & 0x00f000f0u) | 0x64006400u), sixteenth, less);
 }
 
-/* The weights of 32 columns for two multiplications of 16. */
+/* Decodes the weights of 32 columns for two multiplications of 16. */
 template <class F>
 static __device__ __forceinline__ void decode(__half2 (&a)[2][4], const uint4 (&codes)[F::UNITS], int unit) {
     if constexpr (F::BITS == 8) {
@@ -155,7 +155,7 @@ static __device__ __forceinline__ void scale(__half2 (&a)[2][4], const unsigned 
     }
 }
 
-/* The part of a chunk of a tile that a warp has loaded. */
+/* The part of a chunk of a tile that a lane has loaded. */
 template <class F> struct piece {
     uint4 codes[F::UNITS];
     unsigned scales[F::SCALE_WORDS];
@@ -187,7 +187,7 @@ static __device__ __forceinline__ void load(piece<F> &to, const unsigned char *c
     }
 }
 
-/* One chunk: c += W x. x: f16, columns of this lane for sequence g; sums: of x over the chunk, by sequence. */
+/* One chunk: c += W x. x: f16, this lane's columns for sequence g; sums: the sums of x over the chunk, by sequence. */
 template <class F, int NT>
 static __device__ __forceinline__ void add_chunk(float (&c)[NT][4], const piece<F> &w, const uint4 (&x)[NT][2],
                                                  const float *sums, int t) {
@@ -229,7 +229,7 @@ static __device__ __forceinline__ void add_chunk(float (&c)[NT][4], const piece<
     }
 }
 
-/* Eight columns of x from `column` on, times the norm's factors; those past the end are 0. */
+/* Loads eight columns of x from `column` on, times the norm's factors; columns past the end are 0. */
 static __device__ __forceinline__ void take_x(float (&to)[8], const carry_tile_product &p, int sequence, int column,
                                               float &squares) {
     const int64_t at = sequence * p.x_stride + column;
@@ -262,10 +262,10 @@ static __device__ __forceinline__ void take_x(float (&to)[8], const carry_tile_p
     }
 }
 
-/* A tile of a block. */
+/* One of a block's tiles. */
 struct place_of {
     const unsigned char *tile;
-    int row, rows, y_at; /* row: its first; rows: of the matrix */
+    int row, rows, y_at; /* row: first row of the tile; rows: of the matrix */
 };
 
 static __device__ __forceinline__ void store(const carry_tile_product &p, int sequence, int column, float sum) {

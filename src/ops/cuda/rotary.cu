@@ -1,4 +1,4 @@
-/* Rotary positions on NVIDIA GPUs: a thread turns one pair. */
+/* Rotary positions on NVIDIA GPUs: a thread rotates one pair. */
 #include "ops/cuda/nn.cuh"
 
 template <typename T>

@@ -1,5 +1,5 @@
-/* Rotary positions of halves on NVIDIA GPUs: a thread turns one pair, or copies one element that is not turned. And
-   columns copied between rows. */
+/* Rotary positions of halves on NVIDIA GPUs: a thread rotates one pair, or copies one element that is not rotated.
+   Also copies columns between rows. */
 #include "ops/cuda/nn.cuh"
 
 template <typename T>

@@ -1,4 +1,4 @@
-/* A sampler's operators on NVIDIA GPUs: each one pass over memory, except the random numbers, which write only. */
+/* A sampler's operators on NVIDIA GPUs, each in one pass over memory; the random numbers are only written. */
 #include "ops/cuda/nn.cuh"
 #include "ops/cuda/philox.cuh"
 
@@ -12,7 +12,7 @@ struct patch_job {
     bool back, by_head;
 };
 
-/* A thread has an element of the latents: neighbours read or write neighbours there. */
+/* A thread has an element of the latents: neighbouring threads access neighbouring latents. */
 __global__ void __launch_bounds__(THREADS) patch_kernel(patch_job j) {
     const int64_t count = j.channels * j.frames * j.height * j.width;
     const int64_t rows = j.height / j.p, columns = j.width / j.q, size = j.channels * j.p * j.q;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(THREADS)
     for (int64_t i = (int64_t)blockIdx.x * THREADS + threadIdx.x; i < count; i += (int64_t)gridDim.x * THREADS) {
         const float clean = x[i] - sigma * velocity[i];
         if (bad != NULL && !isfinite(clean)) {
-            *bad = 1.0f; /* all that write it write the same */
+            *bad = 1.0f; /* all threads that write it write the same value */
         }
         if (noise != NULL) {
             x[i] = keep * clean + scale * noise[i];
@@ -115,7 +115,7 @@ extern "C" carry_status carry_cuda_random_fill(carry_ctx *ctx, carry_tensor out,
     return launched(ctx, at, "random numbers cannot be made");
 }
 
-/* A thread has a block of four of a row of the whole, of which the part may have fewer at its ends. */
+/* A thread has a block of four elements of a row of the whole tensor; at its ends the part may have fewer of them. */
 template <typename T>
 __global__ void __launch_bounds__(THREADS)
     normal_part_kernel(row_of<T> out, int64_t rows, carry_random_part_args a, int64_t blocks) {

@@ -1,4 +1,4 @@
-/* The squared distance from a target on NVIDIA GPUs: a block has a group, then one thread adds the groups in order. */
+/* The squared distance from a target on NVIDIA GPUs: a block sums a group, then one thread adds the groups in order. */
 #include "ops/cuda/nn.cuh"
 
 template <typename T>

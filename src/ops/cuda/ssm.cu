@@ -1,12 +1,12 @@
 /* State space layers of any shape and type on NVIDIA GPUs: chunks are packed in f32, products are the general ones
-   (matmul.cu), and kernels between them apply decays. One token is a step: the state is read and written once. Shapes
-   with kernels of their own are in ssm_tiles.cu. */
+   (matmul.cu), and kernels between them apply decays. A single token is one step, in which the state is read and
+   written once. Shapes with special kernels are in ssm_tiles.cu. */
 #include "ops/cuda/ssm.cuh"
 #include "ops/cuda/ssm_plain.cuh"
 
 namespace {
 
-/* A block has one head of one row: warps have rows of its state, lanes columns. */
+/* A block has one head of one batch row: warps have rows of its state, lanes have columns. */
 template <typename T> __global__ void __launch_bounds__(THREADS) step_kernel(ssm_job job) {
     const int64_t row = blockIdx.x / job.n, head = blockIdx.x % job.n, group = head * job.G / job.n;
     const int64_t own = (job.slots != NULL ? job.slots[row] : row) * job.n + head;

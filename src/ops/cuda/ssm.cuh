@@ -1,8 +1,9 @@
 /* State space layers on NVIDIA GPUs: shared by the kernels.
 
-   Decays enter as 2^(G[i] - G[j]) of sums G that are made in double and kept as two floats, so that small decays after
-   a deep one lose nothing and no exponent is above 0. Tokens of different sequences do not see each other: token i sees
-   token j <= i, and the state before the chunk, only from the first token of its own sequence on. */
+   Decays are computed as 2^(G[i] - G[j]) of sums G, which are added in double and stored as two floats, so that
+   small decays after a large one lose no precision and no exponent is above 0. Tokens of different sequences do not
+   affect each other: token i sees token j <= i, and the state before the chunk, only from the first token of its own
+   sequence on. */
 #ifndef CARRY_OPS_SSM_CUH
 #define CARRY_OPS_SSM_CUH
 
@@ -35,15 +36,16 @@ struct ssm_job {
 
 ssm_job ssm_job_of(const carry_ssm_args *args, void *workspace, bool backward);
 
-/* ssm_steps.cu: steps, sums and first tokens of sequences into the workspace; and, backward, gradients of dt and of the
-   heads' own parameters from da, dG and sums[2]. */
+/* ssm_steps.cu. ssm_prepare writes steps, sums and first tokens of sequences to the workspace; ssm_finish computes
+   the gradients of dt and of the heads' parameters from da, dG and sums[2]. */
 carry_status ssm_prepare(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
 carry_status ssm_finish(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
 /* ssm_tiles.cu, ssm_tiles_backward.cu */
 carry_status ssm_tiles(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
 carry_status ssm_tiles_backward(carry_ctx *ctx, const place &at, const ssm_job &job, carry_dtype type);
 
-/* The first token that a token sees, from the start of its chunk on; below 0 if it sees the state before the chunk. */
+/* The first token, relative to the start of its chunk, that a token sees; negative if it sees the state before the
+   chunk. */
 static __device__ __forceinline__ int ssm_first_seen(const ssm_job &job, int64_t token, int64_t chunk_first) {
     if (job.at.starts == NULL) {
         return -1;

@@ -1,10 +1,11 @@
-/* State space layers of any shape and type backward on NVIDIA GPUs: the formulas of ops/ssm_backward.c on chunks that
-   are packed in f32, all at once. Gradients of B and C are added up over the heads of a group in their order. */
+/* Backward pass of state space layers of any shape and type on NVIDIA GPUs: the formulas of ops/ssm_backward.c on
+   chunks that are packed in f32, all at once. Gradients of B and C are added over the heads of a group in order. */
 #include "ops/cuda/ssm_plain.cuh"
 
 namespace {
 
-/* M and K become W a and E a K; da and dG get what pairs of tokens give. A warp has rows, then columns. */
+/* Replaces M and K by W a and E a K, and writes the contributions of pairs of tokens to da and dG. A warp has rows,
+   then columns. */
 __global__ void __launch_bounds__(THREADS) pairs_kernel(ssm_job job) {
     __shared__ float direct[SSM_L][SSM_L + 1];
     __shared__ float trace[SSM_L];
@@ -94,7 +95,7 @@ __global__ void __launch_bounds__(THREADS) states_back_kernel(ssm_job job) {
     }
 }
 
-/* dxbc from what the heads have. */
+/* Collects dxbc from the gradients of the heads. */
 template <typename T> __global__ void __launch_bounds__(THREADS) collect_kernel(ssm_job job) {
     const int64_t count = job.B * job.T * job.channels, share = job.n / job.G, inner = job.n * job.P;
     for (int64_t e = (int64_t)blockIdx.x * THREADS + threadIdx.x; e < count; e += (int64_t)gridDim.x * THREADS) {

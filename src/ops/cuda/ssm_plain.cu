@@ -1,4 +1,4 @@
-/* Chunks of a state space layer that are packed in f32. */
+/* Chunks of a state space layer, packed in f32. */
 #include "ops/cuda/ssm_plain.cuh"
 
 namespace {
@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(THREADS)
     }
 }
 
-/* A thread has one number of a state, chunk after chunk. */
+/* A thread has one element of a state, and goes through the chunks in order. */
 __global__ void __launch_bounds__(THREADS) chain_kernel(ssm_job job, float *states, bool reverse) {
     const int64_t size = job.P * job.N, e = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (e >= job.B * job.n * size) {

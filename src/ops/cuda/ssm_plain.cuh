@@ -1,10 +1,10 @@
-/* Chunks of a state space layer that are packed in f32, for ssm.cu and ssm_backward.cu. */
+/* Chunks of a state space layer, packed in f32, for ssm.cu and ssm_backward.cu. */
 #ifndef CARRY_OPS_SSM_PLAIN_CUH
 #define CARRY_OPS_SSM_PLAIN_CUH
 
 #include "ops/cuda/ssm.cuh"
 
-/* c [rows, columns] (+)= a b over `depth`, for every item; arrays are packed. */
+/* c [rows, columns] = a b, or added to c, over `depth`, for every item; arrays are packed. */
 struct ssm_products {
     carry_ctx *ctx;
     place at;
@@ -42,8 +42,8 @@ struct ssm_products {
     }
 };
 
-/* Rows of [items, L, width] times 2^G where a token sees the state before its chunk; or times a 2^(G[last] - G), what a
-   token adds to the state after it. */
+/* Factors of the rows of [items, L, width]. SSM_FADE: 2^G for tokens that see the state before their chunk, else 0.
+   SSM_LEFT: a 2^(G[last] - G), the weight of a token in the state after the chunk. */
 enum ssm_factor { SSM_FADE, SSM_LEFT };
 
 static __device__ __forceinline__ float ssm_factor_of(const ssm_job &job, int64_t item, int i, ssm_factor factor) {
@@ -57,14 +57,16 @@ static __device__ __forceinline__ float ssm_factor_of(const ssm_job &job, int64_
                : 0.0f;
 }
 
-/* to [items, L, width] from columns `column` + head / share * width of a tensor [B, T, channels], zeros after its end.
- */
+/* Fills `to` [items, L, width] from columns `column` + head / share * width of a tensor [B, T, channels], with zeros
+   after its end. */
 void ssm_pack(const place &at, const ssm_job &job, carry_dtype type, float *to, const void *from, int64_t channels,
               int64_t column, int64_t width, int64_t share);
 void ssm_scale(const place &at, const ssm_job &job, float *to, const float *from, int64_t width, ssm_factor factor);
-/* [items, P, N] of what each chunk adds become states before each chunk, or, from the last on, after each. */
+/* Replaces the contributions of the chunks, [items, P, N], by the states before each chunk, or, with `reverse`, from
+   the last chunk on, by those after each. */
 void ssm_chain(const place &at, const ssm_job &job, float *states, bool reverse);
-/* The states before each chunk, and the final one; `scaled` [items, L, N] gets the factors of b and may be b. */
+/* Computes the states before each chunk, and the final one. `scaled` [items, L, N] is scratch for b times its
+   factors, and may be b. */
 carry_status ssm_states(const ssm_products &with, float *scaled);
 
 #endif

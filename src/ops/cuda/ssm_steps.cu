@@ -1,12 +1,12 @@
-/* Steps of a state space layer: a = softplus(dt + bias) within its limits and the sums of a A, before the products;
-   and, backward, the way from the gradients of both to those of dt, A_log, dt_bias and D. */
+/* Steps of a state space layer. Before the products: a = softplus(dt + bias), clamped, and the sums of a A.
+   Backward: from the gradients of both to those of dt, A_log, dt_bias and D. */
 #include "ops/cuda/ssm.cuh"
 
 namespace {
 
 constexpr double LOG2_E = 1.4426950408889634;
 
-/* The last border at or before a token. */
+/* Finds the last border at or before each token. */
 __global__ void __launch_bounds__(THREADS) starts_kernel(ssm_job job) {
     const int64_t t = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (t >= job.T) {
@@ -28,7 +28,7 @@ __device__ __forceinline__ double softplus(double x) {
     return x > 40.0 ? x : log1p(exp(x));
 }
 
-/* A thread has a chunk of one head; neighbours have neighbouring heads. */
+/* A thread has a chunk of one head; neighbouring threads have neighbouring heads. */
 template <typename T> __global__ void __launch_bounds__(THREADS) prepare_kernel(ssm_job job) {
     const int64_t index = (int64_t)blockIdx.x * THREADS + threadIdx.x;
     if (index >= job.at.items) {
@@ -83,7 +83,7 @@ template <typename T> __global__ void __launch_bounds__(THREADS) finish_kernel(s
     job.at.sums[item * 3 + 1] = d_bias;
 }
 
-/* A block adds up what the chunks of one head gave. */
+/* A block adds up the contributions of the chunks of one head. */
 __global__ void __launch_bounds__(THREADS) heads_kernel(ssm_job job) {
     __shared__ double parts[THREADS / 32];
     const int64_t head = blockIdx.x;

@@ -1,9 +1,10 @@
 /* State space layers on tensor cores: heads of 64, states of 64 or 128, 16-bit types.
 
-   A block walks HEADS heads of one group along a row, chunk after chunk; four warps have a head. The state of a head
-   stays in registers in f32, 16 rows a warp, and is rounded as a left operand. C B^T of a chunk is made once for the
-   heads of a block. Long rows of few heads are cut into segments: a pass with states alone gives what each segment
-   adds, `join` the states at their starts, and the walk then does all segments at once. */
+   A block walks over HEADS heads of one group along a row, chunk after chunk; four warps have a head. The state of a
+   head stays in registers in f32, 16 rows per warp, and is rounded when it is used as a left operand. C B^T of a
+   chunk is computed once for the heads of a block. Long rows of few heads are cut into segments: a first pass over
+   the states alone gives the contribution of each segment, `join` computes the states at their starts, and then all
+   segments are walked at once. */
 #include "ops/cuda/ssm_tiles.cuh"
 
 namespace {
@@ -56,7 +57,7 @@ __device__ __forceinline__ void load_chunk(const ssm_job &job, walk_memory<N, HE
     __syncthreads();
 }
 
-/* M = C B^T times decays and steps, for each head. A warp has 16 rows; blocks above the diagonal are left out. */
+/* M = C B^T times decays and steps, for each head. A warp has 16 rows; blocks above the diagonal are skipped. */
 template <typename T, int N, int HEADS> __device__ __forceinline__ void make_scores(T type, walk_memory<N, HEADS> &m) {
     constexpr int WIDTH = HEADS == 2 ? 32 : 64;
     const int warp = (int)threadIdx.x / 32, i0 = warp % 4 * 16, j0 = warp / 4 * WIDTH;
@@ -96,8 +97,8 @@ template <typename T, int N, int HEADS> __device__ __forceinline__ void make_sco
     }
 }
 
-/* y^T [16 of P, 64 tokens] of a warp, into its columns of the tile of y. The loop over halves is not unrolled: S as
-   16-bit operands would be kept for both, and registers spill. */
+/* Computes y^T [16 of P, 64 tokens] of a warp into its columns of the tile of y. The loop over halves is not
+   unrolled: otherwise S would be kept as 16-bit operands for both, and registers spill. */
 template <typename T, int N, int HEADS>
 __device__ __forceinline__ void make_output(T type, walk_memory<N, HEADS> &m, const float (&S)[N / 8][4], int h, int p0,
                                             float D) {
@@ -127,7 +128,7 @@ __device__ __forceinline__ void make_output(T type, walk_memory<N, HEADS> &m, co
                 multiply_two(type, y[2 * i], y[2 * i + 1], left, right);
             }
 #pragma unroll
-            for (int part = 0; part < 4; part++) { /* a left operand has the places of two results */
+            for (int part = 0; part < 4; part++) { /* a left operand has the elements of two results */
                 const float2 value = unpack(type, left[part]);
                 float(&to)[4] = y[2 * i + part / 2];
                 const float low = to[part % 2 * 2] + D * value.x, high = to[part % 2 * 2 + 1] + D * value.y;
@@ -140,7 +141,7 @@ __device__ __forceinline__ void make_output(T type, walk_memory<N, HEADS> &m, co
     }
 }
 
-/* The 16 columns of a warp, from the tile of y. */
+/* Stores the 16 columns of a warp from the tile of y. */
 template <int N, int HEADS>
 __device__ __forceinline__ void store_output(const ssm_job &job, const walk_memory<N, HEADS> &m, int64_t row,
                                              int64_t head, int64_t first, int h, int p0, bool aligned) {
@@ -162,7 +163,7 @@ __device__ __forceinline__ void store_output(const ssm_job &job, const walk_memo
     }
 }
 
-/* A state in registers: 16 rows of a warp, from p0 on. */
+/* Reads a state into registers: the 16 rows of a warp, from p0 on. */
 template <int N> __device__ __forceinline__ void read_state(float (&S)[N / 8][4], const float *from, int p0) {
 #pragma unroll
     for (int i = 0; i < N / 8; i++) {
@@ -217,7 +218,7 @@ __global__ void __launch_bounds__(128 * HEADS, 4 / HEADS)
     }
 }
 
-/* The contribution of each segment but the last to the state, and its decay. */
+/* Computes the contribution to the state, and the decay, of each segment except the last. */
 template <typename T, int N>
 __global__ void __launch_bounds__(128) segments_kernel(const __grid_constant__ ssm_job job, bool aligned) {
     extern __shared__ uint4 shared_memory[];

@@ -14,7 +14,7 @@ constexpr int L = SSM_L, P = 64, LP = P + 8, LL = L + 8;
 __device__ __forceinline__ int lane_of() {
     return (int)threadIdx.x % 32;
 }
-/* Where element e (0 or 1) of half r of a lane is in a [16, 8] result. */
+/* The row and column of element e (0 or 1) of half r of a lane in a [16, 8] result. */
 __device__ __forceinline__ int row_in(int r) {
     return lane_of() / 4 + 8 * r;
 }
@@ -56,15 +56,15 @@ __device__ __forceinline__ void load_blocks_t(unsigned (&x)[4], const uint16_t *
                  : "r"(shared_at(from)));
 }
 
-/* The left operand [16, 16] at (m, k) of a tile that is stored [m][k], or (_t) [k][m]. */
+/* Loads the left operand [16, 16] at (m, k) of a tile that is stored as [m][k], or for _t as [k][m]. */
 template <int LD> __device__ __forceinline__ void load_left(unsigned (&a)[4], const uint16_t *tile, int m, int k) {
     load_blocks(a, tile + (m + lane_of() % 16) * LD + k + lane_of() / 16 * 8);
 }
 template <int LD> __device__ __forceinline__ void load_left_t(unsigned (&a)[4], const uint16_t *tile, int m, int k) {
     load_blocks_t(a, tile + (k + lane_of() / 16 * 8 + lane_of() % 8) * LD + m + lane_of() / 8 % 2 * 8);
 }
-/* The right operands of two results side by side, [16, 8] each, at (k, n) of a tile that is stored [n][k], or (_t)
-   [k][n]. */
+/* Loads the right operands of two adjacent results, [16, 8] each, at (k, n) of a tile that is stored as [n][k], or
+   for _t as [k][n]. */
 template <int LD> __device__ __forceinline__ void load_right(unsigned (&b)[4], const uint16_t *tile, int k, int n) {
     load_blocks(b, tile + (n + lane_of() / 16 * 8 + lane_of() % 8) * LD + k + lane_of() / 8 % 2 * 8);
 }
@@ -90,7 +90,7 @@ __device__ __forceinline__ void multiply_two(T type, float (&d0)[4], float (&d1)
     multiply(type, d0, a, b[0], b[1]);
     multiply(type, d1, a, b[2], b[3]);
 }
-/* Two results side by side as a left operand. */
+/* Converts two adjacent results to a left operand. */
 template <typename T>
 __device__ __forceinline__ void as_left(T type, unsigned (&a)[4], const float (&d0)[4], const float (&d1)[4]) {
     a[0] = pack(type, d0[0], d0[1]);
@@ -101,12 +101,12 @@ __device__ __forceinline__ void as_left(T type, unsigned (&a)[4], const float (&
 
 /* Rows of a tensor of 16-bit elements. */
 struct rows16 {
-    const uint16_t *data; /* of the first row */
+    const uint16_t *data; /* start of the first row */
     int64_t stride;
     int count; /* rows after these are zeros */
 };
 
-/* Asks for [64, WIDTH] by THREADS_ threads; copies arrive by tile_wait. */
+/* Starts copying [64, WIDTH] with THREADS_ threads; the copies are complete after tile_wait. */
 template <int WIDTH, int THREADS_>
 __device__ __forceinline__ void tile_load(uint16_t *to, const rows16 &from, int thread, bool aligned) {
     constexpr int LD = WIDTH + 8, PIECES = WIDTH / 8;
@@ -137,14 +137,14 @@ template <int LEFT> __device__ __forceinline__ void tile_wait() {
     }
 }
 
-/* Rows of a chunk: `column` of xbc, or of a tensor [B, T, n P]. */
+/* The rows of a chunk, from `column` on, of xbc or of a tensor [B, T, n P]. */
 __device__ __forceinline__ rows16 chunk_rows(const ssm_job &job, const void *data, int64_t channels, int64_t row,
                                              int64_t first, int64_t column) {
     const int64_t left = job.T - first;
     return {(const uint16_t *)data + (row * job.T + first) * channels + column, channels, (int)(left < L ? left : L)};
 }
 
-/* Shared memory of a walk with states alone: two chunks. */
+/* Shared memory of a walk over states alone: two chunks. */
 template <int N> struct states_memory {
     alignas(16) uint16_t b[2][L * (N + 8)];
     alignas(16) uint16_t x[2][L * LP];
@@ -180,7 +180,7 @@ __device__ __forceinline__ void advance(T type, float (&S)[N / 8][4], const uint
     }
 }
 
-/* Factors of a token. fade_of: 2^G, zero if it does not see the state before the chunk; left_of: 2^(G[last] - G). */
+/* Factors of a token. fade_of: 2^G, or zero if it does not see the state before the chunk; left_of: 2^(G[last] - G). */
 __device__ __forceinline__ float fade_of(const ssm_job &job, int64_t item, int64_t first, int i) {
     return ssm_first_seen(job, first + i, first) < 0 ? ssm_decay(((const float2 *)job.at.sum)[item * L + i]) : 0.0f;
 }
@@ -193,11 +193,12 @@ static inline bool is_aligned(const ssm_job &job) {
     return ((uintptr_t)job.xbc | (uintptr_t)job.y | (uintptr_t)job.dy | (uintptr_t)job.dxbc) % 16 == 0;
 }
 
-/* Chunks [begin, end) of a head, in their order or in reverse, with states alone. `source` says what is added. */
+/* Walks over chunks [begin, end) of a head, forward or in reverse, computing states alone. `source` selects what is
+   added. */
 struct states_source {
-    const void *x; /* [B, T, x_channels] from column head P: x, or dy */
+    const void *x; /* [B, T, x_channels] from column head * P on: x or dy */
     int64_t x_channels;
-    int64_t b_column; /* of xbc, of group 0: B, or C */
+    int64_t b_column; /* column of xbc where group 0 of B or C starts */
     bool reverse;     /* factors are then 2^G; otherwise a 2^(G[last] - G) */
 };
 

@@ -1,15 +1,16 @@
-/* State space layers on tensor cores backward: the formulas of ops/ssm_backward.c.
+/* Backward pass of state space layers on tensor cores: the formulas of ops/ssm_backward.c.
 
-   Two walks, one in each direction and both in one launch, leave the states before and their gradients after each chunk
-   in 16 bits. Then a block has a chunk and a group: it goes through the heads of the group in their order and adds up
-   their gradients of B and C in registers. */
+   Two walks, one in each direction and both in one launch, store the states before each chunk and their gradients
+   after it in 16 bits. Then a block has a chunk and a group: it goes through the heads of the group in order and
+   adds up their gradients of B and C in registers. */
 #include "ops/cuda/ssm_tiles.cuh"
 
 namespace {
 
 using namespace ssm_mma;
 
-constexpr int BLOCK = 256; /* threads of a chunk: warps have 16 rows and half of the columns of every result */
+/* Threads per chunk: a warp has 16 rows and half of the columns of every result. */
+constexpr int BLOCK = 256;
 
 template <int N> struct back_memory {
     alignas(16) uint16_t b[L * (N + 8)];
@@ -27,7 +28,7 @@ template <int N> struct back_memory {
     int seen[L];
 };
 
-/* Blocks of even numbers walk forward, others backward. */
+/* Blocks with even numbers walk forward, the others backward. */
 template <typename T, int N>
 __global__ void __launch_bounds__(128) states_kernel(const __grid_constant__ ssm_job job, bool aligned) {
     extern __shared__ uint4 shared_memory[];
@@ -53,7 +54,7 @@ __global__ void __launch_bounds__(128) states_kernel(const __grid_constant__ ssm
                             });
 }
 
-/* The sum of a row's numbers over the four lanes that have it. */
+/* Sums a row over the four lanes that have it. */
 __device__ __forceinline__ float row_sum(float value) {
     value += __shfl_xor_sync(0xffffffffu, value, 1);
     return value + __shfl_xor_sync(0xffffffffu, value, 2);
@@ -96,7 +97,7 @@ __device__ __forceinline__ void make_scores(T type, const back_memory<N> &m, flo
     }
 }
 
-/* W a and E a K in shared memory, and sums of rows and columns of W K. */
+/* Writes W a and E a K to shared memory, and sums of rows and columns of W K. */
 template <typename T, int N>
 __device__ __forceinline__ void make_pairs(T type, back_memory<N> &m, const float (&cb)[4][4], int i0, int half) {
     const int j0 = 32 * half;
@@ -214,7 +215,7 @@ __device__ __forceinline__ void make_dx(T type, const ssm_job &job, back_memory<
     }
 }
 
-/* Adds a head's dC of 16 tokens and half of N. */
+/* Adds a head's contribution to dC, for 16 tokens and half of N. */
 template <typename T, int N>
 __device__ __forceinline__ void add_dc(T type, back_memory<N> &m, float (&dc)[N / 16][4], int i0, int half) {
     const int n0 = N / 2 * half;
@@ -288,7 +289,7 @@ __device__ __forceinline__ void add_db(T type, const back_memory<N> &m, float (&
     }
 }
 
-/* S . dS, in parts of warps. */
+/* S . dS, as partial sums of the warps. */
 template <typename T, int N> __device__ __forceinline__ void add_whole(T type, back_memory<N> &m) {
     float sum = 0.0f;
     for (int i = (int)threadIdx.x; i < P * N / 2; i += BLOCK) {
@@ -302,7 +303,7 @@ template <typename T, int N> __device__ __forceinline__ void add_whole(T type, b
     }
 }
 
-/* da and dG of the chunk; the first warp adds up what all tokens give to the last one's G. */
+/* Writes da and dG of the chunk; the first warp adds up the contributions of all tokens to the G of the last one. */
 template <int N>
 __device__ __forceinline__ void finish_head(const ssm_job &job, const back_memory<N> &m, int64_t item, int64_t first) {
     if (threadIdx.x >= 32) {

@@ -3,8 +3,8 @@
 
 constexpr int COLUMNS = 32, LANES = 32;
 
-/* to[i] += the sum over b of from[b, i], rows being `stride` apart: each lane adds its share of blocks in order, then
-   lanes are added in order. */
+/* to[i] += the sum over b of from[b, i], with rows `stride` apart: each lane adds its share of blocks in order, then
+   the lanes are added in order. */
 __global__ void __launch_bounds__(COLUMNS *LANES)
     add_blocks_kernel(float *to, const float *from, int64_t blocks, int64_t n, int64_t stride) {
     __shared__ float sums[LANES][COLUMNS];
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(THREADS)
     __shared__ double parts[THREADS / 32];
     double sum = 0.0, counted = 0.0;
 #pragma unroll 8
-    for (int64_t t = threadIdx.x; t < tokens; t += THREADS) { /* loads of eight before they are added */
+    for (int64_t t = threadIdx.x; t < tokens; t += THREADS) { /* eight loads are issued before they are added */
         sum += (double)losses[t];
         counted += targets[t] != -100 ? 1.0 : 0.0;
     }

@@ -20,7 +20,7 @@ template <typename T> static __device__ __forceinline__ float gated(float gate, 
     return gate * quick<T>::sigmoid(gate) * up;
 }
 
-/* Of one vector. */
+/* Computes one vector. */
 template <typename T, bool BACK> struct loaded {
     packed<T, ONCE> gate, up, dy;
     int64_t row;

@@ -1,5 +1,5 @@
-/* Element types in CUDA code: from and to f32 with exactly the bits that core/dtype.c gives, NaN payloads too, which
-   the GPU's own conversions do not keep. */
+/* Element types in CUDA code: conversions from and to f32 with exactly the bits of core/dtype.c, including NaN
+   payloads, which the GPU's own conversions do not keep. */
 #ifndef CARRY_OPS_TYPES_CUH
 #define CARRY_OPS_TYPES_CUH
 

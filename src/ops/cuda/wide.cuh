@@ -1,7 +1,7 @@
-/* Several neighbouring elements of a row at once, by accesses of 16 bytes (of 8 elements of 16 bits; two accesses for 8
-   of f32), and functions of them. Types of 16 bits use the GPU's own conversions and its approximate exponential and
-   reciprocal: what those lose is hidden by the rounding of the result, and operators that move memory have few
-   instructions to spare. f32 keeps the functions of nn.cuh. */
+/* Several neighbouring elements of a row at once, by accesses of 16 bytes (one for 8 elements of 16 bits, two for 8
+   of f32), and functions of them. 16-bit types use the GPU's own conversions and its approximate exponential and
+   reciprocal: their error is below the rounding of the result, and operators bound by memory have few instructions
+   to spare. f32 uses the functions of nn.cuh. */
 #ifndef CARRY_OPS_WIDE_CUH
 #define CARRY_OPS_WIDE_CUH
 
@@ -20,12 +20,12 @@ static inline bool is_aligned(const void *pointer) {
     return (uintptr_t)pointer % 16 == 0;
 }
 
-/* Rows of whole vectors, whose offsets fit 30 bits. */
+/* True if rows are whole vectors and offsets fit 30 bits. */
 static inline bool has_rows(const carry_tensor &x) {
     return is_aligned(x.data) && (x.data == NULL || (row_step(x) % ONCE == 0 && x.shape[1] * row_step(x) < (1 << 30)));
 }
 
-/* Numbers to and from f32; which NaN a NaN becomes does not matter here. */
+/* Conversions to and from f32; the bits of a NaN do not matter here. */
 template <typename T> struct quick {
     static constexpr bool BY_PAIRS = false;
     static __device__ __forceinline__ float widen(typename T::stored bits) {
@@ -85,7 +85,7 @@ static __device__ __forceinline__ void widen_all(float (&to)[V], const several<T
     }
 }
 
-/* Two of bf16 by one instruction. */
+/* Converts two numbers to bf16 by one instruction. */
 static __device__ __forceinline__ uint32_t pair_of_bf16(float low, float high) {
     uint32_t both;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
@@ -110,9 +110,9 @@ template <typename T, int V> static __device__ __forceinline__ several<T, V> nar
     return to;
 }
 
-/* V elements as words of 32 bits, in as many registers; the compiler would keep a struct of 16-bit elements in a
-   register each, and store it in parts. Read through intrinsics, which are one access each: only what the kernel does
-   not write. */
+/* V elements as 32-bit words, one per register: the compiler would keep each element of a struct of 16-bit elements
+   in its own register, and store it in parts. They are read through intrinsics, one access each, so only from memory
+   that the kernel does not write. */
 template <typename T, int V> struct packed {
     static constexpr int WORDS = V * (int)sizeof(typename T::stored) / 4;
     uint32_t word[WORDS];
@@ -140,7 +140,7 @@ static __device__ __forceinline__ packed<T, V> load_packed(const typename T::sto
     return to;
 }
 
-/* Element j; constants only, so that words stay in registers. */
+/* Element j, which must be a constant, so that words stay in registers. */
 template <typename T, int V> static __device__ __forceinline__ float element_of(const packed<T, V> &from, int j) {
     if constexpr (sizeof(typename T::stored) == 4) {
         return __uint_as_float(from.word[j]);
@@ -189,7 +189,7 @@ static __device__ __forceinline__ void store_all(typename T::stored *to, const f
     }
 }
 
-/* ACTIVATION: CARRY_SILU, or -1: the one that is given. */
+/* ACTIVATION: CARRY_SILU, or -1 to use the argument. */
 template <typename T, int ACTIVATION> static __device__ __forceinline__ float activate_quick(float x, int activation) {
     return ACTIVATION == CARRY_SILU ? x * quick<T>::sigmoid(x) : activate_one(x, activation);
 }
@@ -199,7 +199,7 @@ static __device__ __forceinline__ float activate_back_quick(float dy, float x, i
     return ACTIVATION == CARRY_SILU ? dy * silu_slope_of(x, quick<T>::sigmoid(x)) : activate_back(dy, x, activation);
 }
 
-/* Elements at..at+V-1 of a tensor whose type is known when the kernel runs. */
+/* Reads elements at..at+V-1 of a tensor whose type is known only at run time. */
 template <int V> static __device__ __forceinline__ void read_mixed(float (&to)[V], const mixed &from, int64_t at) {
 #pragma unroll
     for (int j = 0; j < V; j++) {

@@ -36,9 +36,9 @@
 
 #include "ops/kernels/kernels.h"
 
-/* Panels row_panel.. of a times panels column_panel.. of b. Panel p of a starts at a + p * rows * k, panel q of b at
-   b + q * columns * k, where k is a multiple of unit. c and base point to row 0 and column 0 of the m x n block; base
-   NULL is zero, and may be c. */
+/* Multiplies panels row_panel..row_panels_end-1 of a by panels column_panel..column_panels_end-1 of b. Panel p of a
+   starts at a + p * rows * k, panel q of b at b + q * columns * k, where k is a multiple of unit. c and base point
+   to row 0 and column 0 of the m x n block; base NULL is zero, and base may be c. */
 typedef struct carry_bf16_tile {
     int64_t m, n, k;
     int64_t row_panel, row_panels_end, column_panel, column_panels_end;
@@ -46,20 +46,22 @@ typedef struct carry_bf16_tile {
     const float *base;
     float *c;
     ptrdiff_t base_row, c_row;
-    float *out; /* of an entry that writes whole panels: where the sums go in the end; NULL: they stay in c */
+    /* For an entry that writes whole panels: where the final sums go. NULL: they stay in c. */
+    float *out;
     ptrdiff_t out_row;
-    uint16_t *half; /* of an entry with `halves`: c in bf16, where sums are rounded to nearest; c and base are unused */
+    /* For an entry with `halves`: c in bf16, to which sums are rounded to nearest; c and base are unused. */
+    uint16_t *half;
     ptrdiff_t half_row;
     bool half_adds; /* sums start from the values in half */
 } carry_bf16_tile;
 
-/* Fills one panel from `lines` lines, at most as many as it holds, of k elements. Lines follow each other `row` apart
-   and k is contiguous; across: the reverse. */
+/* Fills one panel from `lines` lines of k elements; `lines` is at most the number that a panel holds. Lines are
+   `row` elements apart and k is contiguous; with `across` it is the reverse. */
 typedef void (*carry_bf16_pack)(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool across, int64_t lines,
                                 int64_t k);
 
-/* y[t, r] = sum_l x[t, l] w[r, l] for a few tokens: w is read as it lies, rows w_row apart; x was packed by pack_few.
- */
+/* y[t, r] = sum_l x[t, l] w[r, l] for a few tokens. w is not packed, and its rows are w_row elements apart; x was
+   packed by pack_few. */
 typedef struct carry_bf16_few {
     int64_t rows, tokens, k;
     const uint16_t *x, *w;
@@ -67,12 +69,12 @@ typedef struct carry_bf16_few {
     ptrdiff_t w_row, y_row;
 } carry_bf16_few;
 
-/* A triangle of f32 numbers, by blocks of 16: line i of a lower one has k up to the end of its block of 16, and one of
-   an upper one from the start of it. What lies elsewhere is not read and counts as zero. */
+/* A triangle of f32 numbers, in blocks of 16. In a lower one, line i has elements k up to the end of its block of
+   16; in an upper one, from the start of its block on. All other elements are not read and count as zero. */
 typedef enum carry_bf16_triangle { CARRY_BF16_SQUARE, CARRY_BF16_LOWER, CARRY_BF16_UPPER } carry_bf16_triangle;
 
-/* f32 numbers as terms in panels: term i of panel p starts at to + i * next + p * lines of a panel * k, k rounded up to
-   a multiple of unit. Element l of a line is multiplied by by[l]; NULL: ones. */
+/* Splits f32 numbers into terms, stored in panels: term i of panel p starts at to + i * next + p * (lines of a
+   panel) * k, where k is rounded up to a multiple of unit. Element l of a line is multiplied by by[l]; NULL: ones. */
 typedef struct carry_bf16_split {
     int64_t lines, k;
     const float *from;
@@ -85,14 +87,15 @@ typedef struct carry_bf16_split {
     ptrdiff_t next;
 } carry_bf16_split;
 
-/* c = by (a b) columns_by + base_by base, as carry_product has it, of operands in terms; k is a multiple of unit. */
+/* c = by (a b) columns_by + base_by base, as in carry_product, with operands split into terms; k is a multiple of
+   unit. */
 typedef struct carry_bf16_terms {
     int64_t m, n, k;
     const uint16_t *a, *b;
     ptrdiff_t a_next, b_next; /* from term to term */
     int a_terms, b_terms, order;
     carry_bf16_triangle triangle; /* of a */
-    const float *by, *columns_by; /* of rows and columns of the product; NULL: ones */
+    const float *by, *columns_by; /* factors of rows and columns of the product; NULL: ones */
     const float *base, *base_by;
     float *c; /* may be base */
     ptrdiff_t base_row, c_row;
@@ -101,38 +104,40 @@ typedef struct carry_bf16_terms {
 
 typedef struct carry_bf16 {
     const char *name, *about;
-    const char *(*missing)(void); /* why it cannot run here; NULL: it can */
-    bool emulated;                /* the same text with the instruction written out in C: for tests, never chosen */
+    const char *(*missing)(void); /* why it cannot run on this processor; NULL: it can */
+    /* The same code with the instruction written in C: for tests, never chosen. */
+    bool emulated;
     int rows, columns, unit;
-    bool whole;    /* tile writes whole panels: c holds them, with as much as m and n lack of them */
-    bool halves;   /* tile can write a c of bf16 by itself */
-    int64_t depth; /* of an entry that writes whole panels: the largest k whose sums need no place beside c */
+    /* tile writes whole panels: c must have memory for the rows and columns that m and n lack. */
+    bool whole;
+    bool halves; /* tile can write a bf16 c directly */
+    /* For an entry that writes whole panels: the largest k for which c alone can hold the sums. */
+    int64_t depth;
     carry_bf16_pack pack_a, pack_b;
     void (*tile)(const carry_bf16_tile *tile);
-    /* Of few_tokens tokens at most; 0: widened dot products do as well (carry_half_dots). pack_few writes at most
-       few_tokens * (k + unit) elements. */
+    /* For at most few_tokens tokens; 0: dot products of widened numbers are as fast (carry_half_dots). pack_few
+       writes at most few_tokens * (k + unit) elements. */
     int few_tokens;
     void (*pack_few)(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k);
     void (*few)(const carry_bf16_few *few);
-    /* The same sums for more tokens, from panels of the weight that pack_b made, and of x that pack_a made: w is the
-       first of them, k a multiple of 8, and w_row is not used. The sums of 5 to few_tokens tokens have the bits that
-       `few` gives. NULL: not implemented. */
+    /* The same sums for more tokens, from panels of the weight made by pack_b and panels of x made by pack_a: w is
+       the first panel, k a multiple of 8, and w_row is not used. The sums of 5 to few_tokens tokens have the same
+       bits as those of `few`. NULL: not implemented. */
     void (*few_panels)(const carry_bf16_few *few);
-    /* NULL: f32 products by terms would not pay. split_a and split_b are false where a number is not finite, or too
-       large to be rounded to bf16; what they wrote then is of no use. */
+    /* NULL: f32 products by terms would not pay. split_a and split_b return false if a number is not finite, or too
+       large to be rounded to bf16; their output is then invalid. */
     bool (*split_a)(const carry_bf16_split *split);
     bool (*split_b)(const carry_bf16_split *split);
     void (*terms)(const carry_bf16_terms *terms);
 } carry_bf16;
 
-/* Slowest first, emulated ones before all others; NULL past the end. */
+/* Entries from slow to fast, emulated ones first; NULL past the end. */
 const carry_bf16 *carry_bf16_at(int index);
-/* The entry of this name, or NULL. */
 const carry_bf16 *carry_bf16_named(const char *name);
-/* The last entry that this processor can run; NULL if none can: bf16 is widened to f32. */
+/* The last entry that this processor can run. NULL: no entry can run, and bf16 is widened to f32. */
 const carry_bf16 *carry_bf16_best(void);
-/* Why an entry faster than `used` (NULL: all of them) is not used, "NAME: REASON" into line; "" if `used` is the
-   fastest. */
+/* Writes to line why an entry faster than `used` is not used, as "NAME: REASON"; "" if `used` is the fastest. used
+   may be NULL. */
 const char *carry_bf16_passed_over(char *line, size_t size, const carry_bf16 *used);
 
 #endif

@@ -1,13 +1,13 @@
-/* A few tokens times a weight that is read as it lies, by ARM's BFDOT and BFMMLA. Part of kernels_bf16_neon.c. */
+/* A few tokens times a weight that is not packed, by ARM's BFDOT and BFMMLA. Part of kernels_bf16_neon.c. */
 #ifndef CARRY_OPS_KERNELS_BF16_FEW_NEON_H
 #define CARRY_OPS_KERNELS_BF16_FEW_NEON_H
 
-/* Four rows at a time are read at 35 GB/s, where eight reach 31 and one 28: what the core's own fetching ahead keeps in
-   flight. Asking for lines to be brought as far as the third cache, AHEAD elements before they are read, adds to that:
-   45 GB/s (as far as the first or second cache: 35; 4 KiB ahead 29, 8 to 24 KiB 45). */
+/* Four rows at a time are read at 35 GB/s, where eight reach 31 and one 28: this is what the core's own prefetching
+   keeps in flight. Prefetching lines into the third-level cache, AHEAD elements before they are read, raises it to
+   45 GB/s (into the first or second level: 35; 4 KiB ahead 29, 8 to 24 KiB 45). */
 #define FEW_ROWS 4
 #define AHEAD 4096
-#define LINE 32 /* elements of a line of the caches */
+#define LINE 32 /* elements of a cache line */
 
 BF16_INLINE void fetch(const uint16_t *const w[FEW_ROWS], int64_t l) {
     UNROLL
@@ -16,7 +16,7 @@ BF16_INLINE void fetch(const uint16_t *const w[FEW_ROWS], int64_t l) {
     }
 }
 
-/* k from l on, fewer than the loop takes at a time. */
+/* The sum over k from l on, for the last elements that the loop does not take. */
 static float rest(const carry_bf16_few *f, int pairs, int64_t token, const uint16_t *w, int64_t l) {
     float sum = 0.0f;
     for (; l < f->k; l++) {
@@ -25,8 +25,8 @@ static float rest(const carry_bf16_few *f, int pairs, int64_t token, const uint1
     return sum;
 }
 
-/* Row `row` and those 1, 2 and 3 times `apart` after it; beyond the last row: the last one again, whose sums are not
-   kept. */
+/* Row `row` and the rows 1, 2 and 3 times `apart` after it. Past the last row it is the last one again, whose sums
+   are discarded. */
 BF16_INLINE void find_rows(const uint16_t *w[FEW_ROWS], const carry_bf16_few *f, int64_t row, int64_t apart) {
     for (int r = 0; r < FEW_ROWS; r++) {
         w[r] = f->w + (row + r * apart < f->rows ? row + r * apart : f->rows - 1) * f->w_row;
@@ -37,8 +37,8 @@ BF16_INLINE float32x4_t dots(float32x4_t sum, uint16x8_t w, uint16x8_t x) {
     return vbfdotq_f32(sum, vreinterpretq_bf16_u16(w), vreinterpretq_bf16_u16(x));
 }
 
-/* One token, by BFDOT: the fewer instructions a line takes, the more lines the core has in flight (42 GB/s of a weight,
-   by BFMMLA 37 to 40; two vectors a load: 3 to 5 % more). x is as it lies. */
+/* One token, by BFDOT: the fewer instructions a cache line takes, the more lines the core has in flight (42 GB/s of
+   a weight, by BFMMLA 37 to 40; two vectors per load: 3 to 5 % more). x is not packed. */
 BF16_INLINE void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) {
     const uint16_t *w[FEW_ROWS];
     float32x4_t sum[FEW_ROWS][2];
@@ -85,8 +85,9 @@ BF16_INLINE void one_token(const carry_bf16_few *f, int64_t row, int64_t apart) 
     }
 }
 
-/* Two pairs of rows of w, read as they lie and zipped into operands, times `pairs` pairs of tokens. `halves` sums of a
-   row and token hide the latency where there are few tokens; with one, a sum runs over k in order, as in few_panels. */
+/* Two pairs of rows of w, which are zipped into operands as they are read, times `pairs` pairs of tokens. Each row
+   and token has `halves` partial sums, to hide the latency if there are few tokens; with one, a sum runs over k in
+   order, as in few_panels. */
 BF16_INLINE void few_rows(const int pairs, const int halves, const carry_bf16_few *f, int64_t row, int64_t apart) {
     float32x4_t upper[ROWS / 2][4]; /* sums of the first pair of rows, and of the second */
     float32x4_t lower[ROWS / 2][4];
@@ -136,7 +137,7 @@ BF16_INLINE void few_rows(const int pairs, const int halves, const carry_bf16_fe
             }
         }
     }
-    float sums[ROWS / 2][2][4]; /* of a pair of tokens and of rows: (0, 0), (0, 1), (1, 0), (1, 1) */
+    float sums[ROWS / 2][2][4]; /* for a pair of tokens and a pair of rows: (0, 0), (0, 1), (1, 0), (1, 1) */
     UNROLL
     for (int p = 0; p < pairs; p++) {
         float32x4_t first = upper[p][0];
@@ -155,7 +156,7 @@ BF16_INLINE void few_rows(const int pairs, const int halves, const carry_bf16_fe
     }
 }
 
-/* Only as many pairs of tokens as there are: x must stay in the first cache while w passes. */
+/* Packs only as many pairs of tokens as there are: x must stay in the first-level cache while w is read. */
 static void pack_few(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tokens, int64_t k) {
     if (tokens == 1) {
         memcpy(to, x, (size_t)k * sizeof *x);
@@ -168,8 +169,8 @@ static void pack_few(uint16_t *to, const uint16_t *x, ptrdiff_t row, int64_t tok
     }
 }
 
-/* Four rows a quarter of all apart: each is followed in memory by the next one of its quarter, and what fetches ahead
-   need not find its way again at every row (20 GB/s with four neighbours). */
+/* Takes four rows that are a quarter of all rows apart: each is followed in memory by the next row of its quarter,
+   so that the hardware prefetcher does not restart at every row (20 GB/s with four neighbours). */
 static void few(const carry_bf16_few *f) {
     const int64_t apart = (f->rows + FEW_ROWS - 1) / FEW_ROWS;
     for (int64_t row = 0; row < apart && f->tokens == 1; row++) {
@@ -186,8 +187,8 @@ static void few(const carry_bf16_few *f) {
     }
 }
 
-/* One panel of w times one of x. Lines are asked for as far as the third cache, as above: 181 GFLOP/s of eight tokens
-   with weights from memory, 167 without, where weights that are zipped while they are read reach 137. */
+/* One panel of w times one of x. Lines are prefetched into the third-level cache, as above: 181 GFLOP/s for eight
+   tokens with weights from memory, 167 without; weights that are zipped while they are read reach 137. */
 BF16_INLINE void few_panel(const int pairs, const carry_bf16_few *f, const uint16_t *a, const uint16_t *b, float *to) {
     float32x4_t sum[ROWS / 2][COLUMNS / 2];
     UNROLL

@@ -1,4 +1,4 @@
-/* Filling panels (bf16.h), for constant groups and lines. A file per instruction set wraps these. */
+/* Fills panels (bf16.h), with constant groups and lines. A file per instruction set wraps these functions. */
 #ifndef CARRY_OPS_KERNELS_BF16_PACK_H
 #define CARRY_OPS_KERNELS_BF16_PACK_H
 
@@ -8,7 +8,7 @@
 
 #define BF16_INLINE static inline __attribute__((always_inline))
 
-/* Elements l.. of a group, of which the matrix has `have`. */
+/* Packs the last group of k, of which the matrix has `have` elements. */
 BF16_INLINE void bf16_last_group(const int group, const int panel, uint16_t *to, const uint16_t *from, ptrdiff_t row,
                                  bool across, int64_t lines, int64_t have) {
     memset(to, 0, (size_t)(panel * group) * sizeof *to);
@@ -30,7 +30,7 @@ BF16_INLINE void bf16_along(const int group, const int panel, const int64_t line
     }
 }
 
-/* Two k at a time: a pair is one store of 32 bits. */
+/* Packs two k at a time: a pair is one store of 32 bits. */
 BF16_INLINE void bf16_across(const int group, const int panel, const int64_t lines, uint16_t *to, const uint16_t *from,
                              ptrdiff_t row, int64_t groups) {
     for (int64_t g = 0; g < groups; g++) {
@@ -48,7 +48,7 @@ BF16_INLINE void bf16_across(const int group, const int panel, const int64_t lin
     }
 }
 
-/* Whole panels with a constant number of lines, others without. */
+/* Packs whole panels with a constant number of lines, and others with a variable one. */
 BF16_INLINE void bf16_pack(const int group, const int panel, const int unit, uint16_t *to, const uint16_t *from,
                            ptrdiff_t row, bool across, int64_t lines, int64_t k) {
     const int64_t groups = k / group;
@@ -72,10 +72,10 @@ BF16_INLINE void bf16_pack(const int group, const int panel, const int unit, uin
     memset(to, 0, (size_t)((padded - l) * panel) * sizeof *to);
 }
 
-/* Sixteen pairs of neighbouring k, of 32 bits each: a line of a tile of AMX. */
+/* Sixteen pairs of neighbouring k, 32 bits each: a row of an AMX tile. */
 typedef uint32_t bf16_pairs __attribute__((vector_size(64)));
 
-/* Rows at and at + apart change their blocks of `apart` columns beside the diagonal. */
+/* Exchanges blocks of `apart` columns between rows `at` and at + apart: those on either side of the diagonal. */
 #define BF16_TURN(apart, upper, lower)                                                      \
     for (int at = 0; at < 16; at++) {                                                       \
         if ((at & (apart)) == 0) {                                                          \
@@ -87,7 +87,7 @@ typedef uint32_t bf16_pairs __attribute__((vector_size(64)));
     }
 #define BF16_INDICES(...) __VA_ARGS__
 
-/* The transpose of 16 x 16 pairs, in four turns of 16 shuffles. */
+/* Transposes 16 x 16 pairs, in four steps of 16 shuffles. */
 BF16_INLINE void bf16_transpose(bf16_pairs rows[16]){
     BF16_TURN(8, (0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23),
               (8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31))
@@ -98,7 +98,7 @@ BF16_INLINE void bf16_transpose(bf16_pairs rows[16]){
                 BF16_TURN(1, (0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30),
                           (1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31))}
 
-/* A tile at the edge of c is computed in a buffer that holds whole panels; the existing part of base and c is
+/* A tile at the edge of c is computed in a buffer that holds whole panels; the part of base and c that exists is
    copied. */
 BF16_INLINE void bf16_copy_rows(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row, int64_t rows,
                                 int64_t columns) {
@@ -107,8 +107,8 @@ BF16_INLINE void bf16_copy_rows(float *to, ptrdiff_t to_row, const float *from, 
     }
 }
 
-/* Calls place(a, b, base, base_row, c, c_row, rows, k) for every pair of panels of a tile; beside holds one of c. A
-   whole panel of c is written where it lies, one with fewer rows or columns beside it. */
+/* Calls place(a, b, base, base_row, c, c_row, rows, k) for every pair of panels of a tile. A whole panel of c is
+   written directly; one with fewer rows or columns is computed in `beside`, which holds one panel, and copied. */
 typedef void (*bf16_place)(int64_t k, const uint16_t *a, const uint16_t *b, const float *base, ptrdiff_t base_row,
                            float *c, ptrdiff_t c_row, int64_t rows);
 

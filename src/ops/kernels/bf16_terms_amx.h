@@ -19,9 +19,9 @@ typedef uint16_t bf16_halves __attribute__((vector_size(32)));
 #define TERM_UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Terms of sixteen numbers, in the upper halves of `term`; what the lower halves hold is cut off. What the first term
-   leaves is added to *seen, which is then not finite if a number is not: a number too large for bf16 became infinite.
- */
+/* Splits sixteen numbers into terms, in the upper halves of `term`; the caller drops the lower halves. The remainder
+   after the first term is added to *seen, which becomes non-finite if a number is: a number too large for bf16
+   became infinite. */
 BF16_INLINE void terms_of(const int terms, const bf16_floats *x, bf16_pairs term[3], bf16_floats *seen) {
     term[0] = (bf16_pairs)*x + UINT32_C(0x8000);
     const bf16_floats rest = *x - (bf16_floats)(term[0] & TERM_MASK);
@@ -32,7 +32,7 @@ BF16_INLINE void terms_of(const int terms, const bf16_floats *x, bf16_pairs term
     }
 }
 
-/* A line of pairs of a tile of b: neighbouring k of sixteen columns. */
+/* Writes a row of pairs of a tile of b: neighbouring k of sixteen columns. */
 BF16_INLINE void put_pair(const int terms, uint16_t *to, ptrdiff_t next, const bf16_floats *even,
                           const bf16_floats *odd, bf16_floats *seen) {
     bf16_pairs low[3];
@@ -46,7 +46,7 @@ BF16_INLINE void put_pair(const int terms, uint16_t *to, ptrdiff_t next, const b
     }
 }
 
-/* Half a line of a tile of a: sixteen k. */
+/* Writes half a row of a tile of a: sixteen k. */
 BF16_INLINE void put_half(const int terms, uint16_t *to, ptrdiff_t next, const bf16_floats *x, bf16_floats *seen) {
     bf16_pairs term[3];
     terms_of(terms, x, term, seen);
@@ -57,12 +57,12 @@ BF16_INLINE void put_half(const int terms, uint16_t *to, ptrdiff_t next, const b
     }
 }
 
-/* Sixteen lines by sixteen k of the operand, however they lie: at `from`, or copied beside with zeros around them. */
+/* Sixteen lines by sixteen k of the operand, in either layout: at `from`, or in a copy that is padded with zeros. */
 typedef struct terms_square {
     const float *from;
     ptrdiff_t row;
-    const float *by; /* of sixteen k, or NULL */
-    uint16_t *to;    /* of the first line and k */
+    const float *by; /* factors of sixteen k, or NULL */
+    uint16_t *to;    /* output for the first line and k */
 } terms_square;
 
 /* Row r of the square, multiplied. */
@@ -85,7 +85,7 @@ BF16_INLINE void square_turned(const terms_square *s, bool across, bf16_pairs ro
     bf16_transpose(rows);
 }
 
-/* Into eight lines of pairs. */
+/* Writes a square to eight rows of pairs. */
 BF16_INLINE void square_to_b(const int terms, const terms_square *s, ptrdiff_t next, const bool across,
                              bf16_floats *seen) {
     if (!across) {
@@ -108,7 +108,7 @@ BF16_INLINE void square_to_b(const int terms, const terms_square *s, ptrdiff_t n
     }
 }
 
-/* Into halves of sixteen lines. */
+/* Writes a square to halves of sixteen rows. */
 BF16_INLINE void square_to_a(const int terms, const terms_square *s, ptrdiff_t next, const bool across,
                              bf16_floats *seen) {
     if (across) {
@@ -130,7 +130,7 @@ BF16_INLINE void square_to_a(const int terms, const terms_square *s, ptrdiff_t n
 
 typedef void (*square_put)(const terms_square *s, ptrdiff_t next, bf16_floats *seen);
 
-/* The number of terms and how the operand lies are constants of the loops: eight functions. */
+/* The number of terms and the layout of the operand are compile-time constants: eight functions. */
 #define SQUARE_PUT(name, side, terms, across)                                    \
     static void name(const terms_square *s, ptrdiff_t next, bf16_floats *seen) { \
         side(terms, s, next, across, seen);                                      \
@@ -144,7 +144,7 @@ SQUARE_PUT(b2_across, square_to_b, 2, true)
 SQUARE_PUT(b3_along, square_to_b, 3, false)
 SQUARE_PUT(b3_across, square_to_b, 3, true)
 
-/* Copies lines line.. and k l.. of the operand into a square, filled up with zeros. */
+/* Copies lines from `line` on and k from `l` on of the operand into a square, padded with zeros. */
 static void square_beside(const carry_bf16_split *p, int64_t line, int64_t l, float beside[TERM_LANES][TERM_LANES]) {
     memset(beside, 0, TERM_LANES * sizeof *beside);
     for (int64_t i = line; i < line + TERM_LANES && i < p->lines; i++) {
@@ -202,7 +202,7 @@ static bool amx_split_b(const carry_bf16_split *p) {
                         false);
 }
 
-/* The next row that the caller asked for. */
+/* Prefetches the next row that the caller asked for. */
 static inline void terms_fetch(carry_rows_ahead *ahead) {
     if (ahead->rows > 0) {
         for (int64_t at = 0; at < ahead->size; at += 64) {
@@ -213,7 +213,7 @@ static inline void terms_fetch(carry_rows_ahead *ahead) {
     }
 }
 
-/* Sums of one panel of a and one of b over units begin..end-1 of one pair of terms, in tiles 0 to 3. */
+/* Sums of one panel of a and one of b over `units` units of k and one pair of terms, in tiles 0 to 3. */
 static void terms_sum(amx_tiles *tiles, const uint16_t *a, const uint16_t *b, int64_t units, carry_rows_ahead *ahead) {
     (void)tiles;
     for (int64_t u = 0; u < units; u++) {
@@ -232,7 +232,7 @@ static void terms_sum(amx_tiles *tiles, const uint16_t *a, const uint16_t *b, in
     terms_fetch(ahead);
 }
 
-/* Columns `begin` to `end` of c's rows from their sums, one by one. */
+/* Computes columns `begin` to `end` - 1 of c's rows from their sums, one by one. */
 static void terms_edge(const carry_bf16_terms *t, const float *made, int64_t i, int64_t j, int64_t rows, int64_t begin,
                        int64_t end) {
     for (int64_t r = 0; r < rows; r++) {
@@ -282,7 +282,7 @@ BF16_INLINE void terms_rows(const int vectors, const bool with_base, const carry
     }
 }
 
-/* c of a pair of panels from its sums. */
+/* Computes c of a pair of panels from its sums. */
 static void terms_finish(const carry_bf16_terms *t, const float *made, int64_t i, int64_t j) {
     const int64_t rows = t->m - i < AMX_LINES ? t->m - i : AMX_LINES;
     const int64_t columns = t->n - j < AMX_LINES ? t->n - j : AMX_LINES;

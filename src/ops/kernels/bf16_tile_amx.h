@@ -1,29 +1,30 @@
-/* bf16 products over eight tile registers of 16 rows of 64 bytes. A panel of a is two tiles of 16 rows by 32 k, one of
-   b two of 16 pairs of k by 16 columns; their four products stay in tiles 0 to 3 while a block of k runs, and are taken
-   up again from c after it. The file that includes this defines
+/* bf16 products over eight tile registers of 16 rows of 64 bytes. A panel of a is two tiles of 16 rows by 32 k; a
+   panel of b is two tiles of 16 pairs of k by 16 columns. Their four products stay in tiles 0 to 3 during a block of k;
+   the next block continues from the sums in c. The file that includes this defines
 
-       amx_tiles                          what holds the tiles, as `tiles`; unused on the processor
+       amx_tiles                          the type of `tiles`, which holds the tiles; unused on the processor
        TILES_OPEN, TILES_CLOSE            configures eight tiles of 16 x 64 bytes on this thread; releases them
        TILE_ZERO(t)                       tile t = 0
        TILE_LOAD(t, from, bytes)          16 rows of 64 bytes, `bytes` apart
-       TILE_STREAM(t, from, bytes)        the same of what need not stay in the first cache
+       TILE_STREAM(t, from, bytes)        the same for data that need not stay in the first-level cache
        TILE_STORE(t, to, bytes)
        TILE_DOT(c, a, b)                  the instruction
 
-   kernels_bf16_amx.c has the processor's, kernels_bf16_emulated.c the same in C. */
+   kernels_bf16_amx.c defines them by instructions, kernels_bf16_emulated.c in C. */
 #ifndef CARRY_OPS_KERNELS_BF16_TILE_AMX_H
 #define CARRY_OPS_KERNELS_BF16_TILE_AMX_H
 
 #include "ops/kernels/bf16_pack.h"
 
-#define AMX_LINES 32 /* rows of a panel of a, columns of one of b */
+#define AMX_LINES 32 /* rows of a panel of a, columns of a panel of b */
 #define AMX_UNIT 32  /* k of a tile */
 #define AMX_HALF 16  /* rows of a tile, columns of a tile of sums */
-#define AMX_LEAVE 2  /* rows that are rounded with each unit of k */
-/* k of a block. Sums that wait beside cost more than panels that come from the second cache: 256 and 512 are slower. */
+#define AMX_LEAVE 2  /* rows that are rounded during each unit of k */
+/* k of a block. Storing sums between blocks costs more than reading panels from the second-level cache: 256 and 512
+   are slower. */
 #define AMX_DEPTH 2048
 
-/* Lines with k contiguous become lines of tiles, four tiles at a time. */
+/* Packs lines with contiguous k into rows of tiles, four tiles at a time. */
 static void amx_lines(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t u = 0; u < units; u += 4) {
         const int64_t here = units - u < 4 ? units - u : 4;
@@ -35,7 +36,7 @@ static void amx_lines(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t
     }
 }
 
-/* Lines with k contiguous become columns of pairs. */
+/* Packs lines with contiguous k into columns of pairs. */
 static void amx_columns(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t u = 0; u < units; u++) {
         for (int half = 0; half < AMX_LINES; half += AMX_HALF) {
@@ -53,7 +54,7 @@ static void amx_columns(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64
 
 typedef uint16_t amx_halves __attribute__((vector_size(32)));
 
-/* Sixteen columns of two rows, paired. */
+/* Pairs sixteen columns of two rows. */
 BF16_INLINE void amx_paired(bf16_pairs *to, const uint16_t *first, const uint16_t *second) {
     amx_halves above;
     amx_halves below;
@@ -62,12 +63,12 @@ BF16_INLINE void amx_paired(bf16_pairs *to, const uint16_t *first, const uint16_
     *to = __builtin_convertvector(above, bf16_pairs) | __builtin_convertvector(below, bf16_pairs) << 16;
 }
 
-/* Where lines are contiguous, rows of k are a line of a cache each and lie far apart, which processors do not foresee:
-   those further down are asked for. */
+/* If lines are contiguous, each row of k is one cache line, far from the next, which the hardware prefetcher does
+   not predict. Later rows are therefore prefetched. */
 #define AMX_ROWS_AHEAD 24
 #define AMX_ASK(row) __builtin_prefetch((row), 0, 3)
 
-/* Lines that are contiguous over lines become lines of tiles. */
+/* Packs an operand whose lines are contiguous (k is not) into rows of tiles. */
 static void amx_turned(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t u = 0; u < units; u++) {
         for (int half = 0; half < AMX_LINES; half += AMX_HALF) {
@@ -87,7 +88,7 @@ static void amx_turned(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_
 
 typedef uint16_t amx_line __attribute__((vector_size(64)));
 
-/* Lines that are contiguous over lines become columns of pairs. */
+/* Packs an operand whose lines are contiguous (k is not) into columns of pairs. */
 static void amx_pairs(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t units) {
     for (int64_t pair = 0; pair < units * AMX_HALF; pair++) {
         const uint16_t *first = from + 2 * pair * row;
@@ -107,7 +108,7 @@ static void amx_pairs(uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t
     }
 }
 
-/* Whole units of whole panels by vectors, the rest element by element. */
+/* Packs whole units of whole panels by vectors, the rest element by element. */
 static void amx_pack_a(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool across, int64_t lines, int64_t k) {
     const int64_t units = lines == AMX_LINES ? k / AMX_UNIT : 0;
     const int64_t l = units * AMX_UNIT;
@@ -127,7 +128,7 @@ static void amx_pack_b(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool a
     }
 }
 
-/* Sums of whole columns on their way to bf16, rows that are left of them. */
+/* Sums of whole columns that still have to be rounded to bf16, and the rows left. */
 typedef struct amx_leaving {
     const float *from;
     uint16_t *to;
@@ -143,16 +144,18 @@ typedef struct amx_pair {
     const float *base; /* NULL: zero */
     float *c;
     ptrdiff_t base_row, c_row;
-    const char *next; /* a part of the panel of b after this one, `hints` lines of a cache for each unit of k */
+    /* Part of the panel of b after this one, `hints` cache lines for each unit of k. */
+    const char *next;
     int hints;
-    const char *soon; /* where the sums of the next pair come from or go to; NULL: they are near */
+    /* Where the sums of the next pair come from or go to, to prefetch it; NULL: already near. */
+    const char *soon;
     ptrdiff_t soon_row;
     int64_t soon_rows;
-    amx_leaving *leaving; /* the pair before: rounded while this one is multiplied */
+    amx_leaving *leaving; /* the previous pair, which is rounded while this one is multiplied */
 } amx_pair;
 
-/* Weights that were packed before come from memory, in pieces that no processor foresees: the next one is asked for
-   while panels of a pass. */
+/* Panels of weights that were packed earlier come from memory, in an order that the hardware does not predict: the
+   next one is prefetched while panels of a are used. */
 BF16_INLINE const char *amx_fetch(const char *next, int hints) {
     for (int i = 0; i < hints; i++) {
         __builtin_prefetch(next + i * 64, 0, 2);
@@ -160,7 +163,7 @@ BF16_INLINE const char *amx_fetch(const char *next, int hints) {
     return next + (ptrdiff_t)hints * 64;
 }
 
-/* Two rows of the next sums with each unit of k: they are a line of a cache or two, and rows lie far apart. */
+/* Prefetches two rows of the next sums with each unit of k. A row is one or two cache lines, and rows are far apart. */
 BF16_INLINE void amx_fetch_sums(const amx_pair *p, int64_t l) {
     const int64_t first = l / AMX_UNIT * 2;
     if (p->soon != NULL && first < p->soon_rows) {
@@ -172,7 +175,7 @@ BF16_INLINE void amx_fetch_sums(const amx_pair *p, int64_t l) {
     }
 }
 
-/* Sixteen sums of f32 to bf16, to nearest, as carry_bf16_from_f32 does it, and back. */
+/* Rounds sixteen f32 sums to bf16, to nearest, as carry_bf16_from_f32 does, and widens them back. */
 BF16_INLINE void amx_round(uint16_t *to, const float *from) {
     bf16_pairs bits;
     memcpy(&bits, from, sizeof bits);
@@ -250,7 +253,7 @@ static void amx_whole(amx_tiles *tiles, const amx_pair *p) {
     amx_store(tiles, p->c, p->c_row);
 }
 
-/* The first half alone, for 16 rows and fewer. */
+/* Computes only the first half, for 16 rows and fewer. */
 static void amx_upper(amx_tiles *tiles, const amx_pair *p) {
     (void)tiles;
     const ptrdiff_t base_bytes = p->base_row * 4;
@@ -299,7 +302,7 @@ static void amx_take_halves(const carry_bf16_tile *t, int64_t r, int64_t q, floa
     }
 }
 
-/* Sums of whole columns leave while the next pair is multiplied, others at once. */
+/* Sums of whole columns are rounded while the next pair is multiplied, others at once. */
 static void amx_give_halves(const carry_bf16_tile *t, int64_t r, int64_t q, const float *beside, amx_leaving *leaving) {
     const int64_t rows = t->m - r * AMX_LINES < AMX_LINES ? t->m - r * AMX_LINES : AMX_LINES;
     const int64_t columns = t->n - q * AMX_LINES;
@@ -316,16 +319,16 @@ static void amx_give_halves(const carry_bf16_tile *t, int64_t r, int64_t q, cons
     }
 }
 
-/* A block of k: panels l.. of both, from where sums come, and where they go. */
+/* A block of k from l on: where the sums come from, and where they go. */
 typedef struct amx_step {
     const carry_bf16_tile *t;
     int64_t l, depth;
     const float *base;
     float *c;
     ptrdiff_t base_row, c_row;
-    bool begins, ends; /* sums come from, or go to, t->half */
-    int hints;         /* of a panel of b */
-    float *beside;     /* two pairs of panels */
+    bool begins, ends; /* begins: sums start from t->half; ends: they go to t->half */
+    int hints;         /* prefetches of a panel of b per unit of k */
+    float *beside;     /* sums of two pairs of panels */
     amx_leaving *leaving;
 } amx_step;
 

@@ -1,13 +1,13 @@
 /* bf16 products over vectors of 16 pairs: each pair of b's column times the same pair of a's row is added to one of 16
-   sums. A panel of a is 12 rows, one of b 32 columns: 24 sums, two vectors of b and one of a. The file that includes
-   this defines
+   sums. A panel of a is 12 rows, one of b 32 columns: 24 vectors of sums, two of b and one of a. The file that
+   includes this defines
 
        sums, pairs                              16 floats, 16 pairs of bf16
        sums_zero(), sums_load(), sums_store()   of 16 floats
        pairs_load(), pairs_all()                16 pairs; one pair in all places
        dot_pairs(sum, x, y)                     the instruction
 
-   kernels_bf16_avx512.c has the processor's, kernels_bf16_emulated.c the same in C. */
+   kernels_bf16_avx512.c defines them by instructions, kernels_bf16_emulated.c in C. */
 #ifndef CARRY_OPS_KERNELS_BF16_TILE_AVX512_H
 #define CARRY_OPS_KERNELS_BF16_TILE_AVX512_H
 

@@ -1,7 +1,7 @@
-/* e^x in f32 without a branch or a call, so that loops around it become vectors.
+/* e^x in f32 without a branch or a call, so that the compiler can vectorise loops around it.
 
    x = n ln 2 + r with |r| <= ln 2 / 2, and e^x = 2^n e^r with a polynomial for e^r: within 2^-22 of the true value.
-   Infinite above 88.72; zero below -86.99, where the result is all but no normal number; NaN stays NaN. */
+   Infinite above 88.72; zero below -86.99, where the result would hardly be a normal number; NaN stays NaN. */
 #ifndef CARRY_OPS_EXP_H
 #define CARRY_OPS_EXP_H
 
@@ -22,8 +22,8 @@ static inline float carry_from_bits(int32_t bits) {
 
 static inline float carry_exp(float x) {
     const float to_integer = 12582912.0f; /* 1.5 2^23: adding it leaves the nearest integer in the lowest bits */
-    /* Bounds by integers: written as comparisons of floats, gcc turned them around and added three instructions for NaN
-       to each (1.8 against 1.6 ns an element). 88.8 is the first bound past infinity. */
+    /* The bounds are compared as integers: for comparisons of floats, gcc added three instructions for NaN to each
+       (1.8 against 1.6 ns per element). 88.8 is above the largest x with a finite result. */
     const int32_t most = 0x42b1999a; /* 88.8 */
     int32_t sign = carry_bits(x) & INT32_MIN;
     int32_t magnitude = carry_bits(x) & INT32_MAX;
@@ -41,7 +41,7 @@ static inline float carry_exp(float x) {
     p = p * r + 1.6666665e-1f;
     p = p * r + 0.5f;
     p = p * (r * r) + r + 1.0f;
-    /* 2^(n-1) and then twice, since n may be 128; zero for the lowest n. */
+    /* Multiplies by 2^(n-1) and then by 2, since n may be 128; zero for the lowest n. */
     int32_t exponent = carry_bits(shifted) - 0x4b400000 + 126;
     exponent = exponent > 0 ? exponent : 0;
     float result = p * carry_from_bits(exponent << 23) * 2.0f;

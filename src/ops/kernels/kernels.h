@@ -15,21 +15,21 @@
 #include "ops/kernels/packed.h"
 #include "ops/kernels/rows.h"
 
-/* c[i] = a[i] b[i] + base[i] for i = 0..count-1, in this order; base NULL is zero, and may be c.
-   Item i of x starts at x + i*x_next; its rows are x_row elements apart. a is m x k, or k x m when transposed; b is k x
-   n, or n x k when transposed. c[i] overlaps neither a[i] nor b[i]; but since items are done in order, b[i] may be
-   c[i-1], and then one call is a whole dense recurrence.
+/* c[i] = a[i] b[i] + base[i] for i = 0..count-1, in this order; base NULL is zero, and base may be c. Item i of x
+   starts at x + i*x_next; its rows are x_row elements apart. a is m x k, or k x m when transposed; b is k x n, or n
+   x k when transposed. c[i] overlaps neither a[i] nor b[i]. But since items are done in order, b[i] may be c[i-1];
+   then one call is a whole dense recurrence.
 
-   Row r of a b may be multiplied by `by[r]` and row r of base by `base_by[r]`, NULL being ones:
-   c = by (a b) + base_by base. Every item has the same factors. Only kernels->product knows them.
+   Row r of a b is multiplied by `by[r]` and row r of base by `base_by[r]`, where NULL means ones: c = by (a b) +
+   base_by base. Every item has the same factors. Only kernels->product supports them.
 
-   `ahead` names rows of memory that the caller reads or writes soon. They are fetched into the second cache a few lines
-   at a time while the product runs: all at once they would keep each other waiting. A hint, which a set of kernels need
-   not grant. */
+   `ahead` names rows of memory that the caller will read or write soon. They are prefetched into the second-level
+   cache a few lines at a time while the product runs, since all at once they would delay each other. It is a hint
+   that kernels may ignore. */
 typedef struct carry_rows_ahead {
-    const char *at;     /* of the first row */
+    const char *at;     /* start of the first row */
     ptrdiff_t row;      /* bytes from row to row */
-    int64_t rows, size; /* bytes of each */
+    int64_t rows, size; /* size: bytes of each row */
 } carry_rows_ahead;
 
 typedef struct carry_product {
@@ -45,10 +45,10 @@ typedef struct carry_product {
 
 typedef void (*carry_product_function)(const carry_product *product);
 
-/* Diagonal steps: h[t] = a[t] * h[t-1] + b[t] for t < steps, each of rows x width, row r scaled by a[t][r].
-   Step t of x starts at x + t*x_step elements (steps may be negative). b and h are stored as their types say; h may be
-   b, or NULL when only the state is wanted. state is h[-1] on entry and h[steps-1] on return: f32 and packed, so that
-   nothing is lost between calls when h is stored in 16 bits. */
+/* Diagonal steps: h[t] = a[t] * h[t-1] + b[t] for t < steps, each of rows x width, row r scaled by a[t][r]. Step t
+   of x starts at x + t*x_step elements (steps may be negative). b and h have the types that the fields give; h may
+   be b, or NULL if only the state is wanted. state is h[-1] on entry and h[steps-1] on return. It is f32 and packed,
+   so that nothing is lost between calls when h is stored in 16 bits. */
 typedef struct carry_diagonal_scan {
     int64_t steps, rows, width;
     const float *a;
@@ -80,8 +80,8 @@ typedef struct carry_delta_token {
     float beta;
 } carry_delta_token;
 
-/* y[t, r] = sum_l w[r, l] x[t, l] for a weight of 16 bits (type: bf16 or f16), widened as it is read; sums in f32, the
-   same for a row whatever rows and tokens are beside it. */
+/* y[t, r] = sum_l w[r, l] x[t, l] for a 16-bit weight (type: bf16 or f16), widened as it is read. Sums are f32, and
+   a row's sum does not depend on the other rows and tokens. */
 typedef struct carry_half_dots {
     int64_t rows, tokens, k;
     const uint16_t *w;
@@ -91,8 +91,8 @@ typedef struct carry_half_dots {
     carry_dtype type;
 } carry_half_dots;
 
-/* c[i, j] = sum_l a[i, l] b[j, l], or added to c: sums in float64, rounded once. An element is the same whatever rows
-   and columns are beside it. */
+/* c[i, j] = sum_l a[i, l] b[j, l], or added to c. Sums are in float64 and rounded once. An element does not depend
+   on the other rows and columns. */
 typedef struct carry_exact_dots {
     int64_t m, n, k;
     const float *a, *b;
@@ -106,7 +106,7 @@ typedef struct carry_kernels {
     bool (*usable)(void);
     carry_product_function product;
     const carry_packed *packed; /* for large products; NULL: not implemented */
-    int columns;                /* of a tile of product: b in panels of this many columns is read without gaps */
+    int columns; /* columns of a tile of product: b in panels of this many columns is read without gaps */
     void (*diagonal_scan)(const carry_diagonal_scan *scan);
     void (*diagonal_apply)(const carry_diagonal_apply *apply);
     void (*delta_token)(const carry_delta_token *token);
@@ -117,26 +117,26 @@ typedef struct carry_kernels {
     void (*bf16_from_f32)(uint16_t *to, const float *from, int64_t count);
     void (*f16_from_f32)(uint16_t *to, const float *from, int64_t count);
     const carry_rows *rows;
-    const carry_half_rows *half_rows; /* NULL: rows of bf16 are widened, go through `rows` and are rounded */
-    /* to[j*to_row + i] = from[i*from_row + j] for i < rows, j < columns; they do not overlap. */
+    const carry_half_rows *half_rows; /* NULL: rows of bf16 are widened, processed by `rows` and rounded */
+    /* to[j*to_row + i] = from[i*from_row + j] for i < rows, j < columns; the matrices do not overlap. */
     void (*transpose)(float *to, ptrdiff_t to_row, const float *from, ptrdiff_t from_row, int64_t rows,
                       int64_t columns);
 } carry_kernels;
 
-/* Slowest first; NULL past the end. */
+/* Entries from slow to fast; NULL past the end. */
 const carry_kernels *carry_kernels_at(int index);
 
-/* The set this context uses: the one asked for, or the last usable one. */
+/* The set that this context uses: the requested one, or the last usable one. */
 carry_status carry_kernels_of(carry_ctx *ctx, const carry_kernels **kernels);
 
-/* A product through OpenBLAS, single-threaded; NULL when it was not built in. Same meaning as carry_kernels.product. */
+/* A product through OpenBLAS, on one thread; NULL if it was not built in. Same meaning as carry_kernels.product. */
 extern const carry_product_function carry_blas_product;
-/* The library's description of itself, or NULL. Also sets it to use only the calling thread: Carry splits the work. */
+/* OpenBLAS's description of itself, or NULL. Also limits it to the calling thread, since Carry splits the work. */
 const char *carry_blas_name(void);
-/* The processor that OpenBLAS takes this one for; NULL when it does not say, or was not built in. */
+/* The processor type that OpenBLAS has detected; NULL if it does not report one, or was not built in. */
 const char *carry_blas_core(void);
-/* True if that core type uses narrower instructions than the processor has, whose best set is `kernels`; line gets a
-   warning. */
+/* True if that core type uses narrower instructions than the processor has, whose best kernel set is `kernels`; line
+   gets a warning. */
 bool carry_blas_misfit(char *line, size_t size, const char *core, const char *kernels);
 
 #endif

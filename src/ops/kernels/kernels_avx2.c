@@ -33,7 +33,7 @@ static inline vec bf16_load(const uint16_t *from) {
     return (vec)_mm256_slli_epi32(wide, 16);
 }
 
-/* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
+/* Rounds to nearest, ties to even. A NaN is made quiet instead, since rounding could carry it into infinity. */
 static inline wide_bits bf16_upper(vec value) {
     __m256i whole = (__m256i)value;
     __m256i odd = _mm256_and_si256(_mm256_srli_epi32(whole, 16), _mm256_set1_epi32(1));
@@ -59,8 +59,8 @@ static inline vec reciprocal(vec x) {
 
 #include "ops/kernels/kernels_vector.h"
 
-/* clang 14's __builtin_cpu_supports does not know "f16c": bit 29 of ecx in leaf 1. AVX2, which is asked first, says
-   that the operating system saves the registers. */
+/* clang 14's __builtin_cpu_supports does not know "f16c": bit 29 of ecx in leaf 1. AVX2 is checked first, which
+   shows that the operating system saves the registers. */
 static bool has_f16c(void) {
     unsigned a;
     unsigned b;

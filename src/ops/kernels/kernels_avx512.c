@@ -6,7 +6,7 @@
 #define TILE_VECTORS 4
 #define TILE_ROWS 6
 #define THREE_ROWS 8
-#define PAIR_ROWS 8 /* 12 also fit, but leave a short tile of the usual 16 or 32 rows */
+#define PAIR_ROWS 8 /* 12 also fit, but leave a short tile for the usual 16 or 32 rows */
 #define ONE_ROWS 16
 #define DOT_AHEAD 2048
 #define TOKEN_VECTORS 8
@@ -32,7 +32,7 @@ static inline vec bf16_load(const uint16_t *from) {
     return (vec)_mm512_slli_epi32(wide, 16);
 }
 
-/* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
+/* Rounds to nearest, ties to even. A NaN is made quiet instead, since rounding could carry it into infinity. */
 static inline wide_bits bf16_upper(vec value) {
     __m512i whole = (__m512i)value;
     __m512i odd = _mm512_and_si512(_mm512_srli_epi32(whole, 16), _mm512_set1_epi32(1));
@@ -50,7 +50,7 @@ static inline vec clamped(vec x, float least, float most) {
     return (vec)_mm512_max_ps(_mm512_min_ps((__m512)x, _mm512_set1_ps(most)), _mm512_set1_ps(least));
 }
 
-/* Within 2^-14: a division takes longer than the exponential before it. */
+/* Within 2^-14. A division would take longer than the exponential before it. */
 static inline vec reciprocal(vec x) {
     return (vec)_mm512_rcp14_ps((__m512)x);
 }

@@ -1,5 +1,5 @@
-/* bf16 products by AMX's TDPBF16PS (Sapphire Rapids and later). Linux hands the tile registers only to a process that
-   asked for them, and may refuse: then the next entry of the table is used. */
+/* bf16 products by AMX's TDPBF16PS (Sapphire Rapids and later). Linux gives the tile registers only to a process
+   that requests them, and may refuse: then the next entry of the table is used. */
 #include <stdint.h>
 
 #include "ops/kernels/bf16.h"
@@ -24,7 +24,8 @@ typedef struct amx_shape {
 
 _Static_assert(sizeof(amx_shape) == 64, "LDTILECFG reads 64 bytes");
 
-/* gcc does not know that these instructions read and write memory: not all of a configuration, no tile. */
+/* gcc does not know that these instructions read and write memory: it misses part of a configuration and all of a
+   tile. */
 #define MEMORY_BARRIER __asm__ volatile("" ::: "memory")
 
 static void tiles_open(void) {
@@ -63,7 +64,7 @@ static void tiles_open(void) {
 #define GET_PERMISSION 0x1022     /* ARCH_GET_XCOMP_PERM */
 #define TILE_DATA 18              /* XFEATURE_XTILEDATA; 17 is the configuration */
 
-/* XCR0: what the system saves when threads change. */
+/* Reads XCR0: the registers that the system saves when it switches threads. */
 static uint64_t saved_state(void) {
     uint32_t low;
     uint32_t high;
@@ -98,7 +99,7 @@ static const char *ask(void) {
     return NULL;
 }
 
-/* Asked once: the permission is the process's, and its threads have it. */
+/* Determined once: the permission belongs to the process and holds for its threads. */
 static const char *missing(void) {
     static const char granted[] = "";
     static _Atomic(const char *) answer;

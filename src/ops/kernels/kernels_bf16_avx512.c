@@ -38,7 +38,7 @@ static inline sums dot_pairs(sums sum, pairs x, pairs y) {
 
 #include "ops/kernels/bf16_tile_avx512.h"
 
-/* __builtin_cpu_supports also asks whether the system keeps the registers. */
+/* __builtin_cpu_supports also checks that the system saves the registers. */
 static const char *missing(void) {
     unsigned a = 0;
     unsigned b = 0;

@@ -1,15 +1,16 @@
-/* The texts of the AVX512_BF16 and AMX products with the instructions written out in C, as their manual defines them:
-   so that panels, indices and edges are tested on every machine, and the instructions against this where there are any.
- */
+/* The code of the AVX512_BF16 and AMX products with the instructions written in C as their manual defines them. So
+   panels, indices and edges are tested on every machine, and the real instructions are compared with this where they
+   exist. */
 #include <math.h>
 #include <string.h>
 
 #include "ops/kernels/bf16.h"
 
-/* Stands for one instruction, which works on registers: the sanitizers watch what is loaded and stored beside it. */
+/* A function that replaces one instruction, which works on registers: the sanitizers check only the loads and stores
+   around it. */
 #define INSTRUCTION static __attribute__((no_sanitize("address", "undefined", "thread")))
 
-/* A subnormal operand is zero, and so is a subnormal result. */
+/* Subnormal operands and results count as zero. */
 INSTRUCTION float flushed(float x) {
     return fabsf(x) < 0x1p-126f ? copysignf(0.0f, x) : x;
 }

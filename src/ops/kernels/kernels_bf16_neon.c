@@ -1,6 +1,6 @@
-/* bf16 products by ARM's BFMMLA: a 2 x 4 by 4 x 2 product in one instruction (one token: BFDOT, below). A panel of a is
-   four pairs of rows, one of b six pairs of columns: 24 sums of 2 x 2, four operands of a and one of b at a time fill
-   the 32 registers. */
+/* bf16 products by ARM's BFMMLA, which multiplies 2 x 4 by 4 x 2 in one instruction (one token: BFDOT, below). A
+   panel of a is four pairs of rows, one of b six pairs of columns: 24 sums of 2 x 2, four operands of a and one of b
+   at a time fill the 32 registers. */
 #include <stdint.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -22,7 +22,7 @@
 #define UNROLL _Pragma("GCC unroll 16")
 #endif
 
-/* Four lines of four rows of k, transposed by the store. */
+/* Packs four lines of four rows of k at a time; the store transposes them. */
 static void across(const int panel, uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t groups) {
     for (int64_t g = 0; g < groups; g++) {
         const uint16_t *line = from + g * GROUP * row;
@@ -35,7 +35,7 @@ static void across(const int panel, uint16_t *to, const uint16_t *from, ptrdiff_
     }
 }
 
-/* Two lines of two groups at a time. */
+/* Packs two lines of two groups at a time. */
 BF16_INLINE void along(const int panel, uint16_t *to, const uint16_t *from, ptrdiff_t row, int64_t groups) {
     for (int64_t g = 0; g < groups; g += 2) {
         UNROLL
@@ -71,8 +71,8 @@ static void pack_b(uint16_t *to, const uint16_t *from, ptrdiff_t row, bool turne
     pack(COLUMNS, to, from, row, turned, lines, k);
 }
 
-/* Sums of 2 x 2 of the first 2 * pairs rows of a panel of a times a panel of b. What is needed next is asked for on the
-   way, `step` elements a turn. */
+/* Adds the products of the first 2 * pairs rows of a panel of a and a panel of b to sums of 2 x 2. Prefetches the
+   data at `next` on the way, `step` elements in each turn. */
 BF16_INLINE void add_products(const int pairs, float32x4_t sum[ROWS / 2][COLUMNS / 2], int64_t k, const uint16_t *a,
                               const uint16_t *b, const uint16_t *next, ptrdiff_t step) {
     for (int64_t l = 0; l < k; l += GROUP) {
@@ -120,7 +120,7 @@ BF16_INLINE void multiply(const int pairs, int64_t k, const uint16_t *a, const u
     }
 }
 
-/* Two neighbouring squares of sums as two rows of four, or the reverse. */
+/* Converts two neighbouring 2 x 2 squares of sums to two rows of four, or back. */
 BF16_INLINE float32x4_t upper_row(float32x4_t left, float32x4_t right) {
     return vreinterpretq_f32_u64(vtrn1q_u64(vreinterpretq_u64_f32(left), vreinterpretq_u64_f32(right)));
 }
@@ -133,12 +133,12 @@ BF16_INLINE float32x4_t widened_four(const uint16_t *from) {
     return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(from), 16));
 }
 
-/* To nearest, ties to even, NaN quietened: what bf16_from_f32 of kernels.h does. */
+/* Rounds to nearest, ties to even, and makes NaN quiet, as bf16_from_f32 of kernels.h does. */
 BF16_INLINE void narrow_four(uint16_t *to, float32x4_t from) {
     vst1_u16(to, vreinterpret_u16_bf16(vcvt_bf16_f32(from)));
 }
 
-/* A whole panel of a times one of b, to a c of bf16: without passing through f32 in memory. */
+/* Multiplies a whole panel of a by one of b into a bf16 c, without f32 sums in memory. */
 BF16_INLINE void multiply_half(int64_t k, const uint16_t *a, const uint16_t *b, const uint16_t *next, ptrdiff_t step,
                                uint16_t *c, ptrdiff_t row, bool adds) {
     float32x4_t sum[ROWS / 2][COLUMNS / 2];
@@ -186,7 +186,7 @@ static float widened(uint16_t bits) {
     return vgetq_lane_f32(vreinterpretq_f32_u32(vdupq_n_u32((uint32_t)bits << 16)), 0);
 }
 
-/* A panel at the edge of a c of bf16, with f32 beside it. */
+/* Computes a panel at the edge of a bf16 c, in an f32 buffer. */
 static void half_edge(int64_t k, const uint16_t *a, const uint16_t *b, uint16_t *c, ptrdiff_t row, bool adds,
                       int64_t rows, int64_t columns) {
     float beside[ROWS * COLUMNS] = {0};
@@ -207,8 +207,8 @@ static void half_edge(int64_t k, const uint16_t *a, const uint16_t *b, uint16_t 
 }
 
 static void half_tile(const carry_bf16_tile *t) {
-    /* Each panel of a with one of b brings a share of the next one of b to the second cache: 512 x 9216 x 2560 at 252
-       instead of 233 GFLOP/s, from weights that were packed before at 258 instead of 230. */
+    /* Each panel of a brings a share of the next panel of b into the second-level cache: 512 x 9216 x 2560 at 252
+       instead of 233 GFLOP/s, and from weights that were packed earlier at 258 instead of 230. */
     const int64_t panels = t->row_panels_end - t->row_panel;
     const ptrdiff_t step = (COLUMNS * GROUP + panels - 1) / panels;
     for (int64_t q = t->column_panel; q < t->column_panels_end; q++) {

@@ -5,7 +5,7 @@
 
 #define LANES 4
 #define TILE_VECTORS 4
-#define TILE_ROWS 5 /* 6 fit on paper; gcc then spills two sums: 39 against 58 GFLOP/s at n = 32 */
+#define TILE_ROWS 5 /* 6 fit in theory, but gcc then spills two sums: 39 against 58 GFLOP/s at n = 32 */
 #define THREE_ROWS 0
 #define PAIR_ROWS 8
 #define ONE_ROWS 8
@@ -32,7 +32,7 @@ static inline vec bf16_load(const uint16_t *from) {
     return (vec)vshll_n_u16(vld1_u16(from), 16);
 }
 
-/* To nearest, ties to even; a NaN is quietened instead, since rounding could carry it into infinity. */
+/* Rounds to nearest, ties to even. A NaN is made quiet instead, since rounding could carry it into infinity. */
 static inline wide_bits bf16_upper(vec value) {
     uint32x4_t whole = (uint32x4_t)value;
     uint32x4_t odd = vandq_u32(vshrq_n_u32(whole, 16), vdupq_n_u32(1));

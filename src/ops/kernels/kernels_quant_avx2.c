@@ -1,5 +1,5 @@
-/* Dot products of quantised rows with AVX2: the products of unsigned with signed bytes are taken of magnitudes, with
-   the sign moved to x, so that pairs of them fit in 16 bits: 2 * 127 * 127. */
+/* Dot products of quantised rows with AVX2, which multiplies unsigned by signed bytes: it uses the magnitudes of w
+   and moves the signs to x, so that pairs of products fit in 16 bits: 2 * 127 * 127. */
 #include <immintrin.h>
 #include <string.h>
 
@@ -30,20 +30,20 @@ INLINE __m256i bytes_at(const void *at) {
     return _mm256_loadu_si256((const __m256i *)at);
 }
 
-/* Eight sums in f32 of 32 products. w is above -128, but for blocks of GGUF that have it: its magnitude is 128, still
-   within 16 bits. */
+/* Eight f32 sums of 32 products. w is above -128 except in some GGUF blocks; the magnitude 128 still fits into 16
+   bits. */
 INLINE __m256 dot_32(__m256i w, const int8_t *x) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_sign_epi8(w, w), _mm256_sign_epi8(bytes_at(x), w));
     return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-/* The same for w from 0 on. */
+/* The same for w that is not negative. */
 INLINE __m256 dot_32_unsigned(__m256i w, const int8_t *x) {
     const __m256i pairs = _mm256_maddubs_epi16(w, bytes_at(x));
     return _mm256_cvtepi32_ps(_mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
 }
 
-/* 32 nibbles of 16 bytes: the low ones, then the high ones. */
+/* 32 nibbles from 16 bytes: the low ones, then the high ones. */
 INLINE __m256i nibbles_at(const unsigned char *at) {
     const __m128i bytes = _mm_loadu_si128((const __m128i *)(const void *)at);
     const __m256i both = _mm256_set_m128i(_mm_srli_epi16(bytes, 4), bytes);
@@ -145,7 +145,7 @@ INLINE float row_q4_k(const unsigned char *w, int64_t blocks, const int8_t *x, c
     return total_of(_mm256_sub_ps(total, less));
 }
 
-/* The quarters of a half of a block of Q6_K: 32 integers each, with a scale for each 16. */
+/* One quarter of a half of a Q6_K block: 32 integers, with one scale for each 16. */
 INLINE __m256 quarter_q6_k(__m256i nibbles, __m256i bits, const int8_t *x, const unsigned char *scales) {
     const __m256i q =
         _mm256_sub_epi8(_mm256_or_si256(nibbles, _mm256_and_si256(bits, _mm256_set1_epi8(0x30))), _mm256_set1_epi8(32));
@@ -182,7 +182,7 @@ INLINE float row_q6_k(const unsigned char *w, int64_t blocks, const int8_t *x, c
 typedef float (*row_function)(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale,
                               const float *sum);
 
-/* Every row with every token. */
+/* Multiplies every row by every token. */
 INLINE void each_row(const carry_quant_dots *d, row_function row) {
     for (int64_t r = 0; r < d->rows; r++) {
         for (int64_t t = 0; t < d->tokens; t++) {

@@ -1,5 +1,5 @@
-/* Dot products of quantised rows by ARM's SDOT: four products of bytes to each of four sums. Sums of a block stay in
-   four lanes, which are added once a row. */
+/* Dot products of quantised rows by ARM's SDOT, which adds four products of bytes to each of four sums. The sums of
+   a block stay in four lanes, which are added once per row. */
 #include <stdbool.h>
 #include <string.h>
 #include <sys/auxv.h>
@@ -13,7 +13,7 @@ extern const carry_quant_kernels carry_quant_kernels_plain;
 #include <arm_neon.h>
 
 #define INLINE static inline __attribute__((always_inline))
-#define AHEAD 1024 /* bytes of the row that are fetched early */
+#define AHEAD 1024 /* bytes by which a row is prefetched */
 
 static bool usable(void) {
     return (getauxval(AT_HWCAP) & (1UL << 20)) != 0; /* HWCAP_ASIMDDP */
@@ -71,7 +71,7 @@ INLINE int8x16_t high_nibbles(uint8x16_t bytes) {
     return vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
 }
 
-/* One row and one token each. x, scale and sum are the token's. */
+/* Each computes one row and one token. x, scale and sum are the token's. */
 INLINE float row_q8_0(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale, const float *sum) {
     (void)sum;
     float32x4_t even = vdupq_n_f32(0.0f);
@@ -155,7 +155,7 @@ INLINE float row_int4_g128(const unsigned char *w, int64_t blocks, const int8_t 
     return row_groups(w, blocks, x, scale, 4);
 }
 
-/* The 8 scales of Q4_K and Q5_K as bytes of one number, and the 8 minima of another. */
+/* The 8 scales of Q4_K and Q5_K as the bytes of one number, and the 8 minima as the bytes of another. */
 INLINE void take_scales(const unsigned char *from, uint64_t *scales, uint64_t *minima) {
     uint32_t u[3];
     memcpy(u, from, sizeof u);
@@ -207,7 +207,7 @@ INLINE float row_q4_k(const unsigned char *w, int64_t blocks, const int8_t *x, c
     return vaddvq_f32(vsubq_f32(vaddq_f32(even, odd), less));
 }
 
-/* Sub-blocks of 16: their sums times their scales in integers, of two with one scale of x. */
+/* Two sub-blocks of 16 that share one scale of x: their sums times their own scales, in integers. */
 INLINE int32x4_t dot_scaled(int8x16_t w0, int8x16_t w1, const int8_t *x, const int8_t *scales) {
     const int32x4_t zero = vdupq_n_s32(0);
     const int32x4_t first = vdotq_s32(zero, w0, vld1q_s8(x));
@@ -251,7 +251,7 @@ INLINE float row_q6_k(const unsigned char *w, int64_t blocks, const int8_t *x, c
 typedef float (*row_function)(const unsigned char *w, int64_t blocks, const int8_t *x, const float *scale,
                               const float *sum);
 
-/* Every row with every token. */
+/* Multiplies every row by every token. */
 INLINE void each_row(const carry_quant_dots *d, row_function row) {
     for (int64_t r = 0; r < d->rows; r++) {
         for (int64_t t = 0; t < d->tokens; t++) {

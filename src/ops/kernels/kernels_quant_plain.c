@@ -1,4 +1,4 @@
-/* Dot products of quantised rows in portable C: every format's integers are taken out of their blocks first. */
+/* Dot products of quantised rows in portable C: the integers of a block are decoded first, whatever its format. */
 #include <math.h>
 #include <string.h>
 
@@ -30,7 +30,7 @@ static void round_token(const carry_quant_x *to, int64_t token, const float *x, 
     }
 }
 
-/* 32 integers of a row with the scales of their halves and what is subtracted for each unit of x. */
+/* 32 integers of a row, the scales of their halves, and the amount subtracted per unit of x. */
 typedef struct piece {
     int q[CARRY_QUANT_BLOCK];
     float scale[2], less;

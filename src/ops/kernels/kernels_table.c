@@ -26,8 +26,8 @@ static const carry_kernels *const table[] = {
 
 #define TABLE_COUNT ((int)(sizeof table / sizeof table[0]))
 
-/* A set that is asked for by name widens bf16, so that its results do not depend on what else the processor has; the
-   name of a bf16 product means that one, and the best set for all else. */
+/* A set that is requested by name widens bf16, so that its results do not depend on other features of the processor.
+   The name of a bf16 product selects that one, with the best set for everything else. */
 static carry_status find(carry_ctx *ctx, const carry_kernels **found, const carry_bf16 **bf16) {
     *bf16 = ctx->kernels == NULL ? carry_bf16_best() : carry_bf16_named(ctx->kernels);
     for (int i = TABLE_COUNT - 1; i >= 0; i--) {

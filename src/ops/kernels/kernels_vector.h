@@ -1,25 +1,25 @@
 /* The kernels written once over vectors of LANES floats. A file per instruction set defines
 
-       LANES            floats in a vector
-       TILE_VECTORS     widest tile, in vectors
-       TILE_ROWS        rows of the widest tile: its sums, a row of b and one of a fit the registers
-       THREE_ROWS       rows of tiles of three vectors; 0: not used
-       PAIR_ROWS        rows of tiles of two vectors
-       ONE_ROWS         rows of tiles of one
-       DOT_AHEAD        floats that a matrix times a vector is fetched ahead; 0: not
-       PACK_AHEAD       k that panels are fetched ahead into the first cache; 0: not
-       PACK_ROWS, PACK_VECTORS: the tile of packed products; PACK_DEPTH: k of a block
-       SQUARE           side of the squares that packing transposes in registers, 4 or 8
-       TOKEN_VECTORS    vectors of a row of the delta rule's state updated at a time: twice as many and a few fit
-       vec              the vector itself, by vector_size
-       wide_bits        as many uint32_t
-       f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
-       bf16_upper       rounded to bf16, which are the upper halves of the result; the lower ones are anything
-       clamped          to least..most, and anything for NaN
-       reciprocal       within 2^-13
+      LANES            floats in a vector
+      TILE_VECTORS     widest tile, in vectors
+      TILE_ROWS        rows of the widest tile: its sums, a row of b and an element of a fit the registers
+      THREE_ROWS       rows of tiles of three vectors; 0: not used
+      PAIR_ROWS        rows of tiles of two vectors
+      ONE_ROWS         rows of tiles of one vector
+      DOT_AHEAD        floats by which a matrix times a vector is prefetched; 0: not
+      PACK_AHEAD       k by which panels are prefetched into the first-level cache; 0: not
+      PACK_ROWS, PACK_VECTORS: the tile of packed products; PACK_DEPTH: k of a block
+      SQUARE           side of the squares that packing transposes in registers, 4 or 8
+      TOKEN_VECTORS    vectors of a row of the delta rule's state updated at a time: twice as many and a few more fit
+      vec              the vector type, by vector_size
+      wide_bits        LANES uint32_t
+      f16_load, f16_store, bf16_load, bf16_store: LANES 16-bit elements to a vector and back
+      bf16_upper       rounded to bf16, in the upper halves of the result; the lower halves are undefined
+      clamped          clamped to least..most; undefined for NaN
+      reciprocal       within 2^-13
 
-   and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one text.
- */
+   and includes this file. Vectors are the compiler's own (vector_size), so gcc and clang, ARM and x86 share one
+   text. */
 #include <string.h>
 
 #include "ops/kernels/kernels.h"
@@ -37,7 +37,7 @@ INLINE void keep(float *to, vec value) {
     *(vec_unaligned *)to = value;
 }
 
-/* Loads and stores of LANES elements of a stored type; NOTHING stands for h when only the state is wanted. */
+/* Load and store LANES elements of a stored type. NOTHING is the type of h if only the state is wanted. */
 #define NOTHING (-1)
 
 INLINE vec load_as(const int type, const void *from, int64_t at) {
@@ -56,7 +56,7 @@ INLINE void keep_as(const int type, void *to, int64_t at, vec value) {
     }
 }
 
-/* The last few, fewer than a vector, go through a full one. */
+/* The last elements, fewer than a vector, go through a full vector. */
 INLINE void widen(const int type, float *to, const uint16_t *from, int64_t count) {
     int64_t i = 0;
     for (; i + LANES <= count; i += LANES) {

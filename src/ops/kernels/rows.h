@@ -1,5 +1,6 @@
-/* Runs of f32: the inner loops of the operators of carry/nn.h. Part of the table of kernels (kernels.h), so that they
-   are compiled for every instruction set; rows_loops.h has the one text. Outputs may be inputs of the same index. */
+/* The inner loops, over rows of f32, of the operators of carry/nn.h. They are part of the table of kernels
+   (kernels.h), so that they are compiled for every instruction set; rows_loops.h has the only source. Outputs may be
+   inputs of the same index. */
 #ifndef CARRY_OPS_ROWS_H
 #define CARRY_OPS_ROWS_H
 
@@ -12,20 +13,21 @@
 #define CARRY_TRIANGLES_ROWS 128
 
 typedef struct carry_adam_factors {
-    float b1, c1, b2, c2;                     /* c = 1 - b, rounded once */
-    float factor, rate, unbias_v, eps, decay; /* rate is of m: rate / (1 - b1^step); decay has the rate in it */
+    float b1, c1, b2, c2; /* c = 1 - b, rounded once */
+    /* rate is corrected for the bias of m: rate / (1 - b1^step). decay includes the rate. */
+    float factor, rate, unbias_v, eps, decay;
 } carry_adam_factors;
 
-/* dx (added to where asked) = scale dy w silu(z) - back x;  dw += dy x scale silu(z);  dz = dy x scale w silu'(z).
-   w and z may be NULL, and dz with z. */
+/* dx (or added to it) = scale dy w silu(z) - back x; dw += dy x scale silu(z); dz = dy x scale w silu'(z). w and z
+   may be NULL, and dz is NULL with z. */
 typedef struct carry_norm_backward {
     float *dx, *dw, *dz;
     const float *dy, *x, *w, *z;
     float scale, back;
 } carry_norm_backward;
 
-/* Layer norm backward, with x' = (x - mean) scale and g = dy (w + plus), level = mean(g) and back = mean(g x'):
-   dx (added to where asked) = scale (g - level - x' back);  dw += dy x';  db += dy. w may be NULL: g = dy. */
+/* Layer norm backward, with x' = (x - mean) scale and g = dy (w + plus), level = mean(g) and back = mean(g x'): dx
+   (or added to it) = scale (g - level - x' back); dw += dy x'; db += dy. w may be NULL: g = dy. */
 typedef struct carry_layer_backward {
     float *dx, *dw, *db;
     const float *dy, *x, *w;
@@ -49,8 +51,8 @@ typedef struct carry_triangles {
     float *D, *nA, *P;
 } carry_triangles;
 
-/* A backward chunk with one gate a token (delta/backward_chunk.c), through the states: dbeta and dG are written, dq and
-   dk are added to. Rows are packed. */
+/* The part of a backward chunk with one gate per token (delta/backward_chunk.c) that goes through the states: dbeta
+   and dG are written, dq and dk are added to. Rows are packed. */
 typedef struct carry_delta_states {
     int64_t tokens, key, value;
     const float *on_R, *on_O, *on_end, *q, *k; /* [tokens, key] */
@@ -62,7 +64,7 @@ typedef struct carry_delta_states {
     double *dG;
 } carry_delta_states;
 
-/* The same inside the chunk: everything is added to. Rows of the squares are `stride` apart. */
+/* The part inside the chunk: all outputs are added to. Rows of the square matrices are `stride` apart. */
 typedef struct carry_delta_triangles {
     int64_t tokens, stride;
     const float *dnA, *dP, *nA, *P, *D, *kk, *beta;
@@ -82,7 +84,7 @@ typedef struct carry_rows {
     double (*sum_squares_double)(const float *x, int64_t count);
     /* y = x scale w silu(z); w and z may be NULL. */
     void (*norm)(float *y, const float *x, const float *w, const float *z, float scale, int64_t count);
-    /* sums[0] += sum x^2, sums[1] += sum dy w silu(z) x; sigmoid(z) is left in sigmoid for norm_backward. */
+    /* sums[0] += sum x^2, sums[1] += sum dy w silu(z) x; also writes sigmoid(z) to `sigmoid` for norm_backward. */
     void (*norm_sums)(const carry_norm_backward *row, float *sigmoid, float sums[2], int64_t count);
     void (*norm_backward)(const carry_norm_backward *row, const float *sigmoid, int add, int64_t count);
     /* y = sum_i taps[i * stride + c] x[i][c]. */
@@ -91,35 +93,36 @@ typedef struct carry_rows {
     void (*conv_weights)(float *sums, const float *dy, const float *const *x, int64_t stride, int64_t width,
                          int64_t count);
     float (*maximum)(const float *x, int64_t count);
-    /* Sum of e^(x - minus), which are left in y unless it is NULL. */
+    /* Returns the sum of e^(x - minus); the terms are written to y unless it is NULL. */
     float (*sum_exp)(float *y, const float *x, float minus, int64_t count);
     /* With p = e^(x - minus): x becomes p, and y becomes p (y - mean). */
     void (*softmax_backward)(float *x, float *y, float minus, float mean, int64_t count);
     void (*scale)(float *y, float scale, int64_t count);
     float (*sum)(const float *x, int64_t count);
     float (*sum_squares_from)(const float *x, float mean, int64_t count); /* of x - mean */
-    /* w and b may be NULL; plus counts with w alone. */
+    /* w and b may be NULL; plus is ignored if w is NULL. */
     void (*layer_norm)(float *y, const float *x, const float *w, const float *b, const carry_layer_row *row,
                        int64_t count);
     void (*gated_add)(float *x, const float *y, const float *g, int64_t count); /* x += g y */
-    /* Pairs turned by table[i] = (cosine, sine); sign -1 turns back. */
+    /* Rotates pairs by table[i] = (cosine, sine); with sign -1 it rotates back. */
     void (*rotary)(float *y, const float *x, const float *table, float sign, int64_t pairs);
     void (*adamw)(float *w, float *m, float *v, const float *g, const carry_adam_factors *factors, int64_t count);
-    void (*layer_sums)(const carry_layer_backward *row, float sums[2], int64_t count); /* of g and of g x', added */
+    /* Adds the sums of g and of g x' to sums. */
+    void (*layer_sums)(const carry_layer_backward *row, float sums[2], int64_t count);
     void (*layer_backward)(const carry_layer_backward *row, int add, int64_t count);
-    /* to[i] = by[i] from[i], of rows. */
+    /* Rows: to[i] = by[i] from[i]. */
     void (*scale_rows)(float *to, int64_t to_row, const float *from, int64_t from_row, const float *by, int64_t rows,
                        int64_t size);
     /* to[i] = norms[i] from[i], packed, with norms[i] = 1 / sqrt(epsilon + sum of squares). */
     void (*unit_rows)(float *to, const float *from, int64_t from_row, float *norms, float epsilon, int64_t rows,
                       int64_t size);
-    /* inverse[i][c], rows of 16, of the lower triangle I + A with `size` rows, at most 16; below holds -A, `stride`
-       from row to row. Where a number is not finite, its zeros may become NaN. */
+    /* inverse[i][c], in rows of 16, is the inverse of the lower triangle I + A, which has `size` rows, at most 16.
+       below holds -A, with rows `stride` apart. If a number is not finite, zeros of the inverse may become NaN. */
     void (*unit_inverse)(float *inverse, const float *below, int64_t stride, int64_t size);
     void (*triangles)(const carry_triangles *triangles);
-    double (*delta_states)(const carry_delta_states *states); /* what is to be added to dG of the last token */
+    double (*delta_states)(const carry_delta_states *states); /* returns the amount to add to dG of the last token */
     void (*delta_triangles)(const carry_delta_triangles *triangles);
-    /* dy[i] = norms[i] (dy[i] - y[i] (y[i] . dy[i])), of packed rows that unit_rows made. */
+    /* dy[i] = norms[i] (dy[i] - y[i] (y[i] . dy[i])), for packed rows that unit_rows wrote. */
     void (*unit_rows_backward)(float *dy, const float *y, const float *norms, int64_t rows, int64_t size);
 } carry_rows;
 

@@ -47,12 +47,12 @@ static void sigmoid_backward_span(float *dx, const float *dy, const float *x, in
     }
 }
 
-/* By tanh: 1/2 (1 + tanh u) is the sigmoid of 2u, and 2u = x (0.0713548 x^2 + 1.5957691). */
+/* gelu by tanh: 1/2 (1 + tanh u) is the sigmoid of 2u, and 2u = x (0.0713548 x^2 + 1.5957691). */
 static inline float gelu_inner(float x) {
     return x * (0.07135481627f * (x * x) + 1.595769122f);
 }
 
-/* e^-2u; the sigmoid is one over 1 more, and 0 where this is infinite. */
+/* Writes e^-2u. The sigmoid is 1 / (1 + e^-2u), which is 0 if this is infinite. */
 static void gelu_exponentials(float *to, const float *x, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         to[i] = gelu_inner(x[i]);
@@ -69,8 +69,8 @@ static void gelu_span(float *y, const float *x, int64_t count) {
     }
 }
 
-/* s + x s (1 - s) (2u)', with 1 - s made so that nothing cancels. Where x^2 is past 1e4, s is 0 or 1: the bound keeps
-   an overflow from meeting that zero. */
+/* The derivative: s + x s (1 - s) (2u)', with 1 - s computed without cancellation. If x^2 exceeds 1e4, s is 0 or 1:
+   x^2 is bounded, so that an overflow is not multiplied by that zero. */
 static void gelu_backward_span(float *dx, const float *dy, const float *x, int64_t count) {
     float e[SPAN];
     gelu_exponentials(e, x, count);

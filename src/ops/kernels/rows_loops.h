@@ -1,5 +1,5 @@
-/* The loops of rows.h in plain C. Every file of kernels includes this text and compiles it for its instruction set; the
-   compiler makes the vectors. Sums have PARTS partial sums, since a compiler may not reorder a sum by itself. */
+/* The loops of rows.h in plain C. Every file of kernels includes this text and compiles it for its instruction set;
+   the compiler vectorises it. Sums have PARTS partial sums, since a compiler may not reorder a sum by itself. */
 #ifndef CARRY_OPS_ROWS_LOOPS_H
 #define CARRY_OPS_ROWS_LOOPS_H
 
@@ -8,15 +8,15 @@
 #include "ops/kernels/exp.h"
 #include "ops/kernels/rows.h"
 
-/* Outputs are inputs of the same index or apart from them: nothing that a vector could get wrong. clang asks at run
-   time instead: its own pragma is a warning wherever a sanitizer keeps a loop from being a vector. */
+/* Outputs are inputs of the same index or do not overlap them, so loops may be vectorised. clang checks this at run
+   time instead: its own pragma gives a warning wherever a sanitizer prevents vectorisation. */
 #if defined(__clang__)
 #define INDEPENDENT
 #else
 #define INDEPENDENT _Pragma("GCC ivdep")
 #endif
 
-/* Loops over constant bounds must vanish, or arrays of vectors go to memory. */
+/* Loops with constant bounds must be unrolled fully, or arrays of vectors are stored in memory. */
 #if defined(__clang__)
 #define UNROLL _Pragma("clang loop unroll(full)")
 #else
@@ -24,11 +24,12 @@
 #endif
 
 #define PARTS 16
-/* Called with constants, so that each combination is a loop without a question in it. */
+/* Called with constants, so that each combination is a loop without branches. */
 #define INLINE_ROWS static inline __attribute__((always_inline))
 
-/* Exponentials of a span are made first, PARTS at a time, and used from the first cache: their chain of instructions is
-   so long that a processor does not see the next vector's by itself (1.13 against 1.58 ns an element). */
+/* The exponentials of a span are computed first, PARTS at a time, and then read from the first-level cache: one
+   exponential is such a long chain of instructions that a processor does not overlap it with the next vector's (1.13
+   against 1.58 ns per element). */
 #define SPAN 256
 
 INLINE_ROWS void exponentials(float *to, const float *x, float sign, int64_t count) {
@@ -47,7 +48,7 @@ INLINE_ROWS void exponentials(float *to, const float *x, float sign, int64_t cou
     }
 }
 
-/* 1 / (1 + e^-x): e^-x may be infinite, and then this is 0. */
+/* 1 / (1 + e^-x), which is 0 if e^-x is infinite. */
 static void sigmoids(float *to, const float *x, int64_t count) {
     exponentials(to, x, -1.0f, count);
     for (int64_t i = 0; i < count; i++) {
@@ -127,7 +128,7 @@ static double rows_sum_squares_double(const float *x, int64_t count) {
     return sum;
 }
 
-/* Exact but for the last rounding: a norm scales all of a row by it, and small rows by a lot. */
+/* Exact except for the last rounding: a norm scales the whole row by it, and small rows by a large factor. */
 static float rows_sum_squares(const float *x, int64_t count) {
     return (float)rows_sum_squares_double(x, count);
 }
@@ -173,12 +174,13 @@ static void rows_conv_weights(float *sums, const float *dy, const float *const *
     }
 }
 
-/* The bits of a float as an integer of the same order: those of negative numbers run backwards. Its own inverse. */
+/* Maps the bits of a float to an integer with the same order, since the bits of negative numbers are in reverse
+   order. It is its own inverse. */
 INLINE_ROWS int32_t ordered(int32_t bits) {
     return bits ^ (-(int32_t)((uint32_t)bits >> 31) & INT32_MAX);
 }
 
-/* By integers: gcc makes a branch for each comparison of floats (1.4 against 0.25 ns an element). */
+/* Compares integers: gcc makes a branch for each comparison of floats (1.4 against 0.25 ns per element). */
 static float rows_maximum(const float *x, int64_t count) {
     int32_t part[PARTS];
     for (int l = 0; l < PARTS; l++) {

@@ -2,10 +2,10 @@
 #ifndef CARRY_OPS_ROWS_TRIANGLE_H
 #define CARRY_OPS_ROWS_TRIANGLE_H
 
-/* Sixteen lanes, whatever the processor has. Loops over arrays of them were made vectors across rows by gcc. */
+/* Sixteen lanes on every processor. gcc vectorised loops over arrays in the wrong direction, across rows. */
 typedef float sixteen __attribute__((vector_size(CARRY_UNIT_ROWS * 4), aligned(4), may_alias));
 
-/* Not functions: a vector wider than the processor's may not be returned. */
+/* These are macros, since a vector wider than the processor's cannot be returned from a function. */
 #define SIXTEEN(at) (*(const sixteen *)(at))
 #define SIXTEEN_TO(at) (*(sixteen *)(at))
 
@@ -32,8 +32,8 @@ INLINE_ROWS float sixteen_sum(const sixteen *part) {
     return sum[0] + sum[1] + (sum[2] + sum[3]);
 }
 
-/* Keeps the row in registers between the sum and the scaling. A second pass over rows that lie a page apart would miss
-   the first cache, because they share a few of its sets. */
+/* Keeps the row in registers between the sum and the scaling. A second pass over rows that are a page apart would miss
+   the first-level cache, because they share a few of its sets. */
 INLINE_ROWS float unit_row(const int sixteens, float *to, const float *x, float epsilon) {
     sixteen given[8];
     sixteen part = {0};
@@ -94,7 +94,7 @@ static void rows_unit_rows(float *to, const float *from, int64_t from_row, float
     }
 }
 
-/* Row i of the inverse is e_i plus the rows above it by -A[i, j], whose columns from i on are zeros. */
+/* Row i of the inverse is e_i plus the rows j above it times -A[i, j]; their columns from i on are zeros. */
 static void rows_unit_inverse(float *inverse, const float *below, int64_t stride, int64_t size) {
     static const float units[2 * CARRY_UNIT_ROWS] = {[CARRY_UNIT_ROWS] = 1.0f};
     for (int64_t i = 0; i < size; i++) {
@@ -106,7 +106,7 @@ static void rows_unit_inverse(float *inverse, const float *below, int64_t stride
     }
 }
 
-/* Columns of a row of the triangles left of its diagonal block: whole sixteens. */
+/* Columns of a row of the triangles to the left of its diagonal block: whole groups of sixteen. */
 INLINE_ROWS void triangle_row(const carry_triangles *t, int64_t i, int64_t count, float after, const float *before) {
     const int64_t from = i * t->stride;
     const float below = -t->beta[i];
@@ -120,7 +120,7 @@ INLINE_ROWS void triangle_row(const carry_triangles *t, int64_t i, int64_t count
     }
 }
 
-/* Differences of a diagonal block's sums, rows of sixteen; zero right of the diagonal and on it. */
+/* Differences of G within a diagonal block, in rows of sixteen; zero on the diagonal and to the right of it. */
 INLINE_ROWS void corner_sums(float *to, const double *G, int64_t size) {
     for (int64_t i = 0; i < size; i++) {
         const double here = G[i];
@@ -132,8 +132,8 @@ INLINE_ROWS void corner_sums(float *to, const double *G, int64_t size) {
     }
 }
 
-/* Columns of the diagonal block of its rows, all 16 of them: elements right of the diagonal are zero, whatever the
-   values in G, kk and qk. */
+/* All 16 columns of a diagonal block: elements to the right of the diagonal are zero, whatever the values in G, kk
+   and qk. */
 INLINE_ROWS void triangle_corner(const carry_triangles *t, int64_t block, int64_t size) {
     typedef int32_t mask __attribute__((vector_size(CARRY_UNIT_ROWS * 4)));
     const mask column = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -155,8 +155,8 @@ INLINE_ROWS void triangle_corner(const carry_triangles *t, int64_t block, int64_
     }
 }
 
-/* Left of the diagonal blocks a decay is a product of two factors, both <= 1, around the first token of i's block:
-   C^2/16 exponentials instead of C^2/2. */
+/* To the left of the diagonal blocks a decay is the product of two factors, both <= 1, relative to the first token
+   of i's block: C^2/16 exponentials instead of C^2/2. */
 static void rows_triangles(const carry_triangles *t) {
     for (int64_t block = 0; block < t->tokens; block += CARRY_UNIT_ROWS) {
         int64_t size = block + CARRY_UNIT_ROWS < t->tokens ? CARRY_UNIT_ROWS : t->tokens - block;

@@ -13,7 +13,7 @@ INLINE void step_row(float *h, float a, const float *before, const float *b, int
     }
 }
 
-/* Width 1: the rows themselves lie side by side, each with its own factor. */
+/* Width 1: the rows are contiguous, each with its own factor. */
 INLINE void step_column(float *h, const float *a, const float *before, const float *b, int64_t rows) {
     int64_t r = 0;
     for (; r + LANES <= rows; r += LANES) {
@@ -24,7 +24,7 @@ INLINE void step_column(float *h, const float *a, const float *before, const flo
     }
 }
 
-/* `vectors` vectors of state stay in registers while time runs; same_factor: one row, scaled by a[0]. */
+/* `vectors` vectors of state stay in registers over all steps; same_factor: one row, scaled by a[0]. */
 INLINE void scan_in_registers(const int b_type, const int h_type, const int vectors, const bool same_factor,
                               const carry_diagonal_scan *s, int64_t a_at, int64_t at) {
     vec state[8];
@@ -43,7 +43,7 @@ INLINE void scan_in_registers(const int b_type, const int h_type, const int vect
     int64_t b_at = at;
     int64_t h_at = at;
     for (int64_t t = 0; t < steps; t++, a += a_step, b_at += b_step, h_at += h_step) {
-        const float factor = a[0]; /* read before the stores, which the compiler must think may change it */
+        const float factor = a[0]; /* read before the stores, since the compiler must assume that they change it */
         vec x[8];
         UNROLL
         for (int v = 0; v < vectors; v++) {
@@ -64,7 +64,7 @@ INLINE void scan_in_registers(const int b_type, const int h_type, const int vect
     }
 }
 
-/* The last columns, fewer than a vector, of f32: four at a time, then one by one. */
+/* The last columns in f32, fewer than a vector: four at a time, then one by one. */
 typedef float four __attribute__((vector_size(16)));
 typedef float four_unaligned __attribute__((vector_size(16), aligned(4), may_alias));
 
@@ -100,7 +100,7 @@ INLINE void scan_one(const bool keep_h, const carry_diagonal_scan *s, int64_t a_
     s->state[at] = state;
 }
 
-/* The last columns, fewer than a vector, of 16 bits: one vector beside them, of which only these are kept. */
+/* The last columns in 16 bits, fewer than a vector: computed in a padded vector, of which only these are stored. */
 INLINE void scan_beside(const int b_type, const int h_type, const bool same_factor, const carry_diagonal_scan *s,
                         int64_t a_at, int64_t at, int64_t columns) {
     const size_t h_size = h_type == CARRY_F32 ? 4 : 2;
@@ -158,10 +158,10 @@ INLINE void scan_span(const int b_type, const int h_type, const bool same_factor
     }
 }
 
-/* Each span of columns runs through a block of steps with its state in registers, then the next span through the same
-   block: at least 8 steps, since eight streams in and eight out keep more of memory busy than one
-   (docs/attempts/scan.md: 41 % of the copy rate step by step, 73 % by eights), and as many as stay in the first cache
-   between two spans. */
+/* Each span of columns runs through a block of steps with its state in registers, then the next span through the
+   same block. A block has at least 8 steps, since eight streams in and eight out keep more of memory busy than one
+   (docs/attempts/scan.md: 41 % of the copy rate step by step, 73 % by eights), and as many as stay in the
+   first-level cache between two spans. */
 #define BLOCK_FLOATS 4096
 #define LEAST_STEPS 8
 

@@ -1,14 +1,14 @@
-/* Matrix times vector: every element of a is used once, so this should run at the speed of reading it. Dot products of
-   several rows at a time hide the latency of the sums; their vectors of partial sums are then added across lanes
-   together, since one vector alone would take LANES additions that wait for each other: 622 us a walk of 1024 steps at
-   n = 32 with AVX-512, where this takes 277. DOT_AHEAD is how many floats ahead a is fetched, since the prefetchers of
-   x86 processors stop at pages (317 us without); those of ARM do not, and are only disturbed (docs/attempts/x86.md).
-   Part of kernels_vector.h. */
+/* Matrix times vector: every element of a is used once, so this should run at the speed of reading it. Dot products
+   of several rows at a time hide the latency of the sums. Their vectors of partial sums are then added across lanes
+   together, since one vector alone would take LANES additions that wait for each other: 622 us for a pass of 1024
+   steps at n = 32 with AVX-512, where this takes 277. DOT_AHEAD is the number of floats by which a is prefetched,
+   since the hardware prefetchers of x86 processors stop at page borders (317 us without); those of ARM do not, and
+   software prefetching slows them down (docs/attempts/x86.md). Part of kernels_vector.h. */
 #ifndef CARRY_OPS_VECTOR_DOTS_H
 #define CARRY_OPS_VECTOR_DOTS_H
 
-/* Lane i of fold(x, y) at distance d is x[i] + x[i^d], or y's where i has the bit d. Folding LANES vectors in pairs at
-   distances LANES/2, ..., 2, 1 leaves the sum of vector i in lane i, each added up in the same order. */
+/* Lane i of fold(x, y) at distance d is x[i] + x[i^d], or y[i] + y[i^d] if i has the bit d. Folding LANES vectors in
+   pairs at distances LANES/2, ..., 2, 1 leaves the sum of vector i in lane i, each added up in the same order. */
 #define KEPT(i, d) ((i) & (d) ? LANES + (i) : (i))
 #define CROSSED(i, d) ((i) & (d) ? LANES + ((i) ^ (d)) : (i) ^ (d))
 #define FOUR(f, i, d) f((i), d), f((i) + 1, d), f((i) + 2, d), f((i) + 3, d)
@@ -36,18 +36,20 @@ INLINE vec fold(const int distance, vec x, vec y) {
     return distance == 2 ? FOLD(x, y, 2) : FOLD(x, y, 1);
 }
 
-/* Rows whose sums are taken at a time: sums, a vector of b and as many pointers stay in registers. */
+/* Rows that are summed at a time: their sums, a vector of b and their pointers stay in registers. */
 #define DOT_PAIRS (LANES / 2 < 4 ? LANES / 2 : 4)
 
 typedef int32_t ivec __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 
-/* The last `count` lanes of a vector, zeros before them: infinities that were counted already must not count again. */
+/* Keeps the last `count` lanes of a vector and zeroes the others, so that infinities which were already counted do
+   not count again. */
 INLINE vec last_lanes(vec x, int64_t count) {
     static const int32_t window[2 * LANES] = {[LANES... 2 * LANES - 1] = -1};
     return (vec)((ivec)x & *(const ivec *)(window + count));
 }
 
-/* One vector of b times `rows` rows of a, each added to its sum. The last vector of k overlaps the one before it. */
+/* Multiplies one vector of b by `rows` rows of a and adds each product to its sum. The last vector of k overlaps the
+   one before it. */
 INLINE void add_products(const int rows, const bool is_last, int64_t l, int64_t k, const float *a, ptrdiff_t a_row,
                          const float *b, vec *sum) {
     int64_t at = is_last ? k - LANES : l;
@@ -62,8 +64,8 @@ INLINE void add_products(const int rows, const bool is_last, int64_t l, int64_t 
     }
 }
 
-/* Partial sums of two rows times b in the halves of each vector: half[r] is of rows r and r + LANES/2, or of row r
-   twice where there is but one. */
+/* Partial sums of two rows times b in the halves of each vector: half[r] has rows r and r + LANES/2, or row r twice
+   if there is only one row. */
 INLINE void half_dots(const int pairs, const bool alone, int64_t k, const float *a, ptrdiff_t a_row, const float *b,
                       vec *half) {
     const float *other = a + LANES / 2 * a_row;
@@ -91,7 +93,7 @@ INLINE void half_dots(const int pairs, const bool alone, int64_t k, const float 
     }
 }
 
-/* Lane i: the sum of row i of a times b. LANES rows, or one, whose sum is then in all lanes. */
+/* Lane i is the sum of row i of a times b. There are LANES rows, or one, whose sum is then in all lanes. */
 INLINE vec dot_sums(const int rows, int64_t k, const float *a, ptrdiff_t a_row, const float *b) {
     vec half[LANES / 2];
     if (rows == 1) {
@@ -111,11 +113,12 @@ INLINE vec dot_sums(const int rows, int64_t k, const float *a, ptrdiff_t a_row, 
     return half[0];
 }
 
-/* c[rows] = a[rows x k] b[k] + base[rows], b packed. Where `packed`, so are base and c. */
+/* c[rows] = a[rows x k] b[k] + base[rows], with b packed. With `packed`, base and c are packed too. */
 INLINE void dots(const int rows, const bool packed, int64_t k, const float *a, ptrdiff_t a_row, const float *b,
                  const float *base, ptrdiff_t base_row, float *c, ptrdiff_t c_row) {
     vec sum = dot_sums(rows, k, a, a_row, b);
-    if (packed) { /* one store: the next operation may read c as a vector, and would wait for many small stores */
+    /* One store: the next operation may read c as a vector, and would wait for many small stores. */
+    if (packed) {
         keep(c, base != NULL ? load(base) + sum : sum);
         return;
     }
@@ -142,9 +145,9 @@ static void times_short_vector(const carry_product *p, const float *a, const flo
     }
 }
 
-/* Matrices beyond a second cache: the rows of a group are far apart, so that each is followed in memory by the next one
-   of its part, and what fetches ahead need not find its way again at every row (65536 x 1024 on ARM: 19 and 33 GB/s).
- */
+/* For matrices larger than a second-level cache, the rows of a group are far apart: each is followed in memory by
+   the next row of its part, so that the hardware prefetcher does not restart at every row (65536 x 1024 on ARM: 19
+   and 33 GB/s). */
 #define FAR_ELEMENTS ((int64_t)1 << 18)
 
 static void times_vector_from_afar(const carry_product *p, const float *a, const float *b, const float *base,
@@ -159,7 +162,7 @@ static void times_vector_from_afar(const carry_product *p, const float *a, const
     }
 }
 
-/* A row has the same bits whichever group it falls into. */
+/* The bits of a row do not depend on its group. */
 static void times_vector(const carry_product *p, const float *a, const float *b, const float *base, float *c) {
     bool packed = p->c_row == 1 && (base == NULL || p->base_row == 1);
     int64_t i = 0;

@@ -1,10 +1,10 @@
-/* Rows of a weight of 16 bits times a few vectors: generating a token reads every weight once, so this should run at
-   the speed of reading it. Elements are widened in registers; two vectors of sums a row and token hide the latency.
+/* Rows of a 16-bit weight times a few vectors: generating a token reads every weight once, so this should run at the
+   speed of reading it. Elements are widened in registers; two vectors of sums per row and token hide the latency.
    Part of kernels_vector.h. */
 #ifndef CARRY_OPS_VECTOR_HALF_DOTS_H
 #define CARRY_OPS_VECTOR_HALF_DOTS_H
 
-#define HALF_ROWS 4 /* streams of the weight that are read at a time */
+#define HALF_ROWS 4 /* rows of the weight that are read at a time */
 
 INLINE float lanes_sum(vec x) {
     float sum = 0.0f;
@@ -63,8 +63,8 @@ INLINE void half_rows(const int type, const int rows, const int tokens, const ca
     }
 }
 
-/* Rows a quarter of all apart: each is followed in memory by the next one of its quarter, and what fetches ahead need
-   not find its way again at every row. */
+/* Takes rows that are a quarter of all rows apart: each is followed in memory by the next row of its quarter, so
+   that the hardware prefetcher does not restart at every row. */
 INLINE void half_tokens(const int type, const int tokens, const carry_half_dots *d, int64_t token) {
     const int64_t apart = d->rows / HALF_ROWS;
     for (int64_t row = 0; row < apart; row++) {

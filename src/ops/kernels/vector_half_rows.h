@@ -1,8 +1,8 @@
 /* half_rows.h over vectors. Part of kernels_vector.h.
 
-   Two neighbours of 16 bits are one number of 32: the first is moved up, the second is what a mask leaves, and they
-   become two vectors without a shuffle, one of even and one of odd elements. What meets them in f32 (taps, weights) is
-   put in that order before. */
+   Two neighbours of 16 bits are one number of 32 bits: a shift extracts the first and a mask the second, which gives
+   two f32 vectors without a shuffle, one of even and one of odd elements. f32 operands (taps, weights) are put into
+   that order beforehand. */
 #ifndef CARRY_OPS_VECTOR_HALF_ROWS_H
 #define CARRY_OPS_VECTOR_HALF_ROWS_H
 
@@ -29,7 +29,8 @@ INLINE void pair_store(uint16_t *to, half_pair value) {
     memcpy(to, &made, sizeof made);
 }
 
-/* f32 numbers in the order of pairs, PAIRS at a time: those of even index first. Zeros follow the last ones. */
+/* Puts f32 numbers into the order of pairs, PAIRS at a time: those of even index first, then the odd ones. Pads with
+   zeros. */
 static void in_pairs(float *to, const float *from, int64_t count) {
     for (int64_t i = 0; i < count; i += PAIRS) {
         for (int l = 0; l < LANES; l++) {
@@ -39,9 +40,9 @@ static void in_pairs(float *to, const float *from, int64_t count) {
     }
 }
 
-/* 1 / (1 + e^-x). 2^f by a polynomial within 2^-18, its exponent by an addition to the bits: the lowest ones of
-   `shifted` are the integer. 2^128 is infinity, so that the result is zero for numbers below -89, however large the
-   number is that is multiplied by it. */
+/* 1 / (1 + e^-x). 2^f is a polynomial within 2^-18, and its exponent is added to the bits: the lowest bits of
+   `shifted` are the integer. 2^128 is infinity, so that the result is exactly zero for x below -89, whatever it is
+   multiplied by. */
 INLINE vec half_sigmoid(vec x) {
     const float to_integer = 12582912.0f; /* 1.5 2^23 */
     const vec t = clamped(x * -1.44269504f, -125.0f, 128.0f);
@@ -62,7 +63,7 @@ INLINE half_pair pair_times(half_pair x, half_pair y) {
     return (half_pair){.even = x.even * y.even, .odd = x.odd * y.odd};
 }
 
-/* PAIRS elements, or the last ones of a row with zeros after them. */
+/* Loads PAIRS elements, or the last ones of a row padded with zeros. */
 INLINE half_pair pair_part(const uint16_t *from, int64_t count) {
     if (count >= PAIRS) {
         return pair_load(from);
@@ -109,8 +110,8 @@ INLINE void conv_pairs(const carry_half_conv *o, const float *taps, int64_t t, i
     pair_part_store(o->y + t * o->y_row + c, silu ? pair_silu(sum) : sum, count);
 }
 
-/* Tokens ahead that rows are prefetched. Rows of a block of channels are short and often a page apart, which the
-   hardware prefetcher does not follow (1.1 against 1.9 ns an element). */
+/* Tokens by which rows are prefetched. Rows of a block of channels are short and often a page apart, which the
+   hardware prefetcher does not follow (1.1 against 1.9 ns per element). */
 #define HALF_CONV_AHEAD 4
 
 INLINE void half_conv_as(const bool silu, const carry_half_conv *o, const float *taps) {
@@ -142,7 +143,7 @@ static void half_conv(const carry_half_conv *o) {
     }
 }
 
-/* In four partial sums a lane. A square is exact in f32. */
+/* Sum of squares, in four partial sums per lane. A square is exact in f32. */
 INLINE float pair_squares(const uint16_t *x, int64_t n) {
     half_pair first = {0};
     half_pair second = {0};
@@ -161,7 +162,7 @@ INLINE float pair_squares(const uint16_t *x, int64_t n) {
         first.odd += a.odd * a.odd;
     }
     const vec sum = (first.even + first.odd) + (second.even + second.odd);
-    quarter part[LANES / 4]; /* in registers: a loop over floats would go through memory */
+    quarter part[LANES / 4]; /* in registers: a loop over floats would use memory */
     memcpy(part, &sum, sizeof part);
     UNROLL
     for (int l = 1; l < LANES / 4; l++) {

@@ -1,4 +1,4 @@
-/* Matrices transposed in registers, square after square: how lines that lie along k become rows of a panel.
+/* Transposes matrices in registers, square by square: this is how lines with contiguous k become rows of a panel.
    Part of kernels_vector.h. */
 #ifndef CARRY_OPS_VECTOR_PACK_H
 #define CARRY_OPS_VECTOR_PACK_H
@@ -15,8 +15,8 @@ INLINE void keep_part(float *to, part value) {
     *(part_unaligned *)to = value;
 }
 
-/* to[l][x] = from[x][l] of a square. Eight lanes are loaded as two halves of four, four lines apart: the last of the
-   three steps is then done by the loads. */
+/* to[l][x] = from[x][l] for a square. Eight lanes are loaded as two halves of four, four lines apart: the loads then
+   do the last of the three steps. */
 INLINE void transpose_square(float *to, ptrdiff_t to_row, const float *const from[SQUARE], int64_t at) {
 #if SQUARE == 4
     part a = load_part(from[0] + at);
@@ -55,7 +55,8 @@ INLINE void transpose_square(float *to, ptrdiff_t to_row, const float *const fro
 #endif
 }
 
-/* Packs lines along k. Where fewer than a square are left the last one is repeated: those lanes are not read. */
+/* Packs lines with contiguous k. If fewer than a square are left, the last line is repeated; those lanes are not
+   read. */
 static void pack_along(float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t lines, int64_t k) {
     for (int64_t x = 0; x < lines; x += SQUARE) {
         const float *line[SQUARE];

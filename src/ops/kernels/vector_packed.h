@@ -1,19 +1,18 @@
-/* Packed products, for matrices beyond the first caches: panels of PACK_ROWS rows of a and of PACK_VECTORS vectors of
-   columns of b lie without gaps, so that the innermost loop reads both from start to end, whatever the strides and the
-   transposition were. The loop is vector_product.h's tile with constant distances.
+/* Packed products, for matrices larger than the first-level caches: panels of PACK_ROWS rows of a and of
+   PACK_VECTORS vectors of columns of b have no gaps, so that the innermost loop reads both from start to end,
+   whatever the strides and the transposition were. The loop is the tile of vector_product.h with constant strides.
 
-   Every element of c is one chain of fused multiply-adds over k that begins with base, as in vector_product.h: where
-   a block of k ends, the chain is stored and taken up again unchanged. So packed and unpacked products, cut in any
-   way, give the same bits.
-   Part of kernels_vector.h. */
+   Every element of c is one chain of fused multiply-adds over k that begins with base, as in vector_product.h: at
+   the end of a block of k the chain is stored and later continued unchanged. So packed and unpacked products, cut in
+   any way, give the same bits. Part of kernels_vector.h. */
 #ifndef CARRY_OPS_VECTOR_PACKED_H
 #define CARRY_OPS_VECTOR_PACKED_H
 
 #define PACK_COLUMNS (PACK_VECTORS * LANES)
-/* Distance between rows of a in a panel: whole squares of transposition. */
+/* Floats from one k to the next in a panel of a: a multiple of SQUARE. */
 #define PACK_STRIDE ((PACK_ROWS + SQUARE - 1) / SQUARE * SQUARE)
 
-/* Packs lines across k; `vectors` is their width. */
+/* Packs contiguous lines, `vectors` vectors of them. */
 INLINE void pack_vectors(const int vectors, float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t k) {
     for (int64_t l = 0; l < k; l++) {
         UNROLL
@@ -23,7 +22,7 @@ INLINE void pack_vectors(const int vectors, float *to, ptrdiff_t stride, const f
     }
 }
 
-/* The same of any width: two squares' widths that overlap where that is possible, else one by one. */
+/* The same for any number of lines: two overlapping loads of SQUARE lines if possible, else one by one. */
 static void pack_across(float *to, ptrdiff_t stride, const float *from, ptrdiff_t row, int64_t lines, int64_t k) {
     if (lines >= SQUARE && lines <= 2 * SQUARE) {
         for (int64_t l = 0; l < k; l++) {
@@ -49,7 +48,7 @@ static void pack_a(float *to, const float *a, ptrdiff_t row, bool transposed, in
     }
 }
 
-/* Lanes after the last column are computed with, and must hold numbers. */
+/* Lanes after the last column are used in computations, and must hold numbers. */
 static void pack_b(float *to, const float *b, ptrdiff_t row, bool transposed, int64_t columns, int64_t k) {
     for (int64_t l = 0; columns % LANES != 0 && l < k; l++) {
         keep(to + l * PACK_COLUMNS + columns / LANES * LANES, (vec){0});
@@ -63,15 +62,15 @@ static void pack_b(float *to, const float *b, ptrdiff_t row, bool transposed, in
     }
 }
 
-/* k that are widened beside before they are transposed. */
+/* Number of k that are widened into a buffer before they are transposed. */
 #define HALF_STRIP 64
 
 #if LANES == 16
 #include "ops/kernels/bf16_pack.h"
 
-/* Sixteen lines of bf16 along k, pairs of neighbours at a time: widening a pair is a shift and a mask. Returns the k
-   that are done. What the next block of k reads of each line is asked for meanwhile: a line of cache here and there is
-   nothing that the processor foresees. */
+/* Packs sixteen bf16 lines with contiguous k, pairs of neighbours at a time: widening a pair takes a shift and a
+   mask. Returns the number of k done. It also prefetches the cache lines that the next block of k reads, since the
+   hardware does not predict such scattered lines. */
 static int64_t pack_pairs(float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row, int64_t lines, int64_t k) {
     int64_t l = 0;
     for (; l + 2 * LANES <= k; l += 2 * LANES) {
@@ -96,13 +95,13 @@ static int64_t pack_pairs(float *to, ptrdiff_t stride, const uint16_t *from, ptr
 }
 #endif
 
-/* Lines of 16 bits along k, a square of them at a time. */
+/* Packs 16-bit lines with contiguous k, SQUARE lines at a time. */
 INLINE void pack_half_along(const int type, float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff_t row,
                             int64_t lines, int64_t k) {
     float beside[SQUARE * HALF_STRIP];
     const float *line[SQUARE];
     for (int64_t x = 0; x < lines; x += SQUARE) {
-        for (int64_t i = 0; i < SQUARE; i++) { /* where fewer are left the last one is repeated, as in pack_along */
+        for (int64_t i = 0; i < SQUARE; i++) { /* past the last line it is repeated, as in pack_along */
             line[i] = beside + (x + i < lines ? i : lines - 1 - x) * HALF_STRIP;
         }
         const int64_t have = lines - x < SQUARE ? lines - x : SQUARE;
@@ -149,13 +148,13 @@ static void pack_half(float *to, ptrdiff_t stride, const uint16_t *from, ptrdiff
     }
 }
 
-/* One tile of registers: a panel of a times a panel of b. */
+/* The arguments of one register tile: a panel of a times a panel of b. */
 typedef struct packed_place {
     int64_t k;
     const float *a, *b, *base;
     float *c;
     ptrdiff_t base_row, c_row;
-    const float *next; /* rows of base to fetch for the tile after this one; NULL: none */
+    const float *next; /* rows of base to prefetch for the next tile, or NULL */
     ptrdiff_t next_row;
 } packed_place;
 
@@ -186,7 +185,7 @@ INLINE void packed_sums(const int rows, const int vectors, const packed_place *o
     ptrdiff_t step = (next != NULL ? (o->k + PACK_ROWS) / (PACK_ROWS + 1) : o->k) * PACK_STRIDE;
     const float *until = a + step;
     for (;;) {
-        do { /* not `for`: gcc would jump to its test and from there into the loop again, at every k */
+        do { /* not `for`: gcc would jump to its test and back into the loop at every k */
             vec row[4];
             UNROLL
             for (int v = 0; v < vectors; v++) {
@@ -292,7 +291,7 @@ static void packed_registers(int64_t rows, int vectors, const packed_place *o) {
     }
 }
 
-/* The last columns, which do not fill their vector: beside c, and copied. */
+/* The last columns, which do not fill a vector: computed in a buffer and copied to c. */
 static void packed_edge(int64_t rows, int64_t columns, const packed_place *o) {
     float beside[PACK_ROWS * PACK_COLUMNS] = {0};
     packed_place here = *o;

@@ -1,17 +1,17 @@
-/* Products: c is cut into tiles that stay in registers while k runs; a is broadcast, b is read as it lies. Matrices up
-   to 128 x 128 sit in the caches, so nothing is packed, except where b is transposed or its last columns do not fill a
-   vector: then KBLOCK x (tile width) of it is copied to the stack first.
-   Part of kernels_vector.h. */
+/* Products: c is cut into tiles that stay in registers while k runs; a is broadcast, and b is read directly.
+   Matrices up to 128 x 128 fit the caches, so nothing is packed, except if b is transposed or its last columns do
+   not fill a vector: then KBLOCK x (tile width) of it is copied to the stack first. Part of kernels_vector.h. */
 #ifndef CARRY_OPS_VECTOR_PRODUCT_H
 #define CARRY_OPS_VECTOR_PRODUCT_H
 
 #define KBLOCK 256
 
-/* A line of the second cache, and after how many k the next row that the caller asked for is fetched. */
+/* Bytes of a line of the second-level cache, and the number of k after which the next row that the caller asked for
+   is prefetched. */
 #define AHEAD_LINE 64
 #define AHEAD_EVERY 16
 
-/* The next row that the caller asked for; false: none is left. */
+/* Prefetches the next row that the caller asked for; returns false if none is left. */
 INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
     if (ahead->rows == 0) {
         return false;
@@ -24,9 +24,9 @@ INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
     return true;
 }
 
-/* Of tiles with more rows than this, four rows of a share a pointer that gcc must not see through: it would keep a
-   pointer a row, more than x86-64 has registers for, and load them from the stack for every k (16 x 16 x 128: 2,540
-   cycles instead of 1,810). */
+/* In tiles with more rows than this, four rows of a share a pointer that is opaque to gcc: otherwise it would keep
+   one pointer per row, more than x86-64 has registers for, and load them from the stack for every k (16 x 16 x 128:
+   2,540 cycles instead of 1,810). */
 #if defined(__x86_64__)
 #define SHARED_LINES(rows) ((rows) > 8)
 #define OPAQUE(pointer) __asm__("" : "+r"(pointer))
@@ -35,8 +35,8 @@ INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
 #define OPAQUE(pointer) (void)(pointer)
 #endif
 
-/* A product that is rounded before it is added: of a x + b y gcc may fuse either product or none, and chose differently
-   for tiles of different sizes, so that the number of threads changed last bits. */
+/* Forces a product to be rounded before it is added: in a x + b y gcc may fuse either product or none, and chose
+   differently for tiles of different sizes, so that the number of threads changed the last bits. */
 #if defined(__AVX512F__)
 #define ROUNDED(vector) __asm__("" : "+v"(vector))
 #elif defined(__x86_64__)
@@ -47,8 +47,9 @@ INLINE bool fetch_ahead(carry_rows_ahead *ahead) {
 #error "name the constraint of a vector register"
 #endif
 
-/* Some sixty tiles are compiled from the functions below. Under gcc's sanitizers there is one for all sizes, with its
-   sums in memory: they read and write the same elements, and AVX-512's file took 143 s to compile otherwise. */
+/* Some sixty tiles are compiled from the functions below. Under gcc's sanitizers there is one for all sizes, with
+   its sums in memory: it reads and writes the same elements, and the file for AVX-512 otherwise took 143 s to
+   compile. */
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 #define INLINE_TILE static
 #define UNROLL_TILE
@@ -68,7 +69,7 @@ typedef struct block {
 } block;
 
 /* c[rows x vectors] = by a[rows x k] b[k x vectors] + base_by base, from row i and column j of c on; across: a is
-   transposed. Rows, vectors and across are constants where this is called. */
+   transposed. Callers pass constants for rows, vectors and across. */
 INLINE_TILE void tile(const int rows, const int vectors, const bool across, const block *o, int64_t i, int64_t j,
                       const float *b, ptrdiff_t b_row) {
     const ptrdiff_t a_row = across ? 1 : o->a_row;
@@ -146,8 +147,8 @@ INLINE_TILE void tile(const int rows, const int vectors, const bool across, cons
     }
 }
 
-/* All m rows of the columns from j on, `vectors` vectors wide, in tiles of `most` rows and of four, so that no tile of
-   one or two rows is left where that can be: those leave most of the registers idle. */
+/* Computes all m rows of the columns from j on, `vectors` vectors wide, in tiles of `most` rows and of four. It
+   avoids tiles of one or two rows if possible, since they leave most of the registers idle. */
 INLINE_TILE void panel(const int most, const int vectors, const bool across, const block *o, int64_t j, const float *b,
                        ptrdiff_t b_row) {
     int64_t tall = o->m;
@@ -172,8 +173,8 @@ INLINE_TILE void panel(const int most, const int vectors, const bool across, con
     }
 }
 
-/* Panels are functions of their own, so that each has all registers: inlined into one function, gcc kept pointers of
-   their innermost loops on the stack, and the delta rule took 5 to 10 % longer (docs/results/x86.md). */
+/* Panels are separate functions, so that each has all registers: when they were inlined into one function, gcc kept
+   pointers of their innermost loops on the stack, and the delta rule took 5 to 10 % longer (docs/results/x86.md). */
 typedef void (*panel_function)(const block *o, int64_t j, const float *b, ptrdiff_t b_row);
 #define PANEL(name, most, vectors)                                                                                    \
     static __attribute__((noinline)) void name##_rows(const block *o, int64_t j, const float *b, ptrdiff_t b_row) {   \
@@ -201,7 +202,8 @@ PANEL(panel_4, TILE_ROWS, 4)
 static const panel_function panels[2][4] = {{panel_1_rows, panel_2_rows, panel_3_rows, panel_4_rows},
                                             {panel_1_across, panel_2_across, panel_3_across, panel_4_across}};
 
-/* Copies columns j..j+columns-1 of the k rows from `from` on into packed rows of `stride`, zeros after them. */
+/* Copies columns j..j+columns-1 of k rows, from row `from` on, into packed rows of `stride` elements, padded with
+   zeros. */
 static void pack(float *packed, int64_t stride, const carry_product *p, const float *b, int64_t from, int64_t k,
                  int64_t j, int64_t columns) {
     if (!p->b_transposed) {
@@ -217,7 +219,8 @@ static void pack(float *packed, int64_t stride, const carry_product *p, const fl
     pack_along(packed, stride, b + j * p->b_row + from, p->b_row, columns, k);
 }
 
-/* The last columns, fewer than a vector: computed in a vector beside c and copied. b is packed to LANES a row. */
+/* The last columns, fewer than a vector: computed in a padded buffer and copied to c. b is packed with LANES columns
+   per row. */
 static void edge_panel(const block *o, bool across, int64_t j, int64_t columns, const float *b) {
     for (int64_t i = 0; i < o->m; i += 4) {
         int64_t rows = o->m - i < 4 ? o->m - i : 4;
@@ -276,7 +279,7 @@ static void product_item(const carry_product *p, const float *a, const float *b,
     }
 }
 
-/* k = 0: what is left of c = by (a b) + base_by base. */
+/* k = 0: c = base_by base. */
 static void base_only(const carry_product *p, const float *base, float *c) {
     for (int64_t i = 0; i < p->m; i++) {
         for (int64_t j = 0; j < p->n; j++) {
@@ -286,7 +289,7 @@ static void base_only(const carry_product *p, const float *base, float *c) {
     }
 }
 
-/* a^T times a vector is the row vector b^T a: one row, a's columns side by side. */
+/* a^T times a vector is the row vector b^T a: one row, with a's columns contiguous. */
 static carry_product as_row_times_matrix(const carry_product *p) {
     carry_product q = *p;
     q.m = 1;

@@ -2,10 +2,10 @@
 #ifndef CARRY_OPS_VECTOR_TOKEN_H
 #define CARRY_OPS_VECTOR_TOKEN_H
 
-/* A block of columns: what is seen is summed in registers over all rows; then the rows are written, half of the block
-   at a time where u and o need the registers. A block of 128 rows stays in the first cache between the two passes, so
-   that the state comes from further away once: the second cache's bandwidth bounds this otherwise
-   (docs/results/delta.md). */
+/* A block of columns: u is computed first, with sums in registers over all rows; then the rows are written, half of
+   the block at a time, since u and o need the registers. A block of 128 rows stays in the first-level cache between
+   the two passes, so that the state is read from further away only once: otherwise the bandwidth of the second-level
+   cache would limit this (docs/results/delta.md). */
 INLINE void token_see(const int vectors, const carry_delta_token *t, int64_t at, float *u) {
     /* Copies, since the compiler must assume that stores of vectors may change *t. */
     const ptrdiff_t stride = t->stride;
@@ -69,7 +69,7 @@ INLINE void token_write(const int vectors, const carry_delta_token *t, int64_t a
     }
 }
 
-/* The last columns, fewer than a vector: the specification's loops. */
+/* The last columns, fewer than a vector: the loops of the specification. */
 static void token_edge(const carry_delta_token *t, int64_t at) {
     for (int64_t j = at; j < t->columns; j++) {
         float seen = 0.0f;
@@ -95,8 +95,8 @@ static void delta_token(const carry_delta_token *t) {
     const int half = TOKEN_VECTORS * LANES;
     int64_t at = 0;
     for (; at + 2 * half <= t->columns; at += 2 * half) {
-        /* While a block is written the next one is fetched: the columns beside it, or the first ones of the next state,
-           which follows this one when many are decoded. A prefetch beyond the last state is harmless. */
+        /* While a block is written, the next one is prefetched: the columns beside it, or the first ones of the next
+           state, which follows this one when many are decoded. A prefetch beyond the last state is harmless. */
         ptrdiff_t ahead = at + 4 * half <= t->columns ? 2 * half : t->rows * t->stride - at;
         float *u = t->u != NULL ? t->u + at : &beside[0];
         token_see(2 * TOKEN_VECTORS, t, at, u);

@@ -1,8 +1,8 @@
-/* bf16 products: the panels of a and b are packed into the context's buffer, then tiles of the result are computed from
-   them; threads share both kinds of work.
+/* bf16 products. The panels of a and b are packed into the context's buffer, then tiles of the result are computed
+   from them; threads share both steps.
 
-   A sum runs over k in order, whatever tile and thread it belongs to (kernels/bf16.h). Where c is f32 a long k is cut
-   into blocks, and sums are taken up again from c; where c has 16 bits k stays whole, since a sum is rounded once. */
+   A sum runs over k in order, whatever tile and thread it belongs to (kernels/bf16.h). If c is f32, a long k is cut
+   into blocks, and each block continues the sums in c. If c has 16 bits, k is not cut, since a sum is rounded once. */
 #include "ops/product/bf16.h"
 
 #include <string.h>
@@ -13,24 +13,25 @@
 #include "ops/product/kept.h"
 #include "ops/product/packed.h"
 
-/* k of a block where c is f32: a panel of b then stays in a first cache, or nearly. */
+/* k of a block if c is f32: a panel of b then stays, or nearly, in the first-level cache. */
 #define DEPTH 2048
-/* The largest k of a c of 16 bits: a few panels of each operand must fit the buffer. */
+/* The largest k if c has 16 bits: a few panels of each operand must fit the buffer. */
 #define WHOLE_DEPTH 16384
-/* c of a tile where it has 16 bits, on the stack; and panels of a that a tile keeps in a second cache. */
+/* Floats for a tile of a 16-bit c, on the stack; and elements of the panels of a that a tile keeps in the
+   second-level cache. */
 #define TILE_FLOATS (96 * 192)
 #define TILE_ELEMENTS ((int64_t)1 << 17)
 #define TILES_PER_THREAD 4
-/* Of an entry that writes whole panels: rows and columns of one, and panels of a tile, whose sums with a block of a
-   take 400 KiB of a second cache. */
+/* For an entry that writes whole panels: rows and columns of a panel, and panels of a tile. The sums of a tile and a
+   block of a take 400 KiB of the second-level cache. */
 #define WHOLE_PANEL 32
 #define WHOLE_PANELS 8
 #define WHOLE_LINES (WHOLE_PANELS * WHOLE_PANEL)
-/* Where such an entry needs no sums beside c: elements of the panels of a in a tile, half of a second cache of 2 MiB.
-   They stay there while panels of b pass, each once. */
+/* For such an entry when it needs no sums besides c: elements of the panels of a in a tile, half of a second-level
+   cache of 2 MiB. They stay there while each panel of b is used once. */
 #define WHOLE_OF_A ((int64_t)1 << 19)
 _Static_assert(CARRY_PACKED_SUMS / WHOLE_LINES >= WHOLE_LINES + 16, "sums of a tile");
-/* Elements of a block of b: what was packed is still in a cache when it is used. */
+/* Elements of a block of b, small enough that packed panels are still in a cache when they are used. */
 #define MOST_OF_B ((int64_t)1 << 21)
 #define PACK_PIECE ((int64_t)1 << 15)
 #define TILE_PIECE_FLOPS 2000000
@@ -44,9 +45,9 @@ typedef struct job {
     int64_t m, n, k; /* its sizes, and k as packed */
     int64_t packed_k;
     uint16_t *a, *b;
-    const uint16_t *panels; /* b, or what is kept of it */
+    const uint16_t *panels; /* the panels of b, packed now or kept */
     int64_t row_panels, column_panels;
-    int64_t pack_a_from;             /* panels of b before it are packed first; 0: they are packed already */
+    int64_t pack_a_from;             /* panels of b before this index are packed first; 0: they are already packed */
     int64_t tile_rows, tile_columns; /* in panels */
     int64_t row_tiles, column_tiles;
 } job;
@@ -83,8 +84,8 @@ static void pack_panels(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Panels of a tile, with their sums in `sums`, whose rows are an odd number of lines of a cache apart. Where c is f32
-   and all panels are whole, sums begin and end in c itself. */
+/* Multiplies the panels of a tile, with sums in `sums`, whose rows are an odd number of cache lines apart. If c is
+   f32 and all panels are whole, the sums are kept in c itself. */
 static void run_whole(const job *j, carry_bf16_tile tile, float *sums) {
     const carry_mixed_product *p = j->p;
     const bool adds = p->accumulate || j->l > 0;
@@ -127,7 +128,7 @@ static void run_whole(const job *j, carry_bf16_tile tile, float *sums) {
     }
 }
 
-/* Without memory for sums a pair of panels at a time: slower, and the same bits. */
+/* Without memory for sums, multiplies one pair of panels at a time: slower, with the same bits. */
 static void run_pairs(const job *j, carry_bf16_tile tile) {
     float sums[WHOLE_PANEL * (WHOLE_PANEL + 16)];
     for (int64_t r = tile.row_panel; r < tile.row_panels_end; r++) {
@@ -198,7 +199,7 @@ static void run_tiles(void *argument, int64_t begin, int64_t end, int worker) {
     const job *j = argument;
     for (int64_t at = begin; at < end; at++) {
         int64_t row_panel =
-            at % j->row_tiles * j->tile_rows; /* all rows of some columns: what is read of b stays near */
+            at % j->row_tiles * j->tile_rows; /* all rows for some columns, so that the panels of b stay in the cache */
         int64_t column_panel = at / j->row_tiles * j->tile_columns;
         run_tile(j, (carry_bf16_tile){.m = j->m,
                                       .n = j->n,
@@ -212,7 +213,7 @@ static void run_tiles(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Does an entry that writes whole panels write c itself, without sums beside it? */
+/* True if an entry that writes whole panels writes c itself, without separate sums. */
 static bool writes_c(const job *j) {
     const carry_mixed_product *p = j->p;
     const bool whole = j->m % j->by->rows == 0 && j->n % j->by->columns == 0;
@@ -220,7 +221,8 @@ static bool writes_c(const job *j) {
     return can && j->packed_k <= j->by->depth;
 }
 
-/* Tiles as large as a second cache and, for a c of 16 bits, the stack allow, unless threads would be left without. */
+/* Makes tiles as large as the second-level cache and, for a 16-bit c, the stack allow, unless some threads would get
+   no tile. */
 static void cut_into_tiles(job *j, int threads) {
     const int rows = j->by->rows;
     const int columns = j->by->columns;
@@ -263,7 +265,7 @@ static int64_t grain_of(double work, double each) {
     return each < work ? (int64_t)(work / each) + 1 : 1;
 }
 
-/* One block in two steps; ctx NULL: on this thread. */
+/* Runs one block in two steps; on this thread if ctx is NULL. */
 static void run_block(carry_ctx *ctx, job *j, bool pack_a, bool pack_b, int threads) {
     j->packed_k = pieces(j->k, j->by->unit) * j->by->unit;
     j->row_panels = pieces(j->m, j->by->rows);
@@ -285,7 +287,7 @@ bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *p) {
            (double)p->m * (double)p->n * (double)p->k >= 32.0 * 32.0 * 32.0;
 }
 
-/* Elements of the buffer for panels of a. All of them where they leave room for b, so that they are packed once. */
+/* Elements of the buffer for panels of a: all of them if they leave space for b, so that they are packed once. */
 static int64_t room_for_a(const carry_bf16 *by, const carry_mixed_product *p, int64_t depth, int64_t elements,
                           bool b_is_kept) {
     const int64_t all = pieces(p->m, by->rows) * by->rows * depth;
@@ -314,7 +316,7 @@ static bool run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *
     job j = {.ctx = ctx, .kernels = kernels, .by = by, .p = p, .a = buffer, .b = buffer + a_room};
     j.panels = kept != NULL ? kept : j.b;
     bool a_stays = most_m >= p->m && depth >= p->k;
-    const bool a_lasts = kept != NULL && a_stays && !alone; /* the next product may find it */
+    const bool a_lasts = kept != NULL && a_stays && !alone; /* the next product may reuse it */
     const bool a_is_there = a_lasts && p->a_packed != NULL && *p->a_packed;
     if (p->a_packed != NULL) {
         *p->a_packed = a_lasts;

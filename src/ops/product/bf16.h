@@ -5,13 +5,12 @@
 #include "ops/kernels/bf16.h"
 #include "ops/linear.h"
 
-/* Does this product go through `by`? Both operands are bf16, and it is large enough that packing pays. False when by is
-   NULL. */
+/* True if both operands are bf16 and the product is large enough that packing pays. False if by is NULL. */
 bool carry_bf16_pays(const carry_bf16 *by, const carry_mixed_product *product);
 
-/* The product of bf16 operands, whatever its size (k at least 1); the same bits for every number of threads. May be
-   called by a task of the context's pool, and then stays on its thread. False when there is
-   no memory to pack into, and nothing was done. */
+/* Multiplies bf16 operands of any size (k at least 1). The bits are the same for every number of threads. A task of
+   the context's pool may call it; then it runs on that thread. Returns false, and does nothing, if there is no
+   memory for panels. */
 bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
                     const carry_mixed_product *product);
 
@@ -19,8 +18,8 @@ bool carry_bf16_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf
 bool carry_bf16_run_alone(carry_ctx *ctx, const carry_kernels *kernels, const carry_bf16 *by,
                           const carry_mixed_product *product);
 
-/* The kernels with which this context multiplies bf16 matrices; NULL: they are widened to f32, since the processor has
-   no instructions for bf16, kernels without them were chosen, or the wisdom of this machine says that widening is
+/* The kernels with which this context multiplies bf16 matrices. NULL: bf16 is widened to f32, because the processor
+   has no instructions for bf16, the chosen kernels do not use them, or this machine's wisdom says that widening is
    faster. */
 const carry_bf16 *carry_bf16_of(carry_ctx *ctx);
 

@@ -54,8 +54,7 @@ const char *carry_blas_core(void) {
 
 #endif
 
-/* The widest instructions that the kernels of OpenBLAS's x86 core types use. Nothing is concluded from a name that is
-   not in the table. */
+/* The widest instructions that OpenBLAS's x86 core types use. A name that is not in the table means nothing. */
 static const struct {
     const char *name, *uses;
 } cores[] = {

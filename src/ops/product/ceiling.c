@@ -1,4 +1,5 @@
-/* Ceilings: every way to a large product, each the best of several runs after a warm-up, and the best of all. */
+/* Ceilings: measures every implementation of a large product, each the best of several runs after a warm-up, and
+   takes the best of all. */
 #include "ops/product/ceiling.h"
 
 #include <math.h>
@@ -18,16 +19,18 @@
 #include "ops/product/matmul.h"
 
 /* Bytes copied by all ranks of a machine together (40 ranks that copied this much each took 20 GB and 14 s), and the
-   least of one rank. */
+   smallest share of one rank. */
 #define COPY_BYTES ((size_t)CARRY_MEASURED(256, 16) << 20)
 #define COPY_BYTES_RANK ((size_t)CARRY_MEASURED(16, 1) << 20)
 #define COPY_RUNS 7
 #define LEAST_RUNS 3
-/* Per side and way: processors and threads need a moment to reach their speed. */
+/* Per size and implementation: processors and threads need a moment to reach full speed. */
 #define SIDE_SECONDS CARRY_MEASURED(0.06, 0.005)
-#define MOST_SECONDS 0.5 /* after which no further side is begun: ranks that share a core have its smaller ones */
-#define LONG_RUN 0.03    /* a side whose runs would take longer is left out: the one before is large enough then */
-#define GPU_SIDE 8192    /* of 16-bit products; half of it in f32, which takes 20 times as long */
+/* After this time no further size is started, so ranks that share a core measure only the smaller ones. */
+#define MOST_SECONDS 0.5
+/* A size whose runs would take longer is skipped: the previous one is large enough then. */
+#define LONG_RUN 0.03
+#define GPU_SIDE 8192 /* of 16-bit products; half of it for f32, which takes 20 times as long */
 #define FILL_BYTES ((size_t)1 << 20)
 #define GPU_RUNS 5
 #define GPU_SECONDS 0.1
@@ -49,7 +52,7 @@ typedef struct probe {
     const carry_kernels *kernels;
     const carry_product *p;
     carry_dtype type;
-    const void *a, *b; /* operands of 16 bits, where the type has them, else NULL */
+    const void *a, *b; /* 16-bit operands, or NULL if the type is f32 */
 } probe;
 
 static void by_kernels(const probe *by) {
@@ -118,7 +121,7 @@ static bool is_there(const probe *by, way run) {
     return run == by_blas ? carry_blas_product != NULL : run == by_narrow ? by->a != NULL : true;
 }
 
-/* Seconds of the fastest run of this way. */
+/* Returns the seconds of the fastest run of this implementation. */
 static double best_of(const probe *by, way run) {
     double best = INFINITY;
     run(by);
@@ -131,7 +134,7 @@ static double best_of(const probe *by, way run) {
     return best;
 }
 
-/* a, b and c of `area` numbers each in f32, and a and b in 16 bits: numbers near 1 in either type. */
+/* Allocates a, b and c of `area` numbers each in f32, and a and b in 16 bits, with numbers near 1 in either type. */
 static carry_status cpu_operands(carry_ctx *ctx, int64_t area, float **floats, uint16_t **narrow) {
     *floats = carry_aligned_new((size_t)(3 * area) * sizeof **floats);
     *narrow = carry_aligned_new((size_t)(2 * area) * sizeof **narrow);
@@ -160,7 +163,7 @@ static carry_product square(int64_t n, float *floats, int64_t area) {
                            .c_row = n};
 }
 
-/* The best over the sides, of operands that are there. */
+/* Returns the best rate over the sizes, with operands that are already filled. */
 static double best_rate(probe by, float *floats, int64_t area, fastest *winner) {
     const int count = carry_ceilings_are_rough() ? 1 : (int)(sizeof sides / sizeof sides[0]);
     double shortest = 0.0;
@@ -186,7 +189,7 @@ static double best_rate(probe by, float *floats, int64_t area, fastest *winner) 
     return rate;
 }
 
-/* Both 16-bit types run at one speed. */
+/* Both 16-bit types run at the same speed. */
 static int kind_of(carry_dtype type) {
     return type == CARRY_F32 ? 0 : 1;
 }
@@ -219,8 +222,8 @@ typedef struct rig {
     void *data; /* a, b and c */
 } rig;
 
-/* Random numbers of magnitude 0.5 to 2, as f32 and as bf16: a product of constants would need less power, and be faster
-   than any real one. A block of them is copied until all is full. */
+/* Fills with random bits that have magnitude 0.5 to 2 both as f32 and as bf16: a product of constants would need
+   less power and be faster than any real one. One block is copied until all is filled. */
 static carry_status fill(carry_ctx *ctx, int device, char *data, size_t bytes) {
     size_t full = bytes < FILL_BYTES ? bytes : FILL_BYTES;
     uint16_t *block = malloc(FILL_BYTES);
@@ -259,10 +262,11 @@ static void rig_close(carry_ctx *ctx, int device, rig *r) {
     carry_stream_free(ctx, device, r->stream);
 }
 
-/* Seconds of one product, the best of some runs after one. CARRY_EUNSUPPORTED where the way does not take it. */
+/* *seconds: time of one product, the best of some runs after a first one. CARRY_EUNSUPPORTED if this implementation
+   does not accept the product. */
 static carry_status time_way(carry_ctx *ctx, int device, const rig *r, const carry_operators *ops,
                              const carry_device_product *p, const char *by, double *seconds) {
-    const double until = carry_seconds() + GPU_SECONDS; /* the clock comes up under load */
+    const double until = carry_seconds() + GPU_SECONDS; /* the clock rises under load */
     *seconds = INFINITY;
     for (int i = 0; i <= GPU_RUNS || carry_seconds() < until; i++) {
         double spent;
@@ -332,7 +336,7 @@ carry_status carry_ceiling_product(carry_ctx *ctx, int device, carry_dtype type,
     }
     const int kind = kind_of(type);
     const carry_gpu *gpu;
-    CARRY_TRY(carry_gpu_of(ctx, &gpu, device)); /* refuses what is no GPU, and bounds the number */
+    CARRY_TRY(carry_gpu_of(ctx, &gpu, device)); /* refuses a device that is not a GPU, and checks its number */
     remembered *all;
     CARRY_TRY(remembered_of(ctx, &all));
     double *known = &all->of_gpu[device][kind];
@@ -400,9 +404,9 @@ struct carry_yardstick {
     way run;
     float *floats;
     uint16_t *narrow;
-    char *from, *to; /* `bytes` each, made at the first copy */
+    char *from, *to; /* `bytes` each, allocated at the first copy */
     size_t bytes;
-    size_t copied; /* of them, by the copies so far */
+    size_t copied; /* bytes copied so far */
 };
 
 carry_status carry_yardstick_new(carry_ctx *ctx, carry_yardstick **made, carry_dtype type) {
@@ -444,7 +448,7 @@ void carry_yardstick_free(carry_yardstick *y) {
     }
 }
 
-/* A piece that no cache holds any more: copies go round through all bytes. */
+/* Copies the next piece. Copies cycle through all bytes, so that no cache holds the piece any more. */
 static carry_status copy_next(carry_yardstick *y) {
     carry_ctx *ctx = y->by.ctx;
     if (y->to == NULL) {
@@ -471,7 +475,7 @@ carry_status carry_yardstick_measure(carry_yardstick *y, bool copies, double (*c
     if (copies) {
         CARRY_TRY(copy_next(y));
     } else {
-        y->run(&y->by); /* the work before it took the caches */
+        y->run(&y->by); /* first run: the work before it evicted the caches */
     }
     const double start = clock();
     double spent;

@@ -1,4 +1,5 @@
-/* A few tokens times a weight of 16 bits, as dot products: the weight is read as it lies, rows of it over threads. */
+/* A few tokens times a 16-bit weight, as dot products: the weight is read without packing, and threads share its
+   rows. */
 #include "ops/product/few.h"
 
 #include "core/context.h"
@@ -9,11 +10,11 @@
 #include "ops/product/kept.h"
 #include "ops/product/packed.h"
 
-/* Tokens done at once. Where the processor has instructions for it (carry_bf16.few), up to MORE_TOKENS are done in such
-   parts: at 2048 x 2048 and 16 tokens 145 GFLOP/s against 96 with the weight packed, at 32 it is 145 against 140. Sums
-   held at a time: of one token 8192 rows of the weight, since each part ends what is fetched ahead. Weights worth
-   handing to a thread: some 25 us of reading. Of PANEL_TOKENS tokens or more, panels of the weight are faster if they
-   are kept (kept.h): up to MORE_TOKENS are then done at once. */
+/* FEW_TOKENS are done at once. If the processor has instructions for it (carry_bf16.few), up to MORE_TOKENS are done
+   in such parts: at 2048 x 2048 and 16 tokens 145 GFLOP/s against 96 with the weight packed, at 32 it is 145 against
+   140. From PANEL_TOKENS tokens on, panels of the weight are faster if they are kept (kept.h): up to MORE_TOKENS are
+   then done at once. FEW_SUMS sums are held at a time, 8192 rows of the weight for one token, since each part
+   restarts prefetching. FEW_PIECE elements of the weight are worth a thread: some 25 us of reading. */
 #define FEW_TOKENS 8
 #define MORE_TOKENS 24
 #define PANEL_TOKENS 5
@@ -31,7 +32,7 @@ typedef struct few_job {
     const carry_bf16 *bf16; /* NULL: the weight is widened */
     carry_half_dots dots;
     const uint16_t *packed; /* x for bf16 */
-    const uint16_t *panels; /* of the weight, with x in panels too; NULL: as it lies */
+    const uint16_t *panels; /* panels of the weight, with x in panels too; NULL: the weight is not packed */
     carry_tensor y;
     bool accumulate;
 } few_job;
@@ -74,7 +75,7 @@ static void few_rows(const few_job *j, int64_t begin, int64_t end) {
     }
 }
 
-/* Several weights of one x, their rows one after the other. */
+/* Several weights with one x; their rows are numbered one after the other. */
 typedef struct merged_job {
     few_job of[CARRY_MAX_MERGED_MAPS];
     int maps;
@@ -88,7 +89,7 @@ static void merged_rows(void *argument, int64_t begin, int64_t end, int worker) 
         const int64_t rows = all->of[i].dots.rows;
         int64_t first = begin > before ? begin - before : 0;
         int64_t last = least(end - before, rows);
-        if (all->of[i].panels != NULL) { /* a panel is done where its first row is */
+        if (all->of[i].panels != NULL) { /* the thread that has a panel's first row computes the panel */
             const int64_t panel = all->of[i].bf16->columns;
             first = (first + panel - 1) / panel * panel;
             last = last > 0 ? least((last + panel - 1) / panel * panel, rows) : last;
@@ -100,8 +101,8 @@ static void merged_rows(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* Rows of a piece: as many pieces for each thread as for any other, since all of them wait for the last one, and few,
-   since fetching ahead begins anew in each. */
+/* Rows of a piece. Every thread gets the same number of pieces, since all wait for the last one; and the pieces are
+   few, since prefetching restarts in each. */
 static int64_t rows_of_piece(int64_t rows, int64_t k, int threads) {
     const int64_t small = (FEW_PIECE / (k + 1) / 64 + 1) * 64;
     const int64_t each = (rows + small * threads - 1) / (small * threads);
@@ -109,7 +110,7 @@ static int64_t rows_of_piece(int64_t rows, int64_t k, int threads) {
     return rows <= small ? rows : ((rows + count - 1) / count + 3) / 4 * 4;
 }
 
-/* The panels of every W, for this many tokens; false: some of them are not kept. */
+/* Finds the kept panels of every W for this many tokens; returns false if some are not kept. */
 static bool find_panels(carry_ctx *ctx, const carry_bf16 *bf16, int maps, carry_tensor x, const carry_tensor *W,
                         const uint16_t **panels) {
     const int64_t k = x.shape[1];
@@ -130,7 +131,8 @@ static void pack_panels(const carry_bf16 *bf16, uint16_t *to, carry_tensor x) {
     }
 }
 
-/* y = x W^T for every W, each read once; false when there are too many tokens, or x does not fit beside. */
+/* y = x W^T for every W, each read once. Returns false if there are too many tokens, or x does not fit into the
+   buffer. */
 static bool few_at_once(carry_ctx *ctx, const carry_kernels *kernels, int maps, const carry_tensor *y, carry_tensor x,
                         const carry_tensor *W, bool accumulate) {
     const int64_t tokens = x.shape[0];
@@ -187,7 +189,7 @@ bool carry_few_tokens_merged(carry_ctx *ctx, const carry_kernels *kernels, const
     return alike && few_at_once(ctx, kernels, args->maps, args->y, args->x, args->W, false);
 }
 
-/* More tokens than that, in a few parts. */
+/* Does more tokens than fit at once in a few parts. */
 bool carry_few_tokens(carry_ctx *ctx, const carry_kernels *kernels, carry_tensor y, carry_tensor x, carry_tensor W,
                       bool accumulate) {
     const int64_t tokens = x.shape[0];

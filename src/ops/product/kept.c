@@ -1,4 +1,4 @@
-/* The panels that a context keeps: a list in the order of the weights' addresses. */
+/* The panels that a context keeps: a list sorted by the addresses of the weights. */
 #include "ops/product/kept.h"
 
 #include <inttypes.h>
@@ -46,7 +46,7 @@ size_t carry_kept_bytes(const carry_bf16 *by, carry_tensor W) {
     return carry_size_product(&bytes, sizes, 2, sizeof(uint16_t)) ? (bytes + 63) / 64 * 64 : 0;
 }
 
-/* Entries before it have a smaller address, or the same and fewer rows. */
+/* The index of the first entry that does not have a smaller address, or the same address and fewer rows. */
 static int64_t place_of(const carry_kept *kept, const void *weight, int64_t rows) {
     int64_t low = 0;
     int64_t high = kept != NULL ? kept->count : 0;

@@ -1,6 +1,6 @@
-/* Weights of bf16 whose panels (kernels/bf16.h) were packed once and stay, for products that meet them again and again:
-   prompts through a model that is only read. A product finds the panels by the weight's place and shape, and has the
-   same bits with them as without. */
+/* bf16 weights whose panels (kernels/bf16.h) are packed once and kept, for products that use them repeatedly, such
+   as prompts through a model that is only read. A product finds the panels by the weight's address and shape, and
+   has the same bits with them as without. */
 #ifndef CARRY_OPS_PRODUCT_KEPT_H
 #define CARRY_OPS_PRODUCT_KEPT_H
 
@@ -10,15 +10,15 @@
 
 typedef struct carry_kept carry_kept;
 
-/* Bytes of the panels of W [out, in] for an entry of kernels/bf16.h, a multiple of 64; 0: its products do not use them,
-   or `by` is NULL. */
+/* Bytes of the panels of W [out, in] for an entry of kernels/bf16.h, a multiple of 64. 0 if its products do not use
+   them, or `by` is NULL. */
 size_t carry_kept_bytes(const carry_bf16 *by, carry_tensor W);
-/* Packs W into `panels`, carry_kept_bytes of it. Neither may change or move until carry_kept_forget. */
+/* Packs W into `panels`, which has carry_kept_bytes bytes. Neither may change or move until carry_kept_forget. */
 carry_status carry_kept_add(carry_ctx *ctx, const carry_bf16 *by, carry_tensor W, void *panels);
 /* Forgets the panels that are inside these bytes. */
 void carry_kept_forget(carry_ctx *ctx, const void *panels, size_t bytes);
 
-/* The panels of b, which is W^T of n columns; NULL: not kept. */
+/* Returns the kept panels of b, which is W^T with n columns, or NULL. */
 const uint16_t *carry_kept_find(carry_ctx *ctx, const carry_bf16 *by, const carry_mixed_product *product);
 
 #endif

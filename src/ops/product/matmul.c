@@ -17,8 +17,8 @@
 /* A piece of work worth waking a thread for: about 20 us at 50 GFLOP/s. */
 #define PIECE_FLOPS 1000000
 
-/* Threads share a smaller product in one step, rows of it each, rather than in the two of a packed one: at 128^3 and 8
-   threads packing reached 114 to 143 GFLOP/s where one thread had 102. */
+/* Below this size, threads split a product by rows in one step instead of packing in two: at 128^3 and 8 threads
+   packing reached 114 to 143 GFLOP/s where one thread had 102. */
 #define PACKED_FLOPS (2.0 * 144 * 144 * 144)
 
 typedef struct job {
@@ -60,7 +60,7 @@ static void run_packed_items(void *argument, int64_t begin, int64_t end, int wor
     }
 }
 
-/* A thread to an item where there is one for each, else all threads to one item after the other. */
+/* One thread per item if there are enough items, else all threads on one item after the other. */
 static void run_packed(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product) {
     packed_job j = {.ctx = ctx, .kernels = kernels, .p = product};
     if (product->count >= carry_ctx_threads(ctx)) {
@@ -70,7 +70,7 @@ static void run_packed(carry_ctx *ctx, const carry_kernels *kernels, const carry
     }
 }
 
-/* The set of kernels whose product this is, or NULL. */
+/* The set of kernels that this product function belongs to, or NULL. */
 static const carry_kernels *set_of(carry_product_function function) {
     const carry_kernels *kernels = NULL;
     for (int i = 0; (kernels = carry_kernels_at(i)) != NULL && kernels->product != function;) {
@@ -142,8 +142,9 @@ static carry_status expect_matrices(carry_ctx *ctx, const carry_tensor *c, const
     return expect_type(ctx, "b", b, c, a);
 }
 
-/* Carry's own unless this machine's remembered rates say otherwise, and settled at a context's first product: what was
-   measured while a run was under way, differently on its ranks perhaps, changes nothing in it. */
+/* The size from which OpenBLAS is used: never, unless this machine's remembered rates say otherwise. It is fixed at
+   a context's first product: rates that are measured during a run, perhaps differently on its ranks, do not change
+   it. */
 static double blas_from(carry_ctx *ctx) {
     double *settled = carry_packed_blas_from(ctx);
     if (settled == NULL) {
@@ -156,7 +157,7 @@ static double blas_from(carry_ctx *ctx) {
     return *settled;
 }
 
-/* BLAS takes rows that do not overlap and strides of an int. */
+/* True if BLAS accepts the product: rows must not overlap, and strides must fit an int. */
 static bool blas_can(const carry_product *p) {
     int64_t a_columns = p->a_transposed ? p->m : p->k;
     int64_t b_columns = p->b_transposed ? p->k : p->n;

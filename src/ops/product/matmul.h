@@ -7,11 +7,11 @@
 /* Like kernels->product, but the items are independent of each other and are spread over threads. */
 void carry_products(carry_ctx *ctx, const carry_kernels *kernels, const carry_product *product);
 
-/* The function that carry_products would use: kernels->product, with packed panels where they pay, or OpenBLAS's if all
-   sides have at least the size that this machine's wisdom names. */
+/* Returns the function that carry_products would use: kernels->product, with packed panels where they pay, or
+   OpenBLAS's if all sides have at least the size that this machine's wisdom gives. */
 carry_product_function carry_products_choice(carry_ctx *ctx, const carry_kernels *kernels,
                                              const carry_product *product);
-/* The same with a given function, whatever the size. */
+/* The same with a given function for all sizes. */
 void carry_products_by(carry_ctx *ctx, carry_product_function function, const carry_product *product);
 
 #endif

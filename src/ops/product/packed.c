@@ -1,9 +1,9 @@
-/* Packed products: a block of k after the other, the panels of a and b are packed into the context's buffer, then tiles
-   of the result are computed from it; threads share both kinds of work.
+/* Packed products. For each block of k, the panels of a and b are packed into the context's buffer, then tiles of
+   the result are computed from it; threads share both steps.
 
-   A tile takes few enough panels of a that they stay in a second cache while the panels of b pass through the first
-   one. Sums run over k in order, whatever tile and thread they belong to: the number of threads and the sizes of tiles
-   change no bit (kernels/vector_packed.h). */
+   A tile takes few enough panels of a that they stay in the second-level cache while the panels of b pass through
+   the first. Sums run over k in order, whatever tile and thread they belong to: the number of threads and the sizes
+   of tiles do not change the bits (kernels/vector_packed.h). */
 #include "ops/product/packed.h"
 
 #include <stdatomic.h>
@@ -16,35 +16,36 @@
 #include "ops/product/kept.h"
 #include "ops/product/rates.h"
 
-/* Floats of a buffer that all threads fill together, and of one that a thread has for itself; a half each for a, b. */
+/* Floats of the buffer that all threads fill together, and of the buffer of one thread; half of it is for a and half
+   for b. */
 #define SHARED_FLOATS ((int64_t)1 << 21)
-/* Elements of 16 bits of the first one: 512 tokens of 9216 and a block of a weight. */
+/* 16-bit elements of the first one: 512 tokens of 9216 and a block of a weight. */
 #define SHARED_HALVES ((int64_t)1 << 23)
 #define WORKER_FLOATS ((int64_t)3 << 16)
 #define LARGE_PAGE ((size_t)1 << 21)
-/* Panels of a that a tile keeps in the second cache. */
+/* Floats of the panels of a that a tile keeps in the second-level cache. */
 #define TILE_FLOATS ((int64_t)1 << 17)
 #define TILES_PER_THREAD 4
-/* k of a block are whole squares of the transposition, as a kernel's greatest depth is. */
+/* k of a block is a multiple of the side of the squares that packing transposes, as a kernel's largest depth is. */
 #define DEPTH_UNIT 8
-/* Pieces of work worth handing to a thread. */
+/* Amounts of work that are worth a thread. */
 #define PACK_PIECE ((int64_t)1 << 14)
 #define TILE_PIECE_FLOPS 500000
 
-/* Whether bf16 is multiplied by the processor's instructions for it, or widened since that measured faster. */
+/* Whether the processor's bf16 instructions are used, or bf16 is widened because that was measured to be faster. */
 enum { FASTER = 1, SLOWER };
 
 /* The data of a context's slot of ops. */
 typedef struct buffers {
     const carry_kernels *kernels;
     const carry_bf16 *bf16;
-    _Atomic int bf16_settled; /* 0: not yet; else FASTER or SLOWER */
+    _Atomic int bf16_settled; /* 0: not decided yet; else FASTER or SLOWER */
     int threads;
     double blas_from;
     carry_kept *kept;
     void *decoded; /* carry_packed_decoded */
     size_t decoded_bytes;
-    float *of[]; /* by worker; worker 0 has the shared one */
+    float *of[]; /* by worker; worker 0 has the shared buffer */
 } buffers;
 
 typedef struct job {
@@ -54,7 +55,7 @@ typedef struct job {
     carry_packed_tile block;
     float *a, *b;
     int64_t column_panels;
-    int64_t pack_a_from; /* panels of b before it are packed first; -1: they are packed already */
+    int64_t pack_a_from; /* panels of b before this index are packed first; 0: they are already packed */
     int64_t tile_rows, tile_columns, column_tiles; /* in panels */
 } job;
 
@@ -109,7 +110,7 @@ static void run_tiles(void *argument, int64_t begin, int64_t end, int worker) {
     }
 }
 
-/* Tiles as large as a second cache allows, unless threads would be left without one. */
+/* Makes tiles as large as the second-level cache allows, unless some threads would get no tile. */
 static void cut_into_tiles(job *j, int threads) {
     const carry_packed_tile *b = &j->block;
     int64_t most = TILE_FLOATS / (j->packed->stride * b->k) + 1;
@@ -132,7 +133,7 @@ static void spread(carry_ctx *ctx, int64_t count, int64_t grain, carry_task task
     }
 }
 
-/* One block, m x n x k, in two steps; ctx NULL: on this thread. */
+/* Runs one block, m x n x k, in two steps; on this thread if ctx is NULL. */
 static void run_block(carry_ctx *ctx, job *j, bool pack_b, int threads) {
     int64_t a_floats = j->packed->stride * j->block.k;
     int64_t b_floats = j->packed->columns * j->block.k;
@@ -174,7 +175,7 @@ static void run_item(carry_ctx *ctx, const carry_packed *packed, const carry_pro
     }
 }
 
-/* Packing costs about as much as reading a and b once more, which sides of 48 make up for. */
+/* Packing costs about as much as reading a and b once more, which pays from sides of 48 on. */
 bool carry_packed_pays(const carry_kernels *kernels, const carry_product *p) {
     return kernels->packed != NULL && p->m >= 48 && p->n >= 48 && p->k >= 32 &&
            (double)p->m * (double)p->n * (double)p->k >= 96.0 * 96.0 * 96.0;
@@ -195,7 +196,7 @@ const carry_kernels *carry_packed_kernels(const carry_ctx *ctx) {
     return all != NULL ? all->kernels : NULL;
 }
 
-/* As with OpenBLAS (matmul.c): only what this machine remembers counts, and is settled at a context's first product. */
+/* As with OpenBLAS (matmul.c), only remembered rates count, and the choice is fixed at a context's first product. */
 const carry_bf16 *carry_bf16_of(carry_ctx *ctx) {
     buffers *all = ctx->slots[CARRY_SLOT_OPS].data;
     if (all == NULL || all->bf16 == NULL) {
@@ -259,7 +260,8 @@ static float *buffer_of(buffers *all, int worker) {
         size_t bytes = (size_t)(floats + CARRY_PACKED_SUMS) * sizeof(float);
         all->of[worker] = aligned_alloc(LARGE_PAGE, (bytes + LARGE_PAGE - 1) / LARGE_PAGE * LARGE_PAGE);
         if (all->of[worker] != NULL) {
-            (void)madvise(all->of[worker], bytes, MADV_HUGEPAGE); /* a hint: thousands of pages of 4 KiB miss the TLB */
+            /* A hint: thousands of pages of 4 KiB would miss the TLB. */
+            (void)madvise(all->of[worker], bytes, MADV_HUGEPAGE);
         }
     }
     return all->of[worker];

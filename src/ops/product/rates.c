@@ -19,7 +19,7 @@
 
 #define TRIES 3
 #define TRY_SECONDS CARRY_MEASURED(250e-6, 25e-6)
-/* A call that takes so long is measured once: under sanitizers and emulators, hardly ever elsewhere. */
+/* A call that takes this long is measured once. This happens under sanitizers and emulators, hardly ever elsewhere. */
 #define LONG_SECONDS CARRY_MEASURED(0.1, 1e-3)
 #define COPY_BYTES ((size_t)CARRY_MEASURED(64, 4) << 20)
 #define SCRATCH_FLOATS ((size_t)1 << 18)
@@ -30,9 +30,9 @@ static const int64_t widths[CARRY_RATE_WIDTHS] = {1, 8, 32, 128};
 static const int64_t steps[CARRY_RATE_STEPS] = {4, 32, 256, 2048, 16384};
 static const int64_t blas_sizes[BLAS_SIZES] = {CARRY_MEASURED(128, 32), CARRY_MEASURED(256, 64),
                                                CARRY_MEASURED(512, 128)};
-/* OpenBLAS is chosen only if it is faster by this factor: noise in a measurement then does not change products. */
+/* OpenBLAS is chosen only if it is faster by this factor, so that noise in a measurement does not change products. */
 #define BLAS_MARGIN 1.1
-#define BLAS_ROUNDS 4 /* at most, while the library seems to be faster */
+#define BLAS_ROUNDS 4 /* at most, while OpenBLAS seems to be faster */
 
 typedef struct probe {
     carry_ctx *ctx;
@@ -42,11 +42,11 @@ typedef struct probe {
     int64_t n, width;
     carry_product_function product;
     const carry_bf16 *bf16;
-    size_t bytes; /* of floats, and of more */
+    size_t bytes; /* bytes of `floats`, and of `more` */
     size_t piece; /* bytes a thread copies */
 } probe;
 
-/* Seconds of one call: the best of a few tries of many calls. */
+/* Returns the seconds of one call: the best of a few tries of many calls. */
 static double time_of(probe *p, void (*call)(probe *p)) {
     int64_t calls = 1;
     double best = INFINITY;
@@ -68,7 +68,7 @@ static double time_of(probe *p, void (*call)(probe *p)) {
 
 #define PRODUCTS_A_CALL CARRY_MEASURED(8, 1)
 
-/* A few products in a row, as the scans do them, over operands that stay in the first caches. */
+/* Runs a few products in a row, as the scans do, over operands that stay in the first-level caches. */
 static void call_product(probe *p) {
     int64_t A_size = p->n * p->n;
     int64_t count = A_size * PRODUCTS_A_CALL <= (int64_t)SCRATCH_FLOATS / 4 ? PRODUCTS_A_CALL : 1;
@@ -181,7 +181,8 @@ static void call_large(probe *p) {
     }
 }
 
-/* Both ways at every size on one thread, and the smallest size from which OpenBLAS is faster by the margin. */
+/* Measures both implementations at every size on one thread, and the smallest size from which OpenBLAS is faster by
+   the margin. */
 static void measure_large(probe *p, carry_rates_table *rates) {
     bool faster = true;
     rates->blas_from = rates->large_blas = 0.0;
@@ -190,7 +191,7 @@ static void measure_large(probe *p, carry_rates_table *rates) {
         double flops = 2.0 * (double)(p->n * p->n * p->n);
         double own = 0.0;
         double blas = 0.0;
-        /* The library wins if it wins every round: on a shared machine one measurement was 39 and the next 115. */
+        /* OpenBLAS wins only if it wins every round: on a shared machine one measurement was 39 and the next 115. */
         int rounds = BLAS_ROUNDS;
         for (int round = 0; round == 0 || (round < rounds && blas > BLAS_MARGIN * own); round++) {
             p->product = p->kernels->product;
@@ -206,7 +207,7 @@ static void measure_large(probe *p, carry_rates_table *rates) {
     }
 }
 
-/* The numbers are what halves of floats are as bf16: 2^-10 and 0. */
+/* The operands are the floats of the probe read as bf16: 2^-10 and 0. */
 static void call_bf16(probe *p) {
     const int64_t n = p->n;
     carry_matrix a = {.data = p->floats, .dtype = CARRY_BF16, .row = n};
@@ -265,8 +266,8 @@ static carry_status measure(carry_ctx *ctx, carry_rates_table *rates) {
     return CARRY_OK;
 }
 
-/* The position of x in an increasing list: the index below it, and the share of the way to the next one in logarithms.
-   Extrapolates beyond both ends. */
+/* Finds x in an increasing list: returns the index below it, and sets *share to the fraction of the way to the next
+   one, in logarithms. Extrapolates beyond both ends. */
 static int locate(const int64_t *list, int count, int64_t x, double *share) {
     int i = 0;
     while (i + 2 < count && x >= list[i + 1]) {

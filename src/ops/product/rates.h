@@ -9,7 +9,8 @@
 
 #include "carry/context.h"
 
-/* Splitting time over threads: a second thread brings this much of a first one (idle at the ends of levels). */
+/* Splitting work over threads: each further thread adds this fraction of one thread's speed (threads are idle at the
+   ends of levels). */
 #define CARRY_TIME_SPLIT 0.85
 
 #define CARRY_RATE_SIZES 6  /* n = 4, 8, 16, 32, 64, 128 */
@@ -20,31 +21,32 @@ typedef struct carry_rates_table {
     double product[CARRY_RATE_SIZES][CARRY_RATE_WIDTHS]; /* seconds of an n x n by n x w product, operands in cache */
     double step[CARRY_RATE_STEPS];                       /* seconds of a diagonal step of n*w elements, in cache */
     double apply_call;                                   /* seconds added when steps are single calls of the kernel */
-    double fork;                                         /* seconds to hand work to all threads and wait for it */
-    double memory;      /* bytes a second, read and written, beyond the caches, all threads */
+    double fork;                                         /* seconds to give work to all threads and wait for it */
+    double memory;      /* bytes per second, read plus written, beyond the caches, all threads */
     double memory_one;  /* the same, one thread alone */
-    double cache_bytes; /* of the caches of all threads together */
+    double cache_bytes; /* total of the caches of all threads */
     double large_own;   /* flop/s of Carry's own product of 512 x 512 x 512, one thread */
-    double large_bf16;  /* the same of bf16, by the processor's instructions for it; 0: not supported */
-    double large_blas;  /* the same of OpenBLAS; 0: not built in */
-    double blas_from;   /* products from this size on go through OpenBLAS, which is faster by a tenth; 0: never */
-    bool remembered;    /* these come from a file, and were not measured by this process */
+    double large_bf16;  /* the same for bf16, by the processor's instructions; 0: not supported */
+    double large_blas;  /* the same for OpenBLAS; 0: not built in */
+    /* Size from which products use OpenBLAS, because it is faster by a tenth; 0: never. */
+    double blas_from;
+    bool remembered; /* read from a file, not measured by this process */
 } carry_rates_table;
 
 /* The table as a list of named numbers, for printing and for the wisdom file; NULL past the end. */
 double *carry_rates_number(carry_rates_table *rates, int index, char name[32], const char **unit);
 
-/* Of this context: measured at the first call, or again. */
+/* The rates of this context, measured at the first call, or again if asked. */
 carry_status carry_rates_of(carry_ctx *ctx, const carry_rates_table **rates, bool again);
-/* From a file. Refused (false) unless every number is finite and positive. */
+/* Sets rates that come from a file. Returns false unless every number is finite and positive. */
 bool carry_rates_put(carry_ctx *ctx, const carry_rates_table *rates);
 bool carry_rates_known(const carry_ctx *ctx);
 
-/* Bytes a second that this many busy threads move from and to memory. Inputs are assumed to be in memory: the contents
-   of the caches are not known when a plan is made. */
+/* Bytes per second that this many busy threads move from and to memory. Inputs are assumed to be in memory, since
+   the contents of the caches are not known when a plan is made. */
 double carry_rates_bandwidth(const carry_rates_table *rates, double busy);
 
-/* bf16 is faster widened to f32 than by the processor's instructions for it. */
+/* True if bf16 is faster when widened to f32 than with the processor's instructions for it. */
 static inline bool carry_rates_bf16_slower(const carry_rates_table *rates) {
     return rates->large_bf16 > 0.0 && rates->large_bf16 < rates->large_own;
 }

@@ -1,12 +1,12 @@
-/* Products with triangles: the plain product where everything is finite; else with the numbers that are not finite set
-   to zero, and added to the rows that they belong to afterwards. */
+/* Products with triangles. If everything is finite, the plain product; else numbers that are not finite are set to
+   zero, and afterwards added to the rows that depend on them. */
 #include "ops/product/triangle.h"
 
 #include <math.h>
 #include <string.h>
 
-/* A one added to an exponent of all ones reaches the sign bit, which was cleared. By sixteen, so that they are vectors.
- */
+/* An exponent of all ones plus one carries into the sign bit, which was cleared. Sixteen at a time, so that the
+   compiler uses vectors. */
 bool carry_all_finite(const float *numbers, int64_t count) {
     uint32_t seen[16] = {0};
     int64_t i = 0;
@@ -28,7 +28,7 @@ bool carry_all_finite(const float *numbers, int64_t count) {
     return finite;
 }
 
-/* Adds a[i, row] value to column j of every row i of c that reads this row of the triangle. */
+/* Adds a[i, row] * value to column j of every row i of c that depends on this row of the triangle. */
 static void add_column(const carry_product *p, int64_t first, int64_t row, int64_t j, float value, bool upper) {
     int64_t begin = upper ? 0 : row;
     int64_t end = upper && row + 1 < p->m ? row + 1 : p->m;
@@ -65,7 +65,8 @@ void carry_triangle_product(const carry_kernels *kernels, const carry_product *p
     int64_t rows = product->k - first < product->m ? product->k - first : product->m;
     bool finite = true;
     if (product->base != product->c) {
-        /* The row of c that reads one row of the triangle has zeros for the others: they show in it. */
+        /* This row of c depends on one row of the triangle and has zeros for the others, so numbers that are not
+           finite show in it. */
         kernels->product(product);
         finite = carry_all_finite(product->c + (upper ? product->m - 1 : 0) * product->c_row, product->n);
     } else {

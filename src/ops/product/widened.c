@@ -1,7 +1,7 @@
-/* Products with operands of 16 bits by the kernels for f32, which are widened as their panels are packed (packed.c is
-   the same for f32). The panels of a, whole k, go into the context's buffer; then threads take stripes of columns,
-   whose panels of b and sums each keeps in its own second cache: a weight is read once for ROWS tokens, and sums of 16
-   bits are rounded once.
+/* Products with 16-bit operands by the kernels for f32: operands are widened as their panels are packed (packed.c is
+   the same for f32). The panels of a, over all of k, go into the context's buffer. Then threads take stripes of
+   columns, and each keeps a stripe's panels of b and its sums in its own second-level cache: a weight is read once
+   for ROWS tokens, and 16-bit results are rounded once.
 
    Sums run over k in order, whatever stripe and thread they belong to: the bits are those of the tiles of linear.c. */
 #include "ops/product/widened.h"
@@ -11,11 +11,11 @@
 #include "ops/convert.h"
 #include "ops/product/packed.h"
 
-/* Rows of a block and columns of a stripe: sums of 256 KiB, beside 128 KiB of b on the stack. */
+/* Rows of a block and columns of a stripe: the sums take 256 KiB, and b 128 KiB on the stack. */
 #define ROWS 512
 #define STRIPE 128
-/* k of a block: 384, as products of f32 have on AVX-512, was slower here. Kernels with deeper blocks than that (NEON)
-   have the tiles of linear.c. */
+/* k of a block. 384, which f32 products use on AVX-512, was slower here. Kernels with deeper blocks (NEON) use the
+   tiles of linear.c. */
 #define DEPTH 256
 #define MOST_DEPTH 384
 #define STRIPES_PER_THREAD 4
@@ -46,7 +46,7 @@ static float *a_block(const job *j, int64_t block) {
     return j->a + block * j->depth * j->row_panels * j->packed->stride;
 }
 
-/* Lines first.. and k l.. of an operand into a panel; lines are rows of a or columns of b. */
+/* Packs lines from `first` on and k from `l` on of an operand into a panel. Lines are rows of a or columns of b. */
 static void pack(const job *j, bool of_b, float *to, int64_t first, int64_t lines, int64_t l, int64_t k) {
     const carry_packed *packed = j->packed;
     const carry_matrix *from = of_b ? &j->p->b : &j->p->a;

@@ -5,8 +5,8 @@
 #include "carry/context.h"
 #include "ops/linear.h"
 
-/* c = a b over the context's threads, or on this one within a task of its pool; kernels->packed is not NULL. false: out
-   of memory, or k is too long for the buffer, and nothing was done. */
+/* c = a b over the context's threads, or on this one within a task of its pool; kernels->packed is not NULL. Returns
+   false, and does nothing, if memory runs out or k is too long for the buffer. */
 bool carry_widened_run(carry_ctx *ctx, const carry_kernels *kernels, const carry_mixed_product *product);
 
 #endif

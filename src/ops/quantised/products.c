@@ -12,7 +12,8 @@
 #include "ops/product/bf16.h"
 #include "ops/product/packed.h"
 
-/* Tokens by integers: above it a decoded row pays. Sums held at a time. Weights worth handing to a thread. */
+/* FEW_TOKENS: the largest number of tokens done by integers; for more, decoding rows pays. FEW_SUMS: sums held at a
+   time. FEW_PIECE: elements of the weight that are worth a thread. */
 #define FEW_TOKENS 8
 #define FEW_SUMS 2048
 #define FEW_PIECE ((int64_t)1 << 19)
@@ -78,7 +79,7 @@ static void merged_rows(void *argument, int64_t begin, int64_t end, int worker) 
     }
 }
 
-/* As many pieces for each thread as for any other, and few. */
+/* Rows of a piece: few pieces, and the same number for every thread. */
 static int64_t rows_of_piece(int64_t rows, int64_t k, int threads) {
     const int64_t small = (FEW_PIECE / (k + 1) / 64 + 1) * 64;
     const int64_t each = (rows + small * threads - 1) / (small * threads);
@@ -86,7 +87,7 @@ static int64_t rows_of_piece(int64_t rows, int64_t k, int threads) {
     return rows <= small ? rows : ((rows + count - 1) / count + 3) / 4 * 4;
 }
 
-/* Tokens rounded into the context's buffer; false without memory. */
+/* Rounds the tokens into the context's buffer; returns false if memory runs out. */
 static bool round_tokens(carry_ctx *ctx, const carry_kernels *kernels, const carry_quant_kernels *by, carry_tensor x,
                          carry_quant_x *to) {
     const int64_t tokens = x.shape[0];
@@ -94,7 +95,7 @@ static bool round_tokens(carry_ctx *ctx, const carry_kernels *kernels, const car
     int64_t elements;
     uint16_t *beside = carry_packed_buffer(ctx, &elements);
     to->columns = (k + CARRY_QUANT_PAD - 1) / CARRY_QUANT_PAD * CARRY_QUANT_PAD;
-    /* In bytes: the integers, two numbers for each block, and a token in f32. */
+    /* In bytes: the integers, two floats for each block, and one token in f32. */
     if (beside == NULL || tokens * to->columns * 2 + to->columns * 4 > elements) {
         return false;
     }
@@ -189,7 +190,7 @@ void carry_quantised_products(carry_ctx *ctx, const carry_kernels *kernels, cons
     const bool is_bf16 = p->a.dtype == CARRY_BF16 && carry_bf16_of(ctx) != NULL;
     const carry_dtype dtype = is_bf16 ? CARRY_BF16 : CARRY_F32;
     const size_t row = (size_t)p->k * carry_dtype_size(dtype);
-    float one[4096]; /* without memory: row after row */
+    float one[4096]; /* if memory runs out, rows are decoded one by one */
     void *decoded = carry_packed_decoded(ctx, (size_t)least(p->n, DECODED_ROWS) * row);
     const bool is_short = decoded == NULL && row > sizeof one;
     void *own = is_short ? carry_aligned_new(row) : NULL;

@@ -18,9 +18,9 @@ typedef struct carry_quant_format {
     int64_t block; /* columns */
     size_t bytes;  /* of a block */
     void (*decode)(float *to, const void *blocks, int64_t count);
-    /* The nearest blocks for count * block columns; NULL: this format is only read. */
+    /* Encodes count * block columns into the nearest blocks; NULL: this format can only be read. */
     void (*encode)(void *blocks, const float *from, int64_t count);
-    /* True if no scale of the blocks is infinite or NaN, nor a value that is not a number. */
+    /* True if no scale of the blocks is infinite or NaN, and no value is NaN. */
     bool (*is_finite)(const void *blocks, int64_t count);
 } carry_quant_format;
 
@@ -39,15 +39,15 @@ int carry_quant_format_index(const carry_quant_format *format);
 const char *carry_quant_format_names(char text[CARRY_QUANT_NAMES]);
 
 size_t carry_quant_row_bytes(const carry_quant_format *format, int64_t columns);
-/* The bytes of a matrix; false if they do not fit in a size_t. */
+/* *bytes: the size of a matrix in bytes; returns false if it does not fit in a size_t. */
 bool carry_quant_bytes(size_t *bytes, const carry_quant_format *format, int64_t rows, int64_t columns);
 carry_tensor carry_quant_view(const void *data, const carry_quant_format *format, int64_t rows, int64_t columns);
-/* The format of a tensor of type CARRY_QUANTISED; NULL: of no format of the table. */
+/* The format of a tensor of type CARRY_QUANTISED; NULL if it is not in the table. */
 const carry_quant_format *carry_quant_format_of(const carry_tensor *tensor);
 
-/* Row `row` of a matrix: columns first to first + count - 1; first is a multiple of the block. */
+/* Decodes columns first to first + count - 1 of row `row`; first is a multiple of the block. */
 void carry_quant_decode(const carry_tensor *W, int64_t row, int64_t first, int64_t count, float *to);
-/* Fails, naming the tensor, if a scale is not finite. */
+/* Fails with a message that names the tensor if a scale is not finite. */
 carry_status carry_quant_check(carry_ctx *ctx, const char *name, const carry_tensor *W);
 
 /* f8 e4m3 as PyTorch's float8_e4m3fn: no infinities; 0x7f and 0xff are NaN. Encoding rounds to nearest, ties to even,

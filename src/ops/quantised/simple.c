@@ -30,15 +30,15 @@ uint8_t carry_f8_from_f32(float value) {
     if (isnan(value)) {
         return (uint8_t)(sign | 0x7f);
     }
-    if (magnitude >= 464.0f) { /* half way to the next: 480 would be NaN */
+    if (magnitude >= 464.0f) { /* halfway to the next value, 480, which would be NaN */
         return (uint8_t)(sign | 0x7e);
     }
     if (magnitude == 0.0f) {
         return sign;
     }
     (void)frexpf(magnitude, &exponent);                      /* magnitude < 2^exponent */
-    const int shift = exponent - 4 < -9 ? -9 : exponent - 4; /* of the last bit */
-    const int steps = (int)rintf(ldexpf(magnitude, -shift)); /* to 16: a carry is the next exponent */
+    const int shift = exponent - 4 < -9 ? -9 : exponent - 4; /* exponent of the last bit */
+    const int steps = (int)rintf(ldexpf(magnitude, -shift)); /* at most 16, which carries into the exponent */
     const int bits = (shift + 9) * 8 + steps;
     return (uint8_t)(sign | (bits > 0x7e ? 0x7e : bits));
 }
@@ -147,7 +147,7 @@ static void encode_q8_0(void *blocks, const float *from, int64_t count) {
     }
 }
 
-/* Of formats whose blocks of `bytes` begin with an f16. */
+/* For formats whose blocks, of `bytes` bytes, begin with an f16 scale. */
 static bool finite_f16(const unsigned char *at, int64_t count, size_t bytes) {
     bool fine = true;
     for (int64_t b = 0; b < count; b++, at += bytes) {

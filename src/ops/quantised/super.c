@@ -35,7 +35,7 @@ static void put_scale(unsigned char *to, int j, int scale, int minimum) {
     }
 }
 
-/* high: the 32 bytes of bits 4, or NULL. */
+/* high: the 32 bytes that hold bit 4 of each value, or NULL. */
 static void decode_k(float *to, const unsigned char *at, const unsigned char *high, const unsigned char *low) {
     const float d = carry_block_f16(at);
     const float least = carry_block_f16(at + 2);
@@ -67,8 +67,8 @@ static void decode_q5_k(float *to, const void *blocks, int64_t count) {
     }
 }
 
-/* Scale and minimum of 32 values for q from 0 to most: x = scale q - minimum, by least squares from the range of the
-   values, three times. */
+/* Fits scale and minimum of 32 values, x = scale q - minimum with q from 0 to most: starts from the range of the
+   values and refines by least squares three times. */
 static void fit(const float *x, int most, float *scale, float *minimum) {
     float low = 0.0f;
     float high = 0.0f;
@@ -93,7 +93,7 @@ static void fit(const float *x, int most, float *scale, float *minimum) {
         const double divisor = 32.0 * q2 - q1 * q1;
         const double by = divisor > 0.0 ? (32.0 * qx - q1 * x1) / divisor : 0.0;
         const double less = (by * q1 - x1) / 32.0;
-        if (by <= 0.0 || less < 0.0) { /* a minimum is not below 0 */
+        if (by <= 0.0 || less < 0.0) { /* a minimum must not be negative */
             return;
         }
         *scale = (float)by;
@@ -157,8 +157,8 @@ static bool finite_q5_k(const void *blocks, int64_t count) {
     return finite_k(blocks, count, Q5_K_BYTES);
 }
 
-/* Column i of a block is in half i / 128; there, in quarter (i % 128) / 32, which is two bits of `high` and a half of a
-   byte of `low`. */
+/* Column i of a block is in half i / 128 and there in quarter (i % 128) / 32, which selects two bits of a byte of
+   `high` and one half of a byte of `low`. */
 static void decode_q6_k(float *to, const void *blocks, int64_t count) {
     const unsigned char *at = blocks;
     for (int64_t b = 0; b < count; b++, at += Q6_K_BYTES) {

@@ -7,7 +7,7 @@
 #include "core/memory.h"
 #include "ops/quantised/quantised.h"
 
-#define PIECE 256 /* columns of the last block of a row: no block is longer */
+#define PIECE 256 /* columns of the largest block, to decode the last one of a row */
 
 static const carry_quant_format *const formats[] = {
 #define X(name) &carry_quant_##name,

@@ -10,27 +10,29 @@
 
 typedef enum carry_tile_output {
     CARRY_TILE_STORE,  /* y = W x */
-    CARRY_TILE_ADD,    /* y = base + W x; also to h, where there is one */
+    CARRY_TILE_ADD,    /* y = base + W x; with h: h += W x and y = h */
     CARRY_TILE_SWIGLU, /* y = silu(W x) * (up x) */
 } carry_tile_output;
 
-/* One matrix; its results begin at column y_at of y. */
+/* One matrix; its results start at column y_at of y. */
 typedef struct carry_tile_map {
     const unsigned char *tiles;
     int rows, first_tile, y_at;
 } carry_tile_map;
 
-/* Matrices of one format and one number of columns. x: [sequences, columns] in bf16 or f32; y: bf16 or f32. */
+/* Matrices of one format with the same number of columns. x: [sequences, columns] in bf16 or f32; y: bf16 or f32. */
 typedef struct carry_tile_product {
     carry_tile_map maps[CARRY_TILE_PRODUCT_MAPS]; /* for SwiGLU: the gate and the other factor */
-    int count, tiles;                             /* matrices; tiles of all of them, or of the gate */
-    int format, columns, chunks, group_shift;     /* group_shift: a scale is of 64 << group_shift columns */
-    uint32_t scales_at, factors_at, tile_bytes;   /* of a tile, in bytes */
+    int count, tiles;                           /* number of matrices; number of tiles of all of them, or of the gate */
+    int format, columns, chunks, group_shift;   /* group_shift: a scale covers 64 << group_shift columns */
+    uint32_t scales_at, factors_at, tile_bytes; /* offsets and size in a tile, in bytes */
     const void *x, *base;
-    const float *norm; /* [columns]: of x / rms(x), which is multiplied by plus + norm. NULL: x as it is */
+    /* [columns]: x is replaced by x / rms(x) times (plus + norm). NULL: x is used unchanged. */
+    const float *norm;
     float plus, eps;
     void *y;
-    float *h; /* [sequences, y_stride]: added to and written, with CARRY_TILE_ADD; NULL: base is */
+    /* [sequences, y_stride]: with CARRY_TILE_ADD, both h and y become h + W x. NULL: base is used. */
+    float *h;
     int64_t x_stride, y_stride;
     bool x_is_wide, y_is_wide; /* f32 */
     bool x_is_aligned;         /* to 16 bytes, each row */
@@ -41,13 +43,14 @@ typedef struct carry_tile_product {
 extern "C" {
 #endif
 
-/* Fields that follow from a layout, which all matrices have but for their rows, and from the other fields. */
+/* Sets the fields that follow from the other fields and from a layout, which all matrices share except for their
+   rows. */
 void carry_tile_product_finish(carry_tile_product *product, const carry_quant_tiles *layout);
 
-/* True if the GPU and this build have the kernels. */
+/* True if the GPU supports the kernels and this build has them. */
 bool carry_cuda_tile_product_works(int ordinal);
-/* Puts a product of 1 to CARRY_TILE_PRODUCT_ROWS sequences into the stream. overlaps: it may begin before the kernel
-   that was put there before it has ended (that kernel lets it), and waits for its results. */
+/* Puts a product of 1 to CARRY_TILE_PRODUCT_ROWS sequences into the stream. overlaps: it may start before the
+   previous kernel in the stream has ended, which that kernel must allow, and waits for its results. */
 carry_status carry_cuda_tile_product(carry_ctx *ctx, int ordinal, carry_stream *stream,
                                      const carry_tile_product *product, int sequences, bool overlaps);
 

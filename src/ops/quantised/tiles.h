@@ -8,14 +8,16 @@
                Bits 4 i of a word hold column 2 i % 8 for i < 4, and the column after it at i + 4
 
    A value is scale * code - minimum. Codes are signed: 4-bit ones are stored plus 8, 8-bit ones plus 128, and 8-bit
-   floats as they are. The scales of a tile, for each group of columns and g of 0..7:
+   floats are stored unchanged. The scales of a tile, for each group of columns and g of 0..7:
 
        f32, groups of 128             scale[g], scale[g + 8]
        f16, groups of 64 and 128      scale[g], scale[g + 8], minimum[g], minimum[g + 8]
-       f16, 32, for each 64 columns   scale[g], scale[g + 8] of both groups; with minima: the same of minima follows
-   each f16, 16, for each 64 columns   scale[g], scale[g + 8] of groups 0, 2, 1, 3
+       f16, groups of 32              per 64 columns: scale[g], scale[g + 8] of both groups, each followed by the
+                                      group's minima, if any, in the same order
+       f16, groups of 16              per 64 columns: scale[g], scale[g + 8] of groups 0, 2, 1, 3
 
-   Those in f16 are relative to a factor of the row, a power of two, so that none is outside of the type's range.
+   Scales and minima in f16 are relative to a factor of the row, a power of two, so that all are within the type's
+   range.
    A tile of 16 rows has its codes, its scales, then its 16 factors in f32; tiles follow each other. Rows are padded to
    16, columns to 64.
 
@@ -38,12 +40,12 @@ enum {
 
 typedef struct carry_quant_tiles {
     int format;
-    int bits;  /* of a code: 4 or 8 */
-    int group; /* columns of a scale */
+    int bits;  /* bits of a code: 4 or 8 */
+    int group; /* columns that share a scale */
     bool has_minimum, has_wide_scales;
     int64_t rows, columns;
-    int64_t tiles, chunks;                    /* of 16 rows; of 64 columns */
-    size_t scales_at, factors_at, tile_bytes; /* from the start of a tile */
+    int64_t tiles, chunks;                    /* tiles of 16 rows; chunks of 64 columns */
+    size_t scales_at, factors_at, tile_bytes; /* offsets from the start of a tile; bytes of a tile */
     size_t all_bytes;
 } carry_quant_tiles;
 
@@ -51,20 +53,20 @@ typedef struct carry_quant_tiles {
 extern "C" {
 #endif
 
-/* False if the sizes overflow, or the format is not in the table. */
+/* Returns false if the sizes overflow, or the format is not in the table. */
 bool carry_quant_tiles_of(carry_quant_tiles *layout, int64_t format, int64_t rows, int64_t columns);
 carry_tensor carry_quant_tiles_view(int device, void *data, const carry_quant_tiles *layout);
-/* The layout of a quantised tensor on a GPU; false if its strides are not those of a layout. */
+/* Sets the layout of a quantised tensor on a GPU; returns false if its strides do not match a layout. */
 bool carry_quant_tiles_of_tensor(carry_quant_tiles *layout, const carry_tensor *tensor);
 
-/* A quantised matrix as the operators of a device read it: rows of blocks on the CPU, tiles elsewhere. bytes_on:
-   false if they do not fit in a size_t. */
+/* A quantised matrix in the layout that the operators of a device read: rows of blocks on the CPU, tiles elsewhere.
+   carry_quant_bytes_on returns false if the size does not fit in a size_t. */
 carry_tensor carry_quant_view_on(int device, const void *data, const carry_quant_format *format, int64_t rows,
                                  int64_t columns);
 bool carry_quant_bytes_on(size_t *bytes, int device, const carry_quant_format *format, int64_t rows, int64_t columns);
-/* True if steps of a few tokens read quantised matrices there as they are. */
+/* True if steps of a few tokens on this device read quantised matrices without decoding them first. */
 bool carry_quant_is_read_on(carry_ctx *ctx, int device);
-/* Fills W from rows of blocks on the device of W. */
+/* Fills W from rows of blocks, which are on the device of W. */
 carry_status carry_quant_pack(carry_ctx *ctx, carry_tensor W, const void *blocks);
 
 #ifdef __cplusplus
