@@ -2,10 +2,10 @@
 # Ranks that are killed (-9) or stopped, a random one at a random moment, under Open MPI's mpirun: the others end, none of
 # them with 0, and no process is left.
 #
-# mpirun ends everybody as soon as one process was killed, before a deadline could; so it is asked every other time to
-# leave the survivors alone (--enable-recovery), and then each of them must say one error message: operation, rank, seconds.
-# It does so over shared memory and over TCP, where a dead peer's socket closes. A process that is stopped is noticed by
-# nobody but the deadline.
+# mpirun ends all ranks as soon as one process was killed, before a deadline could pass. Every other time it is
+# therefore run with --enable-recovery, which leaves the survivors alone, and each of them must print one error message:
+# operation, rank, seconds. This is done over shared memory and over TCP, where a dead peer's socket closes. A stopped
+# process is noticed only by the deadline.
 #
 # Usage: [KILLS=50] [SEED=n] kill_ranks.sh PATH-OF-RANKS_WORKER [gpu]
 set -u
@@ -59,8 +59,8 @@ check_survivors() {
     ended=$((ended + stuck))
 }
 
-# disturb SIGNAL RANK MILLISECONDS RECOVERY TRANSPORT. Into $early: 1 if the ranks ended before, since one of them stood in the
-# queue of a busy machine for longer than the deadline.
+# disturb SIGNAL RANK MILLISECONDS RECOVERY TRANSPORT. Sets $early to 1 if the ranks ended before the signal, because
+# one of them waited for a busy machine for longer than the deadline.
 disturb() {
     bad=0
     early=0

@@ -1,7 +1,8 @@
-/* What kill_ranks.sh disturbs: a rank that goes through every operation until one ends it. Says its process first and
-   in the end what it was told, with the seconds since the operation that failed had begun.
+/* The worker of kill_ranks.sh: a rank that goes through every operation until one fails. It prints its process id
+   first, and at the end its error, with the seconds since the failed operation began.
    Usage: mpirun -n N ranks_worker DEADLINE [gpu [KIND]]: with gpu, buffers are in memory of the first GPU, which all
-   share, and KIND moves them (ipc, staged; else what fits). Without mpirun: CARRY_MEET (kill_processes.py). */
+   ranks share, and KIND moves them (ipc, staged; by default the first that works). Without mpirun: CARRY_MEET
+   (kill_processes.py). */
 #include "comm_support.h"
 
 #include <unistd.h>

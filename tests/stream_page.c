@@ -58,7 +58,7 @@ static void draw(float *pixels, double time, const float rgb[3], uint64_t seed) 
     }
 }
 
-/* What a pipeline of two stages would tell, with some life in it. */
+/* Publishes changing figures, as a pipeline of two stages would. */
 static void tell(carry_hub *hub, const carry_control_state *control, uint64_t chunk, uint64_t epoch) {
     double wave = sin(0.2 * (double)chunk), period = CHUNK / FPS;
     carry_stream_figures figures = {.chunks = chunk,

@@ -1,4 +1,5 @@
-# What shell tests of verbs share; read by them after `carry` is set, in a folder of their own. No test by itself.
+# Shared by the shell tests of verbs, which source it after they set `carry`, in a folder of their own. Not a test by
+# itself.
 failures=0
 XDG_STATE_HOME=$PWD/state # records of jobs
 export XDG_STATE_HOME

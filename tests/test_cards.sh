@@ -61,8 +61,8 @@ if [ "${cards:-0}" -lt 24 ] || [ "${findings:-0}" -lt 5 ]; then
     fail "the library has ${cards:-no} cards and ${findings:-no} findings"
 fi
 
-# What people who bring a streaming video transformer up asked for: these sources, topics and findings, by id, with a priority of 1
-# for the sources that were called high.
+# Sources, topics and findings that people who bring up a streaming video transformer asked for, by id. Sources that
+# they called high have a priority of 1.
 high="nccl-user-guide pytorch-cuda-semantics funcol-rfc-93173 ezyang-state-of-compile dynamo-deep-dive making-dl-go-brrrr
     streamdiffusionv2 gpipe pipedream-2bw zero-bubble-pp pytorch-pipelining-api pipedit pagedattention cuda-graphs-guide dit-paper"
 medium="scaling-dl-nccl nccl-tuning flash-attention funcol-source pytorch-issue-138773 vllm-torch-compile lightx2v-vae cogvideox-vae
@@ -103,7 +103,7 @@ for id in streamdiffusionv2 gpipe funcol-rfc-93173 pytorch-pipelining-api pipedr
         fail "$id is not in detail"
     fi
 done
-# What a card must cite, whatever else it says (line breaks aside): ID|TEXT.
+# Texts that a card must cite (line breaks are ignored): ID|TEXT.
 while IFS='|' read -r id text; do
     tr -s ' \n' ' ' < "$library/cards/$id.md" | grep -qF -e "$text" || fail "$id does not cite $text"
 done << 'CITED'
@@ -228,7 +228,7 @@ sed -i 's/^actionables:$/actionables:\n  - {text: think}/' "$own/cards/nccl-user
 after=$("$carry" cards --library "$own" sharpen --json | wc -l)
 if [ "$after" != $((before + 1)) ]; then fail "sharpen went from $before to $after"; fi
 
-# What check finds: exit 1, each thing with its place; what a broken page does to the other verbs: exit 2.
+# A fault that check finds: exit 1, each fault with its place. A broken page under another verb: exit 2.
 sed -i 's/"6\.2"/"6.3"/' "$own/findings/cyclic-reduction-on-cpus.md"
 expect 1 "findings/cyclic-reduction-on-cpus.md" --library "$own" check
 expect 1 "6.3 is not in 'docs/results/scan.md'" --library "$own" check

@@ -282,7 +282,7 @@ END
 chmod +x "$folder/wrap/git"
 KILLSTATE=$folder/state
 export KILLSTATE KILLAT KILLWHEN
-# survive VERB...: kills at every call; each time the two states that may be are told apart.
+# survive VERB...: kills at every call; each time the state must be the one before the commit or the one after it.
 survive() {
     cp -R . "$folder/fresh"
     at=1
@@ -290,7 +290,7 @@ survive() {
     ended=no
     while [ $ended = no ] && [ $at -lt 40 ]; do
         for KILLWHEN in before after; do
-            [ $at -lt 6 ] && [ $KILLWHEN = after ] && continue # objects are made, which nobody sees: the next before
+            [ $at -lt 6 ] && [ $KILLWHEN = after ] && continue # only new objects, without references: equals `before` the next call
             rm -rf "$folder/work" "$KILLSTATE" "$KILLSTATE.on"
             cp -R "$folder/fresh" "$folder/work"
             cd "$folder/work" || exit 1

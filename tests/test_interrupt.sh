@@ -1,7 +1,7 @@
 #!/bin/sh
-# The first Ctrl-C or SIGTERM ends every verb, with exit code 2 and the word "interrupted", whatever it is in the middle of. None
-# of these could end by itself: each has work for many minutes, or reads a pipe that nobody writes to.
-# Usage: test_interrupt.sh PATH-OF-CARRY
+# The first Ctrl-C or SIGTERM ends every verb at any moment, with exit code 2 and the word "interrupted". None of these
+# commands could end by itself: each has work for many minutes, or reads a pipe without a writer. Usage:
+# test_interrupt.sh PATH-OF-CARRY
 #
 # Nothing here depends on how busy the machine is. The signal is sent when the process has worked or sleeps, not after a fixed
 # time; after it, the process may work for LIMIT ms of processor time and no longer, and must have ended after 120 s.
@@ -43,8 +43,8 @@ has_ended() {
     [ $own -gt "$LIMIT" ]
 }
 
-# interrupted SIGNAL INPUT ARGUMENTS...: it begins, gets the signal, and ends. INPUT: a file, or a fifo that nobody
-# writes to.
+# interrupted SIGNAL INPUT ARGUMENTS...: starts the command, sends the signal, and checks that it ends. INPUT: a file,
+# or `fifo` for a fifo without a writer.
 interrupted() {
     signal=$1
     input=$2
@@ -95,7 +95,8 @@ if [ -e run/latest ]; then
     interrupted INT /dev/null eval run long.txt --threads 1
     interrupted TERM /dev/null train --task mqar --steps 100000 --no-store --out more --threads 1 --hidden 32 --layers 1 --head-dim 16 \
         --batch 8 --eval-every 1 --eval-batches 100000
-    # Ranks that are processes are told once, by the one that was typed: the step is finished and saved, and no folder is left.
+    # With ranks as processes, the signal goes to the first process, which passes it on once: the step is finished and
+    # saved, and no temporary folder is left.
     mkdir tmp
     TMPDIR=$folder/tmp "$carry" --processes 2 train --device cpu --task copy --vocab 64 --hidden 32 --layers 1 --batch 2 --length 32 \
         --steps 1000000 --eval-every 0 --save-every 1000000 --log-every 5 --no-store --threads 1 --out two > two.log 2>&1 &

@@ -17,7 +17,7 @@ unmount() {
     wait_for 60 umount "$folder/small" 2> /dev/null
 }
 
-# Whatever goes wrong, no job is left running.
+# Cancels all jobs, also after a failure.
 clean_up() {
     touch "$folder/gate" "$folder/gate2"
     for id in $("$carry" job list --json 2> /dev/null | grep -E '"state": "(queued|running|cancelling)"' |
@@ -269,7 +269,8 @@ else
     echo "not tested: a full disk, since no file system can be mounted here"
 fi
 
-# Slurm's programs played by scripts: answers that are none, a controller that is away, a job that Slurm has forgotten.
+# Scripts in place of Slurm's programs: malformed answers, a controller that does not answer, a job that Slurm has
+# forgotten.
 mkdir "$folder/slurm"
 for program in sbatch squeue sacct scontrol scancel; do
     printf '#!/bin/sh\ncat > "%s/input"\ncat "%s/%s.out"\ncat "%s/%s.err" >&2\nexit "$(cat "%s/%s.code")"\n' "$folder/slurm" \

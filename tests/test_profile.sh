@@ -55,7 +55,7 @@ expect 0 "hotspots" profile --no-store -o check.json.gz check scan:diagonal:t64:
 expect 0 "hotspots" profile --no-store plan $problem
 [ -s trace.json.gz ] || fail "the trace has no name of its own when none is given"
 
-# Where there is a GPU: its kernels, or why there are none. Where there is none, not a word of it.
+# With a GPU: its kernels, or the reason why they are missing. Without a GPU: no mention of kernels.
 if "$carry" list devices | grep -q cuda && "$carry" plan scan:diagonal:t64:n4:device=cuda > /dev/null 2>&1; then
     # shellcheck disable=SC2086
     expect 0 "hotspots" profile --no-store -o gpu.json.gz bench $quick scan:diagonal:t4096:n16:device=cuda

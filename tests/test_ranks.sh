@@ -99,7 +99,7 @@ silent() {
     fi
 }
 
-# What no launcher writes is nobody's, and one process is alone.
+# Variables with values that no launcher writes are ignored, and the process runs alone.
 for rank in '' -1 4 x 0x1 99999999999999999999; do
     with "OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_RANK=$rank" expect 0 "threads" list collectives
     with "PMI_SIZE=4 PMI_RANK=$rank" expect 0 "threads" list collectives
@@ -165,7 +165,7 @@ for words in "list scans" "--ranks 2 bench $quick" "bench scan:nothing" "bench -
     [ "$(grep -c '^carry: ' err)" = 1 ] || fail "mpirun -n 3 carry $words: not one error message"
     [ -s out ] && fail "mpirun -n 3 carry $words: refused, and printed"
 done
-# One process is told something else: all three say so, each with its rank.
+# One process has other options: all three report it, each with its rank.
 launch 2 'the ranks differ' 2 bench $quick : -n 1 "$carry" bench --hot $quick
 for rank in 0 1 2; do
     [ "$(grep -c "^carry: rank $rank: " err)" = 1 ] || fail "rank $rank does not say that the ranks differ"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# README.md keeps its word: every sh, c and python block runs as it stands, the files that it links to and names exist, and its support
-# matrix equals the program's tables. The man page lists what the program has. Usage: test_readme.sh CARRY LIBRARY PROJECT CC CFLAGS
+# Checks README.md and docs/library.md: their sh, c and python blocks run unchanged, links between documents lead to
+# existing files, and the support matrix equals the program's tables. The man page lists every verb, problem family and
+# long option. Usage: test_readme.sh CARRY LIBRARY PROJECT CC CFLAGS
 set -u
 carry=$1
 library=$2
@@ -66,7 +67,7 @@ for family in $("$carry" list problems | cut -d ' ' -f 1); do
     sed -n '/^.SH PROBLEMS/,/^.SH OPTIONS/p' "$folder/man" | grep -q -w -e "$family" || fail "the man page has no problem $family"
 done
 
-# What the matrix says of the CPU is so: each type that it lists checks, forward and backward.
+# The CPU's part of the matrix is right: each type that it lists passes a check, forward and backward.
 "$carry" list problems --json > "$folder/problems"
 # works FAMILY COLUMN PROBLEM-WITH-@: for each type of that column.
 works() {

@@ -56,7 +56,7 @@ expect 0 "1 run" 1 -o "$folder/based.html" --baseline sequential
 # A parser of JSON takes UTF-8 only; a path may be anything.
 expect 0 "$(printf '/a\357\277\275b\303\251\357\277\275.html", "runs"')" 1 -o "$folder/$(printf 'a\377b\303\251\303').html" --json
 
-# What cannot be.
+# Bad arguments.
 refused "report needs a run"
 refused "77" 77 -o "$folder/no.html"
 refused "there is no run store" 1 --store "$folder/none/of/this" -o "$folder/no.html"

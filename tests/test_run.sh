@@ -62,7 +62,7 @@ before=$("$carry" runs list --json | wc -l)
 expect 0 "decision: proceed" run met.yaml --no-store
 [ "$("$carry" runs list --json | wc -l)" = "$before" ] || fail "--no-store stored something"
 
-# What was stored.
+# The stored runs.
 expect 0 "proceed" runs list
 expect 0 '"state": "done"' runs list --json --limit 2
 json out 'lines[0]["started"] > 1e9 and len(str(lines[0]["started"])) == 10 and "e+" not in open("out").read()'
@@ -124,7 +124,7 @@ refused "is not a regular file" run .
 [ ! -e "$folder/empty" ] || fail "a refused experiment made a store"
 CARRY_STORE=$folder/store.db
 
-# A store of a newer version (its number stands at byte 60): refused, and left byte for byte.
+# A store of a newer version (the version is at byte 60) is refused and stays unchanged.
 cp store.db newer.db
 printf '\000\000\000\143' | dd of=newer.db bs=1 seek=60 conv=notrunc 2> /dev/null
 cp newer.db newer.copy

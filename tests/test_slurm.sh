@@ -76,7 +76,7 @@ submit() { "$carry" job submit --on slurm --json "$@" < /dev/null | sed 's/{"id"
 
 until_there() { wait_for 120 test -s "$1" || fail "$1 has not come"; }
 
-# Two ports that nobody listens on, near a number that differs between tests running at once.
+# Two free ports, near a number that differs between tests running at once.
 free_port() {
     port=$1
     while cat /proc/net/tcp /proc/net/tcp6 2> /dev/null | grep -qi ":$(printf '%04X' "$port") "; do port=$((port + 1)); done
@@ -178,7 +178,7 @@ expect 0 "cancelled" job cancel "$pending"
 expect 0 "cancel" job cancel "$running"
 expect 1 "cancelled" job wait "$running" --seconds 300
 expect 1 "cancelled" job wait "$pending" --seconds 300
-# Slurm says cancelled when it has sent the signal; a process that nobody has waited for yet (Z) has ended.
+# Slurm reports cancelled once it has sent the signal. A zombie process (Z) counts as ended.
 wait_for 60 gone "$(cat "$folder/pid")" || fail "a cancelled job runs on"
 [ ! -e "$folder/never" ] || fail "a cancelled job ran"
 
@@ -218,7 +218,7 @@ expect 1 "failed, exit code 4" job wait "$id" --seconds 300
 id=$(submit -- sh -c 'exit 6')
 until_there "$folder/a b%c/jobs/$id.end"
 is_idle() { ! squeue --noheader 2> /dev/null | grep -q .; }
-wait_for 60 is_idle # until the node has told the controller
+wait_for 60 is_idle # until the node has reported to the controller
 kill "$slurmctld"
 wait "$slurmctld"
 expect 1 "failed, exit code 6" job wait "$id" --seconds 300

@@ -163,7 +163,8 @@ pages() {
     fi # or this machine has no IPv6
     timeout 600 "$carry" stream $small --chunks 3 --record "$folder/film.avi" > "$out" 2>&1 || fail "$(cat "$out")"
     grep -q '9 frames in' "$out" || fail "the recording: $(cat "$out")"
-    # What came faster than it was written is missed and told; where positions run out nothing is: all are accounted for.
+    # Frames that come faster than they are written are dropped and counted. None is lost where positions run out: all
+    # frames are accounted for.
     timeout 600 "$carry" stream --config shapes --size 16x16 --steps 1 --no-clean --chunks 400 --fps 400 \
         --record "$folder/fast.avi" > "$out" 2>&1 || fail "$(cat "$out")"
     grep -q '; 1 cut,' "$out" || fail "positions did not run out: $(cat "$out")"
@@ -171,8 +172,8 @@ pages() {
     [ "$accounted" = 1200 ] || fail "$accounted frames of 1200 are accounted for: $(cat "$out")"
 }
 
-# What was asked for and could not be saved is said in the end, on standard error and in JSON, and the exit code is 1;
-# where it was all for the files it ends there.
+# Output that was asked for and could not be saved is reported at the end, on standard error and in JSON, and the exit
+# code is 1. A stream that only writes files ends there, with exit code 2.
 full_disk() {
     mkdir "$folder/full"
     # The device itself where it may be made; a link to it is not followed, which is an error as well.
@@ -275,7 +276,7 @@ killed() {
     bad=$failures
     wait_for $most has_lines $((ranks - 1)) "^[^$victim] " "$folder/codes" || fail "the others have not ended after $most s"
     milliseconds=$((($(date +%s%N) - start) / 1000000))
-    [ "$how" = STOP ] && kill -9 "$(sed -n "s/^$victim //p" "$folder/pids")" # nobody else would
+    [ "$how" = STOP ] && kill -9 "$(sed -n "s/^$victim //p" "$folder/pids")" # nothing else would end it
     wait $launcher
     echo "rank $victim, $how, $moment: the others ended in $milliseconds ms"
     for rank in 0 1 2; do
@@ -339,7 +340,7 @@ two_lives() {
     [ -z "$record" ] || [ -s "$folder/lives-restart-1.avi" ] || fail "no recording after the restart"
 }
 
-# What cannot work is not tried again; what always dies is given up.
+# A command that cannot work is not repeated; one that always dies is given up.
 given_up() {
     expect 2 'nearest' stream --config shapes --size 70x64 --supervise
     timeout 600 "$carry" stream $small --supervise --json 2> "$err" | head -1 > /dev/null

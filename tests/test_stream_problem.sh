@@ -27,7 +27,8 @@ expect 0 '"slower_stage_s": 0.' bench --json --repeats 1 $slowed:algo=mesh
 grep -q '"overlap": 0' out || fail "no overlap is told: $(cat out)"
 expect 0 "slower stage " bench --repeats 1 $small:slow0=match:algo=pipeline
 
-# write_experiment WAIT: small.yaml, whose stages wait so many ms; and other.yaml, of which one criterion is not met and one has no figure.
+# write_experiment WAIT: writes small.yaml, whose stages wait WAIT ms, and other.yaml, with one criterion that is not
+# met and one without a figure.
 write_experiment() {
     slowed=$small:slow0=$1:slow1=$1
     cat > small.yaml << END
@@ -54,7 +55,7 @@ END
     sed -e 's/depth=1) <= 0.3/depth=1) >= 0.5/' -e 's/^  - memory.*/  - overlap(sequential) >= 0/' small.yaml > other.yaml
 }
 
-# judge FILE MET: runs it, and says whether so many criteria are met.
+# judge FILE MET: runs the experiment; true if exactly MET criteria are met.
 judge() {
     "$carry" run "$1" > "$1.out" 2>&1
     echo $? > "$1.code"
@@ -75,7 +76,7 @@ grep -q 'overlap 0.00  slower stage ' small.yaml.out || fail "no score of depth 
 for metric in overlap slower_stage; do
     [ "$(grep -oF "\"$metric\"" run.json | wc -l)" = 2 ] || fail "the store has no two of '$metric'"
 done
-# What is not so comes out as not so, and what has no score as not measured.
+# A false criterion is reported as not met, and one without a figure as not measured.
 [ "$(cat other.yaml.code)" = 1 ] || fail "exit code $(cat other.yaml.code): $(cat other.yaml.out)"
 grep -q 'decision: stop' other.yaml.out || fail "the other decision: $(cat other.yaml.out)"
 grep -q '^  not met .*overlap(pipeline, depth=1) >= 0.5' other.yaml.out || fail "a criterion that is not met: $(cat other.yaml.out)"

@@ -38,7 +38,7 @@ cmp -s "$work/text" "$golden/text.txt" || fails "the decoded text is another"
 head -c 3000 /dev/urandom > "$work/random"
 "$carry" tokenizer encode "$work/b" "$work/random" --as-text | "$carry" tokenizer decode "$work/b" > "$work/again"
 cmp -s "$work/random" "$work/again" || fails "random bytes come back changed"
-# What would be ignored is refused, and what cannot be read is no success.
+# Options without an effect are refused, and an unreadable input is an error.
 "$carry" tokenizer decode "$work/b" < "$work" > "$work/out" 2> "$work/err"
 [ $? = 2 ] || fails "decode of an input that cannot be read is no success"
 many=$(i=100; while [ $i -lt 165 ]; do printf '%s,' "$i"; i=$((i + 1)); done)

@@ -72,7 +72,7 @@ else
     grep -q "without the lab" err || fail "--config: $(cat err)"
 fi
 
-# A device that is not there, or that is none, is refused before work begins.
+# A missing device and an unknown name of a device are refused before work begins.
 refused "cpu, cuda or cuda:N is accepted" train --data book.txt --device gpu --out no
 refused "there is no device cuda:4096" train --data book.txt --device cuda:4096 --out no
 expect 0 "; on cpu" train --data book.txt $small --steps 1 --device cpu --out on-cpu
@@ -120,7 +120,7 @@ for option in expand-v init forget; do
 done
 refused "is one checkpoint" train --resume trained/book/step-12
 
-# What would have no effect is refused, not ignored.
+# Options without an effect are refused, not ignored.
 model="--data book.txt --model trained/book/latest --length 32 --steps 1 --out no"
 for option in "hidden 64" "layers 3" "type delta_net" "conv 0" "expand-v 2" "init 0.1" "forget 2" tie "vocab 400"; do
     refused "omit one of them" train $model --$option

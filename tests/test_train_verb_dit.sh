@@ -23,7 +23,7 @@ expect 0 "step 8/8" train dit --resume whole --steps 8
 cmp run/model.safetensors whole/model.safetensors || fail "two ways to resume give two models"
 refused "is one checkpoint" train dit --resume run/step-8 --steps 9
 
-# A run stands on its own feet: the model that it started from may be gone, and what it was started with stays.
+# A run does not need the model that it started from, which may be moved; its own options cannot change.
 expect 0 "step 2/2" train dit $small --model run --steps 2 --out later
 mv run gone
 expect 0 "step 4/4" train dit --resume later --steps 4

@@ -1,5 +1,6 @@
 #!/bin/sh
-# What the run store knows of trainings: names, threads, options, curves, comparisons, exports. Usage: test_training_runs.sh PATH-OF-CARRY
+# Trainings in the run store: names, threads, options, curves, comparisons, exports. Usage: test_training_runs.sh
+# PATH-OF-CARRY
 set -u
 carry=$1
 here=$(cd "$(dirname "$0")" && pwd)

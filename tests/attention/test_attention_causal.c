@@ -265,7 +265,7 @@ static void bf16_on_a_gpu_equals_the_reference(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Room for as many rows as a sequence gets, and more, which nobody may read: NaN. */
+/* The caches have more rows than any sequence. The rows that a step must not read are NaN. */
 static void check_step(carry_ctx *ctx, const int64_t size[6], int device) {
     enum { SEQUENCES = 3 };
     const int64_t H = size[2];

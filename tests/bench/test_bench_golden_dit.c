@@ -1,5 +1,5 @@
-/* Golden folders of video transformers: those made elsewhere, where they lie beside the checkout; and made here from
-   the float64 reference, with a batch, a wrong number, and what does not fit. */
+/* Golden folders of video transformers: those made elsewhere, if they are beside the checkout, and those made here from
+   the float64 reference, with a batch, a wrong number, and files that do not fit. */
 #include "dit_support.h"
 
 #include <unistd.h>

@@ -19,7 +19,7 @@ typedef struct scene {
     carry_status outcome;
     int root;
     bool never_comes;
-    atomic_int ended; /* ranks that were told */
+    atomic_int ended; /* ranks whose call returned */
     carry_status told[RANKS], seen[RANKS];
     double seconds[RANKS];
 } scene;

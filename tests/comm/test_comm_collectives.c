@@ -91,8 +91,9 @@ static carry_status reduce_all(void *user, carry_comm *comm) {
     return status;
 }
 
-/* Messages are others where all pieces together pass 32768 bytes: on either side the bits are those of the plain loop,
-   and the piece may lie in its place. Then again, for what one way leaves behind must not reach the other. */
+/* Collectives switch to another message pattern above 32768 bytes over all ranks. On either side of the limit the bits
+   equal those of the plain loop, also when a rank's piece is already in its place in `all`. Sizes on both sides
+   alternate, so that messages left over from one pattern would be noticed by the other. */
 static carry_status cross_over(void *user, carry_comm *comm) {
     (void)user;
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
@@ -222,7 +223,8 @@ static void test_parts_work_beside_the_whole(void **state) {
     run_every_size(split, NULL);
 }
 
-/* All ranks are told the same times, which do not fall with the bytes; between and behind the sizes lies a line. */
+/* All ranks get the same times, and no time falls as the bytes grow. Between the measured sizes and above the largest
+   one, times are interpolated linearly. */
 static carry_status believe(void *user, carry_comm *comm) {
     (void)user;
     for (int i = CARRY_TIME_ALL_REDUCE; i <= CARRY_TIME_SEND_RECEIVE; i++) {

@@ -202,7 +202,7 @@ static void test_processes_without_ipc_go_through_pinned_memory(void **state) {
     if (!is_under_mpi() || shared_device() == 0) {
         skip();
     }
-    for (int i = most <= 1025 ? 0 : 1; i < 2; i++) { /* the emulated GPU can be told to have none */
+    for (int i = most <= 1025 ? 0 : 1; i < 2; i++) { /* the emulated GPU can be run without IPC */
         bool without = i == 0;
         (void)(without ? setenv("CARRY_EMULATE_NO_IPC", "1", 1) : unsetenv("CARRY_EMULATE_NO_IPC"));
         if (run_ranks(1, &world, by_what_fits, &without, sentence) != CARRY_OK) {
@@ -211,7 +211,7 @@ static void test_processes_without_ipc_go_through_pinned_memory(void **state) {
     }
 }
 
-/* What ranks of this process were told, by rank: one that fails would also end the others, before they are asked. */
+/* The error message of each rank. A rank that returned its error would end the other ranks before they have theirs. */
 typedef struct asked {
     bool aware;
     char told[16][512];

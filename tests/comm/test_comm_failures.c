@@ -64,8 +64,8 @@ static void test_a_rank_that_fails_leaves_nobody_hanging(void **state) {
         }
         const double start = carry_seconds();
         assert_int_equal(run_ranks(ranks, &patient, fail_somewhere, &f, NULL), CARRY_ERANGE);
-        assert_true(carry_seconds() - start < patient.deadline / 2); /* told, not timed out */
-        for (int r = 0; r < ranks; r++) {                            /* the last steps may not need everybody */
+        assert_true(carry_seconds() - start < patient.deadline / 2); /* notified, not timed out */
+        for (int r = 0; r < ranks; r++) {                            /* the last steps may not involve all ranks */
             assert_true(f.seen[r] == (r == f.rank ? CARRY_ERANGE : CARRY_EPEER) ||
                         (f.at > 40 && f.seen[r] == CARRY_OK));
         }
@@ -318,8 +318,8 @@ static void test_processes_go_on_with_another(void **state) {
     assert_int_equal(run_ranks(1, &world, ring, NULL, NULL), CARRY_OK);
 }
 
-/* Under mpirun: "wait SECONDS" is the program of which test_mpi.sh kills a rank; the ranks may take SECONDS to start.
- */
+/* Under mpirun: "wait SECONDS" is the program of which test_mpi.sh kills a rank; the ranks may take SECONDS to
+   start. */
 static carry_status wait_to_be_killed(void *user, carry_comm *comm) {
     (void)user;
     int64_t rounds = 0;

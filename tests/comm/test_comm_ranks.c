@@ -1,4 +1,5 @@
-/* Ranks: all run, each with its number; barriers hold everybody; one that fails frees those who wait. */
+/* Ranks: all run, each with its number; a barrier waits for all ranks; a rank that fails releases the ranks that
+   wait. */
 #include "support.h"
 
 #include <stdatomic.h>

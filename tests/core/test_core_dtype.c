@@ -51,8 +51,9 @@ static float float_of(uint32_t bits) {
     return value;
 }
 
-/* Not for NaN. The distances are exact: a float has 24 bits and shares the exponent of its neighbours, except near 0,
-   where one distance is so much larger than the other that rounding cannot exchange them. */
+/* The encoding nearest to a value that is not NaN. The distances are exact, because a float has 24 bits and shares the
+   exponent of its neighbours. Near 0 they are not, but there one distance is much larger than the other, and rounding
+   cannot change which is smaller. */
 static uint16_t nearest(const small_type *type, float value) {
     uint32_t sign = signbit(value) ? 0x8000u : 0u;
     double magnitude = fabs((double)value);

@@ -231,7 +231,7 @@ static void test_what_is_no_file_is_refused_without_waiting(void **state) {
     expect_unreadable(p, CARRY_EIO, p->folder, 100);
     expect_unreadable(p, CARRY_EIO, "/dev/zero", 100);
     inside(p, path, "fifo");
-    assert_int_equal(mkfifo(path, 0600), 0); /* nobody will ever write to it */
+    assert_int_equal(mkfifo(path, 0600), 0); /* it never has a writer */
     expect_unreadable(p, CARRY_EIO, path, 100);
     assert_int_equal(unlink(path), 0);
     inside(p, path, "loop");

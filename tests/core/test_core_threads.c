@@ -174,7 +174,7 @@ static void test_many_tiny_tasks_in_a_row(void **state) {
     }
 }
 
-/* What plain memory a task writes, the caller reads without any lock of its own. */
+/* The caller reads the plain memory that a task wrote, without a lock of its own. */
 static void write_squares(void *argument, int64_t begin, int64_t end, int worker) {
     (void)worker;
     int64_t *squares = argument;

@@ -35,7 +35,7 @@ static float rounded(carry_dtype dtype, float value) {
     return get(kept, dtype, 0);
 }
 
-/* What all ranks together give to token t, in their order. */
+/* The gradient that all ranks together give to token t, summed in the order of ranks. */
 static float given(const shared *s, int ranks, int owner, int64_t b, int64_t t, int c) {
     float sum = 0.0f;
     for (int r = owner + 1; r < ranks; r++) {
@@ -129,7 +129,7 @@ typedef struct told {
     char message[RANKS][256];
 } told;
 
-/* Nobody fails as a rank, which would end the others in the middle of it. */
+/* Stores the status instead of returning it: a rank that fails would end the others in the middle of the call. */
 static carry_status refused(void *user, carry_comm *comm) {
     told *t = user;
     const int rank = carry_comm_rank(comm);

@@ -1,5 +1,5 @@
 /* The gated delta rule: every method equals the float64 recurrence for every option; calls may be split anywhere;
-   nothing depends on threads, on neighbours or on how inputs lie in memory; bad input is refused by name. */
+   nothing depends on threads, on neighbours or on the layout of inputs in memory; bad input is refused by name. */
 #include <math.h>
 
 #include "support.h"

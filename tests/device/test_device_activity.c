@@ -1,5 +1,5 @@
-/* The log of what GPUs did: names, sums, what is kept and what is dropped, time in which a GPU was busy; that the
-   absence of libcupti is said; and, where there is a GPU, that its work is told at the right time. */
+/* The log of GPU activity: names, sums, records that are kept and dropped, the time in which a GPU was busy. If
+   libcupti is missing, a message says so. On a GPU, its work is logged at the right time. */
 /* labels: gpu */
 #include "support.h"
 
@@ -53,7 +53,7 @@ static void names_of_kernels_are_readable(void **unused) {
     }
 }
 
-/* What overlaps on a GPU counts once, what overlaps on two GPUs twice. */
+/* Records that overlap on one GPU count once; records that overlap on two GPUs count twice. */
 static void busy_time_is_what_at_least_one_record_covers(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);
@@ -203,7 +203,7 @@ static void work_on_a_gpu_is_told_at_the_right_time(void **unused) {
         assert_true(a->kind != CARRY_ACTIVITY_COPY || a->bytes > 0);
     }
     int64_t count = log->count;
-    work_on_device_1(ctx); /* after the stop: nobody records */
+    work_on_device_1(ctx); /* after the stop, nothing is recorded */
     assert_int_equal(log->count, count);
     carry_activity_free(log);
     carry_ctx_free(ctx);

@@ -2,7 +2,7 @@
 #include "core/rng.h"
 #include "support.h"
 
-/* The address sanitizer ends the program at a size that malloc would refuse, unless it finds this and is told so. */
+/* The address sanitizer aborts at an allocation that malloc would refuse, unless this option is set. */
 __attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1";

@@ -63,8 +63,8 @@ static void every_device_keeps_what_it_is_given(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Pieces of many sizes are taken, filled, copied out and given back in one stream, and nobody waits in between; were a
-   piece handed out while the one before still used it, a copy would show the other's bytes. */
+/* Allocates, fills, copies out and frees pieces of many sizes in one stream, without waiting in between. If a piece
+   were handed out while the previous owner still used it, a copy would show the other's bytes. */
 static void memory_in_order_of_a_stream_is_not_shared(void **unused) {
     (void)unused;
     enum { ROUNDS = 60, LARGEST = 1 << 20 };
@@ -164,7 +164,7 @@ static void too_much_memory_is_refused_and_nothing_is_lost(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* What a context holds grows by what it takes, whatever others take, and a new one holds nothing. */
+/* The bytes that a context holds grow by its own allocations only, and a new context holds none. */
 static void a_context_knows_what_it_holds(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

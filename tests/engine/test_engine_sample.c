@@ -29,7 +29,7 @@ static void random_logits(float *logits, int64_t count, uint64_t stream, double 
     }
 }
 
-/* What is kept and with which probability, by sorting. */
+/* The reference finds the kept tokens and their probabilities by sorting. */
 typedef struct entry {
     float logit;
     int64_t id;
@@ -240,7 +240,7 @@ static void numbers_are_a_function_of_stream_and_place(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* Whatever is drawn has at least min_p of the largest probability, and what has is drawn. */
+/* A token can be drawn if and only if it has at least min_p of the largest probability. */
 static void min_p_keeps_what_is_likely_enough(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

@@ -178,7 +178,7 @@ static void test_a_cut_is_found_at_every_byte(void **state) {
     free(text);
 }
 
-/* Somebody who makes the checksums right again is still caught by what the figures say. */
+/* Corrects all checksums, so that a forged figure must be found by its own contradiction. */
 static void resign(char *text, size_t length) {
     for (char *at = text; (at = strstr(at, "- checksum: ")) != NULL; at += 12) {
         char crc[16];

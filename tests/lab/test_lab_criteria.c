@@ -21,7 +21,8 @@ static int close_context(void **state) {
 
 #define GPU "there is no GPU here"
 
-/* slow takes 8 ms and 64 ms, fast is 2 and 4 times faster; n64 has another pair; one problem needs what is not here. */
+/* slow takes 8 ms and 64 ms, fast is 2 and 4 times faster; n64 has another pair; one problem needs something that is
+   missing here. */
 static const carry_outcome outcomes[] = {
     {.problem = "scan:dense:f32:t10:n32",
      .stage = "cpu",
@@ -303,7 +304,7 @@ static void test_the_overlap_of_streams(void **state) {
     not_measured("has no figure", "slower_stage(fast, stage=cpu) > 0");
     gives(38e-3, "denoise(pipeline, depth=2) + clean(pipeline, depth=2)");
     gives(0.4, "decode(pipeline, depth=2) / slower_stage(pipeline, depth=2)");
-    not_measured("has no figure", "recompute(pipeline, depth=2) > 0"); /* it has none */
+    not_measured("has no figure", "recompute(pipeline, depth=2) > 0"); /* the pipeline has no such figure */
     not_measured("has no figure", "decode(fast, stage=cpu) > 0");
 }
 
@@ -345,7 +346,7 @@ static void test_what_was_not_measured_says_why(void **state) {
     not_measured("a logarithm of -1", "log2(-1) > 1");
     not_measured("absolute_error of fast on scan:dense:f16:t10:n8 has no figure", "absolute_error(fast, f16) < 1");
     not_measured("error of free on scan:dense:f32:t10:n7 has no figure", "error(free) < 1");
-    is(CARRY_MET, "time(free) < 1"); /* what was not compared was timed all the same, by a person's wish */
+    is(CARRY_MET, "time(free) < 1");                /* timed without a comparison, because a person asked for it */
     is(CARRY_MET, "max(speedup(fast, slow)) >= 4"); /* a chosen one is among those that were measured */
 }
 

@@ -197,7 +197,7 @@ static void test_lengths_and_counts_are_bounded(void **state) {
     free(text);
 }
 
-/* What this machine lacks is a reason, what is misspelt beside it is still an error. */
+/* A need that this machine lacks is a reason to skip; a misspelt need beside it is still an error. */
 static void test_needs_that_are_not_here(void **state) {
     (void)state;
 #define RANKS                                                                                                 \
@@ -251,7 +251,7 @@ static void test_decisions(void **state) {
     assert_int_equal(run(TIMED SUCCESS "failure:\n  - time(cyclic) > 0\n", NULL, NULL), CARRY_STOP);
     assert_int_equal(run(TIMED SUCCESS "failure:\n  - time(cyclic) > 1e9\n", NULL, NULL), CARRY_PROCEED);
     assert_int_equal(run(TIMED "success:\n  - time(cyclic) / (1 - 1) > 0\n", NULL, NULL), CARRY_INCOMPLETE);
-    /* What is known to be bad is known, whatever else was not measured. */
+    /* A criterion that fails decides, even if another one was not measured. */
     assert_int_equal(run(TIMED "success:\n  - time(cyclic) / (1 - 1) > 0\n  - 1 > 2\n", NULL, NULL), CARRY_STOP);
     carry_experiment *e;
     assert_int_equal(run(TIMED "    stage: one\n  - problem: scan:dense:t9:n2\n    stage: two\n" SUCCESS, "one", &e),

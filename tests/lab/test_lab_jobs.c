@@ -69,7 +69,7 @@ static void test_slurm_ids_are_parsed_strictly(void **state) {
     free(cluster);
 }
 
-/* What a shell makes of the script is what was asked for, byte by byte, and the verdict is there. */
+/* The shell that runs the script passes every argument on unchanged, byte by byte, and writes the verdict. */
 static void test_the_batch_script_keeps_every_argument(void **state) {
     const fixture *f = *state;
     const char *const arguments[] = {"printf",    "[%s]", "a b", "it's", "'", "''", "\"",      "$HOME",    "`id`",

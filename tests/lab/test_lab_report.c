@@ -264,7 +264,7 @@ static void test_several_runs_are_compared(void **unused) {
     const char *noise_in_second = strstr(second, "within noise");
     assert_non_null(noise_in_second);
     assert_true(noise_in_second < third);
-    assert_null(strstr(third, ">within noise")); /* 1.6 times is none */
+    assert_null(strstr(third, ">within noise")); /* 1.6 times is not noise */
     assert_int_equal(count_of(third, "slower</td>"), 60);
     assert_has(&report, "id=\"run-3\"");
     free(report.html);

@@ -19,8 +19,8 @@ static double uniform(void) {
     return (double)((random_state * 0x2545F4914F6CDD1Du) >> 11) / 9007199254740992.0;
 }
 
-/* Times as machines give them: a floor, a skewed tail, at intervals an outlier. The median of the tail is scale * ln 2.
- */
+/* Times as machines give them: a floor, a skewed tail, at intervals an outlier. The median of the tail is scale * ln
+   2. */
 static double some_time(double scale) {
     double tail = -log(1.0 - uniform());
     return scale * (10.0 + tail + (uniform() < 0.02 ? 50.0 : 0.0));
@@ -50,8 +50,8 @@ static void test_medians_and_quartiles_that_are_known(void **state) {
     assert_true(carry_summarise(same, 4).spread == 0);
 }
 
-/* The bootstrap selects medians without sorting: on samples that are all alike but shuffled it must find the same ones.
- */
+/* The bootstrap selects medians without sorting: on samples that are all alike but shuffled it must find the same
+   ones. */
 static void test_the_interval_holds_the_ratio_and_is_the_same_every_time(void **state) {
     (void)state;
     random_state = 7;
@@ -221,11 +221,11 @@ static void test_a_change_is_seen_in_all_in_half_and_in_one(void **state) {
     assert_ok(ctx, carry_compare(ctx, &c, &b->run, &a->run, 0.0));
     assert_true(!c.within_noise && c.mean < 0.87 && c.slower == PAIRS);
     carry_compare_free(&c);
-    assert_ok(ctx, carry_compare(ctx, &c, &a->run, &b->run, 0.5)); /* by so much it does not differ */
+    assert_ok(ctx, carry_compare(ctx, &c, &a->run, &b->run, 0.5)); /* differs by less than the tolerance of 0.5 */
     assert_true(c.within_noise);
     carry_compare_free(&c);
     free(a);
-    /* Half of them faster and half slower: the mean is none the wiser. */
+    /* Half of them faster and half slower: the mean does not show it. */
     a = make_run(1, 1.0);
     for (int i = 0; i < PAIRS; i++) {
         scale_pair(a, i, i % 2 == 0 ? 1.25 : 0.8);

@@ -130,7 +130,7 @@ static void test_a_store_may_be_made_by_several_processes_at_once(void **state) 
 
 #define MANY_SAMPLES 400
 
-/* Tells a byte after every result that it was told is stored. */
+/* Writes a byte to `report` for every result that the store says is stored. */
 static void write_for_ever(int report) {
     carry_store *store;
     int64_t run = 0;
@@ -158,7 +158,7 @@ static void check_killed(int told) {
     assert_ok(ctx, carry_store_find(store, &id, "last"));
     assert_ok(ctx, carry_store_load(store, &run, id));
     assert_string_equal(run->state, "killed");
-    assert_true(run->results >= told && run->results <= told + 1); /* one may be stored and not yet told */
+    assert_true(run->results >= told && run->results <= told + 1); /* one may be stored and not yet reported */
     for (int i = 0; i < run->results; i++) {
         assert_int_equal(run->result[i].is.products, i);
         assert_int_equal(run->result[i].samples, MANY_SAMPLES); /* whole, or not at all */
@@ -296,7 +296,7 @@ static void test_a_folder_that_may_not_be_written(void **state) {
     assert_int_not_equal(access(path, F_OK), 0);
 }
 
-/* A store whose folder and file are somebody else's can be read; what cannot be is storing. */
+/* A store whose folder and file this process may not write can be read; storing a run is refused. */
 static void read_in_a_wall(int report) {
     if (geteuid() == 0 && setuid(65534) != 0) {
         _exit(77);

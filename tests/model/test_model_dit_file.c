@@ -1,5 +1,5 @@
-/* Folders of video transformers: what is written is read; what is missing in config.json is told by the weights; what
-   does not fit is refused by name. */
+/* Folders of video transformers: a written folder reads back the same; values missing in config.json follow from the
+   weights; files that do not fit are refused by name. */
 #include "dit_support.h"
 
 #include <sys/stat.h>
@@ -7,7 +7,7 @@
 
 #include "file/safetensors.h"
 
-/* The sanitizers end the program at a size that malloc would refuse, unless they find this and are told so. */
+/* The sanitizers abort at an allocation that malloc would refuse, unless this option is set. */
 __attribute__((visibility("default"))) const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1";
@@ -126,7 +126,7 @@ static void test_missing_keys_are_told_by_the_weights(void **state) {
     write_config("{\"_class_name\": \"WanModel\"}");
     assert_refused(ctx, CARRY_EFORMAT, "num_heads", carry_dit_config_read(ctx, &read, folder));
     assert_int_equal(unlink(in_folder("diffusion_pytorch_model.safetensors")), 0);
-    assert_int_not_equal(carry_dit_config_read(ctx, &read, folder), CARRY_OK); /* and there are none */
+    assert_int_not_equal(carry_dit_config_read(ctx, &read, folder), CARRY_OK); /* and there are no weights either */
     carry_dit_free(dit);
 }
 

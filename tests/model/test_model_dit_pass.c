@@ -213,9 +213,9 @@ static void test_a_chunk_sees_the_clean_ones_before_it_and_itself(void **state) 
     close_problem(&p);
 }
 
-/* What a stream sees chunk after chunk is what it was trained on. Each side rounds in an order of its own: some 2^-24
-   times the square root of a few hundred terms, over two blocks. Positions are relative, so a video that starts at
-   frame 700 is the stream that starts at 0, to the rounding of sines and cosines. */
+/* A stream that goes chunk by chunk over its cache gives the results of the training pass. The two round in different
+   orders: some 2^-24 times the square root of a few hundred terms, over two blocks. Positions are relative, so a video
+   that starts at frame 700 equals the stream that starts at 0, to the rounding of sines and cosines. */
 static void test_the_stream_over_its_cache_is_what_is_trained(void **state) {
     (void)state;
     problem p;

@@ -71,7 +71,8 @@ static void logits_of(carry_ctx *ctx, carry_lm *lm, carry_dtype dtype, void *to)
     carry_lm_pass_free(pass);
 }
 
-/* What is opened to be read keeps bf16 matrices in the file, and computes what a loaded model does. */
+/* A model that is opened for reading keeps its bf16 matrices in the mapped file and computes the same as a loaded
+   one. */
 static void a_model_that_is_only_read_stays_in_its_file(void **unused) {
     (void)unused;
     static unsigned char a[20 * 4096];

@@ -4,8 +4,8 @@
 
 #include "engine/generator.h"
 
-/* The recurrence without the delta rule, in float64 from the inputs: sum of grad_o o, the final states beside. `nudged`
-   is one number of one input (of all but A_log and dt_bias, which stand behind), moved by `by`. */
+/* The recurrence without the delta rule, in float64 from the inputs: the sum of grad_o o, and the final states. A nudge
+   moves one number of one input by `by`. The tensors are numbered Q..G, followed by A_log and dt_bias. */
 typedef struct nudge {
     int tensor; /* Q..G, then A_log, dt_bias */
     int64_t at;

@@ -164,7 +164,7 @@ static void every_delta_variant_is_the_reference(void **unused) {
     carry_ctx_free(ctx);
 }
 
-/* What a run leaves, to be compared bit by bit. */
+/* Results of a run, compared bit by bit. */
 typedef struct outcome {
     float logits[B * T * VOCABULARY];
     double loss;

@@ -28,7 +28,7 @@ static void want_in(list *l, int64_t layer, const char *key, int rank, int64_t a
     want(l, name, rank, a, b, c);
 }
 
-/* What a configuration means there, in its own letters. */
+/* The sizes of a configuration, under the names that its model files use. */
 typedef struct sizes {
     int64_t d;      /* hidden_size */
     int64_t I;      /* between up_proj and down_proj */

@@ -19,7 +19,7 @@ typedef struct job {
     const int64_t *bounds;
     carry_lm_ranks_options ranks;
     int64_t ids[BATCH][TOKENS], labels[BATCH][TOKENS];
-    /* What came of it: gradients of every rank. */
+    /* Results: the gradients of every rank. */
     float *gradients[MOST_RANKS];
     double loss[MOST_RANKS], loss_alone[MOST_RANKS]; /* without backward, too */
     int64_t counted[MOST_RANKS];
@@ -43,7 +43,8 @@ static int64_t all_counted(const job *j) {
     return counted;
 }
 
-/* cu_seqlens of tokens first..last-1: a sequence that starts at the first one is told by an empty one before it. */
+/* cu_seqlens of tokens first..last-1. An empty sequence at the front says that the next one starts at the first
+   token. */
 static int64_t cut(int64_t *cuts, int64_t first, int64_t last) {
     int64_t count = 0;
     cuts[count++] = 0;

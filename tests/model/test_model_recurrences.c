@@ -161,8 +161,8 @@ static void a_model_is_the_same_with_every_recurrence(void **unused) {
     }
 }
 
-/* A, b, the gradients, and the scan's own copy of them are everybody's; sequential adds nothing to that, cyclic the
-   transitions of its levels, doubling a copy of everything to go to and fro. */
+/* A, b, the gradients and the scan's own copy of them are needed by every algorithm. sequential adds nothing to them,
+   cyclic adds the transitions of its levels, doubling adds a second copy of everything. */
 static void memory_is_what_the_algorithm_needs(void **unused) {
     (void)unused;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

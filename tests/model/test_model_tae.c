@@ -259,7 +259,7 @@ static void test_a_stream_equals_the_whole_for_every_split(void **state) {
     carry_codec_free(o.codec);
 }
 
-/* Whatever went through before, the frames after a reset are those of a new codec; without one they are not. */
+/* After a reset the frames equal those of a new codec, whatever was decoded before; without a reset they do not. */
 static void test_a_reset_starts_anew(void **state) {
     (void)state;
     enum { AREA = 6, FRAME = 3 * 64 * AREA };

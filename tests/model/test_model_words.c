@@ -95,7 +95,7 @@ static void test_brackets_weigh_words(void **state) {
     for (int i = 0; i < WIDTH; i++) {
         assert_true(fabsf((c[i] - a[i]) - 2 * (b[i] - a[i])) < 1e-5F);
     }
-    /* What is no weight is bytes like others. */
+    /* Parentheses without a valid weight are plain text. */
     assert_int_equal(encode(a, "(red)"), 3);
     assert_int_equal(encode(a, "(red:)"), 3); /* "(", "red", ":)" */
     assert_int_equal(encode(a, "(red:x)"), 5);

@@ -1,5 +1,5 @@
-/* Every operator of carry/nn.h on every device that is not the CPU, against the CPU's result: all types and odd sizes.
-   Embeddings, losses and AdamW are in test_ops_backends_loss. Skipped where there is no such device. */
+/* Every operator of carry/nn.h on every device except the CPU, against the CPU's result: all types and odd sizes.
+   Embeddings, losses and AdamW are in test_ops_backends_loss. Skipped without such a device. */
 /* labels: gpu */
 #include <math.h>
 

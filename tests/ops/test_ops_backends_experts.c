@@ -1,5 +1,5 @@
-/* The operators of a mixture of experts on every device that is not the CPU, against the CPU's result: all types and
-   odd sizes. Skipped where there is no such device. */
+/* The operators of a mixture of experts on every device except the CPU, against the CPU's result: all types and odd
+   sizes. Skipped without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 

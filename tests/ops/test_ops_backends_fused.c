@@ -1,6 +1,6 @@
 /* The operators that a GPU does in one pass (affine, add_layer_norm, qk_norm_rotary, squared_error, relative_softmax)
-   and those of a sampler on every device that is not the CPU, against the CPU's result: sizes that go through the fast
-   kernels and sizes that do not. Skipped where there is no such device. */
+   and those of a sampler on every device except the CPU, against the CPU's result: sizes that go through the fast
+   kernels and sizes that do not. Skipped without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 

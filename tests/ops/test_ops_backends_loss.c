@@ -1,5 +1,5 @@
-/* Embeddings, losses and AdamW on every device that is not the CPU, against the CPU's result: all types and odd sizes.
-   Skipped where there is no such device. */
+/* Embeddings, losses and AdamW on every device except the CPU, against the CPU's result: all types and odd sizes.
+   Skipped without such a device. */
 /* labels: gpu */
 #include <math.h>
 

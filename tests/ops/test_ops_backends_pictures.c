@@ -1,6 +1,6 @@
-/* Convolutions of bf16 pictures, pictures from and to planes and bytes, and the norm with SiLU, on every device that is
-   not the CPU, against the CPU's result in f32: sizes that go through the fast kernels and sizes that do not. Skipped
-   where there is no such device. */
+/* Convolutions of bf16 pictures, pictures from and to planes and bytes, and the norm with SiLU, on every device except
+   the CPU, against the CPU's result in f32: sizes that go through the fast kernels and sizes that do not. Skipped
+   without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 

@@ -1,6 +1,6 @@
-/* Operators whose rows may lie further apart on a GPU, as columns of one wider array (merged_linear, conv, rms_norm's
-   gate, swiglu), on every device that is not the CPU, against the CPU's result of packed rows; and that nothing beside
-   those columns is written. Skipped where there is no such device. */
+/* Operators whose rows may be columns of one wider array on a GPU (merged_linear, conv, rms_norm's gate, swiglu), on
+   every device except the CPU, against the CPU's result for packed rows. The other columns must stay unchanged. Skipped
+   without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 

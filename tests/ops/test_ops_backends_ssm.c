@@ -1,5 +1,5 @@
-/* State space layers on every device that is not the CPU, against the CPU's result: general products and tiles of
-   tensor cores, steps, packed sequences, deep decays. Skipped where there is no such device. */
+/* State space layers on every device except the CPU, against the CPU's result: general products and tiles of tensor
+   cores, steps, packed sequences, deep decays. Skipped without such a device. */
 /* labels: gpu */
 #include "backend_support.h"
 

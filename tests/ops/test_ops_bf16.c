@@ -149,8 +149,8 @@ static void test_bf16_products_match_float64_beyond_the_buffer(void **state) {
     check_size(by, 24, 1100, 2040, CARRY_F32, 4);
 }
 
-/* The processor's instruction is what its emulation says, within twice the bound that each keeps (kernels/bf16.h):
-   makers may add in another order than the manual's. Whether bits differ is told. */
+/* The processor's instruction agrees with its emulation within twice the bound that each keeps (kernels/bf16.h):
+   processors may add in another order than the manual says. The test prints whether bits differ. */
 static void test_instructions_agree_with_their_emulation(void **state) {
     (void)state;
     static const char *const names[][2] = {{"avx512-bf16", "avx512-bf16-emulated"}, {"amx", "amx-emulated"}};

@@ -154,7 +154,7 @@ static void test_a_device_that_is_not_there_is_refused(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* On a GPU; where there is none, the refusal above is all there is. */
+/* Runs on a GPU. Without one, only the refusal above is tested. */
 static void test_a_gpu_has_ceilings_of_both_kinds(void **state) {
     (void)state;
     carry_ctx *ctx;

@@ -159,8 +159,8 @@ static void run_part(carry_ctx *ctx, const problem *p, array *y, float *state, i
                                        .activation = CARRY_SILU}));
 }
 
-/* The same sums in the same order: the same bits, wherever the sequence is cut, and the same rows for whoever goes on.
- */
+/* The same sums in the same order give the same bits wherever the sequence is cut, and leave the same rows for the next
+   part. */
 static void test_conv_in_parts_is_the_whole(void **state) {
     (void)state;
     enum { TOKENS = 9, CHANNELS = 21, WIDTH = 4 };

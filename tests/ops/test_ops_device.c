@@ -1,6 +1,6 @@
 /* Operators on GPUs against those of the CPU: conversions bit by bit, element-wise operators, products of every form,
-   type, size and alignment; tensors in the wrong memory are refused. Skipped, with the reason, where there is no GPU.
- */
+   type, size and alignment; tensors in the wrong memory are refused. Skipped, with the reason, where there is no
+   GPU. */
 /* labels: gpu */
 #include <math.h>
 
@@ -229,7 +229,7 @@ static void compare(const product_case *t, const both *a, const both *b, const b
     }
 }
 
-/* What lies between c's rows must stay. */
+/* The gaps between c's rows must stay unchanged. */
 static void check_gaps(const product_case *t, const both *c, const char *before) {
     size_t size = carry_dtype_size(t->c_type);
     size_t row = (size_t)(t->n + t->pad) * size;

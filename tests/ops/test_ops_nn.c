@@ -414,7 +414,7 @@ static void test_the_guard_counts_bad_steps_in_a_row(void **state) {
     assert_refused(ctx, CARRY_ERANGE, "limit of -1", carry_skip_guard(ctx, f, b, -1));
 }
 
-/* Factors that lie in a tensor are those of the options. */
+/* Factors in a tensor have the same effect as the same numbers in the options. */
 static void test_adamw_by_factors_is_adamw_by_numbers(void **state) {
     (void)state;
     carry_ctx *ctx = ctxs[0];

@@ -37,7 +37,7 @@ static void make(chunk *c, int64_t tokens) {
         c->G[i] = sum;
         c->beta[i] = random_float();
         for (int64_t j = 0; j < STRIDE; j++) {
-            c->kk[i * STRIDE + j] = j > i || i >= tokens ? NAN : random_float(); /* nobody makes what is right of it */
+            c->kk[i * STRIDE + j] = j > i || i >= tokens ? NAN : random_float(); /* the upper triangle is unset */
             c->qk[i * STRIDE + j] = j > i || i >= tokens ? INFINITY : random_float();
         }
     }

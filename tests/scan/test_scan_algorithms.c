@@ -87,7 +87,7 @@ static void compare(const data *d, const carry_tensor *h, const char *name) {
     }
 }
 
-/* CARRY_ERANGE and CARRY_EUNSUPPORTED are matmul_log's right; nobody else's. */
+/* Only matmul_log may return CARRY_ERANGE or CARRY_EUNSUPPORTED; then the result is false. */
 static bool run(carry_ctx *ctx, const data *d, const char *name, int64_t chunk, carry_tensor h, carry_tensor b,
                 const carry_tensor *h0) {
     carry_scan_plan *plan;

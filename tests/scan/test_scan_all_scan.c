@@ -202,7 +202,7 @@ typedef struct repeated {
     carry_dtype wire;
 } repeated;
 
-/* Whatever comes when. */
+/* The bits are the same in whichever order messages arrive. */
 static carry_status repeat(void *user, carry_comm *comm) {
     const repeated *r = user;
     const carry_all_scan_problem p = {

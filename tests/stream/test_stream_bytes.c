@@ -1,6 +1,6 @@
-/* The leader and bytes that are not what they should be: every flipped bit, every truncation, every order of numbers.
-   It refuses before anybody is bothered, tells stage 0 why in the words it fails with, and never gets as far as a
-   generator: there is none here. */
+/* The leader and malformed messages: every flipped bit, every truncation, every order of numbers. It refuses a message
+   before it forwards anything, sends stage 0 the message that it fails with, and never calls a generator: this test has
+   no generator. */
 #include "envelope_support.h"
 
 #include "core/crc32c.h"
@@ -12,7 +12,7 @@ enum { MOST = 8192 };
 
 static carry_ctx *ctx;
 
-/* A leader with nobody behind it, and the end that stage 0 holds. */
+/* A leader without a mesh behind it, and stage 0's end of the link. */
 typedef struct scene {
     carry_link *stage, *leader;
     carry_mesh *mesh;
@@ -40,7 +40,8 @@ static void close_scene(scene *s) {
     carry_link_free(s->leader);
 }
 
-/* The message goes to the leader, who must refuse it; stage 0 is told so, and may close the link. */
+/* Sends the message to the leader, which must refuse it. Stage 0 must get the same error message, and can still close
+   the link. */
 static void assert_leader_refuses(const void *bytes, size_t size, carry_message_kind kind, const char *words) {
     scene s = open_scene();
     carry_message message;

@@ -322,7 +322,7 @@ static void test_yuyv_is_read_where_there_is_no_motion_jpeg(void **state) {
     for (int i = 0; i < 3; i++) {
         put_yuyv(&cam.frame[i], red, white);
     }
-    cam.frame[1].size -= (unsigned)cam.row; /* a row is missing: passed over */
+    cam.frame[1].size -= (unsigned)cam.row; /* a row is missing: skipped */
     assert_ok(ctx, open_fake(&v, FRAMES));
     assert_ok(ctx, carry_video_read(ctx, v, carry_view_4d(pixels, CARRY_F32, 2, 3, H, W), &got, NULL));
     assert_int_equal(got, 2);

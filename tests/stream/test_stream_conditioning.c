@@ -1,4 +1,4 @@
-/* Conditioning: prompts by weight, transitions in equal steps, and nothing new told where nothing changed. */
+/* Conditioning: prompts by weight, transitions in equal steps, and no update if nothing changed. */
 #include "support.h"
 
 #include <math.h>
@@ -157,8 +157,8 @@ static void test_a_change_in_between_starts_from_what_is_shown(void **state) {
     carry_conditioning_free(c);
 }
 
-/* No chunk differs from the one before by more than a step: nothing jumps, even when prompts change with every chunk.
- */
+/* No chunk differs from the one before by more than a step: nothing jumps, even when prompts change with every
+   chunk. */
 static void test_nothing_jumps(void **state) {
     (void)state;
     const char *const text[] = {"a", "b c", "d e f", "", "g h i j k l m n"};

@@ -136,12 +136,12 @@ static void test_refusals_say_what_would_do(void **state) {
     refuse(controls, "{\"prompt\": [{\"text\": \"b\", \"weight\": 1e308}, {\"text\": \"b\", \"weight\": 1e308}]}",
            "add up to inf");
     refuse(controls, "{\"prompt\": \"\xC3(\"}", "not UTF-8");
-    /* All or nothing: what stood before the fault is not applied either. */
+    /* All or nothing: fields before the fault are not applied either. */
     refuse(controls, "{\"seed\": 77, \"cut\": true, \"prompt\": \"new\", \"noise\": 9}", "noise is 9");
     carry_controls_free(controls);
 }
 
-/* Whatever is quoted, the message can stand in a line of UTF-8. */
+/* The message is one line of valid UTF-8, whatever it quotes. */
 static void test_sentences_are_printable(void **state) {
     (void)state;
     carry_controls *controls = new_controls();

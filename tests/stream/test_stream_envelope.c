@@ -1,6 +1,6 @@
 /* Envelopes and results: what is encoded is decoded, what is damaged, cut, false or out of order is refused, and the
-   bytes are those of tests/golden/envelope. With one argument, a folder, the program writes the golden files instead.
- */
+   bytes are those of tests/golden/envelope. With one argument, a folder, the program writes the golden files
+   instead. */
 #include "envelope_support.h"
 
 #include <math.h>
@@ -91,7 +91,7 @@ static void test_what_is_encoded_is_decoded(void **state) {
             assert_same_tensor(&was->latents_in, &is.latents_in);
             assert_same_tensor(&was->steps, &is.steps);
             assert_same_tensor(&was->context_frames, &is.context_frames);
-            /* What was received can be sent on, and is the same message. */
+            /* A received message can be forwarded, and stays the same message. */
             unsigned char *again = aligned(bytes);
             size_t written;
             assert_ok(ctx, carry_envelope_encode(ctx, again, bytes, &written, &is));
@@ -288,7 +288,7 @@ static void test_room_and_alignment(void **state) {
         again = 0;
         assert_refused(ctx, CARRY_ERANGE, "there is room for",
                        carry_envelope_encode(ctx, small, room, &again, &made.envelope));
-        assert_int_equal(again, bytes); /* what it takes is told */
+        assert_int_equal(again, bytes); /* the size that is needed is returned */
         for (size_t i = 0; i < bytes; i++) {
             assert_int_equal(small[i], 0xA5); /* and not a byte written */
         }
@@ -394,7 +394,7 @@ static void test_the_sender_refuses_before_any_byte(void **state) {
     REFUSE("context_frames are there", e->do_recompute = false);
     REFUSE("conditioning has 3 rows and reset_cross_cache is false", e->reset_cross_cache = false);
     REFUSE("conditioning has 0 rows", e->conditioning = carry_view_2d(NULL, CARRY_BF16, 0, 5));
-    /* What carries nothing. */
+    /* Envelopes that must be empty. */
     REFUSE("SHUTDOWN carries a tensor", e->action = CARRY_SHUTDOWN);
     REFUSE("NOOP has a field", example_make(&made, NOOP); e->init_cache = true);
     REFUSE("SHUTDOWN has a field", example_make(&made, SHUTDOWN); e->expected_generator_calls = 1);
@@ -454,7 +454,7 @@ static void test_gaps_repeats_and_jumps_are_refused(void **state) {
     assert_refused(ctx, CARRY_EPEER, "cache_epoch 9 came after 7", SEEN(CARRY_INFER, 43, 13, 9));
     assert_true(order.call_id == 42 && order.chunk_index == 12 && order.cache_epoch == 7); /* refusals leave no trace */
     assert_ok(ctx, SEEN(CARRY_INFER, 43, 13, 8));
-    assert_ok(ctx, SEEN(CARRY_NOOP, 44, 0, 8)); /* the chunk of a NOOP is none */
+    assert_ok(ctx, SEEN(CARRY_NOOP, 44, 0, 8)); /* a NOOP has no chunk number */
     assert_ok(ctx, SEEN(CARRY_INFER, 45, 14, 8));
     assert_refused(ctx, CARRY_EPEER, "gap", SEEN(CARRY_SHUTDOWN, 47, 0, 8));
     assert_refused(ctx, CARRY_EPEER, "repeat", SEEN(CARRY_SHUTDOWN, 45, 0, 8));
@@ -522,7 +522,7 @@ static void test_the_digest_sees_every_bit_and_the_length(void **state) {
     assert_true(carry_stream_digest("123456789", 9) == DIGEST_OF_123456789);
 }
 
-/* Told, not judged: timings here are for ratios. */
+/* Prints the throughput and asserts nothing: timings here are for ratios. */
 static void test_throughput_is_told(void **state) {
     (void)state;
     const size_t bytes = (size_t)8 << 20;

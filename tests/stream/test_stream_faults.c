@@ -1,5 +1,5 @@
-/* The leader and its mesh against a stage 0 that errs: what is wrong is refused before the mesh hears of it, the mesh
-   goes home, and stage 0 is told why. Rank 0 is a script, ranks 1 and 2 are the mesh. */
+/* The leader and its mesh against a stage 0 that errs: bad input is refused before the mesh gets it, the mesh ends, and
+   stage 0 gets the reason. Rank 0 runs a script, ranks 1 and 2 are the mesh. */
 #include "stream_support.h"
 
 #include <math.h>
@@ -163,7 +163,7 @@ static void play(scene *s) {
     if (status != CARRY_OK) {
         fail_msg("%s: %s", carry_status_name(status), message);
     }
-    assert_true(carry_seconds() - start < world.deadline / 2); /* nobody waited for a deadline */
+    assert_true(carry_seconds() - start < world.deadline / 2); /* no rank waited for a deadline */
 }
 
 static void assert_says(const char *text, const char *part) {
@@ -195,7 +195,7 @@ static void test_a_script_that_does_nothing_wrong(void **state) {
     assert_int_equal(s.worker, CARRY_OK);
 }
 
-/* What is said of the second envelope, by what is wrong with it (one_is_wrong). */
+/* The error message about the second envelope, by its fault (one_is_wrong). */
 static const char *const wrongs[] = {
     "CRC", /* a bit of metadata or tensors */
     "",    /* a bit of the header: magic, version, lengths, checksums */
@@ -471,7 +471,7 @@ static void test_a_silent_stage_is_missed_at_the_deadline(void **state) {
 
 enum { QUEUED = 6 };
 
-/* Stage 0 has sent what the mesh has work with for a while, and is heard no more. */
+/* Stage 0 sends enough work to keep the mesh busy for a while, and then nothing. */
 static carry_status says_no_more(scene *s, carry_comm *comm, carry_link *link) {
     for (int i = 0; i < QUEUED; i++) {
         const carry_envelope e = envelope(s, (uint64_t)i);
@@ -483,8 +483,8 @@ static carry_status says_no_more(scene *s, carry_comm *comm, carry_link *link) {
     return CARRY_OK; /* the communicator has ended */
 }
 
-/* The deadline counts from the last that was heard: what is queued is not worked off first, 6 x 4 s and a deadline of
-   4 s. A call that is under way is finished, and one may have begun before the last was seen to come: 12 s in all. */
+/* The deadline counts from the last message that arrived. The queue, 6 x 4 s with a deadline of 4 s, is not finished
+   first. A running call is finished, and one more may have begun before the last message was seen: 12 s in all. */
 static void test_a_silent_stage_is_missed_while_its_letters_are_queued(void **state) {
     (void)state;
     char message[512];
@@ -498,8 +498,8 @@ static void test_a_silent_stage_is_missed_while_its_letters_are_queued(void **st
     assert_says(s.leader_says, "s waited");
 }
 
-/* Stage 0 takes its time with what has come, and both wait for each other in turn for longer than the deadline in all:
-   nobody is missed. */
+/* Stage 0 is slow to answer, and the two sides wait for each other in turn for longer than the deadline in all: neither
+   is reported as missing. */
 static carry_status takes_its_time(scene *s, carry_comm *comm, carry_link *link) {
     carry_message message;
     for (uint64_t i = 0; i < 2; i++) {
@@ -524,8 +524,9 @@ static void test_ends_that_take_turns_do_not_miss_each_other(void **state) {
     assert_int_equal(s.worker, CARRY_OK);
 }
 
-/* What the other end sent before it left is delivered, in order, although a send to it can no longer arrive; only what
-   it did not send is reported. Rank 1 sends three messages without bytes, which arrive as soon as rank 0 looks. */
+/* Messages that the other end sent before it left are delivered, in order, although a send to it can no longer arrive.
+   Only the messages after them are reported as missing. Rank 1 sends three messages without bytes, which arrive as soon
+   as rank 0 looks. */
 static carry_status last_letters_rank(void *user, carry_comm *comm) {
     static const carry_message_kind kinds[3] = {CARRY_MESSAGE_PULSE, CARRY_MESSAGE_ABOUT, CARRY_MESSAGE_REFUSAL};
     const bool is_poll_first = *(bool *)user;

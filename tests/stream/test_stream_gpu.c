@@ -1,6 +1,6 @@
-/* A generator on every device but the CPU, against the CPU: the latents of a stream whose ring wraps, with a cut, a
-   prompt that changes and steps that change. What is replayed as a graph is the same bits as what is not. Skipped where
-   there is no such device. */
+/* A generator on every device except the CPU, against the CPU: the latents of a stream whose ring wraps, with a cut, a
+   changing prompt and a changing number of steps. Replayed graphs give the same bits as direct launches. Skipped
+   without such a device. */
 /* labels: gpu */
 #include "stream_support.h"
 
@@ -53,8 +53,8 @@ static carry_envelope envelope(fixture *f, int k, int64_t *steps, int count) {
                             .steps = carry_view_1d(steps, CARRY_I64, count)};
 }
 
-/* A head of 128 and a longer text, of which a prompt has few rows: cross-attention of another kind on GPUs (dit_few.c).
- */
+/* A head of 128 and a longer text, of which a prompt has few rows: cross-attention of another kind on GPUs
+   (dit_few.c). */
 static bool has_long_text;
 /* A rank of two has 32 columns of q, k and v: multiples of 16, so that the three are one product on GPUs. */
 static bool has_one_product;

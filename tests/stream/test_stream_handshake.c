@@ -31,7 +31,7 @@ static carry_status meet(void *user, carry_comm *comm) {
     }
     m->seen[rank] = carry_handshake_run(comm, &mine);
     (void)snprintf(m->message[rank], 512, "%s", carry_ctx_error(carry_comm_ctx(comm)));
-    /* The communicator has not ended: whoever was refused can still say so together. */
+    /* A refusal does not end the communicator: the ranks can still report it together. */
     TRY(carry_barrier(comm));
     return CARRY_OK;
 }

@@ -1,5 +1,5 @@
-/* The hub: who is slow misses frames of its own and nobody else's; what a cut forgot is never given out again; memory
-   does not grow, whoever comes and goes. */
+/* The hub: a slow viewer misses its own frames and delays no other; frames from before a cut are never given out again;
+   memory does not grow as viewers come and go. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -179,7 +179,7 @@ static void test_a_cut_forgets_older_frames_and_refuses_them_later(void **state)
     assert_int_equal(frame.cache_epoch, 4);
     assert_true(carry_viewer_take(late, &frame));
     assert_int_equal(frame.cache_epoch, 4);
-    carry_hub_cut(f.hub, 2); /* an older cut is none */
+    carry_hub_cut(f.hub, 2); /* a cut older than the current one has no effect */
     assert_true(carry_viewer_take(viewer, &frame));
     publish(&f, 1, 9); /* a newer epoch is a cut by itself */
     publish(&f, 1, 8);
@@ -207,7 +207,7 @@ static void test_an_epoch_that_is_no_cut_follows_what_waits(void **state) {
         assert_int_equal(frame.number, n);
         assert_int_equal(frame.cache_epoch, n < 5 ? 3 : 4);
     }
-    carry_hub_follow(f.hub, 2); /* an older one is none */
+    carry_hub_follow(f.hub, 2); /* an older epoch has no effect */
     publish(&f, 1, 4);
     assert_true(carry_viewer_wait(viewer, SUPPORT_PATIENCE));
     carry_hub_leave(viewer);

@@ -1,6 +1,6 @@
 /* The GPU's memory runs out while a stream generates, at any launch of a chunk: the stream ends with that reason, all
-   memory is given back, and a stream with a smaller window works after it. On the emulated GPU, which can be told to
-   have no memory; skipped elsewhere. */
+   memory is freed, and a stream with a smaller window works after it. Runs on the emulated GPU, whose memory can be
+   limited; skipped elsewhere. */
 /* labels: gpu */
 #include "stream_support.h"
 

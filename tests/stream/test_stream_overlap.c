@@ -54,7 +54,7 @@ static void test_one_when_the_slower_stage_sets_the_pace_zero_when_they_take_tur
     assert_true(score_with_period(4) == 0.5);
     assert_true(score_with_period(4.5) == 0.25);
     assert_true(score_with_period(50) == 0);     /* slower than in turns: nothing hidden, never below 0 */
-    assert_true(score_with_period(2.5) == 1.25); /* what was measured is told */
+    assert_true(score_with_period(2.5) == 1.25); /* the measured value, not clamped to 1 */
 }
 
 static void test_the_gate_is_at_0_30(void **state) {

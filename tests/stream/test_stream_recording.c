@@ -28,7 +28,7 @@ static uint32_t word(const unsigned char *at) {
     return (uint32_t)at[0] | (uint32_t)at[1] << 8 | (uint32_t)at[2] << 16 | (uint32_t)at[3] << 24;
 }
 
-/* What a player sees. */
+/* The contents of a file as a player reads them. */
 typedef struct reading {
     size_t length, end;             /* of the file; of its RIFF chunk as the header says */
     uint32_t frames, index, walked; /* as the header, the index and the list itself say */
@@ -226,7 +226,7 @@ static void test_a_stream_is_recorded_and_a_full_file_goes_on_in_the_next(void *
     assert_ok(s.ctx, carry_film_start(s.ctx, &film, s.hub, in_folder(path, "film.avi"), 60000));
     carry_stream_figures figures;
     carry_hub_figures(s.hub, &figures);
-    assert_int_equal(figures.viewers, 0); /* nobody looks */
+    assert_int_equal(figures.viewers, 0); /* no viewers */
     for (uint64_t n = 0; n < 60; n++) {
         seen = publish_one(&s, film, n);
         assert_false(seen.ended);

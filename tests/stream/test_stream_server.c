@@ -141,7 +141,7 @@ static void test_controls_act_or_are_refused_with_an_error_message(void **state)
     assert_non_null(strstr((char *)m.bytes, "noise"));
     ws_hear_kind(viewer, 1, &m); /* the state that follows has the change */
     assert_non_null(strstr((char *)m.bytes, "\"pause\": true"));
-    /* Two messages in one packet, masked with zeros: what was wrong with the first is told. */
+    /* Two messages in one packet, masked with zeros: the error of the first is reported. */
     static const unsigned char both[] = "\x81\x8d\0\0\0\0{\"noise\": -1}\x81\x8b\0\0\0\0{\"seed\": 9}";
     assert_true(say(viewer, both, sizeof both - 1));
     ws_hear_answer(viewer, &m);
@@ -219,7 +219,7 @@ static void test_a_viewer_gets_frames_and_none_of_before_a_cut(void **state) {
         epoch = of;
     }
     assert_int_equal(last, 59);
-    /* Many frames that nobody reads, a cut, one frame: the newest comes, and after it nothing older. */
+    /* Many frames are not read, then a cut and one more frame: the newest comes, and nothing older after it. */
     for (int i = 0; i < 25; i++) {
         site_publish(&s, 2);
     }

@@ -196,7 +196,7 @@ static void test_oversized_and_wrong_messages_close_that_viewer(void **state) {
         (void)ws_hear_close(viewer); /* it ends */
         (void)close(viewer);
     }
-    /* Whoever was watching still is, and may still steer. */
+    /* The viewers from before still get frames and may still send controls. */
     static message m;
     site_publish(&s, 0);
     ws_hear_kind(watching, 2, &m);

@@ -1,5 +1,5 @@
-/* What a server holds: descriptors are given back after bursts, a process that may open no more files neither spins nor
-   goes deaf, connections that say nothing lock nobody out, and guesses of tokens are slowed down. */
+/* Limits of a server: descriptors are closed after bursts, a process that may open no more files neither spins nor
+   stops answering, silent connections block no others, and guesses of tokens are slowed down. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/resource.h>

@@ -1,5 +1,5 @@
-/* Video in: what was recorded is read back, a folder in the order of its names, frames of a live source are the newest
-   and the rest is dropped, and damaged files are refused, cut or passed over. */
+/* Video input: a recording reads back the same, a folder is read in the order of its names, a live source gives its
+   newest frame and drops the others, and damaged files are refused, cut short or skipped. */
 #include "stream_support.h"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* What the tests of All-Scan share: problems with seeded numbers, and what the definition says of them in f64. */
+/* Shared by the tests of All-Scan: problems with seeded numbers, and their results by the definition in f64. */
 #ifndef CARRY_TESTS_ALL_SCAN_SUPPORT_H
 #define CARRY_TESTS_ALL_SCAN_SUPPORT_H
 
@@ -75,7 +75,7 @@ static inline void free_part(part *made) {
     }
 }
 
-/* What its role does not read is absent. */
+/* Arguments with only the tensors that the part's role reads. */
 static inline carry_all_scan_args args_of(const carry_all_scan_problem *p, const part *made, bool initial,
                                           bool leaving) {
     const bool maps = made->role == CARRY_ALL_SCAN_MAP;

@@ -1,5 +1,5 @@
-/* What the tests of attention share: tensors [rows, H, D] in four layouts with NaN between what is theirs, runs of
-   keys, and a call with everything that belongs to it. */
+/* Shared by the tests of attention: tensors [rows, H, D] in four layouts with NaN in the gaps, runs of keys, and a call
+   with all its arguments. */
 #ifndef CARRY_TESTS_ATTENTION_SUPPORT_H
 #define CARRY_TESTS_ATTENTION_SUPPORT_H
 
@@ -86,8 +86,8 @@ static inline SUPPORT_UNWATCHED void assert_placed_near(const char *what, const 
     }
 }
 
-/* What is between the elements is as `place` left it: the elements are overwritten with its bytes, and then all bytes
-   must be those. */
+/* Fails if bytes between the elements differ from those that `place` wrote. Overwrites the elements with the same byte
+   and then checks all bytes. */
 static inline SUPPORT_UNWATCHED void assert_gaps_untouched(const char *what, const placed *p) {
     size_t item = carry_dtype_size(p->t.dtype);
     for (int64_t r = 0; r < p->t.shape[0]; r++) {

@@ -1,6 +1,6 @@
-/* What the tests that compare devices share: operands that lie on the CPU and twice on another device, the same call on
-   all three, and a table of how far results are apart. An operator's result on a device must be near the CPU's, and
-   the same bits when it is made again. */
+/* Shared by the tests that compare devices: operands on the CPU and twice on another device, the same call on all
+   three, and a table of how far results are apart. An operator's result on a device must be near the CPU's, and have
+   the same bits when it is repeated. */
 #ifndef CARRY_TESTS_BACKEND_SUPPORT_H
 #define CARRY_TESTS_BACKEND_SUPPORT_H
 

@@ -1,6 +1,6 @@
-/* What the tests of communicators share: running a function on ranks of every kind, and a ring of messages. Under
-   mpirun the ranks are those that it started, kind "mpi", instead of threads (test_mpi.sh), and with CARRY_MEET in the
-   environment kind "processes" (test_processes.sh). */
+/* Shared by the tests of communicators: running a function on ranks of every kind, and a ring of messages. Under mpirun
+   the ranks are the processes that it started, kind "mpi", instead of threads (test_mpi.sh); with CARRY_MEET in the
+   environment they are of kind "processes" (test_processes.sh). */
 #ifndef CARRY_TESTS_COMM_SUPPORT_H
 #define CARRY_TESTS_COMM_SUPPORT_H
 
@@ -58,7 +58,7 @@ static inline uint32_t draw(uint64_t key, uint64_t high, uint64_t low) {
         }                                       \
     } while (0)
 
-/* Runs the function on ranks of every kind, each with so many threads; *message gets what rank 0 was told. */
+/* Runs the function on ranks of every kind, each with `threads` threads; *message gets rank 0's error message. */
 static inline carry_status run_ranks_of(int ranks, int threads, const carry_comm_options *options,
                                         carry_comm_function function, void *user, char message[512]) {
     carry_ctx *ctxs[RANKS];

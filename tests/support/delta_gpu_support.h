@@ -1,5 +1,5 @@
-/* What tests of the gated delta rule on a GPU share: a problem's tensors on both sides, what is expected of them, and
-   plans of every method. */
+/* Shared by the tests of the gated delta rule on a GPU: a problem's tensors on the CPU and on the GPU, their expected
+   values, and plans of every method. */
 #ifndef CARRY_TESTS_DELTA_GPU_SUPPORT_H
 #define CARRY_TESTS_DELTA_GPU_SUPPORT_H
 
@@ -190,7 +190,7 @@ static inline void compare(const data *d, const char *method, int which, const d
     }
 }
 
-/* What the recurrence gives, states as they lie in tensors. */
+/* The results of the float64 recurrence, with states in the layout of the tensors. */
 static inline void expected(const data *d, double **o, double **final) {
     carry_delta_problem p = d->p;
     p.device = 0;
@@ -248,7 +248,7 @@ static inline void poison(const data *d) {
     assert_ok(d->ctx, carry_stream_wait(d->ctx, GPU, NULL));
 }
 
-/* Gradients of the CPU in float64; false where it has none. */
+/* Gradients of the CPU in float64; false if the CPU has no backward pass for the problem. */
 static inline bool gradients_of_cpu(const data *d, double *wanted[ALL]) {
     carry_delta_plan *plan;
     carry_delta_problem p = d->p;

@@ -230,7 +230,7 @@ static inline carry_status fill_with_nan(carry_ctx *ctx, int device, void *data,
     return carry_device_fill(ctx, data, device, 0xff, bytes, NULL);
 }
 
-/* What every rank does; comm moves memory of w->p.device. */
+/* The part of the split that each rank runs; comm moves memory of w->p.device. */
 static inline carry_status run_split_on(split *s, const whole *w, carry_comm *comm) {
     int rank = carry_comm_rank(comm);
     carry_ctx *ctx = carry_comm_ctx(comm);
@@ -292,7 +292,7 @@ static inline carry_status run_split(void *user, carry_comm *comm) {
     return status;
 }
 
-/* What bf16 holds of them. */
+/* Rounds every number to bf16. */
 static inline void round_all(float *data, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         data[i] = carry_f32_from_bf16(carry_bf16_from_f32(data[i]));

@@ -1,4 +1,4 @@
-/* What the tests of the video transformer share: small models, random latents, videos cut into chunks. */
+/* Shared by the tests of the video transformer: small models, random latents, videos cut into chunks. */
 #ifndef CARRY_TESTS_DIT_SUPPORT_H
 #define CARRY_TESTS_DIT_SUPPORT_H
 

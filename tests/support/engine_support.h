@@ -243,7 +243,7 @@ static inline fake_runner *fake_runner_new(carry_ctx *ctx, int64_t slots, int64_
     return f;
 }
 
-/* What came of a request. */
+/* The result of a request. */
 typedef struct engine_text {
     int32_t *ids;
     int64_t count, room, prompt, cached;

@@ -1,4 +1,4 @@
-/* What the tests of envelopes share: one envelope of every sort, and a result, small and fixed. */
+/* Shared by the tests of envelopes: one envelope of every kind, and a result, small and fixed. */
 #ifndef CARRY_TESTS_ENVELOPE_SUPPORT_H
 #define CARRY_TESTS_ENVELOPE_SUPPORT_H
 

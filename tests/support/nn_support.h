@@ -1,4 +1,4 @@
-/* What the tests of carry/nn.h share: arrays of every type with the same numbers in float64 beside them, contexts of 1,
+/* Shared by the tests of carry/nn.h: arrays of every type with the same numbers in float64 beside them, contexts of 1,
    2 and 3 threads, and gradients of a float64 function by differences. */
 #ifndef CARRY_TESTS_NN_SUPPORT_H
 #define CARRY_TESTS_NN_SUPPORT_H

@@ -1,4 +1,4 @@
-/* What the tests of the pipeline share: a small model, and a stream whose frames are remembered by their digests. */
+/* Shared by the tests of the pipeline: a small model, and a stream that keeps the digests of its frames. */
 #ifndef CARRY_TESTS_STREAM_SUPPORT_H
 #define CARRY_TESTS_STREAM_SUPPORT_H
 

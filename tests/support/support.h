@@ -1,5 +1,5 @@
-/* What the tests share: cmocka with the headers it needs, and a context that fails the test when it cannot be made and
-   does not measure the machine. */
+/* Shared by all tests: cmocka with the headers it needs, and a context that does not measure the machine and fails the
+   test if it cannot be made. */
 #ifndef CARRY_TESTS_SUPPORT_H
 #define CARRY_TESTS_SUPPORT_H
 

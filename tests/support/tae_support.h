@@ -1,4 +1,4 @@
-/* What the tests of tiny video autoencoders share: a folder with one of random weights, of any widths. */
+/* Shared by the tests of tiny video autoencoders: a folder with random weights of any widths. */
 #ifndef CARRY_TESTS_TAE_SUPPORT_H
 #define CARRY_TESTS_TAE_SUPPORT_H
 

@@ -6,7 +6,7 @@
 
 #include "carry/device.h"
 
-/* What a run calls besides what `told` has; NULL: nothing. */
+/* Hooks of a run besides those that fill `told`; NULL: no hook. */
 typedef struct gpu_hooks {
     bool (*stop)(void);
     void (*step)(carry_ctx *ctx, int rank, int device, int64_t done, bool is_end);

@@ -194,7 +194,8 @@ static void test_cuts_change_no_tokens(void **state) {
     }
 }
 
-/* Bytes that are no UTF-8 have tokens, and come back where nothing normalizes and no mark stands in the text. */
+/* Bytes that are not UTF-8 have tokens, and decode to the same bytes if the tokenizer does not normalize and the text
+   contains none of its marks. */
 static void test_any_bytes_come_back(void **state) {
     (void)state;
     static const char *const kept[] = {"olmo2", "llama3", "gpt4o", "digits", "llama2", "marks"};

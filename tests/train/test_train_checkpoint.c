@@ -109,7 +109,7 @@ static void test_a_changed_note_makes_the_one_before_be_used(void **state) {
     (void)snprintf(path, sizeof path, "%s/step-8/train.json", out);
     char *bytes = bytes_of(out, "step-8/train.json", &length);
     size_t end = length;
-    while (end > 0 && memcmp(bytes + end - 1, "]", 1) != 0) { /* the sum stands behind the list of files */
+    while (end > 0 && memcmp(bytes + end - 1, "]", 1) != 0) { /* the checksum follows the list of files */
         end--;
     }
     for (size_t at = 0; at < end; at += 3) {

@@ -248,7 +248,7 @@ static void test_words_are_those_that_the_model_was_trained_with(void **state) {
     carry_ctx_free(ctx);
 }
 
-/* What a training would write beside the demo's model is what is there. */
+/* The words file of the demo's model equals the one that a training would write. */
 static void test_the_words_of_captions_are_those_of_the_demo(void **state) {
     (void)state;
     carry_ctx *ctx = support_ctx(1, NULL, NULL);

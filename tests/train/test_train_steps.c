@@ -10,7 +10,7 @@ typedef struct fake {
     carry_steps loop;
     carry_parameters own;
     int64_t bad;  /* the step whose gradient is not finite; -1: none */
-    int64_t bads; /* so many from there on */
+    int64_t bads; /* the number of such steps from `bad` on */
     int notes;
     int reports;
     double mean, loss;

@@ -50,7 +50,7 @@ static void test_every_task_makes_the_same_row_again(void **state) {
     }
 }
 
-/* Each asked value is the one that stood behind the key; every pair is asked once. */
+/* Each expected answer is the value that followed the key; every pair is asked for once. */
 static void test_recall_is_answered_by_its_pairs(void **state) {
     (void)state;
     static const carry_task_size sizes[] = {

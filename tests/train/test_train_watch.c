@@ -1,7 +1,7 @@
-/* What happens beside the steps of a training on a GPU: a profile of some of them sees those steps alone and changes
-   nothing; steps whose gradients are not finite are left out, counted and told, and the run goes on; a disk that fills
-   leaves the last checkpoint; the memory that is reported is the run's own. Without a GPU all of it is reported as
-   skipped; the emulated one runs it. */
+/* Events during a training on a GPU: a profile of some steps records only those steps and changes nothing; steps with
+   gradients that are not finite are skipped, counted and reported, and the run goes on; a full disk leaves the last
+   checkpoint intact; the reported memory is the run's own. Without a GPU all of it is skipped; the emulated GPU runs
+   it. */
 /* labels: gpu */
 #include "train_gpu_support.h"
 
@@ -16,7 +16,7 @@ static struct {
     int64_t from, count;
     carry_activity_log *log;
     double began, seconds;
-    bool is_absent; /* libcupti is not here */
+    bool is_absent; /* libcupti is missing */
 } window;
 
 static void watch_step(carry_ctx *ctx, int rank, int device, int64_t done, bool is_end) {

@@ -1,5 +1,5 @@
-/* What kernels see: where a thread is, waiting, exchanging numbers within a warp, and the instructions that Carry's
-   kernels ask for by assembly. */
+/* Device functions for emulated kernels: thread and block indices, barriers, warp shuffles, and the instructions that
+   Carry's kernels use through inline assembly. */
 #ifndef CARRY_EMULATE_H
 #define CARRY_EMULATE_H
 
