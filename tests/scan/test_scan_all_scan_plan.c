@@ -1,5 +1,4 @@
-/* All-Scan's plans: what is refused and how it is said, what is counted, what the planner takes, what a failure leaves
-   behind. */
+/* All-Scan's plans: refusals and their messages, counts, the planner's choice, and the state after a failure. */
 #include "all_scan_support.h"
 
 #include "comm/rates.h"
@@ -24,7 +23,7 @@ typedef struct disagreeing {
     told told;
 } disagreeing;
 
-/* Rank 2 wants something else; the communicator lives on. */
+/* Rank 2 has other options; the communicator stays usable. */
 static carry_status disagree(void *user, carry_comm *comm) {
     disagreeing *d = user;
     const bool odd = carry_comm_rank(comm) == 2;
