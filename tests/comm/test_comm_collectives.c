@@ -58,7 +58,7 @@ static double get(const void *at, int64_t i, carry_dtype type) {
                                : (double)((const int64_t *)at)[i];
 }
 
-/* Bit for bit the plain loop over the ranks, in their order: so the same every time as well. */
+/* Equals the plain loop over the ranks in their order, bit for bit, and is therefore the same every time. */
 static carry_status reduce_all(void *user, carry_comm *comm) {
     (void)user;
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
@@ -172,7 +172,7 @@ static carry_status move_all(void *user, carry_comm *comm) {
     return CARRY_OK;
 }
 
-/* Odd and even ranks apart, in reverse; both parts and the whole work at once. */
+/* Splits odd and even ranks, in reverse order; both parts and the whole work at once. */
 static carry_status split(void *user, carry_comm *comm) {
     const int rank = carry_comm_rank(comm), size = carry_comm_size(comm);
     carry_comm *part, *none;
@@ -181,7 +181,7 @@ static carry_status split(void *user, carry_comm *comm) {
     EXPECT(comm, carry_comm_size(part) == members && carry_comm_rank(part) == members - 1 - rank / 2, "a part");
     carry_request early;
     int64_t ahead = 7, back = 0;
-    TRY(carry_isend(comm, &early, &ahead, 8, rank, 5)); /* not to be taken for the part's */
+    TRY(carry_isend(comm, &early, &ahead, 8, rank, 5)); /* must not be taken for a message of the part */
     carry_status status = ring(user, part);
     if (status == CARRY_OK) {
         status = move_all(user, part);

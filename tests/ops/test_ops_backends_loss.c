@@ -8,7 +8,7 @@
 #include "ops/dropout.h"
 #include "ops/muon.h"
 
-/* Terms below 1, added in two orders: 2^-24 of a sum of k of them for each, with room for tf32 in three parts. */
+/* Terms below 1, added in two orders: 2^-24 of a sum of k terms for each order, with slack for tf32 in three parts. */
 static double sums(int64_t k) {
     return 8.0 * (double)(k + 8) * 0x1p-24;
 }
@@ -58,8 +58,8 @@ static void case_cross_entropy(carry_dtype type) {
     }
 }
 
-/* On a GPU the gradient of the logits is rounded to 16 bits where x and W are: u of the sums of its magnitudes, which
-   are 2 * 0.25 over a row and 0.25 (9 T / V + 2) over a column. */
+/* On a GPU the gradient of the logits is rounded to 16 bits if x and W are 16-bit: u of the sums of its magnitudes,
+   which are 2 * 0.25 over a row and 0.25 (9 T / V + 2) over a column. */
 static void one_linear_cross_entropy(carry_dtype type, carry_dtype weights, int64_t T, int64_t n, int64_t V) {
     operand x = given(type, 2, SHAPE(T, n), -1, 1), W = given(weights, 2, SHAPE(V, n), -1, 1);
     operand targets = some_ids(T, V, true), losses = wanted(CARRY_F32, 1, &T);
@@ -92,9 +92,10 @@ static void case_linear_cross_entropy(carry_dtype type) {
 }
 
 static void case_many_ids(carry_dtype type) {
-    one_linear_cross_entropy(type, type, 213, 3, 20001); /* 208 tokens at a time, and 5 are left */
+    one_linear_cross_entropy(type, type, 213, 3, 20001); /* 208 tokens at a time, then the remaining 5 */
     if (type == CARRY_F32) {
-        one_linear_cross_entropy(type, type, 264, 3, 8200); /* 256 at a time, of the 496 that fit, and 8 are left */
+        one_linear_cross_entropy(type, type, 264, 3,
+                                 8200); /* 256 at a time, of the 496 that fit, then the remaining 8 */
     }
 }
 
