@@ -51,7 +51,7 @@ static void write_config(const char *text) {
     assert_int_equal(fclose(file), 0);
 }
 
-/* Padding between fields has no meaning, so field by field. */
+/* Compares field by field, since padding has no defined value. */
 static void assert_config(const carry_dit_config *a, const carry_dit_config *b) {
     assert_int_equal(a->dim, b->dim);
     assert_int_equal(a->ffn_dim, b->ffn_dim);
@@ -202,7 +202,7 @@ static void test_configurations_that_cannot_be_are_refused(void **state) {
     c.window_frames = 4;
     c.sink_frames = 2;
     assert_refused(ctx, CARRY_ERANGE, "sink and chunk", carry_dit_config_check(ctx, &c, 1));
-    c.sink_frames = INT64_MAX; /* the sum of both has no number */
+    c.sink_frames = INT64_MAX; /* their sum overflows */
     assert_refused(ctx, CARRY_ERANGE, "sink and chunk", carry_dit_config_check(ctx, &c, 1));
     c = small_config();
     c.num_layers = 4096;
@@ -257,7 +257,7 @@ static void test_names_and_sizes_of_known_models(void **state) {
     assert_refused(ctx, CARRY_EARGUMENT, "1.3B, 14B, shapes are known", carry_dit_config_named(ctx, &c, "7B"));
 }
 
-/* Training starts from blocks that do nothing but look at the text, and from a velocity of zero. */
+/* Training starts with blocks that only attend to the text, and with a velocity of zero. */
 static void test_training_starts_at_zero(void **state) {
     (void)state;
     carry_dit_config c = small_config();
