@@ -42,7 +42,7 @@ static void colour_of(const char *prompt, float rgb[3]) {
     }
 }
 
-/* A dark background with a slow gradient; the square goes round, from where the seed puts it. */
+/* A dark background with a slow gradient; the square moves in a circle from a position given by the seed. */
 static void draw(float *pixels, double time, const float rgb[3], uint64_t seed) {
     double angle = time + (double)(seed % 628) / 100.0;
     double cx = WIDTH * (0.5 + 0.34 * cos(angle)), cy = HEIGHT * (0.5 + 0.28 * sin(2.0 * angle)), half = 34.0;

@@ -80,7 +80,8 @@ static void note(void *user, const carry_golden_line *line) {
     assert_true(line->bound == 1e-5);
 }
 
-/* The case with a batch of so many, which may be left out of the shapes where it is 1; without tensor `left_out`. */
+/* Writes the case with a batch of `batch` videos; `bare` omits the batch dimension, which must be 1. Tensor `left_out`
+   is missing. */
 static carry_status golden(seen *s, int64_t batch, bool bare, int left_out) {
     const int64_t videos[] = {batch, 16, FRAMES, HEIGHT, WIDTH}, texts[] = {batch, TEXT, 7};
     carry_safetensors_item items[] = {

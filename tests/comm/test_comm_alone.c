@@ -1,5 +1,4 @@
-/* One rank works while the others wait: for as long as it works, and not for longer than the deadline once it is
-   gone. */
+/* One rank works while the others wait: as long as it works, but no longer than the deadline once it is gone. */
 #include "comm_support.h"
 
 #include <stdatomic.h>

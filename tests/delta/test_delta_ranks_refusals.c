@@ -79,7 +79,7 @@ static void ranks_that_differ_are_told_so(void **unused) {
 
 typedef struct fault {
     int64_t borders[SEQUENCES + 1], others[SEQUENCES + 1]; /* others: of rank 1 */
-    bool small, no_kept, leaves;                           /* leaves: rank 1, before its second call */
+    bool small, no_kept, leaves;                           /* leaves: rank 1 leaves before its second call */
     carry_status wanted, seen[RANKS];
     const char *words;
 } fault;
@@ -164,7 +164,7 @@ static void calls_are_refused_by_name(void **unused) {
                          .words = "kept is missing"});
 }
 
-/* A rank that gives up between two calls: those that need it end with its reason, well before their deadline. */
+/* A rank gives up between two calls: the ranks that need it end with its reason, long before their deadline. */
 static void a_rank_that_leaves_ends_the_others(void **unused) {
     (void)unused;
     fault f = {.borders = {0, 18, 18}, .others = {0, 18, 18}, .leaves = true};

@@ -90,7 +90,7 @@ static const carry_lm_recurrence watching = {.name = "watched",
                                              .halo = watch_halo,
                                              .halo_backward = watch_halo_backward};
 
-/* The loss of one call; gradients of it alone are left in the model. */
+/* The loss of one call; afterwards the model holds the gradients of this call alone. */
 static double loss_of(carry_ctx *ctx, carry_lm *lm, carry_lm_pass_options options, bool cut) {
     int64_t ids[T];
     int64_t labels[T];

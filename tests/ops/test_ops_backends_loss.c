@@ -138,7 +138,8 @@ static void case_adamw(carry_dtype type) {
     compare("low", &low, 0x1p-20);
 }
 
-/* Muon's operators, with a matrix that is turned and one that is not; and dropout, which drops the same elements. */
+/* Muon's operators, with a matrix that is transposed and one that is not; and dropout, which drops the same elements on
+   all devices. */
 static void case_muon(carry_dtype type) {
     for (int turned = 0; turned < 2; turned++, free_operands()) {
         const int64_t shape[] = {37, 65};
@@ -172,7 +173,7 @@ static void case_muon(carry_dtype type) {
     }
 }
 
-/* An id or a target that is not in the table is not followed: NaN, and the neighbours are what they were. */
+/* An id or target outside the table is not read: its result is NaN, and its neighbours are not affected. */
 static void case_bad_ids(carry_dtype type) {
     const int64_t bad[] = {0, 5, -1, 4, INT64_MIN, INT64_MAX};
     operand ids = integers(bad, 6), table = given(type, 2, SHAPE(5, 3), 1, 2), y = wanted(type, 2, SHAPE(6, 3));
@@ -197,8 +198,7 @@ static void test_losses_and_adamw_equal_the_cpu(void **state) {
         run_case("embed", case_embed, 3);
         run_case("cross_entropy", case_cross_entropy, 3);
         run_case("linear_cross_entropy", case_linear_cross_entropy, 3);
-        run_case("many ids", case_many_ids,
-                 2); /* seconds each on the emulator; f16 differs in nothing that counts here */
+        run_case("many ids", case_many_ids, 2); /* seconds each on the emulator; f16 adds nothing here */
         run_case("adamw, clip, squares", case_adamw, 3);
         run_case("muon, dropout", case_muon, 3);
         run_case("ids out of range", case_bad_ids, 3);

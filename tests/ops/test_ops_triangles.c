@@ -1,5 +1,5 @@
-/* The kernels of a chunk of the delta rule: what every set computes is what its definition says in float64, and nothing
-   that lies right of the diagonal matters. */
+/* The kernels of a chunk of the delta rule: every set gives the results of the definition in float64, and elements
+   right of the diagonal have no effect. */
 #include <math.h>
 #include <string.h>
 

@@ -166,8 +166,9 @@ static inline carry_delta_backward_args backward_args(const data *d, const carry
                                        .dt_bias = f.dt_bias};
 }
 
-/* Relative to the largest: sums in f32 of at most K + V + 64 terms, some hundred roundings of 2^-24, and the result's
-   own type; methods on tensor cores round what they multiply to the inputs' type. Far below any wrong index. */
+/* Compares relative to the largest element: f32 sums of at most K + V + 64 terms, some hundred roundings of 2^-24, and
+   the rounding of the result's type. Methods on tensor cores also round factors to the inputs' type. The tolerance is
+   far below the effect of a wrong index. */
 static inline void compare(const data *d, const char *method, int which, const double *wanted, double tolerance) {
     const carry_tensor *got = &d->here[which];
     const carry_delta_problem *p = &d->p;
@@ -216,7 +217,7 @@ typedef struct device_plan {
     size_t forward, backward;
 } device_plan;
 
-/* False when the method is not for this problem. */
+/* False if the method does not support this problem. */
 static inline bool open_plan(const data *d, device_plan *made, const char *method) {
     carry_status status = carry_delta_plan_new(
         d->ctx, &made->plan, &d->p, &(carry_delta_options){CARRY_INIT(carry_delta_options), .algorithm = method});
@@ -286,7 +287,7 @@ static inline void compare_gradients(const data *d, const char *method, double *
     }
 }
 
-/* Forward, backward with what was kept, backward without it, by every method of the GPU. */
+/* Runs forward, backward with the memory that forward kept, and backward without it, by every method of the GPU. */
 static inline void check_methods(data *d) {
     double *o;
     double *final;

@@ -38,7 +38,7 @@ static inline void gpu_ok(const carry_train_options *options, bool resume, const
     }
 }
 
-/* As little as shows it: an emulated GPU is slow. */
+/* The smallest useful run: an emulated GPU is slow. */
 static inline carry_train_options small(const char *out) {
     carry_train_options o = tiny(out);
     o.batch = 2;

@@ -1,4 +1,4 @@
-/* Small training runs for tests: in a folder of their own, on ranks that are threads. */
+/* Small training runs for tests: in a temporary folder, on ranks that are threads. */
 #ifndef CARRY_TESTS_TRAIN_SUPPORT_H
 #define CARRY_TESTS_TRAIN_SUPPORT_H
 
