@@ -45,8 +45,8 @@ processes() {
     sed -n 's/^rank [0-9]* is process //p' "$log"
 }
 
-# A survivor says one error message and ends with 1. One that Open MPI does not return to, which happens over TCP when it
-# writes to the dead rank, is ended by its guard with 2 (stuck_rank.sh).
+# A survivor prints one error message and ends with 1. Over TCP, Open MPI may not return from a write to the dead rank;
+# then the guard ends the survivor with 2 (stuck_rank.sh).
 check_survivors() {
     survivors=$((ranks - 1))
     message='^told after [0-9.]* s: E[A-Z]*: [a-z-]*: rank [0-9]* .*([0-9.]* s waited)'
@@ -68,7 +68,8 @@ disturb() {
     : > "$codes"
     # The shell around each rank keeps its exit code, since mpirun forgets it with --enable-recovery.
     # shellcheck disable=SC2016,SC2086
-    # Over TCP by the loopback alone: a connection to a dead rank is refused there, on another interface Open MPI may wait for it.
+    # TCP over the loopback only: there a connection to a dead rank is refused; on another interface Open MPI may wait
+    # for it.
     timeout -k 5 300 mpirun --oversubscribe --allow-run-as-root --mca btl_vader_single_copy_mechanism none --mca btl_tcp_if_include lo \
         --mca orte_base_help_aggregate 0 $4 --mca btl "$5" -np $ranks \
         sh -c '"$0" "$1" "$3"; code=$?; echo $code >> "$2"; exit $code' "$worker" $deadline "$codes" "$where" > "$log" 2>&1 &

@@ -40,7 +40,7 @@ refused() {
     fi
 }
 
-# first ID WORDS...: the page that a search puts first.
+# first ID WORDS...: the search for WORDS must list page ID first.
 first() {
     id=$1
     shift
@@ -143,7 +143,7 @@ pipedit|Where it stands
 zero-bubble-pp|Where it stands
 flash-attention|Where it stands
 CITED
-# Each of these findings has figures of others and of ours, and belongs to a topic.
+# Each of these findings has figures of other people and our own, and belongs to a topic.
 for id in $wanted; do
     if ! grep -q 'source: docs/results/' "$library/findings/$id.md" || ! grep -q '^topics: \[' "$library/findings/$id.md"; then
         fail "the finding $id lacks a figure of ours, or a topic"
@@ -158,7 +158,7 @@ cp -r "$project/docs" "$folder/project/docs"
 (cd / && CARRY_DATA=/nonexistent "$carry" cards list) > "$folder/out" 2> "$folder/err"
 if [ $? != 2 ] || ! grep -q 'no folder from here upwards' "$folder/err"; then fail "a library is found in /"; fi
 
-# Searching: words, forms of words, phrases, and what is no word.
+# Searching: words, forms of words, phrases, and texts that are not words.
 first decoupled-look-back look-back
 first decoupled-look-back single pass prefix scan copy
 first zeco All-Scan
@@ -184,7 +184,7 @@ refused "needs words" find
 # shellcheck disable=SC2046
 refused "more than the 32" --library "$library" find $(seq 40)
 
-# Order: prerequisites come first, and the reason is said.
+# Order: prerequisites come first, with the reason.
 expect 0 "gated-deltanet needs it" --library "$library" order --goal sequence-parallel
 expect 0 "" --library "$library" order --goal delta-rule
 if ! awk '$2 == "wy-representation" { wy = NR } $2 == "deltanet" { d = NR } $2 == "gated-deltanet" { g = NR }

@@ -19,12 +19,12 @@ export ASAN_OPTIONS CARRY_STORE
 slowest=0
 seen=0
 
-# Hundredths of a second that the process has worked, and its state.
+# The processor time of the process in hundredths of a second, and its state.
 worked() {
     sed 's/.*) //' /proc/$process/stat 2> /dev/null | awk '{ print $12 + $13, $1 }'
 }
 
-# It has worked for 0.3 s; one that reads a pipe: it handles signals and sleeps.
+# True if the process has worked for 0.3 s or, if it reads a pipe, handles signals and sleeps.
 has_begun() {
     set -- "$1" $(worked)
     [ $# = 3 ] || return 0 # it has ended: the signal will not be sent
@@ -35,7 +35,7 @@ has_begun() {
     fi
 }
 
-# It has ended, or has worked for too long; sets own, the milliseconds that it has worked since the signal.
+# True if it has ended or has worked for too long; sets own, the milliseconds that it has worked since the signal.
 has_ended() {
     set -- $(worked)
     [ $# = 2 ] && [ "$2" != Z ] || return 0
@@ -72,7 +72,7 @@ interrupted() {
     [ $code = 2 ] && grep -q interrupted err || fail "$what: exit $code where 2 was expected: $(tail -2 err)"
 }
 
-# A model and a text, where this build trains.
+# A model and a text, if this build can train.
 if "$carry" tokenizer --help > /dev/null 2>&1 &&
     "$carry" tokenizer train --bytes -o bytes > /dev/null 2>&1; then
     awk 'BEGIN { for (i = 0; i < 60000; i++) print "the quick brown fox " i " jumps over the lazy dog" }' > book.txt

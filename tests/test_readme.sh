@@ -19,7 +19,7 @@ fail() {
     failures=$((failures + 1))
 }
 
-# page LANGUAGE: the page with the fenced block of that language, of which it has one.
+# page LANGUAGE: the page that has the one fenced block of that language.
 page() { if [ "$1" = c ]; then echo "$project/docs/library.md"; else echo "$project/README.md"; fi; }
 block() { sed -n "/^\`\`\`$1\$/,/^\`\`\`\$/p" "$(page "$1")" | sed '1d;$d'; }
 
@@ -69,7 +69,7 @@ done
 
 # The CPU's part of the matrix is right: each type that it lists passes a check, forward and backward.
 "$carry" list problems --json > "$folder/problems"
-# works FAMILY COLUMN PROBLEM-WITH-@: for each type of that column.
+# works FAMILY COLUMN PROBLEM-WITH-@: checks the problem for each type of that column.
 works() {
     types=$(sed -n "s/.*\"name\": \"$1\".*\"$2\": \"\([^\"]*\)\".*/\1/p" "$folder/problems")
     [ -n "$types" ] || fail "the table has no $2 types for $1"
@@ -100,7 +100,7 @@ else
     fail "the C block does not compile"
 fi
 
-# Shell: in a folder that has what a clone has, with carry on PATH. -e: the first line that fails ends it.
+# Shell: in a folder with the contents of a clone, with carry on PATH. -e: ends at the first line that fails.
 mkdir "$folder/clone" "$folder/bin"
 for name in README.md HACKING.md experiments models library docs examples; do ln -s "$project/$name" "$folder/clone/$name"; done
 ln -s "$carry" "$folder/bin/carry"

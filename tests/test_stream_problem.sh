@@ -1,5 +1,5 @@
 #!/bin/sh
-# Streams as problems: checked, timed, planned, judged; and what is refused. Usage: test_stream_problem.sh CARRY
+# Streams as problems: checked, timed, planned, judged; and refusals. Usage: test_stream_problem.sh CARRY
 set -u
 carry=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -13,13 +13,13 @@ export CARRY_WISDOM CARRY_STORE NO_COLOR
 # shellcheck source=tests/support.sh
 . "$here/support.sh"
 
-# Waits are most of the stages' times, so that a busy machine does not decide.
+# Waits are most of the stages' times, so that a busy machine does not change the result.
 small=stream:config=shapes:size=16x16:chunks14
 slowed=$small:slow0=80:slow1=80
 expect 0 "stream " list problems
 expect 0 "pipeline: stage 0 and a mesh of 1, up to 2 envelopes under way; 14 chunks" plan $small
 expect 0 "mesh: stage 0 on rank 0 of a mesh of 2" plan $small:mesh2:algo=mesh
-# The same pictures with a stage of its own and without, bit for bit.
+# The same pictures with a separate stage and without, bit for bit.
 expect 0 "2 right, 0 wrong, 0 left out" check $small
 [ "$(grep -c 'error  0.00e+00  bound  0.00e+00  ok' out)" = 2 ] || fail "not the same bits: $(cat out)"
 expect 0 "4 right, 0 wrong, 0 left out" check $small:mesh2 $small:recompute=anchor:context6
@@ -63,7 +63,7 @@ judge() {
 }
 number_of() { sed -n 's/^stored as run \([0-9]*\) .*/\1/p' "$1.out"; }
 
-# With longer waits each time: then the delays of a busy machine do not decide.
+# The waits become longer each time, so that the delays of a busy machine do not change the result.
 for wait in 80 240 720 2160; do
     write_experiment $wait
     judge small.yaml 5 && judge other.yaml 3 && break

@@ -1,5 +1,5 @@
 #!/bin/sh
-# carry tokenizer: train, encode, decode; what it refuses, and how it ends. Usage: test_tokenizer.sh CARRY SOURCE
+# carry tokenizer: train, encode, decode; refusals and exit codes. Usage: test_tokenizer.sh CARRY SOURCE
 set -u
 carry=$1
 source=$2
@@ -51,7 +51,8 @@ refuses 'is an option of tokenizer decode' "$carry" tokenizer encode "$work/b" -
 refuses 'learns nothing' "$carry" tokenizer train --bytes --vocab 300 -o "$work/many"
 refuses 'least 0' "$carry" tokenizer train "$golden/text.txt" --least 0 -o "$work/many"
 [ ! -e "$work/many" ] || fails "a refused tokenizer was written"
-# Ctrl-C while the text is read: no tokenizer of a part of it. A sparse file takes seconds to read and no room.
+# Ctrl-C while the text is read: no tokenizer is made from a part of it. A sparse file takes seconds to read and no
+# space.
 truncate -s 1G "$work/zeros"
 "$carry" tokenizer train "$work/zeros" --binary --vocab 300 -o "$work/part" > "$work/out" 2> "$work/err" &
 pid=$!

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Training as a problem: checked, timed, planned, judged, drawn; and what it refuses. Usage: test_training_problem.sh CARRY
+# Training as a problem: checked, timed, planned, judged, plotted; and refusals. Usage: test_training_problem.sh CARRY
 set -u
 carry=$1
 here=$(cd "$(dirname "$0")" && pwd)
@@ -73,7 +73,7 @@ else
 fi
 [ -z "$(ls -A tmp)" ] || fail "checkpoints were left behind: $(ls tmp)"
 
-# WikiText where it is named, else the documentation; the run says which.
+# WikiText if it is named, else the documentation; the run says which.
 mkdir wiki docs
 for i in 1 2 3 4 5 6 7 8; do
     echo "The cat sat on the mat and looked at the dog, which slept in the sun all day. $i" >> wiki/a.txt
